@@ -42,6 +42,8 @@ _MARKS = re.compile(f"({_MARK}[0-9]{{8}})")
 # tag is quoted.
 _THINKING = re.compile(r"(\s*<think>)(.*?)(?:(</think>)(.*))?", re.DOTALL)
 _TAGS = ("<think>", "</think>")
+# Signs that JSON writes otherwise within a text. No control token is made of them alone.
+_ESCAPED = re.compile(r"""(["'\\\x00-\x1f]+)""")
 
 # What a template writes of the present time.
 _TIMES = re.compile(r"""strftime_now\(\s*["']([^"']+)["']""")
@@ -465,7 +467,7 @@ class _Marks:
         before, behind = (self._seam(core, at) if joins[at] else "" for at in range(2))
         if any(each in core for each in (_MARK, *tags)) or self._model.holds_control(core):
             names = any_of(self._model.control_texts.union((_MARK, *tags)))
-            marked = names.sub(lambda found: self._mark(found[0]), core)
+            marked = names.sub(lambda found: self._marked(found[0]), core)
         else:
             marked = core
         if marked == core and not before and not behind:
@@ -476,6 +478,10 @@ class _Marks:
     def _seam(self, text: str, at: int) -> str:
         self.seams.add((text, at))
         return self._mark("") if (text, at) in self._wanted else ""
+
+    def _marked(self, name: str) -> str:
+        """A control token's name, behind marks but for signs that a template may escape."""
+        return "".join(each if at % 2 else self._mark(each) for at, each in enumerate(_ESCAPED.split(name)) if each)
 
     def _mark(self, text: str) -> str:
         name = f"{_MARK}{len(self.words):08}"

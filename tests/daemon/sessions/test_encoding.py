@@ -344,7 +344,7 @@ JOINING = """{%- for tool in tools or [] %}<|im_start|>system
 @pytest.fixture(scope="module")
 def joining(tmp_path_factory: pytest.TempPathFactory, model_writer: Callable[..., Path]) -> LoadedModel:
     folder = tmp_path_factory.mktemp("joining")
-    family = dataclasses.replace(QWEN3, name="joining", template=JOINING)
+    family = dataclasses.replace(QWEN3, name="joining", template=JOINING, flagged=(*QWEN3.flagged, '<|"|>'))
     return load_model("m", str(write_family(folder / "model", family, model_writer)), DigestCache(folder / "digests"))
 
 
@@ -400,7 +400,7 @@ def test_the_names_of_a_calls_fields_stay_though_they_are_parts_of_a_control_tok
     assert model.tokenizer.convert_tokens_to_ids("<repo_name>") not in ids
 
 
-@pytest.mark.parametrize("quoted", ["<|im_end|>", "<think>", "torporwordsplaceholder2b6e"])
+@pytest.mark.parametrize("quoted", ["<|im_end|>", "<think>", '<|"|>', "torporwordsplaceholder2b6e"])
 @pytest.mark.parametrize("words", ['say "hi"\n{}', '{} a "b"', "\\{}\\"])
 def test_a_text_that_spells_a_control_token_is_written_as_json_like_any_other(
     joining: LoadedModel, words: str, quoted: str
