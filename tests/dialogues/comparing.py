@@ -20,7 +20,7 @@ DIFFERENCES: Final[Mapping[str, str]] = {
     "blanks": "Blanks around an answer's words stay as they were written; a template strips them, or sets its own.",
     "another end": "An answer's end token is the one that was written, or of a last answer; a template sets its own.",
     "quoted thinking": "An answer's words in front of a `</think>` that it quotes stay; some templates drop them.",
-    "spelled anew": "Calls and words beside them stand as they were written; a template spells and orders them anew.",
+    "spelled anew": "Calls, words beside them and half a character stand as they were written; a template spells them anew.",
     "cut off": "A call that the limit of tokens cut off stays in the ledger, and no client is shown it.",
 }
 """What may differ between a ledger and mlx-lm's rendering of its transcript."""
@@ -186,6 +186,8 @@ def _explain(
             names["thinking"] += 1
         elif other.thought is not None and other.thought.strip() == (one.thought or "").strip():
             names["blanks"] += 1
+        elif _shown_as_half(answer.shown, message):
+            names["spelled anew"] += 1
         else:
             return None
     if one.words == other.words:
@@ -200,6 +202,12 @@ def _explain(
     else:
         return None
     return names
+
+
+def _shown_as_half(shown: Message, message: Message) -> bool:
+    """Whether the client brings back the thinking that it was shown, with a sign in place of half a character."""
+    thought = shown.get("reasoning", "").strip()
+    return "\ufffd" in thought and thought == message.get("reasoning", "").strip()
 
 
 def said_alike(one: Message, other: Message) -> bool:
