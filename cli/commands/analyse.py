@@ -70,7 +70,7 @@ def _remark_awake(output: Output, result: AnalysisResult) -> None:
     if result.awake_tokens is not None:
         output.remark(
             f"[dim]{plain(result.session)} is awake with {format_plural(result.awake_tokens, 'token')}; this is version"
-            f" {result.version} as it last slept, with {format_plural(result.token_count, 'token')}[/]"
+            f" {result.version}, with {format_plural(result.token_count, 'token')}[/]"
         )
 
 

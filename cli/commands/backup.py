@@ -21,8 +21,8 @@ def backup(
     folder: FolderArgument, socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False
 ) -> int:
     """Works beside a running daemon, which may sleep and compact meanwhile. Files that the folder has already are not
-    copied again, and deleted versions stay in it. Every copied byte is checked. What an awake session has read since it
-    last slept is not in it: torpor sleep first.
+    copied again, and deleted versions stay in it. Every copied byte is checked. What an awake session has read since
+    its last version is not in it: torpor sleep first.
 
     [bold]Examples[/]
 

@@ -27,8 +27,8 @@ def export_kv(
     as_json: JsonOption = False,
 ) -> None:
     """Keys and values are layers.N.k and layers.N.v, of heads x tokens x dim over the whole session; tokens is the
-    ledger. Every block is checked on the way. What an awake session has read since it last slept is not in it. Such a
-    file cannot be imported: torpor export writes one that can.
+    ledger. Every block is checked on the way. What an awake session has read since its last version is not in it. Such
+    a file cannot be imported: torpor export writes one that can.
 
     [bold]Examples[/]
 

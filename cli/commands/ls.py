@@ -25,20 +25,20 @@ from ..view.output import Output, describe_turns, plain, render_problem, rows_ta
 
 _COLUMNS = (
     *("SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT"),
-    *("MODEL", "SLEPT AS", "LAST SLEEP", "LABELS"),
+    *("MODEL", "BUNDLE", "LAST VERSION", "LABELS"),
 )
-_FIRST_TO_GO = ("SLEPT AS", "LABELS", "LAST SLEEP", "RESIDENT", "MODEL", "VERSION")
+_FIRST_TO_GO = ("BUNDLE", "LABELS", "LAST VERSION", "RESIDENT", "MODEL", "VERSION")
 
 NamespaceArgument = Annotated[
     str | None, argument("NAMESPACE", "Only the sessions of this namespace.", callback=enter_namespace)
 ]
 MARKS = {  # by field of a session: the mark behind its state, its style and its meaning
-    "dirty": ("*", "default", "changed since it last slept"),
+    "dirty": ("*", "default", "changed since its last version"),
     "unread_tokens": ("+", "default", "the next use computes its last tokens again: torpor show says how many"),
     "salvaged": ("~", "yellow", "the beginning of a damaged version, which a repair saved: torpor show says how much"),
     "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
     "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),
-    "durability": ("-", "yellow", "made to be thrown away: a crash loses what it did since it last slept"),
+    "durability": ("-", "yellow", "made to be thrown away: a crash loses what it did since its last version"),
     "file_missing": (
         "!",
         "red",
@@ -119,7 +119,7 @@ def _load_sessions(
 def render_sessions(sessions: list[dict[str, Any]]) -> Any:
     """Draw the listing."""
     figures = ("TOKENS", "VERSION", "STORED", "RESIDENT")
-    whole = ("SESSION", "STATE", *figures, "LAST SLEEP")
+    whole = ("SESSION", "STATE", *figures, "LAST VERSION")
     table = rows_table(*_COLUMNS, right=figures, whole=whole, first_to_go=_FIRST_TO_GO)
     for info in sessions:
         style = STATE_STYLES.get(info["state"], "default")
@@ -132,8 +132,8 @@ def render_sessions(sessions: list[dict[str, Any]]) -> Any:
             "STORED": format_bytes(info["stored_bytes"]) if info["stored_bytes"] else "–",
             "RESIDENT": format_bytes(info["resident_bytes"]) if info["resident_bytes"] else "–",
             "MODEL": plain(info["model"]),
-            "SLEPT AS": plain(format_id(info["bundle_id"])),
-            "LAST SLEEP": format_time(info["slept_ns"]),
+            "BUNDLE": plain(format_id(info["bundle_id"])),
+            "LAST VERSION": format_time(info["slept_ns"]),
             "LABELS": plain(" ".join(info["labels"])) or "–",
         }
         table.add_row(*(cells[name] for name in _COLUMNS))

@@ -26,7 +26,7 @@ from ..view.output import Output, facts_table, neutralise, plain, render_problem
 from ..view.wake_remarks import describe_salvaged
 
 WIDE_COLUMNS = 100  # a narrower terminal is shown short ids
-_FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "SLEPT")
+_FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "MADE")
 _FIRST_TO_GO = ("PARENT", "STATE", "BUNDLE")
 NEEDS_DAEMON = "needs a running daemon: its model has the tokenizer"
 LINES_SHOWN = 6  # lines of a layer list on the screen; JSON has them all
@@ -126,8 +126,8 @@ def render_detail(detail: dict[str, Any], width: int, *, earlier: bool = False) 
 def _facts(detail: dict[str, Any]) -> RenderableType:
     info, lossy = detail["info"], detail.get("lossy")
     facts = facts_table()
-    changed = ", changed since it last slept" if info["dirty"] else ""
-    kept = ", to be thrown away: a crash loses what it did since its last sleep" if info["durability"] else ""
+    changed = ", changed since its last version" if info["dirty"] else ""
+    kept = ", to be thrown away: a crash loses what it did since its last version" if info["durability"] else ""
     looked = f", a look at token {format_count(info['token_count'])}" if info["look"] else ""
     facts.add_row("  state", plain(info["state"]) + changed + looked + kept)
     facts.add_row("  version", _version(detail))
@@ -149,9 +149,9 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
             tokens = format_plural(origin["tokens"], "token")
             begun = f"{origin['session']} at version {origin['version']}, {what} {tokens}"
             facts.add_row(f"  {way} from", plain(begun))
-    facts.add_row("  bundle", plain(info["bundle_id"] or "– (never slept)"))
-    slept = {version["version"]: version["created_ns"] for version in detail["versions"]}
-    facts.add_row("  slept", format_time(slept.get(info["version"])))
+    facts.add_row("  bundle", plain(info["bundle_id"] or "– (no version yet)"))
+    made = {version["version"]: version["created_ns"] for version in detail["versions"]}
+    facts.add_row("  made", format_time(made.get(info["version"])))
     if info["labels"]:
         facts.add_row("  labels", plain(" ".join(info["labels"])))
     if info["sampling"]:
@@ -183,7 +183,7 @@ def _versions(versions: list[dict[str, Any]]) -> RenderableType:
             "TOKENS": format_count(version["token_count"]),
             "WRITTEN": format_bytes(version["bundle_bytes"]),
             "STATE": format_bytes(version["logical_bytes"]),
-            "SLEPT": format_time(version["created_ns"]),
+            "MADE": format_time(version["created_ns"]),
             "MARKS": plain(" ".join([*version["tags"], *(["(pinned)"] if version["pinned"] else [])])),
         }
         table.add_row(*figures.values())

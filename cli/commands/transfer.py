@@ -55,7 +55,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Reads the files of --store, of the running daemon's store, or of the default one; what an awake session has read
-    since it last slept is not in it. Every byte is checked on the way.
+    since its last version is not in it. Every byte is checked on the way.
 
     [bold]Examples[/]
 

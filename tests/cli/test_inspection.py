@@ -182,7 +182,7 @@ def test_a_terminal_of_few_columns_breaks_no_figure_and_no_header_of_ls(
 ) -> None:
     pretend_terminal(monkeypatch, columns)
     header, *rows = unstyled(made_store("ls").out).splitlines()
-    names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL", "SLEPT AS", "LAST SLEEP"]
+    names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL", "BUNDLE", "LAST VERSION"]
     names = names[: {50: 5, 80: 7}.get(columns, 9)]
     assert re.split(" {2,}", header.strip())[: len(names)] == names
     assert any(re.search(r"default/agent +stored +[\d, ]+ [\d.]+ KiB", row) for row in rows)
@@ -371,7 +371,7 @@ def test_show_tells_facts_of_the_version_that_it_shows_and_which_is_the_newest(
     drawn = Console(file=io.StringIO())
     drawn.print(render_detail({**torpor("show", *at, "--json").document, "info": looked}, 120))
     told = drawn.file.getvalue().splitlines()
-    assert f"slept\t{format_time(earlier['created_ns'])}" in told
+    assert f"made\t{format_time(earlier['created_ns'])}" in told
     assert "state\tstored, a look at token 3" in told
 
 

@@ -20,7 +20,7 @@ DIFFERENCES: Final[Mapping[str, str]] = {
     "blanks": "Blanks around an answer's words stay as they were written; a template strips them, or sets its own.",
     "another end": "An answer's end token is the one that was written, or of a last answer; a template sets its own.",
     "quoted thinking": "An answer's words in front of a `</think>` that it quotes stay; some templates drop them.",
-    "spelled anew": "Calls, words beside them and half a character stand as they were written; a template spells them anew.",
+    "spelled anew": "Calls, words beside them and half a character stay as written; a template spells them anew.",
     "cut off": "A call that the limit of tokens cut off stays in the ledger, and no client is shown it.",
 }
 """What may differ between a ledger and mlx-lm's rendering of its transcript."""

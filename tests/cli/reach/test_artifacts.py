@@ -179,7 +179,7 @@ def test_an_awake_session_is_told_to_hold_more_than_was_analysed(torpor: Torpor,
     torpor("wake", "notes")
     torpor("append", "notes", "three")
     ran = torpor("analyse", "notes")
-    assert "is awake with 3 tokens; this is version 1 as it last slept, with 2 tokens" in " ".join(ran.err.split())
+    assert "is awake with 3 tokens; this is version 1, with 2 tokens" in " ".join(ran.err.split())
 
 
 def test_the_document_is_written_byte_for_byte_and_replaces_nothing_unasked(

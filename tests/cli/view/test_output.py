@@ -37,7 +37,7 @@ def test_a_piped_table_is_one_line_a_row_whatever_the_environment_says(
     assert (cells["SESSION"], cells["MODEL"]) == (f"default/{name}", "fake")
     assert not [cell for cell in header + row if cell != cell.strip()]
     assert f"torpor://default/{name}\n" in torpor("show", name).out
-    assert "state\tawake, changed since it last slept\n" in torpor("show", name).out
+    assert "state\tawake, changed since its last version\n" in torpor("show", name).out
 
 
 def remark(words: str) -> None:
