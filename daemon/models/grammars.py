@@ -126,26 +126,38 @@ class Grammars:
         to is wrong, too large, asks for a file or address, or allows no answer; or this model's form of calls has no
         place for it."""
         refused: InvalidConstraint
-        for unheld in self._unheld(form, marks):
+        free = {tool["name"] for tool in form.tools}.difference(form.choice.strict)
+        is_needed = form.constraint is not None and form.choice.mode == "auto"
+        for unheld in self._let_go(form, free if is_needed else (), marks):
             try:
                 return self._matcher(replace(form, unheld=unheld), marks)
             except InvalidConstraint as error:
                 refused = error
         raise refused
 
-    def _unheld(self, form: AnswerForm, marks: Marks) -> Iterator[frozenset[str]]:
-        """Of the tools beside a constraint, those that are not held: none, if that can be; then the ones that cannot
-        be, and then all that need not be."""
-        yield frozenset()
-        if form.constraint is not None and form.choice.mode == "auto":
-            free = [tool for tool in form.tools if tool["name"] not in form.choice.strict]
-            names = frozenset(tool["name"] for tool in free)
-            unheld = frozenset(tool["name"] for tool in free if not self._is_held(tool, marks))
-            yield from (each for each in dict.fromkeys((unheld, names)) if each)
+    def unheld(self, form: AnswerForm, marks: Marks) -> frozenset[str]:
+        """Which of the strict tools the model cannot be held to. Behind `describe`."""
+        strict = {tool["name"] for tool in form.tools}.intersection(form.choice.strict)
 
-    def _is_held(self, tool: Mapping[str, Any], marks: Marks) -> bool:
+        def without(names: frozenset[str]) -> AnswerForm:
+            return AnswerForm(None, ToolChoice(strict=tuple(strict - names)), form.tools)
+
+        found = (names for names in self._let_go(form, strict, marks) if self._is_held(without(names), marks))
+        return next(found, frozenset(strict))
+
+    def _let_go(self, form: AnswerForm, names: Collection[str], marks: Marks) -> Iterator[frozenset[str]]:
+        """Of these tools, those that are not held: none, if that can be; then each that cannot be by itself, and then
+        all."""
+        yield frozenset()
+        if names:
+            named = [tool for tool in form.tools if tool["name"] in names]
+            alone = (AnswerForm(None, ToolChoice(mode="required"), (tool,)) for tool in named)
+            unheld = (tool["name"] for tool, one in zip(named, alone, strict=True) if not self._is_held(one, marks))
+            yield from (each for each in dict.fromkeys((frozenset(unheld), frozenset(names))) if each)
+
+    def _is_held(self, form: AnswerForm, marks: Marks) -> bool:
         try:
-            self._matcher(AnswerForm(None, ToolChoice(mode="required"), (tool,)), marks)
+            self._matcher(form, marks)
         except InvalidConstraint:
             return False
         return True

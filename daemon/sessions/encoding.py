@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -172,14 +173,18 @@ class Encoder:
     async def matcher(self, model: LoadedModel, form: AnswerForm) -> Matcher | None:
         """A matcher for one answer; None if it is free. Its grammar is compiled on another thread, one at a time:
         neither texts nor the engine wait. Raises InvalidConstraint."""
-        if not form:
-            return None
+        return await self._compiled(model, partial(model.grammars.matcher, form, model.marks)) if form else None
+
+    async def unheld(self, model: LoadedModel, form: AnswerForm) -> frozenset[str]:
+        """Which of the strict tools the model cannot be held to, found as `matcher` works."""
+        work = partial(model.grammars.unheld, form, model.marks)
+        return await self._compiled(model, work) if form.choice.strict else frozenset()
+
+    async def _compiled(self, model: LoadedModel, work: Callable[[], Result]) -> Result:
         await self.aside(model.grammars.describe)
         with roomy_stack():  # the thread begins with its first work
-            work = asyncio.get_running_loop().run_in_executor(
-                self._compiling, lambda: model.grammars.matcher(form, model.marks)
-            )
-        return await to_the_end(work)
+            compiling = asyncio.get_running_loop().run_in_executor(self._compiling, work)
+        return await to_the_end(compiling)
 
     def let_go(self) -> None:
         """A model has left memory: end the thread after its work, and begin another. A tokenizer caches words for each

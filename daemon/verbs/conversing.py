@@ -25,7 +25,7 @@ from ..api.sampling import Sampling
 from ..chat.conversing import Behind, Dialogue, require_transcript, root_of, said_behind
 from ..chat.prompt_io import Known
 from ..engine.sampler import initial_key
-from ..errors import InvalidConstraint, InvalidTranscript, TranscriptDiverged
+from ..errors import InvalidTranscript, TranscriptDiverged
 from ..memory.line import Use
 from ..models.chat_template import Root
 from ..models.grammars import AnswerForm
@@ -123,8 +123,8 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
             place = await parts.conversing.place(loaded, known, messages, root)
             ids = await parts.encoder.messages(loaded, messages, place, root) if messages else []
             tokens, cached = place.held + len(ids), len(known.tokens)
-        unheld = await _unheld(parts, loaded, AnswerForm(None, request.tool_choice or FREE, root.tools))
-        return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model, unheld)
+        unheld = await parts.encoder.unheld(loaded, AnswerForm(None, request.tool_choice or FREE, root.tools))
+        return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model, tuple(sorted(unheld)))
 
 
 async def _size(parts: Parts, request: MeasureRequest, wanted: SessionUri, model: LoadedModel) -> tuple[int, int]:
@@ -151,29 +151,6 @@ async def _place_behind(
     if ledger is None or len(ledger) < head.at:
         return None
     return Place(head.at, ledger[head.at - 1], turn_open=True)
-
-
-async def _unheld(parts: Parts, model: LoadedModel, form: AnswerForm) -> tuple[str, ...]:
-    """Which of the strict tools a model cannot be held to: each by itself, or else all of them together."""
-    if not form.choice.strict or await _is_held(parts, model, form):
-        return ()
-    offered = [tool["name"] for tool in form.tools if tool["name"] in form.choice.strict]
-    alone = {name: await _is_held(parts, model, _strict(form, (name,))) for name in offered}
-    held = tuple(name for name in offered if alone[name])
-    together = bool(held) and await _is_held(parts, model, _strict(form, held))
-    return tuple(name for name in offered if not (together and alone[name]))
-
-
-def _strict(form: AnswerForm, names: tuple[str, ...]) -> AnswerForm:
-    return replace(form, choice=replace(form.choice, strict=names))
-
-
-async def _is_held(parts: Parts, model: LoadedModel, form: AnswerForm) -> bool:
-    try:
-        await parts.encoder.matcher(model, form)
-    except InvalidConstraint:
-        return False
-    return True
 
 
 async def _known(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> Dialogue:

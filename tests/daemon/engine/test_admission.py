@@ -487,7 +487,7 @@ async def test_who_has_the_memory_that_a_normal_request_waits_for_stands_back_no
     async with open_tight() as rig:
         held = []
         async with held_up(rig, "a", priority="background"):
-            held += rig.service.residency.turns._lines[rig.service.resolve("a")][1]
+            held += [request for request, _ in rig.service.residency.turns._lines[rig.service.resolve("a")][1]]
             assert held[0].stands_back()
             waiting = asyncio.ensure_future(rig.write("b", 3))
             await until(lambda: rig.service.residency.memory.info().waiting == 1)
