@@ -183,7 +183,7 @@ class Conversing:
                 token_count=held,
             )
         known = Dialogue.of(live).before(at)
-        told = await in_pieces(digested(messages, known.text_map.calls_at_end))
+        told = await in_pieces(digested(messages, known.text_map.since_calls))
         new = said_behind(known, root, place.instructions, told, live.model.marks)
         where = await self.place(live.model, known, new, root, again=goes_on)
         ids, lengths = await self._encoded(live, new, where, root)

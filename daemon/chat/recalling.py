@@ -33,7 +33,16 @@ from ..models.written_tools import written
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place, rendered
 from ..sessions.sessions import ROOT, Session
-from ..sessions.transcripts import NewTurn, Turn, WordsProof, call_answered, message_of, told_ids
+from ..sessions.transcripts import (
+    NewTurn,
+    Turn,
+    WordsProof,
+    call_answered,
+    calls_before,
+    is_empty,
+    message_of,
+    told_ids,
+)
 from ..sessions.unprocessed_tail import text_map_in, unread_in
 from ..sleep.store_threads import StoreThreads
 from ..sleep.turn_journal import TurnJournal
@@ -116,9 +125,8 @@ class Recalling:
 
 def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterator[RecalledMessage]:
     at = start = 0
-    turns, needed, calls = known.text_map.turns, first, _Calls()
-    while needed and turns[needed - 1].role == "assistant":  # for the ids of the calls before
-        needed -= 1
+    turns, calls = known.text_map.turns, _Calls()
+    needed = calls_before(turns, first)  # for the ids of the calls
     for end, group in groupby(turns, key=lambda turn: turn.end):
         read = list(group)
         behind, at = at, at + len(read)
@@ -140,6 +148,8 @@ class _Calls:
 
     def told(self, turn: Turn, message: RecalledMessage) -> RecalledMessage:
         """The next message, with the ids of its calls, or that of the call that it answers."""
+        if is_empty(turn):
+            return message
         was_in_answer, self._in_answer = self._in_answer, turn.role == "assistant"
         if turn.role == "tool":
             at = call_answered(turn.beyond, self._came, len(self._ids))

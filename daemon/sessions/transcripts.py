@@ -23,7 +23,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from blake3 import blake3
@@ -139,10 +139,10 @@ class _Digested(dict[str, Any]):
     said: Said
 
 
-def digested(messages: Sequence[Message], calls: Sequence[bytes] = ()) -> Pieces[tuple[Message, ...]]:
-    """The messages with their digests, which are made once then, however often they are compared. calls: those before
-    the messages (`TextMap.calls_at_end`)."""
-    found, chars, results = [], 0, _Results(calls)
+def digested(messages: Sequence[Message], before: Sequence[Turn] = ()) -> Pieces[tuple[Message, ...]]:
+    """The messages with their digests, which are made once then, however often they are compared. before: the turns
+    before the messages, from the calls on that these may answer (`TextMap.since_calls`)."""
+    found, chars, results = [], 0, _Results(before)
     for at, message in enumerate(messages, 1):
         is_made, made = isinstance(message, _Digested), _Digested(message)
         if isinstance(message, _Digested):
@@ -166,25 +166,48 @@ def digested(messages: Sequence[Message], calls: Sequence[bytes] = ()) -> Pieces
 
 class _Results:
     """Tells which results of a dialogue are not in the order of the calls before them. Where these are not known, a
-    result counts as in their order. calls: those before the dialogue."""
+    result counts as in their order. An empty answer says nothing: it stands where results came in two requests. turns:
+    those before the dialogue, from the calls on."""
 
-    def __init__(self, calls: Sequence[bytes]) -> None:
-        self._calls = list(calls)
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self._calls: list[bytes] = []
         self._came = 0
-        self._in_answer = bool(calls)
+        self._in_answer = False
+        for turn in turns:
+            self._pass(turn.role, turn.calls, is_empty=is_empty(turn))
 
     def push(self, message: Message) -> bytes:
         """The next message. `exact` of a result; nothing for others, and for a result in order."""
-        was_in_answer, self._in_answer = self._in_answer, message["role"] == "assistant"
-        if self._in_answer:
-            ids = _ids_of_calls(message)
-            self._calls, self._came = ([*self._calls, *ids] if was_in_answer else list(ids)), 0
+        came, calls = self._came, _ids_of_calls(message)
+        is_silent = message["role"] == "assistant" and not message.get("tool_calls") and not message["content"].strip()
+        self._pass(message["role"], calls, is_empty=is_silent)
         if message["role"] != "tool" or not self._calls:
             return NOTHING
-        came, answered = self._came, _call_digest(message.get("tool_call_id") or "")
-        self._came += 1
+        answered = _call_digest(message.get("tool_call_id") or "")
         place = self._calls.index(answered) if self._calls.count(answered) == 1 else came
         return NOTHING if place == came else _hashed(f"{place}")
+
+    def _pass(self, role: Role, calls: Sequence[bytes], *, is_empty: bool) -> None:
+        if is_empty:
+            return
+        was_in_answer, self._in_answer = self._in_answer, role == "assistant"
+        if self._in_answer:
+            self._calls, self._came = [*self._calls, *calls] if was_in_answer else list(calls), 0
+        self._came += role == "tool"
+
+
+def is_empty(turn: Turn) -> bool:
+    """Whether it is an answer that says nothing."""
+    return turn.digest == _SILENCE
+
+
+def calls_before(turns: Sequence[Turn], at: int) -> int:
+    """The number of the turn with which the answers begin whose calls a result at a place may answer."""
+    while at and (turns[at - 1].role == "tool" or is_empty(turns[at - 1])):
+        at -= 1
+    while at and turns[at - 1].role == "assistant":
+        at -= 1
+    return at
 
 
 def call_answered(beyond: bytes, came: int, calls: int) -> int:
@@ -325,10 +348,9 @@ class TextMap:
             yield replace(turn, chain=chain)
 
     @property
-    def calls_at_end(self) -> tuple[bytes, ...]:
-        """Digests of the ids of the calls in the answers at its end, which results may follow."""
-        answers = takewhile(lambda turn: turn.role == "assistant", reversed(self.turns))
-        return tuple(call for turn in reversed(list(answers)) for call in turn.calls)
+    def since_calls(self) -> tuple[Turn, ...]:
+        """The turns at its end, from the calls on that results may answer which come now."""
+        return self.turns[calls_before(self.turns, len(self.turns)) :]
 
     def begun(self, root: bytes) -> TextMap:
         """The map with this root, if it tells of no message yet. Unchanged if it does. root: its digest."""
@@ -579,6 +601,9 @@ def _written(value: object) -> str:
 
 
 _WRITES: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
+
+_SILENCE: Final = _hashed("assistant\0")
 
 
 def _older_digest(message: Message) -> bytes:

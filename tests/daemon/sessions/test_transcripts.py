@@ -277,8 +277,8 @@ def with_results(ids: Sequence[str], answered: Sequence[str], text: str = "20") 
     return in_one_piece([USER, message_of("assistant", "", calls), *results, ANSWER])
 
 
-def in_one_piece(messages: Sequence[Any], calls: Sequence[bytes] = ()) -> Sequence[Any]:
-    made = digested(messages, calls)
+def in_one_piece(messages: Sequence[Any], before: Sequence[Turn] = ()) -> Sequence[Any]:
+    made = digested(messages, before)
     while True:
         try:
             next(made)
@@ -329,7 +329,7 @@ def test_results_that_come_in_another_request_are_known_by_the_calls_before_them
     known = TextMap().extended(whole[:2], start=0, end=5)
     assert TextMap.from_map(known.to_map()) == known
     alone = [dict(each) for each in whole[2:]]
-    new = in_one_piece(in_one_piece(alone) if again else alone, known.calls_at_end)
+    new = in_one_piece(in_one_piece(alone) if again else alone, known.since_calls)
     behind = known.extended(new, start=5, end=9)
     assert standing(behind, whole).common == len(whole)
     for other in {"abc", "acb", "bac", "b", "c"} - {answered}:
@@ -344,8 +344,8 @@ def test_the_ids_of_the_oldest_calls_are_forgotten_where_there_are_too_many(monk
         known = known.extended([USER, said("", "", calls)], start=known.end, end=known.end + 3)
     assert [len(turn.calls) for turn in known.turns] == [0, 0, 0, 2, 0, 2]
     assert TextMap.from_map(known.to_map()) == known
-    assert len(known.cut(6).calls_at_end) == len(known.calls_at_end) == 2
-    assert known.extended([USER], start=9, end=10).calls_at_end == ()
+    assert [len(turn.calls) for turn in (*known.cut(6).since_calls, *known.since_calls)] == [2, 2]
+    assert known.extended([USER], start=9, end=10).since_calls == ()
 
 
 def test_a_map_does_not_go_on_behind_what_it_does_not_tell_qc7() -> None:

@@ -18,7 +18,8 @@ from torpor.daemon.errors import AnswerNotFound, InvalidTranscript, SessionAwake
 from torpor.daemon.models.call_formats import call_shape
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.written_tools import offer_of
-from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
+from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, digested, message_of
+from torpor.daemon.tasks.pieces import in_pieces
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
@@ -542,6 +543,25 @@ async def test_results_may_have_the_ids_under_which_calls_are_told(rig: Rigged) 
     await converse(rig, [result_of(two.id, "of two"), result_of("one", "of one")], "ja", at_end=True)
     results = [each for each in (await rig.service.recall("a")).messages if each.role == "tool"]
     assert [each.tool_call_id for each in results] == [two.id, one.id]
+
+
+@pytest.mark.parametrize("requests", [("a", "c", "b"), ("c", "ab"), ("b", "a"), ("ac", "b"), ("bca",)])
+async def test_results_may_come_in_several_requests(rig: Rigged, requests: tuple[str, ...]) -> None:
+    """An empty answer stands between them: it is nobody's, and the calls wait on."""
+    await rig.service.append("a", messages=[user("q"), two_calls("a", "b", "c")], create=True)
+    for ids in requests:
+        await rig.service.append("a", messages=[result_of(each, f"of {each}") for each in ids])
+    told = (await rig.service.recall("a")).messages
+    by_id = {call.id: f"of {call.arguments['at']}" for each in told for call in each.tool_calls}
+    results = [each for each in told if each.role == "tool"]
+    assert [by_id[each.tool_call_id] for each in results] == [f"of {each}" for ids in requests for each in ids]
+    assert [each.content for each in results] == [by_id[each.tool_call_id] for each in results]
+    # The same dialogue has the same text map where it comes at once.
+    parts = [[result_of(each, f"of {each}") for each in ids] for ids in requests]
+    apart = [each for part in parts for each in (*part, assistant(""))][:-1]
+    whole = await in_pieces(digested([user("q"), two_calls("a", "b", "c"), *apart]))
+    at_once = TextMap().extended(whole, start=0, end=9)
+    assert [turn.beyond for turn in rig.live("a").text_map.turns] == [turn.beyond for turn in at_once.turns]
 
 
 async def test_results_of_the_models_own_calls_may_come_in_any_order(rig: Rigged) -> None:
