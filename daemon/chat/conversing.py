@@ -229,7 +229,7 @@ class Conversing:
         ids, lengths = await self._encoded(live, new, place, root) if new else ([], ())
         end = found.at + len(ids)
         before = known.cut(found.at)
-        before = before.begun(shown_root).changed(before.root_at_end(live.root), root)
+        before = before.begun(shown_root).changed(before.root_at_end(live.root), root).asked_with(whole[0])
         extend = partial(before.extended, new, start=found.at, end=end, lengths=lengths)
         text_map = await self._encoder.aside(extend)
         opening = len(whole) - len(messages)

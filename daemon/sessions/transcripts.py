@@ -66,7 +66,8 @@ _DISOWNED: Final = "disowned"
 _INSTRUCTED: Final = "instructed"
 _ROOTS: Final = "roots"
 _RUN: Final = struct.Struct("<II")
-"""How many of the first turns a root held for, and the number of its text."""
+"""How many of the first turns a root held for, and the number of its text; how many there were before instructions, and
+the characters of these."""
 _VERSION: Final = 3
 # The first version had two digests for a message; the second of them is that of the second version.
 _LINE_1: Final = struct.Struct(f"<BI{_DIGEST_BYTES}x{_DIGEST_BYTES}s")
@@ -285,10 +286,11 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class TextMap:
     """The committed messages of a session, from the beginning of its ledger. system: the text that opened its chat,
-    unless it is too long to keep; instructed: how many of its first characters are instructions. root: the digest of
-    what stands before it; empty for nothing. disowned: the ids that were taken from answers of the session, the newest
-    last: older versions still have them. roots: those that the session had before its own, each as its text behind the
-    number of first turns for which it, or one before it, held.
+    unless it is too long to keep. root: the digest of what stands before it; empty for nothing. disowned: the ids that
+    were taken from answers of the session, the newest last: older versions still have them. roots: those that the
+    session had before its own, each as its text behind the number of first turns for which it, or one before it, held.
+    instructed: how many of the first characters of `system` a request had as instructions, behind the number of turns
+    before it; the newest last.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -296,7 +298,7 @@ class TextMap:
     root: bytes = b""
     disowned: tuple[bytes, ...] = ()
     roots: tuple[tuple[int, str], ...] = ()
-    instructed: int = 0
+    instructed: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:
@@ -337,8 +339,9 @@ class TextMap:
             return replace(self, turns=turns)
         opening = messages[0]
         if opening["role"] != "system" or len(opening["content"]) > MAX_SYSTEM_CHARS:
-            return replace(self, turns=turns, system=None, instructed=0)
-        return replace(self, turns=turns, system=opening["content"], instructed=opening.get("instructed", 0))
+            return replace(self, turns=turns, system=None, instructed=())
+        chars = opening.get("instructed", 0)
+        return replace(self, turns=turns, system=opening["content"], instructed=((0, chars),) if chars else ())
 
     def _chained(self, turns: Iterable[Turn]) -> Iterator[Turn]:
         """These turns behind its own."""
@@ -354,7 +357,7 @@ class TextMap:
 
     def begun(self, root: bytes) -> TextMap:
         """The map with this root, if it tells of no message yet. Unchanged if it does. root: its digest."""
-        return self if self.turns else replace(self, root=root, system=None, roots=(), instructed=0)
+        return self if self.turns else replace(self, root=root, system=None, roots=(), instructed=())
 
     def root_at(self, turn: int, newest: Root) -> Root:
         """The root that held for a turn, by its number. newest: that of the session."""
@@ -387,7 +390,20 @@ class TextMap:
         newest = next((turn for turn in reversed(self.turns) if turn.role == "system"), None)
         if newest is None or newest.is_mark_of(message_of("system", instructions)):
             return newest is not None
-        return newest is self.turns[0] and (self.system or "")[: self.instructed] == instructions
+        return newest is self.turns[0] and (self.system or "")[: self._instructed_chars] == instructions
+
+    @property
+    def _instructed_chars(self) -> int:
+        return self.instructed[-1][1] if self.instructed else 0
+
+    def asked_with(self, opening: Message) -> TextMap:
+        """The map for a request that begins with this message, which may have other instructions than those before in
+        the same words."""
+        chars = opening.get("instructed", 0)
+        if not self.turns or self.system is None or chars == self._instructed_chars:
+            return self
+        before = (each for each in self.instructed if each[0] < len(self.turns))
+        return replace(self, instructed=(*before, (len(self.turns), chars)))
 
     def without_answers(self, answers: Sequence[bytes]) -> TextMap:
         """The map without the ids of answers, which stay as they are; it remembers that they were taken away."""
@@ -406,7 +422,8 @@ class TextMap:
         turns = tuple(turn for turn in self.turns if turn.end <= tokens)
         first = [each for each in self.roots if each[0] < len(turns)]
         here = [(len(turns), text) for _, text in self.roots[len(first) :][:1] if turns]
-        return replace(self, turns=turns, roots=(*first, *here))
+        instructed = tuple(each for each in self.instructed if each[0] < len(turns))
+        return replace(self, turns=turns, roots=(*first, *here), instructed=instructed)
 
     def followed_by(self, turns: Sequence[Turn], moved: int) -> TextMap:
         """Add turns of another map; here they end `moved` tokens later (earlier if negative). Unchanged if it would
@@ -427,7 +444,7 @@ class TextMap:
         texts = list(dict.fromkeys(text for _, text in self.roots))
         runs = b"".join(_RUN.pack(count, texts.index(text)) for count, text in self.roots)
         more[_ROOTS] = [runs, *texts] if runs else []
-        more[_INSTRUCTED] = self.instructed
+        more[_INSTRUCTED] = b"".join(_RUN.pack(*each) for each in self.instructed)
         return {**found, **{name: packed for name, packed in more.items() if packed}}
 
     @classmethod
@@ -449,9 +466,6 @@ class TextMap:
             raise ValueError(f"{TEXT_MAP} has turns of a wrong length")
         if not (system is None or type(system) is str):
             raise ValueError(f"{TEXT_MAP} has a system text that is none")
-        instructed = stored.get(_INSTRUCTED, 0)
-        if type(instructed) is not int or not 0 <= instructed <= len(system or ""):
-            raise ValueError(f"{TEXT_MAP} has instructions that its system text has not")
         if type(root) is not bytes or len(root) not in (0, _DIGEST_BYTES):
             raise ValueError(f"{TEXT_MAP} has a root that is no digest")
         read = [_turn_of(*each) for each in line.iter_unpack(packed)]
@@ -463,6 +477,7 @@ class TextMap:
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
         chained_turns = tuple(cls(root=root)._chained(turns))
         roots = _roots_of(stored.get(_ROOTS, []), len(turns))
+        instructed = _instructed_of(stored.get(_INSTRUCTED, b""), len(turns), len(system or ""))
         return cls(chained_turns, system, root, _disowned_of(stored.get(_DISOWNED, b"")), roots, instructed)
 
 
@@ -647,6 +662,16 @@ def _roots_of(stored: object, turns: int) -> tuple[tuple[int, str], ...]:
                 raise ValueError(f"{TEXT_MAP} has a root that is none: {error}") from error
             return tuple((count, str(texts[at])) for count, at in runs)
     raise ValueError(f"{TEXT_MAP} has roots of a wrong form")
+
+
+def _instructed_of(packed: object, turns: int, chars: int) -> tuple[tuple[int, int], ...]:
+    if type(packed) is not bytes or len(packed) % _RUN.size or len(packed) > (turns + 1) * _RUN.size:
+        raise ValueError(f"{TEXT_MAP} has instructions of a wrong length")
+    found = tuple(_RUN.iter_unpack(packed))
+    counts = [count for count, _ in found]
+    if counts != sorted(set(counts)) or any(count > turns or size > chars for count, size in found):
+        raise ValueError(f"{TEXT_MAP} has instructions that its system text has not")
+    return found
 
 
 def _with_answers(turns: list[Turn], packed: object) -> list[Turn]:

@@ -47,6 +47,8 @@ def is_meant(
 
 
 def _stands_alike(one: Any, other: Any, schema: Mapping[str, Any]) -> bool:
-    spelled = [each if isinstance(each, str) else json.dumps(each) for each in (one, other)]
+    if isinstance(one, str) == isinstance(other, str):
+        return False
+    spelled = [(each if isinstance(each, str) else json.dumps(each)).strip() for each in (one, other)]
     allows = Draft202012Validator(schema).is_valid
     return spelled[0] == spelled[1] and allows(one) and allows(other)

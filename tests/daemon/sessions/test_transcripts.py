@@ -348,6 +348,21 @@ def test_the_ids_of_the_oldest_calls_are_forgotten_where_there_are_too_many(monk
     assert known.extended([USER], start=9, end=10).since_calls == ()
 
 
+def test_instructions_are_those_of_the_request_that_was_answered() -> None:
+    """Clients may open with the same words and mean other parts of them."""
+    known = TextMap().extended([{**message_of("system", "A\n\nB"), "instructed": 1}, USER], start=0, end=5)
+    known = known.extended([ANSWER], start=5, end=9)
+    assert [known.says(each) for each in ("A", "A\n\nB", "B")] == [True, True, False]
+    other = known.asked_with({**message_of("system", "A\n\nB"), "instructed": 4})
+    later = other.asked_with(message_of("system", "A\n\nB")).asked_with({**SYSTEM, "instructed": 4})
+    assert later == other
+    later = later.extended([USER_2], start=9, end=12).extended([ANSWER_2], start=12, end=15)
+    assert [later.says(each) for each in ("A", "A\n\nB", "B")] == [False, True, False]
+    assert TextMap.from_map(later.to_map()) == later
+    assert later.cut(9) == known
+    assert later.asked_with({**SYSTEM, "instructed": 1}).says("A")
+
+
 def test_a_map_does_not_go_on_behind_what_it_does_not_tell_qc7() -> None:
     assert TALK.extended([USER_2], start=16, end=20) == TALK
     assert TextMap().extended([USER], start=1, end=5) == TextMap()
@@ -438,10 +453,12 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "system": 1},
         {**LONG.to_map(), "other": None},
         {**LONG.to_map(), "answers": None},
-        {**LONG.to_map(), "instructed": 2},
-        {**LONG.to_map(), "instructed": -1},
-        {**LONG.to_map(), "instructed": "1"},
-        {**LONG.to_map(), "instructed": True},
+        {**LONG.to_map(), "instructed": 1},
+        {**LONG.to_map(), "instructed": bytes(7)},
+        {**LONG.to_map(), "instructed": struct.pack("<II", 0, 2)},
+        {**LONG.to_map(), "instructed": struct.pack("<II", 6, 1)},
+        {**LONG.to_map(), "instructed": struct.pack("<IIII", 0, 1, 0, 1)},
+        {**LONG.to_map(), "instructed": struct.pack("<IIII", 2, 1, 0, 1)},
         {**LONG.to_map(), "calls": None},
         {**LONG.to_map(), "calls": bytes(7)},
         {**LONG.to_map(), "calls": b"\x02\0\0\0" + bytes(4)},

@@ -162,6 +162,21 @@ async def test_instructions_that_are_the_beginning_of_those_before_are_others(ri
         await rig.service.delete(name)
 
 
+async def test_what_another_client_had_as_instructions_does_not_count(rig: Rigged) -> None:
+    long = "Be brief.\n\nAnswer in French only."
+    said = [user("one"), assistant("eins"), user("two")]
+    first, second = ({**message_of("system", long), "instructed": chars} for chars in (len("Be brief."), len(long)))
+    await converse(rig, [first, *said[:1]], "eins", answer_id=ONE)
+    await converse(rig, [second, *said], "zwei", answer_id=TWO)
+    told = await converse(rig, [user("on")], "ja", after=TWO, answer_id=THREE, instructions="Be brief.")
+    assert ledger(rig, told.session.rpartition("/")[2]) == cold(
+        rig, [second, *said, assistant("zwei"), message_of("system", "Be brief."), user("on"), assistant("ja")]
+    )
+    told = await converse(rig, [user("else")], "so", after=ONE, instructions="Be brief.")
+    held = ledger(rig, told.session.rpartition("/")[2])
+    assert held == cold(rig, [first, *said[:2], user("else"), assistant("so")])
+
+
 async def test_tools_that_are_left_out_stay_and_others_are_offered_behind_the_results(rig: Rigged) -> None:
     other = ({"name": "count", "description": "Counts.", "parameters": {"type": "object"}},)
     told = await converse(rig, [user("hi")], CALL, tools=TOOLS, answer_id=ONE, max_tokens=90)
