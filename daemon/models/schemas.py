@@ -131,8 +131,19 @@ def binding(schema: Any) -> Any:
             bound[key] = int(value)  # 5.0 is an integer, as JSON has it
     if bound.get("format", "") not in _FORMATS:
         bound.pop("format", None)
-    found = changed_within(bound, binding)
-    return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") is True and "type" in found else found
+    found = changed_within(_with_required(bound), binding)
+    is_nullable = schema.get("nullable") is True and "type" in found and None in found.get("enum", (None,))
+    return {"anyOf": [found, {"type": "null"}]} if is_nullable else found
+
+
+def _with_required(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema that names each property that it requires, if it names any: where a form writes those alone that are
+    named, it could not be met."""
+    others, named = schema.get("additionalProperties", True), schema.get("properties")
+    if named is None or others is False or "patternProperties" in schema:
+        return schema
+    more = {key: {} if others is True else others for key in schema.get("required", ()) if key not in named}
+    return {**schema, "properties": {**named, **more}} if more else schema
 
 
 def _may_bind(key: str, value: Any) -> bool:

@@ -299,6 +299,8 @@ def _shown_root(model: LoadedModel, root: Root) -> bytes:
     if with_root == shown(NO_ROOT) and any(with_root):
         return b""
     told = with_root if any(with_root) else [root.to_text()]
+    if _undated(model, root.to_text()) != root.to_text():  # that date is the client's own word
+        told = [*told, root.to_text()]
     return blake3("\0".join(told).encode("utf-8", "surrogatepass")).digest(16)
 
 

@@ -17,7 +17,7 @@ from ...errors import TorporError
 from ..errors import HttpRefused
 from .bodies import memory_of
 from .desk import desk_of
-from .response_items import not_found, read_items, require_certain
+from .response_items import is_read, not_found, read_items, require_certain
 from .turns import answer_in
 
 _FIELDS: Final = {"type", "id"}
@@ -49,7 +49,7 @@ async def filled(request: Request, raw: dict[str, Any], room_bytes: int, *, fiel
         messages, found = known[answer_id]
         if (item := found.get(named)) is None:
             raise not_found(named, place)
-        require_certain(messages if named.startswith("in_") else messages[-1:])
+        require_certain(messages if is_read(named) else messages[-1:])
         taken_bytes += memory_of(item)
         if taken_bytes > room_bytes:
             raise HttpRefused("The items that the body names and its own are too long. Name fewer.", status=413)

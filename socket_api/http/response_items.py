@@ -32,6 +32,8 @@ MOST_ITEMS: Final = 100
 """Of one page."""
 
 _APART: Final = "\n\n"
+_READ: Final = "in"
+"""What the ids of items begin with that the model has not written."""
 _RESPONSE: Final = re.compile(r"resp_([0-9a-f]{32})")
 
 
@@ -157,7 +159,7 @@ class Dialogue:
         self.unknown += dict.fromkeys(self._words.left_out)
 
     def _read(self, item: InputItem, place: str, *, is_newest: bool) -> None:
-        if self._after is not None and answer_in(item.id) == self._after:
+        if self._after is not None and answer_in(item.id) == self._after and not is_read(item.id):
             pass
         elif item.type == "message":
             if item.role is None:
@@ -195,7 +197,8 @@ class Dialogue:
         """The message of the model that an item belongs to; it names the answer, if the item does."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
-        if (answer := answer_in(item.encrypted_content) or answer_in(item.id)) is not None:
+        named = None if is_read(item.id) else item.id
+        if (answer := answer_in(item.encrypted_content) or answer_in(named)) is not None:
             self.messages[-1].setdefault("answer_id", answer)
         return self.messages[-1]
 
@@ -257,7 +260,12 @@ def read_items(messages: Sequence[RecalledMessage], within: str) -> Iterator[dic
             yield from answer_items(message.answer_id, message)
             continue
         for item in _read_items(message):
-            yield {"id": item_id("in", within, next(numbers)), "status": "completed", **item}
+            yield {"id": item_id(_READ, within, next(numbers)), "status": "completed", **item}
+
+
+def is_read(minted: str | None) -> bool:
+    """Whether an id is that of an item that the model has not written; what it is made of comes behind that."""
+    return (minted or "").startswith(f"{_READ}_")
 
 
 def require_certain(messages: Sequence[RecalledMessage]) -> None:

@@ -88,6 +88,24 @@ def test_a_count_may_be_written_with_a_point() -> None:
     assert type(bound["maxLength"]) is int
 
 
+def test_a_property_that_is_required_is_named_where_others_are() -> None:
+    a = {"a": {"type": "string"}}
+    bound = binding({"type": "object", "properties": a, "required": ["b", "a"]})
+    assert bound == {"type": "object", "properties": {**a, "b": {}}, "required": ["b", "a"]}
+    others = {"properties": a, "required": ["b"], "additionalProperties": {"type": "integer", "title": "B"}}
+    assert binding(others)["properties"] == {**a, "b": {"type": "integer"}}
+    for more in ({"additionalProperties": False}, {"patternProperties": {"b": {"type": "null"}}}):
+        assert binding({"properties": a, "required": ["b"], **more})["properties"] == a
+    assert binding({"required": ["b"]}) == {"required": ["b"]}
+
+
+def test_null_is_no_value_of_an_enum_that_has_it_not() -> None:
+    one = {"type": "string", "nullable": True}
+    assert binding(one) == {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    assert binding({**one, "enum": ["x"]}) == {"type": "string", "enum": ["x"]}
+    assert "anyOf" in binding({**one, "enum": ["x", None]})
+
+
 def test_a_value_that_is_no_schema_is_refused() -> None:
     values: tuple[Any, ...] = (None, 5, "a", [], [{}])
     for value in values:

@@ -169,6 +169,26 @@ async def test_the_date_in_a_template_begins_no_other_conversation(
         assert await encoder.shown_root(model, Root(TOOLS)) == shown
 
 
+async def test_a_date_in_a_clients_tool_counts_though_the_template_writes_the_same(
+    open_rig: Any, own_tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dated = "{{ strftime_now('%d %b') }}{% if tools %}{{ tools | tojson }}{% endif %}" + SHOWS_ALL
+    today = datetime.now().astimezone()
+    tomorrow = today + timedelta(days=1)
+    async with open_rig(with_template(own_tiny_model, dated), endless=False) as rig:
+        seen = []
+        for now in (today, tomorrow):
+            for module in (encoding, chat_template_utils):
+                monkeypatch.setattr(module, "datetime", Mock(now=lambda now=now: now))
+            rig.service.encoder._shown_roots.clear()
+            for word in ("", today.strftime("%d %b"), tomorrow.strftime("%d %b")):
+                tools = ({"name": "orders", "description": f"Orders of {word}.", "parameters": {}},)
+                seen.append(await rig.service.encoder.shown_root(rig.model, Root(tools)))
+        assert len({*seen[:3]}) == len({*seen[3:]}) == 3
+        assert seen[0] == seen[3]
+        assert seen[1] != seen[5]
+
+
 def test_a_request_with_other_thinking_is_no_retry() -> None:
     one, two = ([user("a"), thought("eins", each), user("b")] for each in ("hm", "ah"))
     assert digest_of_request("m", Root(), one) != digest_of_request("m", Root(), two)

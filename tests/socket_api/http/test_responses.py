@@ -385,6 +385,22 @@ def test_items_of_the_response_before_say_nothing_new_and_what_is_before_them_do
     assert [each["content"] for each in given["messages"]] == ["Speak Latin.", "a"]
 
 
+def test_an_item_that_was_read_before_a_response_may_be_said_again_behind_it(server: HttpThread) -> None:
+    """Its id is made of the response's: what the model wrote there says nothing new, what it read does."""
+    server.service.answers[RecallRequest] = recalls
+    listed = {"type": "message", "id": f"in_{ONE}_0", "role": "user", "content": "hello"}
+    brought = {"type": "message", "id": f"in_{ONE}_1", "role": "assistant", "content": "well"}
+    for item in (reference("in_0"), listed, brought):
+        asked = {"input": [item, USER], "previous_response_id": f"resp_{ONE}"}
+        assert server.ask("POST", PATH, asked).status == 200
+    given = [each["messages"] for each in asked_for(server, "converse")]
+    assert given == [
+        ({"role": "user", "content": "hello"}, USER),
+        ({"role": "user", "content": "hello"}, USER),
+        ({"role": "assistant", "content": "well"}, USER),
+    ]
+
+
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/input_tokens"])
 @pytest.mark.parametrize("named", [f"msg_{ONE}_9", f"in_{ONE}_2", "msg_1", None, 5, f"msg_{'0' * 32}_0"])
 def test_a_reference_to_an_item_that_no_session_has_is_refused_by_its_id(
