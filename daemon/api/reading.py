@@ -139,8 +139,8 @@ class AppendRequest(Reporting):
     """Append text, token ids or messages to the session: all, or nothing if it fails or is cancelled. Never sent twice,
     also after a failure.
 
-    messages: read as a chat reads them, and not answered. If the next message is not the
-        assistant's, their answer counts as empty.
+    messages: read as a chat reads them, and not answered: the next ones follow them with no answer between, or begin
+        with it.
     durable: whether they are durable at the end also where neither the daemon nor the session keeps each turn.
     certain: whether messages are refused that `recall` could not tell with certainty.
     create: make the session, on the default model, if there is none of that name.

@@ -192,22 +192,22 @@ class Conversing:
             lengths = [min(each, len(ids)) for each in lengths]
         before = known.text_map.begun(await self._encoder.shown_root(live.model, root)).changed(known.root, root)
         at = where.held
-        before = before.ending(at) if where.answers else before.answered(at)
+        before = before.ending(at) if where.follows else before.answered(at)
         extend = partial(before.extended, new, start=at, end=at + len(ids), lengths=lengths)
         return _without_known(live, NewTurn(at, ids, await self._encoder.aside(extend), root), request)
 
     async def place(
         self, model: LoadedModel, known: Dialogue, new: Sequence[Message], root: Root, *, again: bool = False
     ) -> Place:
-        """Where new messages stand behind what is known: an answer that a client brings, in the turn that was opened
-        for it, or in place of that if the template shows it otherwise. again: the request was given up, so what is
+        """Where new messages stand behind what is known: in a turn that was opened for an answer, or in place of as
+        much of it as the template writes otherwise where they follow. again: the request was given up, so what is
         taken back is gone already."""
-        if known.asked is not None and new[0]["role"] == "assistant":
+        if known.asked is not None:
             with suppress(TemplateUnusable):
                 back = [] if again else await self._encoder.taken_back(model, known.asked, new, root)
                 at = len(known.tokens) - len(back)
                 if list(known.tokens[at:]) == back:
-                    return Place(at, known.tokens[at - 1], turn_open=True, answers=known.asked)
+                    return Place(at, known.tokens[at - 1], turn_open=True, follows=known.asked)
         return known.end
 
     async def transcript(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby, islice
 from typing import Any, Final
 
 from ...memvid.store import Store
@@ -27,7 +27,7 @@ from ..api.recalling import RecalledMessage, RecalledPiece
 from ..engine.channels import Channels, Piece, Shown, id_of_call
 from ..engine.generation import Written
 from ..errors import InvalidTranscript, TemplateUnusable
-from ..models.chat_template import Message, Root, answer_closing, answer_opening
+from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
 from ..models.written_tools import written
 from ..residency.residency import Residency
@@ -54,8 +54,11 @@ _BETWEEN: Final = re.compile(f"{_WORDS}[0-9]{{8}}")
 _MOST_ENDS: Final = 4096
 """Places at which a message may end that are tried: where its words spell what the template writes behind it."""
 
+_MOST_KEPT: Final = 4
+"""Beginnings of what stands behind a message that are tried at the end of a text."""
+
 _MOST_PARSED: Final = 8
-"""Of these, where a message of the model is read for its thinking and its calls."""
+"""Of the ends, where a message of the model is read for its thinking and its calls."""
 
 
 @dataclass(eq=False, repr=False)
@@ -309,9 +312,8 @@ def _told_apart(
     `_group`."""
     end = turns[-1].end
     named: list[Message] = [{**message_of(turn.role, f"{_WORDS}{at:08}")} for at, turn in enumerate(turns)]
-    before = known.before(start)
-    answers = before.asked if turns[0].role == "assistant" else None
-    place = Place(start, known.tokens[start - 1] if start else None, turn_open=True, answers=answers)
+    follows = known.before(start).asked
+    place = Place(start, known.tokens[start - 1] if start else None, turn_open=True, follows=follows)
     text = str(model.tokenizer.decode(list(known.tokens[start:end])))
     # A template may show the last answer otherwise than one that another turn follows.
     followed = [*named, message_of(following, f"{_WORDS}{len(turns):08}")] if turns[-1].role == "assistant" else named
@@ -319,19 +321,23 @@ def _told_apart(
         with suppress(TemplateUnusable):
             shown = rendered(model, form, place, known.root)
             around = _BETWEEN.split(shown)[: len(turns) + 1]
+            if len(around) != len(turns) + 1:
+                continue
             if turns[-1].role == "assistant" and known.tokens[end - 1] in model.end_tokens:
                 closing = str(model.tokenizer.decode([known.tokens[end - 1]]))
                 around[-1] = around[-1].partition(closing)[0] + closing
-            elif not text.endswith(around[-1]):  # the opened turn was taken back, or the answer's was left open
-                around[-1] = around[-1].removesuffix(answer_opening(model.render, known.root))
-                if turns[-1].role == "assistant":
-                    around[-1] = around[-1].removesuffix(answer_closing(model.render, known.root))
-            if len(around) != len(turns) + 1:
-                continue
-            for each in (around, _bared(model, turns, around)):
-                if (found := _between(model, known, turns, text, each)) is not None:
-                    return found
+            for last in _kept_of(around[-1], text):
+                for each in ([*around[:-1], last], _bared(model, turns, [*around[:-1], last])):
+                    if (found := _between(model, known, turns, text, each)) is not None:
+                        return found
     return None
+
+
+def _kept_of(behind: str, text: str) -> Iterator[str]:
+    """How much of what the template writes behind a message may stand at the end of a text: all, or less where a turn
+    was left open or taken back."""
+    shorter = (behind[:size] for size in range(len(behind) - 1, -1, -1))
+    return chain([behind], islice((each for each in shorter if text.endswith(each)), _MOST_KEPT))
 
 
 def _bared(model: LoadedModel, turns: Sequence[Turn], around: Sequence[str]) -> list[str]:

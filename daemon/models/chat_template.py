@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final, Protocol
 
 from ..errors import TemplateUnusable
@@ -218,21 +220,35 @@ def answer_opening(render: Render, root: Root = NO_ROOT) -> str:
     return render([asked], True, root).removeprefix(render([asked], False, root))
 
 
-def answering(render: Render, asked: str, messages: Sequence[Message], root: Root = NO_ROOT) -> tuple[str, str]:
-    """The text of messages where the ledger ends in a turn that was opened for an answer. The first message is that
-    answer. Before it, the text to take back: what opens a turn, where the template shows an answer in another way.
-    asked: the role of the message before it. Raises TemplateUnusable: the template shows that in another way, too."""
+def following(
+    render: Render, asked: str, messages: Sequence[Message], names: re.Pattern[str], root: Root = NO_ROOT
+) -> tuple[str, str]:
+    """The text of messages where the ledger ends in a turn that was opened for an answer. They follow the message
+    before it, with no answer between, or the first of them is that answer. Before it, the text to take back: what the
+    template writes otherwise once they follow. asked: the role of the message before. names: of control tokens, which
+    stay whole. Raises TemplateUnusable: the template shows that message in another way, too."""
     waiting: list[Message] = [{"role": asked, "content": _USER}]
-    if asked == "tool":
+    if asked == "system":
+        waiting = [{"role": "user", "content": "?"}, *waiting]
+    elif asked == "tool":
         result: Message = {**waiting[0], "tool_call_id": "placehold"}
-        called: Message = {"role": "assistant", "content": _ASSISTANT, "tool_calls": [_call_of(result)]}
+        calls = [_call_of(each) for each in (result, *_leading_results(messages))]
+        called: Message = {"role": "assistant", "content": _ASSISTANT, "tool_calls": calls}
         waiting = [{"role": "user", "content": "?"}, called, result]
     opened, closed = (render(waiting, opens, root).partition(_USER)[2] for opens in (True, False))
-    whole = render([*waiting, *messages], messages[-1]["role"] != "assistant", root).partition(_USER)[2]
-    for shown in (opened, closed):
-        if whole.startswith(shown) and opened.startswith(shown):
-            return opened[len(shown) :], whole[len(shown) :]
-    raise TemplateUnusable("The model's chat template shows a message in another way once an answer follows.")
+    _, is_shown, whole = render([*waiting, *messages], messages[-1]["role"] != "assistant", root).partition(_USER)
+    if not is_shown:
+        raise TemplateUnusable("The model's chat template shows a message in another way once others follow.")
+    # A template may join neighbours of one role: then they go on within the message before.
+    kept = (each for each in (opened, closed) if whole.startswith(each) and opened.startswith(each))
+    alike = len(next(kept, None) or _common(closed, whole))
+    alike = next((each.start() for each in names.finditer(opened) if each.start() < alike < each.end()), alike)
+    return opened[alike:], whole[alike:]
+
+
+def _common(one: str, other: str) -> str:
+    pairs = zip(one, other, strict=False)
+    return "".join(mine for mine, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _leading_results(messages: Sequence[Message]) -> list[Message]:

@@ -64,13 +64,13 @@ Result = TypeVar("Result")
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where in a ledger messages are read. held: tokens before them. last: the token just before; None at the beginning
-    of a conversation. turn_open: whether an assistant's turn has to be closed first. answers: the role of the message
-    before, if the first message is the answer to that; None else."""
+    of a conversation. turn_open: whether an assistant's turn has to be closed first. follows: the role of the message
+    before, if these follow it with no answer between, or the first of them is that answer; None else."""
 
     held: int
     last: int | None
     turn_open: bool
-    answers: Role | None = None
+    follows: Role | None = None
 
 
 class Encoder:
@@ -145,11 +145,13 @@ class Encoder:
         return await self.aside(lambda: _lengths(model, messages, place, ids, root))
 
     async def taken_back(self, model: LoadedModel, asked: Role, messages: Sequence[Message], root: Root) -> list[int]:
-        """The tokens at a ledger's end, in a turn that was opened for an answer, that are not there where the first of
-        these messages is that answer. asked: the role of the message before. Raises TemplateUnusable."""
+        """The tokens at a ledger's end, in a turn that was opened for an answer, that are not there where these
+        messages follow. asked: the role of the message before. Raises TemplateUnusable."""
 
         def find() -> list[int]:
-            return model.encode(chat_template.answering(model.render, asked, messages, root)[0], opening=False)
+            names = any_of(model.control_texts)
+            back, _ = chat_template.following(model.render, asked, messages, names, root)
+            return model.encode(back, opening=False)
 
         return await self.aside(find)
 
@@ -237,8 +239,8 @@ def rendered(model: LoadedModel, messages: Sequence[Message], place: Place, root
     """The text of messages at a place, up to the start of the assistant's turn. Raises TemplateUnusable."""
     if place.last is None:
         return chat_template.opening(model.render, messages, root)
-    if place.answers:
-        return chat_template.answering(model.render, place.answers, messages, root)[1]
+    if place.follows:
+        return chat_template.following(model.render, place.follows, messages, any_of(model.control_texts), root)[1]
     end_text = str(model.tokenizer.decode([place.last])) if place.last in model.end_tokens else ""
     return chat_template.continuation(model.render, messages, root, turn_open=place.turn_open, end_text=end_text)
 

@@ -147,7 +147,7 @@ def test_turns_that_come_one_by_one_are_read_as_all_at_once_br28(torpor: Client)
 
 def test_a_fold_of_a_fold_begins_alike_and_leaves_no_gap_br27(torpor: Client) -> None:
     torpor.create("long", system="You are brief.")
-    for at in range(4):
+    for at in range(8):
         torpor.append("long", messages=[{"role": "user", "content": f"Remember the number {at}."}])
     first = torpor.fold("long", "short", summary="Numbers were told.", tail=20)
     torpor.append("short", messages=[{"role": "user", "content": "And one more."}])

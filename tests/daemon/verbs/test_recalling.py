@@ -562,7 +562,7 @@ async def test_results_may_have_the_ids_under_which_calls_are_told(rig: Rigged) 
 
 @pytest.mark.parametrize("requests", [("a", "c", "b"), ("c", "ab"), ("b", "a"), ("ac", "b"), ("bca",)])
 async def test_results_may_come_in_several_requests(rig: Rigged, requests: tuple[str, ...]) -> None:
-    """An empty answer stands between them: it is nobody's, and the calls wait on."""
+    """No answer stands between them: it is the dialogue in which they come at once."""
     await rig.service.append("a", messages=[user("q"), two_calls("a", "b", "c")], create=True)
     for ids in requests:
         await rig.service.append("a", messages=[result_of(each, f"of {each}") for each in ids])
@@ -571,12 +571,10 @@ async def test_results_may_come_in_several_requests(rig: Rigged, requests: tuple
     results = [each for each in told if each.role == "tool"]
     assert [by_id[each.tool_call_id] for each in results] == [f"of {each}" for ids in requests for each in ids]
     assert [each.content for each in results] == [by_id[each.tool_call_id] for each in results]
-    # The same dialogue has the same text map where it comes at once.
-    parts = [[result_of(each, f"of {each}") for each in ids] for ids in requests]
-    apart = [each for part in parts for each in (*part, assistant(""))][:-1]
-    whole = await in_pieces(digested([user("q"), two_calls("a", "b", "c"), *apart]))
-    at_once = TextMap().extended(whole, start=0, end=9)
+    said = [user("q"), two_calls("a", "b", "c"), *(result_of(each, f"of {each}") for each in "".join(requests))]
+    at_once = TextMap().extended(await in_pieces(digested(said)), start=0, end=9)
     assert [turn.beyond for turn in rig.live("a").text_map.turns] == [turn.beyond for turn in at_once.turns]
+    assert ledger(rig) == rig.model.encode(rig.model.render(said, True), opening=False)
 
 
 async def test_results_of_the_models_own_calls_may_come_in_any_order(rig: Rigged) -> None:
@@ -587,6 +585,40 @@ async def test_results_of_the_models_own_calls_may_come_in_any_order(rig: Rigged
     await converse(rig, [result_of(second, "2"), result_of(first, "1")], "ja", after=ONE, answer_id=TWO)
     results = (await rig.service.recall(answer_id=TWO)).messages[:2]
     assert [(each.content, each.tool_call_id) for each in results] == [("2", second), ("1", first)]
+
+
+WITHOUT_ANSWERS = [
+    [user("one"), user("two")],
+    [user("one"), user("two"), assistant("eins"), user("three")],
+    [user("one"), assistant("eins"), user("two"), user("three")],
+    [user("q"), two_calls("call0000a", "call0000b"), result_of("call0000a", "ra"), result_of("call0000b", "rb")],
+    [user("q"), two_calls("call0000a"), result_of("call0000a", "ra"), user("so?")],
+    [user("one"), message_of("system", "be"), user("two")],
+]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("family", ALL_FAMILIES, ids=lambda family: family.name)
+async def test_no_answer_stands_between_messages_that_come_one_by_one(
+    open_rig: Any, tmp_path: Path, model_writer: Callable[..., Path], family: Family
+) -> None:
+    """The dialogue is the one in which they come at once, also where a template joins neighbours of one role."""
+    async with open_rig(write_family(tmp_path / "model", family, model_writer), endless=False) as rig:
+        for number, said in enumerate(WITHOUT_ANSWERS):
+            name = f"s{number}"
+            for message in said:
+                await rig.service.append(name, messages=[message], create=True)
+            if family.name not in ("qwen3", "gpt-oss") or number in (0, 5):  # those differ by "thinking", "another end"
+                assert ledger(rig, name) == rig.model.encode(rig.model.render(said, True), opening=False)
+            told = (await rig.service.recall(name)).messages
+            if family.name not in UNREADABLE or not any("tool_calls" in each for each in said):
+                assert all(each.certain for each in told)
+                assert [(each.role, each.content) for each in told] == [
+                    (each["role"], each["content"]) for each in said
+                ]
+            measured = await rig.service.measure(name, [user("on")], at_end=True)
+            answered = await converse(rig, [user("on")], "ja", name, at_end=True, max_tokens=2)
+            assert measured.tokens == answered.token_count - len(answered.tokens)
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["in memory", "left"])
