@@ -185,7 +185,9 @@ def with_session(
         return act()
     except BaseException:
         if _delete_if_empty(client.socket_path, info.session):
-            output.remark(f"[dim]session[/] {plain(info.session)} [dim]had read nothing and is deleted again[/]")
+            output.remark(
+                f"[dim]session[/] {plain(info.session)} [dim]was new, so it is deleted again: nothing was read whole[/]"
+            )
         raise
 
 

@@ -76,10 +76,15 @@ def _connect(socket: Path | None, timeout_s: float) -> Client:
     try:
         return connect(socket, timeout_s=timeout_s)
     except DaemonUnreachable as error:
-        place = default_store_path()
-        holder = find_holder(place) if socket is None and nobody_is_there(error) else None
-        if holder is None:
+        if not nobody_is_there(error):
             raise
+        place = default_store_path()
+        holder = find_holder(place) if socket is None else None
+        if holder is None:
+            asked = socket or default_socket_path()
+            raise DaemonUnreachable(
+                f"No daemon answers on {asked}, so there is nothing to stop.", **error.details
+            ) from error
         raise DaemonUnreachable(
             f"No daemon answers on {default_socket_path()}, but {describe_holder(holder, place)}.",
             **error.details,
@@ -89,7 +94,8 @@ def _connect(socket: Path | None, timeout_s: float) -> Client:
 
 def _tell(output: Output, pid: int | None, report: ShutdownResult) -> None:
     slept = f"{format_plural(len(report.slept), 'session')} put to sleep"
-    output.line(f"daemon {pid or ''} has stopped; {slept if report.slept else 'no session had changed since it slept'}")
+    others = "" if report.ledgers or report.failed else "; no session had changed since its last version"
+    output.line(f"daemon {pid or ''} has stopped{f'; {slept}' if report.slept else others}")
     for session in report.slept:
         output.line(f"  {plain(session)}  asleep")
     for session, reason in report.ledgers.items():

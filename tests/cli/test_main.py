@@ -27,7 +27,6 @@ NEEDING_A_DAEMON = [
     ("analyse", "x"),
     ("quantise", "x"),
     ("rm", "x", "--yes"),
-    ("stop",),
 ]
 
 

@@ -125,3 +125,22 @@ def test_a_pid_that_is_no_process_of_ours_is_not_waited_for(
 ) -> None:
     answer(monkeypatch, ShutdownResult(slept=(), failed={}), pid)
     assert torpor("stop", "--timeout", "0.2").status == 0
+
+
+def test_where_no_daemon_runs_there_is_nothing_to_stop_and_none_to_start(torpor: Torpor) -> None:
+    ran = torpor("stop")
+    assert (ran.status, ran.out) == (12, "")
+    assert "so there is nothing to stop." in " ".join(ran.err.split())
+    assert "ensure" not in ran.err
+    as_json = torpor("stop", "--json")
+    assert (as_json.out, as_json.error["error"]["code"]) == ("", "daemon_unreachable")
+    assert "path" in as_json.error["error"]["details"]
+
+
+def test_a_session_whose_ledger_alone_was_kept_had_changed(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, ShutdownResult(slept=(), failed={}, empty=(), ledgers={"torpor://default/a": "no space"}))
+    ran = torpor("stop", "--force")
+    assert "no session had changed" not in ran.out
+    assert "its ledger is kept" in " ".join(ran.out.split())
+    answer(monkeypatch, ShutdownResult(slept=(), failed={}, empty=()))
+    assert "no session had changed since its last version" in " ".join(torpor("stop").out.split())
