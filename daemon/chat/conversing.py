@@ -109,7 +109,8 @@ class Dialogue:
     @property
     def end(self) -> Place:
         """Where messages stand that come next: in the turn of the assistant, if anything was said."""
-        return Place(len(self.tokens), self.tokens[-1] if self.tokens else None, turn_open=bool(self.tokens))
+        last = self.tokens[-1] if self.tokens else None
+        return Place(len(self.tokens), last, turn_open=bool(self.tokens), called=self.text_map.ends_with_calls)
 
 
 def root_of(before: Root, tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any] | None) -> Root:
@@ -160,7 +161,8 @@ class Conversing:
         held, root = live.whole_tokens, live.root
         opens = not held or live.has_system_to_say
         messages = [message_of("system", live.system or ""), message] if live.has_system_to_say else [message]
-        place = Place(held, None if opens else live.state.tokens[held - 1], live.turn_open)
+        called = live.text_map.ends_with_calls
+        place = Place(held, None if opens else live.state.tokens[held - 1], live.turn_open, called=called)
         ids = await self._encoder.messages(live.model, messages, place, root)
         before = live.text_map.begun(await self._encoder.shown_root(live.model, root)).answered(held)
         text_map = before.extended(messages, start=held, end=held + len(ids))
@@ -225,7 +227,8 @@ class Conversing:
         shown_root = await self._encoder.shown_root(live.model, root)
         found = await self._encoder.aside(lambda: standing(known, whole, shown_root))
         new = whole[found.kept :]
-        place = Place(found.at, ledger[found.at - 1] if found.at else None, turn_open=True)
+        called = bool(found.kept and whole[found.kept - 1].get("tool_calls"))
+        place = Place(found.at, ledger[found.at - 1] if found.at else None, turn_open=True, called=called)
         ids, lengths = await self._encoded(live, new, place, root) if new else ([], ())
         end = found.at + len(ids)
         before = known.cut(found.at)

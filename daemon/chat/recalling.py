@@ -31,7 +31,7 @@ from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
 from ..models.written_tools import written
 from ..residency.residency import Residency
-from ..sessions.encoding import Encoder, Place, rendered
+from ..sessions.encoding import Encoder, rendered
 from ..sessions.sessions import ROOT, Session
 from ..sessions.transcripts import (
     NewTurn,
@@ -312,8 +312,8 @@ def _told_apart(
     `_group`."""
     end = turns[-1].end
     named: list[Message] = [{**message_of(turn.role, f"{_WORDS}{at:08}")} for at, turn in enumerate(turns)]
-    follows = known.before(start).asked
-    place = Place(start, known.tokens[start - 1] if start else None, turn_open=True, follows=follows)
+    before = known.before(start)
+    place = replace(before.end, turn_open=True, follows=before.asked)
     text = str(model.tokenizer.decode(list(known.tokens[start:end])))
     # A template may show the last answer otherwise than one that another turn follows.
     followed = [*named, message_of(following, f"{_WORDS}{len(turns):08}")] if turns[-1].role == "assistant" else named

@@ -147,35 +147,27 @@ def opening(render: Render, messages: Sequence[Message], root: Root = NO_ROOT) -
 
 
 def continuation(
-    render: Render, messages: Sequence[Message], root: Root = NO_ROOT, *, turn_open: bool, end_text: str
+    render: Render,
+    messages: Sequence[Message],
+    root: Root = NO_ROOT,
+    *,
+    turn_open: bool,
+    end_text: str,
+    called: bool = False,
 ) -> str:
     """The text of messages behind the ledger's end, to the start of the assistant's turn.
 
     turn_open: whether the ledger ends inside an assistant's turn, which has to be closed first. end_text: the text of
-    the end token at the ledger's end; empty if there is none.
+    the end token at the ledger's end; empty if there is none. called: whether the answer before is known to have calls.
     """
     user: Message = {"role": "user", "content": _USER}
     answer: Message = {"role": "assistant", "content": _ASSISTANT}
-    if messages[0]["role"] == "tool":
-        # Some templates take a tool's result only behind a call.
-        called: Message = {**answer, "tool_calls": [_call_of(message) for message in _leading_results(messages)]}
-    else:
-        called = answer
-    # A template may close the last turn otherwise than those before it.
-    for is_last in (True, False):
-        plain = closing = _closing(render, [user, answer], root, is_last=is_last)
-        if called is not answer:
-            closing = _closing(render, [user, called], root, is_last=is_last)
-        # The model writes what closes its turn, up to its end token.
-        _, is_closed, rest = plain.partition(end_text) if end_text else ("", "", "")
-        whole = _behind_answer(render, [user, called], messages, closing, root)
-        if whole is not None and closing.endswith(rest if is_closed else plain):
-            break
-    else:
-        raise TemplateUnusable(
-            "The model's chat template renders an earlier turn differently once another follows, so a "
-            "conversation cannot be continued token by token; use append and generate instead."
-        )
+    calling: Message = {**answer, "tool_calls": [_call_of(message) for message in _leading_results(messages)]}
+    # Some templates take a tool's result only behind a call.
+    answers = [answer, calling] if calling["tool_calls"] else [answer]
+    if calling["tool_calls"] and (called or root.shown_tools):
+        answers = [calling]
+    plain, is_closed, rest, whole = _continued(render, user, answers, messages, root, end_text)
     if not turn_open:
         return whole
     if is_closed:
@@ -186,6 +178,33 @@ def continuation(
     last = _closing(render, [user, answer], root, is_last=True)
     tail = last.removeprefix(end_text)  # behind the end token, which stands in place of another
     return tail + whole if tail != last and plain.endswith(tail) else behind
+
+
+def _continued(
+    render: Render, user: Message, answers: Sequence[Message], messages: Sequence[Message], root: Root, end_text: str
+) -> tuple[str, str, str, str]:
+    """The text of messages behind an exchange with the first of these answers that the template takes. Before it, the
+    text that closes an answer, and of that the end token, if it has one, and what stands behind this. answers: with the
+    same words."""
+    refused = TemplateUnusable(
+        "The model's chat template renders an earlier turn differently once another follows, so a conversation cannot "
+        "be continued token by token; use append and generate instead."
+    )
+    for answer in answers:
+        # A template may close the last turn otherwise than those before it.
+        for is_last in (True, False):
+            plain = _closing(render, [user, {**answer, "tool_calls": []}], root, is_last=is_last)
+            try:
+                closing = _closing(render, [user, answer], root, is_last=is_last)
+                whole = _behind_answer(render, [user, answer], messages, closing, root)
+            except TemplateUnusable as error:
+                refused = error
+                break
+            # The model writes what closes its turn, up to its end token.
+            _, is_closed, rest = plain.partition(end_text) if end_text else ("", "", "")
+            if whole is not None and closing.endswith(rest if is_closed else plain):
+                return plain, is_closed, rest, whole
+    raise refused
 
 
 def _behind_answer(

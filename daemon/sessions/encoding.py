@@ -65,12 +65,14 @@ Result = TypeVar("Result")
 class Place:
     """Where in a ledger messages are read. held: tokens before them. last: the token just before; None at the beginning
     of a conversation. turn_open: whether an assistant's turn has to be closed first. follows: the role of the message
-    before, if these follow it with no answer between, or the first of them is that answer; None else."""
+    before, if these follow it with no answer between, or the first of them is that answer; None else. called: whether
+    the answer before them is known to have calls."""
 
     held: int
     last: int | None
     turn_open: bool
     follows: Role | None = None
+    called: bool = False
 
 
 class Encoder:
@@ -242,7 +244,9 @@ def rendered(model: LoadedModel, messages: Sequence[Message], place: Place, root
     if place.follows:
         return chat_template.following(model.render, place.follows, messages, any_of(model.control_texts), root)[1]
     end_text = str(model.tokenizer.decode([place.last])) if place.last in model.end_tokens else ""
-    return chat_template.continuation(model.render, messages, root, turn_open=place.turn_open, end_text=end_text)
+    return chat_template.continuation(
+        model.render, messages, root, turn_open=place.turn_open, end_text=end_text, called=place.called
+    )
 
 
 def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place, root: Root) -> list[int]:
@@ -340,7 +344,11 @@ def _lengths(
         for at, message in enumerate(messages)
     ]
     last = max((at for at, end in enumerate(own[:-1]) if end is not None), default=None)
-    if last is None or not _goes_on_at(model, messages[last + 1 :], place, root, ids, own[last] or 0):
+    if last is None:
+        return ()
+    called = bool(messages[last].get("tool_calls"))
+    there = Place(place.held + (own[last] or 0), ids[(own[last] or 0) - 1], turn_open=True, called=called)
+    if not _goes_on_at(model, messages[last + 1 :], there, root, ids[own[last] or 0 :]):
         return ()
     lengths = [len(ids)]
     for end in reversed(own[:-1]):
@@ -379,13 +387,10 @@ def _end_tokens_in(model: LoadedModel, text: str) -> int:
     return sum(token in model.end_tokens for token in model.encode(text, opening=False)) if text else 0
 
 
-def _goes_on_at(
-    model: LoadedModel, messages: Sequence[Message], place: Place, root: Root, ids: Sequence[int], length: int
-) -> bool:
+def _goes_on_at(model: LoadedModel, messages: Sequence[Message], behind: Place, root: Root, ids: Sequence[int]) -> bool:
     """Whether a conversation continued there with these messages has the same tokens."""
-    behind = Place(place.held + length, ids[length - 1], turn_open=True)
     try:
-        return _encoded(model, messages, behind, root) == ids[length:]
+        return _encoded(model, messages, behind, root) == ids
     except TemplateUnusable:
         return False
 

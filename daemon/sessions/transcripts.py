@@ -355,6 +355,11 @@ class TextMap:
         """The turns at its end, from the calls on that results may answer which come now."""
         return self.turns[calls_before(self.turns, len(self.turns)) :]
 
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether results that come now are known to answer calls."""
+        return any(turn.calls for turn in self.since_calls)
+
     def begun(self, root: bytes) -> TextMap:
         """The map with this root, if it tells of no message yet. Unchanged if it does. root: its digest."""
         return self if self.turns else replace(self, root=root, system=None, roots=(), instructed=())

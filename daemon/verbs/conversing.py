@@ -150,7 +150,12 @@ async def _place_behind(
     ledger = await parts.reuse.ledger_of(head.uri, parts.residency.awake.get)
     if ledger is None or len(ledger) < head.at:
         return None
-    return Place(head.at, ledger[head.at - 1], turn_open=True)
+    return _behind_head(request, head, ledger)
+
+
+def _behind_head(request: AnyAsked, head: Head, ledger: Sequence[int]) -> Place:
+    called = bool(request.messages[head.messages - 1].get("tool_calls"))
+    return Place(head.at, ledger[head.at - 1], turn_open=True, called=called)
 
 
 async def _known(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> Dialogue:
@@ -269,8 +274,7 @@ async def _farthest(
         anew, place = Session(claim.uri, loaded, state, Sampling()), head
         ledger, new = await parts.reuse.ledger_of(head.uri, awake_of), request.messages[head.messages :]
         if ledger is not None and len(ledger) >= head.at and new:
-            behind = Place(head.at, ledger[head.at - 1], turn_open=True)
-            ids = await parts.encoder.messages(loaded, new, behind, root)
+            ids = await parts.encoder.messages(loaded, new, _behind_head(request, head, ledger), root)
             heads = _heads(parts, request, wanted, head.model, chain)
             for each in [each for each in heads if not parts.residency.turns.is_busy(each.uri)][:_MOST_TRIED]:
                 more = await parts.reuse.read_on_alike(anew, each.uri, each.at, ids, awake_of)
