@@ -32,18 +32,11 @@ from ..models.models import LoadedModel
 from ..models.written_tools import written
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, rendered
+from ..sessions.results import call_answered, calls_before, is_empty, told_ids
 from ..sessions.sessions import ROOT, Session
-from ..sessions.transcripts import (
-    NewTurn,
-    Turn,
-    WordsProof,
-    call_answered,
-    calls_before,
-    is_empty,
-    message_of,
-    told_ids,
-)
+from ..sessions.transcripts import NewTurn, Turn, message_of
 from ..sessions.unprocessed_tail import text_map_in, unread_in
+from ..sessions.words_proof import WordsProof
 from ..sleep.store_threads import StoreThreads
 from ..sleep.turn_journal import TurnJournal
 from .conversing import Dialogue

@@ -25,10 +25,10 @@ from ..api.dialogue import canonical
 from ..engine.channels import id_of_call
 from ..models.chat_template import Message, Root
 from ..sessions.interrupted import DIGEST_BYTES, INTERRUPTED, Interrupted
+from ..sessions.results import NOTHING
 from ..sessions.sessions import Session
 from ..sessions.transcripts import (
     BEYOND_LINE,
-    NOTHING,
     Said,
     TextMap,
     Turn,

@@ -19,11 +19,10 @@ so nothing there matches by text.
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Final
 
 from blake3 import blake3
@@ -32,6 +31,17 @@ from ...memvid.limits import MAX_TOKENS
 from ..api.dialogue import Role, canonical
 from ..models.chat_template import Message, Root
 from ..tasks.pieces import Pieces
+from .results import (
+    DIGEST_BYTES,
+    NOTHING,
+    Results,
+    calls_before,
+    ids_of_calls,
+    packed_calls,
+    with_calls,
+    with_few_calls,
+)
+from .results import hashed as _hashed
 
 TEXT_MAP: Final = "text_map"
 """The key of a text map in the session map."""
@@ -40,41 +50,29 @@ MAX_TURNS: Final = 16_384
 """Messages of one text map (at most 1 MiB in each version) and of one transcript. A full text map takes no more."""
 
 MAX_EARLIER_ROOT_CHARS: Final = 128 * 1024
-"""Of all roots together that hold no more. Beyond it, the oldest are forgotten: words that were read under them are no
-longer certain."""
+"""Of all roots together that hold no more. Beyond it the oldest are forgotten, and words under them are uncertain."""
 
 MAX_SYSTEM_CHARS: Final = 256 * 1024
 """The longest system text that is kept for rendering a conversation from its beginning: at most 1 MiB of UTF-8."""
 
 _ROLES: Final[tuple[Role, ...]] = ("system", "user", "assistant", "tool")
 _OWN_SYSTEM: Final = "own_system"
-_DIGEST_BYTES: Final = 16
-_LINE: Final = struct.Struct(f"<BI{_DIGEST_BYTES}s")
+_LINE: Final = struct.Struct(f"<BI{DIGEST_BYTES}s")
 ANSWER_ID_BYTES: Final = 16
 _ANSWERS: Final = "answers"
 _ANSWER: Final = struct.Struct(f"<I{ANSWER_ID_BYTES}s")
 """The number of a turn, and its id."""
 _CALLS: Final = "calls"
-_CALLS_OF: Final = struct.Struct("<II")
-"""The number of a turn, and of its calls, whose ids follow."""
-_CALL_BYTES: Final = 8
-MAX_CALL_IDS: Final = 64 * 1024
-"""Of all calls of a text map. Beyond it, those of the oldest turns are forgotten: results of theirs that come in
-another request count as in order."""
 _BEYOND: Final = "beyond"
 _DISOWNED: Final = "disowned"
 _INSTRUCTED: Final = "instructed"
 _ROOTS: Final = "roots"
 _RUN: Final = struct.Struct("<II")
-"""How many of the first turns a root held for, and the number of its text; how many there were before instructions, and
-the characters of these."""
+"""The first turns for which a root held, and its text's number; or the turns before instructions, and their length."""
 _VERSION: Final = 3
 # The first version had two digests for a message; the second of them is that of the second version.
-_LINE_1: Final = struct.Struct(f"<BI{_DIGEST_BYTES}x{_DIGEST_BYTES}s")
+_LINE_1: Final = struct.Struct(f"<BI{DIGEST_BYTES}x{DIGEST_BYTES}s")
 _OLDER: Final = 2
-
-NOTHING: Final = bytes(_DIGEST_BYTES)
-"""In place of a digest of nothing."""
 
 _MESSAGES_AT_ONCE: Final = 64
 """Messages whose digests are made in one piece of work, which takes about a millisecond."""
@@ -85,7 +83,7 @@ _CHARS_AT_ONCE: Final = 512 * 1024
 RECALLED: Final = "recalled"
 """A field of a message that is an answer of the model as its tokens tell it, and not as a client spells it."""
 
-BEYOND_LINE: Final = struct.Struct(f"<IB{_DIGEST_BYTES}s")
+BEYOND_LINE: Final = struct.Struct(f"<IB{DIGEST_BYTES}s")
 """Of a turn: its number, an index of `_WRITTEN`, and `Turn.beyond`."""
 
 _WRITTEN: Final = ((False, None), (True, None), (True, False), (True, True))
@@ -124,12 +122,12 @@ class Said:
 
 def begun_chain(root: bytes) -> bytes:
     """A chain before the first message. root: the digest of what stands before that."""
-    return blake3(root).digest(_DIGEST_BYTES)
+    return blake3(root).digest(DIGEST_BYTES)
 
 
 def chained(chain: bytes, digest: bytes) -> bytes:
     """The chain with the digest of one message more: it stands for the words up to there."""
-    return blake3(chain + digest).digest(_DIGEST_BYTES)
+    return blake3(chain + digest).digest(DIGEST_BYTES)
 
 
 class _Digested(dict[str, Any]):
@@ -143,7 +141,7 @@ class _Digested(dict[str, Any]):
 def digested(messages: Sequence[Message], before: Sequence[Turn] = ()) -> Pieces[tuple[Message, ...]]:
     """The messages with their digests, which are made once then, however often they are compared. before: the turns
     before the messages, from the calls on that these may answer (`TextMap.since_calls`)."""
-    found, chars, results = [], 0, _Results(before)
+    found, chars, results = [], 0, Results(before)
     for at, message in enumerate(messages, 1):
         is_made, made = isinstance(message, _Digested), _Digested(message)
         if isinstance(message, _Digested):
@@ -165,87 +163,12 @@ def digested(messages: Sequence[Message], before: Sequence[Turn] = ()) -> Pieces
     return tuple(found)
 
 
-class _Results:
-    """Tells which results of a dialogue are not in the order of the calls before them. Where these are not known, a
-    result counts as in their order. An empty answer says nothing: it stands where results came in two requests. turns:
-    those before the dialogue, from the calls on."""
-
-    def __init__(self, turns: Sequence[Turn]) -> None:
-        self._calls: list[bytes] = []
-        self._came = 0
-        self._in_answer = False
-        for turn in turns:
-            self._pass(turn.role, turn.calls, is_empty=is_empty(turn))
-
-    def push(self, message: Message) -> bytes:
-        """The next message. `exact` of a result; nothing for others, and for a result in order."""
-        came, calls = self._came, _ids_of_calls(message)
-        is_silent = message["role"] == "assistant" and not message.get("tool_calls") and not message["content"].strip()
-        self._pass(message["role"], calls, is_empty=is_silent)
-        if message["role"] != "tool" or not self._calls:
-            return NOTHING
-        answered = _call_digest(message.get("tool_call_id") or "")
-        place = self._calls.index(answered) if self._calls.count(answered) == 1 else came
-        return NOTHING if place == came else _hashed(f"{place}")
-
-    def _pass(self, role: Role, calls: Sequence[bytes], *, is_empty: bool) -> None:
-        if is_empty:
-            return
-        was_in_answer, self._in_answer = self._in_answer, role == "assistant"
-        if self._in_answer:
-            self._calls, self._came = [*self._calls, *calls] if was_in_answer else list(calls), 0
-        self._came += role == "tool"
-
-
-def is_empty(turn: Turn) -> bool:
-    """Whether it is an answer that says nothing."""
-    return turn.digest == _SILENCE
-
-
-def calls_before(turns: Sequence[Turn], at: int) -> int:
-    """The number of the turn with which the answers begin whose calls a result at a place may answer."""
-    while at and (turns[at - 1].role == "tool" or is_empty(turns[at - 1])):
-        at -= 1
-    while at and turns[at - 1].role == "assistant":
-        at -= 1
-    return at
-
-
-def call_answered(beyond: bytes, came: int, calls: int) -> int:
-    """The place of the call that a result answers, both counted from 0. beyond: of its turn. came: its own place among
-    the results. calls: how many there are."""
-    return came if beyond == NOTHING else next((at for at in range(calls) if _hashed(f"{at}") == beyond), came)
-
-
-def told_ids(turn: Turn, ids: Sequence[str]) -> list[str]:
-    """The ids under which the calls of an answer are told, as a result may have them. Of those that a client gave
-    there is only the digest. ids: those that are made up for the calls."""
-    if len(turn.calls) != len(ids):
-        return list(ids)
-    pairs = zip(turn.calls, ids, strict=True)
-    return [made if _call_digest(made) == known else f"call_{known.hex()}" for known, made in pairs]
-
-
-def _call_digest(call_id: str) -> bytes:
-    told = _TOLD_CALL.fullmatch(call_id)
-    return bytes.fromhex(told[1]) if told else _hashed(call_id)[:_CALL_BYTES]
-
-
-_TOLD_CALL: Final = re.compile(f"call_([0-9a-f]{{{2 * _CALL_BYTES}}})")
-
-
-def _ids_of_calls(message: Message) -> tuple[bytes, ...]:
-    """Digests of the ids of its calls; none if these do not tell the calls apart."""
-    ids = [call.get("id") or "" for call in message.get("tool_calls", ())]
-    return tuple(map(_call_digest, ids)) if all(ids) and len(set(ids)) == len(ids) else ()
-
-
 def _said_of_long(message: Message) -> Pieces[Said]:
     hashed, text = blake3(f"{message['role']}\0".encode()), message["content"]
     for at in range(0, len(text), _CHARS_AT_ONCE):
         hashed.update(text[at : at + _CHARS_AT_ONCE].encode("utf-8", "surrogatepass"))
         yield
-    return Said(message["role"], hashed.digest(_DIGEST_BYTES))
+    return Said(message["role"], hashed.digest(DIGEST_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +193,7 @@ class Turn:
     @classmethod
     def of(cls, message: Message, end: int, *, own: bool = False, finished: bool | None = None) -> Turn:
         said, own = Said.of(message), own or RECALLED in message
-        beyond, calls = said.thought if own else said.exact, _ids_of_calls(message)
+        beyond, calls = said.thought if own else said.exact, ids_of_calls(message)
         return cls(said.role, said.digest, end, own=own, finished=finished, beyond=beyond, calls=calls)
 
     def is_mark_of(self, message: Message) -> bool:
@@ -333,7 +256,7 @@ class TextMap:
             return self
         ends = [start + length for length in lengths] or [end] * len(messages)
         new = (Turn.of(message, at, own=own, finished=finished) for message, at in zip(messages, ends, strict=True))
-        turns = _with_few_calls((*self.turns, *self._chained(new)))
+        turns = with_few_calls((*self.turns, *self._chained(new)))
         turns = (*turns[:-1], replace(turns[-1], answer=answer)) if answer else turns
         if self.turns or not messages:
             return replace(self, turns=turns)
@@ -443,9 +366,12 @@ class TextMap:
         answers = b"".join(_ANSWER.pack(at, turn.answer) for at, turn in enumerate(self.turns) if turn.answer)
         found = {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
         beyond = packed_beyond(self.turns)
-        called = ((at, turn.calls) for at, turn in enumerate(self.turns) if turn.calls)
-        calls = b"".join(_CALLS_OF.pack(at, len(ids)) + b"".join(ids) for at, ids in called)
-        more: dict[str, Any] = {_ANSWERS: answers, _BEYOND: beyond, _CALLS: calls, _DISOWNED: b"".join(self.disowned)}
+        more: dict[str, Any] = {
+            _ANSWERS: answers,
+            _BEYOND: beyond,
+            _CALLS: packed_calls(self.turns),
+            _DISOWNED: b"".join(self.disowned),
+        }
         texts = list(dict.fromkeys(text for _, text in self.roots))
         runs = b"".join(_RUN.pack(count, texts.index(text)) for count, text in self.roots)
         more[_ROOTS] = [runs, *texts] if runs else []
@@ -471,13 +397,13 @@ class TextMap:
             raise ValueError(f"{TEXT_MAP} has turns of a wrong length")
         if not (system is None or type(system) is str):
             raise ValueError(f"{TEXT_MAP} has a system text that is none")
-        if type(root) is not bytes or len(root) not in (0, _DIGEST_BYTES):
+        if type(root) is not bytes or len(root) not in (0, DIGEST_BYTES):
             raise ValueError(f"{TEXT_MAP} has a root that is no digest")
         read = [_turn_of(*each) for each in line.iter_unpack(packed)]
         if version <= _OLDER:
             read = [replace(turn, digest=_as_older(turn.digest)) if turn.role == "assistant" else turn for turn in read]
         turns = tuple(_with_beyond(_with_answers(read, stored.get(_ANSWERS, b"")), stored.get(_BEYOND, b"")))
-        turns = tuple(_with_calls(list(turns), stored.get(_CALLS, b"")))
+        turns = tuple(with_calls(list(turns), stored.get(_CALLS, b"")))
         if any(one.end > other.end for one, other in pairwise(turns)):
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
         chained_turns = tuple(cls(root=root)._chained(turns))
@@ -562,32 +488,6 @@ def standing(text_map: TextMap, messages: Sequence[Message], root: bytes = b"") 
     return Standing(common, 0, 0)
 
 
-class WordsProof:
-    """Tells whether text that comes in pieces is the words of a message, in time that grows as the text does."""
-
-    def __init__(self, turn: Turn) -> None:
-        self._turn, self._blanks = turn, ""
-        self._strips = turn.role == "assistant"
-        self._begun = False
-        self._hashed = blake3(f"{turn.role}\0".encode())
-
-    def push(self, text: str) -> None:
-        if self._strips:
-            text = self._blanks + text if self._begun else text.lstrip()
-            core = text.rstrip()
-            self._blanks, text, self._begun = text[len(core) :], core, self._begun or bool(core)
-        self._hashed.update(text.encode("utf-8", "surrogatepass"))
-
-    def proven_with(self) -> str | None:
-        """The blanks with which it is the words, as templates strip those: mostly none. None: it is not."""
-        for blanks in ("",) if self._strips else ("", "\n", " ", "\n\n"):
-            hashed = self._hashed.copy()
-            hashed.update(blanks.encode())
-            if hashed.digest(_DIGEST_BYTES) == self._turn.digest:
-                return blanks
-        return None
-
-
 def goes_on(messages: Sequence[Message], kept: int) -> bool:
     """Whether a conversation can go on behind so many messages of a transcript: at its end, at the assistant's turn, or
     behind an answer. Not between two answers: a template may make them one turn."""
@@ -611,19 +511,12 @@ def packed_beyond(turns: Sequence[Turn], first: int = 0) -> bytes:
     )
 
 
-def _hashed(text: str) -> bytes:
-    return blake3(text.encode("utf-8", "surrogatepass")).digest(_DIGEST_BYTES)
-
-
 def _written(value: object) -> str:
     """A JSON value as a template may show it: its keys in their order, its numbers as they are."""
     return _WRITES.encode(value)
 
 
 _WRITES: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-
-
-_SILENCE: Final = _hashed("assistant\0")
 
 
 def _older_digest(message: Message) -> bytes:
@@ -636,7 +529,7 @@ def _older_digest(message: Message) -> bytes:
 
 def _as_older(digest: bytes) -> bytes:
     """No message has this digest."""
-    return blake3(b"older\0" + digest).digest(_DIGEST_BYTES)
+    return blake3(b"older\0" + digest).digest(DIGEST_BYTES)
 
 
 def without_thinking(text: str) -> str:
@@ -698,37 +591,6 @@ def _with_beyond(turns: list[Turn], packed: object) -> list[Turn]:
             raise ValueError(f"{TEXT_MAP} has more than words at a turn that cannot have it")
         own, finished = _WRITTEN[written]
         turns[at] = replace(turns[at], own=own, finished=finished, beyond=beyond)
-    return turns
-
-
-def _with_few_calls(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    """The turns with the ids of the newest calls that are kept."""
-    more = sum(len(turn.calls) for turn in turns) - MAX_CALL_IDS
-    if more <= 0:
-        return turns
-    before = accumulate((len(turn.calls) for turn in turns), initial=0)
-    return tuple(
-        replace(turn, calls=()) if turn.calls and gone < more else turn
-        for turn, gone in zip(turns, before, strict=False)
-    )
-
-
-def _with_calls(turns: list[Turn], packed: object) -> list[Turn]:
-    if type(packed) is not bytes:
-        raise ValueError(f"{TEXT_MAP} has calls of a wrong type")
-    at = kept = 0
-    while at < len(packed):
-        if at + _CALLS_OF.size > len(packed):
-            raise ValueError(f"{TEXT_MAP} has calls of a wrong length")
-        turn, count = _CALLS_OF.unpack_from(packed, at)
-        begins, at = at + _CALLS_OF.size, at + _CALLS_OF.size + count * _CALL_BYTES
-        kept += count
-        if not count or at > len(packed) or kept > MAX_CALL_IDS:
-            raise ValueError(f"{TEXT_MAP} has calls of a wrong length")
-        if turn >= len(turns) or turns[turn].role != "assistant" or turns[turn].calls:
-            raise ValueError(f"{TEXT_MAP} has calls at a turn that cannot have them")
-        ids = tuple(packed[each : each + _CALL_BYTES] for each in range(begins, at, _CALL_BYTES))
-        turns[turn] = replace(turns[turn], calls=ids)
     return turns
 
 

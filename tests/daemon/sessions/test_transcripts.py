@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torpor.daemon.api.dialogue import canonical
 from torpor.daemon.models.chat_template import Root
-from torpor.daemon.sessions import transcripts
+from torpor.daemon.sessions import results, transcripts
 from torpor.daemon.sessions.transcripts import (
     MAX_SYSTEM_CHARS,
     MAX_TURNS,
@@ -337,7 +337,7 @@ def test_results_that_come_in_another_request_are_known_by_the_calls_before_them
 
 
 def test_the_ids_of_the_oldest_calls_are_forgotten_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transcripts, "MAX_CALL_IDS", 4)
+    monkeypatch.setattr(results, "MAX_CALL_IDS", 4)
     known = TextMap()
     for number in range(3):
         calls = [{**call, "id": f"{number}{each}"} for call, each in zip(CALLS[:2], "ab", strict=True)]
