@@ -77,8 +77,7 @@ class Piece:
 class Channels:
     """Tells the channels of one answer apart. root: has the offered tools. name_call: gives the id of a call by its
     number in the answer. thinks: whether the answer begins within its thinking. is_plain: whether text that has begun
-    is text to its end, with no marks in it. any_tool: whether calls count that are of no offered tool: they were
-    carried out, by whoever brought them."""
+    is text to its end, with no marks in it. any_tool: whether calls of tools that are not offered are calls, too."""
 
     def __init__(
         self,

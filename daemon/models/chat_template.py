@@ -164,9 +164,8 @@ def continuation(
     answer: Message = {"role": "assistant", "content": _ASSISTANT}
     calling: Message = {**answer, "tool_calls": [_call_of(message) for message in _leading_results(messages)]}
     # Some templates take a tool's result only behind a call.
-    answers = [answer, calling] if calling["tool_calls"] else [answer]
-    if calling["tool_calls"] and (called or root.shown_tools):
-        answers = [calling]
+    is_needed = called or root.shown_tools
+    answers = [answer] if not calling["tool_calls"] else [calling] if is_needed else [answer, calling]
     plain, is_closed, rest, whole = _continued(render, user, answers, messages, root, end_text)
     if not turn_open:
         return whole
@@ -195,7 +194,7 @@ def _continued(
         for is_last in (True, False):
             plain = _closing(render, [user, {**answer, "tool_calls": []}], root, is_last=is_last)
             try:
-                closing = _closing(render, [user, answer], root, is_last=is_last)
+                closing = _closing(render, [user, answer], root, is_last=is_last) if "tool_calls" in answer else plain
                 whole = _behind_answer(render, [user, answer], messages, closing, root)
             except TemplateUnusable as error:
                 refused = error

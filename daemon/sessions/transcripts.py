@@ -143,19 +143,19 @@ def digested(messages: Sequence[Message], before: Sequence[Turn] = ()) -> Pieces
     before the messages, from the calls on that these may answer (`TextMap.since_calls`)."""
     found, chars, results = [], 0, Results(before)
     for at, message in enumerate(messages, 1):
-        is_made, made = isinstance(message, _Digested), _Digested(message)
-        if isinstance(message, _Digested):
-            made.said = message.said
-        elif len(message["content"]) > _CHARS_AT_ONCE and message["role"] != "assistant":
+        exact = results.push(message)
+        if isinstance(message, _Digested) and (message["role"] != "tool" or message.said.exact == exact):
+            found.append(message)
+            continue
+        made = _Digested(message)
+        is_long = len(message["content"]) > _CHARS_AT_ONCE and message["role"] != "assistant"
+        if is_long and not isinstance(message, _Digested):
             made.said = yield from _said_of_long(message)
         else:
             made.said = Said.of(message)
-        exact = results.push(message)
         if message["role"] == "tool":
             made.said = replace(made.said, exact=exact)
         found.append(made)
-        if is_made:
-            continue
         chars += len(message["content"])
         if at % _MESSAGES_AT_ONCE == 0 or chars > _CHARS_AT_ONCE:
             chars = 0
@@ -314,7 +314,7 @@ class TextMap:
         return self.extended([message_of("assistant", "")], start=end, end=end)
 
     def says(self, instructions: str) -> bool:
-        """Whether its newest system text is these instructions, or it opened with a text of which they are those."""
+        """Whether these instructions hold: they are its newest system text, or what its opening one begins with."""
         newest = next((turn for turn in reversed(self.turns) if turn.role == "system"), None)
         if newest is None or newest.is_mark_of(message_of("system", instructions)):
             return newest is not None
