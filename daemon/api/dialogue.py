@@ -106,24 +106,30 @@ AnswerId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 """Names an answer: 16 bytes in hex, which a client makes up."""
 
 Content = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+ToldAs = Annotated[str, Field(max_length=MAX_CALL_ID_CHARS)]
+"""What a caller keeps with a tool to tell its calls by. No model sees it."""
 
 
 class ToolCall(Result):
-    """A call of a tool. id: names the call for its result; empty without one."""
+    """A call of a tool. id: names the call for its result; empty without one. told_as: that of the tool; empty for one
+    that is not offered, and without effect in a request."""
 
     name: ToolName
     arguments: JsonObject
     id: CallId = ""
+    told_as: ToldAs = ""
 
 
 class Tool(Record):
     """A tool that the model may call. parameters: a JSON schema. deferred: whether some message describes it, and the
-    template does not show it: so what was read before that message stays."""
+    template does not show it: so what was read before that message stays. told_as: comes back with each call of it, in
+    answers and when they are recalled."""
 
     name: ToolName
     description: Content = ""
     parameters: JsonObject | None = None
     deferred: bool = False
+    told_as: ToldAs = ""
 
 
 class Message(Record):
@@ -167,7 +173,8 @@ def map_of(record: Message | Tool) -> dict[str, Any]:
     # There may be thousands, and `asdict` of each would take the loop several times as long.
     if isinstance(record, Tool):
         told = {"name": record.name, "description": record.description, "parameters": record.parameters or {}}
-        return {**told, "deferred": True} if record.deferred else told
+        deferred = {"deferred": True} if record.deferred else {}
+        return {**told, **deferred, **({"told_as": record.told_as} if record.told_as else {})}
     found: dict[str, Any] = {"role": record.role, "content": record.content}
     if record.reasoning:
         found["reasoning"] = record.reasoning

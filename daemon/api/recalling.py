@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY
 
-from .dialogue import AnswerId, Channel, Role, ToolCall
+from .dialogue import AnswerId, Channel, Role, ToldAs, ToolCall
 from .records import Count, ModelName, Request, Result, SessionText
 
 
@@ -17,11 +17,11 @@ class RecalledPiece(Result):
 
 
 class RecalledMessage(Result):
-    """A message, as its tokens tell it. pieces: of an answer that the model wrote, in their order. answer_id: of an
-    answer that has one. start, end: the tokens of the ledger before it, or before the messages that were read with it,
-    and at its end. finished: whether an answer came to its end: to an end token, or to that of a call. certain: whether
-    a digest proves the words. If not, the model's tokenizer or template may have changed since, and messages that were
-    read together may be told as one."""
+    """A message, as its tokens tell it. told_as: of the call that a tool's message answers. pieces: of an answer that
+    the model wrote, in their order. answer_id: of an answer that has one. start, end: the tokens of the ledger before
+    it, or before the messages that were read with it, and at its end. finished: whether an answer came to its end: to
+    an end token, or to that of a call. certain: whether a digest proves the words. If not, the model's tokenizer or
+    template may have changed since, and messages that were read together may be told as one."""
 
     role: Role
     content: str
@@ -29,6 +29,7 @@ class RecalledMessage(Result):
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    told_as: ToldAs = ""
     answer_id: AnswerId | None = None
     start: Count
     end: Count

@@ -138,7 +138,7 @@ class _Calls:
     """Gives the messages of a dialogue, one after another, the ids of its calls."""
 
     def __init__(self) -> None:
-        self._ids: list[str] = []
+        self._calls: list[ToolCall] = []
         self._came = 0
         self._in_answer = False
 
@@ -148,14 +148,16 @@ class _Calls:
             return message
         was_in_answer, self._in_answer = self._in_answer, turn.role == "assistant"
         if turn.role == "tool":
-            at = call_answered(turn.beyond, self._came, len(self._ids))
+            at = call_answered(turn.beyond, self._came, len(self._calls))
             self._came += 1
-            return replace(message, tool_call_id=self._ids[at] if at < len(self._ids) else "")
+            if at >= len(self._calls):
+                return message
+            return replace(message, tool_call_id=self._calls[at].id, told_as=self._calls[at].told_as)
         if self._in_answer:
             ids = told_ids(turn, [call.id for call in message.tool_calls])
-            self._ids, self._came = [*self._ids, *ids] if was_in_answer else ids, 0
             named = {call.id: replace(call, id=each) for call, each in zip(message.tool_calls, ids, strict=True)}
-            calls = tuple(named[call.id] for call in message.tool_calls)
+            calls = tuple(named.values())
+            self._calls, self._came = [*self._calls, *calls] if was_in_answer else [*calls], 0
             pieces = [
                 piece if piece.call is None else replace(piece, call=named.get(piece.call.id, piece.call))
                 for piece in message.pieces
@@ -269,12 +271,13 @@ def _read(
         text = str(model.tokenizer.decode(list(known.tokens[start:end])))
         yield RecalledMessage("user", text, start=start, end=end, certain=False)
         return
-    made = 0
+    made, told_as = 0, known.root.told_as
     for turn, message in zip(turns, found, strict=False):
         own = []
         for name, arguments in message.calls:
             made += 1
-            own.append(ToolCall(name, arguments, id_of_call(f"{known.uri} {start}".encode(), made)))
+            named = id_of_call(f"{known.uri} {start}".encode(), made)
+            own.append(ToolCall(name, arguments, named, told_as.get(name, "")))
         yield RecalledMessage(
             turn.role,
             message.words,

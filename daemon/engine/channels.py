@@ -92,7 +92,7 @@ class Channels:
         self._marks = marks
         self._tools = root.tools
         self._end = CallEnd(marks)  # of the call that has begun
-        self._offered = {tool["name"] for tool in root.tools}
+        self._told_as = root.told_as
         self._any_tool = any_tool
         self._name_call = name_call
         self._named = 0
@@ -130,7 +130,7 @@ class Channels:
             return [self._marks.reasoning[1]] if self._marks.reasoning else []
         if self._is_plain and self._said:
             return []
-        begins = [self._marks.call[0]] if self._offered or self._any_tool else []
+        begins = [self._marks.call[0]] if self._told_as or self._any_tool else []
         thinks = [self._marks.reasoning[0]] if self._marks.reasoning and not self._said else []
         return [*begins, *self._marks.scaffold, *thinks]
 
@@ -212,14 +212,14 @@ class Channels:
         name, arguments, given = parsed["name"], parsed.get("arguments"), parsed.get("id")
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        if not (self._any_tool or name in self._offered) or not isinstance(arguments, dict | None):
+        if not (self._any_tool or name in self._told_as) or not isinstance(arguments, dict | None):
             raise ValueError("no call of an offered tool")
         require_carried(arguments)
         self._named += 1
         is_own = isinstance(given, str) and 0 < len(given) <= MAX_CALL_ID_CHARS and given.isprintable()
         named = str(given) if is_own and given not in self._ids else self._name_call(self._named)
         self._ids.add(named)
-        return ToolCall(name, arguments or {}, named)
+        return ToolCall(name, arguments or {}, named, self._told_as.get(name, ""))
 
 
 class Shown:

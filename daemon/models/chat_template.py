@@ -26,6 +26,7 @@ Message = Mapping[str, Any]
 _USER = "torporuserplaceholder7f3a"
 _ASSISTANT = "torporassistantplaceholder9c1d"
 _TOOL = "torportoolplaceholder4e8b"
+_TOLD_AS: Final = "told_as"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,17 @@ class Root:
 
     @property
     def shown_tools(self) -> tuple[Mapping[str, Any], ...]:
-        """Those of the tools that the template shows."""
-        return tuple(tool for tool in self.tools if not tool.get("deferred"))
+        """Those of the tools that the template shows, with what it shows of them."""
+        return tuple(
+            {name: value for name, value in tool.items() if name != _TOLD_AS}
+            for tool in self.tools
+            if not tool.get("deferred")
+        )
+
+    @property
+    def told_as(self) -> dict[str, str]:
+        """What the caller tells calls of each tool by."""
+        return {tool["name"]: tool.get(_TOLD_AS, "") for tool in self.tools}
 
     def to_text(self) -> str:
         """The root as JSON, for a session map."""

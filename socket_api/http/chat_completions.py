@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -202,8 +202,7 @@ def _order(raw: Mapping[str, Any]) -> Order:
         checkpoints=marks.checkpoints,
         keep_awake_s=marks.keep_awake_s,
     )
-    customs = frozenset(each.custom.name for each in body.tools or () if each.custom is not None)
-    telling = _Chunks(turn, customs, usage=body.wants_usage(), progress=bool(body.return_progress))
+    telling = _Chunks(turn, usage=body.wants_usage(), progress=bool(body.return_progress))
     return Order(turn, telling, bool(body.stream), ignored_of(body, _also(body, words.left_out)))
 
 
@@ -279,6 +278,7 @@ def _tool(tool: OfferedTool) -> dict[str, Any] | None:
             "name": tool.custom.name,
             "description": tool.custom.description or "",
             "parameters": string_tools.PARAMETERS,
+            "told_as": string_tools.CUSTOM,
         }
     if tool.function is None:
         return None
@@ -312,9 +312,8 @@ def told_seed(result: GenerateResult) -> dict[str, Any]:
 
 
 class _Chunks(Telling):
-    def __init__(self, turn: Turn, customs: Collection[str], *, usage: bool, progress: bool) -> None:
+    def __init__(self, turn: Turn, *, usage: bool, progress: bool) -> None:
         super().__init__()
-        self._customs = customs
         self._has_logprobs = turn.logprobs is not None
         self._usage = usage
         self._progress = progress
@@ -402,7 +401,7 @@ class _Chunks(Telling):
         return {"id": self._id, "object": kind, "created": self._created, "model": self.asking.model}
 
     def _told_call(self, call: ToolCall) -> dict[str, Any]:
-        if call.name in self._customs:
+        if string_tools.is_one(call.told_as):
             given = {"name": call.name, "input": string_tools.text_of(call.arguments)}
             return {"id": call.id, "type": "custom", "custom": given}
         arguments = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))

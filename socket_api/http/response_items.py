@@ -80,7 +80,7 @@ class OfferedTool(Body):
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A tool, and how a call of it is told."""
+    """A tool, and the namespace that it is in."""
 
     tool: OfferedTool
     namespace: str | None
@@ -91,9 +91,12 @@ class _Offer:
         return _flat(self.namespace, self.tool.name)
 
     def to_map(self) -> dict[str, Any]:
-        """The tool as a verb takes it."""
-        parameters = string_tools.PARAMETERS if self.tool.type == "custom" else self.tool.parameters or {}
-        return {"name": self.flat_name, "description": self.tool.description or "", "parameters": parameters}
+        """The tool as a verb takes it, with what `call_item` tells calls of it by."""
+        parameters = string_tools.PARAMETERS if self.tool.type == string_tools.CUSTOM else self.tool.parameters or {}
+        told = {"name": self.flat_name, "description": self.tool.description or "", "parameters": parameters}
+        if self.tool.type != string_tools.CUSTOM and self.namespace is None:
+            return told
+        return {**told, "told_as": f"{self.tool.type}:{self.namespace or ''}"}
 
 
 class Toolbox:
@@ -102,7 +105,6 @@ class Toolbox:
     def __init__(self, tools: Sequence[OfferedTool]) -> None:
         self.unknown: list[str] = []
         self._offers = list(self._offered(tools, None))
-        self._by_name = {each.flat_name: each for each in self._offers}
 
     def to_maps(self) -> list[dict[str, Any]]:
         """The tools as a verb takes them."""
@@ -112,22 +114,11 @@ class Toolbox:
         """The names of those whose calls match their schemas."""
         return [each.flat_name for each in self._offers if each.tool.strict]
 
-    def call_item(self, call: ToolCall, item_id: str) -> dict[str, Any]:
-        """A call as it is told."""
-        offer = self._by_name.get(call.name)
-        name = offer.tool.name if offer is not None else call.name
-        told = {"id": item_id, "status": "completed", "call_id": call.id, "name": name}
-        if offer is not None and offer.namespace is not None:
-            told["namespace"] = offer.namespace
-        if offer is not None and offer.tool.type == "custom":
-            return {**told, "type": "custom_tool_call", "input": string_tools.text_of(call.arguments)}
-        return {**told, "type": "function_call", "arguments": _json(call.arguments)}
-
     def _offered(self, tools: Sequence[OfferedTool], namespace: str | None) -> Iterator[_Offer]:
         for tool in tools:
             if tool.type == "namespace" and namespace is None:
                 yield from self._offered(tool.tools or (), tool.name)
-            elif tool.type in ("function", "custom"):
+            elif tool.type in ("function", string_tools.CUSTOM):
                 yield _Offer(tool, namespace)
             else:
                 self.unknown.append(tool.type)
@@ -234,7 +225,7 @@ def answer_items(answer_id: str, message: RecalledMessage) -> list[dict[str, Any
     items: list[dict[str, Any]] = []
     for at, piece in enumerate(message.pieces):
         if piece.call is not None:
-            items.append(Toolbox(()).call_item(piece.call, item_id("fc", answer_id, at)))
+            items.append(call_item(piece.call, item_id("fc", answer_id, at)))
         elif piece.channel == "reasoning":
             items.append(reasoning_item(item_id("rs", answer_id, at), piece.text, answer_id))
         else:
@@ -282,7 +273,7 @@ def require_certain(messages: Sequence[RecalledMessage]) -> None:
 def _read_items(message: RecalledMessage) -> Iterator[dict[str, Any]]:
     """A message that was read, without the ids of its items."""
     if message.role == "tool":
-        yield {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.content}
+        yield {"type": f"{_called(message.told_as)}_output", "call_id": message.tool_call_id, "output": message.content}
     elif message.role != "assistant":
         content = [{"type": "input_text", "text": message.content}]
         yield {"type": "message", "role": message.role, "content": content}
@@ -292,7 +283,7 @@ def _read_items(message: RecalledMessage) -> Iterator[dict[str, Any]]:
         if message.content:
             yield _without_id(message_item("", message.content))
         for call in message.tool_calls:
-            yield _without_id(Toolbox(()).call_item(call, ""))
+            yield _without_id(call_item(call, ""))
 
 
 def _without_id(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,6 +303,23 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dic
 def item_id(kind: str, answer_id: str, at: int) -> str:
     """The id of an item: it names the answer, and so the place in the ledger."""
     return f"{kind}_{answer_id}_{at}"
+
+
+def call_item(call: ToolCall, item_id: str) -> dict[str, Any]:
+    """A call as it is told: by what its tool was offered as, also when it is recalled."""
+    namespace = call.told_as.partition(":")[2]
+    name = call.name.removeprefix(_flat(namespace, ""))
+    told = {"id": item_id, "type": _called(call.told_as), "status": "completed", "call_id": call.id, "name": name}
+    if namespace:
+        told["namespace"] = namespace
+    if string_tools.is_one(call.told_as):
+        return {**told, "input": string_tools.text_of(call.arguments)}
+    return {**told, "arguments": _json(call.arguments)}
+
+
+def _called(told_as: str) -> str:
+    """The type of the item that a call is."""
+    return "custom_tool_call" if string_tools.is_one(told_as) else "function_call"
 
 
 def reasoning_item(item_id: str, text: str, sealed: str) -> dict[str, Any]:

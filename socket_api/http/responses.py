@@ -40,6 +40,7 @@ from .response_items import (
     Toolbox,
     answer_items,
     answer_of_response,
+    call_item,
     cut_off,
     item_id,
     message_item,
@@ -131,7 +132,7 @@ def _made(raw: Mapping[str, Any]) -> tuple[Order, Turn, _Place]:
     body = read_fields(ResponsesBody, raw)
     body.require_one()
     turn, tools, dialogue = _turn(body, raw["input"])
-    telling = _Events(body, turn, tools)
+    telling = _Events(body, turn)
     ignored = ignored_of(body, _also(body, tools.unknown, dialogue.unknown))
     return Order(turn, telling, bool(body.stream), ignored, telling.asked), turn, _Place.of(body)
 
@@ -272,9 +273,8 @@ def _also(body: ResponsesBody, tools: Sequence[str], items: Sequence[str]) -> It
 class _Events(Telling):
     """Tells an answer as a response of items."""
 
-    def __init__(self, body: ResponsesBody, turn: Turn, tools: Toolbox) -> None:
+    def __init__(self, body: ResponsesBody, turn: Turn) -> None:
         super().__init__()
-        self._tools = tools
         self._answer_id = turn.answer_id
         # One that is not to be stored has an id that nothing keeps. Its items name its answer still: they find its
         # session when they come back.
@@ -360,7 +360,7 @@ class _Events(Telling):
         return told
 
     def _call(self, call: ToolCall) -> bytes:
-        item = self._call_item(call)
+        item = call_item(call, self._item_id("fc"))
         field, kind = ("input", "custom_tool_call_input")
         if item["type"] == "function_call":
             field, kind = ("arguments", "function_call_arguments")
@@ -395,9 +395,6 @@ class _Events(Telling):
 
     def _reasoning(self, text: str) -> dict[str, Any]:
         return reasoning_item(self._item_id("rs"), text, self._answer_id)
-
-    def _call_item(self, call: ToolCall) -> dict[str, Any]:
-        return self._tools.call_item(call, self._item_id("fc"))
 
     def _ended(self, answered: Answered) -> dict[str, Any]:
         usage = {

@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+CUSTOM: Final = "custom"
+"""Their type for a client: what calls of them are told as begins with it."""
+
 PARAMETERS: Final[Mapping[str, Any]] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -17,6 +20,11 @@ PARAMETERS: Final[Mapping[str, Any]] = {
 def arguments_of(text: str | None) -> dict[str, Any]:
     """The arguments of a call with this string."""
     return {"input": text or ""}
+
+
+def is_one(told_as: str) -> bool:
+    """Whether it is such a tool whose calls are told as this."""
+    return told_as.partition(":")[0] == CUSTOM
 
 
 def text_of(arguments: Mapping[str, Any]) -> str:

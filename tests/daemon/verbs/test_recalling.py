@@ -299,6 +299,35 @@ async def test_what_was_said_is_told_from_the_tokens(rig: Rigged) -> None:
     assert (second.messages, second.after) == (whole.messages[5:], ONE)
 
 
+async def test_a_call_and_its_result_are_told_as_the_tool_was_offered(rig: Rigged) -> None:
+    """Also where it is offered otherwise later; no token is another for it."""
+    plain, custom, spaced = TOOLS, ({**TOOLS[0], "told_as": "custom:"},), ({**TOOLS[0], "told_as": "function:files"},)
+    first = await converse(rig, [user("one")], CALL, tools=custom, answer_id=ONE, max_tokens=90)
+    (call,) = first.tool_calls
+    result = {"role": "tool", "content": "a file", "tool_call_id": call.id}
+    second = await converse(rig, [result], CALL, tools=spaced, after=ONE, answer_id=TWO, max_tokens=90)
+    result = {**result, "tool_call_id": second.tool_calls[0].id}
+    third = await converse(rig, [result], CALL, tools=plain, after=TWO, max_tokens=90)
+    told = [*first.tool_calls, *second.tool_calls, *third.tool_calls]
+    assert [each.told_as for each in told] == ["custom:", "function:files", ""]
+    assert {each.session for each in (first, second, third)} == {first.session}
+    whole = await rig.service.recall("a")
+    assert [each.role for each in whole.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert [call for each in whole.messages for call in each.tool_calls] == told
+    assert [each.told_as for each in whole.messages if each.role == "tool"] == ["custom:", "function:files"]
+    counts = [(await rig.service.measure("b", [user("hi")], tools=tools)).tokens for tools in (plain, custom, spaced)]
+    assert len(set(counts)) == 1
+
+
+async def test_a_call_that_was_read_is_told_as_its_tool_was_offered(rig: Rigged) -> None:
+    call = {"name": "look", "arguments": {"path": "."}, "id": "theirs"}
+    said = [user("one"), {**assistant(""), "tool_calls": [call]}]
+    said.append({"role": "tool", "content": "a file", "tool_call_id": "theirs"})
+    await converse(rig, said, "well", tools=({**TOOLS[0], "told_as": "custom:"},))
+    _, asked, result, _ = (await rig.service.recall("a")).messages
+    assert (asked.tool_calls[0].told_as, result.told_as) == ("custom:", "custom:")
+
+
 async def test_an_answer_that_was_cut_off_is_told_so(rig: Rigged) -> None:
     told = await converse(rig, [user("one")], "a long answer", answer_id=ONE, max_tokens=3)
     (*_, answer) = (await rig.service.recall(answer_id=ONE)).messages

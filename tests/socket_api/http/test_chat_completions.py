@@ -126,7 +126,7 @@ def test_thinking_and_calls_are_told_apart_in_both_modes(server: HttpThread) -> 
     ("arguments", "text"), [({"input": "+1"}, "+1"), ({"input": "+1", "at": 2}, '{"input":"+1","at":2}')]
 )
 def test_a_custom_tool_takes_a_string(server: HttpThread, arguments: dict[str, Any], text: str) -> None:
-    call = ToolCall("patch", arguments, "call_1")
+    call = ToolCall("patch", arguments, "call_1", "custom")
     told = ProgressEvent("prefill", 1, 1), TokenEvent(None, "", "call", call)
     says(server, *told, tool_calls=(call,), finish_reason="tool_calls")
     said = {"id": "call_0", "type": "custom", "custom": {"name": "patch", "input": "+0"}}

@@ -37,8 +37,8 @@ AGENTS = {"type": "namespace", "name": "agents", "tools": [{**ADD, "name": "spaw
 async def thinks_and_calls(request: ConverseRequest) -> GenerateResult:
     calls = (
         ToolCall("add", {"a": 1}, "c1"),
-        ToolCall("patch", {"input": "+1"}, "c2"),
-        ToolCall("agents__spawn", {}, "c3"),
+        ToolCall("patch", {"input": "+1"}, "c2", "custom:"),
+        ToolCall("agents__spawn", {}, "c3", "function:agents"),
     )
     request.emit(ProgressEvent("prefill", 1, 1))
     request.emit(TokenEvent(1, "so", "reasoning"))
@@ -245,6 +245,7 @@ async def recalls(request: RecallRequest) -> RecallResult:
     messages = (
         RecalledMessage("user", "hello", start=0, end=9),
         RecalledMessage("tool", "3", tool_call_id="c1", start=0, end=9),
+        RecalledMessage("tool", "done", tool_call_id="c0", told_as="custom:agents", start=0, end=9),
         RecalledMessage(
             *("assistant", "hi"),
             reasoning="so",
@@ -266,18 +267,30 @@ def test_a_response_is_told_from_its_tokens(server: HttpThread) -> None:
     thought, text, call = told["output"]
     assert (thought["summary"][0]["text"], text["content"][0]["text"], call["call_id"]) == ("so", "hi", "c2")
     listed = server.ask("GET", f"{PATH}/resp_{ONE}/input_items?order=asc").json
-    assert [each["type"] for each in listed["data"]] == ["message", "function_call_output"]
+    results = ["function_call_output", "custom_tool_call_output"]
+    assert [each["type"] for each in listed["data"]] == ["message", *results]
     assert (listed["data"][0]["content"][0]["text"], listed["data"][1]["call_id"]) == ("hello", "c1")
     newest = server.ask("GET", f"{PATH}/resp_{ONE}/input_items?limit=1").json
-    assert (newest["data"], newest["has_more"]) == ([listed["data"][1]], True)
+    assert (newest["data"], newest["has_more"]) == ([listed["data"][2]], True)
     rest = server.ask("GET", f"{PATH}/resp_{ONE}/input_items?after={newest['last_id']}").json
-    assert (rest["data"], rest["has_more"]) == ([listed["data"][0]], False)
+    assert (rest["data"], rest["has_more"]) == ([listed["data"][1], listed["data"][0]], False)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_items_of_an_answer_are_the_same_whole_streamed_and_retrieved(server: HttpThread, stream: bool) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        ToolCall("add", {"a": 1}, "c2"),
+        ToolCall("patch", {"input": "+1"}, "c2", "custom:"),
+        ToolCall("agents__patch", {"input": "+1"}, "c2", "custom:agents"),
+        ToolCall("agents__spawn", {"a": 1}, "c2", "function:agents"),
+    ],
+    ids=["function", "custom", "custom of a namespace", "function of a namespace"],
+)
+def test_the_items_of_an_answer_are_the_same_whole_streamed_and_retrieved(
+    server: HttpThread, call: ToolCall, stream: bool
+) -> None:
     """Also of a text behind a call."""
-    call = ToolCall("add", {"a": 1}, "c2")
     pieces = (("reasoning", "so "), ("reasoning", "so"), ("text", "a"), ("call", ""), ("text", "b"), ("text", "c"))
     events = [TokenEvent(1, text, channel, call if channel == "call" else None) for channel, text in pieces]  # type: ignore[arg-type]
     says(server, *events, text="abc", reasoning="so so", tool_calls=(call,))
@@ -296,7 +309,8 @@ def test_the_items_of_an_answer_are_the_same_whole_streamed_and_retrieved(server
         return RecallResult("a", "fake", (RecalledMessage("assistant", "abc", start=1, end=7, **facts),))
 
     server.service.answers[RecallRequest] = recalls_it
-    assert [each["type"] for each in told["output"]] == ["reasoning", "message", "function_call", "message"]
+    called = "custom_tool_call" if call.told_as.startswith("custom") else "function_call"
+    assert [each["type"] for each in told["output"]] == ["reasoning", "message", called, "message"]
     assert server.ask("GET", f"{PATH}/resp_{answer_id}").json["output"] == told["output"]
 
 
@@ -402,7 +416,7 @@ def test_an_item_that_was_read_before_a_response_may_be_said_again_behind_it(ser
 
 
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/input_tokens"])
-@pytest.mark.parametrize("named", [f"msg_{ONE}_9", f"in_{ONE}_2", "msg_1", None, 5, f"msg_{'0' * 32}_0"])
+@pytest.mark.parametrize("named", [f"msg_{ONE}_9", f"in_{ONE}_3", "msg_1", None, 5, f"msg_{'0' * 32}_0"])
 def test_a_reference_to_an_item_that_no_session_has_is_refused_by_its_id(
     server: HttpThread, path: str, named: str | None
 ) -> None:
