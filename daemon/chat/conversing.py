@@ -10,7 +10,7 @@ it is left asleep, and the next use finds it as it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +36,7 @@ from ..models.written_tools import offer_of
 from ..prefixes.prefixes import tokens_in_common
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place
+from ..sessions.interrupted import Interrupted
 from ..sessions.sessions import Session
 from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, digested, message_of, spoken, standing
 from ..sleep.orders import WakeOrder
@@ -79,7 +80,7 @@ class Behind:
 @dataclass(frozen=True, slots=True)
 class Dialogue:
     """The words of a session: its ledger, its messages, and what stands before them. model: its name. unsaid: a system
-    text of its own that the next turn says."""
+    text of its own that the next turn says. midway: the request in whose midst it ends."""
 
     uri: SessionUri
     model: str
@@ -87,17 +88,34 @@ class Dialogue:
     text_map: TextMap
     root: Root
     unsaid: str | None = None
+    midway: Interrupted | None = None
 
     @classmethod
     def of(cls, live: Session) -> Dialogue:
         """The words of an awake session, as they are now."""
         unsaid = live.system if live.has_system_to_say else None
-        return cls(live.uri, live.model.name, live.state.tokens[:], live.text_map, live.root, unsaid)
+        tokens, midway = live.state.tokens[:], live.left_midway
+        return cls(live.uri, live.model.name, tokens, live.text_map, live.root, unsaid, midway)
 
     def before(self, at: int) -> Dialogue:
         """The words before a token."""
         text_map = self.text_map.cut(at)
-        return replace(self, tokens=self.tokens[:at], text_map=text_map, root=text_map.root_at_end(self.root))
+        root = text_map.root_at_end(self.root)
+        return replace(self, tokens=self.tokens[:at], text_map=text_map, root=root, midway=None)
+
+    def for_retry(self, new: Callable[[Dialogue], Sequence[Message]]) -> Dialogue:
+        """The words before the request in whose midst it ends, if that was not read whole or is asked again. new: the
+        messages of a request behind some words."""
+        if self.midway is None:
+            return self
+        before = self.before(self.midway.begins_at)
+        read = self.text_map.turns[len(before.text_map.turns) :]
+        asked = read[:-1] if read and read[-1].own else read
+        again = new(before)
+        is_again = len(asked) == len(again) and all(
+            turn.is_mark_of(message) for turn, message in zip(asked, again, strict=True)
+        )
+        return before if is_again or self.midway.end < self.midway.answer_at else self
 
     @property
     def asked(self) -> Role | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,7 @@ from ..models.models import LoadedModel
 from ..models.written_tools import written
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, rendered
+from ..sessions.interrupted import INTERRUPTED, Interrupted
 from ..sessions.results import call_answered, calls_before, is_empty, told_ids
 from ..sessions.sessions import ROOT, Session
 from ..sessions.transcripts import NewTurn, Turn, message_of
@@ -112,7 +113,9 @@ class Recalling:
             kept, unread = reader.manifest.session, unread_in(reader.manifest.session, uri)
             tokens = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
             try:
-                return Dialogue(uri, str(kept["model"]), tokens, text_map_in(kept, uri), Root.from_text(kept.get(ROOT)))
+                model, root, text_map = str(kept["model"]), Root.from_text(kept.get(ROOT)), text_map_in(kept, uri)
+                midway = Interrupted.from_map(kept.get(INTERRUPTED), len(tokens))
+                return Dialogue(uri, model, tokens, text_map, root, midway=midway)
             except KeyError as error:
                 raise MalformedSnapshot(
                     f"The session map of {uri} names no model: another program has written it.", session=str(uri)
@@ -181,18 +184,24 @@ def _group(
 
 def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> RecalledMessage:
     """An answer, as it was shown."""
-    told = _decoded(model, known, turn, start, is_cut=True)
-    if turn.proves(_as_message(told)):
-        return told
-    # Its grammar ended it. Or a stop string did, and was shown to nobody. Or it was to have one call, and its marks
-    # hold more.
-    whole = _decoded(model, known, turn, start, is_cut=False)
-    text = whole.content
-    shorter = (text[:size] for size in range(len(text) - 1, -1, -1)[: 2 * MAX_STOP_CHARS])
-    others = [whole, replace(whole, tool_calls=whole.tool_calls[:1], finished=True)]
-    others += [replace(whole, content=each, finished=True) for each in shorter]
-    proven = next((each for each in others if turn.proves(_as_message(each))), None)
-    return replace(told, certain=False) if proven is None else replace(proven, pieces=tuple(_pieces_of(proven)))
+    readings = _readings(partial(_decoded, model, known, turn, start))
+    first = next(readings)
+    proven = next((each for each in chain([first], readings) if turn.proves(_as_message(each))), None)
+    return replace(first, certain=False) if proven is None else replace(proven, pieces=tuple(_pieces_of(proven)))
+
+
+def _readings(decoded: Callable[..., RecalledMessage]) -> Iterator[RecalledMessage]:
+    """What an answer may say, the likeliest first. decoded: as `_decoded`, of the answer."""
+    for is_plain in (False, True):  # a grammar held its text, and what looks like marks is text
+        yield decoded(is_cut=True, is_plain=is_plain)
+        whole = decoded(is_cut=False, is_plain=is_plain)  # its grammar ended it
+        yield whole
+        yield replace(whole, tool_calls=whole.tool_calls[:1], finished=True)  # it was to have one, and wrote more
+        text = whole.content
+        for size in range(len(text) - 1, -1, -1)[
+            : 2 * MAX_STOP_CHARS
+        ]:  # a stop string ended it, which nobody was shown
+            yield replace(whole, content=text[:size], finished=True)
 
 
 def _pieces_of(told: RecalledMessage) -> Iterator[RecalledPiece]:
@@ -216,11 +225,14 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[RecalledPiece]:
         yield RecalledPiece(channel, "".join(piece.text for piece in group), call)
 
 
-def _decoded(model: LoadedModel, known: Dialogue, turn: Turn, start: int, *, is_cut: bool) -> RecalledMessage:
-    """What the tokens of an answer say. is_cut: whether one without an end token was cut off."""
+def _decoded(
+    model: LoadedModel, known: Dialogue, turn: Turn, start: int, *, is_cut: bool, is_plain: bool
+) -> RecalledMessage:
+    """What the tokens of an answer say. is_cut: whether one without an end token was cut off. is_plain: as of
+    `Shown`."""
     ledger, pieces = list(known.tokens[:start]), list[Piece]()
     answer, finished = Written(), False
-    shown = Shown(model, ledger, known.root, (), answer=turn.answer)
+    shown = Shown(model, ledger, known.root, (), is_plain=is_plain, answer=turn.answer)
     for token in known.tokens[start : turn.end]:
         ledger.append(token)  # grows while it is shown: the ids of calls follow from it
         said = [] if token in model.end_tokens else list(shown.push(token))

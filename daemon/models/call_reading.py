@@ -22,7 +22,7 @@ from ..api.limits import MAX_JSON_DEPTH
 from . import call_tags
 from .call_tags import Tags
 from .marks import Marks
-from .schemas import kind_of, kinds_of, texts_of
+from .schemas import kind_of, kinds_of, of_property, texts_of
 
 Schema = Mapping[str, Any]
 Call = Mapping[str, Any]
@@ -467,12 +467,12 @@ class _Tagged:
         return {"name": head["name"], "arguments": arguments}, at
 
     def _arguments(self, body: str, at: int, schema: Schema) -> tuple[dict[str, Any], int]:
-        known, pairs = schema.get("properties"), []
+        pairs = []
         while opened := self._opens.match(body, at):
             key = opened["key"].strip()
             if not key:
                 raise NoCall("an argument has no name")
-            own = known.get(key, True) if isinstance(known, Mapping) else True
+            own = of_property(schema, key, schema)
             value, at = self._value(body, opened.end(), _Allowed.of(own, schema))
             pairs.append((key, value))
         return _once(pairs), at

@@ -20,6 +20,7 @@ from .schemas import (
     Schema,
     alternatives,
     changed_within,
+    is_number,
     kind_of,
     leading_to,
     placed,
@@ -182,7 +183,7 @@ class Rules:
         if not values:
             raise NotForcible("it allows no value")
         for number in _numbers(list(values)):
-            if not math.isfinite(number):
+            if not is_number(number):
                 raise NotForcible("a number of it is beyond floats")
             if self._integers is not None and isinstance(number, int) and number not in self._integers:
                 raise NotForcible(f"{number} has more than 64 bits")
@@ -223,7 +224,7 @@ class Rules:
         own = self._integers or range(-(10**40), 10**40)
         low, high = own.start, own.stop - 1
         for name, limit in ((each, schema[each]) for each in _BOUNDS if each in schema):
-            if kind_of(limit) not in ("integer", "number") or not math.isfinite(limit):
+            if not is_number(limit):
                 raise NotForcible(f"{name} is no number")
             if name.endswith("inimum"):
                 low = max(low, math.ceil(limit) + (name[0] == "e" and limit == math.ceil(limit)))

@@ -38,6 +38,47 @@ def kinds_of(schema: Any, root: Any) -> frozenset[str]:
     return _Kinds(root).of(schema)
 
 
+def of_property(schema: Any, key: str, root: Any) -> Any:
+    """What a schema says of the value of a property, as a schema: in itself, or in the schemas that it names or joins.
+    True where it says nothing. Which properties a pattern means is not looked at, for that may take for ever."""
+    said = _of_property(schema, key, root, set())
+    return True if said is None else said
+
+
+def _of_property(schema: Any, key: str, root: Any, seen: set[str]) -> Any:
+    """As `of_property`; None for nothing. seen: references, of which each is followed once."""
+    if not isinstance(schema, Mapping):
+        return None
+    found = [_of_named(schema, key)]
+    found += [_of_property(part, key, root, seen) for part in _listed(schema, "allOf")]
+    for word in ("anyOf", "oneOf"):
+        options = (_of_property(part, key, root, seen) for part in _listed(schema, word))
+        found.append(_joined("anyOf", [each for each in options if each not in (None, False)]))
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        seen.add(reference)
+        found.append(_of_property(resolved(reference, root), key, root, seen))
+    return _joined("allOf", [each for each in found if each is not None])
+
+
+def _of_named(schema: Schema, key: str) -> Any:
+    """What the schema's own properties say of one; None for nothing."""
+    named, patterns = schema.get("properties"), schema.get("patternProperties")
+    if isinstance(named, Mapping) and key in named:
+        return named[key]
+    others = [schema.get("additionalProperties"), *(patterns.values() if isinstance(patterns, Mapping) else ())]
+    return _joined("anyOf", [each for each in others if isinstance(each, Mapping)])
+
+
+def _joined(word: str, schemas: list[Any]) -> Any:
+    return {word: schemas} if len(schemas) > 1 else next(iter(schemas), None)
+
+
+def _listed(schema: Schema, word: str) -> list[Any]:
+    found = schema.get(word)
+    return found if isinstance(found, list) else []
+
+
 class NotForcible(Exception):
     """A model cannot be held to something. Its text says why."""
 
@@ -63,8 +104,10 @@ def _is_list(value: Any, of: type) -> bool:
     return isinstance(value, list) and all(isinstance(each, of) for each in value)
 
 
-def _is_number(value: Any) -> bool:
-    return kind_of(value) in ("integer", "number") and math.isfinite(value)
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number."""
+    # An integer may be larger than any float.
+    return kind_of(value) == "integer" or (kind_of(value) == "number" and math.isfinite(value))
 
 
 _ONE: Final = _Shape("a schema", lambda value: isinstance(value, Mapping | bool))
@@ -78,9 +121,9 @@ _TEXTS: Final = _Shape("a list of texts", lambda value: _is_list(value, str))
 _TYPE: Final = _Shape(
     "a text, or a list of texts", lambda value: isinstance(value, str) or (bool(value) and _is_list(value, str))
 )
-_COUNT: Final = _Shape("an integer of at least 0", lambda value: _is_number(value) and value == int(value) >= 0)
-_NUMBER: Final = _Shape("a number", _is_number)
-_LIMIT: Final = _Shape("a number, true or false", lambda value: isinstance(value, bool) or _is_number(value))
+_COUNT: Final = _Shape("an integer of at least 0", lambda value: is_number(value) and value == int(value) >= 0)
+_NUMBER: Final = _Shape("a number", is_number)
+_LIMIT: Final = _Shape("a number, true or false", lambda value: isinstance(value, bool) or is_number(value))
 
 _SHAPES: Final[Mapping[str, _Shape]] = MappingProxyType(
     {

@@ -80,7 +80,7 @@ def is_empty(turn: Turn) -> bool:
 
 def calls_before(turns: Sequence[Turn], at: int) -> int:
     """The number of the turn with which the answers begin whose calls a result at a place may answer."""
-    while at and (turns[at - 1].role == "tool" or is_empty(turns[at - 1])):
+    while at and (turns[at - 1].role != "assistant" or is_empty(turns[at - 1])):
         at -= 1
     while at and turns[at - 1].role == "assistant":
         at -= 1

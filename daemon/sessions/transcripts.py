@@ -280,8 +280,9 @@ class TextMap:
 
     @property
     def ends_with_calls(self) -> bool:
-        """Whether results that come now are known to answer calls."""
-        return any(turn.calls for turn in self.since_calls)
+        """Whether its last answer is known to have calls, and nothing but results stands behind that."""
+        since = self.since_calls
+        return any(turn.calls for turn in since) and all(turn.role in ("assistant", "tool") for turn in since)
 
     def begun(self, root: bytes) -> TextMap:
         """The map with this root, if it tells of no message yet. Unchanged if it does. root: its digest."""

@@ -119,10 +119,15 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
         if known is None:
             tokens, cached = await _size(parts, request, wanted, loaded)
         else:
-            messages = said_behind(known, root, request.instructions, request.messages, loaded.marks)
-            place = await parts.conversing.place(loaded, known, messages, root)
+
+            def told(behind: Dialogue) -> Sequence[Any]:
+                return said_behind(behind, root, request.instructions, request.messages, loaded.marks)
+
+            before = known.for_retry(told)
+            messages, cached = told(before), len(known.tokens)
+            place = await parts.conversing.place(loaded, before, messages, root, again=before is not known)
             ids = await parts.encoder.messages(loaded, messages, place, root) if messages else []
-            tokens, cached = place.held + len(ids), len(known.tokens)
+            tokens = place.held + len(ids)
         unheld = await parts.encoder.unheld(loaded, AnswerForm(None, request.tool_choice or FREE, root.tools))
         return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model, tuple(sorted(unheld)))
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from torpor.daemon.engine.channels import Channels
@@ -402,6 +402,33 @@ def test_a_value_between_tags_has_the_type_of_its_schema_or_the_call_is_text(par
         shown, calls = told(marks, tool_of(a=schema), said)
         expected = (said, []) if value is ... else ("", [typed({"a": value})])
         assert (shown, [typed(each) for each in calls]) == expected, (schema, text)
+
+
+V: Final = {"type": "object", "properties": {"v": {"type": "string"}}}
+WITHIN: Final[dict[str, dict[str, Any]]] = {
+    "a reference": {"$ref": "#/definitions/A", "definitions": {"A": V}},
+    "a reference to a reference": {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/B"}, "B": V}},
+    "a reference to itself": {"$ref": "#", **V},
+    "allOf": {"type": "object", "allOf": [{"required": ["v"]}, V]},
+    "allOf of all": {"properties": {"v": {"type": ["string", "null"]}}, "allOf": [V]},
+    "anyOf": {
+        "anyOf": [{**V, "additionalProperties": False}, {"properties": {"w": {}}, "additionalProperties": False}]
+    },
+    "oneOf": {"oneOf": [{"properties": {"w": {"type": "integer"}}}, V]},
+    "additionalProperties": {"additionalProperties": {"type": "string"}},
+    "patternProperties": {"patternProperties": {"^v": {"type": "string"}}, "additionalProperties": False},
+}
+
+
+@pytest.mark.parametrize("parser", ["glm47", "minimax_m2", "minicpm5", "qwen3_coder"])
+@pytest.mark.parametrize("where", WITHIN)
+def test_a_value_between_tags_has_the_type_that_any_part_of_its_schema_says(parser: str, where: str) -> None:
+    marks = marks_of(parser)
+    tool = {"name": "f", "description": "", "parameters": WITHIN[where]}
+    for text in ("12345", "true", "null", '{"a": 1}'):
+        said = marks.call[0] + WRITERS[parser]({"v": text}) + marks.call[1]
+        shown, calls = told(marks, tool, said)
+        assert (shown, [typed(each) for each in calls]) == ("", [typed({"v": text})])
 
 
 @pytest.mark.parametrize(

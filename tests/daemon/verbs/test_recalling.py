@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from torpor.daemon.api.constraints import Constraint, ToolChoice
-from torpor.daemon.api.dialogue import ToolCall
+from torpor.daemon.api.dialogue import Role, ToolCall
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.errors import AnswerNotFound, InvalidTranscript, SessionAwake
 from torpor.daemon.models.call_formats import call_shape
@@ -334,12 +334,16 @@ async def test_an_answer_that_was_cut_off_is_told_so(rig: Rigged) -> None:
     assert (answer.content, answer.finished, answer.end - answer.start) == (told.text, False, 3)
 
 
+QUOTING = Constraint(regex=r'see [^.]*[.]"[^.]*[.]')
+
+
 @pytest.mark.parametrize(
     ("reply", "asked", "finished"),
     [
         ("abcdef", {"constraint": Constraint(regex="[a-z]{6}")}, True),
         ('"said"', {"constraint": Constraint(json_schema='{"enum": ["said"]}')}, True),
         ("abcdef" * 20, {"constraint": Constraint(regex="[a-z]{99}"), "max_tokens": 9}, False),
+        (f"see {CALL}.", {"tools": TOOLS, "constraint": QUOTING, "max_tokens": 200}, True),
         ("so END of it", {"stop": ("END",)}, True),
         ("so it goes, and so on", {"stop": ("END",), "max_tokens": 9}, False),
         (
@@ -348,7 +352,7 @@ async def test_an_answer_that_was_cut_off_is_told_so(rig: Rigged) -> None:
             True,
         ),
     ],
-    ids=["grammar", "schema", "cut off in a grammar", "stop string", "cut off", "call"],
+    ids=["grammar", "schema", "cut off in a grammar", "a call quoted in a grammar", "stop string", "cut off", "call"],
 )
 async def test_an_answer_is_told_as_finished_wherever_it_ended(
     open_rig: Any, reply: str, asked: Any, finished: bool
@@ -359,7 +363,8 @@ async def test_an_answer_is_told_as_finished_wherever_it_ended(
         assert (told.finish_reason != "length") == finished
         for _ in range(2):
             (*_, answer) = (await rig.service.recall(answer_id=ONE)).messages
-            assert (answer.content, answer.finished, answer.certain) == (told.text, finished, True)
+            assert (answer.content, answer.tool_calls) == (told.text, told.tool_calls)
+            assert (answer.finished, answer.certain) == (finished, True)
             await rig.sleep("a")
 
 
@@ -589,21 +594,27 @@ async def test_results_may_have_the_ids_under_which_calls_are_told(rig: Rigged) 
     assert [each.tool_call_id for each in results] == [two.id, one.id]
 
 
+@pytest.mark.parametrize("between", [None, "system", "user"])
 @pytest.mark.parametrize("requests", [("a", "c", "b"), ("c", "ab"), ("b", "a"), ("ac", "b"), ("bca",)])
-async def test_results_may_come_in_several_requests(rig: Rigged, requests: tuple[str, ...]) -> None:
-    """No answer stands between them: it is the dialogue in which they come at once."""
+async def test_results_may_come_in_several_requests(
+    rig: Rigged, requests: tuple[str, ...], between: Role | None
+) -> None:
+    """No answer stands between them: it is the dialogue in which they come at once, also with words between."""
+    words = [] if between is None else [message_of(between, "note")]
+    parts = [[*(result_of(each, f"of {each}") for each in ids), *words] for ids in requests]
     await rig.service.append("a", messages=[user("q"), two_calls("a", "b", "c")], create=True)
-    for ids in requests:
-        await rig.service.append("a", messages=[result_of(each, f"of {each}") for each in ids])
+    for part in parts:
+        await rig.service.append("a", messages=part)
     told = (await rig.service.recall("a")).messages
     by_id = {call.id: f"of {call.arguments['at']}" for each in told for call in each.tool_calls}
     results = [each for each in told if each.role == "tool"]
     assert [by_id[each.tool_call_id] for each in results] == [f"of {each}" for ids in requests for each in ids]
     assert [each.content for each in results] == [by_id[each.tool_call_id] for each in results]
-    said = [user("q"), two_calls("a", "b", "c"), *(result_of(each, f"of {each}") for each in "".join(requests))]
+    said = [user("q"), two_calls("a", "b", "c"), *chain(*parts)]
     at_once = TextMap().extended(await in_pieces(digested(said)), start=0, end=9)
     assert [turn.beyond for turn in rig.live("a").text_map.turns] == [turn.beyond for turn in at_once.turns]
-    assert ledger(rig) == rig.model.encode(rig.model.render(said, True), opening=False)
+    if between is None:  # a template without tools shows a result behind words as another role
+        assert ledger(rig) == rig.model.encode(rig.model.render(said, True), opening=False)
 
 
 async def test_results_of_the_models_own_calls_may_come_in_any_order(rig: Rigged) -> None:

@@ -16,6 +16,7 @@ from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     SYSTEM,
     THINKS,
+    TOOLS,
     assistant,
     cold,
     converse,
@@ -316,7 +317,27 @@ async def test_a_request_that_takes_an_opened_turn_back_goes_on_too(
     async with open_rig(with_template(long_model, THINKS)) as rig:
         await rig.service.append("a", messages=said[:1], create=True)
         await leave_in(rig, said[1:], **leaves, at_end=True, max_tokens=9)
+        measured = await rig.service.measure("a", said[1:], at_end=True)
         told = await converse(rig, said[1:], at_end=True, max_tokens=9)
         opened = rig.model.encode(rig.model.render(said, True), opening=False)
         assert ledger(rig)[: len(opened)] == opened
-        assert told.token_count - len(told.tokens) == len(opened)
+        assert told.token_count - len(told.tokens) == measured.tokens == len(opened)
+
+
+@pytest.mark.parametrize("asleep", [False, True], ids=["awake", "asleep"])
+@pytest.mark.parametrize("leaves", [{"read": 300}, {"written": 4}], ids=["in its message", "in its answer"])
+async def test_a_request_that_is_asked_again_has_the_size_that_it_had(
+    rig: Rigged, leaves: dict[str, int], asleep: bool
+) -> None:
+    """Another one stands behind what was read of it, unless that is a part of a message."""
+    asked: dict[str, Any] = {"at_end": True, "tools": TOOLS, "instructions": "Be brief."}
+    await converse(rig, [user("one")], "eins")
+    sizes = [await rig.service.measure("a", [user(text)], **asked) for text in (LONG, "two")]
+    await leave_in(rig, [user(LONG)], **leaves, **asked, max_tokens=9)
+    if asleep:
+        await rig.service.sleep("a")
+    again, other = [await rig.service.measure("a", [user(text)], **asked) for text in (LONG, "two")]
+    assert (again.tokens, again.cached_tokens > sizes[0].cached_tokens) == (sizes[0].tokens, True)
+    assert other.tokens == sizes[1].tokens if "read" in leaves else other.tokens > again.tokens
+    told = await converse(rig, [user(LONG)], **asked, max_tokens=9)
+    assert told.token_count - len(told.tokens) == again.tokens
