@@ -104,7 +104,7 @@ class Parts:
         shelf.on_drop = self.encoder.let_go
         self.buffers = Buffers(engine)
         threads, ledgers = self.hibernation.threads, Ledgers(store, self.hibernation, engine, bus)
-        self.journal = TurnJournal(store, threads, lambda: self.options.durability, self._keep_whole)
+        self.journal = TurnJournal(store, threads, lambda: self.options.durability, self.keep_whole)
         self.residency = Residency(
             store,
             self.hibernation,
@@ -211,13 +211,14 @@ class Parts:
             try:
                 await self.journal.acknowledge(live)
                 if durable and not self.journal.keeps(live):
-                    await to_the_end(self._keep_whole(live))
+                    await self.keep_whole(live)
             finally:
                 if not live.is_mere_look:  # else its newest version is what was said
                     self.heads.note(live)
 
-    async def _keep_whole(self, live: Session) -> None:
-        await self.residency.putting_away.keep(live, ignore, "journal")
+    async def keep_whole(self, live: Session) -> None:
+        """Write what has changed in an awake session as a version of its own. Raises as a sleep."""
+        await to_the_end(self.residency.putting_away.keep(live, ignore, "journal"))
 
     def look(self, live: Session) -> Look | None:
         """The position of a session that is only looked at."""

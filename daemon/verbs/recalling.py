@@ -36,13 +36,18 @@ async def recall(parts: Parts, request: RecallRequest) -> RecallResult:
 async def disown(parts: Parts, request: DisownRequest) -> DisownResult:
     """Raises AnswerNotFound, and the errors of a wake. SessionAwake: a session with it is only looked at; sessions
     before that one have lost the id."""
-    heads = await find_answer(parts, request.namespace, request.answer_id)
-    for head in heads:
-        async with parts.woken(str(head.uri), ignore, create=False, durable=True) as (_, live):
-            require_no_look(parts, live)
-            live.text_map = live.text_map.without_answers([bytes.fromhex(request.answer_id)])
-            live.dirty = True
-    return DisownResult(request.answer_id, tuple(str(head.uri) for head in heads))
+    heads, done = await find_answer(parts, request.namespace, request.answer_id), list[str]()
+    while heads:  # a fork that is made meanwhile has the answer, too
+        for head in heads:
+            async with parts.woken(str(head.uri), ignore, create=False, durable=True) as (_, live):
+                require_no_look(parts, live)
+                live.text_map = live.text_map.without_answers([bytes.fromhex(request.answer_id)])
+                live.dirty = True
+                if parts.store.find_session(head.uri) is not None:
+                    await parts.keep_whole(live)  # a fork of an older version asks the newest for what is disowned
+            done.append(str(head.uri))
+        heads = parts.heads.behind(request.namespace, bytes.fromhex(request.answer_id))
+    return DisownResult(request.answer_id, tuple(done))
 
 
 async def find_answer(parts: Parts, namespace: str | None, answer_id: str) -> list[Head]:

@@ -436,6 +436,31 @@ async def test_a_disowned_answer_comes_back_with_no_older_version(open_rig: Any)
             await rig.sleep("a")
 
 
+async def test_a_fork_of_an_older_version_does_not_bring_a_disowned_answer_back(open_rig: Any) -> None:
+    """Also where the session has not slept since."""
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        first = await rig.sleep("a")
+        await rig.service.disown(ONE)
+        await rig.service.fork(f"a@{first.version}", "b")
+        await rig.service.fork(f"a@{first.version}", "c", at_token=first.token_count - 1)
+        with pytest.raises(AnswerNotFound):
+            await rig.service.recall(answer_id=ONE)
+    async with open_rig(endless=False) as rig:
+        await rig.service.fork(f"a@{first.version}", "d")
+        await rig.service.heads.learned()
+        with pytest.raises(AnswerNotFound):
+            await rig.service.recall(answer_id=ONE)
+
+
+async def test_a_fork_that_is_made_beside_does_not_keep_a_disowned_answer(rig: Rigged) -> None:
+    await converse(rig, [user("one")], "eins", answer_id=ONE)
+    forked, disowned = await asyncio.gather(rig.service.fork("a", "b"), rig.service.disown(ONE))
+    assert disowned.sessions == ("torpor://default/a", "torpor://default/b")
+    with pytest.raises(AnswerNotFound):
+        await rig.service.recall(answer_id=ONE)
+
+
 @pytest.mark.parametrize("kept", ["disowned", "appended"])
 async def test_what_was_acknowledged_as_durable_outlives_a_kill_whatever_the_daemon_keeps(
     open_rig: Any, kept: str
