@@ -302,6 +302,9 @@ class Shown:
 
     def _passed(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         for piece in pieces:
+            # What stands on both sides of a call or a thought is no one text.
+            if (piece.channel == "reasoning" or piece.call is not None) and (left := self._stops.finish()):
+                yield Piece("text", left)
             if piece.channel != "text":
                 self._has_called = self._has_called or piece.call is not None
                 yield piece

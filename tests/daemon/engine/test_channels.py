@@ -262,6 +262,17 @@ def test_stop_strings_count_in_the_text_alone() -> None:
     assert [piece.call.arguments for piece in pieces if piece.call] == [{"said": " there"}]
 
 
+def test_a_stop_string_stands_on_no_two_sides_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may begin one is told before the call: so the pieces are those of an answer without stop strings."""
+    monkeypatch.setattr(Words, "tool_call_end", "[OTHER]")
+    said = [10, 20, 10, 21, 11, 22, 11]
+    pieces = shown(said, ("hello there",))
+    assert pieces == shown(said)
+    assert [piece.text or piece.call.arguments for piece in pieces if piece.text or piece.call] == [
+        *("hello", {"said": " there"}, "there")
+    ]
+
+
 def text_of(pieces: list[Piece]) -> str:
     return "".join(piece.text for piece in pieces if piece.channel == "text")
 

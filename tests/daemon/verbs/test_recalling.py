@@ -455,7 +455,7 @@ async def test_a_fork_of_an_older_version_does_not_bring_a_disowned_answer_back(
 
 async def test_a_fork_that_is_made_beside_does_not_keep_a_disowned_answer(rig: Rigged) -> None:
     await converse(rig, [user("one")], "eins", answer_id=ONE)
-    forked, disowned = await asyncio.gather(rig.service.fork("a", "b"), rig.service.disown(ONE))
+    _, disowned = await asyncio.gather(rig.service.fork("a", "b"), rig.service.disown(ONE))
     assert disowned.sessions == ("torpor://default/a", "torpor://default/b")
     with pytest.raises(AnswerNotFound):
         await rig.service.recall(answer_id=ONE)
