@@ -36,6 +36,7 @@ from ..sessions.interrupted import INTERRUPTED, Interrupted
 from ..sessions.results import call_answered, calls_before, is_empty, told_ids
 from ..sessions.sessions import ROOT, Session
 from ..sessions.transcripts import NewTurn, Turn, message_of
+from ..sessions.turn_parts import blanks_around
 from ..sessions.unprocessed_tail import text_map_in, unread_in
 from ..sessions.words_proof import WordsProof
 from ..sleep.store_threads import StoreThreads
@@ -186,8 +187,15 @@ def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> Reca
     """An answer, as it was shown."""
     readings = _readings(partial(_decoded, model, known, turn, start))
     first = next(readings)
-    proven = next((each for each in chain([first], readings) if turn.proves(_as_message(each))), None)
-    return replace(first, certain=False) if proven is None else replace(proven, pieces=tuple(_pieces_of(proven)))
+    found: RecalledMessage | None = None
+    for each in chain([first], readings):
+        if turn.proves(_as_message(each)):
+            found = found or each
+            # The digest tells nothing of the blanks around the words, and a stop string may be of those.
+            if blanks_around(each.content) == turn.blanks:
+                found = each
+                break
+    return replace(first, certain=False) if found is None else replace(found, pieces=tuple(_pieces_of(found)))
 
 
 def _readings(decoded: Callable[..., RecalledMessage]) -> Iterator[RecalledMessage]:
@@ -399,11 +407,11 @@ def _proven(
         proof.push(text[at:end])
         at = end
         if (blanks := proof.proven_with()) is not None:
-            return _Words(text[begins:end] + blanks), end
+            return _Words(text[begins:end].strip().join(blanks)), end
         if turn.role == "assistant" and number < _MOST_PARSED:
             parsed = _parsed(model, known.root, text[begins:end])
             if turn.proves(parsed.as_message(turn.role)):
-                return parsed, end
+                return replace(parsed, words=parsed.words.strip().join(turn.blanks)), end
     return None
 
 

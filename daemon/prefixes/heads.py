@@ -27,17 +27,8 @@ from ..models.chat_template import Message, Root
 from ..sessions.interrupted import DIGEST_BYTES, INTERRUPTED, Interrupted
 from ..sessions.results import NOTHING
 from ..sessions.sessions import Session
-from ..sessions.transcripts import (
-    BEYOND_LINE,
-    Said,
-    TextMap,
-    Turn,
-    begun_chain,
-    chained,
-    goes_on,
-    is_alike,
-    packed_beyond,
-)
+from ..sessions.transcripts import Said, TextMap, Turn, begun_chain, chained, goes_on, is_alike
+from ..sessions.turn_parts import BEYOND_LINE, packed_beyond
 from ..sessions.unprocessed_tail import text_map_in, unread_in
 from ..sleep.store_threads import StoreThreads
 from ..tasks.pieces import NAMES_AT_ONCE

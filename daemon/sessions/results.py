@@ -7,10 +7,7 @@ tells it.
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
@@ -23,12 +20,6 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES: Final = 16
 CALL_BYTES: Final = 8
-_CALLS_OF: Final = struct.Struct("<II")
-"""The number of a turn, and of its calls, whose ids follow."""
-MAX_CALL_IDS: Final = 64 * 1024
-"""Of all calls of a text map. Beyond it, those of the oldest turns are forgotten: results of theirs that come in
-another request count as in order."""
-
 NOTHING: Final = bytes(DIGEST_BYTES)
 """In place of a digest of nothing."""
 
@@ -114,41 +105,3 @@ def ids_of_calls(message: Message) -> tuple[bytes, ...]:
     """Digests of the ids of its calls; none if these do not tell the calls apart."""
     ids = [call.get("id") or "" for call in message.get("tool_calls", ())]
     return tuple(map(_call_digest, ids)) if all(ids) and len(set(ids)) == len(ids) else ()
-
-
-def with_few_calls(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    """The turns with the ids of the newest calls that are kept."""
-    more = sum(len(turn.calls) for turn in turns) - MAX_CALL_IDS
-    if more <= 0:
-        return turns
-    before = accumulate((len(turn.calls) for turn in turns), initial=0)
-    return tuple(
-        replace(turn, calls=()) if turn.calls and gone < more else turn
-        for turn, gone in zip(turns, before, strict=False)
-    )
-
-
-def packed_calls(turns: Sequence[Turn]) -> bytes:
-    """The ids of the calls of turns, as a text map stores them."""
-    called = ((at, turn.calls) for at, turn in enumerate(turns) if turn.calls)
-    return b"".join(_CALLS_OF.pack(at, len(ids)) + b"".join(ids) for at, ids in called)
-
-
-def with_calls(turns: list[Turn], packed: object) -> list[Turn]:
-    """The turns with those of `packed_calls`. Raises ValueError: that does not make them."""
-    if type(packed) is not bytes:
-        raise ValueError("text_map has calls of a wrong type")
-    at = kept = 0
-    while at < len(packed):
-        if at + _CALLS_OF.size > len(packed):
-            raise ValueError("text_map has calls of a wrong length")
-        turn, count = _CALLS_OF.unpack_from(packed, at)
-        begins, at = at + _CALLS_OF.size, at + _CALLS_OF.size + count * CALL_BYTES
-        kept += count
-        if not count or at > len(packed) or kept > MAX_CALL_IDS:
-            raise ValueError("text_map has calls of a wrong length")
-        if turn >= len(turns) or turns[turn].role != "assistant" or turns[turn].calls:
-            raise ValueError("text_map has calls at a turn that cannot have them")
-        ids = tuple(packed[each : each + CALL_BYTES] for each in range(begins, at, CALL_BYTES))
-        turns[turn] = replace(turns[turn], calls=ids)
-    return turns

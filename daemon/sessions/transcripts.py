@@ -37,11 +37,19 @@ from .results import (
     Results,
     calls_before,
     ids_of_calls,
-    packed_calls,
-    with_calls,
-    with_few_calls,
 )
 from .results import hashed as _hashed
+from .turn_parts import (
+    blanks_around,
+    packed_beyond,
+    packed_blanks,
+    packed_calls,
+    with_beyond,
+    with_blanks,
+    with_calls,
+    with_few_blanks,
+    with_few_calls,
+)
 
 TEXT_MAP: Final = "text_map"
 """The key of a text map in the session map."""
@@ -64,6 +72,7 @@ _ANSWER: Final = struct.Struct(f"<I{ANSWER_ID_BYTES}s")
 """The number of a turn, and its id."""
 _CALLS: Final = "calls"
 _BEYOND: Final = "beyond"
+_BLANKS: Final = "blanks"
 _DISOWNED: Final = "disowned"
 _INSTRUCTED: Final = "instructed"
 _ROOTS: Final = "roots"
@@ -82,12 +91,6 @@ _CHARS_AT_ONCE: Final = 512 * 1024
 
 RECALLED: Final = "recalled"
 """A field of a message that is an answer of the model as its tokens tell it, and not as a client spells it."""
-
-BEYOND_LINE: Final = struct.Struct(f"<IB{DIGEST_BYTES}s")
-"""Of a turn: its number, an index of `_WRITTEN`, and `Turn.beyond`."""
-
-_WRITTEN: Final = ((False, None), (True, None), (True, False), (True, True))
-"""`own` and `finished` of a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,8 @@ class Turn:
     if the template sets one; for others the end of the next such text, or of the request. answer: the id of an answer;
     empty without one. own: whether the model has written it. finished: whether such an answer came to its end; None if
     that is not known. beyond: what counts beside `digest`: `Said.thought` of the model's own answer, else `Said.exact`.
-    calls: digests of the ids of its calls. chain: of all digests up to its own (`chained`); a text map gives it.
+    calls: digests of the ids of its calls. blanks: around its words. chain: of all digests up to its own (`chained`); a
+    text map gives it.
     """
 
     role: Role
@@ -188,13 +192,15 @@ class Turn:
     finished: bool | None = None
     beyond: bytes = NOTHING
     calls: tuple[bytes, ...] = ()
+    blanks: tuple[str, str] = ("", "")
     chain: bytes = field(default=b"", compare=False)
 
     @classmethod
     def of(cls, message: Message, end: int, *, own: bool = False, finished: bool | None = None) -> Turn:
         said, own = Said.of(message), own or RECALLED in message
         beyond, calls = said.thought if own else said.exact, ids_of_calls(message)
-        return cls(said.role, said.digest, end, own=own, finished=finished, beyond=beyond, calls=calls)
+        made = cls(said.role, said.digest, end, own=own, finished=finished, beyond=beyond, calls=calls)
+        return replace(made, blanks=blanks) if any(blanks := blanks_around(message["content"])) else made
 
     def is_mark_of(self, message: Message) -> bool:
         """Whether it is this message, for a dialogue that goes on behind it."""
@@ -256,7 +262,7 @@ class TextMap:
             return self
         ends = [start + length for length in lengths] or [end] * len(messages)
         new = (Turn.of(message, at, own=own, finished=finished) for message, at in zip(messages, ends, strict=True))
-        turns = with_few_calls((*self.turns, *self._chained(new)))
+        turns = with_few_blanks(with_few_calls((*self.turns, *self._chained(new))))
         turns = (*turns[:-1], replace(turns[-1], answer=answer)) if answer else turns
         if self.turns or not messages:
             return replace(self, turns=turns)
@@ -370,6 +376,7 @@ class TextMap:
         more: dict[str, Any] = {
             _ANSWERS: answers,
             _BEYOND: beyond,
+            _BLANKS: packed_blanks(self.turns),
             _CALLS: packed_calls(self.turns),
             _DISOWNED: b"".join(self.disowned),
         }
@@ -403,8 +410,8 @@ class TextMap:
         read = [_turn_of(*each) for each in line.iter_unpack(packed)]
         if version <= _OLDER:
             read = [replace(turn, digest=_as_older(turn.digest)) if turn.role == "assistant" else turn for turn in read]
-        turns = tuple(_with_beyond(_with_answers(read, stored.get(_ANSWERS, b"")), stored.get(_BEYOND, b"")))
-        turns = tuple(with_calls(list(turns), stored.get(_CALLS, b"")))
+        read = with_beyond(_with_answers(read, stored.get(_ANSWERS, b"")), stored.get(_BEYOND, b""))
+        turns = tuple(with_blanks(with_calls(read, stored.get(_CALLS, b"")), stored.get(_BLANKS, [])))
         if any(one.end > other.end for one, other in pairwise(turns)):
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
         chained_turns = tuple(cls(root=root)._chained(turns))
@@ -416,7 +423,7 @@ class TextMap:
 _FIELDS: Final[Mapping[int, tuple[set[str], set[str]]]] = {
     1: ({"turns", "system"}, {_OWN_SYSTEM}),
     2: ({"version", "turns", "system", "root"}, {_ANSWERS}),
-    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _CALLS, _DISOWNED, _INSTRUCTED, _ROOTS}),
+    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _BLANKS, _CALLS, _DISOWNED, _INSTRUCTED, _ROOTS}),
 }
 """The fields of each version, and those that it may have."""
 
@@ -501,17 +508,6 @@ def is_alike(said: Said, beyond: bytes, *, own: bool) -> bool:
     return said.thought in (NOTHING, beyond) if own else said.exact == beyond
 
 
-def packed_beyond(turns: Sequence[Turn], first: int = 0) -> bytes:
-    """`BEYOND_LINE` for each turn that is the model's own, or has more than its words. first: the number of the first
-    of them."""
-    lines = enumerate(turns, first)
-    return b"".join(
-        BEYOND_LINE.pack(at, _WRITTEN.index((turn.own, turn.finished)), turn.beyond)
-        for at, turn in lines
-        if turn.own or turn.beyond != NOTHING
-    )
-
-
 def _written(value: object) -> str:
     """A JSON value as a template may show it: its keys in their order, its numbers as they are."""
     return _WRITES.encode(value)
@@ -580,18 +576,6 @@ def _with_answers(turns: list[Turn], packed: object) -> list[Turn]:
         if at >= len(turns) or turns[at].role != "assistant":
             raise ValueError(f"{TEXT_MAP} has an answer that is none of the assistant's")
         turns[at] = replace(turns[at], answer=answer)
-    return turns
-
-
-def _with_beyond(turns: list[Turn], packed: object) -> list[Turn]:
-    if type(packed) is not bytes or len(packed) % BEYOND_LINE.size or len(packed) > len(turns) * BEYOND_LINE.size:
-        raise ValueError(f"{TEXT_MAP} has more than words of a wrong length")
-    for at, written, beyond in BEYOND_LINE.iter_unpack(packed):
-        roles = ("assistant",) if written else ("assistant", "tool")
-        if at >= len(turns) or turns[at].role not in roles or written >= len(_WRITTEN):
-            raise ValueError(f"{TEXT_MAP} has more than words at a turn that cannot have it")
-        own, finished = _WRITTEN[written]
-        turns[at] = replace(turns[at], own=own, finished=finished, beyond=beyond)
     return turns
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torpor.daemon.api.dialogue import canonical
 from torpor.daemon.models.chat_template import Root
-from torpor.daemon.sessions import results, transcripts
+from torpor.daemon.sessions import transcripts, turn_parts
 from torpor.daemon.sessions.transcripts import (
     MAX_SYSTEM_CHARS,
     MAX_TURNS,
@@ -337,7 +337,7 @@ def test_results_that_come_in_another_request_are_known_by_the_calls_before_them
 
 
 def test_the_ids_of_the_oldest_calls_are_forgotten_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "MAX_CALL_IDS", 4)
+    monkeypatch.setattr(turn_parts, "MAX_CALL_IDS", 4)
     known = TextMap()
     for number in range(3):
         calls = [{**call, "id": f"{number}{each}"} for call, each in zip(CALLS[:2], "ab", strict=True)]
@@ -345,7 +345,20 @@ def test_the_ids_of_the_oldest_calls_are_forgotten_where_there_are_too_many(monk
     assert [len(turn.calls) for turn in known.turns] == [0, 0, 0, 2, 0, 2]
     assert TextMap.from_map(known.to_map()) == known
     assert [len(turn.calls) for turn in (*known.cut(6).since_calls, *known.since_calls)] == [2, 2]
-    assert known.extended([USER], start=9, end=10).since_calls == ()
+    behind = known.extended([USER], start=9, end=10)
+    assert (known.ends_with_calls, behind.ends_with_calls) == (True, False)
+    assert [len(turn.calls) for turn in behind.since_calls] == [2, 0]
+
+
+def test_the_oldest_blanks_are_forgotten_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_parts, "MAX_BLANKS", 4)
+    said = [message_of("user", text) for text in (" a ", "b", "\t\n", "c\n")]
+    known = TextMap().extended(said, start=0, end=9)
+    assert [turn.blanks for turn in known.turns] == [("", ""), ("", ""), ("\t\n", ""), ("", "\n")]
+    assert TextMap.from_map(known.to_map()) == known
+    known = known.extended([message_of("user", "\n" * 9)], start=9, end=12)
+    assert not any(any(turn.blanks) for turn in known.turns)
+    assert "blanks" not in known.to_map()
 
 
 def test_instructions_are_those_of_the_request_that_was_answered() -> None:
@@ -459,6 +472,13 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "instructed": struct.pack("<II", 6, 1)},
         {**LONG.to_map(), "instructed": struct.pack("<IIII", 0, 1, 0, 1)},
         {**LONG.to_map(), "instructed": struct.pack("<IIII", 2, 1, 0, 1)},
+        {**LONG.to_map(), "blanks": None},
+        {**LONG.to_map(), "blanks": [0, " "]},
+        {**LONG.to_map(), "blanks": [0, " ", ""] * 6},
+        {**LONG.to_map(), "blanks": [9, " ", ""]},
+        {**LONG.to_map(), "blanks": [True, " ", ""]},
+        {**LONG.to_map(), "blanks": [0, " ", None]},
+        {**LONG.to_map(), "blanks": [0, " a", ""]},
         {**LONG.to_map(), "calls": None},
         {**LONG.to_map(), "calls": bytes(7)},
         {**LONG.to_map(), "calls": b"\x02\0\0\0" + bytes(4)},

@@ -345,6 +345,8 @@ QUOTING = Constraint(regex=r'see [^.]*[.]"[^.]*[.]')
         ("abcdef" * 20, {"constraint": Constraint(regex="[a-z]{99}"), "max_tokens": 9}, False),
         (f"see {CALL}.", {"tools": TOOLS, "constraint": QUOTING, "max_tokens": 200}, True),
         ("so END of it", {"stop": ("END",)}, True),
+        ("so  it goes\n and on", {"stop": ("\n",)}, True),
+        ("\n so it goes", {"stop": ("s",)}, True),
         ("so it goes, and so on", {"stop": ("END",), "max_tokens": 9}, False),
         (
             CALL.replace(">{", ">\n{").replace("}<", "}\n<"),
@@ -352,7 +354,17 @@ QUOTING = Constraint(regex=r'see [^.]*[.]"[^.]*[.]')
             True,
         ),
     ],
-    ids=["grammar", "schema", "cut off in a grammar", "a call quoted in a grammar", "stop string", "cut off", "call"],
+    ids=[
+        "grammar",
+        "schema",
+        "cut off in a grammar",
+        "a call quoted in a grammar",
+        "stop string",
+        "blank stop string",
+        "blanks before a stop string",
+        "cut off",
+        "call",
+    ],
 )
 async def test_an_answer_is_told_as_finished_wherever_it_ended(
     open_rig: Any, reply: str, asked: Any, finished: bool
@@ -814,9 +826,29 @@ TRIMS = (
 )
 
 
-async def test_blanks_that_a_template_takes_away_are_told_where_a_digest_proves_them(
-    open_rig: Any, own_tiny_model: Path
+SPACED = (" ", "\n", "\t\n ", "    return x", "x\n\n\n", "\r\n x \u00a0\t", "x")
+
+
+@pytest.mark.parametrize("slept", [False, True])
+async def test_blanks_that_a_template_takes_away_are_told(open_rig: Any, own_tiny_model: Path, *, slept: bool) -> None:
+    """Also of calls, of results and of answers that were read, and where messages were read together."""
+    calls = {**assistant(" \n"), "tool_calls": [{"name": "look", "arguments": {}, "id": "c"}]}
+    said = [each for text in SPACED for each in (user(text), assistant(text), user(text), user(text))]
+    said += [calls, {"role": "tool", "content": "\t20 ", "tool_call_id": "c"}, message_of("system", " so "), user(" ")]
+    async with open_rig(with_template(own_tiny_model, TRIMS), endless=False) as rig:
+        await converse(rig, said, "zwei")
+        assert "return x<|im_end|>" in rig.model.tokenizer.decode(ledger(rig))
+        if slept:
+            await rig.sleep("a")
+        told = (await rig.service.recall("a")).messages
+        assert [each.content for each in told] == [*(each["content"] for each in said), "zwei"]
+        assert all(each.certain for each in told)
+
+
+async def test_words_whose_blanks_no_text_map_has_are_told_where_their_end_is_a_usual_one(
+    open_rig: Any, own_tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("torpor.daemon.sessions.turn_parts.MAX_BLANKS", 0)
     async with open_rig(with_template(own_tiny_model, TRIMS), endless=False) as rig:
         await converse(rig, [user("one\n"), assistant("eins"), user("two")], "zwei")
         assert [each.content for each in (await rig.service.recall("a")).messages] == ["one\n", "eins", "two", "zwei"]
