@@ -133,7 +133,10 @@ def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterato
         if needed < at and behind <= last:
             there = replace(known, root=known.text_map.root_at(behind, known.root))
             told = _group(model, there, read, start, turns[at].role if at < len(turns) else "user")
-            told = [calls.told(turn, each) for turn, each in zip(read, told, strict=False)]
+            told = [
+                replace(calls.told(turn, each), number=number)
+                for number, (turn, each) in enumerate(zip(read, told, strict=False), behind)
+            ]
             yield from told if at > first else ()
         start = end
 

@@ -8,9 +8,11 @@ schema says which is meant.
 from __future__ import annotations
 
 import ast
+import io
 import json
 import math
 import re
+import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -207,7 +209,7 @@ def _fitting(text: str, allowed: _Allowed, *, quoted: bool) -> Any:
                 return value if isinstance(value, int) else _whole(text)
     if "string" in kinds:
         return text
-    value = _python_value(ast.parse(text.strip(), mode="eval").body)  # as some models write what is no text
+    value = _python_value(_parsed(text))  # as some models write what is no text
     if kind_of(value) not in kinds:
         raise NoCall(f"{text!r:.80} is no value of its schema")
     return value
@@ -352,7 +354,7 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _read_pythonic(body: str, _: Schemas) -> list[Call]:
-    tree = ast.parse(body.strip(), mode="eval").body
+    tree = _parsed(body)
     if not isinstance(tree, ast.List) or not tree.elts:
         raise NoCall("it is no list of calls")
     return [_pythonic_call(each) for each in tree.elts]
@@ -372,6 +374,14 @@ class _OtherNames(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(self._values[node.id]) if node.id in self._values else node
+
+
+def _parsed(text: str) -> ast.expr:
+    """An expression of Python. Raises NoCall: a comment stands in it, of which nothing would be told."""
+    lines = io.StringIO(text.strip()).readline
+    if "#" in text and any(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(lines)):
+        raise NoCall("a comment stands beside it")
+    return ast.parse(text.strip(), mode="eval").body
 
 
 def _python_value(node: ast.expr) -> Any:

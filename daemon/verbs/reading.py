@@ -36,7 +36,7 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
     async with awake as (use, live):
         look, turn = _branch(parts, live), None
         if request.messages is not None:
-            turn = await parts.conversing.behind(live, Behind(live.whole_tokens), request.messages, live.root)
+            turn = await parts.conversing.behind(live, Behind(None), request.messages, live.root)
             ids = list(turn.ids)
             if request.certain:
                 await parts.recalling.require_certain(live, turn, len(request.messages))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...memvid.uri import SessionUri
 from ..api.events import ignore
-from ..api.recalling import DisownRequest, DisownResult, RecallRequest, RecallResult
+from ..api.recalling import DisownRequest, DisownResult, RecalledMessage, RecallRequest, RecallResult
 from ..chat.conversing import Dialogue
 from ..errors import AnswerNotFound
 from ..memory.line import Use
@@ -19,7 +21,8 @@ async def recall(parts: Parts, request: RecallRequest) -> RecallResult:
     """Raises SessionNotFound, AnswerNotFound, the errors of a damaged bundle and of the model's load."""
     if request.session is not None:
         known = await parts.recalling.known(parts.resolve(request.session))
-        return await _told(parts, known, 0, len(known.text_map.turns) - 1)
+        told = await _told(parts, known, 0, len(known.text_map.turns) - 1)
+        return told if known.unsaid is None else replace(told, messages=(*told.messages, _unsaid(known, known.unsaid)))
     assert request.answer_id is not None
     heads = await find_answer(parts, request.namespace, request.answer_id)
     best = min(heads, key=lambda head: (not head.is_last, str(head.uri)))
@@ -48,6 +51,12 @@ async def disown(parts: Parts, request: DisownRequest) -> DisownResult:
             done.append(str(head.uri))
         heads = parts.heads.behind(request.namespace, bytes.fromhex(request.answer_id))
     return DisownResult(request.answer_id, tuple(done))
+
+
+def _unsaid(known: Dialogue, text: str) -> RecalledMessage:
+    """The system text that stands before the next message."""
+    end = len(known.tokens)
+    return RecalledMessage("system", text, start=end, end=end, number=len(known.text_map.turns))
 
 
 async def find_answer(parts: Parts, namespace: str | None, answer_id: str) -> list[Head]:

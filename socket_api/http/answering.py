@@ -33,7 +33,7 @@ from ...errors import TorporError
 from ..errors import InternalError
 from .desk import desk_of
 from .errors import told_to
-from .fields import told_names
+from .fields import IGNORED_HEADER, told_names
 from .logprobs import Untold
 from .turns import SESSION_HEADER, Answered, Asked, Asking, Turn, measure, name_for
 from .work import ClientLeft, has_left
@@ -274,7 +274,7 @@ class _Exchange:
         headers = {SESSION_HEADER: self._asking.chosen} if self._asking.chosen is not None else {}
         unheld = self._asking.measured.unheld if self._asking.measured is not None else ()
         ignored = [self._ignored] * bool(self._ignored) + [f"tools.{name}.strict" for name in told_names(unheld)]
-        return headers | ({"x-torpor-ignored": ", ".join(ignored)} if ignored else {})
+        return headers | ({IGNORED_HEADER: ", ".join(ignored)} if ignored else {})
 
     def _count(self, answered: Answered) -> None:
         tokens = self._desk.counters.tokens

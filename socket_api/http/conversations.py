@@ -24,7 +24,7 @@ from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..errors import HttpRefused
 from .desk import desk_of, in_path
-from .fields import Body, fault_at, read_fields
+from .fields import IGNORED_HEADER, Body, fault_at, ignored_of, read_fields
 from .references import filled
 from .response_items import (
     Dialogue,
@@ -42,7 +42,10 @@ ONE_PATH: Final = "/v1/conversations/{conversation_id}"
 LABEL: Final = "conversation"
 _ID: Final = re.compile(r"conv_([0-9a-f]{32})")
 
-Metadata = Annotated[dict[str, str], Field(max_length=16)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+"""As OpenAI bounds it."""
 
 
 class ConversationBody(Body):
@@ -99,7 +102,8 @@ async def create(request: Request) -> Response:
     """Make a conversation. System texts that come first open it."""
     async with desk_of(request).bodies.read(request, _FILL) as raw:
         body = read_fields(ConversationBody, raw)
-        name, messages = f"conv_{new_answer_id()}", Dialogue(None, body.items or ()).messages
+        dialogue = Dialogue(None, body.items or ())
+        name, messages = f"conv_{new_answer_id()}", dialogue.messages
         system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
         opening = {"system": system} if system else {}
         labels = (LABEL, *_labels_of(body.metadata or {}))
@@ -108,7 +112,7 @@ async def create(request: Request) -> Response:
             made = await desk_of(request).ask(request, VERBS["create"], wanted)
             if messages:
                 await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True, certain=True)
-        return JSONResponse(_told(name, made.labels))
+        return JSONResponse(_told(name, made.labels), headers=_ignored(body, dialogue))
 
 
 async def retrieve(request: Request) -> Response:
@@ -124,7 +128,7 @@ async def update(request: Request) -> Response:
         name, body = _named(request), read_fields(MetadataBody, raw)
         labels = (LABEL, *_labels_of(body.metadata))
         changed = await _ask(request, VERBS["set"], name, labels=labels)
-        return JSONResponse(_told(name, changed.labels))
+        return JSONResponse(_told(name, changed.labels), headers=_ignored(body))
 
 
 async def delete(request: Request) -> Response:
@@ -142,7 +146,9 @@ async def list_items(request: Request) -> Response:
 async def add_items(request: Request) -> Response:
     """Read items at the end of a conversation, and answer nothing."""
     async with desk_of(request).bodies.read(request, _FILL) as raw:
-        name, messages = _named(request), Dialogue(None, read_fields(ItemsBody, raw).items).messages
+        name, body = _named(request), read_fields(ItemsBody, raw)
+        dialogue = Dialogue(None, body.items)
+        messages = dialogue.messages
         if not messages:
             raise fault_at("items", "there are none; give what the conversation goes on with")
         await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True, certain=True)
@@ -150,7 +156,8 @@ async def add_items(request: Request) -> Response:
         new = told[-len(messages) :]
         require_certain(new)
         items, added = _items_of(name, told), sum(1 for _ in read_items(new, name))
-        return JSONResponse(page_of(items[len(items) - added :], {"order": "asc", "limit": "100"}))
+        page = page_of(items[len(items) - added :], {"order": "asc", "limit": "100"})
+        return JSONResponse(page, headers=_ignored(body, dialogue))
 
 
 async def retrieve_item(request: Request) -> Response:
@@ -192,6 +199,13 @@ async def _items(request: Request) -> list[dict[str, Any]]:
 
 def _items_of(name: str, messages: Sequence[RecalledMessage]) -> list[dict[str, Any]]:
     return list(read_items(messages, name.removeprefix("conv_")))
+
+
+def _ignored(body: Body, dialogue: Dialogue | None = None) -> dict[str, str]:
+    """The header that names what has no effect; none for nothing."""
+    items = dialogue.unknown if dialogue is not None else ()
+    named = ignored_of(body, (f"items.{each}" for each in items))
+    return {IGNORED_HEADER: named} if named else {}
 
 
 def _labels_of(metadata: Mapping[str, str]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from ...daemon.api.reading import Stop
 from ..errors import InvalidRequest
 from ..wire.checking import checked
 
+IGNORED_HEADER: Final = "x-torpor-ignored"
 MAX_IGNORED_TOLD: Final = 32
 """Names in one header."""
 

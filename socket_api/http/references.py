@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from ...daemon.api.recalling import RecalledMessage
+from ...daemon.api.recalling import RecalledMessage, RecallResult
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..errors import HttpRefused
@@ -23,7 +23,7 @@ from .turns import answer_in
 _FIELDS: Final = {"type", "id"}
 
 _Said = tuple[Sequence[RecalledMessage], Mapping[str, dict[str, Any]]]
-"""Messages, the last one an answer; and their items by their ids."""
+"""Messages, and their items by their ids."""
 
 
 async def filled(request: Request, raw: dict[str, Any], room_bytes: int, *, field: str) -> tuple[dict[str, Any], int]:
@@ -49,7 +49,7 @@ async def filled(request: Request, raw: dict[str, Any], room_bytes: int, *, fiel
         messages, found = known[answer_id]
         if (item := found.get(named)) is None:
             raise not_found(named, place)
-        require_certain(messages if is_read(named) else messages[-1:])
+        require_certain(messages if is_read(named) else messages[-1:])  # else the last one is the answer
         taken_bytes += memory_of(item)
         if taken_bytes > room_bytes:
             raise HttpRefused("The items that the body names and its own are too long. Name fewer.", status=413)
@@ -66,9 +66,22 @@ def _is_reference(item: object) -> bool:
 
 
 async def _said_at(request: Request, answer_id: str, named: str, place: str) -> _Said:
-    """What was said up to an answer, behind the answer before it."""
-    try:
-        told = await desk_of(request).ask(request, VERBS["recall"], {"answer_id": answer_id})
-    except TorporError as error:
-        raise (not_found(named, place) if error.code == "answer_not_found" else error) from error
+    """What was said up to an answer, behind the answer before it; or in a conversation, whose own items are named after
+    it."""
+    told = await _recalled(request, {"answer_id": answer_id})
+    if told is None and is_read(named):
+        told = await _recalled(request, {"session": f"conv_{answer_id}"})
+    if told is None:
+        raise not_found(named, place)
     return told.messages, {item["id"]: item for item in read_items(told.messages, answer_id)}
+
+
+async def _recalled(request: Request, params: Mapping[str, str]) -> RecallResult | None:
+    """What was said there; None if there is no such place."""
+    try:
+        told: RecallResult = await desk_of(request).ask(request, VERBS["recall"], params)
+    except TorporError as error:
+        if error.code in ("answer_not_found", "session_not_found"):
+            return None
+        raise
+    return told

@@ -7,7 +7,6 @@ take no second one.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +31,9 @@ MOST_ITEMS: Final = 100
 """Of one page."""
 
 _APART: Final = "\n\n"
+_CALLS: Final = frozenset({"function_call", "custom_tool_call"})
+_ANSWERS: Final = _CALLS | {"reasoning"}
+"""The types of items that an answer has, beside its messages."""
 _READ: Final = "in"
 """What the ids of items begin with that the model has not written."""
 _RESPONSE: Final = re.compile(r"resp_([0-9a-f]{32})")
@@ -150,7 +152,7 @@ class Dialogue:
         self.unknown += dict.fromkeys(self._words.left_out)
 
     def _read(self, item: InputItem, place: str, *, is_newest: bool) -> None:
-        if self._after is not None and answer_in(item.id) == self._after and not is_read(item.id):
+        if self._is_of_answer(item):
             pass
         elif item.type == "message":
             if item.role is None:
@@ -160,7 +162,7 @@ class Dialogue:
         elif item.type == "reasoning":
             own = self._own(item)
             own["reasoning"] = own.get("reasoning", "") + self._words.of(item.content or item.summary)
-        elif item.type in ("function_call", "custom_tool_call"):
+        elif item.type in _CALLS:
             own = self._own(item)
             own["tool_calls"] = (*own.get("tool_calls", ()), self._call(item, place))
         elif item.type in ("function_call_output", "custom_tool_call_output"):
@@ -168,6 +170,12 @@ class Dialogue:
             self.messages.append({"role": "tool", "content": output, "tool_call_id": call_id_of(item.call_id)})
         else:
             self.unknown.append(item.type)
+
+    def _is_of_answer(self, item: InputItem) -> bool:
+        """Whether an item is one of the answer before, which comes again."""
+        if self._after is None or answer_in(item.id) != self._after or is_read(item.id):
+            return False
+        return item.type in _ANSWERS if item.type != "message" else item.role == "assistant"
 
     def _say(self, item: InputItem, text: str) -> None:
         role = item.role or ""
@@ -245,13 +253,14 @@ def cut_off(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def read_items(messages: Sequence[RecalledMessage], within: str) -> Iterator[dict[str, Any]]:
     """Messages as they are listed. within: what the ids of those that the model has not written are made of."""
-    numbers = itertools.count()
     for message in messages:
         if message.answer_id is not None:
             yield from answer_items(message.answer_id, message)
             continue
-        for item in _read_items(message):
-            yield {"id": item_id(_READ, within, next(numbers)), "status": "completed", **item}
+        for at, item in enumerate(_read_items(message)):
+            # By the message's place: an answer before it may lose its id.
+            named = item_id(_READ, within, message.number)
+            yield {"id": f"{named}_{at}" if at else named, "status": "completed", **item}
 
 
 def is_read(minted: str | None) -> bool:

@@ -58,6 +58,8 @@ COUNT_PATH: Final = "/v1/responses/input_tokens"
 _FILL: Final = partial(filled, field="input")
 _SEALED: Final = "reasoning.encrypted_content"
 _LOGPROBS: Final = "message.output_text.logprobs"
+_MOST_REPEATED_CHARS: Final = 256 * 1024
+"""Of a field of a request, in its response."""
 
 
 class Thinking(Body):
@@ -417,8 +419,9 @@ class _Events(Telling):
 
 
 def _echo(body: ResponsesBody, conversation: str | None) -> dict[str, Any]:
-    """The fields of a request that its response repeats."""
-    return {
+    """The fields of a request that its response repeats, in each of several events; those that are long are left
+    out."""
+    fields = {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "conversation": {"id": conversation} if conversation else None,
@@ -434,6 +437,23 @@ def _echo(body: ResponsesBody, conversation: str | None) -> dict[str, Any]:
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
     }
+    return {name: value for name, value in fields.items() if _is_short(value)}
+
+
+def _is_short(value: object) -> bool:
+    """Whether a value has few characters as JSON. One that has more is looked at no further."""
+    left, waiting = _MOST_REPEATED_CHARS, [value]
+    while waiting:
+        each = waiting.pop()
+        left -= len(each) if isinstance(each, str | list | Mapping) else 1
+        if left < 0:
+            return False
+        if isinstance(each, Mapping):
+            waiting += each.keys()
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+    return True
 
 
 def response_map(named: str, status: str, model: str, output: Sequence[Any], **facts: Any) -> dict[str, Any]:

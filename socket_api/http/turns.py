@@ -40,7 +40,7 @@ _NAMING: Final = ("x-claude-code-session-id", "session-id", "session_id", "x-ses
 _AGENT: Final = "x-claude-code-agent-id"
 _MEASURE, _CONVERSE, _DELETE = VERBS["measure"], VERBS["converse"], VERBS["delete"]
 _MOST_NAME_CHARS = 64
-_MINTED = re.compile(r"(?:[a-z]{2,4}_)?([0-9a-f]{32})(?:_[0-9]{1,6})?")
+_MINTED = re.compile(r"(?:[a-z]{2,4}_)?([0-9a-f]{32})(?:_[0-9]{1,6}){0,2}")
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 

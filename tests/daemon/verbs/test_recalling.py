@@ -448,6 +448,35 @@ async def test_a_disowned_answer_comes_back_with_no_older_version(open_rig: Any)
             await rig.sleep("a")
 
 
+async def test_messages_keep_their_numbers(rig: Rigged) -> None:
+    """Also where they are told from an answer on, and behind one that has lost its id."""
+    for text, answer in (("one", ONE), ("two", TWO), ("three", THREE)):
+        await converse(rig, [user(text)], text.upper(), **({"at_end": True} if answer != ONE else {}), answer_id=answer)
+    whole = [each.number for each in (await rig.service.recall("a")).messages]
+    assert whole == list(range(6))
+    for _ in range(2):
+        assert [(each.number, each.content) for each in (await rig.service.recall(answer_id=THREE)).messages][-2:] == [
+            (4, "three"),
+            (5, "THREE"),
+        ]
+        if _ == 0:
+            await rig.service.disown(TWO)
+    assert [each.number for each in (await rig.service.recall("a")).messages] == whole
+
+
+async def test_a_system_text_that_is_not_said_yet_is_told(rig: Rigged) -> None:
+    await rig.service.create("a", system="Be brief.")
+    await rig.service.append("b", messages=[user("x")], create=True)
+    assert [(each.role, each.content) for each in (await rig.service.recall("a")).messages] == [("system", "Be brief.")]
+    await converse(rig, [user("one")], "eins", at_end=True)
+    told = (await rig.service.recall("a")).messages
+    assert [(each.role, each.content, each.number) for each in told] == [
+        ("system", "Be brief.", 0),
+        ("user", "one", 1),
+        ("assistant", "eins", 2),
+    ]
+
+
 async def test_a_fork_of_an_older_version_does_not_bring_a_disowned_answer_back(open_rig: Any) -> None:
     """Also where the session has not slept since."""
     async with open_rig(endless=False) as rig:

@@ -324,6 +324,16 @@ async def test_a_request_that_takes_an_opened_turn_back_goes_on_too(
         assert told.token_count - len(told.tokens) == measured.tokens == len(opened)
 
 
+async def test_messages_are_appended_behind_a_request_that_was_given_up_in_its_message(rig: Rigged) -> None:
+    await converse(rig, [user("one")], "eins")
+    whole = ledger(rig)
+    await leave_in(rig, [user(LONG)], read=300, at_end=True)
+    assert len(ledger(rig)) > len(whole) + 200
+    await rig.service.append("a", messages=[user("two")])
+    assert [each.content for each in (await rig.service.recall("a")).messages] == ["one", "eins", "two"]
+    assert len(ledger(rig)) < len(whole) + 200
+
+
 @pytest.mark.parametrize("asleep", [False, True], ids=["awake", "asleep"])
 @pytest.mark.parametrize("leaves", [{"read": 300}, {"written": 4}], ids=["in its message", "in its answer"])
 async def test_a_request_that_is_asked_again_has_the_size_that_it_had(

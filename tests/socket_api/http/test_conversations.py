@@ -112,19 +112,33 @@ def test_a_response_in_a_conversation_goes_on_at_its_end(server: HttpThread) -> 
         assert (given["session"], given["at_end"], given["instructions"]) == (made["id"], True, "Be brief.")
 
 
+def test_what_has_no_effect_in_items_is_named(server: HttpThread) -> None:
+    items = [
+        {"type": "web_search_call", "id": "ws_1"},
+        {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
+        {"role": "user", "content": "a"},
+    ]
+    made = server.ask("POST", PATH, {"items": items, "foo": 1})
+    ignored = "foo, items.web_search_call, items.input_image"
+    assert made.headers["x-torpor-ignored"] == ignored
+    update = server.ask("POST", f"{PATH}/{made.json['id']}", {"metadata": {}, "foo": 1})
+    assert update.headers["x-torpor-ignored"] == "foo"
+    assert "x-torpor-ignored" not in server.ask("POST", PATH, {}).headers
+
+
 def test_items_come_back_as_what_they_were(server: HttpThread) -> None:
     call = ToolCall("look", {"path": "."}, "c1")
     said = [
         RecalledMessage("user", "q", start=0, end=4),
-        RecalledMessage("assistant", "hm", reasoning="so", tool_calls=(call,), start=0, end=9),
-        RecalledMessage("tool", "a file", tool_call_id="c1", start=9, end=12),
+        RecalledMessage("assistant", "hm", reasoning="so", tool_calls=(call,), start=0, end=9, number=1),
+        RecalledMessage("tool", "a file", tool_call_id="c1", start=9, end=12, number=2),
     ]
 
     async def recalled(request: RecallRequest) -> RecallResult:
         return RecallResult(request.session or "", "fake", tuple(said))
 
     async def appended(request: AppendRequest) -> AppendResult:
-        said.append(RecalledMessage("assistant", "", tool_calls=(call, call), start=12, end=20))
+        said.append(RecalledMessage("assistant", "", tool_calls=(call, call), start=12, end=20, number=3))
         return AppendResult(request.session, 8, 20, 8, 0, 0.1)
 
     server.service.answers |= {RecallRequest: recalled, AppendRequest: appended}

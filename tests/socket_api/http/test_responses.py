@@ -226,6 +226,15 @@ def test_an_answer_that_was_cut_off_is_incomplete(server: HttpThread, stream: bo
     assert [each["status"] for each in (*items, *last["response"]["output"])] == ["incomplete"] * (1 + stream)
 
 
+def test_what_is_long_is_not_repeated_with_each_event(server: HttpThread) -> None:
+    long = "a" * 300_000
+    for given in ({"text": {"more": long}}, {"tool_choice": {"type": "auto", "more": [[1] * 200_000]}}):
+        told = server.ask("POST", PATH, {**HELLO, **given}).json
+        assert (told["text"]["format"], told["tool_choice"]) == ({"type": "text"}, "auto")
+    for pairs in ({"a": long}, {"k" * 65: "a"}):
+        assert server.ask("POST", PATH, {**HELLO, "metadata": pairs}).status == 400
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_empty_answer_has_an_empty_text(server: HttpThread, stream: bool) -> None:
     says(server, text="")
@@ -244,8 +253,8 @@ async def recalls(request: RecallRequest) -> RecallResult:
     call = ToolCall("add", {"a": 1}, "c2")
     messages = (
         RecalledMessage("user", "hello", start=0, end=9),
-        RecalledMessage("tool", "3", tool_call_id="c1", start=0, end=9),
-        RecalledMessage("tool", "done", tool_call_id="c0", told_as="custom:agents", start=0, end=9),
+        RecalledMessage("tool", "3", tool_call_id="c1", start=0, end=9, number=1),
+        RecalledMessage("tool", "done", tool_call_id="c0", told_as="custom:agents", start=0, end=9, number=2),
         RecalledMessage(
             *("assistant", "hi"),
             reasoning="so",
@@ -404,7 +413,9 @@ def test_an_item_that_was_read_before_a_response_may_be_said_again_behind_it(ser
     server.service.answers[RecallRequest] = recalls
     listed = {"type": "message", "id": f"in_{ONE}_0", "role": "user", "content": "hello"}
     brought = {"type": "message", "id": f"in_{ONE}_1", "role": "assistant", "content": "well"}
-    for item in (reference("in_0"), listed, brought):
+    call = {"type": "function_call_output", "id": f"fc_{ONE}_2", "call_id": "c2", "output": "3"}
+    named = {**USER, "id": f"msg_{ONE}_1"}
+    for item in (reference("in_0"), listed, brought, call, named):
         asked = {"input": [item, USER], "previous_response_id": f"resp_{ONE}"}
         assert server.ask("POST", PATH, asked).status == 200
     given = [each["messages"] for each in asked_for(server, "converse")]
@@ -412,7 +423,28 @@ def test_an_item_that_was_read_before_a_response_may_be_said_again_behind_it(ser
         ({"role": "user", "content": "hello"}, USER),
         ({"role": "user", "content": "hello"}, USER),
         ({"role": "assistant", "content": "well"}, USER),
+        ({"role": "tool", "content": "3", "tool_call_id": "c2"}, USER),
+        (USER, USER),
     ]
+
+
+def test_a_reference_may_name_an_item_of_a_conversation(server: HttpThread) -> None:
+    """By the id under which the conversation tells it, which is made of the conversation's own."""
+
+    async def recalls_conversation(request: RecallRequest) -> RecallResult:
+        if request.answer_id is not None:
+            raise AnswerNotFound("No.", answer_id=request.answer_id)
+        assert request.session is not None and request.session.endswith(f"conv_{ONE}")
+        said = RecalledMessage("assistant", "hm", reasoning="so", start=0, end=9, number=7)
+        return RecallResult(request.session, "fake", (said,))
+
+    server.service.answers[RecallRequest] = recalls_conversation
+    items = [{"type": "item_reference", "id": f"in_{ONE}_{at}"} for at in ("7", "7_1")]
+    assert server.ask("POST", PATH, {"input": [*items, USER]}).status == 200
+    answer = asked_for(server, "converse")[0]["messages"][0]
+    assert (answer["reasoning"], answer["content"]) == ("so", "hm")
+    for wrong in (f"in_{ONE}_8", f"in_{ONE}_7_2", f"msg_{ONE}_7"):
+        assert server.ask("POST", PATH, {"input": [{"type": "item_reference", "id": wrong}, USER]}).status == 400
 
 
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/input_tokens"])
