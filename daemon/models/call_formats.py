@@ -20,7 +20,7 @@ from .call_reading import INTEGERS
 from .call_tags import Tags
 from .marks import Marks
 from .rules import Literal, Rules, quoted, text_with
-from .schemas import NotForcible, Schema, alternatives, binding, kinds_of, reference_of, resolved
+from .schemas import NotForcible, Schema, alternatives, binding, joined, kinds_of, reference_of, resolved
 from .written_tools import CALL_AROUND
 
 _PYTHON_ESCAPES: Final = '"\\bfnrt'
@@ -75,8 +75,11 @@ def call_shape(marks: Marks) -> str:
 
 def _parameters(tool: Schema) -> Schema:
     schema = binding(tool.get("parameters") or {"properties": {}})
-    if (named := resolved(schema.get("$ref"), schema)) is not None and isinstance(named, Mapping):
-        schema = {**{key: schema[key] for key in ("$defs", "definitions") if key in schema}, **named}
+    known = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    schema = joined(schema, schema)
+    named = resolved(reference_of(schema), schema)
+    if isinstance(named, Mapping):
+        schema = {**known, **named}
     return schema if {"type", "$ref", "anyOf", "oneOf", "allOf"} & schema.keys() else {"type": "object", **schema}
 
 

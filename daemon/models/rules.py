@@ -21,6 +21,7 @@ from .schemas import (
     alternatives,
     changed_within,
     is_number,
+    joined,
     kind_of,
     leading_to,
     placed,
@@ -51,6 +52,9 @@ _WIDEST: Final = 10**15
 
 _NUMBER: Final = r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?/"
 """Any that is a float, and not infinity."""
+
+_NEAR_ZERO: Final = 1000
+"""Of the numbers between zero and a bound below 1, so small a part is left out beside an open zero."""
 
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -155,7 +159,8 @@ class Rules:
 
     def _compiled(self, schema: Schema, form: Mapping[str, Any]) -> str:
         schema = with_definitions(schema, self.root)
-        schema = _closed(schema) if self._is_closed else schema
+        schema = _closed(schema, schema) if self._is_closed else schema
+        schema = _away_from_zero(schema)
         self.parts.append((", ".join(self._place), schema))
         return self.add("%json " + json.dumps({**schema, "x-guidance": {**JSON_FORM, **form}}))
 
@@ -304,11 +309,27 @@ def _alike(low: str, high: str) -> str:
     return f"({'|'.join(parts)})"
 
 
-def _closed(schema: Any) -> Any:
-    """A schema that allows less: objects have no properties beyond those named, and numbers are within bounds."""
+def _away_from_zero(schema: Any) -> Any:
+    """A schema whose open bounds at zero are a little further out, where the other bound is below 1: the library allows
+    zero there."""
     if not isinstance(schema, Mapping):
         return schema
-    found = changed_within(schema, _closed)
+    found = changed_within(schema, _away_from_zero)
+    for open_bound, bound, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        others = (sign * each for name in _BOUNDS if name != open_bound for each in _numbers(found.get(name)))
+        nearest = min((each for each in others if each > 0), default=1)
+        if is_number(found.get(open_bound)) and found[open_bound] == 0 and nearest < 1:
+            del found[open_bound]
+            found[bound] = sign * nearest / _NEAR_ZERO
+    return found
+
+
+def _closed(schema: Any, root: Any) -> Any:
+    """A schema that allows less: objects have no properties beyond those named, and numbers are within bounds. root:
+    what its references are of."""
+    if not isinstance(schema, Mapping):
+        return schema
+    found = changed_within(joined(schema, root), partial(_closed, root=root))
     kinds = found.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     if "object" in kinds and "properties" in found and "allOf" not in found:

@@ -278,6 +278,51 @@ def with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapp
     return {**{key: root[key] for key in ("$defs", "definitions") if key in root}, **schema}
 
 
+def joined(schema: Any, root: Any) -> Any:
+    """An object that a schema joins of others, in allOf or beside a reference, as one object; as it is where they are
+    more than properties. root: what the references are of."""
+    parts = list(_joined_parts(schema, root, set()))
+    if len(parts) < 2 or not all(_is_of_properties(each) for each in parts):
+        return schema
+    properties: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.get("properties", {}).items():
+            if properties.setdefault(key, value) != value:
+                return schema
+    closed = [part for part in parts if part.get("additionalProperties", True) is not True]
+    if any(part["additionalProperties"] is not False or part.get("properties", {}) != properties for part in closed):
+        return schema
+    found = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    required = list(dict.fromkeys(key for part in parts for key in part.get("required", ())))
+    found |= {"type": "object", "properties": properties, "required": required}
+    return {**found, "additionalProperties": False} if closed else found
+
+
+_OF_PROPERTIES: Final = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
+
+
+def _is_of_properties(schema: Any) -> bool:
+    return (
+        isinstance(schema, Mapping) and not schema.keys() - _OF_PROPERTIES and schema.get("type", "object") == "object"
+    )
+
+
+def _joined_parts(schema: Any, root: Any, seen: set[str]) -> Iterator[Any]:
+    """The schemas that a value has to match, all of them, behind references. seen: those that were followed."""
+    if not isinstance(schema, Mapping) or not {"allOf", "$ref"} & schema.keys():
+        yield schema
+        return
+    rest = {key: value for key, value in schema.items() if key not in ("allOf", "$ref")}
+    if rest.keys() - {"$defs", "definitions"}:
+        yield rest
+    for part in _listed(schema, "allOf"):
+        yield from _joined_parts(part, root, seen)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        seen.add(reference)
+        yield from _joined_parts(resolved(reference, root), root, seen)
+
+
 def reference_of(schema: Any) -> str | None:
     """What a schema names that is a reference, and no more."""
     named = schema.get("$ref") if isinstance(schema, Mapping) else None

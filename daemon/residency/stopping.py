@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -69,27 +69,24 @@ class LastSleeps:
         # Running requests may wake sessions meanwhile: go on until every awake or held session has been seen. Requests
         # that still wait for a turn are refused when they get it.
         while uris := (self._awake.keys() | self._turns.in_use()) - keeping.seen:
-            patience_s = patient_until - time.monotonic()
-            uri = self._next_to_keep(uris, patient=patience_s > 0)
-            if uri is None:
+            seen = len(keeping.seen)
+            for uri in sorted(uris, key=self._stake):
+                if self._turns.users(uri):
+                    if time.monotonic() < patient_until:
+                        break
+                    continue
+                try:
+                    async with self._turns.take(uri, always=True):
+                        keeping.seen.add(uri)
+                        live = self._awake.get(uri)
+                        if live is not None:
+                            await self._keep_last(live, order, keeping, give_up=give_up)
+                finally:
+                    self._memory.look_again()
+                await asyncio.sleep(0)  # nothing is awaited for one that is empty
+            if len(keeping.seen) == seen:
+                patience_s = patient_until - time.monotonic()
                 await self._turns.released(patience_s if patience_s > 0 else None)
-                continue
-            try:
-                async with self._turns.take(uri, always=True):
-                    keeping.seen.add(uri)
-                    live = self._awake.get(uri)
-                    if live is not None:
-                        await self._keep_last(live, order, keeping, give_up=give_up)
-            finally:
-                self._memory.look_again()
-
-    def _next_to_keep(self, uris: Collection[SessionUri], *, patient: bool) -> SessionUri | None:
-        """The first session by stake that no request holds; None if there is none. patient: also None if the very first
-        one is held."""
-        line, held = sorted(uris, key=self._stake), self._turns.in_use()
-        if patient:
-            line = line[:1]
-        return next((uri for uri in line if uri not in held), None)
 
     def _stake(self, uri: SessionUri) -> tuple[int, float, SessionUri]:
         """The order of a stop: most tokens that are not durable first, then the last used."""

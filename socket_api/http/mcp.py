@@ -24,6 +24,8 @@ from .limits import MAX_BODY_BYTES
 from .work import ClientLeft
 
 PATH = "/mcp"
+_ESCAPED = 6
+"""Bytes of a character in the JSON that is made of a body, at most; the body itself was read within its own bound."""
 
 
 async def mcp(request: Request, send: Send) -> None:
@@ -66,5 +68,5 @@ def _new_manager(desk: Desk) -> Any:
 
     # Whole answers: for a stream the package leaves a task in the loop that never ends.
     return StreamableHTTPSessionManager(
-        server_of(ask), stateless=True, json_response=True, max_request_body_size=MAX_BODY_BYTES
+        server_of(ask), stateless=True, json_response=True, max_request_body_size=_ESCAPED * MAX_BODY_BYTES
     )

@@ -191,6 +191,23 @@ def test_a_call_is_of_references_unions_and_large_integers(tiny_model: Path, par
         assert calls[0].arguments["id"] == LARGE
 
 
+JOINED: dict[str, Any] = {
+    "$ref": "#/$defs/A",
+    "properties": {"b": {"enum": ["y"]}},
+    "required": ["b"],
+    "$defs": {"A": {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}},
+}
+
+
+@pytest.mark.parametrize("parser", ["json_tools", "glm47"])
+def test_what_stands_beside_a_reference_binds_a_call_too(tiny_model: Path, parser: str) -> None:
+    form, chance = Form(tiny_model, parser, special=False), random.Random(parser)
+    offered = ({"name": "b", "description": "", "parameters": JOINED},)
+    said = form.text(walked(form.matcher(offered).copy(), chance, form.closing()))
+    text, calls = form.calls(said, offered)
+    assert (text, [call.arguments for call in calls]) == ("", [{"a": "x", "b": "y"}]), said
+
+
 def allows(form: Form, matcher: Matcher, text: str) -> bool:
     tokens = [ALPHABET.index(BYTES[byte]) for byte in text.encode()]
     return all(matcher.allowed()[token] and matcher.accept(token) for token in tokens)

@@ -34,6 +34,10 @@ def says(schema: dict[str, Any], text: str, *, is_closed: bool) -> bool:
 
 
 WHOLE = {"type": "integer"}
+AB = tuple(
+    {"type": "object", "properties": {key: {"enum": [value]}}, "required": [key]}
+    for key, value in (("a", "x"), ("b", 1))
+)
 SAID = (
     ({"const": LARGE}, [LARGE], [LARGE - 7, LARGE + 1]),
     ({"enum": ["a", LARGE, None, 1e300]}, ["a", LARGE, None, 1e300], [LARGE - 7]),
@@ -58,6 +62,17 @@ SAID = (
     ({"type": "string", "nullable": True}, ["a", None], [1]),
     ({"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]}, ["ax", "bx"], ["c"]),
     ({"type": "string", "oneOf": [{"const": "a", "title": "A"}, {"const": "b"}]}, ["a", "b"], ["c"]),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, [0.5, 0.25, 0.001], [0, 0.0, -0.1, 0.6]),
+    ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.01}, [0.005], [0, 0.0, 0.01]),
+    ({"type": "array", "items": {"type": "number", "minimum": -0.2, "exclusiveMaximum": 0}}, [[-0.1]], [[0], [-0.0]]),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 5}, [5, 0.5], [0, 5.5]),
+    ({"allOf": [AB[0], AB[1]]}, [{"a": "x", "b": 1}], [{"a": "x"}, {"b": 1}, {"a": "y", "b": 1}]),
+    (
+        {"properties": {"p": {"allOf": [{"$ref": "#/$defs/A"}, AB[1]]}}, "$defs": {"A": AB[0]}, "required": ["p"]}
+        | {"type": "object"},
+        [{"p": {"a": "x", "b": 1}}],
+        [{"p": {"a": "x"}}, {"p": {"b": 1}}],
+    ),
 )
 
 

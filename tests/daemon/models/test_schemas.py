@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from torpor.daemon.models.schemas import NotForcible, binding, kinds_of, resolved
+from torpor.daemon.models.schemas import NotForcible, binding, joined, kinds_of, resolved
 
 LARGE = 2**60
 RIGHT: dict[str, tuple[Any, ...]] = {
@@ -50,6 +50,31 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "$defs": ([], {"a": [1]}),
     "$ref": (5, ["#"], {}),
 }
+
+
+A = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+B = {"properties": {"b": {}}, "additionalProperties": False}
+BOTH = {"type": "object", "properties": {"a": {"type": "string"}, "b": {}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "one"),
+    [
+        ({"allOf": [A, {"properties": {"b": {}}}]}, BOTH),
+        ({"$ref": "#/$defs/A", "properties": {"b": {}}, "$defs": {"A": A}}, {**BOTH, "$defs": {"A": A}}),
+        ({"allOf": [A, {"allOf": [A, {"properties": {"b": {}}}]}]}, BOTH),
+        ({"allOf": [A, {**BOTH, "additionalProperties": False}]}, {**BOTH, "additionalProperties": False}),
+        ({"allOf": [A, B]}, None),
+        ({"allOf": [A, {"properties": {"a": {"type": "integer"}}}]}, None),
+        ({"allOf": [A, {"minProperties": 1}]}, None),
+        ({"allOf": [A, {"type": "array"}]}, None),
+        ({"allOf": [A, True]}, None),
+        ({"$ref": "#", "allOf": [{"$ref": "#"}]}, None),
+        (A, None),
+    ],
+)
+def test_objects_that_are_joined_are_one_where_they_are_properties_alone(schema: Any, one: Any) -> None:
+    assert joined(schema, schema) == (schema if one is None else one)
 
 
 @pytest.mark.parametrize("keyword", WRONG)

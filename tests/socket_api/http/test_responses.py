@@ -434,7 +434,7 @@ def test_a_reference_may_name_an_item_of_a_conversation(server: HttpThread) -> N
     async def recalls_conversation(request: RecallRequest) -> RecallResult:
         if request.answer_id is not None:
             raise AnswerNotFound("No.", answer_id=request.answer_id)
-        assert request.session is not None and request.session.endswith(f"conv_{ONE}")
+        assert (request.session or "").endswith(f"conv_{ONE}")
         said = RecalledMessage("assistant", "hm", reasoning="so", start=0, end=9, number=7)
         return RecallResult(request.session, "fake", (said,))
 
