@@ -1,7 +1,8 @@
 """Grammars that answers must match: compiled for the tokenizer of one model, and walked token by token.
 
 llguidance does both. It is imported when the first request has a constraint. Its work is bounded by fuel, not by a
-clock, so that a grammar is refused on each machine or on none.
+clock, so that a grammar is refused on each machine or on none. Only the search for what cannot be compiled, of many
+tools or parts of a schema, has a clock.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import contextlib
 import json
 import re
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 
 Allowed = NDArray[np.bool_]
 """Which tokens may come next: `[vocabulary]`."""
+
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
+"""Work that yields before each compilation, so that its thread can turn to other work, or leave it there."""
 
 MOST_KEPT: Final = 16
 """Compiled grammars that a model keeps: clients send the same schemas again and again."""
@@ -51,8 +57,9 @@ _MOST_REASON_CHARS: Final = 500
 _OTHER: Final = b"~"
 """A character that ends no mark."""
 
-_MOST_TRIES: Final = 64
-"""Compilations of parts of a schema, to find the one that cannot be compiled."""
+_SEARCH_S: Final = 5.0
+"""For one request, to find which of its tools, or which part of a schema, cannot be compiled: of the thread's own time,
+in which no other request counts."""
 
 _LISTING: Final = re.compile(r"\n\s*\d+ \| ")
 """What the compiler tells behind its reason: the grammar."""
@@ -99,16 +106,35 @@ class AnswerForm:
         return frozenset(tool["name"] for tool in self.tools) - frozenset(self.choice.strict)
 
 
+class _Search:
+    """The time that one request has to find what cannot be compiled."""
+
+    def __init__(self) -> None:
+        self._left_s = _SEARCH_S
+
+    @property
+    def is_over(self) -> bool:
+        return self._left_s <= 0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Work within takes of the time."""
+        begun = time.thread_time()
+        try:
+            yield
+        finally:
+            self._left_s -= time.thread_time() - begun
+
+
 class Grammars:
-    """Compiles grammars for a model, on any thread, and keeps the last ones. tokenizer: of mlx-lm. vocabulary: as many
-    tokens as the model's logits have. ends: the tokens that end an answer."""
+    """Compiles grammars for a model, on one thread at a time, and keeps the last ones. tokenizer: of mlx-lm.
+    vocabulary: as many tokens as the model's logits have. ends: the tokens that end an answer."""
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._ends = sorted(ends)
         self._description: str | None = None
-        self._lock = threading.Lock()
         self._words: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
@@ -121,67 +147,96 @@ class Grammars:
             raise _refusal("this model's tokenizer has no tables that the compiler can read; leave the constraint out")
         self._description = backend.to_str()
 
-    def matcher(self, form: AnswerForm, marks: Marks) -> Matcher:
+    def matcher(self, form: AnswerForm, marks: Marks) -> Steps[Matcher]:
         """A matcher at the beginning of an answer. Behind `describe`. Raises InvalidConstraint: what the answer is held
         to is wrong, too large, asks for a file or address, or allows no answer; or this model's form of calls has no
         place for it."""
-        refused: InvalidConstraint
         free = {tool["name"] for tool in form.tools}.difference(form.choice.strict)
         is_needed = form.constraint is not None and form.choice.mode == "auto"
-        for unheld in self._let_go(form, free if is_needed else (), marks):
-            try:
-                return self._matcher(replace(form, unheld=unheld), marks)
-            except InvalidConstraint as error:
-                refused = error
-        raise refused
+        search = _Search()
 
-    def unheld(self, form: AnswerForm, marks: Marks) -> frozenset[str]:
+        def without(names: frozenset[str]) -> AnswerForm:
+            return replace(form, unheld=names)
+
+        unheld, found = yield from self._let_go(form.tools, free if is_needed else (), without, marks, search)
+        if isinstance(found, Matcher):
+            return found
+        raise (yield from self._with_place(without(unheld), marks, found, search)) from None
+
+    def unheld(self, form: AnswerForm, marks: Marks) -> Steps[frozenset[str]]:
         """Which of the strict tools the model cannot be held to. Behind `describe`."""
         strict = {tool["name"] for tool in form.tools}.intersection(form.choice.strict)
 
         def without(names: frozenset[str]) -> AnswerForm:
             return AnswerForm(None, ToolChoice(strict=tuple(strict - names)), form.tools)
 
-        found = (names for names in self._let_go(form, strict, marks) if self._is_held(without(names), marks))
-        return next(found, frozenset(strict))
+        unheld, _ = yield from self._let_go(form.tools, strict, without, marks, _Search())
+        return unheld
 
-    def _let_go(self, form: AnswerForm, names: Collection[str], marks: Marks) -> Iterator[frozenset[str]]:
-        """Of these tools, those that are not held: none, if that can be; then each that cannot be by itself, and then
-        all."""
-        yield frozenset()
-        if names:
-            named = [tool for tool in form.tools if tool["name"] in names]
-            alone = (AnswerForm(None, ToolChoice(mode="required"), (tool,)) for tool in named)
-            unheld = (tool["name"] for tool, one in zip(named, alone, strict=True) if not self._is_held(one, marks))
-            yield from (each for each in dict.fromkeys((frozenset(unheld), frozenset(names))) if each)
+    def _let_go(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        names: Collection[str],
+        without: Callable[[frozenset[str]], AnswerForm],
+        marks: Marks,
+        search: _Search,
+    ) -> Steps[tuple[frozenset[str], Matcher | InvalidConstraint]]:
+        """Of the named tools, those that are not held: none, if that can be; else each that cannot be by itself, or
+        that no time is left for; else all. And the matcher without them, or why there is none."""
+        unheld: frozenset[str] = frozenset()
+        found = yield from self._tried(without(unheld), marks, search)
+        if names and not isinstance(found, Matcher):
+            alone = set()
+            for tool in (each for each in tools if each["name"] in names):
+                one = AnswerForm(None, ToolChoice(mode="required"), (tool,))
+                if search.is_over or not isinstance((yield from self._tried(one, marks, search)), Matcher):
+                    alone.add(tool["name"])
+            for unheld in filter(None, dict.fromkeys((frozenset(alone), frozenset(names)))):
+                found = yield from self._tried(without(unheld), marks, search)
+                if isinstance(found, Matcher):
+                    break
+        return unheld, found
 
-    def _is_held(self, form: AnswerForm, marks: Marks) -> bool:
-        try:
-            self._matcher(form, marks)
-        except InvalidConstraint:
-            return False
-        return True
+    def _tried(self, form: AnswerForm, marks: Marks, search: _Search) -> Steps[Matcher | InvalidConstraint]:
+        yield
+        with search.counted():
+            try:
+                return self._matcher(form, marks)
+            except InvalidConstraint as error:
+                return error.with_traceback(None)
 
     def _matcher(self, form: AnswerForm, marks: Marks) -> Matcher:
-        with self._lock:
-            words = self._read()
-            try:
-                grammar, guards, parts = _grammar_of(form, marks, words)
-            except RecursionError:
-                raise _refusal("a schema is nested too deep, or its references are") from None
-            found = self._compiled.get(grammar)
-            if found is None:
-                try:
-                    found = _compiled(words, grammar)
-                except InvalidConstraint as error:
-                    raise _with_place(words, parts, error) from None
-                Matcher(words, found.deep_copy(), self._vocabulary).allowed()  # raises if no token may come first
-                self._compiled[grammar] = found
-            self._compiled.move_to_end(grammar)
-            while len(self._compiled) > MOST_KEPT:
-                self._compiled.popitem(last=False)
-            is_plain = form.constraint is not None or form.choice.mode == "required"
-            return Matcher(words, found.deep_copy(), self._vocabulary, guards=guards, is_plain=is_plain)
+        words = self._read()
+        grammar, guards, _ = self._grammar_of(form, marks)
+        found = self._compiled.get(grammar)
+        if found is None:
+            found = _compiled(words, grammar)
+            Matcher(words, found.deep_copy(), self._vocabulary).allowed()  # raises if no token may come first
+            self._compiled[grammar] = found
+        self._compiled.move_to_end(grammar)
+        while len(self._compiled) > MOST_KEPT:
+            self._compiled.popitem(last=False)
+        is_plain = form.constraint is not None or form.choice.mode == "required"
+        return Matcher(words, found.deep_copy(), self._vocabulary, guards=guards, is_plain=is_plain)
+
+    def _with_place(
+        self, form: AnswerForm, marks: Marks, error: InvalidConstraint, search: _Search
+    ) -> Steps[InvalidConstraint]:
+        """A refusal that names the place: of the schemas that cannot be compiled, the smallest part."""
+        try:
+            _, _, parts = self._grammar_of(form, marks)
+        except InvalidConstraint:  # the refusal itself, which has a place
+            return error
+        for place, schema in parts:
+            if (found := (yield from _fault_in(self._read(), schema, schema, search))) is not None:
+                return _refusal(": ".join([place, *found]))
+        return error
+
+    def _grammar_of(self, form: AnswerForm, marks: Marks) -> tuple[str, tuple[bytes, ...], _Parts]:
+        try:
+            return _grammar_of(form, marks, self._read())
+        except RecursionError:
+            raise _refusal("a schema is nested too deep, or its references are") from None
 
     def _read(self) -> LLTokenizer:
         from llguidance import LLTokenizer
@@ -364,28 +419,23 @@ def _source_of(constraint: Constraint) -> tuple[dict[str, Any], _Parts]:
     return {"name": "answer", "lark_grammar": f"start: {start}\n{rules.text()}"}, rules.parts
 
 
-def _with_place(words: LLTokenizer, parts: _Parts, error: InvalidConstraint) -> InvalidConstraint:
-    """A refusal that names the place: of the schemas that cannot be compiled, the smallest part."""
-    tries = iter(range(_MOST_TRIES))
-    for place, schema in parts:
-        if (found := _fault_in(words, schema, schema, tries)) is not None:
-            return _refusal(": ".join([place, *found]))
-    return error
-
-
-def _fault_in(words: LLTokenizer, schema: Schema, root: Schema, tries: Iterator[int]) -> list[str] | None:
-    """Where in a schema something cannot be compiled, from without, and why; None if it can."""
+def _fault_in(words: LLTokenizer, schema: Schema, root: Schema, search: _Search) -> Steps[list[str] | None]:
+    """Where in a schema something cannot be compiled, from without, and why; None if it can, or no time is left."""
     whole = {**with_definitions(schema, root), "x-guidance": {**JSON_FORM}}
+    if search.is_over:
+        return None
+    yield
     try:
-        if next(tries, None) is None:
-            return None
-        _compiled(words, f"start: answer\nanswer: %json {json.dumps(whole)}")
+        with search.counted():
+            _compiled(words, f"start: answer\nanswer: %json {json.dumps(whole)}")
     except InvalidConstraint as error:
-        for place, part in parts_of(schema):
-            if (found := _fault_in(words, part, root, tries)) is not None:
-                return [place, *found]
-        return [error.reason.rpartition("failed to compile JSON schema: ")[2]]
-    return None
+        reason = error.reason.rpartition("failed to compile JSON schema: ")[2]
+    else:
+        return None
+    for place, part in parts_of(schema):
+        if (found := (yield from _fault_in(words, part, root, search))) is not None:
+            return [place, *found]
+    return [reason]
 
 
 def _literal(words: LLTokenizer, text: str) -> str:

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -25,10 +24,10 @@ from ..errors import ContextOverflow, TemplateUnusable
 from ..models import chat_template
 from ..models.chat_template import NO_ROOT, Message, Root
 from ..models.control_tokens import any_of, edges_of
-from ..models.grammars import AnswerForm, Matcher, roomy_stack
+from ..models.grammars import AnswerForm, Matcher, Steps
 from ..models.models import LoadedModel
 from ..models.token_bytes import BYTE_SYMBOLS
-from ..tasks.cancellation import to_the_end
+from .compiling import GrammarThread
 from .sessions import Session
 from .why import Words
 
@@ -82,7 +81,7 @@ class Encoder:
 
     def __init__(self) -> None:
         self._thread = _new_thread()
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="torpor-grammar")
+        self._compiling = GrammarThread()
         self._shown_roots: dict[tuple[bytes, str], bytes] = {}
         self._most_bytes: dict[bytes, int | None] = {}  # by identity: a name may get another model
 
@@ -175,20 +174,19 @@ class Encoder:
         return await self.aside(with_tokenizer)
 
     async def matcher(self, model: LoadedModel, form: AnswerForm) -> Matcher | None:
-        """A matcher for one answer; None if it is free. Its grammar is compiled on another thread, one at a time:
-        neither texts nor the engine wait. Raises InvalidConstraint."""
-        return await self._compiled(model, partial(model.grammars.matcher, form, model.marks)) if form else None
+        """A matcher for one answer; None if it is free. Its grammar is compiled on another thread: neither texts nor
+        the engine wait. Raises InvalidConstraint."""
+        return await self._compiled(model, model.grammars.matcher(form, model.marks)) if form else None
 
     async def unheld(self, model: LoadedModel, form: AnswerForm) -> frozenset[str]:
         """Which of the strict tools the model cannot be held to, found as `matcher` works."""
-        work = partial(model.grammars.unheld, form, model.marks)
-        return await self._compiled(model, work) if form.choice.strict else frozenset()
+        if not form.choice.strict:
+            return frozenset()
+        return await self._compiled(model, model.grammars.unheld(form, model.marks))
 
-    async def _compiled(self, model: LoadedModel, work: Callable[[], Result]) -> Result:
+    async def _compiled(self, model: LoadedModel, steps: Steps[Result]) -> Result:
         await self.aside(model.grammars.describe)
-        with roomy_stack():  # the thread begins with its first work
-            compiling = asyncio.get_running_loop().run_in_executor(self._compiling, work)
-        return await to_the_end(compiling)
+        return await self._compiling.run(steps)
 
     def let_go(self) -> None:
         """A model has left memory: end the thread after its work, and begin another. A tokenizer caches words for each
@@ -199,9 +197,9 @@ class Encoder:
         self._thread.submit(before.shutdown)  # first of all, so that still no two calls use one tokenizer
 
     def close(self) -> None:
-        """End the threads after their running work."""
+        """End the threads after their running work. Only that of texts is waited for."""
+        self._compiling.close()
         self._thread.shutdown(cancel_futures=True)
-        self._compiling.shutdown(cancel_futures=True)
 
     async def aside(self, work: Callable[[], Result]) -> Result:
         """Do work over many texts on the thread for them, where neither the loop nor the engine waits for it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from torpor.daemon.api.constraints import Constraint, ToolChoice
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.engine.channels import Channels
 from torpor.daemon.errors import InvalidConstraint
+from torpor.daemon.models import grammars
 from torpor.daemon.models.call_formats import call_shape
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.control_tokens import ControlTokens
@@ -59,6 +61,15 @@ CLOSING = (
 )
 
 
+def end_of(steps: Generator[None, None, Any]) -> Any:
+    """What work gives at its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
 class Form:
     """A tokenizer with the marks of one form: as special tokens, or spelled in plain ones."""
 
@@ -94,7 +105,7 @@ class Form:
 
     def matcher(self, tools: tuple[dict[str, Any], ...], choice: ToolChoice = REQUIRED, **constraint: str) -> Matcher:
         held = Constraint(**constraint) if constraint else None
-        return self.grammars.matcher(AnswerForm(held, choice, tools), self.marks)
+        return end_of(self.grammars.matcher(AnswerForm(held, choice, tools), self.marks))
 
     def tokens(self, text: str) -> list[int]:
         return [ALPHABET.index(BYTES[byte]) for byte in text.encode()]
@@ -295,6 +306,53 @@ def test_a_tool_that_cannot_be_held_is_free_beside_a_constraint_unless_it_is_str
         form.matcher(tools, ToolChoice(strict=("free",)), json_schema=schema)
     with pytest.raises(InvalidConstraint, match="the schema"):
         form.matcher(tools, ToolChoice(), json_schema=json.dumps({"not": {"type": "string"}}))
+
+
+class Counted:
+    """Counts compilations; each takes a second of the thread's time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._compiled = grammars._compiled
+        monkeypatch.setattr(grammars, "_compiled", self)
+        monkeypatch.setattr(grammars.time, "thread_time", lambda: float(self.count))
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.count += 1
+        return self._compiled(*arguments)
+
+
+DEEP: dict[str, Any] = {"type": "object", "properties": {f"p{at}": UNHELD[1] for at in range(9)}}
+MANY = tuple(tool(f"t{at}", x=DEEP if at % 2 else {"type": "string"}) for at in range(40))
+
+
+def test_what_is_compiled_for_one_request_is_bounded_however_many_tools_it_has(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them at once, four alone, those that are held, and none."""
+    form, counted = Form(tiny_model, "json_tools", special=True), Counted(monkeypatch)
+    strict = AnswerForm(None, ToolChoice(strict=tuple(each["name"] for each in MANY)), MANY)
+    told = {each["name"] for each in MANY} - {"t0", "t2"}  # none is looked at behind t3
+    assert end_of(form.grammars.unheld(strict, form.marks)) == told
+    assert counted.count <= 7
+    counted.count = 0
+    held = form.matcher(MANY, ToolChoice(), json_schema=json.dumps(SAID))
+    assert takes(held, form.tokens('{"a": "x"}'))
+    assert counted.count <= 7
+
+
+def test_the_place_of_a_fault_is_looked_for_within_the_same_bound(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form, counted = Form(tiny_model, "json_tools", special=True), Counted(monkeypatch)
+    for tools, choice in ((MANY, REQUIRED), (MANY, ToolChoice(strict=("t1",)))):
+        counted.count = 0
+        with pytest.raises(InvalidConstraint):
+            form.matcher(tools, choice, **({} if choice is REQUIRED else {"json_schema": json.dumps(SAID)}))
+        assert counted.count <= 9
+    monkeypatch.setattr(grammars, "_SEARCH_S", 1000.0)
+    with pytest.raises(InvalidConstraint, match=r"'t1'.*property 'p0'"):
+        form.matcher(MANY, REQUIRED)
 
 
 def takes(matcher: Matcher, tokens: list[int]) -> bool:

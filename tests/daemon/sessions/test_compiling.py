@@ -1,0 +1,122 @@
+"""Grammars of several requests are compiled in turns, and nobody waits for a compilation whose answer nobody wants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torpor.daemon.api.constraints import Constraint
+from torpor.daemon.errors import ServiceClosed
+from torpor.daemon.models import grammars
+from torpor.daemon.sessions.compiling import GrammarThread
+from torpor.tests.daemon.session_rig import Gate, Rigged, hold_calls, tokens_of, until
+
+PET = Constraint(json_schema=json.dumps({"enum": ["cat", "dog"]}))
+
+
+@pytest.fixture(name="thread")
+def _thread() -> Iterator[GrammarThread]:
+    thread = GrammarThread()
+    yield thread
+    thread.close()
+
+
+def steps_of(name: str, done: list[str], count: int, gate: Gate | None = None) -> Any:
+    for _ in range(count):
+        yield
+        done.append(name)
+        if gate is not None:
+            gate.pass_through()
+    return name
+
+
+async def test_work_of_several_requests_takes_turns(thread: GrammarThread) -> None:
+    done: list[str] = []
+    gate = Gate()
+    long = asyncio.ensure_future(thread.run(steps_of("long", done, 100, gate)))
+    await gate.reached()
+    short = asyncio.ensure_future(thread.run(steps_of("short", done, 2)))
+    await asyncio.sleep(0)
+    gate.open()
+    assert await short == "short"
+    assert done.index("short") <= 2
+    assert len(done) < 20
+    assert await long == "long"
+    assert done.count("long") == 100
+
+
+async def test_a_request_that_is_given_up_leaves_at_once_and_its_next_step_is_not_begun(thread: GrammarThread) -> None:
+    done: list[str] = []
+    gate = Gate()
+    leaving = asyncio.ensure_future(thread.run(steps_of("left", done, 100, gate)))
+    await gate.reached()
+    waiting = asyncio.ensure_future(thread.run(steps_of("waiting", done, 1)))
+    await asyncio.sleep(0)
+    for each in (leaving, waiting):
+        each.cancel()
+    await asyncio.wait([leaving, waiting], timeout=10)
+    assert leaving.cancelled()
+    assert waiting.cancelled()
+    gate.open()
+    assert await thread.run(steps_of("next", done, 1)) == "next"
+    assert done == ["left", "next"]
+
+
+async def test_an_error_of_work_is_its_callers(thread: GrammarThread) -> None:
+    def failing() -> Any:
+        yield
+        raise KeyError("its own")
+
+    with pytest.raises(KeyError, match="its own"):
+        await thread.run(failing())
+    assert await thread.run(steps_of("next", [], 1)) == "next"
+
+
+async def test_a_closed_thread_takes_no_work_and_ends() -> None:
+    thread, seen = GrammarThread(), []
+
+    def noting() -> Any:
+        yield
+        seen.append(threading.current_thread())
+
+    await thread.run(noting())
+    thread.close()
+    with pytest.raises(ServiceClosed):
+        await thread.run(noting())
+    await until(lambda: not seen[0].is_alive())
+
+
+async def test_a_stop_does_not_wait_for_a_grammar(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = hold_calls(monkeypatch, grammars, "_compiled")
+    try:
+        async with open_rig() as rig:
+            await rig.read("a", tokens_of(1, 20))
+            asking = asyncio.ensure_future(rig.service.generate("a", constraint=PET, max_tokens=1))
+            await gate.reached()
+            asking.cancel()
+            await asyncio.wait([asking], timeout=10)
+            assert asking.cancelled()
+            await asyncio.wait_for(rig.service.close(), 10)
+        (compiling,) = (each for each in threading.enumerate() if each.name == "torpor-grammar" and each.is_alive())
+        assert compiling.daemon  # so the end of the process does not wait for it, either
+    finally:
+        gate.open()
+    await until(lambda: not compiling.is_alive())
+
+
+async def test_a_session_goes_on_while_a_grammar_that_it_gave_up_is_compiled(
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    gate = hold_calls(monkeypatch, grammars, "_compiled")
+    asking = asyncio.ensure_future(rig.service.generate("a", constraint=PET, max_tokens=1))
+    await gate.reached()
+    asking.cancel()
+    await asyncio.wait([asking], timeout=10)
+    assert asking.cancelled()
+    assert len((await rig.service.generate("a", max_tokens=4)).tokens) == 4
+    gate.open()
