@@ -153,6 +153,12 @@ def said_behind(
     return [*messages[:results], *(message_of("system", text) for text in changes), *messages[results:]]
 
 
+def behind_kept(messages: Sequence[Message], kept: int, at: int, ledger: Sequence[int]) -> Place:
+    """Where the rest of a transcript stands, whose first `kept` messages end at a token of a ledger."""
+    called = bool(kept and messages[kept - 1].get("tool_calls"))
+    return Place(at, ledger[at - 1] if at else None, turn_open=True, called=called)
+
+
 def _without_known(live: Session, turn: NewTurn, request: bytes | None) -> NewTurn:
     """The turn behind those of its tokens that the ledger has; with the answer so far, if it was given up."""
     ledger = live.state.tokens
@@ -245,8 +251,7 @@ class Conversing:
         shown_root = await self._encoder.shown_root(live.model, root)
         found = await self._encoder.aside(lambda: standing(known, whole, shown_root))
         new = whole[found.kept :]
-        called = bool(found.kept and whole[found.kept - 1].get("tool_calls"))
-        place = Place(found.at, ledger[found.at - 1] if found.at else None, turn_open=True, called=called)
+        place = behind_kept(whole, found.kept, found.at, ledger)
         ids, lengths = await self._encoded(live, new, place, root) if new else ([], ())
         end = found.at + len(ids)
         before = known.cut(found.at)

@@ -22,7 +22,7 @@ from ..api.events import SessionEvent, WorkEvent
 from ..api.forking import ForkRequest
 from ..api.reading import ChatRequest, GenerateResult
 from ..api.sampling import Sampling
-from ..chat.conversing import Behind, Dialogue, require_transcript, root_of, said_behind
+from ..chat.conversing import Behind, Dialogue, behind_kept, require_transcript, root_of, said_behind
 from ..chat.prompt_io import Known
 from ..engine.sampler import initial_key
 from ..errors import InvalidTranscript, TranscriptDiverged
@@ -34,7 +34,7 @@ from ..parts import Parts
 from ..prefixes.heads import Chain, Head, digest_of_request
 from ..sessions.encoding import Place
 from ..sessions.sessions import Session
-from ..sessions.transcripts import RECALLED, digested
+from ..sessions.transcripts import RECALLED, digested, standing
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import in_pieces
 from .answering import answers
@@ -140,10 +140,21 @@ async def _size(parts: Parts, request: MeasureRequest, wanted: SessionUri, model
     head = _best(parts, request, wanted, model.name, chain, set())
     with suppress(TorporError):  # what keeps a session that begins alike from answering is a miss
         if head is not None and (place := await _place_behind(parts, request, head, wanted, chain)) is not None:
-            new = messages[head.messages :]
-            ids = await parts.encoder.messages(model, new, place, root) if new else []
-            return place.held + len(ids), head.at
+            if new := messages[head.messages :]:
+                return place.held + len(await parts.encoder.messages(model, new, place, root)), head.at
+            return await _size_again(parts, request, head, model)
     return len(await parts.encoder.messages(model, messages, Place(0, None, turn_open=False), root)), 0
+
+
+async def _size_again(parts: Parts, request: MeasureRequest, head: Head, model: LoadedModel) -> tuple[int, int]:
+    """As `_size`, of a transcript that a session has read already. It may have opened another turn for the answer, so
+    what stands behind the answer before is read again, or compared."""
+    messages, root = request.messages, _root_of(request)
+    known = await parts.recalling.known(head.uri, past_look=True)
+    found = standing(known.text_map, messages, await parts.encoder.shown_root(model, root))
+    place = behind_kept(messages, found.kept, found.at, known.tokens)
+    ids = await parts.encoder.messages(model, messages[found.kept :], place, root)
+    return found.at + len(ids), found.at
 
 
 async def _place_behind(
@@ -159,8 +170,7 @@ async def _place_behind(
 
 
 def _behind_head(request: AnyAsked, head: Head, ledger: Sequence[int]) -> Place:
-    called = bool(request.messages[head.messages - 1].get("tool_calls"))
-    return Place(head.at, ledger[head.at - 1], turn_open=True, called=called)
+    return behind_kept(request.messages, head.messages, head.at, ledger)
 
 
 async def _known(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> Dialogue:

@@ -573,6 +573,19 @@ async def test_messages_that_are_appended_one_by_one_are_those_that_come_at_once
         assert ledger(rig) == rig.model.encode(rig.model.render(said, True), opening=False)
 
 
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_dialogue_that_is_asked_again_with_thinking_switched_is_measured_as_it_is_read(
+    open_rig: Any, tmp_path: Path, model_writer: Callable[..., Path], *, first: bool
+) -> None:
+    said = [user("one"), assistant("eins"), user("two")]
+    async with open_rig(write_family(tmp_path / "model", QWEN3, model_writer), endless=False) as rig:
+        for thinks in (first, not first, first):
+            asked = {"template_arguments": {"enable_thinking": thinks}}
+            measured = await rig.service.measure("a", said, **asked)
+            told = await converse(rig, said, "ja", **asked)
+            assert measured.tokens == told.token_count - len(told.tokens)
+
+
 def two_calls(*ids: str) -> dict[str, Any]:
     """An answer with calls that differ in nothing that is shown but their ids and arguments."""
     return {**assistant(""), "tool_calls": [{"name": "look", "arguments": {"at": each}, "id": each} for each in ids]}
