@@ -232,3 +232,4 @@ class RemoteError(ApiError):
         super().__init__(message)
         self.code = code  # type: ignore[misc]  # the daemon's code replaces that of the class
         self.details = details
+        self.add_note(f"code: {code}")  # a traceback tells it, too

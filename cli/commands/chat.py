@@ -26,7 +26,7 @@ from ..reach.generation_options import (
 from ..reach.inputs import load_text, load_transcript
 from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption, argument, option
 from ..view.damage import naming_the_intact
-from ..view.output import Output, report_error
+from ..view.output import Output, plain, report_error
 from .streaming import finish_generation, stream_to_end
 
 TranscriptOption = Annotated[
@@ -98,7 +98,7 @@ class _Turn:
     ) -> None:
         self._output = output
         self._client = client
-        self._session = session
+        self.session = session
         self._model = model
         self._labels = labels
         self._asked = asked
@@ -107,13 +107,13 @@ class _Turn:
         """Send a message or a transcript, stream the answer, and give its result."""
 
         def begin(on_event: OnEvent) -> TextStream:
-            return self._client.stream_chat(self._session, message, on_event=on_event, **self._asked, **transcript)
+            return self._client.stream_chat(self.session, message, on_event=on_event, **self._asked, **transcript)
 
         def act() -> GenerateResult:
             return stream_to_end(self._output, begin)
 
-        with naming_the_intact(self._client, self._session):
-            return with_session(self._output, self._client, self._session, self._model, act, labels=self._labels)
+        with naming_the_intact(self._client, self.session):
+            return with_session(self._output, self._client, self.session, self._model, act, labels=self._labels)
 
 
 def _dialogue(output: Output, turn: _Turn) -> int:
@@ -137,5 +137,6 @@ def _dialogue(output: Output, turn: _Turn) -> int:
             output.remark("[dim]stopped[/]")
         except TorporError as error:
             if ends_everything(error):
+                output.remark(f"[dim]When a daemon runs again, `torpor chat {plain(turn.session)}` goes on.[/]")
                 raise
             report_error(error, as_json=False)

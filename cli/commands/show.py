@@ -134,7 +134,7 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
     facts.add_row("  model", plain(info["model"]))
     facts.add_row("  tokens", format_count(info["token_count"]))
     if unread := info["unread_tokens"]:
-        facts.add_row("  unread", f"the last {format_plural(unread, 'token')}, which the next use computes again")
+        facts.add_row("  to compute", f"the last {format_plural(unread, 'token')}, again at the next use")
     if info["resident_bytes"]:
         facts.add_row("  resident", format_bytes(info["resident_bytes"]))
     if info["stored_bytes"]:
