@@ -24,6 +24,7 @@ from ..api.constraints import Constraint, ToolChoice
 from ..api.limits import MAX_SCHEMA_CHARS
 from ..errors import InvalidConstraint
 from .call_formats import CallRules, call_rules
+from .joined_patterns import require_few_in_lark
 from .marks import Marks
 from .rules import JSON_FORM, Literal, Rules, quoted, text_without
 from .schemas import NotForcible, Schema, binding, parts_of, with_definitions
@@ -401,6 +402,10 @@ def _source_of(constraint: Constraint) -> tuple[dict[str, Any], _Parts]:
     from llguidance import LLMatcher
 
     if constraint.lark is not None:
+        try:
+            require_few_in_lark(constraint.lark)
+        except NotForcible as error:
+            raise _refusal(str(error)) from None
         return {"name": "answer", "lark_grammar": constraint.lark}, ()
     if constraint.regex is not None:
         found = json.loads(LLMatcher.grammar_from_regex(constraint.regex))

@@ -15,6 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from .joined_patterns import require_few_joined
 from .schemas import (
     NotForcible,
     Schema,
@@ -78,7 +79,8 @@ class Rules:
         self._lines: list[str] = []
 
     def begin(self, root: Schema) -> None:
-        """What follows is of another schema."""
+        """What follows is of another schema. Raises NotForcible: it joins many patterns."""
+        require_few_joined(root)
         self.root, self._references, self._beyond = root, {}, {}
 
     def named(self, reference: str, write: Callable[[Any], str]) -> str:

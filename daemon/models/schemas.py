@@ -281,7 +281,7 @@ def with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapp
 def joined(schema: Any, root: Any) -> Any:
     """An object that a schema joins of others, in allOf or beside a reference, as one object; as it is where they are
     more than properties. root: what the references are of."""
-    parts = list(_joined_parts(schema, root, set()))
+    parts = list(joined_parts(schema, root, set()))
     if len(parts) < 2 or not all(_is_of_properties(each) for each in parts):
         return schema
     properties: dict[str, Any] = {}
@@ -307,7 +307,7 @@ def _is_of_properties(schema: Any) -> bool:
     )
 
 
-def _joined_parts(schema: Any, root: Any, seen: set[str]) -> Iterator[Any]:
+def joined_parts(schema: Any, root: Any, seen: set[str]) -> Iterator[Any]:
     """The schemas that a value has to match, all of them, behind references. seen: those that were followed."""
     if not isinstance(schema, Mapping) or not {"allOf", "$ref"} & schema.keys():
         yield schema
@@ -316,11 +316,11 @@ def _joined_parts(schema: Any, root: Any, seen: set[str]) -> Iterator[Any]:
     if rest.keys() - {"$defs", "definitions"}:
         yield rest
     for part in _listed(schema, "allOf"):
-        yield from _joined_parts(part, root, seen)
+        yield from joined_parts(part, root, seen)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference not in seen:
         seen.add(reference)
-        yield from _joined_parts(resolved(reference, root), root, seen)
+        yield from joined_parts(resolved(reference, root), root, seen)
 
 
 def reference_of(schema: Any) -> str | None:
