@@ -281,6 +281,8 @@ def with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapp
 def joined(schema: Any, root: Any) -> Any:
     """An object that a schema joins of others, in allOf or beside a reference, as one object; as it is where they are
     more than properties. root: what the references are of."""
+    if reference_of(schema) is not None:  # what it names is joined in its own place, once
+        return schema
     parts = list(joined_parts(schema, root, set()))
     if len(parts) < 2 or not all(_is_of_properties(each) for each in parts):
         return schema

@@ -174,3 +174,21 @@ def test_a_range_of_integers_is_said_exactly() -> None:
 def test_a_number_that_cannot_be_said_exactly_is_refused_by_its_place(schema: dict[str, Any], told: str) -> None:
     with pytest.raises(NotForcible, match=re.escape("the schema: ") + ".*" + re.escape(told)):
         grammar(schema, is_closed=True)
+
+
+def test_joined_objects_that_name_each_other_stay_as_long_as_they_were() -> None:
+    """A tree, and a chain in which each object names the next one twice."""
+    names = [f"#/$defs/d{at}" for at in range(30)]
+    chain = {
+        f"d{at}": {
+            "allOf": [
+                {"type": "object", "properties": {"a": {"$ref": name}, "b": {"$ref": name}}},
+                {"type": "object", "properties": {"c": {"type": "string"}}},
+            ]
+        }
+        for at, name in enumerate((*names[1:], names[0]))
+    }
+    rules = Rules(quoted, "tool", range(-(2**63), 2**64), is_closed=True)
+    rules.begin({"$ref": names[0], "$defs": chain})
+    rules.json(rules.root)
+    assert len(rules.text()) < 4 * len(json.dumps(chain))
