@@ -1,8 +1,8 @@
 """Grammars that answers must match: compiled for the tokenizer of one model, and walked token by token.
 
 llguidance does both. It is imported when the first request has a constraint. Its work is bounded by fuel, not by a
-clock, so that a grammar is refused on each machine or on none. Only the search for what cannot be compiled, of many
-tools or parts of a schema, has a clock.
+clock, so that a grammar is refused on each machine or on none; `costs.py` has what fuel does not count. Only the search
+for what cannot be compiled, of many tools or parts of a schema, has a clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..api.constraints import Constraint, ToolChoice
 from ..api.limits import MAX_SCHEMA_CHARS
 from ..errors import InvalidConstraint
 from .call_formats import CallRules, call_rules
-from .joined_patterns import require_few_in_lark
+from .costs import require_light_grammar
 from .marks import Marks
 from .rules import JSON_FORM, Literal, Rules, quoted, text_without
 from .schemas import NotForcible, Schema, binding, parts_of, with_definitions
@@ -403,7 +403,7 @@ def _source_of(constraint: Constraint) -> tuple[dict[str, Any], _Parts]:
 
     if constraint.lark is not None:
         try:
-            require_few_in_lark(constraint.lark)
+            require_light_grammar(constraint.lark)
         except NotForcible as error:
             raise _refusal(str(error)) from None
         return {"name": "answer", "lark_grammar": constraint.lark}, ()

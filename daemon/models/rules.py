@@ -15,7 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from .joined_patterns import require_few_joined
+from .costs import require_light
 from .schemas import (
     NotForcible,
     Schema,
@@ -79,8 +79,7 @@ class Rules:
         self._lines: list[str] = []
 
     def begin(self, root: Schema) -> None:
-        """What follows is of another schema. Raises NotForcible: it joins many patterns."""
-        require_few_joined(root)
+        """What follows is of another schema."""
         self.root, self._references, self._beyond = root, {}, {}
 
     def named(self, reference: str, write: Callable[[Any], str]) -> str:
@@ -160,6 +159,7 @@ class Rules:
         return self._compiled(schema, form)
 
     def _compiled(self, schema: Schema, form: Mapping[str, Any]) -> str:
+        require_light(schema, self.root)
         schema = with_definitions(schema, self.root)
         schema = _closed(schema, schema) if self._is_closed else schema
         schema = _away_from_zero(schema)

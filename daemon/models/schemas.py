@@ -283,7 +283,7 @@ def joined(schema: Any, root: Any) -> Any:
     more than properties. root: what the references are of."""
     if reference_of(schema) is not None:  # what it names is joined in its own place, once
         return schema
-    parts = list(joined_parts(schema, root, set()))
+    parts = list(_joined_parts(schema, root, set()))
     if len(parts) < 2 or not all(_is_of_properties(each) for each in parts):
         return schema
     properties: dict[str, Any] = {}
@@ -309,7 +309,7 @@ def _is_of_properties(schema: Any) -> bool:
     )
 
 
-def joined_parts(schema: Any, root: Any, seen: set[str]) -> Iterator[Any]:
+def _joined_parts(schema: Any, root: Any, seen: set[str]) -> Iterator[Any]:
     """The schemas that a value has to match, all of them, behind references. seen: those that were followed."""
     if not isinstance(schema, Mapping) or not {"allOf", "$ref"} & schema.keys():
         yield schema
@@ -318,11 +318,11 @@ def joined_parts(schema: Any, root: Any, seen: set[str]) -> Iterator[Any]:
     if rest.keys() - {"$defs", "definitions"}:
         yield rest
     for part in _listed(schema, "allOf"):
-        yield from joined_parts(part, root, seen)
+        yield from _joined_parts(part, root, seen)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference not in seen:
         seen.add(reference)
-        yield from joined_parts(resolved(reference, root), root, seen)
+        yield from _joined_parts(resolved(reference, root), root, seen)
 
 
 def reference_of(schema: Any) -> str | None:

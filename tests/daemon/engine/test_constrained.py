@@ -138,6 +138,11 @@ REFUSED = (
     (Constraint(regex=r"(a)\1"), "backreferences"),
     (Constraint(regex=r"[^\s\S]"), "NoExtension"),
     (Constraint(lark="start: missing"), "missing"),
+    (Constraint(lark="start: A\nA: " + " & ".join(["/a/"] * 10)), "more than 8 '&'"),
+    (
+        Constraint(json_schema='{"items": {"type": "integer", "multipleOf": 99991}}'),
+        "its items: without .*'multipleOf' is above",
+    ),
     (Constraint(lark="start: start"), "NoExtension"),
     (Constraint(lark="start: " + '"a"{0,100}' * 1400), "too big"),
     (Constraint(lark="start: " + "(" * 8000 + '"a"' + ")" * 8000), "nested"),
