@@ -54,6 +54,9 @@ _WIDEST: Final = 10**15
 _NUMBER: Final = r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?/"
 """Any that is a float, and not infinity."""
 
+_MOST_CLOSED: Final = 50_000
+"""Schemas within one: objects that are joined have those of each other in them, over and over."""
+
 _NEAR_ZERO: Final = 1000
 """Of the numbers between zero and a bound below 1, so small a part is left out beside an open zero."""
 
@@ -161,7 +164,7 @@ class Rules:
     def _compiled(self, schema: Schema, form: Mapping[str, Any]) -> str:
         require_light(schema, self.root)
         schema = with_definitions(schema, self.root)
-        schema = _closed(schema, schema) if self._is_closed else schema
+        schema = _closed(schema, schema, iter(range(_MOST_CLOSED))) if self._is_closed else schema
         schema = _away_from_zero(schema)
         self.parts.append((", ".join(self._place), schema))
         return self.add("%json " + json.dumps({**schema, "x-guidance": {**JSON_FORM, **form}}))
@@ -326,12 +329,14 @@ def _away_from_zero(schema: Any) -> Any:
     return found
 
 
-def _closed(schema: Any, root: Any) -> Any:
+def _closed(schema: Any, root: Any, left: Iterator[int]) -> Any:
     """A schema that allows less: objects have no properties beyond those named, and numbers are within bounds. root:
-    what its references are of."""
+    what its references are of. left: how many schemas may be closed yet. Raises NotForcible: more are joined."""
     if not isinstance(schema, Mapping):
         return schema
-    found = changed_within(joined(schema, root), partial(_closed, root=root))
+    if next(left, None) is None:
+        raise NotForcible(f"its references join more than {_MOST_CLOSED} schemas; make it simpler")
+    found = changed_within(joined(schema, root), partial(_closed, root=root, left=left))
     kinds = found.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     if "object" in kinds and "properties" in found and "allOf" not in found:

@@ -142,6 +142,23 @@ def test_each_schema_within_a_schema_is_looked_at_a_few_times(
     assert looks < 240
 
 
+def test_objects_that_join_each_other_without_end_are_refused() -> None:
+    two = {key: {"allOf": [{"$ref": "#/$defs/N"}, {"properties": {f"{key}x": {}}}]} for key in "pq"}
+    around = {"type": "object", "properties": two, "$defs": {"N": {"type": "object", "properties": two}}}
+    levels = {
+        f"L{at}": {
+            "type": "object",
+            "properties": {
+                key: {"allOf": [{"$ref": f"#/$defs/L{at + 1}"}, {"properties": {f"{key}x": {}}}]} for key in "abcd"
+            },
+        }
+        for at in range(12)
+    }
+    for schema in (around, {"$ref": "#/$defs/L0", "$defs": {**levels, "L12": {"type": "object"}}}):
+        with pytest.raises((NotForcible, RecursionError)):
+            grammar(schema, is_closed=True)
+
+
 def test_numbers_of_a_call_have_exponents_and_are_floats() -> None:
     for text in ("1e300"[:4], "1.5e-7", "-2E+9", "175928847299117063", "0.1", "123456789012"):
         assert says({"type": "number"}, text, is_closed=True), text
