@@ -218,7 +218,8 @@ async def measure(backend: Backend, caller: Caller, turn: Turn, session: str, mo
 def overflow(measured: MeasureResult) -> ContextOverflow:
     """The error of a dialogue that leaves no room for an answer."""
     return ContextOverflow(
-        f"The messages have {measured.tokens} tokens, and the context of the model ends at {measured.context_tokens}."
+        f"The messages have {measured.tokens:,} tokens, and the context of the model ends at"
+        f" {measured.context_tokens:,}."
         " Send fewer.",
         token_count=0,
         wanted_tokens=measured.tokens,

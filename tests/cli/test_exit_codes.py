@@ -73,6 +73,10 @@ def test_an_unknown_code_is_a_plain_error() -> None:
     assert exit_codes.exit_status_of("of_a_later_version") == 1
 
 
+def test_a_status_is_one_line_of_the_help_on_a_narrow_terminal() -> None:
+    assert all(len(line) <= 78 for line in exit_codes.describe_exit_codes().splitlines())
+
+
 def test_no_code_stands_in_the_table_twice() -> None:
     listed = [code for _, codes in exit_codes._CODES for code in codes]
     assert len(listed) == len(set(listed))
