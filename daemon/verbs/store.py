@@ -88,7 +88,9 @@ async def import_bundle(parts: Parts, request: api.ImportRequest) -> SleepResult
     async with parts.residency.turn(owner):
         if owner in parts.residency.awake:
             raise SessionExists(
-                f"{owner} is there, and awake. Import under another name, or delete it first.", session=str(owner)
+                f"{owner} is there, and awake. Import under another name; or put it to sleep first, where this is a "
+                "version of its own that is missing.",
+                session=str(owner),
             )
         adopting = partial(parts.store.adopt_incoming, handed, as_uri=wanted)
         receipt = await to_the_end(parts.maintenance.run(adopting))
