@@ -12,8 +12,8 @@ from ..errors import TorporError
 
 PUT_BACK: Final = (
     "Put the file back from a backup; without one, `torpor repair` mends what needs it: it takes sound copies of its "
-    "blocks, computes again what has none (of newest versions, beside a daemon that serves the model), and cuts off only "
-    "what is left."
+    "blocks, computes again what has none (of newest versions, beside a daemon that serves the model), and cuts off "
+    "only what is left."
 )
 """The advice for a damaged or missing file of the store, the same everywhere."""
 
