@@ -57,7 +57,7 @@ PLANTS: dict[str, tuple[int, str, str, str]] = {
     "a client's answer is a second turn behind an empty one": (
         0,
         "daemon/chat/conversing.py",
-        'if known.asked is not None and new[0]["role"] == "assistant":',
+        "if known.asked is not None:",
         "if False:",
     ),
     "a message that was read before its client left is read again": (
