@@ -210,7 +210,7 @@ class Parts:
         if live is not None:
             try:
                 await self.journal.acknowledge(live)
-                if durable and not self.journal.keeps(live):
+                if durable and live.dirty and not self.journal.keeps(live):
                     await self.keep_whole(live)
             finally:
                 if not live.is_mere_look:  # else its newest version is what was said

@@ -494,6 +494,17 @@ async def test_a_fork_of_an_older_version_does_not_bring_a_disowned_answer_back(
             await rig.service.recall(answer_id=ONE)
 
 
+async def test_to_disown_an_answer_writes_one_version_whatever_the_daemon_keeps(open_rig: Any) -> None:
+    for name in ("sleep", "turn"):
+        async with open_rig(endless=False, durability=name) as rig:
+            await converse(rig, [user("one")], "eins", name, answer_id=ONE)
+            slept = await rig.sleep(name)
+            await rig.service.disown(ONE)
+            newest = rig.service.store.find_session(rig.service.resolve(name))
+            assert newest is not None
+            assert newest.version == slept.version + 1
+
+
 async def test_a_fork_that_is_made_beside_does_not_keep_a_disowned_answer(rig: Rigged) -> None:
     await converse(rig, [user("one")], "eins", answer_id=ONE)
     _, disowned = await asyncio.gather(rig.service.fork("a", "b"), rig.service.disown(ONE))
