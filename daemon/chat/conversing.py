@@ -109,13 +109,15 @@ class Dialogue:
         if self.midway is None:
             return self
         before = self.before(self.midway.begins_at)
+        if self.midway.end < self.midway.answer_at:
+            return before
         read = self.text_map.turns[len(before.text_map.turns) :]
         asked = read[:-1] if read and read[-1].own else read
         again = new(before)
         is_again = len(asked) == len(again) and all(
             turn.is_mark_of(message) for turn, message in zip(asked, again, strict=True)
         )
-        return before if is_again or self.midway.end < self.midway.answer_at else self
+        return before if is_again else self
 
     @property
     def asked(self) -> Role | None:

@@ -203,15 +203,16 @@ def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> Reca
 
 def _readings(decoded: Callable[..., RecalledMessage]) -> Iterator[RecalledMessage]:
     """What an answer may say, the likeliest first. decoded: as `_decoded`, of the answer."""
-    for is_plain in (False, True):  # a grammar held its text, and what looks like marks is text
+    for is_plain in (False, True):  # plain: a grammar held its text, and what looks like marks is text
         yield decoded(is_cut=True, is_plain=is_plain)
-        whole = decoded(is_cut=False, is_plain=is_plain)  # its grammar ended it
+        # Its grammar ended it.
+        whole = decoded(is_cut=False, is_plain=is_plain)
         yield whole
-        yield replace(whole, tool_calls=whole.tool_calls[:1], finished=True)  # it was to have one, and wrote more
+        # It was to have one call, and its marks hold more.
+        yield replace(whole, tool_calls=whole.tool_calls[:1], finished=True)
         text = whole.content
-        for size in range(len(text) - 1, -1, -1)[
-            : 2 * MAX_STOP_CHARS
-        ]:  # a stop string ended it, which nobody was shown
+        # A stop string ended it, and was shown to nobody.
+        for size in range(len(text) - 1, -1, -1)[: 2 * MAX_STOP_CHARS]:
             yield replace(whole, content=text[:size], finished=True)
 
 

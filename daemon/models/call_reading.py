@@ -377,7 +377,7 @@ class _OtherNames(ast.NodeTransformer):
 
 
 def _parsed(text: str) -> ast.expr:
-    """An expression of Python. Raises NoCall: a comment stands in it, of which nothing would be told."""
+    """An expression of Python. Raises NoCall: it has a comment, which no value would tell."""
     lines = io.StringIO(text.strip()).readline
     if "#" in text and any(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(lines)):
         raise NoCall("a comment stands beside it")

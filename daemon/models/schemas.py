@@ -46,19 +46,19 @@ def of_property(schema: Any, key: str, root: Any) -> Any:
 
 
 def _of_property(schema: Any, key: str, root: Any, seen: set[str]) -> Any:
-    """As `of_property`; None for nothing. seen: references, of which each is followed once."""
+    """As `of_property`; None where it says nothing. seen: the references that were followed, each once."""
     if not isinstance(schema, Mapping):
         return None
     found = [_of_named(schema, key)]
     found += [_of_property(part, key, root, seen) for part in _listed(schema, "allOf")]
     for word in ("anyOf", "oneOf"):
         options = (_of_property(part, key, root, seen) for part in _listed(schema, word))
-        found.append(_joined("anyOf", [each for each in options if each not in (None, False)]))
+        found.append(_under("anyOf", [each for each in options if each not in (None, False)]))
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference not in seen:
         seen.add(reference)
         found.append(_of_property(resolved(reference, root), key, root, seen))
-    return _joined("allOf", [each for each in found if each is not None])
+    return _under("allOf", [each for each in found if each is not None])
 
 
 def _of_named(schema: Schema, key: str) -> Any:
@@ -67,10 +67,11 @@ def _of_named(schema: Schema, key: str) -> Any:
     if isinstance(named, Mapping) and key in named:
         return named[key]
     others = [schema.get("additionalProperties"), *(patterns.values() if isinstance(patterns, Mapping) else ())]
-    return _joined("anyOf", [each for each in others if isinstance(each, Mapping)])
+    return _under("anyOf", [each for each in others if isinstance(each, Mapping)])
 
 
-def _joined(word: str, schemas: list[Any]) -> Any:
+def _under(word: str, schemas: list[Any]) -> Any:
+    """Schemas under one keyword; one alone as it is, None for none."""
     return {word: schemas} if len(schemas) > 1 else next(iter(schemas), None)
 
 

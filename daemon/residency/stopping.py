@@ -75,18 +75,22 @@ class LastSleeps:
                     if time.monotonic() < patient_until:
                         break
                     continue
-                try:
-                    async with self._turns.take(uri, always=True):
-                        keeping.seen.add(uri)
-                        live = self._awake.get(uri)
-                        if live is not None:
-                            await self._keep_last(live, order, keeping, give_up=give_up)
-                finally:
-                    self._memory.look_again()
+                await self._keep_free(uri, order, keeping, give_up=give_up)
                 await asyncio.sleep(0)  # nothing is awaited for one that is empty
             if len(keeping.seen) == seen:
                 patience_s = patient_until - time.monotonic()
                 await self._turns.released(patience_s if patience_s > 0 else None)
+
+    async def _keep_free(self, uri: SessionUri, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:
+        """As `_keep_last`, of a session that no request holds."""
+        try:
+            async with self._turns.take(uri, always=True):
+                keeping.seen.add(uri)
+                live = self._awake.get(uri)
+                if live is not None:
+                    await self._keep_last(live, order, keeping, give_up=give_up)
+        finally:
+            self._memory.look_again()
 
     def _stake(self, uri: SessionUri) -> tuple[int, float, SessionUri]:
         """The order of a stop: most tokens that are not durable first, then the last used."""

@@ -41,7 +41,7 @@ class GrammarThread:
         return ended[0]
 
     def close(self) -> None:
-        """End the thread behind its work. Nobody waits for that."""
+        """End the thread once its work is done, without waiting for that."""
         self._closed = True
         self._inbox.put(None)
 

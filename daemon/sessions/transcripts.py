@@ -199,8 +199,8 @@ class Turn:
     def of(cls, message: Message, end: int, *, own: bool = False, finished: bool | None = None) -> Turn:
         said, own = Said.of(message), own or RECALLED in message
         beyond, calls = said.thought if own else said.exact, ids_of_calls(message)
-        made = cls(said.role, said.digest, end, own=own, finished=finished, beyond=beyond, calls=calls)
-        return replace(made, blanks=blanks) if any(blanks := blanks_around(message["content"])) else made
+        blanks = blanks_around(message["content"])
+        return cls(said.role, said.digest, end, own=own, finished=finished, beyond=beyond, calls=calls, blanks=blanks)
 
     def is_mark_of(self, message: Message) -> bool:
         """Whether it is this message, for a dialogue that goes on behind it."""

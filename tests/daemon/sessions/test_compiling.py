@@ -1,4 +1,4 @@
-"""Grammars of several requests are compiled in turns, and nobody waits for a compilation whose answer nobody wants."""
+"""Grammars of several requests are compiled in turns. A request that is given up, and a stop, wait for none."""
 
 from __future__ import annotations
 
@@ -34,13 +34,21 @@ def steps_of(name: str, done: list[str], count: int, gate: Gate | None = None) -
     return name
 
 
+async def first_and_second(
+    thread: GrammarThread, done: list[str], names: tuple[str, str], count: int
+) -> tuple[Gate, asyncio.Task[str], asyncio.Task[str]]:
+    """Two requests, the first of 100 steps and in the midst of one, which ends as the gate opens."""
+    gate = Gate()
+    first = asyncio.ensure_future(thread.run(steps_of(names[0], done, 100, gate)))
+    await gate.reached()
+    second = asyncio.ensure_future(thread.run(steps_of(names[1], done, count)))
+    await asyncio.sleep(0)
+    return gate, first, second
+
+
 async def test_work_of_several_requests_takes_turns(thread: GrammarThread) -> None:
     done: list[str] = []
-    gate = Gate()
-    long = asyncio.ensure_future(thread.run(steps_of("long", done, 100, gate)))
-    await gate.reached()
-    short = asyncio.ensure_future(thread.run(steps_of("short", done, 2)))
-    await asyncio.sleep(0)
+    gate, long, short = await first_and_second(thread, done, ("long", "short"), 2)
     gate.open()
     assert await short == "short"
     assert done.index("short") <= 2
@@ -51,11 +59,7 @@ async def test_work_of_several_requests_takes_turns(thread: GrammarThread) -> No
 
 async def test_a_request_that_is_given_up_leaves_at_once_and_its_next_step_is_not_begun(thread: GrammarThread) -> None:
     done: list[str] = []
-    gate = Gate()
-    leaving = asyncio.ensure_future(thread.run(steps_of("left", done, 100, gate)))
-    await gate.reached()
-    waiting = asyncio.ensure_future(thread.run(steps_of("waiting", done, 1)))
-    await asyncio.sleep(0)
+    gate, leaving, waiting = await first_and_second(thread, done, ("left", "waiting"), 1)
     for each in (leaving, waiting):
         each.cancel()
     await asyncio.wait([leaving, waiting], timeout=10)
