@@ -18,10 +18,11 @@ class RecalledPiece(Result):
 
 class RecalledMessage(Result):
     """A message, as its tokens tell it. number: how many messages of the session stand before it. told_as: of the call
-    that a tool's message answers. pieces: of an answer that the model wrote, in their order. answer_id: of an answer
-    that has one. start, end: the tokens of the ledger before it, or before the messages that were read with it, and at
-    its end. finished: whether an answer came to its end: to an end token, or to that of a call. certain: whether a
-    digest proves the words. If not, the model's tokenizer or template may have changed since, and messages that were
+    that a tool's message answers. instructed: how many of the first characters of a system's message say instructions
+    or tools that a request had as fields. pieces: of an answer that the model wrote, in their order. answer_id: of an
+    answer that has one. start, end: the tokens of the ledger before it, or before the messages that were read with it,
+    and at its end. finished: whether an answer came to its end: to an end token, or to that of a call. certain: whether
+    a digest proves the words. If not, the model's tokenizer or template may have changed since, and messages that were
     read together may be told as one."""
 
     role: Role
@@ -37,6 +38,7 @@ class RecalledMessage(Result):
     finished: bool = True
     certain: bool = True
     number: Count = 0
+    instructed: Count = 0
     pieces: tuple[RecalledPiece, ...] = ()
 
 

@@ -144,15 +144,20 @@ def said_behind(
 ) -> list[Message]:
     """New messages with what changes there: instructions, and the tools of another root, in the model's own form of
     calls. It stands behind the results of calls, which templates want next to them."""
-    said = [] if instructions is None or known.text_map.says(instructions) else [instructions]
-    opening = [known.unsaid] if known.unsaid else []
+    said = "" if instructions is None or known.text_map.says(instructions) else instructions
+    opening = known.unsaid or ""
     if not known.tokens:
-        texts = [*opening, *said]
-        return [*([message_of("system", "\n\n".join(texts))] if texts else []), *messages]
+        text = "\n\n".join(filter(None, (said, opening)))
+        return [*([_system(text, instructed=len(said))] if text else []), *messages]
     others = canonical(list(root.shown_tools)) != canonical(list(known.root.shown_tools))
-    changes = [*opening, *([offer_of(root.shown_tools, call_shape(marks))] if others else []), *said]
+    fields = [*([offer_of(root.shown_tools, call_shape(marks))] if others else []), *([said] if said else [])]
+    changes = [*([_system(opening)] if opening else []), *(_system(text, instructed=len(text)) for text in fields)]
     results = len(list(takewhile(lambda message: message["role"] == "tool", messages)))
-    return [*messages[:results], *(message_of("system", text) for text in changes), *messages[results:]]
+    return [*messages[:results], *changes, *messages[results:]]
+
+
+def _system(text: str, *, instructed: int = 0) -> Message:
+    return {**message_of("system", text), **({"instructed": instructed} if instructed else {})}
 
 
 def behind_kept(messages: Sequence[Message], kept: int, at: int, ledger: Sequence[int]) -> Place:
@@ -211,7 +216,7 @@ class Conversing:
                 token_count=held,
             )
         known = Dialogue.of(live).before(at)
-        told = await in_pieces(digested(messages, known.text_map.since_calls))
+        told = await in_pieces(digested(messages, known.text_map.turns))
         new = said_behind(known, root, place.instructions, told, live.model.marks)
         where = await self.place(live.model, known, new, root, again=goes_on)
         ids, lengths = await self._encoded(live, new, where, root)

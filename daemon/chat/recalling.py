@@ -33,7 +33,7 @@ from ..models.written_tools import written
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, rendered
 from ..sessions.interrupted import INTERRUPTED, Interrupted
-from ..sessions.results import call_answered, calls_before, is_empty, told_ids
+from ..sessions.results import Called, calls_answered, told_ids
 from ..sessions.sessions import ROOT, Session
 from ..sessions.transcripts import NewTurn, Turn, message_of
 from ..sessions.turn_parts import blanks_around
@@ -124,53 +124,45 @@ class Recalling:
 
 
 def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterator[RecalledMessage]:
-    at = start = 0
-    turns, calls = known.text_map.turns, _Calls()
-    needed = calls_before(turns, first)  # for the ids of the calls
+    turns, at, start = known.text_map.turns, 0, 0
+    answered, calls = calls_answered(turns, first, last), dict[int, Sequence[ToolCall]]()
+    answers = {number for called in answered.values() for number in called.answers}  # for the ids of their calls
     for end, group in groupby(turns, key=lambda turn: turn.end):
         read = list(group)
         behind, at = at, at + len(read)
-        if needed < at and behind <= last:
+        is_told = first < at and behind <= last
+        if is_told or not answers.isdisjoint(range(behind, at)):
             there = replace(known, root=known.text_map.root_at(behind, known.root))
-            told = _group(model, there, read, start, turns[at].role if at < len(turns) else "user")
-            told = [
-                replace(calls.told(turn, each), number=number)
-                for number, (turn, each) in enumerate(zip(read, told, strict=False), behind)
-            ]
-            yield from told if at > first else ()
+            messages = _group(model, there, read, start, turns[at].role if at < len(turns) else "user")
+            for number, (turn, message) in enumerate(zip(read, messages, strict=False), behind):
+                told = _naming_calls(turn, message)
+                calls[number] = told.tool_calls
+                if number in answered:
+                    told = _answering(told, answered[number], calls)
+                if is_told:
+                    instructed = turn.instructed if told.role == "system" else 0
+                    yield replace(told, number=number, instructed=instructed)
         start = end
 
 
-class _Calls:
-    """Gives the messages of a dialogue, one after another, the ids of its calls."""
+def _naming_calls(turn: Turn, message: RecalledMessage) -> RecalledMessage:
+    """A message whose calls have the ids that results may have."""
+    ids = told_ids(turn, [call.id for call in message.tool_calls])
+    named = {call.id: replace(call, id=each) for call, each in zip(message.tool_calls, ids, strict=True)}
+    pieces = [
+        piece if piece.call is None else replace(piece, call=named.get(piece.call.id, piece.call))
+        for piece in message.pieces
+    ]
+    return replace(message, tool_calls=tuple(named.values()), pieces=tuple(pieces))
 
-    def __init__(self) -> None:
-        self._calls: list[ToolCall] = []
-        self._came = 0
-        self._in_answer = False
 
-    def told(self, turn: Turn, message: RecalledMessage) -> RecalledMessage:
-        """The next message, with the ids of its calls, or that of the call that it answers."""
-        if is_empty(turn):
-            return message
-        was_in_answer, self._in_answer = self._in_answer, turn.role == "assistant"
-        if turn.role == "tool":
-            at = call_answered(turn.beyond, self._came, len(self._calls))
-            self._came += 1
-            if at >= len(self._calls):
-                return message
-            return replace(message, tool_call_id=self._calls[at].id, told_as=self._calls[at].told_as)
-        if self._in_answer:
-            ids = told_ids(turn, [call.id for call in message.tool_calls])
-            named = {call.id: replace(call, id=each) for call, each in zip(message.tool_calls, ids, strict=True)}
-            calls = tuple(named.values())
-            self._calls, self._came = [*self._calls, *calls] if was_in_answer else [*calls], 0
-            pieces = [
-                piece if piece.call is None else replace(piece, call=named.get(piece.call.id, piece.call))
-                for piece in message.pieces
-            ]
-            return replace(message, tool_calls=calls, pieces=tuple(pieces))
+def _answering(message: RecalledMessage, called: Called, calls: Mapping[int, Sequence[ToolCall]]) -> RecalledMessage:
+    """A result with the id of its call; as it is if that is not known. calls: by the numbers of the answers."""
+    those = [call for number in called.answers for call in calls.get(number, ())]
+    if called.place >= len(those):
         return message
+    call = those[called.place]
+    return replace(message, tool_call_id=call.id, told_as=call.told_as)
 
 
 def _group(

@@ -8,9 +8,9 @@ Clients change what the model has written: they drop its thinking and blanks aro
 the same values in another way. So an answer of the model is known by its text and the values of its calls, with its own
 thinking or without any. A message that was read is known by all of it, for a template may show all of it. The ids of
 calls alone do not count, for clients make new ones with each request; which of the calls a result answers does, where
-the results are not in the order of the calls. So a text map has the ids of calls, for results that come behind them in
-another request. Thinking is what the engine or the client has told apart from the text,
-whatever tags are in that.
+the results are not in the order of the newest calls. So a text map has the ids of calls, for results that come behind
+them in another request. Thinking is what the engine or the client has told apart from the text, whatever tags are in
+that.
 
 A text map ends where the ledger continues with text or tokens from outside a chat (QC7). Nothing is added after that,
 so nothing there matches by text.
@@ -44,11 +44,13 @@ from .turn_parts import (
     packed_beyond,
     packed_blanks,
     packed_calls,
+    packed_instructed,
     with_beyond,
     with_blanks,
     with_calls,
     with_few_blanks,
     with_few_calls,
+    with_instructed,
 )
 
 TEXT_MAP: Final = "text_map"
@@ -74,6 +76,7 @@ _CALLS: Final = "calls"
 _BEYOND: Final = "beyond"
 _BLANKS: Final = "blanks"
 _DISOWNED: Final = "disowned"
+_FIELDS_SAID: Final = "fields_said"
 _INSTRUCTED: Final = "instructed"
 _ROOTS: Final = "roots"
 _RUN: Final = struct.Struct("<II")
@@ -143,7 +146,7 @@ class _Digested(dict[str, Any]):
 
 def digested(messages: Sequence[Message], before: Sequence[Turn] = ()) -> Pieces[tuple[Message, ...]]:
     """The messages with their digests, which are made once then, however often they are compared. before: the turns
-    before the messages, from the calls on that these may answer (`TextMap.since_calls`)."""
+    before the messages, whose calls these may answer."""
     found, chars, results = [], 0, Results(before)
     for at, message in enumerate(messages, 1):
         exact = results.push(message)
@@ -180,8 +183,9 @@ class Turn:
     if the template sets one; for others the end of the next such text, or of the request. answer: the id of an answer;
     empty without one. own: whether the model has written it. finished: whether such an answer came to its end; None if
     that is not known. beyond: what counts beside `digest`: `Said.thought` of the model's own answer, else `Said.exact`.
-    calls: digests of the ids of its calls. blanks: around its words. chain: of all digests up to its own (`chained`); a
-    text map gives it.
+    calls: digests of the ids of its calls. blanks: around its words. instructed: how many of the first characters of a
+    system text say fields of a request, and are no message of a client. chain: of all digests up to its own
+    (`chained`); a text map gives it.
     """
 
     role: Role
@@ -193,14 +197,16 @@ class Turn:
     beyond: bytes = NOTHING
     calls: tuple[bytes, ...] = ()
     blanks: tuple[str, str] = ("", "")
+    instructed: int = 0
     chain: bytes = field(default=b"", compare=False)
 
     @classmethod
     def of(cls, message: Message, end: int, *, own: bool = False, finished: bool | None = None) -> Turn:
         said, own = Said.of(message), own or RECALLED in message
         beyond, calls = said.thought if own else said.exact, ids_of_calls(message)
-        blanks = blanks_around(message["content"])
-        return cls(said.role, said.digest, end, own=own, finished=finished, beyond=beyond, calls=calls, blanks=blanks)
+        blanks, instructed = blanks_around(message["content"]), message.get("instructed", 0)
+        turn = cls(said.role, said.digest, end, own=own, finished=finished, beyond=beyond, calls=calls)
+        return replace(turn, blanks=blanks, instructed=instructed) if instructed or any(blanks) else turn
 
     def is_mark_of(self, message: Message) -> bool:
         """Whether it is this message, for a dialogue that goes on behind it."""
@@ -280,14 +286,9 @@ class TextMap:
             yield replace(turn, chain=chain)
 
     @property
-    def since_calls(self) -> tuple[Turn, ...]:
-        """The turns at its end, from the calls on that results may answer which come now."""
-        return self.turns[calls_before(self.turns, len(self.turns)) :]
-
-    @property
     def ends_with_calls(self) -> bool:
         """Whether its last answer is known to have calls, and nothing but results stands behind that."""
-        since = self.since_calls
+        since = self.turns[calls_before(self.turns, len(self.turns)) :]
         return any(turn.calls for turn in since) and all(turn.role in ("assistant", "tool") for turn in since)
 
     def begun(self, root: bytes) -> TextMap:
@@ -379,6 +380,7 @@ class TextMap:
             _BLANKS: packed_blanks(self.turns),
             _CALLS: packed_calls(self.turns),
             _DISOWNED: b"".join(self.disowned),
+            _FIELDS_SAID: packed_instructed(self.turns),
         }
         texts = list(dict.fromkeys(text for _, text in self.roots))
         runs = b"".join(_RUN.pack(count, texts.index(text)) for count, text in self.roots)
@@ -411,7 +413,8 @@ class TextMap:
         if version <= _OLDER:
             read = [replace(turn, digest=_as_older(turn.digest)) if turn.role == "assistant" else turn for turn in read]
         read = with_beyond(_with_answers(read, stored.get(_ANSWERS, b"")), stored.get(_BEYOND, b""))
-        turns = tuple(with_blanks(with_calls(read, stored.get(_CALLS, b"")), stored.get(_BLANKS, [])))
+        read = with_blanks(with_calls(read, stored.get(_CALLS, b"")), stored.get(_BLANKS, []))
+        turns = tuple(with_instructed(read, stored.get(_FIELDS_SAID, b"")))
         if any(one.end > other.end for one, other in pairwise(turns)):
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
         chained_turns = tuple(cls(root=root)._chained(turns))
@@ -423,7 +426,10 @@ class TextMap:
 _FIELDS: Final[Mapping[int, tuple[set[str], set[str]]]] = {
     1: ({"turns", "system"}, {_OWN_SYSTEM}),
     2: ({"version", "turns", "system", "root"}, {_ANSWERS}),
-    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _BLANKS, _CALLS, _DISOWNED, _INSTRUCTED, _ROOTS}),
+    3: (
+        {"version", "turns", "system", "root"},
+        {_ANSWERS, _BEYOND, _BLANKS, _CALLS, _DISOWNED, _FIELDS_SAID, _INSTRUCTED, _ROOTS},
+    ),
 }
 """The fields of each version, and those that it may have."""
 

@@ -1,5 +1,5 @@
-"""What a text map stores of its turns beside their lines: what counts beside their words, the ids of calls, and blanks
-around the words.
+"""What a text map stores of its turns beside their lines: what counts beside their words, the ids of calls, blanks
+around the words, and how much of a system text says fields of a request.
 
 Templates strip such blanks, so they may be in no token. With them, words are told again as they were said.
 """
@@ -30,6 +30,9 @@ has stripped are uncertain there."""
 
 BEYOND_LINE: Final = struct.Struct(f"<IB{DIGEST_BYTES}s")
 """Of a turn: its number, an index of `_WRITTEN`, and `Turn.beyond`."""
+
+_INSTRUCTED: Final = struct.Struct("<II")
+"""The number of a turn, and its `instructed`."""
 
 _WRITTEN: Final = ((False, None), (True, None), (True, False), (True, True))
 """`own` and `finished` of a turn."""
@@ -129,6 +132,25 @@ def with_blanks(turns: list[Turn], stored: object) -> list[Turn]:
         if type(before) is not str or type(behind) is not str or (before + behind).strip():
             raise ValueError("text_map has blanks that are none")
         turns[number] = replace(turns[number], blanks=(before, behind))
+    return turns
+
+
+# --- fields of a request
+
+
+def packed_instructed(turns: Sequence[Turn]) -> bytes:
+    """How much of system texts says fields of a request, as a text map stores it."""
+    return b"".join(_INSTRUCTED.pack(at, turn.instructed) for at, turn in enumerate(turns) if turn.instructed)
+
+
+def with_instructed(turns: list[Turn], packed: object) -> list[Turn]:
+    """The turns with those of `packed_instructed`. Raises ValueError: that does not make them."""
+    if type(packed) is not bytes or len(packed) % _INSTRUCTED.size or len(packed) > len(turns) * _INSTRUCTED.size:
+        raise ValueError("text_map has fields of requests of a wrong length")
+    for at, chars in _INSTRUCTED.iter_unpack(packed):
+        if at >= len(turns) or turns[at].role != "system" or turns[at].instructed or not chars:
+            raise ValueError("text_map has fields of requests at a turn that cannot have them")
+        turns[at] = replace(turns[at], instructed=chars)
     return turns
 
 

@@ -284,8 +284,11 @@ def _read_items(message: RecalledMessage) -> Iterator[dict[str, Any]]:
     if message.role == "tool":
         yield {"type": f"{_called(message.told_as)}_output", "call_id": message.tool_call_id, "output": message.content}
     elif message.role != "assistant":
-        content = [{"type": "input_text", "text": message.content}]
-        yield {"type": "message", "role": message.role, "content": content}
+        # What a request had as fields is no item, and two line ends stand behind it.
+        text = message.content[message.instructed :].removeprefix("\n\n" if message.instructed else "")
+        if text or not message.instructed:
+            content = [{"type": "input_text", "text": text}]
+            yield {"type": "message", "role": message.role, "content": content}
     else:
         if message.reasoning:
             yield _without_id(reasoning_item("", message.reasoning, ""))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torpor.daemon.api.dialogue import canonical
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions import transcripts, turn_parts
+from torpor.daemon.sessions.results import Called, calls_answered
 from torpor.daemon.sessions.transcripts import (
     MAX_SYSTEM_CHARS,
     MAX_TURNS,
@@ -329,11 +330,44 @@ def test_results_that_come_in_another_request_are_known_by_the_calls_before_them
     known = TextMap().extended(whole[:2], start=0, end=5)
     assert TextMap.from_map(known.to_map()) == known
     alone = [dict(each) for each in whole[2:]]
-    new = in_one_piece(in_one_piece(alone) if again else alone, known.since_calls)
+    new = in_one_piece(in_one_piece(alone) if again else alone, known.turns)
     behind = known.extended(new, start=5, end=9)
     assert standing(behind, whole).common == len(whole)
     for other in {"abc", "acb", "bac", "b", "c"} - {answered}:
         assert standing(behind, with_results("abc", other)).common < len(whole)
+
+
+def called(*ids: str) -> Any:
+    return said("", "", [{**CALLS[0], "id": each} for each in ids])
+
+
+def result(call_id: str) -> Any:
+    return {**message_of("tool", "20"), "tool_call_id": call_id}
+
+
+@pytest.mark.parametrize("split", range(2, 10))
+def test_results_behind_a_later_answer_are_known_by_their_calls_in_one_request_and_in_two(split: int) -> None:
+    def whole(one: str, other: str) -> list[Any]:
+        return [USER, called("a", "b"), USER, ANSWER, result(one), USER, called("c"), USER, called("d"), result(other)]
+
+    known, at = TextMap(), 0
+    for messages in (whole("b", "c")[:split], whole("b", "c")[split:]):
+        new, at = in_one_piece(messages, known.turns), at + 9
+        known = known.extended(new, start=at - 9, end=at)
+    assert standing(TextMap.from_map(known.to_map()), in_one_piece(whole("b", "c"))).common == 10
+    for one, other, common in (("a", "c", 4), ("b", "a", 9), ("b", "d", 9), ("b", "x", 9), ("x", "c", 4)):
+        assert standing(known, in_one_piece(whole(one, other))).common == common
+    assert calls_answered(known.turns, 0, 9) == {4: Called([1], 1), 9: Called([6], 0)}
+
+
+def test_an_id_that_two_answers_have_is_that_of_the_newer_one() -> None:
+    """Some clients count the calls of each answer from zero."""
+    again = [USER, called("a"), result("a"), USER, called("a"), USER, ANSWER, result("a")]
+    known = TextMap().extended(in_one_piece(again), start=0, end=9)
+    assert calls_answered(known.turns, 0, 9) == {2: Called([1], 0), 7: Called([4], 0)}
+    first = TextMap().extended(in_one_piece(again[:6]), start=0, end=9)
+    second = first.extended(in_one_piece(again[6:], first.turns), start=9, end=12)
+    assert calls_answered(second.turns, 7, 7) == {7: Called([4], 0)}
 
 
 def test_the_ids_of_the_oldest_calls_are_forgotten_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,10 +378,8 @@ def test_the_ids_of_the_oldest_calls_are_forgotten_where_there_are_too_many(monk
         known = known.extended([USER, said("", "", calls)], start=known.end, end=known.end + 3)
     assert [len(turn.calls) for turn in known.turns] == [0, 0, 0, 2, 0, 2]
     assert TextMap.from_map(known.to_map()) == known
-    assert [len(turn.calls) for turn in (*known.cut(6).since_calls, *known.since_calls)] == [2, 2]
     behind = known.extended([USER], start=9, end=10)
     assert (known.ends_with_calls, behind.ends_with_calls) == (True, False)
-    assert [len(turn.calls) for turn in behind.since_calls] == [2, 0]
 
 
 def test_the_oldest_blanks_are_forgotten_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,6 +504,13 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "instructed": struct.pack("<II", 6, 1)},
         {**LONG.to_map(), "instructed": struct.pack("<IIII", 0, 1, 0, 1)},
         {**LONG.to_map(), "instructed": struct.pack("<IIII", 2, 1, 0, 1)},
+        {**LONG.to_map(), "fields_said": None},
+        {**LONG.to_map(), "fields_said": bytes(7)},
+        {**LONG.to_map(), "fields_said": struct.pack("<II", 0, 0)},
+        {**LONG.to_map(), "fields_said": struct.pack("<II", 1, 1)},
+        {**LONG.to_map(), "fields_said": struct.pack("<II", 9, 1)},
+        {**LONG.to_map(), "fields_said": struct.pack("<IIII", 0, 1, 0, 1)},
+        {**LONG.to_map(), "fields_said": struct.pack("<II", 0, 1) * 9},
         {**LONG.to_map(), "blanks": None},
         {**LONG.to_map(), "blanks": [0, " "]},
         {**LONG.to_map(), "blanks": [0, " ", ""] * 6},

@@ -143,6 +143,28 @@ async def test_instructions_stay_and_others_are_said_once(rig: Rigged) -> None:
         said += [*new, user("on"), assistant(f"a{number}")]
         assert ledger(rig) == cold(rig, said)
         after = answer_id
+    told = (await rig.service.recall("a")).messages
+    instructed = [(each.content, each.instructed) for each in told if each.role == "system"]
+    assert instructed == [(opening["content"], len("Be brief.")), ("Be loud.", len("Be loud."))]
+
+
+@pytest.mark.parametrize("slept", [False, True])
+async def test_what_fields_of_a_request_say_is_told_apart_from_messages(rig: Rigged, *, slept: bool) -> None:
+    """Instructions stand before a system text of the session's own that is not said yet, as in a whole dialogue."""
+    await rig.service.create("a", system="You are in a test.", model=MODEL)
+    await converse(rig, [user("one")], "eins", at_end=True, instructions="Be brief.")
+    opening = message_of("system", "Be brief.\n\nYou are in a test.")
+    assert ledger(rig) == cold(rig, [opening, user("one"), assistant("eins")])
+    if slept:
+        await rig.service.sleep("a")
+    await converse(rig, [user("two")], "zwei", at_end=True, instructions="Be brief.", tools=TOOLS)
+    await converse(rig, [message_of("system", "Go on."), user("three")], "drei", at_end=True)
+    if slept:
+        await rig.service.sleep("a")
+    told = [each for each in (await rig.service.recall("a")).messages if each.role == "system"]
+    texts = [opening["content"], told[1].content, "Go on."]
+    assert [(each.content, each.instructed) for each in told] == list(zip(texts, (9, len(texts[1]), 0), strict=True))
+    assert "schemas" in texts[1]
 
 
 @pytest.mark.parametrize("slept", [False, True])

@@ -57,9 +57,9 @@ def test_a_conversation_grows_by_items_and_responses_and_survives_a_kill(short_p
             items = client.conversations.items.list(made.id, order="asc", limit=50).data
             cut = [first.output[-1], second.output[-1]]
             assert [each.status for each in cut] == ["incomplete"] * 2  # type: ignore[union-attr]
-            assert [items[5].status, items[-1].status] == ["incomplete"] * 2  # type: ignore[union-attr]
+            assert [items[4].status, items[-1].status] == ["incomplete"] * 2  # type: ignore[union-attr]
             assert texts(items) == [
-                *("You are terse.", "What is a set?", "A bag.", "Be kind.", "And a list?", first.output_text),
+                *("You are terse.", "What is a set?", "A bag.", "And a list?", first.output_text),
                 *("One more.", "On.", second.output_text),
             ]
             assert client.conversations.items.retrieve(items[1].id or "", conversation_id=made.id) == items[1]
@@ -154,6 +154,27 @@ def test_items_come_back_as_what_they_were(server: HttpThread) -> None:
     assert server.ask("GET", f"{PATH}/{made}/items?order=asc").json["data"] == [*items, *added]
     said[0] = replace(said[0], certain=False)
     assert server.ask("GET", f"{PATH}/{made}/items").status == 404
+
+
+def test_what_a_request_had_as_fields_is_no_item(server: HttpThread) -> None:
+    """A client that hands on its items, and its instructions and tools with them, would give these twice."""
+    opening = "Be brief.\n\n\nYou are terse."
+    said = [
+        RecalledMessage("system", opening, start=0, end=4, instructed=9),
+        RecalledMessage("user", "q", start=0, end=4, number=1),
+        RecalledMessage("assistant", "a", start=4, end=9, number=2),
+        RecalledMessage("system", "You may call tools.", start=9, end=12, number=3, instructed=19),
+        RecalledMessage("system", "Be kind.", start=9, end=12, number=4),
+    ]
+
+    async def recalled(request: RecallRequest) -> RecallResult:
+        return RecallResult(request.session or "", "fake", tuple(said))
+
+    server.service.answers |= {RecallRequest: recalled}
+    made = server.ask("POST", PATH, {}).json["id"]
+    items = server.ask("GET", f"{PATH}/{made}/items?order=asc").json["data"]
+    assert [each["content"][0]["text"] for each in items] == ["\nYou are terse.", "q", "a", "Be kind."]
+    assert items[-1]["id"].endswith("_4"), "the others keep their places"
 
 
 def test_a_reference_among_the_items_of_a_conversation_stands_for_its_item(server: HttpThread) -> None:
