@@ -27,6 +27,7 @@ def test_the_home_of_a_user_that_there_is_not_is_told_with_the_path() -> None:
     assert expanded("models/a~b") == Path("models/a~b")
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("command", ["ls", "ensure", "doctor", "du"])
 def test_a_command_that_needs_a_home_ends_with_a_sentence(command: str) -> None:
     ran = subprocess.run(

@@ -230,6 +230,7 @@ def with_numbers(tree: Planted, value: Any) -> Any:
     return getattr(tree, value) if value in ("root", "bound", "free", "pruned", "empty", "foreign", "greedy") else value
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("what", REFUSED)
 def test_bad_input_is_a_typed_error_that_changes_nothing_br4(tree: Planted, what: str) -> None:
     method, params, code = REFUSED[what]

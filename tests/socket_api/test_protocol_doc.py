@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import re
@@ -75,10 +76,15 @@ def told_behind(words: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", rest.split(". ", 1)[0]))
 
 
+@functools.cache
+def _adapter_of(record: type[Record]) -> TypeAdapter[Any]:
+    return TypeAdapter(NamedSampling if record is Sampling else record)
+
+
 def takes(record: type[Record], name: str, value: object) -> bool:
     """Whether a parameter takes a value, whatever else is missing or does not go with it."""
     try:
-        TypeAdapter(NamedSampling if record is Sampling else record).validate_python({name: value})
+        _adapter_of(record).validate_python({name: value})
     except ValidationError as error:
         return not any(each["loc"][:1] == (name,) for each in error.errors())
     return True

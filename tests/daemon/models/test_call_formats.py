@@ -160,6 +160,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
     return "enum" not in schema or value in schema["enum"]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("special", [False, True], ids=["plain", "special"])
 @pytest.mark.parametrize("parser", FORMS)
 def test_what_a_form_allows_its_parser_reads(tiny_model: Path, parser: str, special: bool) -> None:
@@ -190,6 +191,7 @@ MODELS["parameters"]["$defs"] = {
 OTHER = {**tool("b"), "parameters": {"type": "object", "propertyNames": {"pattern": "^h"}}}
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("parser", FORMS)
 def test_a_call_is_of_references_unions_and_large_integers(tiny_model: Path, parser: str) -> None:
     form, chance = Form(tiny_model, parser, special=False), random.Random(parser)
@@ -281,6 +283,7 @@ SAID: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": ["x"]}}, 
 SAID["additionalProperties"] = False
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("parser", FORMS)
 def test_a_tool_that_cannot_be_held_is_free_beside_a_constraint_unless_it_is_strict(
     tiny_model: Path, parser: str
@@ -363,6 +366,7 @@ def takes(matcher: Matcher, tokens: list[int]) -> bool:
     return matcher.is_at_end or bool(matcher.allowed()[END])
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("parser", FORMS)
 def test_a_schema_of_wrong_shapes_is_held_to_or_refused(tiny_model: Path, parser: str) -> None:
     form, chance = Form(tiny_model, parser, special=False), random.Random(parser)

@@ -628,6 +628,7 @@ def result_of(call_id: str, text: str) -> dict[str, Any]:
     return {"role": "tool", "content": text, "tool_call_id": call_id}
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("slept", [False, True])
 @pytest.mark.parametrize("family", [CHATML, QWEN3, MISTRAL, GEMMA3], ids=lambda family: family.name)
 async def test_results_behind_calls_that_were_read_before_are_told_at_the_calls_that_they_answer(
@@ -706,6 +707,7 @@ async def test_results_may_have_the_ids_under_which_calls_are_told(rig: Rigged) 
     assert [each.tool_call_id for each in results] == [two.id, one.id]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("between", [None, "system", "user"])
 @pytest.mark.parametrize("requests", [("a", "c", "b"), ("c", "ab"), ("b", "a"), ("ac", "b"), ("bca",)])
 async def test_results_may_come_in_several_requests(

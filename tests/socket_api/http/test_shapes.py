@@ -44,6 +44,7 @@ def require_hits(answers: list[Answer]) -> None:
     assert any(answer.before for answer in answers)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("file", OURS, ids=lambda file: file.stem)
 def test_each_request_finds_all_that_the_ones_before_it_left(served: Served, file: Path) -> None:
     with client_of(served) as client:
