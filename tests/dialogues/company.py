@@ -49,8 +49,9 @@ from torpor.socket_api.client.link import Link
 from torpor.socket_api.errors import LocalProtocolError
 from torpor.socket_api.http.turns import Turn
 from torpor.socket_api.wire.asking import Call, call_of
-from torpor.tests.daemon.models.template_families import FAMILIES, FIRST_END, FLAGS, Family, write_family
+from torpor.tests.daemon.models.template_families import FIRST_END, FLAGS, Family, write_family
 from torpor.tests.dialogues.explaining import Explaining, Ledger, asked_in
+from torpor.tests.dialogues.forms import ALL_FAMILIES
 from torpor.tests.dialogues.generator import ALL, PLAIN, TURNS, Dialogue, Request, dialogue
 from torpor.tests.dialogues.rendering import STAND_INS
 from torpor.tests.model_making import write_model
@@ -495,7 +496,7 @@ def swept(
 
 def kinds() -> Iterator[tuple[Family, Any]]:
     """Each family with each kind of tokenizer."""
-    return itertools.product(FAMILIES, FLAGS)
+    return itertools.product(ALL_FAMILIES, FLAGS)
 
 
 def main() -> None:
