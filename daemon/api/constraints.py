@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -58,6 +59,10 @@ class ToolChoice(Record):
             raise ValueError(
                 "strict goes with the mode auto; of the others, required holds each call, and none allows none"
             )
+
+    def without_strict(self, names: Container[str]) -> ToolChoice:
+        """The choice with these tools held to nothing."""
+        return replace(self, strict=tuple(name for name in self.strict if name not in names))
 
 
 FREE = ToolChoice()

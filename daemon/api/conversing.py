@@ -92,7 +92,8 @@ class ConverseRequest(Reporting):
 
 class MeasureRequest(Request):
     """Count the tokens of a transcript as `converse` would read it; nothing is read. Its fields are as for
-    `converse`."""
+    `converse`. By those that decide only the answer, a request that was given up is known again: it goes on, and
+    another one stands behind it."""
 
     session: SessionText
     messages: Messages
@@ -100,10 +101,15 @@ class MeasureRequest(Request):
     tools: Tools | None = None
     template_arguments: JsonObject | None = None
     model: ModelName | None = None
+    max_tokens: MaxTokens | None = None
+    sampling: NamedSampling | None = None
+    stop: Stops = ()
+    constraint: Constraint | None = None
+    logprobs: TopLogprobs | None = None
+    tool_choice: ToolChoice | None = None
     after: AnswerId | None = None
     at_end: bool = False
     instructions: Text | None = None
-    tool_choice: ToolChoice | None = None
 
     def require(self) -> None:
         require_root(self.tools, self.template_arguments)

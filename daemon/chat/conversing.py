@@ -10,7 +10,7 @@ it is left asleep, and the next use finds it as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,8 +37,9 @@ from ..prefixes.prefixes import tokens_in_common
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place
 from ..sessions.interrupted import Interrupted
+from ..sessions.said import digested
 from ..sessions.sessions import Session
-from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, digested, message_of, spoken, standing
+from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, message_of, spoken, standing
 from ..sleep.orders import WakeOrder
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import in_pieces
@@ -79,23 +80,29 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """The words of a session: its ledger, its messages, and what stands before them. model: its name. unsaid: a system
-    text of its own that the next turn says. midway: the request in whose midst it ends."""
+    """The words of a session: its ledger, its messages, and what stands before them. model: its name. system,
+    opened_at: as of the session. midway: the request in whose midst it ends."""
 
     uri: SessionUri
     model: str
     tokens: Sequence[int]
     text_map: TextMap
     root: Root
-    unsaid: str | None = None
+    system: str | None = None
+    opened_at: int | None = None
     midway: Interrupted | None = None
 
     @classmethod
     def of(cls, live: Session) -> Dialogue:
         """The words of an awake session, as they are now."""
-        unsaid = live.system if live.has_system_to_say else None
         tokens, midway = live.state.tokens[:], live.left_midway
-        return cls(live.uri, live.model.name, tokens, live.text_map, live.root, unsaid, midway)
+        return cls(live.uri, live.model.name, tokens, live.text_map, live.root, live.system, live.opened_at, midway)
+
+    @property
+    def unsaid(self) -> str | None:
+        """A system text of its own that the next turn says."""
+        is_said = self.opened_at is not None and self.opened_at < len(self.tokens)
+        return None if is_said else self.system or None
 
     def before(self, at: int) -> Dialogue:
         """The words before a token."""
@@ -103,21 +110,13 @@ class Dialogue:
         root = text_map.root_at_end(self.root)
         return replace(self, tokens=self.tokens[:at], text_map=text_map, root=root, midway=None)
 
-    def for_retry(self, new: Callable[[Dialogue], Sequence[Message]]) -> Dialogue:
-        """The words before the request in whose midst it ends, if that was not read whole or is asked again. new: the
-        messages of a request behind some words."""
-        if self.midway is None:
+    def for_retry(self, request: bytes) -> Dialogue:
+        """The words before the request in whose midst it ends, if that was not read whole, or is this one. request: its
+        digest."""
+        midway = self.midway
+        if midway is None or (midway.request != request and midway.end >= midway.answer_at):
             return self
-        before = self.before(self.midway.begins_at)
-        if self.midway.end < self.midway.answer_at:
-            return before
-        read = self.text_map.turns[len(before.text_map.turns) :]
-        asked = read[:-1] if read and read[-1].own else read
-        again = new(before)
-        is_again = len(asked) == len(again) and all(
-            turn.is_mark_of(message) for turn, message in zip(asked, again, strict=True)
-        )
-        return before if is_again else self
+        return self.before(midway.begins_at)
 
     @property
     def asked(self) -> Role | None:
@@ -228,6 +227,14 @@ class Conversing:
         before = before.ending(at) if where.follows else before.answered(at)
         extend = partial(before.extended, new, start=at, end=at + len(ids), lengths=lengths)
         return _without_known(live, NewTurn(at, ids, await self._encoder.aside(extend), root), request)
+
+    def require_told(self, live: Session, turn: NewTurn) -> None:
+        """Refuse a turn that nothing could tell again. Raises InvalidTranscript."""
+        if not turn.is_told:
+            raise InvalidTranscript(
+                f"{live.uri} holds text or tokens that are no messages, or {MAX_TURNS:,} messages, so nothing that"
+                " comes now could be told again. Begin another session, with the messages that count. Nothing was read."
+            )
 
     async def place(
         self, model: LoadedModel, known: Dialogue, new: Sequence[Message], root: Root, *, again: bool = False

@@ -34,7 +34,7 @@ from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, rendered
 from ..sessions.interrupted import INTERRUPTED, Interrupted
 from ..sessions.results import Called, calls_answered, told_ids
-from ..sessions.sessions import ROOT, Session
+from ..sessions.sessions import ROOT, Session, opening_in
 from ..sessions.transcripts import NewTurn, Turn, message_of
 from ..sessions.turn_parts import blanks_around
 from ..sessions.unprocessed_tail import text_map_in, unread_in
@@ -116,7 +116,8 @@ class Recalling:
             try:
                 model, root, text_map = str(kept["model"]), Root.from_text(kept.get(ROOT)), text_map_in(kept, uri)
                 midway = Interrupted.from_map(kept.get(INTERRUPTED), len(tokens))
-                return Dialogue(uri, model, tokens, text_map, root, midway=midway)
+                system, opened_at = opening_in(kept, len(tokens))
+                return Dialogue(uri, model, tokens, text_map, root, system, opened_at, midway)
             except KeyError as error:
                 raise MalformedSnapshot(
                     f"The session map of {uri} names no model: another program has written it.", session=str(uri)
@@ -140,7 +141,7 @@ def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterato
                 if number in answered:
                     told = _answering(told, answered[number], calls)
                 if is_told:
-                    instructed = turn.instructed if told.role == "system" else 0
+                    instructed = known.text_map.instructed_in(number, last) if told.role == "system" else 0
                     yield replace(told, number=number, instructed=instructed)
         start = end
 

@@ -26,8 +26,9 @@ from ..engine.channels import id_of_call
 from ..models.chat_template import Message, Root
 from ..sessions.interrupted import DIGEST_BYTES, INTERRUPTED, Interrupted
 from ..sessions.results import NOTHING
+from ..sessions.said import Said, begun_chain, chained, is_alike
 from ..sessions.sessions import Session
-from ..sessions.transcripts import Said, TextMap, Turn, begun_chain, chained, goes_on, is_alike
+from ..sessions.transcripts import TextMap, Turn, goes_on
 from ..sessions.turn_parts import BEYOND_LINE, packed_beyond
 from ..sessions.unprocessed_tail import text_map_in, unread_in
 from ..sleep.store_threads import StoreThreads

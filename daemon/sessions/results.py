@@ -7,15 +7,16 @@ tells it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
 
 from ..api.dialogue import Role
 from ..models.chat_template import Message
+from ..tasks.pieces import Pieces
 
 if TYPE_CHECKING:
     from .transcripts import Turn
@@ -25,8 +26,13 @@ CALL_BYTES: Final = 8
 NOTHING: Final = bytes(DIGEST_BYTES)
 """In place of a digest of nothing."""
 
-_MOST_PLACES: Final = 1024
-"""Calls of the newest answers among which one is looked for by its place, where their ids are not known any more."""
+_PLACE: Final = struct.Struct("<4sIII")
+"""What stands for the call of a result that is not in order: `_IS_PLACE`, how many rows back from the newest it is, the
+number of the answer in its row, and of the call in that."""
+_IS_PLACE: Final = b"call"
+
+_TURNS_AT_ONCE: Final = 1024
+"""Turns whose calls are noted in one piece of work."""
 
 
 def hashed(text: str) -> bytes:
@@ -37,45 +43,93 @@ def hashed(text: str) -> bytes:
 _SILENCE: Final = hashed("assistant\0")
 
 
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call by its place. answers: the numbers of turns; place: among all calls of these."""
+
+    answers: Sequence[int]
+    place: int
+
+
 @dataclass(slots=True)
-class _Answers:
-    """Answers in a row, and the results behind them. numbers: of their turns. calls: the ids of all their calls that
-    are known. came: how many results."""
+class _Row:
+    """Answers in a row, and the results behind them. numbers: of their turns. calls: those whose ids are known, each by
+    the number of its answer in the row and its own in that. at: where they are in `calls`, by their ids; -1 for one
+    that several have. came: how many results."""
 
     numbers: list[int] = field(default_factory=list)
-    calls: list[bytes] = field(default_factory=list)
+    calls: list[tuple[int, int]] = field(default_factory=list)
+    at: dict[bytes, int] = field(default_factory=dict)
     came: int = 0
+
+    def add(self, number: int, calls: Sequence[bytes]) -> None:
+        self.numbers.append(number)
+        for place, each in enumerate(calls):
+            self.at[each] = -1 if each in self.at else len(self.calls)
+            self.calls.append((len(self.numbers) - 1, place))
 
 
 class _Rows:
     """The answers of a dialogue, in rows. An empty answer says nothing: it stands where results came in two
     requests."""
 
-    def __init__(self, turns: Iterable[Turn] = (), first: int = 0) -> None:
-        self.rows = [_Answers()]
+    def __init__(self) -> None:
+        self.rows = [_Row()]
         self._in_answer = False
-        for number, turn in enumerate(turns, first):
-            self.add(number, turn.role, turn.calls, is_empty=is_empty(turn))
+        self._earlier: dict[bytes, tuple[int, int]] = {}  # by the id: a row, and where in its `calls`
 
     def add(self, number: int, role: Role, calls: Sequence[bytes], *, is_empty: bool) -> None:
         if is_empty:
             return
         was_in_answer, self._in_answer = self._in_answer, role == "assistant"
         if self._in_answer:
-            self.rows += [] if was_in_answer else [_Answers()]
-            self.rows[-1].numbers.append(number)
-            self.rows[-1].calls += calls
+            if not was_in_answer:
+                row = len(self.rows) - 1
+                self._earlier |= {each: (row, at) for each, at in self.rows[row].at.items()}
+                self.rows.append(_Row())
+            self.rows[-1].add(number, calls)
         self.rows[-1].came += role == "tool"
+
+    def exact_of(self, call_id: bytes) -> bytes:
+        """What stands for the call of the newest result; nothing if it is in order, or the call is not known. Of two
+        calls with one id in two rows the newer has it."""
+        newest, row = self.rows[-1], len(self.rows) - 1
+        at = newest.at.get(call_id)
+        if at is None:
+            row, at = self._earlier.get(call_id, (row, -1))
+        elif at == newest.came - 1:
+            return NOTHING
+        return NOTHING if at < 0 else _PLACE.pack(_IS_PLACE, len(self.rows) - 1 - row, *self.rows[row].calls[at])
+
+    def called(self, exact: bytes) -> Called:
+        """The call of the newest result; none if no call has that place."""
+        newest = self.rows[-1]
+        if exact == NOTHING:
+            if newest.came <= len(newest.calls):
+                answer, place = newest.calls[newest.came - 1]
+                return Called(newest.numbers[answer : answer + 1], place)
+            return Called(newest.numbers, newest.came - 1)
+        mark, back, answer, place = _PLACE.unpack(exact)
+        if mark != _IS_PLACE or back >= len(self.rows):
+            return Called((), 0)
+        return Called(self.rows[-1 - back].numbers[answer : answer + 1], place)
 
 
 class Results:
-    """Tells which results of a dialogue are not in the order of the newest calls. A result whose call is not known
-    counts as in their order. turns: all before the dialogue."""
+    """Tells which results of a dialogue are not in the order of the newest calls."""
 
-    def __init__(self, turns: Sequence[Turn]) -> None:
-        newest = calls_before(turns, len(turns))
-        self._before = turns[:newest]
-        self._rows = _Rows(turns[newest:])
+    def __init__(self) -> None:
+        self._rows = _Rows()
+
+    @classmethod
+    def behind(cls, turns: Sequence[Turn]) -> Pieces[Results]:
+        """Those behind all turns of a dialogue."""
+        made = cls()
+        for number, turn in enumerate(turns):
+            made._rows.add(number, turn.role, turn.calls, is_empty=is_empty(turn))
+            if number % _TURNS_AT_ONCE == _TURNS_AT_ONCE - 1:
+                yield
+        return made
 
     def push(self, message: Message) -> bytes:
         """The next message. `exact` of a result; nothing for others, and for a result in order."""
@@ -83,39 +137,7 @@ class Results:
         self._rows.add(0, message["role"], ids_of_calls(message), is_empty=is_silent)
         if message["role"] != "tool":
             return NOTHING
-        newest, answered = self._rows.rows[-1], _call_digest(message.get("tool_call_id") or "")
-        if (times := newest.calls.count(answered)) == 1:
-            place = newest.calls.index(answered)
-            return NOTHING if place == newest.came - 1 else hashed(f"{place}")
-        return NOTHING if times else self._earlier(answered)
-
-    def _earlier(self, answered: bytes) -> bytes:
-        """`exact` of a result whose call stands before the newest answers."""
-        for back, row in enumerate(reversed(self._rows.rows[:-1]), 1):
-            if row.calls.count(answered) == 1:
-                return _at(back, row.calls.index(answered))
-        if (found := self._places_before.get(answered)) is None:
-            return NOTHING
-        back, place = found
-        return _at(back + len(self._rows.rows) - 1, place)
-
-    @cached_property
-    def _places_before(self) -> Mapping[bytes, tuple[int, int]]:
-        """The places of the calls before those turns, by their ids: how many rows back, and where in that. Of two with
-        one id the newest has it."""
-        found: dict[bytes, tuple[int, int]] = {}
-        for back, row in enumerate(reversed(_Rows(self._before).rows)):
-            for at, each in enumerate(row.calls):
-                found.setdefault(each, (back, at))
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Called:
-    """A call, by its place: among all calls of the answers that are turns of these numbers."""
-
-    answers: Sequence[int]
-    place: int
+        return self._rows.exact_of(_call_digest(message.get("tool_call_id") or ""))
 
 
 def calls_answered(turns: Sequence[Turn], first: int, last: int) -> dict[int, Called]:
@@ -124,28 +146,8 @@ def calls_answered(turns: Sequence[Turn], first: int, last: int) -> dict[int, Ca
     for number, turn in enumerate(turns[: last + 1]):
         rows.add(number, turn.role, turn.calls, is_empty=is_empty(turn))
         if turn.role == "tool" and number >= first:
-            found[number] = _called(turn.beyond, rows.rows)
+            found[number] = rows.called(turn.beyond)
     return found
-
-
-def _called(beyond: bytes, rows: Sequence[_Answers]) -> Called:
-    newest = rows[-1]
-    in_order = Called(newest.numbers, newest.came - 1)
-    if beyond == NOTHING:
-        return in_order
-    for place in range(max(len(newest.calls), _MOST_PLACES)):
-        if hashed(f"{place}") == beyond:
-            return Called(newest.numbers, place)
-    for back, row in enumerate(reversed(rows[:-1]), 1):
-        for place in range(len(row.calls)):
-            if _at(back, place) == beyond:
-                return Called(row.numbers, place)
-    return in_order
-
-
-def _at(back: int, place: int) -> bytes:
-    """What stands for a call that is not one of the newest answers'. back: rows of answers before those."""
-    return hashed(f"{back} {place}")
 
 
 def is_empty(turn: Turn) -> bool:

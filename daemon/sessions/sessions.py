@@ -304,17 +304,16 @@ class Session:
             unread = _unread_behind(len(state.tokens), kept)
             end = len(state.tokens) + (len(unread.tokens) if unread else 0)
             text_map = TextMap.from_map(kept.get(TEXT_MAP)).cut(len(state.tokens))
-            # In older snapshots, a system text that had been said is only in the text map.
-            system = kept["system"] if OPENED in kept else kept["system"] or own_system_of(kept.get(TEXT_MAP))
+            system, opened_at = opening_in(kept, end)
             return cls(
                 uri=uri,
                 model=model,
                 state=state,
                 sampling=sampling_of(kept),
                 labels=tuple(_typed(label, "a label", str) for label in _typed(kept["labels"], "labels", list)),
-                system=None if system is None else _typed(system, "system", str),
+                system=system,
                 root=(unread.text_map if unread else text_map).root_at_end(Root.from_text(kept.get(ROOT))),
-                opened_at=_opened_before(end, kept),
+                opened_at=opened_at,
                 # At the end of a chat it is the assistant's turn.
                 turn_open=_typed(kept["turn_open"], "turn_open", bool) or text_map.end == len(state.tokens),
                 durability="none" if kept.get(DURABILITY) == "none" else None,
@@ -349,15 +348,18 @@ def _unread_behind(count: int, kept: Mapping[str, Any]) -> Unread | None:
     return unread if unread is not None and unread.start == count else None
 
 
-def _opened_before(end: int, kept: Mapping[str, Any]) -> int | None:
-    """Where a chat has begun, unless the ledger ends before it. Older snapshots drop the system text once it is
-    said."""
+def opening_in(kept: Mapping[str, Any], end: int) -> tuple[str | None, int | None]:
+    """`Session.system` and `Session.opened_at` from a session map. end: the tokens of the ledger. Raises KeyError,
+    TypeError, ValueError: `to_map` does not make this map."""
+    # In older snapshots, a system text that had been said is only in the text map.
+    text = kept["system"] if OPENED in kept else kept["system"] or own_system_of(kept.get(TEXT_MAP))
+    system = None if text is None else _typed(text, "system", str)
     if OPENED not in kept:
-        return 0 if kept["system"] is None else None
+        return system, 0 if kept["system"] is None else None
     at = None if kept[OPENED] is None else _typed(kept[OPENED], OPENED, int)
     if at is not None and at < 0:
         raise ValueError(f"a chat has begun at token {at}")
-    return at if at is not None and at < end else None
+    return system, at if at is not None and at < end else None
 
 
 def sampling_of(kept: Mapping[str, Any]) -> Sampling:

@@ -4,21 +4,12 @@ Owns the text map of a session (QX8): for each committed message digests of what
 of its read or write, and the id of an answer that has one; and a digest of what the template shows of the
 conversation's root. Values only; nothing here renders, tokenises or reads.
 
-Clients change what the model has written: they drop its thinking and blanks around its text, and write its calls with
-the same values in another way. So an answer of the model is known by its text and the values of its calls, with its own
-thinking or without any. A message that was read is known by all of it, for a template may show all of it. The ids of
-calls alone do not count, for clients make new ones with each request; which of the calls a result answers does, where
-the results are not in the order of the newest calls. So a text map has the ids of calls, for results that come behind
-them in another request. Thinking is what the engine or the client has told apart from the text, whatever tags are in
-that.
-
 A text map ends where the ledger continues with text or tokens from outside a chat (QC7). Nothing is added after that,
 so nothing there matches by text.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,15 +21,14 @@ from blake3 import blake3
 from ...memvid.limits import MAX_TOKENS
 from ..api.dialogue import Role, canonical
 from ..models.chat_template import Message, Root
-from ..tasks.pieces import Pieces
 from .results import (
     DIGEST_BYTES,
     NOTHING,
-    Results,
     calls_before,
+    hashed,
     ids_of_calls,
 )
-from .results import hashed as _hashed
+from .said import RECALLED, Said, begun_chain, chained, is_alike
 from .turn_parts import (
     blanks_around,
     packed_beyond,
@@ -85,96 +75,6 @@ _VERSION: Final = 3
 # The first version had two digests for a message; the second of them is that of the second version.
 _LINE_1: Final = struct.Struct(f"<BI{DIGEST_BYTES}x{DIGEST_BYTES}s")
 _OLDER: Final = 2
-
-_MESSAGES_AT_ONCE: Final = 64
-"""Messages whose digests are made in one piece of work, which takes about a millisecond."""
-
-_CHARS_AT_ONCE: Final = 512 * 1024
-"""Characters whose digest is made in one piece of work."""
-
-RECALLED: Final = "recalled"
-"""A field of a message that is an answer of the model as its tokens tell it, and not as a client spells it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A message, by its digests. digest: of its role, its text and the values of its calls; of an assistant's text
-    without blanks around it. thought: of its thinking. exact: of all that a template may show beyond `digest`."""
-
-    role: Role
-    digest: bytes
-    thought: bytes = NOTHING
-    exact: bytes = NOTHING
-
-    @classmethod
-    def of(cls, message: Message) -> Said:
-        if isinstance(message, _Digested):
-            return message.said
-        role, text = message["role"], message["content"]
-        if role != "assistant":
-            return cls(role, _hashed(f"{role}\0{text}"))
-        core, thinking, calls = text.strip(), message.get("reasoning") or "", message.get("tool_calls") or ()
-        values = [call["arguments"] for call in calls]
-        digest = _hashed(f"{role}\0{core}")
-        if calls:
-            called = canonical([[call["name"], call["arguments"]] for call in calls])
-            digest = _hashed(f"calls\0{called}\0{core}")  # no JSON has this separator in it
-        before, core_and_after = text[: len(text) - len(text.lstrip())], text.lstrip()
-        around = [before, core_and_after[len(core) :]]
-        is_plain = core == text and not thinking and all(_written(each) == canonical(each) for each in values)
-        exact = NOTHING if is_plain else _hashed(_written([around, thinking, values]))
-        return cls(role, digest, _hashed(thinking.strip()) if thinking.strip() else NOTHING, exact)
-
-
-def begun_chain(root: bytes) -> bytes:
-    """A chain before the first message. root: the digest of what stands before that."""
-    return blake3(root).digest(DIGEST_BYTES)
-
-
-def chained(chain: bytes, digest: bytes) -> bytes:
-    """The chain with the digest of one message more: it stands for the words up to there."""
-    return blake3(chain + digest).digest(DIGEST_BYTES)
-
-
-class _Digested(dict[str, Any]):
-    """A message with its digests. There are many at a time, and what each has besides is work for Python's collector,
-    which lets nobody go on."""
-
-    __slots__ = ("said",)
-    said: Said
-
-
-def digested(messages: Sequence[Message], before: Sequence[Turn] = ()) -> Pieces[tuple[Message, ...]]:
-    """The messages with their digests, which are made once then, however often they are compared. before: the turns
-    before the messages, whose calls these may answer."""
-    found, chars, results = [], 0, Results(before)
-    for at, message in enumerate(messages, 1):
-        exact = results.push(message)
-        if isinstance(message, _Digested) and (message["role"] != "tool" or message.said.exact == exact):
-            found.append(message)
-            continue
-        made = _Digested(message)
-        is_long = len(message["content"]) > _CHARS_AT_ONCE and message["role"] != "assistant"
-        if is_long and not isinstance(message, _Digested):
-            made.said = yield from _said_of_long(message)
-        else:
-            made.said = Said.of(message)
-        if message["role"] == "tool":
-            made.said = replace(made.said, exact=exact)
-        found.append(made)
-        chars += len(message["content"])
-        if at % _MESSAGES_AT_ONCE == 0 or chars > _CHARS_AT_ONCE:
-            chars = 0
-            yield
-    return tuple(found)
-
-
-def _said_of_long(message: Message) -> Pieces[Said]:
-    hashed, text = blake3(f"{message['role']}\0".encode()), message["content"]
-    for at in range(0, len(text), _CHARS_AT_ONCE):
-        hashed.update(text[at : at + _CHARS_AT_ONCE].encode("utf-8", "surrogatepass"))
-        yield
-    return Said(message["role"], hashed.digest(DIGEST_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +213,13 @@ class TextMap:
         while sum(map(len, {text for _, text in roots})) > MAX_EARLIER_ROOT_CHARS:
             del roots[0]
         return replace(self, roots=tuple(roots))
+
+    def instructed_in(self, number: int, behind: int) -> int:
+        """How many of the first characters of a system text were fields of a request. number: of its turn. behind: the
+        turn with which that request ended, for another one may have had other fields in the same words."""
+        if number or self.system is None:
+            return self.turns[number].instructed
+        return next((chars for count, chars in reversed(self.instructed) if count <= behind), 0)
 
     def answered(self, end: int) -> TextMap:
         """Close the last turn: with an empty answer, if it was given up before its first token. Unchanged if it does
@@ -474,6 +381,11 @@ class NewTurn:
         """The tokens of the ledger that stay."""
         return self.at + len(self.begun)
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the text map tells of its messages, and has room for an answer."""
+        return self.text_map.end == self.at + len(self.ids) and len(self.text_map.turns) < MAX_TURNS
+
 
 def message_of(role: str, content: str, calls: Sequence[Mapping[str, Any]] = ()) -> Message:
     """A message with nothing else."""
@@ -509,25 +421,12 @@ def goes_on(messages: Sequence[Message], kept: int) -> bool:
     return not is_answer if not next_is_answer else is_answer and not next_is_answer[0]
 
 
-def is_alike(said: Said, beyond: bytes, *, own: bool) -> bool:
-    """Whether a message with the words of a turn is that message. beyond, own: of the turn."""
-    return said.thought in (NOTHING, beyond) if own else said.exact == beyond
-
-
-def _written(value: object) -> str:
-    """A JSON value as a template may show it: its keys in their order, its numbers as they are."""
-    return _WRITES.encode(value)
-
-
-_WRITES: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-
-
 def _older_digest(message: Message) -> bytes:
     """What stands for the digest that a message has in maps of older versions."""
     role, text, calls = message["role"], message["content"], message.get("tool_calls")
     words = without_thinking(text).strip() if role == "assistant" else text
     called = canonical([[call["name"], call["arguments"]] for call in calls]) if calls else ""
-    return _as_older(_hashed(f"{role}\0{words}\0{called}" if called else f"{role}\0{words}"))
+    return _as_older(hashed(f"{role}\0{words}\0{called}" if called else f"{role}\0{words}"))
 
 
 def _as_older(digest: bytes) -> bytes:

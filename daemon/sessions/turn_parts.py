@@ -71,6 +71,9 @@ def with_beyond(turns: list[Turn], packed: object) -> list[Turn]:
 def with_few_calls(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
     """The turns with the ids of the newest calls that are kept."""
     gone = _forgotten((len(turn.calls) for turn in turns), MAX_CALL_IDS)
+    # Of answers in a row all ids are known or none: a result in their order counts the known ones.
+    while 0 < gone < len(turns) and turns[gone - 1].role == turns[gone].role == "assistant":
+        gone += 1
     return (*(replace(turn, calls=()) for turn in turns[:gone]), *turns[gone:]) if gone else turns
 
 

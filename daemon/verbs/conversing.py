@@ -33,8 +33,9 @@ from ..models.models import LoadedModel
 from ..parts import Parts
 from ..prefixes.heads import Chain, Head, digest_of_request
 from ..sessions.encoding import Place
+from ..sessions.said import RECALLED, digested
 from ..sessions.sessions import Session
-from ..sessions.transcripts import RECALLED, digested, standing
+from ..sessions.transcripts import standing
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import in_pieces
 from .answering import answers
@@ -112,23 +113,24 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     wanted, model, root = parse_reference(request.session), parts.place_for(request.model).name, _root_of(request)
     await parts.heads.learned()
     known = await _known(parts, request, wanted, model) if request.after or request.at_end else None
+    named, claim = model, Use(_fresh(wanted), next(parts.residency.memory.numbers))
     if known is not None:
         model, root = known.model, root_of(known.root, request.tools, request.template_arguments)
-    claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
+        choice = request.tool_choice or FREE
+        unheld = await parts.encoder.unheld(loaded, AnswerForm(None, choice, root.tools))
         if known is None:
             tokens, cached = await _size(parts, request, wanted, loaded)
         else:
-
-            def told(behind: Dialogue) -> Sequence[Any]:
-                return said_behind(behind, root, request.instructions, request.messages, loaded.marks)
-
-            before = known.for_retry(told)
-            messages, cached = told(before), len(known.tokens)
+            # A client that hears of them asks `converse` without them.
+            asked = replace(request, tool_choice=request.tool_choice and choice.without_strict(unheld))
+            digest = await parts.encoder.aside(partial(_digest_of, asked, named))
+            before, cached = known.for_retry(digest), len(known.tokens)
+            told = await in_pieces(digested(request.messages, before.text_map.turns))
+            messages = said_behind(before, root, request.instructions, told, loaded.marks)
             place = await parts.conversing.place(loaded, before, messages, root, again=before is not known)
             ids = await parts.encoder.messages(loaded, messages, place, root) if messages else []
             tokens = place.held + len(ids)
-        unheld = await parts.encoder.unheld(loaded, AnswerForm(None, request.tool_choice or FREE, root.tools))
         return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model, tuple(sorted(unheld)))
 
 
@@ -399,13 +401,17 @@ def _stem(wanted: SessionUri) -> str:
     return wanted.name[: MAX_NAME_CHARS - 1 - 2 * _SUFFIX_BYTES]
 
 
-def _digest_of(request: ConverseRequest, model: str) -> bytes:
+def _digest_of(request: AnyAsked, model: str) -> bytes:
     """By which the request is known again."""
     drawing = {} if request.sampling is None else request.sampling.named()
     held = [None if each is None else asdict(each) for each in (request.constraint, request.tool_choice)]
     place: tuple[object, ...] = (request.after, request.session if request.at_end else None)
     if request.after or request.at_end:
-        place = (*place, request.tools is None, request.template_arguments is None)
+        # No digest of the messages tells which of the calls before them a result answers.
+        own = {call.get("id") for message in request.messages for call in message.get("tool_calls", ())}
+        ids = [message.get("tool_call_id") for message in request.messages if message["role"] == "tool"]
+        answered = [each for each in ids if each not in own]
+        place = (*place, request.tools is None, request.template_arguments is None, answered)
     told = () if request.logprobs is None else (request.logprobs,)
     how = (drawing, list(request.stop), request.max_tokens, *place, request.instructions, held, *told)
     return digest_of_request(model, _root_of(request), request.messages, *how)

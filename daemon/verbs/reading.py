@@ -39,6 +39,7 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
             turn = await parts.conversing.behind(live, Behind(None), request.messages, live.root)
             ids = list(turn.ids)
             if request.certain:
+                parts.conversing.require_told(live, turn)
                 await parts.recalling.require_certain(live, turn, len(request.messages))
         elif request.tokens is not None:
             ids = list(request.tokens)
@@ -133,6 +134,8 @@ async def answer(
         known = replace(known, begins_at=turn.begins_at)
         count = generation.count_to_write(live.model, turn.at + len(turn.ids), request.max_tokens, fitting=fitting)
         parts.conversing.require_room(live, turn, count)
+        if behind is not None and known.answer_id:
+            parts.conversing.require_told(live, turn)
         if known.request is not None:
             request.emit(SessionEvent(str(live.uri), use.recomputed_tokens))
         rewinds = _goes_back(live, turn)

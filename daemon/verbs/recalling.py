@@ -25,7 +25,8 @@ async def recall(parts: Parts, request: RecallRequest) -> RecallResult:
         return told if known.unsaid is None else replace(told, messages=(*told.messages, _unsaid(known, known.unsaid)))
     assert request.answer_id is not None
     heads = await find_answer(parts, request.namespace, request.answer_id)
-    best = min(heads, key=lambda head: (not head.is_last, str(head.uri)))
+    # A fold has the answer behind a summary, and so fewer tokens before it than the session in which it was given.
+    best = min(heads, key=lambda head: (-head.at, not head.is_last, str(head.uri)))
     known = await parts.recalling.known(best.uri, past_look=True)
     turns, answer = known.text_map.turns, bytes.fromhex(request.answer_id)
     last = max((at for at, turn in enumerate(turns) if turn.answer == answer), default=None)

@@ -78,7 +78,7 @@ def session_of(conversation_id: str) -> str:
 def no_conversation(conversation_id: str) -> HttpRefused:
     """The refusal of an id that no session has."""
     return HttpRefused(
-        f"There is no conversation {conversation_id!r:.100}. It was never made, or was deleted, or had no items when"
+        f"There is no conversation {conversation_id!r:.100}. It was never made, or was deleted, or had no messages when"
         " the daemon ended; make another one.",
         status=404,
     )

@@ -6,7 +6,8 @@ compares the dialogue as it does any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -18,7 +19,7 @@ from ..errors import HttpRefused
 from .bodies import memory_of
 from .desk import desk_of
 from .response_items import is_read, not_found, read_items, require_certain
-from .turns import answer_in
+from .turns import answer_in, is_stored
 
 _FIELDS: Final = {"type", "id"}
 
@@ -66,22 +67,37 @@ def _is_reference(item: object) -> bool:
 
 
 async def _said_at(request: Request, answer_id: str, named: str, place: str) -> _Said:
-    """What was said up to an answer, behind the answer before it; or in a conversation, whose own items are named after
-    it."""
-    told = await _recalled(request, {"answer_id": answer_id})
+    """What was said up to an answer, behind the stored response before it; or in a conversation, whose own items are
+    named after it."""
+    told = await _found(said_behind_stored(request, answer_id))
     if told is None and is_read(named):
-        told = await _recalled(request, {"session": f"conv_{answer_id}"})
+        told = await _found(_recalled(request, {"session": f"conv_{answer_id}"}))
     if told is None:
         raise not_found(named, place)
     return told.messages, {item["id"]: item for item in read_items(told.messages, answer_id)}
 
 
-async def _recalled(request: Request, params: Mapping[str, str]) -> RecallResult | None:
-    """What was said there; None if there is no such place."""
+async def said_behind_stored(request: Request, answer_id: str) -> RecallResult:
+    """What was said up to an answer, behind the stored response before it. Raises as `recall`."""
+    told = await _recalled(request, {"answer_id": answer_id})
+    while told.after is not None and not is_stored(told.after):
+        earlier = await _recalled(request, {"answer_id": told.after})
+        if earlier.messages[-1].number >= told.messages[0].number:  # no daemon has written this
+            return replace(told, after=None)
+        told = replace(told, messages=(*earlier.messages, *told.messages), after=earlier.after)
+    return told
+
+
+async def _recalled(request: Request, params: Mapping[str, str]) -> RecallResult:
+    told: RecallResult = await desk_of(request).ask(request, VERBS["recall"], params)
+    return told
+
+
+async def _found(said: Awaitable[RecallResult]) -> RecallResult | None:
+    """What was said; None if there is no such place."""
     try:
-        told: RecallResult = await desk_of(request).ask(request, VERBS["recall"], params)
+        return await said
     except TorporError as error:
         if error.code in ("answer_not_found", "session_not_found"):
             return None
         raise
-    return told

@@ -23,7 +23,7 @@ from .bodies import int_of
 from .fields import Body, Content, Words, call_id_of, fault_at
 from .json_reading import InnerJson
 from .marks import Marks
-from .turns import answer_in
+from .turns import answer_in, is_stored
 
 _ROLES: Final = {"developer": "system"}
 DEFAULT_ITEMS: Final = 20
@@ -212,9 +212,9 @@ class Dialogue:
 
 
 def answer_of_response(response_id: str, field: str = "response_id") -> str:
-    """The id of the answer that a response is. Raises PreviousResponseNotFound: we never make such an id."""
+    """The id of the answer that a response is. Raises PreviousResponseNotFound: no stored response has such an id."""
     found = _RESPONSE.fullmatch(response_id)
-    if found is None:
+    if found is None or not is_stored(found[1]):
         raise not_found(response_id, field)
     return found[1]
 
@@ -257,7 +257,8 @@ def read_items(messages: Sequence[RecalledMessage], within: str) -> Iterator[dic
         if message.answer_id is not None:
             yield from answer_items(message.answer_id, message)
             continue
-        for at, item in enumerate(_read_items(message)):
+        own = answer_items("", message) if message.pieces else ()  # the model's, and its id was taken away
+        for at, item in enumerate(map(_without_id, own) if own else _read_items(message)):
             # By the message's place: an answer before it may lose its id.
             named = item_id(_READ, within, message.number)
             yield {"id": f"{named}_{at}" if at else named, "status": "completed", **item}

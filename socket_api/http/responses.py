@@ -32,7 +32,7 @@ from .errors import error_map
 from .fields import Body, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of, has_no_effect
 from .logprobs import each_of
-from .references import filled
+from .references import filled, said_behind_stored
 from .response_items import (
     Dialogue,
     Items,
@@ -51,7 +51,7 @@ from .response_items import (
     require_certain,
     text_part,
 )
-from .turns import Answered, Turn, new_answer_id, time_of
+from .turns import Answered, Turn, new_answer_id, time_of, unstored_answer_id
 
 PATH: Final = "/v1/responses"
 COUNT_PATH: Final = "/v1/responses/input_tokens"
@@ -192,7 +192,7 @@ def _answer_in_path(request: Request) -> str:
 
 async def _recalled(request: Request) -> tuple[RecallResult, str]:
     answer_id = _answer_in_path(request)
-    return await desk_of(request).ask(request, VERBS["recall"], {"answer_id": answer_id}), answer_id
+    return await said_behind_stored(request, answer_id), answer_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +248,7 @@ def _turn(body: ResponsesBody, raw_items: object) -> tuple[Turn, Toolbox, Dialog
         ),
         logprobs=body.told_logprobs(),
         named=body.prompt_cache_key,
+        answer_id=unstored_answer_id() if body.store is False else new_answer_id(),
         after=answer_id,
         instructions=(body.instructions or None) if goes_on else None,
         session=session_of(conversation) if conversation else None,
@@ -278,9 +279,6 @@ class _Events(Telling):
     def __init__(self, body: ResponsesBody, turn: Turn) -> None:
         super().__init__()
         self._answer_id = turn.answer_id
-        # One that is not to be stored has an id that nothing keeps. Its items name its answer still: they find its
-        # session when they come back.
-        self._response_id = turn.answer_id if body.store is not False else new_answer_id()
         self.asked = _echo(body, turn.session)
         self._number = 0
         self._items: list[dict[str, Any]] = []
@@ -415,7 +413,7 @@ class _Events(Telling):
         return self._response("completed", usage=usage, completed_at=int(time.time()))
 
     def _response(self, status: str, **facts: Any) -> dict[str, Any]:
-        return response_map(self._response_id, status, self.asking.model, self._items, **self.asked, **facts)
+        return response_map(self._answer_id, status, self.asking.model, self._items, **self.asked, **facts)
 
 
 def _echo(body: ResponsesBody, conversation: str | None) -> dict[str, Any]:

@@ -44,9 +44,24 @@ _MINTED = re.compile(r"(?:[a-z]{2,4}_)?([0-9a-f]{32})(?:_[0-9]{1,6}){0,2}")
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
+_UNSTORED: Final = "f"
+"""The first digit of the name of an answer that is no stored response: the digit of a time in some centuries."""
+
+
 def new_answer_id() -> str:
-    """A new name for an answer. It begins with its time, in milliseconds."""
+    """A new name for a stored response, or for a conversation. It begins with its time, in milliseconds."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+def unstored_answer_id() -> str:
+    """A new name for another answer: it finds the session when it comes back, and no client is told of a response of
+    this name."""
+    return f"{_UNSTORED}{new_answer_id()[1:]}"
+
+
+def is_stored(answer_id: str) -> bool:
+    """Whether it names a stored response."""
+    return not answer_id.startswith(_UNSTORED)
 
 
 def answer_in(minted: str | None) -> str | None:
@@ -57,7 +72,7 @@ def answer_in(minted: str | None) -> str | None:
 
 def time_of(answer_id: str) -> int:
     """When an answer was asked for, in seconds of Unix time."""
-    return int(answer_id[:12], 16) // 1000
+    return int(answer_id[1:12], 16) // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +95,7 @@ class Turn:
     tool_choice: Mapping[str, Any] | None = None
     logprobs: int | None = None
     named: str | None = None
-    answer_id: str = field(default_factory=new_answer_id)
+    answer_id: str = field(default_factory=unstored_answer_id)
     after: str | None = None
     instructions: str | None = None
     durable: bool = False
@@ -165,8 +180,7 @@ class _Conversing(Asking):
         self.measured = await measure(self.backend, self.caller, self._turn, self.session, self.model)
         self.model = self.measured.model
         if self.measured.unheld and request.tool_choice is not None:
-            strict = tuple(name for name in request.tool_choice.strict if name not in self.measured.unheld)
-            request = replace(request, tool_choice=replace(request.tool_choice, strict=strict))
+            request = replace(request, tool_choice=request.tool_choice.without_strict(self.measured.unheld))
         if self.measured.tokens >= self.measured.context_tokens:
             raise overflow(self.measured)
         result = await self.backend.ask(_CONVERSE, request)
@@ -177,11 +191,6 @@ class _Conversing(Asking):
         turn = self._turn
         params = {
             **_dialogue(turn, self.session, self.model),
-            "max_tokens": turn.max_tokens,
-            "sampling": dict(turn.sampling) or None,
-            "stop": tuple(turn.stop),
-            "constraint": turn.constraint,
-            "logprobs": turn.logprobs,
             "answer_id": turn.answer_id,
             "durable": turn.durable,
             "left_out": tuple(turn.left_out),
@@ -237,6 +246,7 @@ def name_for(headers: Mapping[str, str], in_body: str | None) -> str:
 
 
 def _dialogue(turn: Turn, session: str, model: str) -> dict[str, Any]:
+    """What `measure` and `converse` are both asked."""
     return {
         "session": session,
         "messages": tuple(turn.messages),
@@ -247,6 +257,11 @@ def _dialogue(turn: Turn, session: str, model: str) -> dict[str, Any]:
         "at_end": turn.session is not None,
         "instructions": turn.instructions,
         "tool_choice": turn.tool_choice,
+        "max_tokens": turn.max_tokens,
+        "sampling": dict(turn.sampling) or None,
+        "stop": tuple(turn.stop),
+        "constraint": turn.constraint,
+        "logprobs": turn.logprobs,
     }
 
 

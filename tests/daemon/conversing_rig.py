@@ -72,6 +72,15 @@ def assistant(text: str) -> dict[str, str]:
     return dict(message_of("assistant", text))
 
 
+def two_calls(*ids: str) -> dict[str, Any]:
+    """An answer with calls that differ in nothing that is shown but their ids and arguments."""
+    return {**assistant(""), "tool_calls": [{"name": "look", "arguments": {"at": each}, "id": each} for each in ids]}
+
+
+def result_of(call_id: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": call_id}
+
+
 def ledger(rig: Rigged, name: str = "a") -> list[int]:
     return list(rig.live(name).state.tokens)
 

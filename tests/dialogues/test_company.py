@@ -44,13 +44,13 @@ _APPENDS: Final = """read = {"session": self.session, "tokens": tokens, "create"
 PLANTS: dict[str, tuple[int, str, str, str]] = {
     "an answer is compared behind its thinking": (
         24,
-        "daemon/sessions/transcripts.py",
+        "daemon/sessions/said.py",
         "core, thinking, calls = text.strip(),",
         'core, thinking, calls = text.rpartition("</think>")[2].strip(),',
     ),
     "an answer is compared up to its thinking": (
         32,
-        "daemon/sessions/transcripts.py",
+        "daemon/sessions/said.py",
         "core, thinking, calls = text.strip(),",
         'core, thinking, calls = text.partition("</think>")[0].strip(),',
     ),

@@ -99,7 +99,7 @@ PLANTS: dict[str, tuple[str, str, str, str, Flags]] = {
         "own",
     ),
     "an answer is compared behind its thinking": (
-        "sessions/transcripts.py",
+        "sessions/said.py",
         "core, thinking, calls = text.strip(),",
         'core, thinking, calls = text.rpartition("</think>")[2].strip(),',
         "chatml",

@@ -15,8 +15,9 @@ from torpor.daemon.models.chat_template import Root
 from torpor.daemon.prefixes import heads as heads_module
 from torpor.daemon.prefixes.heads import Chain, Heads, digest_of_request
 from torpor.daemon.sessions import encoding, transcripts
+from torpor.daemon.sessions.said import Said, chained, is_alike
 from torpor.daemon.sessions.sessions import Session
-from torpor.daemon.sessions.transcripts import Said, TextMap, chained, is_alike, message_of
+from torpor.daemon.sessions.transcripts import TextMap, message_of
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     TOOLS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torpor.daemon.api.dialogue import canonical
 from torpor.daemon.models.chat_template import Root
+from torpor.daemon.sessions import said as said_module
 from torpor.daemon.sessions import transcripts, turn_parts
 from torpor.daemon.sessions.results import Called, calls_answered
+from torpor.daemon.sessions.said import Said, digested
 from torpor.daemon.sessions.transcripts import (
     MAX_SYSTEM_CHARS,
     MAX_TURNS,
-    Said,
     Standing,
     TextMap,
     Turn,
-    digested,
     message_of,
     spoken,
     standing,
@@ -246,8 +247,8 @@ def test_the_digests_of_a_long_transcript_are_made_in_pieces_and_once(monkeypatc
     """No piece has more than some messages, or than some characters of a message that is not the assistant's."""
     messages = [message_of("user", "é" * (3 << 20)), *[USER, ANSWER] * 500, message_of("tool", "x" * (2 << 20))]
     hashed: list[int] = []
-    real = transcripts._hashed
-    monkeypatch.setattr(transcripts, "_hashed", lambda text: hashed.append(len(text)) or real(text))
+    real = said_module.hashed
+    monkeypatch.setattr(said_module, "hashed", lambda text: hashed.append(len(text)) or real(text))
     pieces, most = digested(messages), 0
     try:
         while True:
@@ -261,10 +262,10 @@ def test_the_digests_of_a_long_transcript_are_made_in_pieces_and_once(monkeypatc
     made = len(hashed)
     monkeypatch.undo()
     assert [Said.of(each) for each in found] == [Said.of(each) for each in messages]
-    monkeypatch.setattr(transcripts, "_hashed", lambda text: hashed.append(len(text)) or real(text))
+    monkeypatch.setattr(said_module, "hashed", lambda text: hashed.append(len(text)) or real(text))
     known = TextMap().extended(found, start=0, end=9)
     assert standing(known, found).common == len(messages)
-    assert not list(digested(found))
+    assert len(list(digested(found))) == 1, "what has its digests is looked at in pieces, too"
     assert len(hashed) == made
 
 
@@ -360,6 +361,45 @@ def test_results_behind_a_later_answer_are_known_by_their_calls_in_one_request_a
     assert calls_answered(known.turns, 0, 9) == {4: Called([1], 1), 9: Called([6], 0)}
 
 
+def test_a_result_names_its_call_also_beside_calls_without_ids() -> None:
+    whole = [
+        USER,
+        said("", "", CALLS[:1]),
+        called("b", "c"),
+        result("c"),
+        result("b"),
+        ANSWER,
+        result("x"),
+        result("c"),
+    ]
+    known = TextMap().extended(in_one_piece(whole), start=0, end=9)
+    assert calls_answered(known.turns, 0, 9) == {
+        3: Called([2], 1),
+        4: Called([2], 0),
+        6: Called([5], 0),
+        7: Called([2], 1),
+    }
+
+
+def test_what_names_no_call_that_there_is_is_told_at_none() -> None:
+    turns = [Turn.of(each, 1) for each in (USER, called("a"), result("a"))]
+    for beyond in (b"x" * 16, struct.pack("<4sIII", b"call", 9, 0, 0), struct.pack("<4sIII", b"call", 0, 9, 0)):
+        assert calls_answered([*turns[:2], replace(turns[2], beyond=beyond)], 0, 2)[2].answers in ((), [])
+
+
+def test_many_late_results_take_time_that_grows_as_the_dialogue_does_and_are_looked_at_in_pieces() -> None:
+    answers = [each for at in range(4000) for each in (called(f"c{at}"), USER)]
+    late = [result(f"c{at}") for at in range(4000)]
+    known = TextMap().extended(in_one_piece([USER, *answers]), start=0, end=9)
+    pieces = digested(late, known.turns)
+    count = sum(1 for _ in pieces)
+    assert count >= (len(known.turns) + len(late)) // 1024
+    assert len(list(digested(in_one_piece(late), known.turns))) >= count // 2
+    whole = TextMap().extended(in_one_piece([USER, *answers, *late]), start=0, end=9)
+    told = calls_answered(whole.turns, 0, len(whole.turns))
+    assert [called.answers for called in told.values()] == [[1 + 2 * at] for at in range(4000)]
+
+
 def test_an_id_that_two_answers_have_is_that_of_the_newer_one() -> None:
     """Some clients count the calls of each answer from zero."""
     again = [USER, called("a"), result("a"), USER, called("a"), USER, ANSWER, result("a")]
@@ -378,6 +418,10 @@ def test_the_ids_of_the_oldest_calls_are_forgotten_where_there_are_too_many(monk
         known = known.extended([USER, said("", "", calls)], start=known.end, end=known.end + 3)
     assert [len(turn.calls) for turn in known.turns] == [0, 0, 0, 2, 0, 2]
     assert TextMap.from_map(known.to_map()) == known
+    row = TextMap().extended([USER, called("a", "b"), called("c"), result("a"), result("c")], start=0, end=9)
+    row = row.extended([called("d", "e"), called("f")], start=9, end=12)
+    assert [len(turn.calls) for turn in row.turns] == [0, 0, 0, 0, 0, 2, 1], "of answers in a row all or none"
+    assert calls_answered(row.turns, 0, 9) == {3: Called([1, 2], 0), 4: Called([1, 2], 1)}
     behind = known.extended([USER], start=9, end=10)
     assert (known.ends_with_calls, behind.ends_with_calls) == (True, False)
 

@@ -13,7 +13,7 @@ from torpor.daemon.api.constraints import ToolChoice
 from torpor.daemon.api.events import SessionEvent, TokenEvent
 from torpor.daemon.errors import ContextOverflow, InvalidTranscript
 from torpor.daemon.models.chat_template import Root
-from torpor.daemon.sessions import transcripts
+from torpor.daemon.sessions import said as said_module
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.uri import SessionUri
@@ -59,8 +59,8 @@ async def test_the_digests_of_a_transcript_are_made_once_for_each_request(
 ) -> None:
     said: list[Any] = [each for at in range(30) for each in (user(f"q{at}"), assistant(f"a{at}"))]
     hashed: list[str] = []
-    real = transcripts._hashed
-    monkeypatch.setattr(transcripts, "_hashed", lambda text: hashed.append(text) or real(text))
+    real = said_module.hashed
+    monkeypatch.setattr(said_module, "hashed", lambda text: hashed.append(text) or real(text))
     for more in (user("on"), assistant("ja"), user("more")):
         said.append(more)
         if more["role"] == "user":

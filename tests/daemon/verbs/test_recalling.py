@@ -18,7 +18,8 @@ from torpor.daemon.errors import AnswerNotFound, InvalidTranscript, SessionAwake
 from torpor.daemon.models.call_formats import call_shape
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.written_tools import offer_of
-from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, digested, message_of
+from torpor.daemon.sessions.said import digested
+from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.daemon.tasks.pieces import in_pieces
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
@@ -33,8 +34,10 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     ledger,
     names,
     reply_with,
+    result_of,
     script,
     thinking,
+    two_calls,
     user,
     with_template,
 )
@@ -146,6 +149,16 @@ async def test_instructions_stay_and_others_are_said_once(rig: Rigged) -> None:
     told = (await rig.service.recall("a")).messages
     instructed = [(each.content, each.instructed) for each in told if each.role == "system"]
     assert instructed == [(opening["content"], len("Be brief.")), ("Be loud.", len("Be loud."))]
+
+
+async def test_other_fields_in_the_same_words_are_those_of_the_request_that_had_them(rig: Rigged) -> None:
+    said, asked = message_of("system", "Be brief.\n\nYou are in a test."), dict[str, Any]()
+    for name, chars in ((ONE, len("Be brief.")), (TWO, 0), (THREE, len(said["content"]))):
+        opening = {**said, **({"instructed": chars} if chars else {})}
+        messages = [opening, user("one"), assistant("eins"), user(name[-1])]
+        await converse(rig, messages, "ja", answer_id=name)
+        asked[name] = (await rig.service.recall(answer_id=name)).messages[0].instructed
+    assert asked == {ONE: 9, TWO: 0, THREE: len(said["content"])}
 
 
 @pytest.mark.parametrize("slept", [False, True])
@@ -619,15 +632,6 @@ async def test_a_dialogue_that_is_asked_again_with_thinking_switched_is_measured
             assert measured.tokens == told.token_count - len(told.tokens)
 
 
-def two_calls(*ids: str) -> dict[str, Any]:
-    """An answer with calls that differ in nothing that is shown but their ids and arguments."""
-    return {**assistant(""), "tool_calls": [{"name": "look", "arguments": {"at": each}, "id": each} for each in ids]}
-
-
-def result_of(call_id: str, text: str) -> dict[str, Any]:
-    return {"role": "tool", "content": text, "tool_call_id": call_id}
-
-
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("slept", [False, True])
 @pytest.mark.parametrize("family", [CHATML, QWEN3, MISTRAL, GEMMA3], ids=lambda family: family.name)
@@ -729,6 +733,65 @@ async def test_results_may_come_in_several_requests(
     assert [turn.beyond for turn in rig.live("a").text_map.turns] == [turn.beyond for turn in at_once.turns]
     if between is None:  # a template without tools shows a result behind words as another role
         assert ledger(rig) == rig.model.encode(rig.model.render(said, True), opening=False)
+
+
+@pytest.mark.parametrize("slept", [False, True])
+async def test_a_result_behind_a_later_answer_is_told_at_its_call(rig: Rigged, *, slept: bool) -> None:
+    said = [user("q"), two_calls("a", "b"), user("wait"), assistant("so"), user("on"), two_calls("c", "d")]
+    await rig.service.append("a", messages=said, create=True)
+    if slept:
+        await rig.sleep("a")
+    await rig.service.append("a", messages=[result_of("c", "of c"), result_of("b", "of b"), user("well")])
+    await rig.service.append("a", messages=[assistant("hm"), result_of("d", "of d")])
+    told = (await rig.service.recall("a")).messages
+    by_id = {call.id: f"of {call.arguments['at']}" for each in told for call in each.tool_calls}
+    results = [each for each in told if each.role == "tool"]
+    assert [by_id[each.tool_call_id] for each in results] == [each.content for each in results]
+    assert [each.content for each in results] == ["of c", "of b", "of d"]
+
+
+async def test_results_beside_calls_without_ids_are_told_at_their_own(rig: Rigged) -> None:
+    nameless = {**assistant(""), "tool_calls": [{"name": "look", "arguments": {"at": "aa"}}]}
+    said = [user("q"), nameless, two_calls("b", "c"), result_of("c", "of c"), result_of("b", "of b"), user("on")]
+    await converse(rig, said, "ja")
+    told = (await rig.service.recall("a")).messages
+    by_id = {call.id: f"of {call.arguments['at']}" for each in told for call in each.tool_calls}
+    results = [each for each in told if each.role == "tool"]
+    assert [by_id[each.tool_call_id] for each in results] == ["of c", "of b"] == [each.content for each in results]
+
+
+async def test_what_is_no_message_ends_what_can_be_told_and_nothing_is_taken_behind_it(rig: Rigged) -> None:
+    await rig.service.append("a", messages=[user("one"), assistant("two")], create=True)
+    await rig.service.append("a", text="A text.")
+    held = ledger(rig)
+    with pytest.raises(InvalidTranscript, match="no messages"):
+        await rig.service.append("a", messages=[user("three")], certain=True)
+    with pytest.raises(InvalidTranscript, match="no messages"):
+        await converse(rig, [user("three")], "drei", at_end=True, answer_id=ONE)
+    assert ledger(rig) == held
+    await converse(rig, [user("three")], "drei", at_end=True)
+    assert [each.content for each in (await rig.service.recall("a")).messages] == ["one", "two"]
+
+
+@pytest.mark.parametrize("slept", [False, True])
+async def test_a_system_text_that_is_not_said_yet_is_told_and_measured(rig: Rigged, *, slept: bool) -> None:
+    await rig.service.create("a", system="You are in a test.", model=MODEL)
+    await rig.service.append("a", text="A text.")
+    if slept:
+        await rig.sleep("a")
+    assert [each.content for each in (await rig.service.recall("a")).messages] == ["You are in a test."]
+    measured = await rig.service.measure("a", [user("one")], at_end=True)
+    told = await converse(rig, [user("one")], "eins", at_end=True)
+    assert measured.tokens == told.token_count - len(told.tokens)
+
+
+async def test_an_answer_is_told_from_where_it_was_given_and_not_behind_a_fold(rig: Rigged) -> None:
+    await converse(rig, [user("one " * 60)], "eins", answer_id=ONE)
+    await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
+    before = await rig.service.recall(answer_id=TWO)
+    await rig.service.fold("a", name="Aaa", summary="One.", tail=before.messages[-1].end - before.messages[0].start)
+    assert TWO in {each.answer_id for each in (await rig.service.recall("Aaa")).messages}
+    assert await rig.service.recall(answer_id=TWO) == before
 
 
 async def test_results_of_the_models_own_calls_may_come_in_any_order(rig: Rigged) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
-from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.sampling import NamedSampling, Sampling
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
@@ -23,12 +23,14 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     ledger,
     names,
     reply_with,
+    result_of,
     script,
     tell,
+    two_calls,
     user,
     with_template,
 )
-from torpor.tests.daemon.session_rig import END, Rigged
+from torpor.tests.daemon.session_rig import END, MODEL, Rigged
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -317,7 +319,7 @@ async def test_a_request_that_takes_an_opened_turn_back_goes_on_too(
     async with open_rig(with_template(long_model, THINKS)) as rig:
         await rig.service.append("a", messages=said[:1], create=True)
         await leave_in(rig, said[1:], **leaves, at_end=True, max_tokens=9)
-        measured = await rig.service.measure("a", said[1:], at_end=True)
+        measured = await rig.service.measure("a", said[1:], at_end=True, max_tokens=9)
         told = await converse(rig, said[1:], at_end=True, max_tokens=9)
         opened = rig.model.encode(rig.model.render(said, True), opening=False)
         assert ledger(rig)[: len(opened)] == opened
@@ -346,8 +348,48 @@ async def test_a_request_that_is_asked_again_has_the_size_that_it_had(
     await leave_in(rig, [user(LONG)], **leaves, **asked, max_tokens=9)
     if asleep:
         await rig.service.sleep("a")
-    again, other = [await rig.service.measure("a", [user(text)], **asked) for text in (LONG, "two")]
+    given = {**asked, "max_tokens": 9}
+    again, other = [await rig.service.measure("a", [user(text)], **given) for text in (LONG, "two")]
+    for changed in ({"max_tokens": 8}, {"sampling": NamedSampling(temperature=0.5)}, {"stop": ("x",)}, {"logprobs": 1}):
+        more = await rig.service.measure("a", [user(LONG)], **{**given, **changed})
+        assert more.tokens == sizes[0].tokens if "read" in leaves else more.tokens > again.tokens
     assert (again.tokens, again.cached_tokens > sizes[0].cached_tokens) == (sizes[0].tokens, True)
     assert other.tokens == sizes[1].tokens if "read" in leaves else other.tokens > again.tokens
     told = await converse(rig, [user(LONG)], **asked, max_tokens=9)
     assert told.token_count - len(told.tokens) == again.tokens
+
+
+async def test_the_first_request_of_a_session_says_its_system_text_again_when_it_is_asked_again(rig: Rigged) -> None:
+    asked: dict[str, Any] = {"at_end": True, "instructions": "Be brief."}
+    await rig.service.create("a", system="You are in a test.", model=MODEL)
+    size = await rig.service.measure("a", [user("one")], **asked)
+    await leave_in(rig, [user("one")], written=4, **asked, max_tokens=9)
+    held = ledger(rig)
+    assert (await rig.service.measure("a", [user("one")], **asked, max_tokens=9)).tokens == size.tokens
+    told = await converse(rig, [user("one")], **asked, max_tokens=9)
+    assert (told.token_count - len(told.tokens), ledger(rig)[: len(held)]) == (size.tokens, held)
+    texts = [each.content for each in (await rig.service.recall("a")).messages]
+    assert texts[:2] == ["Be brief.\n\nYou are in a test.", "one"]
+
+
+@pytest.mark.parametrize("results", [("b",), ("d", "c"), ("b", "c")], ids=["late", "not in order", "both"])
+async def test_a_request_with_results_of_any_calls_is_known_when_it_is_asked_again(
+    rig: Rigged, results: Sequence[str]
+) -> None:
+    said = [user("q"), two_calls("a", "b"), user("wait"), two_calls("c", "d")]
+    await rig.service.append("a", messages=said, create=True)
+    again = [*(result_of(each, "the same") for each in results), user("on")]
+    size = await rig.service.measure("a", again, at_end=True)
+    await leave_in(rig, again, written=4, at_end=True, max_tokens=9)
+    held = ledger(rig)
+    assert (await rig.service.measure("a", again, at_end=True, max_tokens=9)).tokens == size.tokens
+    other = [*(result_of("a", "the same") for _ in results), user("on")]
+    assert (await rig.service.measure("a", other, at_end=True, max_tokens=9)).tokens > size.tokens
+    told = await converse(rig, again, at_end=True, max_tokens=9)
+    assert (told.token_count - len(told.tokens), ledger(rig)[: len(held)]) == (size.tokens, held)
+    await leave_in(rig, again, written=4, at_end=True, max_tokens=9)
+    told = await converse(rig, other, at_end=True, max_tokens=9)
+    messages = (await rig.service.recall("a")).messages
+    by_id = {call.id: call.arguments["at"] for each in messages for call in each.tool_calls}
+    answered = [by_id[each.tool_call_id] for each in messages if each.role == "tool"]
+    assert answered[-len(results) :] == ["a"] * len(results)

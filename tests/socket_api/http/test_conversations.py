@@ -94,7 +94,7 @@ def test_a_conversation_that_is_not_there_is_refused_in_words_about_conversation
     server.service.answers[MeasureRequest] = measure
     answer = server.ask(method, path, body)
     assert answer.status == 404
-    assert "or had no items when the daemon ended" in answer.json["error"]["message"]
+    assert "or had no messages when the daemon ended" in answer.json["error"]["message"]
 
 
 def test_a_conversation_and_a_previous_response_exclude_each_other(server: HttpThread) -> None:
@@ -154,6 +154,26 @@ def test_items_come_back_as_what_they_were(server: HttpThread) -> None:
     assert server.ask("GET", f"{PATH}/{made}/items?order=asc").json["data"] == [*items, *added]
     said[0] = replace(said[0], certain=False)
     assert server.ask("GET", f"{PATH}/{made}/items").status == 404
+
+
+def test_an_answer_without_its_id_is_told_in_the_order_of_its_pieces_and_as_it_ended(server: HttpThread) -> None:
+    """A response that was deleted loses its id alone."""
+    call = ToolCall("look", {"path": "."}, "c1")
+    pieces = (RecalledPiece("call", call=call), RecalledPiece("text", "and so"))
+    answer = RecalledMessage("assistant", "and so", tool_calls=(call,), start=4, end=9, number=1, pieces=pieces)
+    said = [RecalledMessage("user", "q", start=0, end=4), replace(answer, finished=False)]
+
+    async def recalled(request: RecallRequest) -> RecallResult:
+        return RecallResult(request.session or "", "fake", tuple(said))
+
+    server.service.answers |= {RecallRequest: recalled}
+    made = server.ask("POST", PATH, {}).json["id"]
+    items = server.ask("GET", f"{PATH}/{made}/items?order=asc").json["data"]
+    assert [(each["type"], each["status"]) for each in items[1:]] == [
+        ("function_call", "completed"),
+        ("message", "incomplete"),
+    ]
+    assert [each["id"] for each in items[1:]] == [f"{items[1]['id']}", f"{items[1]['id']}_1"]
 
 
 def test_what_a_request_had_as_fields_is_no_item(server: HttpThread) -> None:

@@ -245,6 +245,7 @@ def test_an_empty_answer_has_an_empty_text(server: HttpThread, stream: bool) -> 
 
 
 ONE = "0" * 31 + "1"
+UNSTORED = "f" * 32
 
 
 async def recalls(request: RecallRequest) -> RecallResult:
@@ -265,14 +266,14 @@ async def recalls(request: RecallRequest) -> RecallResult:
             pieces=(RecalledPiece("reasoning", "so"), RecalledPiece("text", "hi"), RecalledPiece("call", "", call)),
         ),
     )
-    return RecallResult("torpor://default/a", "fake", messages, "f" * 32)
+    return RecallResult("torpor://default/a", "fake", messages, "e" * 32)
 
 
 def test_a_response_is_told_from_its_tokens(server: HttpThread) -> None:
     server.service.answers[RecallRequest] = recalls
     told = server.ask("GET", f"{PATH}/resp_{ONE}").json
     assert (told["id"], told["status"], told["model"], told["created_at"]) == (f"resp_{ONE}", "completed", "fake", 0)
-    assert told["previous_response_id"] == "resp_" + "f" * 32
+    assert told["previous_response_id"] == "resp_" + "e" * 32
     thought, text, call = told["output"]
     assert (thought["summary"][0]["text"], text["content"][0]["text"], call["call_id"]) == ("so", "hi", "c2")
     listed = server.ask("GET", f"{PATH}/resp_{ONE}/input_items?order=asc").json
@@ -283,6 +284,17 @@ def test_a_response_is_told_from_its_tokens(server: HttpThread) -> None:
     assert (newest["data"], newest["has_more"]) == ([listed["data"][2]], True)
     rest = server.ask("GET", f"{PATH}/resp_{ONE}/input_items?after={newest['last_id']}").json
     assert (rest["data"], rest["has_more"]) == ([listed["data"][1], listed["data"][0]], False)
+
+
+def test_an_answer_that_names_itself_as_the_one_before_ends_what_is_told(server: HttpThread) -> None:
+    """A text map of no daemon may have one id twice."""
+
+    async def circles(request: RecallRequest) -> RecallResult:
+        return replace(await recalls(replace(request, answer_id=ONE)), after=UNSTORED)
+
+    server.service.answers[RecallRequest] = circles
+    assert server.ask("GET", f"{PATH}/resp_{ONE}").json["previous_response_id"] is None
+    assert len(server.ask("GET", f"{PATH}/resp_{ONE}/input_items").json["data"]) == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])

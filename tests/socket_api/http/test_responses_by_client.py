@@ -70,7 +70,7 @@ def require_all_told_again(client: openai.OpenAI, named: list[Any]) -> None:
         assert [getattr(again.usage, name) for name in counts] == [getattr(each.usage, name) for name in counts]
     first, second = (client.responses.input_items.list(each.id, order="asc").data for each in named[:2])
     assert (
-        [each.content[0].text for each in first[1:] + second]
+        [each.content[0].text for each in first + second]
         == [  # type: ignore[union-attr]
             question.replace("os", "sys") for question in QUESTIONS[:2]
         ]
@@ -123,6 +123,19 @@ def test_a_response_that_is_not_stored_cannot_be_retrieved_and_its_items_still_f
         items += [*(each.to_dict() for each in first.output), {"role": "user", "content": "And then?"}]
         second = asked(client, stream=stream, input=items, store=False)
         assert second.usage.input_tokens_details.cached_tokens == first.usage.total_tokens
+        # A stored response behind it stands behind no response that anybody could name, and has all items before it.
+        items += [*(each.to_dict() for each in second.output), {"role": "user", "content": "So?"}]
+        third = asked(client, stream=stream, input=items)
+        again = client.responses.retrieve(third.id)
+        assert (again.output, again.previous_response_id) == (third.output, None)
+        listed = client.responses.input_items.list(third.id, order="asc").data
+        texts = [each.content[0].text for each in listed]  # type: ignore[union-attr]
+        assert texts == [
+            *(items[0]["content"], first.output_text, "And then?"),
+            *(second.output_text, "So?"),
+        ]
+        named: Any = [{"type": "item_reference", "id": listed[0].id}, {"role": "user", "content": "Again."}]
+        assert asked(client, stream=False, input=named).status == "incomplete"
 
 
 def test_what_clients_make_of_items_on_the_way_still_hits(served: Served) -> None:
