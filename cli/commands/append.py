@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from ...daemon.api.reading import AppendResult
+from ...errors import TorporError
 from ...memvid.units import format_count, format_plural
-from ..reach.daemon_link import connect, progress_of, with_session
+from ...memvid.uri import parse_reference
+from ..errors import Interrupted
+from ..reach.daemon_link import connect, progress_of, tokens_after, with_session
 from ..reach.generation_options import PriorityOption
 from ..reach.inputs import load_text, require_no_file
 from ..reach.interrupts import ignore_interrupts
@@ -42,18 +46,32 @@ def append(
     require_no_file(text)
     content = load_text(text, file, what="text")
     with connect(socket) as client, progress_of(output, "prefill") as show:
+
+        def act(new: Mapping[str, Any]) -> AppendResult:
+            try:
+                return client.append(session, text=content, priority=priority, on_event=show, **new)
+            except KeyboardInterrupt:
+                raise Interrupted(_left_at(client.socket_path, session)) from None
+
         with naming_the_intact(client, session):
-            result = with_session(
-                output,
-                client,
-                session,
-                model,
-                lambda: client.append(session, text=content, priority=priority, on_event=show),
-                labels=label,
-            )
+            result = with_session(output, client, session, model, act, labels=label)
         ignore_interrupts()
     if not output.told("append", result):
         _say(output, result)
+
+
+def _left_at(socket: Path, session: str) -> str:
+    """Where a stopped append left its session, for people."""
+    try:
+        count = tokens_after(socket, session)
+    except TorporError:
+        return f"Stopped. A text is read whole or not at all; `torpor show {session}` tells where the session stands."
+    if count is None:
+        return "Stopped. Nothing was read."
+    return (
+        f"Stopped. A text is read whole or not at all; {parse_reference(session)} has {format_plural(count, 'token')},"
+        " and can go on."
+    )
 
 
 def _say(output: Output, result: AppendResult) -> None:

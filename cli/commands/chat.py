@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -106,11 +108,12 @@ class _Turn:
     def answer(self, message: str | None, **transcript: Any) -> GenerateResult:
         """Send a message or a transcript, stream the answer, and give its result."""
 
-        def begin(on_event: OnEvent) -> TextStream:
-            return self._client.stream_chat(self.session, message, on_event=on_event, **self._asked, **transcript)
+        def begin(on_event: OnEvent, new: Mapping[str, Any]) -> TextStream:
+            asked = {**self._asked, **transcript, **new}
+            return self._client.stream_chat(self.session, message, on_event=on_event, **asked)
 
-        def act() -> GenerateResult:
-            return stream_to_end(self._output, begin)
+        def act(new: Mapping[str, Any]) -> GenerateResult:
+            return stream_to_end(self._output, partial(begin, new=new))
 
         with naming_the_intact(self._client, self.session):
             return with_session(self._output, self._client, self.session, self._model, act, labels=self._labels)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
 
 from ...daemon.api.reading import GenerateResult
 from ...socket_api.client.client import TextStream
@@ -55,7 +57,7 @@ def generate(
     sampling = sampling_of(temperature=temperature, top_p=top_p, seed=seed)
     with connect(socket) as client:
 
-        def begin(on_event: OnEvent) -> TextStream:
+        def begin(on_event: OnEvent, new: Mapping[str, Any]) -> TextStream:
             return client.stream_generate(
                 session,
                 max_tokens=max_tokens,
@@ -65,10 +67,11 @@ def generate(
                 prove=prove,
                 priority=priority,
                 on_event=on_event,
+                **new,
             )
 
-        def act() -> GenerateResult:
-            return stream_to_end(output, begin)
+        def act(new: Mapping[str, Any]) -> GenerateResult:
+            return stream_to_end(output, partial(begin, new=new))
 
         # No session is made without a text: it would have nothing to go on from.
         with naming_the_intact(client, session):
@@ -76,5 +79,5 @@ def generate(
                 require_model(client, session, model)
             if label and not text:
                 require_labels(client, session, label)
-            result = with_session(output, client, session, model, act, labels=label) if text else act()
+            result = with_session(output, client, session, model, act, labels=label) if text else act({})
     return finish_generation(output, "generate", result)

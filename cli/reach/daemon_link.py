@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import TorporError
 from ...memvid.disk.location import STORE_VARIABLE, named_store_path
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 OnEvent = Callable[["WorkEvent"], None]
 
-CLEAN_UP_TIMEOUT_S = 10.0  # to delete a session that was just made; a daemon that hangs is not waited for
+CLEAN_UP_TIMEOUT_S = 10.0  # to ask where a stopped request left its session; a daemon that hangs is not waited for
 STAGE_NAMES = {
     "prefill": ("reading", "tokens"),
     "sleep": ("sleeping", "tokens"),
@@ -158,14 +158,15 @@ def with_session(
     client: Client,
     session: str,
     model: str | None,
-    act: Callable[[], R],
+    act: Callable[[Mapping[str, Any]], R],
     *,
     labels: Sequence[str] | None = None,
 ) -> R:
-    """Act on a session; if there is none of that name, make it first and say so.
+    """Act on a session; if there is none of that name, say so and let the request make it. act: gets further parameters
+    of the request.
 
-    A refusal because there is no session has changed nothing, so a second try is safe. If that fails or is interrupted
-    before anything was read, the new session is deleted again.
+    A refusal because there is no session has changed nothing, so a second try is safe. If that fails or is stopped
+    before anything was read, the daemon has no new session.
 
     Raises:
         InvalidUsage: the session is on another model than the named one, or lacks one of the labels.
@@ -175,19 +176,22 @@ def with_session(
     if labels:
         require_labels(client, session, labels)
     try:
-        return act()
+        return act({})
     except TorporError as error:
         if error.code != "session_not_found":
             raise
-    info = client.create(session, model=model, labels=labels or ())
-    output.remark(f"[dim]new session[/] {plain(info.session)} [dim]on model[/] {plain(info.model)}")
+    uri, status = parse_reference(session), client.status()
+    chosen = status.models[0] if model is None else status.model_named(model)
+    if chosen is not None:  # else the daemon refuses it
+        output.remark(f"[dim]new session[/] {plain(uri)} [dim]on model[/] {plain(chosen.name)}")
     try:
-        return act()
+        return act({"create": True, "model": model, "labels": labels or None})
     except BaseException:
-        if _delete_if_empty(client.socket_path, info.session):
-            output.remark(
-                f"[dim]session[/] {plain(info.session)} [dim]was new, so it is deleted again: nothing was read whole[/]"
-            )
+        with suppress(TorporError):  # the failure that led here is the one to report
+            if chosen is not None and tokens_after(client.socket_path, session) is None:
+                output.remark(
+                    f"[dim]session[/] {plain(uri)} [dim]was new, so it is deleted again: nothing was read whole[/]"
+                )
         raise
 
 
@@ -222,16 +226,16 @@ def _info_of(client: Client, session: str) -> SessionInfo | None:
     return next((info for info in client.list_sessions() if info.session == wanted), None)
 
 
-def _delete_if_empty(socket: Path, session: str) -> bool:
-    """Delete a session that has read nothing, on a new connection: the old one may be lost or in mid-request."""
+def tokens_after(socket: Path, session: str) -> int | None:
+    """How many tokens a session has once its stopped request has ended; None if there is no such session. Asks on a new
+    connection: the old one may be lost."""
     try:
         with _client(socket, CLEAN_UP_TIMEOUT_S) as client:
-            empty = any(info.session == session and not info.token_count for info in client.list_sessions())
-            if empty:
-                client.delete(session)
-            return empty
-    except TorporError:
-        return False  # the failure that led here is the one to report
+            return client.plan_wake(session).token_count  # its answer waits until no other request holds the session
+    except TorporError as error:
+        if error.code != "session_not_found":
+            raise
+        return None
 
 
 @contextmanager

@@ -143,7 +143,8 @@ class AppendRequest(Reporting):
         with it.
     durable: whether they are durable at the end also where neither the daemon nor the session keeps each turn.
     certain: whether messages are refused that `recall` could not tell with certainty.
-    create: make the session, on the default model, if there is none of that name.
+    create: make the session if there is none of that name. model, labels: of a session that is made so; the default
+        model if None.
     """
 
     session: SessionText
@@ -154,10 +155,13 @@ class AppendRequest(Reporting):
     durable: bool = False
     certain: bool = False
     create: bool = False
+    model: ModelName | None = None
+    labels: Labels | None = None
     priority: Priority = "normal"
     on_event: Listener = None
 
     def require(self) -> None:
+        _require_creation(self)
         if sum(each is not None for each in (self.text, self.tokens, self.messages)) != 1:
             raise ValueError("give either text, tokens or messages")
 
@@ -174,6 +178,8 @@ class WritingRequest(Request):
     logprobs: TopLogprobs | None = None
     prove: bool = False
     create: bool = False
+    model: ModelName | None = None
+    labels: Labels | None = None
     priority: Priority = "normal"
 
 
@@ -194,16 +200,13 @@ class GenerateRequest(WritingRequest, Reporting):
     text: Text | None = None
     raw: bool = False
     tokens: AppendedTokens | None = None
-    model: ModelName | None = None
-    labels: Labels | None = None
     on_event: Listener = None
 
     def require(self) -> None:
+        _require_creation(self)
         require_tellable(self.max_tokens, self.logprobs)
         if self.text is not None and self.tokens is not None:
             raise ValueError("give either text or tokens")
-        if not self.create and (self.model is not None or self.labels is not None):
-            raise ValueError("model and labels go with create")
 
 
 class ChatRequest(WritingRequest, Reporting):
@@ -216,7 +219,7 @@ class ChatRequest(WritingRequest, Reporting):
 
     on_divergence: for a transcript that differs from the session: refuse it, or rewind the session to the first
         difference; its present state stays as an earlier version. role: the role of `message`. max_tokens, sampling,
-        logprobs, prove, create: as for `generate`.
+        logprobs, prove, create, model, labels: as for `generate`.
     """
 
     message: Text | None = None
@@ -230,6 +233,7 @@ class ChatRequest(WritingRequest, Reporting):
     on_event: Listener = None
 
     def require(self) -> None:
+        _require_creation(self)
         if (self.message is None) == (self.messages is None):
             raise ValueError("give either message or messages")
         require_tellable(self.max_tokens, self.logprobs)
@@ -248,3 +252,8 @@ class WhyRequest(Request):
     """How much of the prefixes of the session's last requests was kept, where one diverged, and why."""
 
     session: SessionText
+
+
+def _require_creation(request: AppendRequest | GenerateRequest | ChatRequest) -> None:
+    if not request.create and (request.model is not None or request.labels is not None):
+        raise ValueError("model and labels go with create")

@@ -151,8 +151,8 @@ class Residency:
             if live is None:
                 await self.journal.replay(uri)
             if live is None and begin is not None and self._store.find_session(uri) is None:
-                await begin(use)
                 async with self._gone_if_empty(uri):
+                    await begin(use)
                     yield use, self.awake[uri]
                 return
             if live is None:

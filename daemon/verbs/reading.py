@@ -32,7 +32,14 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
     if request.messages is None and (request.text is None) == (request.tokens is None):
         raise InvalidTokens("Give either text or tokens to append.")
     started = time.monotonic()
-    awake = parts.woken(request.session, request.emit, create=request.create, durable=request.durable)
+    awake = parts.woken(
+        request.session,
+        request.emit,
+        create=request.create,
+        model=request.model,
+        labels=request.labels or (),
+        durable=request.durable,
+    )
     async with awake as (use, live):
         look, turn = _branch(parts, live), None
         if request.messages is not None:
@@ -99,7 +106,7 @@ async def generate(parts: Parts, request: api.GenerateRequest) -> api.GenerateRe
 async def chat(parts: Parts, request: api.ChatRequest) -> api.GenerateResult:
     """Raises InvalidSampling, InvalidConstraint, InvalidTranscript, TranscriptDiverged, TemplateUnusable,
     ContextOverflow, GenerationFailed, and the errors of a wake."""
-    return await answer(parts, request)
+    return await answer(parts, request, request.model, labels=request.labels or ())
 
 
 async def answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
 import json
@@ -9,17 +10,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.api.reading import GenerateRequest, GenerateResult, Reuse
+from torpor.daemon.api.reading import AppendRequest, GenerateRequest, GenerateResult, Reuse
 from torpor.daemon.api.session import Look, Lossy, Origin, Recomputed, Salvaged
-from torpor.daemon.api.store import DeleteRequest, MaintenanceProblem
+from torpor.daemon.api.store import MaintenanceProblem
 from torpor.daemon.api.waking import PartDiffers
 from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.errors import TorporError
-from torpor.tests.cli.cli_rig import Torpor
+from torpor.tests.cli.cli_rig import WAIT_S, Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
 
 
@@ -545,22 +547,55 @@ class FakeOverflow(TorporError):
     code = "context_overflow"
 
 
-def test_a_session_that_was_made_for_nothing_is_deleted_again(
+@pytest.mark.parametrize("command", ["append", "generate", "chat"])
+def test_a_session_is_made_by_the_request_that_reads_and_gone_with_it(
+    torpor: Torpor, daemon: ServerThread, command: str
+) -> None:
+    """Two requests would leave an empty session where the command ends between them."""
+    daemon.service.fault = FakeOverflow("too long")
+    ran = torpor(command, "fresh", "one", "--model", "fake", "--label", "nightly")
+    assert (ran.status, "is deleted again" in ran.err, daemon.service.sessions) == (2, True, {})
+    daemon.service.fault = None
+    assert torpor(command, "fresh", "one", "--model", "fake", "--label", "nightly").status == 0
+    assert daemon.service.sessions["fresh"].info.labels == ("nightly",)
+    asked = [given for name, given in daemon.service.calls if name == command]
+    assert [each.get("create", False) for each in asked] == [False, True] * 2
+    assert asked[-1]["model"] == "fake"
+    assert not [name for name, _ in daemon.service.calls if name in ("create", "delete")]
+
+
+def test_an_unknown_model_makes_no_session(torpor: Torpor, daemon: ServerThread) -> None:
+    daemon.service.fault = FakeOverflow("no such model")
+    ran = torpor("append", "fresh", "one", "--model", "typo")
+    assert (ran.status, "new session" in ran.err, "deleted again" in ran.err) == (2, False, False)
+
+
+def _stopped_append(daemon: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Ctrl-C come while an append is read; the daemon stops it then."""
+    answer = daemon.service.answers[AppendRequest]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a command before has set its own
+
+    async def stopped(request: AppendRequest) -> Any:
+        if request.create or "fresh" not in request.session:
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)  # it waits for the answer
+            await asyncio.wait_for(asyncio.Event().wait(), WAIT_S)
+        return await answer(request)
+
+    monkeypatch.setitem(daemon.service.answers, AppendRequest, stopped)
+
+
+def test_a_stopped_append_says_where_the_session_stands(
     torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delete = daemon.service.answers[DeleteRequest]
-
-    async def healthy_delete(request: DeleteRequest) -> Any:
-        daemon.service.fault = None
-        return await delete(DeleteRequest(request.session.rpartition("/")[2]))
-
-    monkeypatch.setitem(daemon.service.answers, DeleteRequest, healthy_delete)
-    for command in ("append", "generate", "chat"):
-        daemon.service.fault = FakeOverflow("too long")
-        ran = torpor(command, "fresh", "one")
-        assert ran.status == 2
-        assert "is deleted again" in ran.err
-        assert daemon.service.sessions == {}
+    torpor("append", "notes", "one two three")
+    _stopped_append(daemon, monkeypatch)
+    ran = torpor("append", "notes", "four")
+    assert (ran.status, "torpor://default/notes has 3 tokens, and can go on." in ran.err) == (130, True)
+    ran = torpor("append", "fresh", "four")
+    assert (ran.status, "Stopped. Nothing was read." in ran.err, "deleted again" in ran.err) == (130, True, True)
+    assert list(daemon.service.sessions) == ["notes"]
 
 
 def test_an_existing_session_keeps_its_model(torpor: Torpor, daemon: ServerThread) -> None:

@@ -16,6 +16,7 @@ from torpor.daemon.api import conversing, forking, process, reading, recalling, 
 from torpor.daemon.api.events import NEVER_SENT, OnEvent, ProgressEvent, SessionEvent, TokenEvent
 from torpor.daemon.api.records import Request, Result
 from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.session import CreateRequest
 from torpor.daemon.api.verb import Awaiting, R, Verb
 from torpor.daemon.api.verbs import VERBS, Verbs
 from torpor.daemon.errors import AnswerNotFound
@@ -104,7 +105,13 @@ class FakeService(Verbs, Awaiting):
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
         self._record(verb.name, given(request))
-        return cast("R", await self.answers[type(request)](request))
+        try:
+            return cast("R", await self.answers[type(request)](request))
+        except BaseException:
+            found = self.sessions.get(name_of(getattr(request, "session", None) or ""))
+            if getattr(request, "create", False) and found is not None and not found.tokens:
+                del self.sessions[found.info.name]
+            raise
 
     async def _status(self, request: process.StatusRequest) -> process.StatusResult:
         memory = process.MemoryInfo(1 << 30, 1, 0, 0, 0, 0, 0)
@@ -136,7 +143,7 @@ class FakeService(Verbs, Awaiting):
         return info
 
     async def _append(self, request: reading.AppendRequest) -> reading.AppendResult:
-        found, woken = await self._find_awake(request.session, request.emit, create=request.create)
+        found, woken = await self._find_awake(request.session, request.emit, new=request)
         added = (
             list(request.tokens) if request.tokens is not None else [len(word) for word in (request.text or "").split()]
         )
@@ -147,7 +154,7 @@ class FakeService(Verbs, Awaiting):
         return reading.AppendResult(found.info.session, len(added), len(found.tokens), len(added), 0.25, woken)
 
     async def _generate(self, request: reading.GenerateRequest) -> reading.GenerateResult:
-        found, woken = await self._find_awake(request.session, request.emit, create=request.create)
+        found, woken = await self._find_awake(request.session, request.emit, new=request)
         read = list(request.tokens or ()) + [len(word) for word in (request.text or "").split()]
         found.tokens += read
         told = await self._write(
@@ -156,14 +163,16 @@ class FakeService(Verbs, Awaiting):
         return replace(told, prefilled_tokens=told.prefilled_tokens + len(request.tokens or ()))
 
     async def _chat(self, request: reading.ChatRequest) -> reading.GenerateResult:
-        found, woken = await self._find_awake(request.session, request.emit, create=request.create)
+        found, woken = await self._find_awake(request.session, request.emit, new=request)
         request.emit(ProgressEvent("prefill", 1, 1))
         found.tokens.append(len(request.message or ""))
         return await self._write(found, request.max_tokens or 4, request.prove, request.emit, woken, was_read=True)
 
     async def _converse(self, request: conversing.ConverseRequest) -> reading.GenerateResult:
         """The session of that name answers: this service does not search."""
-        found, woken = await self._find_awake(request.session, request.emit, create=True)
+        found, woken = await self._find_awake(
+            request.session, request.emit, new=reading.GenerateRequest("", create=True)
+        )
         request.emit(SessionEvent(found.info.session))
         request.emit(ProgressEvent("prefill", 1, 1))
         return await self._write(found, request.max_tokens or 4, False, request.emit, woken, was_read=True)
@@ -209,9 +218,9 @@ class FakeService(Verbs, Awaiting):
 
     async def _plan_wake(self, request: waking.PlanWakeRequest) -> waking.WakePlanResult:
         found = self._find(request.session)
-        made = found.versions[(request.version or len(found.versions)) - 1]
         if found.info.state == "awake":
-            return waking.WakePlanResult(found.info.session, 1, made.bundle_id, made.token_count, True, "fake", True)
+            return waking.WakePlanResult(found.info.session, 1, None, len(found.tokens), True, "fake", True)
+        made = found.versions[(request.version or len(found.versions)) - 1]
         return waking.WakePlanResult(
             found.info.session,
             made.version,
@@ -407,11 +416,14 @@ class FakeService(Verbs, Awaiting):
         return process.ShutdownResult(slept, dict(self.fail_sleep), tuple(s.info.session for s in kept if not s.tokens))
 
     async def _find_awake(
-        self, session: str, emit: OnEvent, *, create: bool = False
+        self, session: str, emit: OnEvent, *, new: reading.AppendRequest | reading.WritingRequest | None = None
     ) -> tuple[FakeSession, waking.WakeResult | None]:
-        session = session.removeprefix("torpor://default/")
-        if create and session not in self.sessions:
-            await self.create(session)
+        """new: says whether a session is made, on which model and with which labels."""
+        session = name_of(session)
+        if new is not None and new.create and session not in self.sessions:
+            await self._create(CreateRequest(session, model=new.model, labels=new.labels or ()))
+            if self.fault is not None:
+                raise self.fault
         found = self._find(session)
         return found, await self._wake_found(found, None, emit) if found.info.state == "asleep" else None
 
@@ -466,13 +478,18 @@ class FakeService(Verbs, Awaiting):
         await self.open_gate.wait()
 
     def _find(self, session: str) -> FakeSession:
-        name = session.removeprefix("torpor://default/")
+        name = name_of(session)
         if name not in self.sessions:
             raise FakeNotFound(f"There is no session {session!r}. See: torpor ls", session=session)
         return self.sessions[name]
 
     def _record(self, verb: str, asked: Mapping[str, object]) -> None:
         self.calls.append((verb, {name: value for name, value in asked.items() if value is not None}))
+
+
+def name_of(session: str) -> str:
+    """The bare name of a session."""
+    return session.removeprefix("torpor://default/")
 
 
 def given(request: Request) -> dict[str, object]:
