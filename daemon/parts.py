@@ -198,7 +198,8 @@ class Parts:
             held = self.residency.woken(uri := self.resolve(session), emit)
         async with held as (use, live):
             try:
-                yield use, live
+                with self.reasons.of_what_reads(uri):
+                    yield use, live
             except LeftMidway:
                 await self.acknowledge(uri)
                 raise

@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Final
 
@@ -57,6 +58,23 @@ class Reasons:
             for at, reuse in enumerate(requests):
                 if reuse.source == gone and reuse.expected_text is not None:
                     requests[at] = replace(reuse, expected_text=None)
+
+    @contextmanager
+    def of_what_reads(self, uri: SessionUri) -> Iterator[None]:
+        """Forget a request again that ends by an error before the session has read or written anything for it: it was
+        no hit. One that diverged from its own session stays, for the user asks why."""
+        held, before = self._held(uri), self.of(uri)[-1:]
+        try:
+            yield
+        except BaseException:
+            noted = self.of(uri)[-1:]
+            if noted and noted != before and self._held(uri) <= held and not _is_own_divergence(noted[0], uri):
+                self._of[uri].pop()
+            raise
+
+    def _held(self, uri: SessionUri) -> int:
+        live = self._awake_of(uri)
+        return len(live.state.tokens) if live is not None else 0
 
     async def note(
         self,
@@ -167,6 +185,10 @@ class Reasons:
         self._of.move_to_end(uri)
         while len(self._of) > MAX_SESSIONS:
             self._of.popitem(last=False)
+
+
+def _is_own_divergence(reuse: Reuse, uri: SessionUri) -> bool:
+    return reuse.outcome == "diverged" and reuse.source == str(uri)
 
 
 def _hit(verb: ReadingVerb, now: int, uri: SessionUri, held: int) -> Reuse:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torpor.daemon.errors import GenerationFailed
 from torpor.tests.daemon.conversing_rig import converse, script, user  # noqa: F401
-from torpor.tests.daemon.session_rig import Gate, Rigged, reply_with, tokens_of, until
+from torpor.tests.daemon.session_rig import MODEL, Gate, Rigged, reply_with, tokens_of, until
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -43,6 +43,23 @@ async def all_wait(rig: Rigged, count: int) -> None:
 @pytest.fixture
 def rig(open_rig: Any) -> Any:
     return open_rig(prefix_reuse="exact")
+
+
+async def test_a_new_session_that_is_left_while_its_beginning_is_taken_over_is_gone(rig: Rigged) -> None:
+    await rig.read("first", TEXT)
+    await rig.sleep("first")
+    gate = rig.network.hold_at(1)  # all but the last tokens are taken over; those are read
+    task = reading(rig, "new", TEXT, labels=("nightly",), model=MODEL)
+    await gate.reached()
+    assert rig.is_awake("new")
+    task.cancel()
+    gate.open()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [each.name for each in await rig.service.list_sessions()] == ["first"]
+    told = await reading(rig, "new", TEXT, labels=("nightly",))
+    assert told.cached_tokens > 1000
+    assert (await rig.service.show("new")).info.labels == ("nightly",)
 
 
 @pytest.mark.parametrize("kind", ["plain", "gemma3_text"])

@@ -121,6 +121,34 @@ async def test_a_request_that_goes_on_is_a_hit_of_all_that_there_is(open_rig: An
         assert [each.at_ns for each in told] == sorted(each.at_ns for each in told)
 
 
+async def test_a_request_that_ends_before_it_has_read_anything_is_no_hit(rig: Rigged) -> None:
+    await rig.read("a", TOKENS[:50])
+    before = (await rig.service.why("a")).requests
+    for refused in (
+        rig.service.generate("a", max_tokens=100_000),
+        rig.service.generate("a", tokens=TOKENS, max_tokens=100_000),
+        rig.service.append("a", tokens=[0] * 100_000),
+    ):
+        with pytest.raises(ContextOverflow):
+            await refused
+    gate = rig.network.hold_at(1)
+    reading = asyncio.ensure_future(rig.service.append("a", tokens=TOKENS[:20]))
+    await gate.reached()
+    reading.cancel()
+    gate.open()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert (await rig.service.why("a")).requests == before
+    gate = rig.network.hold_at(3)
+    writing = asyncio.ensure_future(rig.service.generate("a", tokens=[1, 2], max_tokens=9))
+    await gate.reached()
+    writing.cancel()
+    gate.open()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert ((await last(rig)).verb, (await last(rig)).outcome) == ("generate", "hit"), "a part of it stays"
+
+
 async def test_a_refused_transcript_is_explained(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await rig.service.create("a")
