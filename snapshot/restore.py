@@ -229,23 +229,25 @@ def _target(reader: BundleReader, at: int | None) -> int:
     if at is None:
         return held
     if not 1 <= at <= held:
-        raise no_such_position(held, at, unread)
+        raise no_such_position(f"Version {reader.manifest.version} of {reader.manifest.uri}", held, at, unread)
     return at
 
 
-def no_such_position(held: int, at: int, unread: int = 0) -> NoSuchPosition:
-    """The error for a position beyond a version's `held` tokens. unread: tokens of its ledger behind those."""
-    if unread:
+def no_such_position(what: str, held: int, at: int, unread: int = 0, *, is_awake: bool = False) -> NoSuchPosition:
+    """The error for a position beyond the `held` tokens of a version or of an awake session. what: its name. unread:
+    tokens of its ledger behind those. is_awake: whether its session has to sleep before a wake at a token."""
+    if held < at <= held + unread:
         return NoSuchPosition(
-            f"This version has the state of {format_plural(held, 'token')}, and {format_plural(unread, 'token')} more "
+            f"{what} has the state of {format_plural(held, 'token')}, and {format_plural(unread, 'token')} more "
             f"as a ledger alone, so it cannot be had at token {at} now. Wake it whole first and put it to sleep; "
             "then it can be.",
             token_count=held,
             at=at,
         )
+    first = "put the session to sleep, and " if is_awake else ""
     return NoSuchPosition(
-        f"This version holds {format_plural(held, 'token')}, and there is no position {at} in it; give one from 1 "
-        f"to {held}, or name another version, as in NAME@1.",
+        f"{what} holds {format_plural(held + unread, 'token')}, and there is no position {at} in it; "
+        f"{first}give one from 1 to {held}.",
         token_count=held,
         at=at,
     )

@@ -130,9 +130,11 @@ def require_as_ordered(live: Session, order: WakeOrder, stored: IndexRow | None)
         SessionAwake, NoSuchPosition, IdentityMismatch
     """
     version, held = live.durable.version if live.durable else None, len(live.state.tokens)
-    slept = held if stored is None or (live.dirty and order.version is None) else stored.ledger_tokens
+    what, slept = f"{live.uri}, which is awake,", held
+    if stored is not None and (order.version is not None or not live.dirty):
+        what, slept = f"Version {stored.version} of {live.uri}", stored.ledger_tokens
     if order.at_token is not None and order.at_token > slept:
-        raise no_such_position(slept, order.at_token)
+        raise no_such_position(what, slept, order.at_token, is_awake=True)
     changed = live.dirty or (live.is_cut_short and order.at_token is None)
     other_version = order.version is not None and (order.version != version or changed)
     if other_version or order.at_token not in (None, held):

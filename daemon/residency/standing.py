@@ -54,8 +54,9 @@ class Standing:
         return next((row for row in self._store.versions(uri) if row.version == version), newest)
 
     def find_row(self, uri: SessionUri, version: int | None) -> IndexRow | None:
-        """As `row_of`; None for a session that has no version."""
-        return None if self._store.find_session(uri) is None else self.row_of(uri, version)
+        """The row of a version, by default of the newest; None for a session that has no version. Raises
+        SessionNotFound: it has others, and not that one."""
+        return None if self._store.find_session(uri) is None else self._store.require_session(uri, version)
 
     def row_of_awake(self, live: Session) -> IndexRow:
         """The version that an awake session is durable as; for a look this is not the newest. Raises SessionNotFound:

@@ -34,6 +34,7 @@ async def save(parts: Parts, request: api.SaveRequest) -> api.SleepResult:
 @answers(api.WakeRequest, queued=True)
 async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
     """Raises:
+    SessionNotFound: there is no such session, or it has no such version.
     AmbiguousVersion: several versions fit the text behind the `@`.
     SessionAwake: the session is awake with another version or position.
     NoSuchPosition: the version has fewer tokens.

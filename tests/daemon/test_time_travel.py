@@ -283,6 +283,32 @@ async def test_a_fold_of_a_look_names_the_version_that_is_looked_at(open_kind: A
         assert (await rig.service.show("s")).info.token_count == 350
 
 
+async def test_a_refused_token_is_told_by_what_holds_too_few_and_what_is_offered_works(rig: Rigged) -> None:
+    """Of an awake session with a changed end, of a version of its own, and of one whose first version is gone."""
+
+    async def refused(at: int, version: int | None = None) -> str:
+        with pytest.raises(NoSuchPosition) as refusal:
+            await rig.wake("s", version, at_token=at)
+        return refusal.value.message
+
+    await rig.read("s", TOKENS[:20])
+    assert "torpor://default/s, which is awake, holds 20 tokens, and" in await refused(21)
+    await rig.sleep("s")
+    await rig.service.append("s", tokens=TOKENS[20:26])
+    await rig.sleep("s")
+    await rig.service.maintain(operation="prune", keep_last=1)
+    assert "Version 2 of torpor://default/s holds 26 tokens" in await refused(30)
+    await rig.service.append("s", tokens=TOKENS[26:29])
+    told = await refused(30)
+    assert "torpor://default/s, which is awake, holds 29 tokens, and there is no position 30 in it" in told
+    assert told.endswith("put the session to sleep, and give one from 1 to 29.")
+    assert "Version 2 of torpor://default/s holds 26 tokens" in await refused(28, 2)
+    with pytest.raises(SessionNotFound, match="has no version 1; it has version 2"):
+        await rig.wake("s", 1, at_token=40)
+    await rig.sleep("s")
+    assert (await rig.wake("s", at_token=28)).token_count == 28
+
+
 async def test_a_token_that_a_session_does_not_have_is_refused_with_both_numbers(rig: Rigged) -> None:
     """Awake, too: putting it to sleep first would not help. An earlier token that it has takes a sleep."""
 
