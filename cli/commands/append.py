@@ -21,6 +21,8 @@ from ..view.formatting import format_rate, format_seconds
 from ..view.output import Output, plain
 from ..view.wake_remarks import remark_on_branch, remark_on_wake_in_passing
 
+MIN_RATED_TOKENS = 32
+
 FileOption = Annotated[Path | None, option("--file -f PATH", "Read this file; - is stdin.")]
 
 
@@ -87,7 +89,7 @@ def _say(output: Output, result: AppendResult) -> None:
 
 def _rate_of(result: AppendResult) -> str:
     """In brackets, the rate at which the model read: a wait for others, a wake, and tokens that were taken over have no
-    part. Empty where it read nothing."""
-    if not result.prefilled_tokens or not result.reading_seconds:
+    part. Empty where it read so few that the rate is that of one call."""
+    if result.prefilled_tokens < MIN_RATED_TOKENS or not result.reading_seconds:
         return ""
     return f" ({format_rate(result.prefilled_tokens, result.reading_seconds)})"

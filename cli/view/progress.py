@@ -22,6 +22,7 @@ from rich.text import Text
 from ...memvid.units import format_bytes, format_count
 
 _SHORTEST_BAR, _LONGEST_BAR = 6, 28
+_RATED_S = 0.5  # what came in less time says nothing of the rate
 _FIGURES_COLUMNS = 62  # "100% 123,456 of 123,456 tokens, 1,234/s 0:00:00 0:00:00" with the blanks between
 
 
@@ -48,7 +49,7 @@ def progress_on(console: Console, what: str, unit: str, *, roomy: bool) -> Itera
 
 
 class Amount(ProgressColumn):
-    """How much is done, of how much, and how much per second."""
+    """How much is done, of how much, and how much per second, once it has taken some time."""
 
     def render(self, task: Task) -> Text:
         if not task.completed and not task.total:
@@ -56,5 +57,6 @@ class Amount(ProgressColumn):
         unit = task.fields["unit"]
         write = format_bytes if unit == "bytes" else format_count
         count = write(round(task.completed)) + (f" of {write(round(task.total))}" if task.total else "")
-        rate = f", {write(round(task.speed))}/s" if task.speed else ""
+        speed = task.speed or 0.0
+        rate = f", {write(round(speed))}/s" if 0.0 < speed * _RATED_S <= task.completed else ""
         return Text(f"{count}{'' if unit == 'bytes' else f' {unit}'.rstrip()}{rate}", style="dim")

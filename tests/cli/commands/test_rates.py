@@ -12,7 +12,8 @@ from torpor.daemon.api.reading import AppendResult, GenerateResult
     ("prefilled", "reading_s", "told"),
     [
         (192, 3.0, "read 200 tokens in 60.0 s (64/s), now 200"),
-        (1, 0.01, "read 200 tokens in 60.0 s (100/s), now 200"),
+        (31, 0.5, "read 200 tokens in 60.0 s, now 200"),
+        (1, 0.024, "read 200 tokens in 60.0 s, now 200"),
         (0, None, "read 200 tokens in 60.0 s, now 200"),
     ],
 )

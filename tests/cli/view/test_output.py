@@ -135,6 +135,12 @@ def test_progress_tells_how_much_of_it_is_done_in_a_second(unit: str, shown: str
     assert Amount().render(task).plain == shown
 
 
+@pytest.mark.parametrize("speed", [17.6 * 2**30, 1024 / 0.4, 0.0, None])
+def test_progress_tells_no_rate_of_what_took_no_time(speed: float | None) -> None:
+    task: Any = SimpleNamespace(completed=1024, total=4096, speed=speed, fields={"unit": "tokens"})
+    assert Amount().render(task).plain == "1,024 of 4,096 tokens"
+
+
 def test_remarks_are_silent_with_json(capsys: pytest.CaptureFixture[str]) -> None:
     Output(as_json=True).remark("hello")
     assert capsys.readouterr() == ("", "")
