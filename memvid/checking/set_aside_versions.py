@@ -63,7 +63,11 @@ def loss_message(
         gone = f"is lost: of its {format_plural(token_count, 'token')} {rest}{token_count - held.least} are gone"
     paths = list(missing)
     more = f" and {len(paths) - _NAMED} other files" if len(paths) > _NAMED else ""
-    files = f"{', '.join(paths[:_NAMED])}{more} {'is' if len(paths) == 1 else 'are'} put back from a backup and "
+    # In a backup a version's blocks may lie in files of other names.
+    files = (
+        f"{', '.join(paths[:_NAMED])}{more} {'is' if len(paths) == 1 else 'are'} put back, or the version is imported"
+        " from a backup (`torpor export --store BACKUP`, then `torpor import`), and "
+    )
     return (
         f"Version {version} of {uri} {gone} until {files if paths else ''}the store is repaired again (`torpor "
         "repair`). `torpor gc --quarantine` gives up what is set aside."
