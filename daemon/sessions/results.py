@@ -143,9 +143,10 @@ class Results:
 def calls_answered(turns: Sequence[Turn], first: int, last: int) -> dict[int, Called]:
     """The calls that results answer, by the numbers of the results' turns, which are from `first` to `last`."""
     found, rows = dict[int, Called](), _Rows()
-    for number, turn in enumerate(turns[: last + 1]):
+    asked = {number for number in range(first, last + 1) if turns[number].role == "tool"}
+    for number, turn in enumerate(turns[: max(asked, default=-1) + 1]):
         rows.add(number, turn.role, turn.calls, is_empty=is_empty(turn))
-        if turn.role == "tool" and number >= first:
+        if number in asked:
             found[number] = rows.called(turn.beyond)
     return found
 
