@@ -75,7 +75,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DeleteReport:
-    """The result of a delete. `bundles_kept` are bundles that other sessions need or that are open.
+    """The result of a delete. `bundles_deleted` counts the bundles that went, also those of earlier deletes that only
+    this session still needed; `bundles_kept` those of this session that others need or that are open.
 
     `unreadable` are the paths of bundles of unknown owner: a version of this session may be in one. `problems` name
     files in quarantine that could not be marked as deleted and so may come back; files kept because they belong to

@@ -79,10 +79,12 @@ def delete_session(
     retirement = retire(folder, index, pins, bundle_ids, drop_turns)
     others = _other_versions(folder, index, bundle_ids)
     unmark(folder, uri)  # while the retired files still say that the versions were deleted, and none is missing
+    holders = {one for one in holders if folder.has_bundle(one)}
     asked = {bundle_id: folder.suffix_of(bundle_id) or LIVE_SUFFIX for bundle_id in {*bundle_ids, *holders}}
     freed = retirement.freed + sum(remove_unneeded(folder, index, pins, asked).values())
     stays = unmark(folder, uri)  # again: there may be room now
     kept = sum(folder.has_bundle(bundle_id) for bundle_id in bundle_ids)
+    gone = sum(not folder.has_bundle(one) for one in asked)
     newest = bundle_ids[-1]  # where its file is retired, all others are deleted with it
     unreadable = tuple(
         folder.bundle_path(bundle_id) for bundle_id in index.with_status(UNREADABLE) if folder.has_bundle(bundle_id)
@@ -94,7 +96,7 @@ def delete_session(
         *(() if folder.suffix_of(newest) == RETIRED_SUFFIX else only_in_memory(folder, index, bundle_ids)),
         *(find_unknown_needs(folder, index) if _waits(folder, index, asked) else ()),
     )
-    return DeleteReport(uri, versions, len(bundle_ids) - kept, kept, freed, unreadable, problems)
+    return DeleteReport(uri, versions, gone, kept, freed, unreadable, problems)
 
 
 def _still_marked(

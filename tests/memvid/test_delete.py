@@ -71,7 +71,9 @@ def test_bundles_that_a_fork_needs_stay_until_the_fork_goes(store: Store, store_
             assert again.find_session(URI) is None
             require_awake(again, 700, uri=OTHER_URI)
     with Store.open(store_path, writable=True) as again:
-        assert again.delete_session(OTHER_URI).bytes_freed == first.bytes_written + fork.bytes_written
+        report = again.delete_session(OTHER_URI)
+        assert (report.versions_deleted, report.bundles_deleted) == (1, 2), "that of the deleted session goes with it"
+        assert report.bytes_freed == first.bytes_written + fork.bytes_written
         assert files(again) == []
 
 
