@@ -94,9 +94,11 @@ def _examine_store(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"path": str(path), "locked_by": find_holder(path)}
     try:
         with open_store(path) as store:
-            return {**found, "readable": True, "problem": None, "sessions": sum(1 for _ in store.iter_sessions())}
+            stored = {row.uri for row in store.iter_sessions()}
+            journalled = len(set(store.acknowledged()) - stored)
+            return {**found, "readable": True, "problem": None, "sessions": len(stored), "journalled": journalled}
     except TorporError as error:
-        return {**found, "readable": False, "problem": error.code, "sessions": 0}
+        return {**found, "readable": False, "problem": error.code, "sessions": 0, "journalled": 0}
 
 
 def render_doctor(machine: dict[str, Any], daemon: dict[str, Any], files: dict[str, Any], log: str) -> Any:
@@ -183,5 +185,6 @@ def _describe_memory(memory: dict[str, Any]) -> str:
 
 def _describe_store(files: dict[str, Any]) -> str:
     if files["readable"]:
-        return f"{plain(files['path'])}: {format_plural(files['sessions'], 'session')}"
+        more = f", and {format_count(files['journalled'])} in the journal alone" if files["journalled"] else ""
+        return f"{plain(files['path'])}: {format_plural(files['sessions'], 'session')} with a version{more}"
     return f"{plain(files['path'])}: {plain(files['problem'])}"

@@ -30,6 +30,7 @@ from rich.text import Text
 from ...errors import TorporError
 from ...memvid.errors import PUT_BACK
 from ...memvid.folder.store_file import BUNDLES
+from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ..exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
@@ -42,6 +43,9 @@ PIPED_WIDTH = 120  # columns in a file or a pipe: there is no terminal to ask, a
 _UNSHOWN = ((0x7F, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
 
 MENDING = "torpor repair"  # a message with these words says what to do about damage
+
+_MADE_UP = re.compile(r"-(?:[0-9a-f]{8}){1,2}\Z")
+"""The end of the name of a session that the daemon or the server of HTTP had to name."""
 
 _SHOWN_NAMES = 8  # of sessions in one remark
 
@@ -286,12 +290,15 @@ def _ignore_progress(done: int, total: int) -> None:
 
 
 def describe_turns(sessions: Sequence[SessionUri]) -> str:
-    """Markup of a remark: these have turns that no version has, so that a look at the files lacks them."""
-    names = ", ".join(f"{uri.namespace}/{uri.name}" for uri in sessions[:_SHOWN_NAMES])
-    more = " and others" if len(sessions) > _SHOWN_NAMES else ""
+    """Markup of a remark: these have turns that no version has, so that a look at the files lacks them. Names that a
+    user has given come first."""
+    told = sorted(sessions, key=lambda uri: _MADE_UP.search(uri.name) is not None)
+    names = ", ".join(f"{uri.namespace}/{uri.name}" for uri in told[:_SHOWN_NAMES])
+    more = f" and {format_plural(len(told) - _SHOWN_NAMES, 'other')}" if len(told) > _SHOWN_NAMES else ""
     return (
-        f"[yellow]in the journal alone[/]  the last turns of {plain(names)}{more}. To make versions of them: "
-        "[cyan]torpor save[/], or, where no daemon runs, [cyan]torpor ensure[/]"
+        f"[yellow]in the journal alone[/]  the last turns of {plain(names)}{more}. A daemon makes versions of them when"
+        " it starts: [cyan]torpor ensure[/]. One that runs makes them of a session by its name: [cyan]torpor save"
+        f" {plain(told[0].namespace)}/{plain(told[0].name)}[/]"
     )
 
 

@@ -35,6 +35,22 @@ def test_a_look_at_the_files_tells_of_turns_that_stand_in_the_journal_alone(
     assert "journal" not in ran.err
 
 
+def test_names_that_a_user_gave_come_first_and_what_is_offered_works(made_store: MadeStore) -> None:
+    names = [f"chat-{number:08x}" for number in range(9)] + ["http-0123456789abcdef", "mine", "a-cafe"]
+    with Store.open(made_store.path, writable=True) as store:
+        store.acknowledge([making.turn(store, 5, uri=SessionUri("work", name)) for name in names])
+    told = " ".join(made_store("ls").err.split())
+    assert "the last turns of work/mine, work/a-cafe, work/chat-00000000, " in told
+    assert "and 4 others" in told
+    assert told.endswith("torpor save work/mine")
+    assert made_store("save").status == 2, "a save wants a name"
+    stored = made_store("doctor").out
+    assert "2 sessions with a version, and 12 in the journal alone" in " ".join(stored.split())
+    Store.open(made_store.path, writable=True).close()  # as a daemon that starts
+    assert ("work/mine" in made_store("ls").out, "journal" in made_store("ls").err) == (True, False)
+    assert "14 sessions with a version" in " ".join(made_store("doctor").out.split())
+
+
 @pytest.mark.parametrize("arguments", [("gc",), ("gc", "--json"), ("tag", "agent", "x"), ("pin", "agent", "--json")])
 def test_damage_to_the_journal_is_told_by_the_command_that_finds_it(
     made_store: MadeStore, arguments: tuple[str, ...]

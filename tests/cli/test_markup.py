@@ -189,7 +189,14 @@ def test_no_field_of_doctor_is_markup(field: str, hostile: str) -> None:
         problem = hostile if field == "config_problem" else None
         daemon["config"] = {"path": hostile, "reloads": 0, "problem": problem, "waits_for_restart": ["keep_free"]}
         daemon["config"]["waits_for_disuse"] = [hostile] if field == "config_waits" else []
-    files: dict[str, Any] = {"path": "f", "locked_by": None, "readable": True, "problem": None, "sessions": 0}
+    files: dict[str, Any] = {
+        "path": "f",
+        "locked_by": None,
+        "readable": True,
+        "problem": None,
+        "sessions": 0,
+        "journalled": 0,
+    }
     if field == "socket":
         daemon["socket"] = hostile
     elif field == "store":
