@@ -173,8 +173,8 @@ class Sessions(Closing):
         if not versions and self._core.journal.has(uri):
             self._core.journal.require_settled(uri)
             return SessionNotFound(
-                f"{uri} has turns in the journal alone, and no version yet. `torpor save` makes one; where no daemon "
-                "runs, `torpor ensure` does.",
+                f"{uri} has turns in the journal alone, and no version yet. `torpor save {uri}` makes one; where no "
+                "daemon runs, `torpor ensure` does.",
                 session=str(uri),
                 suggestions=[],
             )

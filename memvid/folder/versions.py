@@ -73,7 +73,7 @@ def _no_version(
             describe_versions([row.version for row in rows]),
             f"the tags {', '.join(tags[:_MAX_LISTED])}" if tags else "",
         ]
-        way = "" if rows else " `torpor save` makes one."
+        way = "" if rows else f" `torpor save {uri}` makes one."
         why = f"{uri} has no version {selector.text!r}; it has {' and '.join(filter(None, known))}.{way}"
     return SessionNotFound(why, session=str(uri), version=selector.text, suggestions=[str(uri)])
 

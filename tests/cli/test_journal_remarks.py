@@ -44,6 +44,8 @@ def test_names_that_a_user_gave_come_first_and_what_is_offered_works(made_store:
     assert "and 4 others" in told
     assert told.endswith("torpor save work/mine")
     assert made_store("save").status == 2, "a save wants a name"
+    for arguments in (("show", "work/mine@3"), ("export", "work/mine", "x.mvb")):
+        assert "torpor save torpor://work/mine" in " ".join(made_store(*arguments).err.split())
     stored = made_store("doctor").out
     assert "2 sessions with a version, and 12 in the journal alone" in " ".join(stored.split())
     Store.open(made_store.path, writable=True).close()  # as a daemon that starts
