@@ -1,7 +1,7 @@
 """`/metrics`: the figures of `status`, and counts of requests over HTTP, for Prometheus.
 
 Each number of the record of `status` is a gauge, so a new field of that record is a new gauge: `torpor_` and the names
-on the way to it. Those of a model have its name as a label.
+on the way to it. Those of a model have its name as a label. `figures.py` has a sentence for each.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from starlette.responses import Response
 from ...daemon.api.process import StatusRequest, StatusResult
 from ...daemon.api.verbs import VERBS
 from ..errors import HttpRefused
+from .figures import SENTENCES
 
 
 class Counters:
@@ -51,7 +52,8 @@ class _Status:
         families: dict[str, GaugeMetricFamily] = {}
         for name, model, value in _numbers("torpor", self._status):
             labels = ["model"] if model else []
-            family = families.setdefault(name, GaugeMetricFamily(name, "A figure of the verb `status`.", labels=labels))
+            sentence = SENTENCES.get(name.removeprefix("torpor_"), "A figure of the verb `status`.")
+            family = families.setdefault(name, GaugeMetricFamily(name, sentence, labels=labels))
             family.add_metric([model] if model else [], value)
         yield from families.values()
 

@@ -88,6 +88,8 @@ def test_the_metrics_are_the_numbers_of_status_and_the_counts_of_answers(begin: 
     server.ask("GET", "/v1/models")
     lines = server.ask("GET", "/metrics").body.decode().splitlines()
     assert "torpor_queue_limit 512.0" in lines
+    assert "# HELP torpor_queue_limit Requests that may wait before others are refused." in lines
+    assert "A figure of the verb" not in "".join(lines)
     assert 'torpor_model_context_tokens{model="fake"} 8192.0' in lines
     assert 'torpor_http_requests_total{route="/v1/models",status="200"} 1.0' in lines
 
