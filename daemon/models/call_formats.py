@@ -20,7 +20,7 @@ from .call_reading import INTEGERS
 from .call_tags import Tags
 from .marks import Marks
 from .rules import Literal, Rules, quoted, text_with
-from .schemas import NotForcible, Schema, alternatives, binding, joined, kinds_of, reference_of, resolved
+from .schemas import NotForcible, Schema, alternatives, binding, joined, kinds_of, reference_of, resolved, values_of
 from .written_tools import CALL_AROUND
 
 _PYTHON_ESCAPES: Final = '"\\bfnrt'
@@ -102,17 +102,11 @@ def _properties(schema: Schema) -> dict[str, tuple[Schema, bool]]:
 
 def _texts_of(schema: Schema) -> list[str] | None:
     """The texts that a schema of a text allows; None if any. Raises NotForcible: it has keywords beside."""
-    if "const" in schema:
-        found = [schema["const"]]
-    elif "enum" in schema:
-        found = list(schema["enum"])
-    else:
-        if more := sorted(schema.keys() - {"type"}):
-            raise NotForcible(f"this model's form of calls cannot be held to {more[0]!r} of a text")
-        return None
-    if not found or not all(isinstance(each, str) for each in found):
-        raise NotForcible("the values of a text are not all texts")
-    return found
+    if {"const", "enum"} & schema.keys():
+        return values_of(schema)
+    if more := sorted(schema.keys() - {"type"}):
+        raise NotForcible(f"this model's form of calls cannot be held to {more[0]!r} of a text")
+    return None
 
 
 def _require_name(name: str) -> None:

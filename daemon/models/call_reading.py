@@ -13,6 +13,7 @@ import json
 import math
 import re
 import tokenize
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -43,10 +44,14 @@ def read_calls(marks: Marks, body: str, tools: Sequence[Mapping[str, Any]], *, i
     error: it is no call."""
     form = _FORMS.get(marks.parser)
     if form is None:
-        return _read_by_parser(marks, body, tools, is_ended=is_ended)
-    if not is_ended and marks.call[1] and not form.closes_itself:
+        found = _read_by_parser(marks, body, tools, is_ended=is_ended)
+    elif not is_ended and marks.call[1] and not form.closes_itself:
         raise NoCall("it may have had more arguments")
-    return form.read(body, {tool["name"]: tool.get("parameters") or {} for tool in tools})
+    else:
+        found = form.read(body, {tool["name"]: tool.get("parameters") or {} for tool in tools})
+    if not found:
+        raise NoCall("there is none in it")
+    return found
 
 
 def require_carried(value: object, depth: int = 0) -> None:
@@ -355,16 +360,24 @@ def _attributes(text: str) -> dict[str, str]:
 
 def _read_pythonic(body: str, _: Schemas) -> list[Call]:
     tree = _parsed(body)
-    if not isinstance(tree, ast.List) or not tree.elts:
+    if not isinstance(tree, ast.List):
         raise NoCall("it is no list of calls")
-    return [_pythonic_call(each) for each in tree.elts]
+    source = body.strip()
+    # Python takes other letters for some in a name, such as a Greek mu for the micro sign.
+    changed = None if unicodedata.is_normalized("NFKC", source) else source
+    return [_pythonic_call(each, changed) for each in tree.elts]
 
 
-def _pythonic_call(node: ast.expr) -> Call:
-    if not isinstance(node, ast.Call) or node.args:
+def _pythonic_call(node: ast.expr, source: str | None) -> Call:
+    """source: the text of the node, if Python has other names for some in it."""
+    if not isinstance(node, ast.Call) or node.args or any(each.arg is None for each in node.keywords):
         raise NoCall("it is no call with names before its arguments")
-    pairs = [(each.arg, _joined(_python_value(_OtherNames().visit(each.value)))) for each in node.keywords]
-    return {"name": ast.unparse(node.func), "arguments": _once(pairs)}
+    name, keys = ast.unparse(node.func), [each.arg for each in node.keywords]
+    if source is not None:
+        name = ast.get_source_segment(source, node.func) or name
+        keys = [(ast.get_source_segment(source, each) or "").partition("=")[0].strip() for each in node.keywords]
+    values = [_joined(_python_value(_OtherNames().visit(each.value))) for each in node.keywords]
+    return {"name": name, "arguments": _once(list(zip(keys, values, strict=True)))}
 
 
 class _OtherNames(ast.NodeTransformer):

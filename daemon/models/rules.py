@@ -28,6 +28,7 @@ from .schemas import (
     placed,
     reference_of,
     resolved,
+    values_of,
     with_definitions,
     within,
 )
@@ -144,7 +145,7 @@ class Rules:
         if len(found) > 1 or found[0] is not schema:
             return f"({' | '.join(self.json(each, **form) for each in found)})"
         if "const" in schema or "enum" in schema:
-            return self._values(schema.get("enum", [schema.get("const")]))
+            return self._values(values_of(schema))
         kind, beside = schema.get("type"), schema.keys() - {"type", "$defs", "definitions"}
         if kind == "object" and beside <= {"properties", "required", "additionalProperties"}:
             return self._object(schema, form)
@@ -190,8 +191,6 @@ class Rules:
         return is_open and schema.get("type") == "number"
 
     def _values(self, values: Sequence[Any]) -> str:
-        if not values:
-            raise NotForcible("it allows no value")
         for number in _numbers(list(values)):
             if not is_number(number):
                 raise NotForcible("a number of it is beyond floats")
@@ -213,6 +212,8 @@ class Rules:
         with self.at("its items"):
             item = self.add(self.json(schema.get("items", {}), **form))
         least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if most is not None and least > most:
+            raise NotForcible("it allows no value")
         if most == 0:
             return '"[]"'
         more = f'(", " {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'

@@ -349,18 +349,68 @@ def alternatives(schema: Any, behind: Any = None, seen: set[str] | None = None) 
     for key in ("anyOf", "oneOf", "allOf"):
         options = schema.get(key)
         if isinstance(options, list) and own <= {key, "type"} and (key != "allOf" or len(options) == 1):
-            limit = {"type": schema["type"]} if "type" in schema else {}
-            parts = [{**limit, **each} if isinstance(each, Mapping) else each for each in options]
-            return [one for each in parts for one in alternatives(each, behind, seen)]
+            parts = [_of_both_types(schema, each) for each in options]
+            return [one for each in parts if each is not False for one in alternatives(each, behind, seen)] or _NOTHING
     if isinstance(schema.get("type"), list):
         named_once = [each for at, each in enumerate(schema["type"]) if each not in schema["type"][:at]]
-        return [_of_its_kind({**schema, "type": each}) for each in named_once]
+        found = [_of_its_kind({**schema, "type": each}) for each in named_once]
+        return [each for each in found if each.get("enum") != []] or _NOTHING
     if isinstance(schema.get("enum"), list):
+        schema = _of_its_kind(schema)
         kinds = dict.fromkeys(map(kind_of, schema["enum"]))
         if len(kinds) < 2:
             return [schema]
         return [{**schema, "enum": [each for each in schema["enum"] if kind_of(each) == kind]} for kind in kinds]
     return [schema]
+
+
+_NOTHING: Final[list[Any]] = [{"enum": []}]
+"""The schema of no value."""
+
+
+def _of_both_types(schema: Mapping[str, Any], option: Any) -> Any:
+    """An option of a schema that may have types, of these as well; False if nothing is of both."""
+    if "type" not in schema or option is False:
+        return option
+    if not isinstance(option, Mapping) or "type" not in option:
+        return {**(option if isinstance(option, Mapping) else {}), "type": schema["type"]}
+    both = _both(_typed(schema), _typed(option))
+    kinds = sorted(both - {"integer"} if "number" in both else both)
+    return {**option, "type": kinds[0] if len(kinds) == 1 else kinds} if kinds else False
+
+
+def _is_count(value: object) -> bool:
+    return kind_of(value) in ("integer", "number")
+
+
+_LIMITS: Final[Mapping[str, Callable[[Any, Any], bool]]] = MappingProxyType(
+    {
+        "minLength": lambda value, limit: not isinstance(value, str) or len(value) >= limit,
+        "maxLength": lambda value, limit: not isinstance(value, str) or len(value) <= limit,
+        "minimum": lambda value, limit: not _is_count(value) or value >= limit,
+        "maximum": lambda value, limit: not _is_count(value) or value <= limit,
+        "exclusiveMinimum": lambda value, limit: not _is_count(value) or value > limit,
+        "exclusiveMaximum": lambda value, limit: not _is_count(value) or value < limit,
+    }
+)
+"""What a value may be beside a list of values: whether it is, by its limit."""
+
+
+def values_of(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema with a list of them allows. Raises NotForcible: none, or a keyword stands beside that is
+    not looked at."""
+    if more := sorted(schema.keys() - {"const", "enum", "type", "$defs", "definitions", *_LIMITS}):
+        raise NotForcible(f"it cannot be held to {more[0]!r} beside a list of values; leave one out")
+    listed = schema.get("enum", [schema.get("const")])
+    if "const" in schema:
+        wanted = schema["const"]
+        listed = [each for each in listed if (kind_of(each), each) == (kind_of(wanted), wanted)]
+    limits = [(fits, schema[name]) for name, fits in _LIMITS.items() if name in schema]
+    kinds = _wide(_typed(schema))
+    found = [each for each in listed if kind_of(each) in kinds and all(fits(each, limit) for fits, limit in limits)]
+    if not found:
+        raise NotForcible("it allows no value")
+    return found
 
 
 def texts_of(schema: Any, root: Any) -> frozenset[str] | None:
@@ -381,11 +431,12 @@ def texts_of(schema: Any, root: Any) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _of_its_kind(schema: dict[str, Any]) -> dict[str, Any]:
+def _of_its_kind(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema of one type with the values of its enum that are of it."""
     if not isinstance(schema.get("enum"), list):
         return schema
-    return {**schema, "enum": [each for each in schema["enum"] if kind_of(each) in _wide(_typed(schema))]}
+    kept = [each for each in schema["enum"] if kind_of(each) in _wide(_typed(schema))]
+    return schema if len(kept) == len(schema["enum"]) else {**schema, "enum": kept}
 
 
 class _Kinds:
