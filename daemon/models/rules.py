@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from .costs import require_light
 from .schemas import (
+    ANY_KIND,
     NotForcible,
     Schema,
     alternatives,
@@ -54,6 +55,20 @@ _WIDEST: Final = 10**15
 
 _NUMBER: Final = r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?/"
 """Any that is a float, and not infinity."""
+
+_ANY_NAME: Final = "any_value_of_a_call"
+_ANY: Final[Schema] = {"$ref": f"#/$defs/{_ANY_NAME}"}
+_ANY_VALUE: Final[Schema] = {
+    "type": sorted(ANY_KIND),
+    "minimum": -_WIDEST,
+    "maximum": _WIDEST,
+    "items": _ANY,
+    "additionalProperties": _ANY,
+}
+"""The library would let numbers be of any length."""
+
+_SAY_WHICH: Final = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "$ref"}
+"""Keywords of a schema that may say which values it means; without them it means any."""
 
 _MOST_CLOSED: Final = 50_000
 """Schemas within one: objects that are joined have those of each other in them, over and over."""
@@ -141,11 +156,11 @@ class Rules:
         reference = reference_of(schema)
         if reference is not None:
             return self.named(reference, lambda named: self.json(named, **form))
+        if "const" in schema or "enum" in schema:
+            return self._values(values_of(schema))
         found = alternatives(schema)
         if len(found) > 1 or found[0] is not schema:
             return f"({' | '.join(self.json(each, **form) for each in found)})"
-        if "const" in schema or "enum" in schema:
-            return self._values(values_of(schema))
         kind, beside = schema.get("type"), schema.keys() - {"type", "$defs", "definitions"}
         if kind == "object" and beside <= {"properties", "required", "additionalProperties"}:
             return self._object(schema, form)
@@ -167,6 +182,8 @@ class Rules:
         schema = with_definitions(schema, self.root)
         schema = _closed(schema, schema, iter(range(_MOST_CLOSED))) if self._is_closed else schema
         schema = _away_from_zero(schema)
+        if _ANY["$ref"] in json.dumps(schema):
+            schema = {**schema, "$defs": {**schema.get("$defs", {}), _ANY_NAME: _ANY_VALUE}}
         self.parts.append((", ".join(self._place), schema))
         return self.add("%json " + json.dumps({**schema, "x-guidance": {**JSON_FORM, **form}}))
 
@@ -331,17 +348,24 @@ def _away_from_zero(schema: Any) -> Any:
 
 
 def _closed(schema: Any, root: Any, left: Iterator[int]) -> Any:
-    """A schema that allows less: objects have no properties beyond those named, and numbers are within bounds. root:
-    what its references are of. left: how many schemas may be closed yet. Raises NotForcible: more are joined."""
+    """A schema that allows less: objects have no properties beyond those named, and numbers are within bounds, also
+    where a value may be any. root: what its references are of. left: how many schemas may be closed yet. Raises
+    NotForcible: more are joined."""
+    if schema is True:
+        return _ANY
     if not isinstance(schema, Mapping):
         return schema
     if next(left, None) is None:
         raise NotForcible(f"its references join more than {_MOST_CLOSED} schemas; make it simpler")
     found = changed_within(joined(schema, root), partial(_closed, root=root, left=left))
+    if not _SAY_WHICH & found.keys():
+        found["type"] = sorted(ANY_KIND)
     kinds = found.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    if "object" in kinds and "properties" in found and "allOf" not in found:
-        found.setdefault("additionalProperties", False)
+    if "object" in kinds and "allOf" not in found:
+        found.setdefault("additionalProperties", False if "properties" in found else _ANY)
+    if "array" in kinds and "prefixItems" not in found:
+        found.setdefault("items", _ANY)
     if {"number", "integer"} & set(map(str, kinds)) and not {"enum", "const"} & found.keys():
         least, most = (-_WIDEST, _WIDEST) if "number" in kinds else (_LEAST, _MOST)
         if any(abs(each) >= _WIDEST for name in _BOUNDS for each in _numbers(found.get(name))):

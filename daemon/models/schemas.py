@@ -350,13 +350,12 @@ def alternatives(schema: Any, behind: Any = None, seen: set[str] | None = None) 
         options = schema.get(key)
         if isinstance(options, list) and own <= {key, "type"} and (key != "allOf" or len(options) == 1):
             parts = [_of_both_types(schema, each) for each in options]
-            return [one for each in parts if each is not False for one in alternatives(each, behind, seen)] or _NOTHING
+            return _some([one for each in parts if each is not False for one in alternatives(each, behind, seen)])
     if isinstance(schema.get("type"), list):
         named_once = [each for at, each in enumerate(schema["type"]) if each not in schema["type"][:at]]
-        found = [_of_its_kind({**schema, "type": each}) for each in named_once]
-        return [each for each in found if each.get("enum") != []] or _NOTHING
+        return _some([_of_its_kind({**schema, "type": each}) for each in named_once])
+    schema = _of_its_kind(schema)
     if isinstance(schema.get("enum"), list):
-        schema = _of_its_kind(schema)
         kinds = dict.fromkeys(map(kind_of, schema["enum"]))
         if len(kinds) < 2:
             return [schema]
@@ -364,8 +363,9 @@ def alternatives(schema: Any, behind: Any = None, seen: set[str] | None = None) 
     return [schema]
 
 
-_NOTHING: Final[list[Any]] = [{"enum": []}]
-"""The schema of no value."""
+def _some(found: list[Any]) -> list[Any]:
+    """Those of alternatives that allow a value; a schema of none if no one does."""
+    return [each for each in found if not isinstance(each, Mapping) or each.get("enum") != []] or [{"enum": []}]
 
 
 def _of_both_types(schema: Mapping[str, Any], option: Any) -> Any:
@@ -432,11 +432,12 @@ def texts_of(schema: Any, root: Any) -> frozenset[str] | None:
 
 
 def _of_its_kind(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema of one type with the values of its enum that are of it."""
-    if not isinstance(schema.get("enum"), list):
-        return schema
-    kept = [each for each in schema["enum"] if kind_of(each) in _wide(_typed(schema))]
-    return schema if len(kept) == len(schema["enum"]) else {**schema, "enum": kept}
+    """A schema of one type with the values of its enum that are of it; with none if its const is not."""
+    kinds, listed = _wide(_typed(schema)), schema.get("enum")
+    if "const" in schema and kind_of(schema["const"]) not in kinds:
+        return {**schema, "enum": []}
+    kept = [each for each in listed if kind_of(each) in kinds] if isinstance(listed, list) else listed
+    return schema if kept == listed else {**schema, "enum": kept}
 
 
 class _Kinds:

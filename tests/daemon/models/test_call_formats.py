@@ -204,6 +204,28 @@ def test_a_call_is_of_references_unions_and_large_integers(tiny_model: Path, par
         assert calls[0].arguments["id"] == LARGE
 
 
+BESIDE: dict[str, Any] = {
+    "list": {"type": "string", "enum": ["a", "bb", 1], "minLength": 2},
+    "none of a type": {"type": ["string", "null"], "enum": ["a", "b"]},
+    "type": {"type": "string", "anyOf": [{"type": "string"}, {"type": "null"}]},
+    "types": {"type": ["integer", "boolean"], "anyOf": [{"type": "integer"}, {"type": "string"}]},
+}
+"""Keywords that bind beside each other."""
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("what", BESIDE)
+@pytest.mark.parametrize("parser", FORMS)
+def test_a_value_is_held_to_all_that_its_schema_says(tiny_model: Path, parser: str, what: str) -> None:
+    form, chance = Form(tiny_model, parser, special=False), random.Random(parser)
+    matcher = form.matcher((tool("b", ("a",), a=BESIDE[what]),))
+    for _ in range(6):
+        said = form.text(walked(matcher.copy(), chance, form.closing()))
+        text, calls = form.calls(said, (tool("b", ("a",), a=BESIDE[what]),))
+        assert (text, len(calls)) == ("", 1), said
+        jsonschema.validate(calls[0].arguments, {"type": "object", "properties": {"a": BESIDE[what]}})
+
+
 JOINED: dict[str, Any] = {
     "$ref": "#/$defs/A",
     "properties": {"b": {"enum": ["y"]}},

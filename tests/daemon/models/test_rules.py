@@ -60,6 +60,15 @@ SAID = (
     ({"type": "string", "format": "date"}, ["2026-11-28"], ["a"]),
     ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, [["a", "b"]], [[1]]),
     ({"type": "string", "nullable": True}, ["a", None], [1]),
+    ({**WHOLE, "enum": [5, LARGE], "minimum": 10}, [LARGE], [5]),
+    ({**WHOLE, "enum": [5, LARGE, -LARGE], "exclusiveMaximum": LARGE}, [5, -LARGE], [LARGE]),
+    ({"type": "string", "enum": ["x", LARGE]}, ["x"], [LARGE]),
+    ({"enum": ["a", "bbb", LARGE], "minLength": 2, "maxLength": 3}, ["bbb", LARGE], ["a"]),
+    ({"const": LARGE, "enum": [LARGE, 1, True]}, [LARGE], [1, True]),
+    ({"type": ["string", "null"], "enum": ["a", "b", LARGE]}, ["a", "b"], [None, LARGE]),
+    ({**WHOLE, "anyOf": [{"const": LARGE, **WHOLE}, {"type": "string"}]}, [LARGE], ["a"]),
+    ({"type": "string", "anyOf": [{"type": ["string", "null"]}, {"const": LARGE}]}, ["a"], [None, LARGE]),
+    ({"type": "number", "anyOf": [{**WHOLE, "minimum": 2**60}, False, {"type": "null"}]}, [2**60], [1, None, 0.5]),
     ({"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]}, ["ax", "bx"], ["c"]),
     ({"type": "string", "oneOf": [{"const": "a", "title": "A"}, {"const": "b"}]}, ["a", "b"], ["c"]),
     ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, [0.5, 0.25, 0.001], [0, 0.0, -0.1, 0.6]),
@@ -82,6 +91,42 @@ def test_a_schema_allows_what_it_says_to_the_digit(is_closed: bool) -> None:
         for value in (*right, *wrong):
             text = json.dumps(value)
             assert says(schema, text, is_closed=is_closed) is (value in right and value not in wrong), (schema, text)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 0},
+        {"type": "string", "enum": [1, LARGE]},
+        {"enum": [5, LARGE], "multipleOf": 5},
+        {"enum": ["a", LARGE], "pattern": "^(a+)+$"},
+        {"const": LARGE, "maximum": 5},
+    ],
+)
+def test_what_allows_nothing_or_is_not_looked_at_beside_a_list_of_values_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(NotForcible, match=r"no value|leave one out"):
+        grammar(schema, is_closed=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "around"),
+    [
+        ({}, "N"),
+        ({"description": "any"}, "N"),
+        ({"minLength": 1}, "N"),
+        ({"type": "object"}, '{"k": N}'),
+        ({"type": "object", "additionalProperties": True}, '{"k": {"l": [N]}}'),
+        ({"type": "array"}, "[N, [N]]"),
+        ({"type": "object", "properties": {"a": {}, "b": True}}, '{"a": N, "b": [N]}'),
+        ({"type": "object", "properties": {"a": True, "b": {"const": LARGE}}}, '{"a": N}'),
+        ({"anyOf": [{"type": "array", "items": True}, {"type": "object"}]}, '[{"a": N}]'),
+    ],
+)
+def test_a_value_that_may_be_any_has_no_number_that_no_call_may_have(schema: dict[str, Any], around: str) -> None:
+    for number in ("5", "-0.25", "1000000"):
+        assert says(schema, around.replace("N", number), is_closed=True)
+    for number in ("1e999", "123456789012345678901234567890"):
+        assert not says(schema, around.replace("N", number), is_closed=True)
 
 
 NODE = {"type": "object", "properties": {"id": {"const": LARGE}, "size": {"type": "number"}}, "required": ["id"]}
