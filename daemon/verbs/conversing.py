@@ -32,6 +32,7 @@ from ..models.grammars import AnswerForm
 from ..models.models import LoadedModel
 from ..parts import Parts
 from ..prefixes.heads import Chain, Head, digest_of_request
+from ..prefixes.prefixes import tokens_in_common
 from ..sessions.encoding import Place
 from ..sessions.said import RECALLED, digested
 from ..sessions.sessions import Session
@@ -156,7 +157,9 @@ async def _size_again(parts: Parts, request: MeasureRequest, head: Head, model: 
     found = standing(known.text_map, messages, await parts.encoder.shown_root(model, root))
     place = behind_kept(messages, found.kept, found.at, known.tokens)
     ids = await parts.encoder.messages(model, messages[found.kept :], place, root)
-    return found.at + len(ids), found.at
+    # The last one is computed again, for the logits behind it.
+    again = min(tokens_in_common(known.tokens[found.at :], ids), len(ids) - 1)
+    return found.at + len(ids), found.at + max(again, 0)
 
 
 async def _place_behind(

@@ -58,8 +58,10 @@ def test_every_method_is_described_with_all_its_parameters_and_result_fields(nam
 @pytest.mark.parametrize("record", RESULTS)
 def test_every_field_of_every_result_is_described(record: type[Result]) -> None:
     assert len(RESULTS) > 30
+    row = re.search(rf"^\| `{record.__name__}` \|.*$", TEXT, re.MULTILINE)
+    text = row[0] if row is not None and " as `" not in row[0][:40] else TEXT
     for field in fields_of(record):
-        assert f"`{field}`" in TEXT, f"{record.__name__}.{field}"
+        assert f"`{field}`" in text, f"{record.__name__}.{field}"
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)

@@ -630,6 +630,11 @@ async def test_a_dialogue_that_is_asked_again_with_thinking_switched_is_measured
             measured = await rig.service.measure("a", said, **asked)
             told = await converse(rig, said, "ja", **asked)
             assert measured.tokens == told.token_count - len(told.tokens)
+        again = await rig.service.measure("a", said, **asked)
+        told = await converse(rig, said, "so", **asked)
+        assert again.cached_tokens == again.tokens - told.prefilled_tokens == again.tokens - 1, (
+            "it computes the last again"
+        )
 
 
 @pytest.mark.one_in(1)
