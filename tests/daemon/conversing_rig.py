@@ -77,6 +77,10 @@ def two_calls(*ids: str) -> dict[str, Any]:
     return {**assistant(""), "tool_calls": [{"name": "look", "arguments": {"at": each}, "id": each} for each in ids]}
 
 
+def called(name: str, **arguments: Any) -> dict[str, Any]:
+    return dict(message_of("assistant", "", [{"name": name, "arguments": arguments, "id": "c"}]))
+
+
 def result_of(call_id: str, text: str) -> dict[str, Any]:
     return {"role": "tool", "content": text, "tool_call_id": call_id}
 
