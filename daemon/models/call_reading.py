@@ -22,7 +22,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ..api.limits import MAX_JSON_DEPTH
-from . import call_tags
+from . import call_quotes, call_tags
+from .call_quotes import Quote
 from .call_tags import Tags
 from .marks import Marks
 from .schemas import kind_of, kinds_of, of_property, texts_of
@@ -42,7 +43,7 @@ class NoCall(ValueError):
 def read_calls(marks: Marks, body: str, tools: Sequence[Mapping[str, Any]], *, is_ended: bool) -> list[Call]:
     """The calls between two marks. is_ended: whether the second mark stands there; if not, the answer ended. Raises any
     error: it is no call."""
-    form = _FORMS.get(marks.parser)
+    form = _form_of(marks.parser, body)
     if form is None:
         found = _read_by_parser(marks, body, tools, is_ended=is_ended)
     elif not is_ended and marks.call[1] and not form.closes_itself:
@@ -91,39 +92,15 @@ def _read_by_parser(marks: Marks, body: str, tools: Sequence[Mapping[str, Any]],
 # --- where a call ends
 
 
-@dataclass(frozen=True, slots=True)
-class _Quote:
-    """A piece of a call in which its end mark is text. opens: an expression. closes: the text that ends the piece.
-    escapes: whether a backslash before it makes it text."""
-
-    opens: str
-    closes: str
-    escapes: bool = False
-
-    def end_in(self, text: str, at: int, upto: int) -> tuple[int, bool]:
-        """Go on within it: how far it goes, and whether it has ended there."""
-        if self.escapes:
-            at = _PLAIN[self.closes].match(text, at, upto).end()  # type: ignore[union-attr]  # it matches no text, too
-            is_closed = at < upto and text[at] == self.closes
-            return at + is_closed, is_closed
-        found = text.find(self.closes, at, upto)
-        return (max(at, upto - len(self.closes) + 1), False) if found < 0 else (found + len(self.closes), True)
-
-
-_PLAIN: Final = {mark: re.compile(rf"(?s:[^{mark}\\]+|\\.)*+") for mark in "\"'"}
-_STRING: Final = _Quote('"', '"', escapes=True)
-
-
 class CallEnd:
     """Finds the mark that ends a call: the first that stands in no argument. Each character is looked at once, though
     the call grows while it is looked at."""
 
     def __init__(self, marks: Marks) -> None:
-        form = _FORMS.get(marks.parser)
-        self._mark = marks.call[1]
-        self._quotes = form.quotes if form is not None else ()
-        self._openers = re.compile("|".join(f"({each.opens})" for each in self._quotes) or "(?!)")
-        self._quote: _Quote | None = None
+        self._parser, self._mark = marks.parser, marks.call[1]
+        self._quotes: tuple[Quote, ...] = ()
+        self._openers: re.Pattern[str] | None = None  # None until a mark has come
+        self._quote: Quote | None = None
         self._at = 0
         self._seen = 0  # no mark before it ends the call
 
@@ -138,17 +115,23 @@ class CallEnd:
         return -1
 
     def _is_quoted(self, text: str, end: int) -> bool:
+        openers = self._openers = self._openers or self._openers_of(text)
         while True:
             if self._quote is None:
-                opened = self._openers.search(text, self._at, end)
+                opened = openers.search(text, self._at, end)
                 if opened is None:
                     return False
                 assert opened.lastindex is not None
                 self._quote, self._at = self._quotes[opened.lastindex - 1], opened.end()
             self._at, is_closed = self._quote.end_in(text, self._at, end)
             if not is_closed:
-                return True
+                return self._quote.hides
             self._quote = None
+
+    def _openers_of(self, text: str) -> re.Pattern[str]:
+        form = _form_of(self._parser, text)
+        self._quotes = form.quotes if form is not None else ()
+        return re.compile("|".join(f"({each.opens})" for each in self._quotes) or "(?!)")
 
 
 # --- values
@@ -262,7 +245,7 @@ def _each(body: str, one: Callable[[str, int], tuple[Call, int]]) -> list[Call]:
 
 
 def _read_json(body: str, _: Schemas) -> list[Call]:
-    found = _JSON.decode(body)
+    found = _JSON.decode(body.strip())
     return [_call_of(each) for each in (found if isinstance(found, list) else [found])]
 
 
@@ -477,8 +460,6 @@ class _Tagged:
         self._closes = re.compile(re.escape(tags.closes) + r"\s*")
 
     def __call__(self, body: str, schemas: Schemas) -> list[Call]:
-        if self._tags.quoted == "mixed" and body.lstrip().startswith("{"):
-            return _read_json(body.strip(), schemas)
         return _each(body, partial(self._call, schemas))
 
     def _call(self, schemas: Schemas, body: str, at: int) -> tuple[Call, int]:
@@ -550,24 +531,35 @@ def _matched(pattern: re.Pattern[str], body: str, at: int) -> re.Match[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A form of calls. quotes: the pieces in which an end mark is text. closes_itself: whether a call without its end
-    mark is known to be whole."""
+    """A form of calls. quotes: the pieces that are read as one. closes_itself: whether a call without its end mark is
+    known to be whole. or_json: whether a call that begins as an object of JSON is one."""
 
     read: Callable[[str, Schemas], list[Call]]
-    quotes: tuple[_Quote, ...]
+    quotes: tuple[Quote, ...]
     closes_itself: bool = True
+    or_json: bool = False
 
 
 def _bare(quote: str) -> _Form:
-    return _Form(_Bare(quote), (_Quote(re.escape(quote), quote),))
+    return _Form(_Bare(quote), (Quote(re.escape(quote), quote),))
 
 
-def _tagged(tags: Tags, *quotes: _Quote) -> _Form:
-    values = _Quote(re.escape(tags.begins), tags.closes)
-    return _Form(_Tagged(tags), (*quotes, values), closes_itself=bool(tags.tail))
+def _tagged(tags: Tags, *quotes: Quote) -> _Form:
+    values = Quote(re.escape(tags.begins), tags.closes)
+    or_json = tags.quoted == "mixed"
+    return _Form(_Tagged(tags), (*quotes, values), closes_itself=bool(tags.tail), or_json=or_json)
 
 
-_MUSE_TEXT: Final = _Quote(re.escape(call_tags.MUSE.begins) + r'[^<>]*>\s*(?=[^\s"\[{])', call_tags.MUSE.closes)
+def _form_of(parser: str, body: str) -> _Form | None:
+    """The form in which a call is both read and told from what follows it; None if it is not known. body: at least its
+    first character that is no blank."""
+    form = _FORMS.get(parser)
+    return _WRITTEN_JSON if form is not None and form.or_json and body.lstrip().startswith("{") else form
+
+
+_MUSE_TEXT: Final = Quote(re.escape(call_tags.MUSE.begins) + r'[^<>]*>\s*+(?!["\[{])', call_tags.MUSE.closes)
+
+_WRITTEN_JSON: Final = _Form(_read_json, call_quotes.JSON)
 
 # By the last part of the parser's module; `marks` is our own form, for models without one.
 _FORMS: Final[Mapping[str, _Form]] = MappingProxyType(
@@ -575,16 +567,16 @@ _FORMS: Final[Mapping[str, _Form]] = MappingProxyType(
         "function_gemma": _bare(call_tags.FUNCTION_GEMMA_QUOTE),
         "gemma4": _bare(call_tags.GEMMA_4_QUOTE),
         "glm47": _tagged(call_tags.GLM),
-        "json_tools": _Form(_read_json, (_STRING,)),
-        "kimi_k2": _Form(_read_kimi_k2, (_STRING,)),
-        "kimi_k3": _Form(_read_kimi_k3, (_Quote(r"<\|open\|>argument", _K3_ARGUMENT_END), _STRING)),
+        "json_tools": _WRITTEN_JSON,
+        "kimi_k2": _Form(_read_kimi_k2, call_quotes.JSON),
+        "kimi_k3": _Form(_read_kimi_k3, (Quote(r"<\|open\|>argument", _K3_ARGUMENT_END), *call_quotes.JSON)),
         "longcat": _tagged(call_tags.LONGCAT),
-        "marks": _Form(_read_json, (_STRING,)),
-        "minicpm5": _tagged(call_tags.MINICPM, _Quote(rf"<param name=[^<>]*>{_CDATA.pattern}", _CDATA_END)),
+        "marks": _WRITTEN_JSON,
+        "minicpm5": _tagged(call_tags.MINICPM, Quote(rf"<param name=[^<>]*>{_CDATA.pattern}", _CDATA_END)),
         "minimax_m2": _tagged(call_tags.MINIMAX),
         "mistral": _Form(_read_mistral, ()),
-        "muse_spark": _Form(_Tagged(call_tags.MUSE), (_MUSE_TEXT, _STRING)),
-        "pythonic": _Form(_read_pythonic, (_STRING, _Quote("'", "'", escapes=True))),
+        "muse_spark": _Form(_Tagged(call_tags.MUSE), (_MUSE_TEXT, *call_quotes.JSON)),
+        "pythonic": _Form(_read_pythonic, call_quotes.PYTHON),
         "qwen3_coder": _tagged(call_tags.QWEN_CODER),
     }
 )

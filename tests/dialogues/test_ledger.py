@@ -129,7 +129,7 @@ PLANTS: dict[str, tuple[str, str, str, str, Flags]] = {
     **{
         f"calls are read by mlx-lm's parser, {name}": (
             "models/call_reading.py",
-            "form = _FORMS.get(marks.parser)\n    if form is None:",
+            "form = _form_of(marks.parser, body)\n    if form is None:",
             "form = None\n    if form is None:",
             name,
             "own",

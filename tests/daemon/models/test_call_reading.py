@@ -3,8 +3,10 @@ less."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -452,13 +454,86 @@ def test_what_no_transport_carries_is_text(value: str) -> None:
     assert told(marks, tool_of(), said) == (said, [])
 
 
-@pytest.mark.parametrize("parser", ["json_tools", "glm47", "muse_spark"])
+def end_of(marks: Marks, said: str) -> int:
+    """Where a call ends, as it comes letter by letter, and at once."""
+    end = CallEnd(marks)
+    found = next((at for upto in range(len(said) + 1) if (at := end.find(said[:upto])) >= 0), -1)
+    assert CallEnd(marks).find(said) == found
+    return found
+
+
+PYTHON_TEXTS = (
+    *('"""5" wide"""', "'''it's'''", "'''it's\n@ x'''", '""""@"""', '"" "@"', "''''''", '"""a ""@"" c\\""""'),
+    *("r'\\'@'", 'r"""a\\"@"""', 'R"\\\\"', "u'''#'''", '"#\'@"', "'''\\\\@'''", "r'@\\\\'", "'a\\\n@'"),
+)
+
+
+@pytest.mark.parametrize("text", PYTHON_TEXTS)
+def test_a_text_of_python_is_read_whole_whatever_its_quotes(text: str) -> None:
+    marks = marks_of("pythonic")
+    literal = text.replace("@", marks.call[1])
+    said = f"[f(b='', a={literal})]{marks.call[1]}"
+    assert end_of(marks, said + " done") == len(said) - len(marks.call[1])
+    arguments = {"b": "", "a": ast.literal_eval(literal)}
+    assert told(marks, tool_of(), f"{marks.call[0]}{said} done") == ("done", [arguments])
+
+
+def test_a_call_of_python_ends_where_python_reads_its_last_text() -> None:
+    marks, chance, read = marks_of("pythonic"), random.Random(0), 0
+    letters = ('"', "'", '"""', "'''", "\\", "\n", "#", "r", " ", "x", marks.call[1])
+    for _ in range(4000):
+        quote = chance.choice(('"', "'", '"""', "'''"))
+        literal = chance.choice(("", "r")) + quote + "".join(chance.choices(letters, k=chance.randrange(8))) + quote
+        body = f"[f(a={literal})]"
+        try:
+            read_calls(marks, body, [tool_of()], is_ended=True)
+        except Exception:  # it raises any error for what is no call
+            continue
+        assert end_of(marks, body + marks.call[1]) == len(body), body
+        read += 1
+    assert read > 500
+
+
+@pytest.mark.parametrize("comment", ["it's", '5" wide', "''' and"])
+def test_a_quote_in_a_comment_hides_no_end_of_a_call(comment: str) -> None:
+    marks = marks_of("pythonic")
+    begins, ends = marks.call
+    said = f"{begins}[f(a=1)] # {comment}{ends}"
+    assert told(marks, tool_of(), f"{said} so {begins}[f(a='# {ends}')]{ends}") == (f"{said} so", [{"a": f"# {ends}"}])
+
+
+@pytest.mark.parametrize("parser", ["glm47", "laguna", "longcat", "json_tools"])
+@pytest.mark.parametrize("blanks", ["", "\n "])
+def test_a_mark_in_a_call_that_is_written_as_json_ends_nothing(parser: str, blanks: str) -> None:
+    marks = marks_of(parser)
+    for text in (f"see {marks.call[1]} there", f'say \\" {marks.call[1]}', "<arg_key>a</arg_key><arg_value>x"):
+        body = blanks + dumped({"name": "f", "arguments": {"a": text, "b": [text]}}) + blanks
+        whole = marks.call[0] + body + marks.call[1]
+        assert end_of(marks, body + marks.call[1]) == len(body)
+        assert told(marks, tool_of(), whole + " done") == ("done", [{"a": text, "b": [text]}])
+        assert told(marks, tool_of(), marks.call[0] + body) == ("", [{"a": text, "b": [text]}])
+        assert told(marks, tool_of(), marks.call[0] + body.rstrip()[:-1]) == (marks.call[0] + body.rstrip()[:-1], [])
+
+
+@pytest.mark.parametrize("blanks", ["", " "])
+def test_a_plain_text_of_muse_may_begin_with_the_mark(blanks: str) -> None:
+    marks = marks_of("muse_spark")
+    text = f"{blanks}{marks.call[1]} x"
+    said = f'<atem:invoke name="f">{each({"a": text}, MUSE)}</atem:invoke>'
+    assert told(marks, tool_of(a={"type": "string"}), marks.call[0] + said + marks.call[1]) == ("", [{"a": text}])
+
+
+@pytest.mark.parametrize("parser", ["json_tools", "glm47", "muse_spark", "pythonic"])
 def test_the_end_of_a_call_that_quotes_many_is_found_in_time_that_its_length_bounds(parser: str) -> None:
     marks = marks_of(parser)
-    body = WRITERS[parser]({"a": [marks.call[1]] * 50_000, "b": [marks.call[1] * 50_000]})
-    begun = time.process_time()
-    assert CallEnd(marks).find(body + marks.call[1]) == len(body)
-    assert time.process_time() - begun < 5, "it was looked at anew for each mark"
+    arguments = {"a": [marks.call[1]] * 50_000, "b": [marks.call[1] * 50_000]}
+    bodies = [WRITERS[parser](arguments)]
+    bodies += [dumped({"name": "f", "arguments": arguments})] if parser == "glm47" else []
+    bodies += [f"[f(a='''{marks.call[1] * 50_000}''')]"] if parser == "pythonic" else []
+    for body in bodies:
+        begun = time.process_time()
+        assert CallEnd(marks).find(body + marks.call[1]) == len(body)
+        assert time.process_time() - begun < 5, "it was looked at anew for each mark"
 
 
 def test_sections_that_are_not_closed_are_told_in_time_that_their_length_bounds() -> None:
