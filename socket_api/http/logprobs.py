@@ -52,18 +52,45 @@ class Untold:
         return told
 
     def _find(self, text: str) -> None:
-        """Find the tokens of what comes next of the text."""
-        whole = rest = text.encode()
-        while rest and (self._left or self._waiting):
+        """Find the tokens of what comes next of the text, in time that its length and theirs bound."""
+        whole, done, chars = text.encode(), 0, self._chars
+        if not self._goes_on(whole):
+            self._drop_hidden(whole)
+        while done < len(whole) and (self._left or self._waiting):
             token = None if self._left else self._waiting.popleft()
             own = self._left if token is None else _bytes_of(token)
-            found = _shared(own, rest)
+            found = _shared(own, whole, done)
             if token is not None and (found is not None or _is_part(own)):
-                chars = len(whole[: len(whole) - len(rest)].decode(errors="ignore"))
-                self._told.append(Told(token, self._chars + chars))
+                self._told.append(Told(token, chars - _is_within(whole, done)))
             own_size, size = found or (len(own), 0)
-            self._left, rest = own[own_size:], rest[size:]
+            self._left = own[own_size:]
+            chars += _count_begun(whole[done : done + size])
+            done += size
         self._chars += len(text)
+
+    def _goes_on(self, text: bytes) -> bool:
+        """Whether the text goes on where it stopped, or behind blanks. What waits behind it may begin a stop string,
+        and have the same words. A text that is no more than the beginning of a hidden mark, as "<", is taken for it: no
+        event tells that a mark has passed."""
+        waiting = b"".join((self._left, *map(_bytes_of, self._waiting)))
+        return waiting.find(text, 0, _count_blanks(waiting) + len(text)) >= 0
+
+    def _drop_hidden(self, text: bytes) -> None:
+        """Drop what waits before the text, and within it, and is not shown: a mark may have the words of the text
+        behind it. So the text is looked for from its end."""
+        kept: deque[TokenLogprobs] = deque()
+        end, is_behind = len(text), True
+        for token in reversed(self._waiting):
+            own = _bytes_of(token)
+            size = _shared_ending(own, text, end, is_cut=is_behind)
+            end, is_behind = end - size, is_behind and not size
+            if size or is_behind or _is_part(own):
+                kept.appendleft(token)
+            elif not end:
+                break
+        self._waiting = kept
+        if not text.endswith(self._left, 0, end):
+            self._left = b""
 
 
 def each_of(told: Sequence[Told]) -> list[dict[str, Any]]:
@@ -109,13 +136,42 @@ def _is_part(own: bytes) -> bool:
     return own.decode(errors="ignore").encode() != own
 
 
-def _shared(own: bytes, rest: bytes) -> tuple[int, int] | None:
-    """How many bytes of a token, and of the rest of a text, the two share from their beginnings. None: the text goes on
-    without the token. A text may lack blanks before a word, and has replacement characters for broken bytes."""
-    for skipped in range(len(own) - len(own.lstrip()) + 1):
-        begins = own[skipped:]
-        if begins and (rest.startswith(begins) or begins.startswith(rest)):
-            size = min(len(begins), len(rest))
+def _count_begun(text: bytes) -> int:
+    """How many characters begin in a piece of UTF-8."""
+    return sum(byte & 0xC0 != 0x80 for byte in text)
+
+
+def _is_within(text: bytes, at: int) -> bool:
+    """Whether a place in UTF-8 is within a character."""
+    return text[at] & 0xC0 == 0x80
+
+
+def _shared(own: bytes, text: bytes, at: int) -> tuple[int, int] | None:
+    """How many bytes of a token, and of a text from a place on, the two share from their beginnings. None: the text
+    goes on without the token. A text may lack blanks before a word, and has replacement characters for broken bytes."""
+    rest = text[at : at + len(own)]
+    for skipped in range(_count_blanks(own) + 1):
+        size = min(len(own) - skipped, len(rest))
+        if size and own.startswith(rest[:size], skipped):
             return skipped + size, size
-    shown = own.decode(errors="replace").encode()
-    return (len(own), len(shown)) if rest.startswith(shown) else None
+    shown = _as_shown(own)
+    return (len(own), len(shown)) if text.startswith(shown, at) else None
+
+
+def _shared_ending(own: bytes, text: bytes, end: int, *, is_cut: bool) -> int:
+    """How many bytes before a place a text has of a token that ends there. 0: it has none. is_cut: whether the text may
+    have no more than the token's beginning."""
+    forms = [own[skipped:] for skipped in range(_count_blanks(own) + 1)] + [_as_shown(own)]
+    if is_cut:
+        forms += [begins[:size] for begins in (own, own.lstrip()) for size in range(len(begins) - 1, 0, -1)]
+    return next((len(form) for form in forms if form and text.endswith(form, 0, end)), 0)
+
+
+def _count_blanks(own: bytes) -> int:
+    """How many blanks these bytes begin with."""
+    return len(own) - len(own.lstrip())
+
+
+def _as_shown(own: bytes) -> bytes:
+    """The bytes of a token as a text has them, with replacement characters for broken ones."""
+    return own.decode(errors="replace").encode()

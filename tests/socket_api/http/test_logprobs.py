@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
@@ -18,9 +19,11 @@ from hypothesis import strategies as st
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import Channel, TokenEvent
 from torpor.daemon.api.logprobs import TokenLogprobs
-from torpor.daemon.engine.channels import Shown
+from torpor.daemon.engine.channels import Channels, Shown
 from torpor.daemon.engine.logprobs import Logprobs
-from torpor.daemon.models.control_tokens import settle_control_tokens
+from torpor.daemon.engine.text import StopStrings
+from torpor.daemon.models.chat_template import Root
+from torpor.daemon.models.control_tokens import ControlTokens, settle_control_tokens
 from torpor.daemon.models.marks import Marks
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER, LoadedModel
 from torpor.socket_api.http.logprobs import Told, Untold, columns_of, each_of
@@ -62,6 +65,99 @@ def test_blanks_that_no_client_is_shown_are_not_told() -> None:
     thought: tuple[str, Channel, str] = ("</think>", "reasoning", "")
     assert told_of(thought, ("\n\n", "text", ""), ("a", "text", "a"), ("\n", "text", "")) == [("a", 0)]
     assert told_of(thought, (" a", "text", "a"), ("b", "text", "b")) == [(" a", 0), ("b", 1)]
+
+
+def kimi_told(*said: str, stop: Sequence[str] = ()) -> tuple[str, list[tuple[str, int]]]:
+    """The text of an answer of Kimi K3 of these tokens, which has marks that no channel shows, and what is told of it:
+    each token with its number in the answer."""
+    parser = importlib.import_module("mlx_lm.tool_parsers.kimi_k3")
+    tokenizer = SimpleNamespace(
+        has_thinking=True,
+        think_start="<|open|>think<|sep|>",
+        think_end="<|close|>think<|sep|>",
+        think_start_tokens=(1, 9, 3),
+        think_end_tokens=(2, 9, 3),
+        has_tool_calling=True,
+        tool_call_start=parser.tool_call_start,
+        tool_call_end=parser.tool_call_end,
+        tool_parser=parser.parse_tool_call,
+        structural_markers=tuple(f"<|{name}|>response<|sep|>" for name in ("open", "close")),
+    )
+    controls = ControlTokens({1: "<|open|>", 2: "<|close|>", 3: "<|sep|>"}, frozenset())
+    channels, stops = Channels(Marks.of(tokenizer, controls), Root(()), str), StopStrings(stop)
+    untold, text = Untold(), ""
+    for at, token in enumerate((*said, None)):
+        pieces = channels.push(token) if token is not None else channels.finish()
+        shown = "".join(stops.push(piece.text) for piece in pieces) + (stops.finish() if token is None else "")
+        likely = None if token is None else TokenLogprobs(at, token, -1.0)
+        untold.add(TokenEvent(None if token is None else at, shown, "text", logprobs=likely))
+        text += shown
+    told = untold.take()
+    assert [each.offset for each in told] == sorted(each.offset for each in told)
+    return text, [(each.likelihood.text, each.likelihood.token) for each in told]
+
+
+BEGIN: Final = ("<|open|>", "response", "<|sep|>")
+END: Final = ("<|close|>", "response", "<|sep|>")
+
+
+def test_the_tokens_of_a_mark_that_no_channel_shows_are_not_told_for_the_same_words_behind_it() -> None:
+    assert kimi_told(*BEGIN, "response", " is") == ("response is", [("response", 3), (" is", 4)])
+    assert kimi_told(*BEGIN, "re", "sp") == ("resp", [("re", 3), ("sp", 4)]), "a part of the mark's word"
+    assert kimi_told(*BEGIN, "response\n", "s") == ("response\ns", [("response\n", 3), ("s", 4)])
+    assert kimi_told(*BEGIN, ">", " a") == ("> a", [(">", 3), (" a", 4)]), "the mark's end"
+    assert kimi_told(*BEGIN, "<", "|", "o", "x") == ("<|ox", [("<", 3), ("|", 4), ("o", 5), ("x", 6)])
+    assert kimi_told("a", *END, *BEGIN, "response", "b") == ("aresponseb", [("a", 0), ("response", 7), ("b", 8)])
+
+
+def test_a_text_that_goes_on_behind_a_hidden_mark_has_no_token_of_it() -> None:
+    blank = kimi_told("a", "\n", *BEGIN, "response")
+    assert blank == ("a\nresponse", [("a", 0), ("\n", 1), ("response", 5)]), "a blank is held back before the mark"
+    held = kimi_told("a", "x", *BEGIN, "response", stop=["xy"])
+    assert held == ("axresponse", [("a", 0), ("x", 1), ("response", 5)]), "what may begin a stop string is"
+    assert kimi_told(*BEGIN, "response", " is", stop=["response!"])[1] == [("response", 3), (" is", 4)]
+    assert kimi_told("a<", *BEGIN, "<", "x") == ("a<<x", [("a<", 0), ("<", 4), ("x", 5)])
+
+
+def test_what_waits_behind_a_text_has_no_token_of_it_though_its_words_are_the_same() -> None:
+    found = kimi_told(*"aaab", stop=["aac"])
+    assert found == ("aaab", [("a", 0), ("a", 1), ("a", 2), ("b", 3)])
+    assert kimi_told(*"aaac", stop=["aac"]) == ("a", [("a", 0)])
+    thought: tuple[str, Channel, str] = ("</think>", "reasoning", "")
+    held: list[tuple[str, Channel, str]] = [("\n", "text", ""), ("a", "text", ""), ("a", "text", "a")]
+    assert told_of(thought, *held, ("b", "text", "ab")) == [("a", 0), ("a", 1), ("b", 2)]
+
+
+class Counted(bytes):
+    """Bytes that count how many of them are copied."""
+
+    copied = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if isinstance(found, int):
+            return found
+        Counted.copied += len(found)
+        return Counted(found)
+
+
+class CountedText(str):
+    def encode(self, *_: Any) -> Counted:
+        return Counted(super().encode())
+
+
+@pytest.mark.parametrize("mark", [(), BEGIN], ids=["as it waited", "behind a hidden mark"])
+def test_the_tokens_of_a_long_held_text_are_found_with_work_that_its_length_bounds(
+    monkeypatch: pytest.MonkeyPatch, mark: Sequence[str]
+) -> None:
+    monkeypatch.setattr(Counted, "copied", 0)
+    untold, count = Untold(), 2_000
+    for at, text in enumerate((*mark, *["word"] * count)):
+        untold.add(TokenEvent(at, "", "call", logprobs=TokenLogprobs(at, text, -1.0)))
+    whole = CountedText("word" * count)
+    untold.add(TokenEvent(None, whole))
+    assert [each.offset for each in untold.take()] == list(range(0, 4 * count, 4))
+    assert len(whole) <= Counted.copied <= 10 * len(whole)
 
 
 # --- with tokenizers
