@@ -16,15 +16,17 @@ from ..models.models import LoadedModel
 
 
 class Constrained:
-    """Holds one answer to a grammar. context: the ledger before it. root: of the conversation; None if all is text."""
+    """Holds one answer to a grammar. context: the ledger before it. root: of the conversation; None if all is text.
+
+    The mark of thinking and the answer may begin alike. Both may then go on until they differ.
+    """
 
     def __init__(self, matcher: Matcher, model: LoadedModel, context: Sequence[int], root: Root | None) -> None:
-        self._matcher = matcher
+        self._beginning = matcher
+        self._matcher: Matcher | None = matcher  # None while only the mark of thinking may go on
         self._thinking = np.ones(model.layout.vocabulary, np.bool_)
         self._thinking[[token for token in model.end_tokens if token < model.layout.vocabulary]] = False
         self._opening: tuple[int, ...] = ()  # the rest of the mark of thinking, while it may come or has begun
-        self._opens = False
-        self._has_begun = False
         ids, thought = model.marks.reasoning_ids, model.marks.thought_behind(context, model.end_tokens)
         if root is not None and ids is not None and thought == "none":
             self._opening = ids[0]
@@ -32,21 +34,18 @@ class Constrained:
     @property
     def is_at_end(self) -> bool:
         """Whether nothing may follow."""
-        return self._has_begun and self._matcher.is_at_end
+        if self._matcher is None or self._matcher is self._beginning:
+            return False
+        return self._matcher.is_at_end
 
     def allowed(self, channel: Channel) -> Allowed:
         """The tokens that may come next in a channel. Raises InvalidConstraint: there is none, or finding them takes
         too long."""
         if channel == "reasoning":
             return self._thinking
-        if self._opens and self._opening:
-            return self._only(self._opening[0])
-        found = self._matcher.allowed()
-        if self._opening and not self._has_begun:
-            if found[self._opening[0]]:
-                self._opening = ()  # the grammar begins with the same token
-            else:
-                found[self._opening[0]] = True
+        found = np.zeros_like(self._thinking) if self._matcher is None else self._matcher.allowed()
+        if self._opening:
+            found[self._opening[0]] = True
         return found
 
     def accept(self, token: int, channel: Channel) -> bool:
@@ -54,13 +53,21 @@ class Constrained:
         takes too long."""
         if channel == "reasoning":
             return True
-        if self._opening and not self._has_begun and token == self._opening[0]:
-            self._opens, self._opening = True, self._opening[1:]
+        if not self._opening or token != self._opening[0]:
+            if not self._is_taken(token):
+                return False
+            self._opening = ()
             return True
-        self._has_begun, self._opening = True, ()
-        return self._matcher.accept(token)
+        self._opening = self._opening[1:]
+        if not self._opening:  # the answer begins behind the thinking
+            self._matcher = self._beginning
+        elif self._matcher is not None and not (self._matcher.allowed()[token] and self._is_taken(token)):
+            self._matcher = None
+        return True
 
-    def _only(self, token: int) -> Allowed:
-        found = np.zeros_like(self._thinking)
-        found[token] = True
-        return found
+    def _is_taken(self, token: int) -> bool:
+        """Whether the grammar goes on behind a token."""
+        if self._matcher is self._beginning:
+            self._matcher = self._beginning.copy()
+        assert self._matcher is not None
+        return self._matcher.accept(token)

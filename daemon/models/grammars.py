@@ -8,6 +8,7 @@ for what cannot be compiled, of many tools or parts of a schema, has a clock.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 import threading
@@ -218,7 +219,8 @@ class Grammars:
         while len(self._compiled) > MOST_KEPT:
             self._compiled.popitem(last=False)
         is_plain = form.constraint is not None or form.choice.mode == "required"
-        return Matcher(words, found.deep_copy(), self._vocabulary, guards=guards, is_plain=is_plain)
+        mark = words.decode_bytes(words.tokenize_str(marks.call[0], parse_special=True)) if is_plain else b""
+        return Matcher(words, found.deep_copy(), self._vocabulary, guards=guards, mark=mark, is_plain=is_plain)
 
     def _with_place(
         self, form: AnswerForm, marks: Marks, error: InvalidConstraint, search: _Search
@@ -256,8 +258,9 @@ class Grammars:
 class Matcher:
     """Where an answer stands in its grammar. On one thread at a time.
 
-    guards: texts that end a call, and may not stand within its arguments. is_plain: whether text that has begun is text
-    to its end, with no marks in it.
+    guards: texts that end a call, and may not stand within its arguments. mark: what an answer begins with if it may
+    have a call; empty if text may stand before. is_plain: whether text that has begun is text to its end, with no marks
+    in it.
     """
 
     def __init__(
@@ -267,22 +270,22 @@ class Matcher:
         vocabulary: int,
         *,
         guards: Sequence[bytes] = (),
+        mark: bytes = b"",
         is_plain: bool = False,
-        tail: bytes = b"",
     ) -> None:
         self._words = words
         self._walker = walker
         self._vocabulary = vocabulary
         self._guards = guards
+        self._mark = mark
         self.is_plain = is_plain
-        self._tail = tail
+        self._head = self._tail = b""
 
     def copy(self) -> Matcher:
         """Another one at the same place."""
-        walker = self._walker.deep_copy()
-        return Matcher(
-            self._words, walker, self._vocabulary, guards=self._guards, is_plain=self.is_plain, tail=self._tail
-        )
+        found = copy.copy(self)
+        found._walker = self._walker.deep_copy()
+        return found
 
     @property
     def is_at_end(self) -> bool:
@@ -314,29 +317,32 @@ class Matcher:
         return int(self._words.greedy_tokenize(fixed.decode("utf-8", "ignore"))[0])
 
     def accept(self, token: int) -> bool:
-        """Go on behind an allowed token; False if it would put a guarded text where any text may stand. Raises
-        InvalidConstraint: it is not allowed, or this takes too long."""
+        """Go on behind an allowed token; False if it would put a guarded text where any text may stand within a
+        call. Raises InvalidConstraint: it is not allowed, or this takes too long."""
         if self._guards:
-            said = self._tail + self._words.decode_bytes([token])
-            if any(self._is_free(said, guard) for guard in self._guards):
+            new = self._words.decode_bytes([token])
+            head, said = (self._head + new)[: len(self._mark)], self._tail + new
+            if self._mark.startswith(head) and any(self._is_free(said, guard) for guard in self._guards):
                 return False
-            self._tail = said[1 - max(map(len, self._guards)) :]
+            self._head, self._tail = head, said[1 - max(map(len, self._guards)) :]
         if not self._walker.consume_token(token):
             raise _refusal(self._walker.get_error())
         return True
 
     def _is_free(self, said: bytes, guard: bytes) -> bool:
-        """Whether a guard ends in the last token at a place where any text may stand: where its last character could
-        be another, and another could follow."""
+        """Whether a guard ends in the last token at a place where any text may stand, and the answer may not end: where
+        its last character could be another, and another could follow."""
         at = said.find(guard)
         if at < 0 or at + len(guard) <= len(self._tail):
             return False
         upto = said[len(self._tail) : at + len(guard)]
-        return all(self._would_take(other + _OTHER) for other in (upto[:-1], upto))
+        return all(self._is_within(other + _OTHER) for other in (upto[:-1], upto))
 
-    def _would_take(self, text: bytes) -> bool:
-        tokens = self._words.tokenize_bytes(text)
-        return bool(self._walker.validate_tokens(tokens) == len(tokens))
+    def _is_within(self, text: bytes) -> bool:
+        """Whether a text may come next, and the answer may not end behind it."""
+        tokens, walker = self._words.tokenize_bytes(text), self._walker.deep_copy()
+        is_allowed = walker.validate_tokens(tokens) == len(tokens) and walker.consume_tokens(tokens)
+        return bool(is_allowed and not walker.is_accepting())
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from torpor.daemon.api.constraints import Constraint, ToolChoice
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.engine.channels import Channels
+from torpor.daemon.engine.constrained import Constrained
 from torpor.daemon.errors import InvalidConstraint
 from torpor.daemon.models import grammars
 from torpor.daemon.models.call_formats import call_shape
@@ -425,3 +426,48 @@ def test_a_form_that_is_not_known_has_no_shape(tiny_model: Path) -> None:
     marks = replace(Form(tiny_model, "mistral", special=False).marks, parse=len)
     assert call_shape(marks) == ""
     assert offer_of((FLAT[0],), call_shape(marks)).endswith("</tools>")
+
+
+GUARDED = (
+    ("qwen3_coder", "Close it with </parameter> or"),
+    ("glm47", "a <arg_key> b"),
+    ("minicpm5", 'an <param name="x"> b'),
+)
+
+
+@pytest.mark.parametrize(("parser", "words"), GUARDED)
+def test_what_no_argument_may_have_in_it_may_stand_in_an_answer_without_a_call(
+    tiny_model: Path, parser: str, words: str
+) -> None:
+    form, tools = Form(tiny_model, parser, special=False), (tool("say", ("a",), a={"type": "string"}),)
+    assert allows(form, form.matcher(tools, ToolChoice(strict=("say",))), words)
+    assert allows(form, form.matcher(tools, ToolChoice(), json_schema='{"type": "string"}'), json.dumps(words))
+    body = call_shape(form.marks).replace("NAME", "say").replace("KEY", "a").partition("VALUE")[0]
+    for choice, held in ((REQUIRED, {}), (ToolChoice(strict=("say",)), {}), (ToolChoice(), {"json_schema": "{}"})):
+        assert allows(form, form.matcher(tools, choice, **held), body + "so")
+        assert not allows(form, form.matcher(tools, choice, **held), body + words)
+
+
+def test_thinking_that_begins_like_a_call_may_go_on_until_they_differ(tiny_model: Path) -> None:
+    form, tools = Form(tiny_model, "kimi_k3", special=True), (tool("wait"),)
+    ids = form.backend.get_vocab(with_added_tokens=True)
+    opens, closes, parts = ids["<|open|>"], ids["<|close|>"], ids["<|sep|>"]
+    thinks, thought = ((mark, *form.tokens("think"), parts) for mark in (opens, closes))
+    calls = [opens, *form.tokens("tools"), parts]
+    marks = replace(form.marks, reasoning_ids=(thinks, thought))
+    model: Any = SimpleNamespace(
+        layout=SimpleNamespace(vocabulary=VOCABULARY), end_tokens=frozenset({END}), marks=marks
+    )
+    for choice, held in (
+        (REQUIRED, {}),
+        (ToolChoice(strict=("wait",)), {}),
+        (ToolChoice(), {"json_schema": '{"type": "string"}'}),
+    ):
+        matcher = form.matcher(tools, choice, **held)
+        for way in (calls, [*thinks, *calls]):
+            bound = Constrained(matcher.copy(), model, (), Root(tools))
+            for token in way:
+                assert bound.allowed("text")[token]
+                assert bound.accept(token, "text")
+            assert bound.allowed("text")[opens]  # of the call's own mark
+            assert not bound.allowed("text")[END]
