@@ -268,10 +268,18 @@ def _unwrapped(arguments: Any) -> Any:
 _MISTRAL_HEAD: Final = re.compile(r"(?:\[TOOL_CALLS\]\s*)?([\w.-]+)\s*\[ARGS\]\s*")
 
 
-def _read_mistral(body: str, schemas: Schemas) -> list[Call]:
-    if body.lstrip().startswith("["):
-        return _read_json(body, schemas)
-    return _each(body, _mistral_call)
+_MISTRAL_MARK: Final = re.compile(r"(?:\[TOOL_CALLS\]\s*)?(?=\[)")
+
+
+def _read_mistral(body: str, _: Schemas) -> list[Call]:
+    at = _skip(body, 0)
+    if not body.startswith("[", at):
+        return _each(body, _mistral_call)
+    calls: list[Call] = []
+    while at < len(body):
+        found, at = _json_at(body, _matched(_MISTRAL_MARK, body, at).end())
+        calls += map(_call_of, found)
+    return calls
 
 
 def _mistral_call(body: str, at: int) -> tuple[Call, int]:

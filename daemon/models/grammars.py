@@ -391,7 +391,15 @@ def _grammar_of(form: AnswerForm, marks: Marks, words: LLTokenizer) -> tuple[str
     if answer is not None:
         whole = {"name": "whole", "lark_grammar": f"start: @answer | call_whole\n{call}"}
         return json.dumps({"grammars": [whole, answer]}), guards, parts
-    return f"start: call_begun* CALL_FREE\n{_mixed(mark, literal, calls)}", guards, parts
+    mixed = _mixed(mark, literal, calls)
+    if marks.call[1]:
+        return f"start: call_begun* CALL_FREE\n{mixed}", guards, parts
+    # No mark ends a call, so no text is told from it.
+    return (
+        f"start: CALL_FREE | call_begun call_whole*\n{mixed}\ncall_whole: {literal(mark)} {calls.body}",
+        guards,
+        parts,
+    )
 
 
 def _mixed(mark: str, literal: Literal, calls: CallRules) -> str:

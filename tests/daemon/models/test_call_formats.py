@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import re
 from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
@@ -471,3 +472,35 @@ def test_thinking_that_begins_like_a_call_may_go_on_until_they_differ(tiny_model
                 assert bound.accept(token, "text")
             assert bound.allowed("text")[opens]  # of the call's own mark
             assert not bound.allowed("text")[END]
+
+
+@pytest.mark.parametrize(
+    ("special", "call"), [(True, 'f[ARGS]{"a": 1}'), (False, '[{"name": "f", "arguments": {"a": 1}}]')]
+)
+def test_behind_a_call_that_no_mark_ends_only_calls_may_stand_and_all_are_read(
+    tiny_model: Path, special: bool, call: str
+) -> None:
+    form, tools = Form(tiny_model, "mistral", special=special), (tool("f", ("a",), a={"type": "integer"}),)
+    ids = form.backend.get_vocab(with_added_tokens=True)
+
+    def spelled(text: str) -> list[int]:
+        pieces = re.split(r"(\[TOOL_CALLS\]|\[ARGS\])", text)
+        return [token for each in pieces for token in ([ids[each]] if each in ids else form.tokens(each))]
+
+    def after(text: str) -> Matcher:
+        matcher = form.matcher(tools, ToolChoice(strict=("f",)))
+        for token in spelled(text):
+            assert matcher.allowed()[token]
+            assert matcher.accept(token)
+        return matcher
+
+    said = f"so [TOOL_CALLS]{call}"
+    for number in (1, 2, 3):
+        matcher = after(said)
+        allowed = matcher.allowed()
+        assert {int(token) for token in allowed.nonzero()[0]} <= {END, spelled("[TOOL_CALLS]")[0]}
+        assert allowed[END]
+        text, calls = form.calls(said, tools)
+        assert (text.strip(), [each.arguments for each in calls]) == ("so", [{"a": 1}] * number)
+        said += f"[TOOL_CALLS]{call}"
+    assert after("only text").allowed()[END]
