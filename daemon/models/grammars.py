@@ -372,12 +372,13 @@ def _grammar_of(form: AnswerForm, marks: Marks, words: LLTokenizer) -> tuple[str
     if answer is not None and not called:
         return json.dumps({"grammars": [answer]}), (), parts
     mark = marks.call[0]
-    if not called:
-        return f"start: CALL_FREE\nCALL_FREE: {text_without(mark)}", (), ()
 
     def literal(text: str) -> str:
         return _literal(words, text)
 
+    free = _free(marks, literal)
+    if not called:
+        return f"start: free\n{free}", (), ()
     try:
         calls = call_rules(marks, called, literal, form.loose())
     except NotForcible as error:
@@ -391,24 +392,31 @@ def _grammar_of(form: AnswerForm, marks: Marks, words: LLTokenizer) -> tuple[str
     if answer is not None:
         whole = {"name": "whole", "lark_grammar": f"start: @answer | call_whole\n{call}"}
         return json.dumps({"grammars": [whole, answer]}), guards, parts
-    mixed = _mixed(mark, literal, calls)
+    mixed = f"{free}\n{_mixed(mark, literal, calls)}"
     if marks.call[1]:
-        return f"start: call_begun* CALL_FREE\n{mixed}", guards, parts
+        return f"start: call_begun* free\n{mixed}", guards, parts
     # No mark ends a call, so no text is told from it.
     return (
-        f"start: CALL_FREE | call_begun call_whole*\n{mixed}\ncall_whole: {literal(mark)} {calls.body}",
+        f"start: free | call_begun call_whole*\n{mixed}\ncall_whole: {literal(mark)} {calls.body}",
         guards,
         parts,
     )
 
 
+def _free(marks: Marks, literal: Literal) -> str:
+    """The rules of free text: any but the mark of a call. Marks that no channel shows may stand in it: where they are
+    control tokens no text has them, so they are named."""
+    hidden = [each for each in map(literal, marks.scaffold) if each.startswith("<[")]
+    more = f" (({' | '.join(hidden)}) CALL_FREE)*" if hidden else ""
+    return f"free: CALL_FREE{more}\nCALL_FREE: {text_without(marks.call[0])}"
+
+
 def _mixed(mark: str, literal: Literal, calls: CallRules) -> str:
-    """The rules of an answer of free text with calls in it."""
-    free = f"CALL_FREE: {text_without(mark)}"
+    """The rules of calls in free text."""
     first, *rest = _PIECE.findall(literal(mark))
     begun = f"call_begun: call_free {' '.join(rest)} {calls.body}\n{calls.rules}"
-    opens = f"call_free: CALL_FREE {first}" if first.startswith("<[") else f"call_free[suffix={first}]: CALL_FREE"
-    return f"{free}\n{opens}\n{begun}"
+    opens = f"call_free: free {first}" if first.startswith("<[") else f"call_free[suffix={first}]: CALL_FREE"
+    return f"{opens}\n{begun}"
 
 
 def _source_of(constraint: Constraint) -> tuple[dict[str, Any], _Parts]:

@@ -474,6 +474,33 @@ def test_thinking_that_begins_like_a_call_may_go_on_until_they_differ(tiny_model
             assert not bound.allowed("text")[END]
 
 
+def test_an_answer_may_stand_in_the_marks_that_no_channel_shows(tiny_model: Path) -> None:
+    """Where they begin as a call does, a model that opens its answer would have to call else."""
+    form, tools = Form(tiny_model, "kimi_k3", special=True), (tool("wait"),)
+    ids = form.backend.get_vocab(with_added_tokens=True)
+
+    def spelled(text: str) -> list[int]:
+        pieces = re.split(r"(<\|open\|>|<\|close\|>|<\|sep\|>)", text)
+        return [token for each in pieces for token in ([ids[each]] if each in ids else form.tokens(each))]
+
+    def takes(matcher: Matcher, text: str) -> bool:
+        return all(matcher.allowed()[token] and matcher.accept(token) for token in spelled(text))
+
+    opens, closes = "<|open|>response<|sep|>", "<|close|>response<|sep|>"
+    form.marks = replace(form.marks, scaffold=(opens, closes))
+    strict, none = (form.matcher(tools, choice) for choice in (ToolChoice(strict=("wait",)), ToolChoice(mode="none")))
+    for said in (f"{opens}so{closes}", f"{opens}response{closes}{opens}", "so", f"so{opens}"):
+        for whole in (strict.copy(), none.copy()):
+            assert takes(whole, said), said
+            assert whole.allowed()[END]
+    begun = strict.copy()
+    assert takes(begun, f"{opens}so{closes}<|open|>tools<|sep|>")
+    assert not begun.allowed()[END], "a call is held to its tool"
+    assert takes(begun, '<|open|>call tool="wait" index="1"<|sep|>')
+    assert not takes(none.copy(), "<|open|>tools")
+    assert not takes(strict.copy(), "<|open|>other")
+
+
 @pytest.mark.parametrize(
     ("special", "call"), [(True, 'f[ARGS]{"a": 1}'), (False, '[{"name": "f", "arguments": {"a": 1}}]')]
 )
