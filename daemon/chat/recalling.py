@@ -204,7 +204,7 @@ def _readings(decoded: Callable[..., RecalledMessage]) -> Iterator[RecalledMessa
         # It was to have one call, and its marks hold more.
         yield replace(whole, tool_calls=whole.tool_calls[:1], finished=True)
         text = whole.content
-        # A stop string ended it, and was shown to nobody.
+        # A stop string ended it, which no client was shown.
         for size in range(len(text) - 1, -1, -1)[: 2 * MAX_STOP_CHARS]:
             yield replace(whole, content=text[:size], finished=True)
 

@@ -180,10 +180,11 @@ class Rules:
     def _compiled(self, schema: Schema, form: Mapping[str, Any]) -> str:
         require_light(schema, self.root)
         schema = with_definitions(schema, self.root)
-        schema = _closed(schema, schema, iter(range(_MOST_CLOSED))) if self._is_closed else schema
+        if self._is_closed:
+            schema = _closed(schema, schema, iter(range(_MOST_CLOSED)))
+            if _ANY["$ref"] in json.dumps(schema):
+                schema = {**schema, "$defs": {**schema.get("$defs", {}), _ANY_NAME: _ANY_VALUE}}
         schema = _away_from_zero(schema)
-        if _ANY["$ref"] in json.dumps(schema):
-            schema = {**schema, "$defs": {**schema.get("$defs", {}), _ANY_NAME: _ANY_VALUE}}
         self.parts.append((", ".join(self._place), schema))
         return self.add("%json " + json.dumps({**schema, "x-guidance": {**JSON_FORM, **form}}))
 

@@ -81,7 +81,7 @@ def chained(chain: bytes, digest: bytes) -> bytes:
 
 class _Digested(dict[str, Any]):
     """A message with its digests. There are many at a time, and what each has besides is work for Python's collector,
-    which lets nobody go on."""
+    which holds up all else."""
 
     __slots__ = ("said",)
     said: Said

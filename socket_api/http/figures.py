@@ -36,7 +36,7 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         "prefix_misses": "New sessions since the daemon began that found no beginning to take over.",
         "cached_tokens": "Tokens since the daemon began that new sessions took over and did not read.",
         "batched_tokens": "Tokens since the daemon began that several sessions wrote in one call of a model.",
-        "scrub_bytes_per_s": "Bytes of the store that the scrub may read in a second while nobody works.",
+        "scrub_bytes_per_s": "Bytes of the store that the scrub may read in a second while no request runs.",
         "scrub_sessions": "Sessions that the scrub has read since the daemon began.",
         "scrub_bytes_read": "Bytes that the scrub has read since the daemon began.",
         "scrub_damaged": "Sessions in which the scrub has found damage since the daemon began.",
