@@ -1,7 +1,7 @@
 """What a sleep of 200 more tokens costs, over the length of the history that is durable already.
 
 Three sessions with 1 k, 8 k and 64 k tokens of history, each put to sleep in a first bundle and in several deltas after
-it, so that the history lies in several bundles. Then, round by round and interleaved: each goes on by 200 tokens and
+it, so that the history lies in several packs. Then, round by round and interleaved: each goes on by 200 tokens and
 sleeps, beside `writev` and flush of as many bytes into one file of the same folder. As in a real session, the last
 block is written again while it is not full, so a sleep writes 200 to 455 tokens; the sessions have the same remainders
 in each round, so that ratios between them are of like with like.
@@ -45,7 +45,7 @@ class Sleeper:
     seconds: list[float] = field(default_factory=list)
     plain_seconds: list[float] = field(default_factory=list)
     bytes_written: list[int] = field(default_factory=list)
-    bundles: list[int] = field(default_factory=list)
+    packs: list[int] = field(default_factory=list)
     parts: Parts | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Sleeper:
         receipt = self._go_on(STEP)
         self.seconds.append(time.perf_counter() - started)
         self.bytes_written.append(receipt.bytes_written)
-        self.bundles.append(len({entry.bundle_id for entry in receipt.entries}))
+        self.packs.append(self.store.count_packs(receipt.entries))
 
     def sleep_in_parts(self) -> None:
         """One step more, taken apart instead of timed."""
@@ -121,7 +121,7 @@ def figures_of(each: Sleeper, first: Sleeper) -> dict[str, Any]:
     """Medians with spread; ratios to the shortest history and to the plain write, round by round."""
     return {
         "history_tokens": each.history,
-        "bundles_of_the_history": spread(each.bundles),
+        "packs_of_the_history": spread(each.packs),
         "seconds": spread(each.seconds),
         "bytes_written": spread(each.bytes_written),
         "plain_seconds": spread(each.plain_seconds),
@@ -157,13 +157,13 @@ def report(sleepers: list[Sleeper], shape: Shape, out: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.set(xlabel="tokens that were durable before", ylabel="milliseconds", xlim=(None, 8 * tokens[-1]))
     print(
-        f"{'history':>8} {'bundles':>8} {'KiB written':>12} {'sleep ms':>9} {'plain ms':>9} "
+        f"{'history':>8} {'packs':>8} {'KiB written':>12} {'sleep ms':>9} {'plain ms':>9} "
         f"{'time / first':>22} {'bytes / first':>14}"
     )
     for each in histories:
         ratio = each["time_over_shortest"]
         print(
-            f"{each['history_tokens']:>8} {each['bundles_of_the_history']['median']:>8.0f} "
+            f"{each['history_tokens']:>8} {each['packs_of_the_history']['median']:>8.0f} "
             f"{each['bytes_written']['median'] / _KIB:>12.1f} {1000 * each['seconds']['median']:>9.2f} "
             f"{1000 * each['plain_seconds']['median']:>9.2f} "
             f"{ratio['median']:>8.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f}) "

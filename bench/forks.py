@@ -122,14 +122,14 @@ def _runs(memory: CacheMemory, kind: str, start: int, count: int) -> list[list[m
 
 
 def _disk(store: Path) -> dict[str, int]:
-    """Bytes of bundle files by their lengths and by the disk's blocks, and of everything else in the store."""
+    """Bytes of packs and manifests by their lengths and by the disk's blocks, and of everything else in the store."""
     files = [path for path in store.rglob("*") if path.is_file()]
-    bundles = [path.stat() for path in files if "bundles" in path.relative_to(store).parts]
-    others = [path.stat() for path in files if "bundles" not in path.relative_to(store).parts]
+    sessions = [path.stat() for path in files if path.parent.name in ("packs", "versions")]
+    others = [path.stat() for path in files if path.parent.name not in ("packs", "versions")]
     return {
-        "bundle_files": len(bundles),
-        "bundle_bytes": sum(each.st_size for each in bundles),
-        "bundle_disk_bytes": sum(each.st_blocks for each in bundles) * _SECTOR,
+        "files": len(sessions),
+        "file_bytes": sum(each.st_size for each in sessions),
+        "disk_bytes": sum(each.st_blocks for each in sessions) * _SECTOR,
         "other_disk_bytes": sum(each.st_blocks for each in others) * _SECTOR,
     }
 
@@ -147,15 +147,15 @@ def report(plan: Plan, ways: dict[str, dict[str, Any]], out: Path) -> None:
         "ways": {
             way: {
                 **found,
-                "disk_over_raw_base_and_tails": found["bundle_disk_bytes"] / ideal,
-                "copies_over_disk": plan.copies / found["bundle_disk_bytes"],
+                "disk_over_raw_base_and_tails": found["disk_bytes"] / ideal,
+                "copies_over_disk": plan.copies / found["disk_bytes"],
             }
             for way, found in ways.items()
         },
     }
     document = save("forks", figures, out)
     rows = [("base and tails, raw", ideal)]
-    rows += [(f"store, {way}", found["bundle_disk_bytes"]) for way, found in ways.items()]
+    rows += [(f"store, {way}", found["disk_bytes"]) for way, found in ways.items()]
     rows.append(("whole copies, raw", plan.copies))
     title = f"a base of {plan.base_tokens} tokens and {plan.forks} forks with {plan.own_tokens} more, {plan.shape.name}"
     least = max(found["copies_over_disk"] for found in figures["ways"].values())
@@ -168,7 +168,7 @@ def report(plan: Plan, ways: dict[str, dict[str, Any]], out: Path) -> None:
         print(f"  {name:22} {size / _MIB:10.1f} MiB   {size / ideal:7.3f} of base and tails")
     for way, found in figures["ways"].items():
         print(
-            f"  {way}: {found['bundle_files']} bundle files, {found['other_disk_bytes'] / _MIB:.2f} MiB beside them, "
+            f"  {way}: {found['files']} packs and manifests, {found['other_disk_bytes'] / _MIB:.2f} MiB beside them, "
             f"{1000 * found['sleep_seconds']['median']:.1f} ms a fork, "
             f"{found['copies_over_disk']:.1f} times less than copies"
         )

@@ -163,9 +163,9 @@ async def woken(service: Service, version: int, following: list[int], quantising
     wake_s = time.perf_counter() - started
     session = service.residency.awake.pop(next(iter(service.residency.awake)))
     assert session.durable is not None
-    held = {entry.bundle_id for entry in session.durable.entries}
-    rows = service.store.versions(session.uri)
-    disk_bytes = sum(row.bundle_bytes for row in rows if row.bundle_id in held)
+    index = service.store.index
+    sizes, held = index.pack_sizes(), index.packs_with([entry.id for entry in session.durable.entries])
+    disk_bytes = sum(sizes[name] for name in held)
     model = session.model
 
     def read() -> np.ndarray:

@@ -81,7 +81,8 @@ def timed_parts() -> Iterator[Parts]:
             if getattr(module, "blake3", None) is blake3:
                 _replace(undo, module, "blake3", lambda *args, **options: _TimedHasher(parts, *args, **options))
         index = torpor.memvid.index.index.Index
-        _replace(undo, index, "add", _timed(index.add, "index", parts))
+        for name in ("add", "add_pack"):
+            _replace(undo, index, name, _timed(getattr(index, name), "index", parts))
         started = time.perf_counter()
         yield parts
         parts.whole = time.perf_counter() - started

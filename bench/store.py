@@ -183,8 +183,7 @@ class Bench:
         self.result.note("plain_flush", flush)
 
     def _read_all(self, number: int) -> None:
-        with self._store.open_session(URI) as reader:
-            self._path = Path(reader.path)
+        (self._path,) = Path(self._store.path).glob("packs/*")
         for threads in THREADS:
             for kind in ("warm", "fresh"):
                 self._read_pair(f"{kind}_{threads}", threads, kind, number)
@@ -262,11 +261,10 @@ def _read_slot(reader: BundleReader, target: CacheMemory, slot: int) -> None:
             reader.read_slots_into(entry, [(slot, target.runs(slot, entry.start, entry.token_count))])
 
 
-def _read_all(store: Store, target: CacheMemory) -> int:
+def _read_all(store: Store, target: CacheMemory) -> None:
     with store.open_session(URI) as reader:
         for slot in range(2 * target.shape.layers):
             _read_slot(reader, target, slot)
-        return reader.file_bytes
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:

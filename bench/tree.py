@@ -165,17 +165,17 @@ def _require_same(before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]) -
 
 
 def _disk(store: Path) -> dict[str, int]:
-    files = [path.stat() for path in store.joinpath("bundles").rglob("*.mv*") if path.is_file()]
+    files = [path.stat() for folder in ("packs", "versions") for path in store.joinpath(folder).iterdir()]
     return {
-        "bundle_files": len(files),
-        "bundle_bytes": sum(each.st_size for each in files),
-        "bundle_disk_bytes": sum(each.st_blocks for each in files) * SECTOR_BYTES,
+        "files": len(files),
+        "file_bytes": sum(each.st_size for each in files),
+        "disk_bytes": sum(each.st_blocks for each in files) * SECTOR_BYTES,
     }
 
 
 def report(plan: Plan, disk: dict[str, int], seconds: dict[str, list[float]], out: Path) -> None:
     """JSON, plot, and a table for a person."""
-    branches, taken = len(plan.parents) + 1, disk["bundle_disk_bytes"]
+    branches, taken = len(plan.parents) + 1, disk["disk_bytes"]
     figures: dict[str, Any] = {
         "branches": branches,
         "base_tokens": plan.base_tokens,

@@ -77,8 +77,8 @@ class Wake:
         self._shape = shape
         self._layout = layout(shape)
         self.stages: dict[str, float] = {}
+        (self._pack,) = folder.glob("store/packs/*")
         with Store.open(folder / "store", writable=False) as store, store.open_session(URI) as reader:
-            self._bundle = reader.path
             plan = self._planned(reader)
             self.state_bytes, self.memory_bytes, self.tokens = plan.read_bytes, plan.memory_bytes, plan.target_tokens
         self._buffers: list[memoryview] = []
@@ -95,11 +95,11 @@ class Wake:
         return caches
 
     def plain(self) -> object:
-        """`preadv` of as many bytes of the bundle into memory from the system, on as many threads."""
+        """`preadv` of as many bytes of the pack into memory from the system, on as many threads."""
         if not self._buffers:
             private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             self._buffers = [memoryview(mmap.mmap(-1, self.state_bytes, flags=private))]
-        fd = os.open(self._bundle, os.O_RDONLY)
+        fd = os.open(self._pack, os.O_RDONLY)
         whole = self._buffers[0]
         try:
             with ThreadPoolExecutor(THREADS) as pool:

@@ -60,7 +60,7 @@ COMMANDS = (
             "Go on from a session whose context is full: a new one begins with its system text, a summary, and its "
             "last turns if --tail asks for them."),
     Command(_AT_WORK, "rm", "commands.rm.rm",
-            "Delete sessions for good: from memory and from disk, with every version."),
+            "Delete sessions for good: from memory and from disk, with every version; or one version, as NAME@3."),
     Command(_AT_WORK, "clear", "commands.clear.clear",
             "Delete all sessions of a label for good: from memory, and from disk with every version. No new session "
             "takes over their tokens."),
@@ -101,12 +101,11 @@ COMMANDS = (
             "Take the pin from a version. The version stays until a prune finds it."),
     Command(_STORE, "prune", "commands.maintenance.prune",
             "Remove earlier versions of sessions. A version that either option keeps stays; give one of the two."),
-    Command(_STORE, "gc", "commands.maintenance.gc", "Remove files that no session needs any more."),
-    Command(_STORE, "compact", "commands.maintenance.compact",
-            "Rewrite files that hold unneeded bytes, and pack old ones tighter. No version changes its id."),
+    Command(_STORE, "repack", "commands.maintenance.repack",
+            "Give back the disk space that no session needs, and gather what lies scattered."),
+    Command(_STORE, "strip", "commands.maintenance.strip",
+            "Keep the tokens and the text of a sleeping session, and let its keys and values go."),
     Command(_STORE, "repair", "commands.maintenance.repair",
-            "Mend a damaged store, as far as possible: nothing is thrown away, nothing is made up."),
-    Command(_STORE, "rebuild-index", "commands.maintenance.rebuild_index",
-            "Rebuild a store's index from its bundles, which alone are the truth."),
+            "Mend a damaged store, as far as possible: nothing is given up, nothing is made up."),
 )
 # fmt: on

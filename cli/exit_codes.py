@@ -101,7 +101,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         (
             "client_busy", "connection_evicted", "daemon_busy", "daemon_still_running", "engine_busy", "memory_busy",
             "model_in_use",
-            "model_files_changing", "repair_put_off",
+            "model_files_changing",
             "request_timeout", "service_closed", "session_awake", "session_busy", "shutting_down", "stop_deadline",
             "store_busy", "too_many_branches", "too_many_connections", "too_many_requests", "too_many_subscribers",
         ),

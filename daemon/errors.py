@@ -115,11 +115,6 @@ class NotRecomputable(DaemonError):
     """The damaged part of a session cannot be computed again from what is stored."""
 
 
-class RepairPutOff(DaemonError):
-    """A repair would give up versions that can be computed again later. Nothing was changed. `sessions`: their URIs,
-    each with the reason."""
-
-
 class UnknownEvent(DaemonError):
     """No event has such a name."""
 

@@ -32,7 +32,7 @@ from .engine.admission import Queue
 from .engine.buffers import Buffers
 from .engine.engine import Engine
 from .engine.sampler import initial_key
-from .errors import ServiceClosed
+from .errors import ServiceClosed, SessionAwake
 from .events.bus import Bus
 from .events.events import SessionCreated, SessionDeleted
 from .memory.line import Use
@@ -244,7 +244,7 @@ class Parts:
 
     async def delete_session(self, uri: SessionUri) -> DeleteResult:
         await self.writing_behind.let_go(uri)
-        report = DeleteReport(uri, 0, 0, 0, 0)
+        report = DeleteReport(uri, 0, 0)
         if self.store.can_be_deleted(uri):
             report = await self.hibernation.threads.on_writer(lambda: self.store.delete_session(uri))
         elif uri not in self.residency.awake:
@@ -253,14 +253,20 @@ class Parts:
         self.residency.awake.drop(uri)
         self.forget_words(uri)
         self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
-        return DeleteResult(
-            session=str(uri),
-            versions_deleted=report.versions_deleted,
-            bundles_deleted=report.bundles_deleted,
-            bytes_freed=report.bytes_freed,
-            problems=problems_told(report.problems),
-            problems_left_out=max(0, len(report.problems) - MAX_PROBLEMS_TOLD),
-        )
+        return _delete_result(uri, report)
+
+    async def delete_version(self, uri: SessionUri, version: int) -> DeleteResult:
+        """Delete one version from the disk. Raises SessionNotFound. SessionAwake: the session is awake at it."""
+        live, row = self.residency.awake.get(uri), self.residency.standing.require_row(uri, version)
+        if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
+            raise SessionAwake(
+                f"{uri} is awake, and version {version} is its last one; put it to sleep first, or delete it whole.",
+                session=str(uri),
+            )
+        await self.writing_behind.let_go(uri)
+        report = await self.hibernation.threads.on_writer(lambda: self.store.delete_version(uri, version))
+        self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
+        return _delete_result(uri, report)
 
     async def learn_words(self, uri: SessionUri) -> None:
         """Let transcripts find a session that was made of another one, or came from elsewhere."""
@@ -287,3 +293,13 @@ class Parts:
     def require_open(self) -> None:
         if self.closing is not None:
             raise ServiceClosed("The daemon is stopping; try again when it is back.")
+
+
+def _delete_result(uri: SessionUri, report: DeleteReport) -> DeleteResult:
+    return DeleteResult(
+        session=str(uri),
+        versions_deleted=report.versions_deleted,
+        bytes_freed=report.bytes_freed,
+        problems=problems_told(report.problems),
+        problems_left_out=max(0, len(report.problems) - MAX_PROBLEMS_TOLD),
+    )

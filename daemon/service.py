@@ -114,17 +114,8 @@ class Service(Parts, Verbs, Awaiting):
         opening = self.store.opening
         found = [finding.message for finding in (*opening.unreadable, *opening.journal)]
         if opening.index_rebuilt is not None and opening.rows_added:
-            bundles = format_plural(opening.rows_added, "bundle")
-            found.append(f"The index was rebuilt from {bundles}: {opening.index_rebuilt}.")
-        if opening.rows_corrected:
-            files = format_plural(opening.rows_corrected, "file")
-            found.append(
-                f"{files} of the store and its index are of different moments (a backup was put back, or the copy is "
-                "of a store in use). The index was put right. `torpor verify --deep` tells whether all is there."
-            )
-        if opening.rows_dropped:
-            gone = format_plural(opening.rows_dropped, "bundle")
-            found.append(f"{gone} of the index cannot be found any more, so their versions cannot be woken.")
+            versions = format_plural(opening.rows_added, "manifest")
+            found.append(f"The index was made anew from {versions}: {opening.index_rebuilt}.")
         room = room_at(self.store.path)
         if room is not None and room.is_short(self.options.keep_free):
             found.append(short_sentence(self.store.path, room))

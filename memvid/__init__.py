@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from .format.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec
     from .format.identity import Identity
     from .format.manifest import Manifest
-    from .format.reader import BundleReader
     from .format.records import DeleteReport, Finding, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
-    from .maintenance.compaction_plan import CompactionPolicy
+    from .maintenance.repack_plan import RepackPolicy
     from .store import Store
     from .uri import DEFAULT_NAMESPACE, SessionUri
+    from .writing.reader import BundleReader
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -24,7 +24,6 @@ __all__ = [
     "BlockEntry",
     "BlockHeader",
     "BundleReader",
-    "CompactionPolicy",
     "DeleteReport",
     "Finding",
     "Identity",
@@ -32,6 +31,7 @@ __all__ = [
     "Manifest",
     "OpenReport",
     "Receipt",
+    "RepackPolicy",
     "SessionUri",
     "SlotDraft",
     "SlotSpec",
@@ -49,9 +49,10 @@ if not TYPE_CHECKING:  # or no checker would miss a name
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from . import errors, store, uri
         from .disk import location
-        from .format import blocks, identity, manifest, reader, records
-        from .maintenance import compaction_plan
+        from .format import blocks, identity, manifest, records
+        from .maintenance import repack_plan
+        from .writing import reader
 
-        formats = (blocks, identity, manifest, reader, records)
-        modules = (errors, uri, location, *formats, compaction_plan, store)
+        formats = (blocks, identity, manifest, records)
+        modules = (errors, uri, location, *formats, reader, repack_plan, store)
         return next(getattr(module, name) for module in modules if hasattr(module, name))

@@ -10,11 +10,7 @@ from typing import ClassVar, Final
 
 from ..errors import TorporError
 
-PUT_BACK: Final = (
-    "Put the file back from a backup; without one, `torpor repair` mends what needs it: it takes sound copies of its "
-    "blocks, computes again what has none (of newest versions, beside a daemon that serves the model), and cuts off "
-    "only what is left."
-)
+PUT_BACK: Final = "Put the file back, or let `torpor repair --from FOLDER` take what is missing from a backup."
 """The advice for a damaged or missing file of the store, the same everywhere."""
 
 
@@ -30,7 +26,7 @@ class InvalidUri(StoreError):
 
 
 class SessionNotFound(StoreError):
-    """No such session or version. `suggestions` lists close names, `set_aside` versions that repair has set aside."""
+    """No such session or version. `suggestions` lists close names."""
 
 
 class AmbiguousVersion(StoreError):
@@ -113,7 +109,7 @@ class StoreIoError(StoreError):
 
 class IndexFailed(StoreIoError):
     """The index does not answer, or takes no change; `reason` says why. Nothing is lost: it is made anew from
-    bundles."""
+    manifests and packs."""
 
 
 # --- invalid input of callers
@@ -184,11 +180,11 @@ class CorruptStoreFile(Corruption):
 
 
 class CorruptMarks(Corruption):
-    """The file of tags and pins is damaged. Nothing that removes versions runs until it is repaired."""
+    """The file of tags, pins and strips is damaged. No rule removes a version until it is repaired."""
 
 
 class MarksLost(Corruption):
-    """The file of tags and pins is gone, and there was one. Nothing that removes versions runs until it is back."""
+    """The file of tags, pins and strips is missing. No rule removes a version until it is back."""
 
 
 class ReadBackFailed(Corruption):
@@ -196,11 +192,11 @@ class ReadBackFailed(Corruption):
 
 
 class BundleMissing(Corruption):
-    """A version's file is not in the store."""
+    """A manifest or a pack is not in the store."""
 
 
 class BlockMissing(Corruption):
-    """A bundle does not hold the block that a manifest or a caller says it holds."""
+    """No pack has a block that a manifest or a caller names; `whole_up_to`: the tokens of its version before it."""
 
 
 # --- a sound bundle that is not the one that was promised

@@ -105,12 +105,15 @@ with those that match."""
 MAX_MARKS: Final = 16 * KIB
 """Tags and pins of one store. People set them by hand; a program that tags each sleep should use labels."""
 
-MAX_MARKS_BYTES: Final = 12 * MIB
-"""The file with MAX_MARKS marks, each of another session of the longest name: 521 bytes each."""
+MAX_STRIPS: Final = 32 * KIB
+"""Stripped versions of one store."""
 
-MAX_MARKS_NODES: Final = 8 * MAX_MARKS
+MAX_MARKS_BYTES: Final = 30 * MIB
+"""The file with MAX_MARKS marks and MAX_STRIPS strips, each of another session of the longest name: 521 bytes each."""
+
+MAX_MARKS_NODES: Final = 8 * (MAX_MARKS + MAX_STRIPS)
 """Brackets and commas in that file, counted before it is parsed; each value takes one. MAX_MARKS marks in as many
-sessions take 7 each; 128 Ki values take 14 MiB at most once built."""
+sessions take 7 each; 384 Ki values take 42 MiB at most once built."""
 
 MAX_KEEP_DAYS: Final = 36_500
 """A retention in days: a hundred years, far inside what 64 bits of nanoseconds hold."""

@@ -11,7 +11,7 @@ from typing import Final
 from .errors import InvalidPolicy
 from .folder.retention import Retention
 from .format.records import MaintenanceReport
-from .maintenance.compaction_plan import CompactionPolicy
+from .maintenance.repack_plan import RepackPolicy
 from .store import Store
 from .uri import SessionUri
 
@@ -20,7 +20,8 @@ _DAY_SECONDS: Final = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An operation and its options: gc, empty_quarantine, compact, repair, rebuild_index, prune or forget."""
+    """An operation and its options: repack, repair, prune, strip or forget. version: None for all of a session.
+    sources: folders that a repair may copy from."""
 
     operation: str
     uri: SessionUri | None = None
@@ -28,6 +29,8 @@ class Order:
     keep_last: int | None = None
     keep_days: float | None = None
     cold_after_days: float | None = None
+    version: int | None = None
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +51,16 @@ def carry_out(store: Store, order: Order, should_stop: Callable[[], bool] = lamb
         InvalidPolicy: there is no such operation, or the order lacks an option.
         StoreError: as the operation raises it.
     """
-    if order.operation == "gc":
-        return store.gc(dry_run=order.dry_run)
-    if order.operation == "empty_quarantine":
-        return store.empty_quarantine(dry_run=order.dry_run)
-    if order.operation == "compact":
+    if order.operation == "repack":
         seconds = None if order.cold_after_days is None else order.cold_after_days * _DAY_SECONDS
-        policy = CompactionPolicy(cold_after_seconds=seconds)
-        return store.compact(order.uri, dry_run=order.dry_run, policy=policy, should_stop=should_stop)
+        policy = RepackPolicy(cold_after_seconds=seconds)
+        return store.repack(order.uri, dry_run=order.dry_run, policy=policy, should_stop=should_stop)
     if order.operation == "repair":
-        return store.repair(dry_run=order.dry_run)
-    if order.operation == "rebuild_index":
-        return store.rebuild_index(dry_run=order.dry_run)
+        return store.repair(dry_run=order.dry_run, sources=order.sources)
     if order.operation == "prune":
         return store.prune(Retention(order.keep_last, order.keep_days), order.uri, dry_run=order.dry_run)
+    if order.operation == "strip" and order.uri is not None:
+        return store.strip(order.uri, order.version, dry_run=order.dry_run)
     if order.operation == "forget" and order.uri is not None:
         return store.forget(order.uri, dry_run=order.dry_run)
     raise InvalidPolicy(f"{order.operation!r} is no operation on a store, or lacks its session.", field="operation")
@@ -81,15 +80,15 @@ def set_mark(
 
     Raises:
         InvalidUri, AmbiguousVersion, SessionNotFound: which version is meant.
-        InvalidTag, TagTaken, MarkNotFound, BundleMissing, CorruptMarks: why it is not marked.
+        InvalidTag, TagTaken, MarkNotFound, BundleMissing, CorruptMarks, MarksLost: why it is not marked.
     """
     if untag is not None:
-        uri = store.resolve_marked(text)
+        uri = store.resolve(text)
         named = store.marks(uri).tags.get(untag)
         store.untag(uri, untag)  # raises where there was none
         assert named is not None
         return _marks_of(store, uri, named)
-    row = store.resolve_version(text, also_missed=pinned is False)
+    row = store.resolve_version(text)
     if tag is not None:
         store.tag(row.uri, row.version, tag, move=move)
     elif pinned:

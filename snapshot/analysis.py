@@ -25,7 +25,7 @@ import numpy as np
 
 from .. import __version__
 from ..memvid.format.blocks import TOKEN_BYTES, BlockEntry
-from ..memvid.format.reader import BundleReader
+from ..memvid.writing.reader import BundleReader
 from .figures import Difference, ElementFigures, HeadOutliers, HeadSums, figures_of, rounded
 from .stored_version import CacheArray, StoredCache, StoredVersion
 

@@ -134,6 +134,15 @@ class Passes:
             position += step * count
         return position
 
+    def whole_calls(self, token_count: int) -> int:
+        """The tokens of the whole calls among the first tokens: reading can go on behind them as before."""
+        position = 0
+        for size in self:
+            if position + tokens_of(size) > token_count:
+                break
+            position += tokens_of(size)
+        return position
+
     def after(self, token_count: int) -> Passes:
         """The passes behind the first tokens; a call across that point is cut."""
         behind = Passes()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from ..memvid.format.blocks import BlockEntry, SlotSpec
-from ..memvid.format.reader import BundleReader
+from ..memvid.writing.reader import BundleReader
 from .errors import LayoutMismatch, MalformedSnapshot
 from .kind import MOST_LATE_ROWS, RecordShape, is_storable
 from .kinds import kind_named

@@ -22,8 +22,8 @@ import numpy as np
 from ..memvid.format.blocks import BlockEntry
 from ..memvid.format.identity import Identity
 from ..memvid.format.ledger_tail import unread_of
-from ..memvid.format.reader import BundleReader
 from ..memvid.units import format_plural
+from ..memvid.writing.reader import BundleReader
 from . import memory
 from .caches import truncate
 from .canary import Expectation
@@ -53,10 +53,14 @@ class WakePlan:
     state: the record to read, None if none at or before the position can be used. records: its content, cache by cache.
     resumed_tokens: tokens in the caches once they are filled and cut back.
     target_tokens: tokens wanted; those in between have to be computed.
-    tokens: the ledger's bytes up to the target. passes: how it was read, as far as it is known. held_passes: the same
-        for the caches' content.
+    tokens: the ledger's bytes up to the target; where keys and values are not there, up to the end of the call that
+        read the target: all of that call is computed, and then cut back. passes: how it was read, as far as it is
+        known. held_passes: the same for the caches' content.
     checkpoints: positions of the records in between that stay usable.
     has_canary: whether the record has a slot for the canary's logits.
+    end: the record at the target, where the keys and values before it are not there, as of a stripped version: what is
+        computed again ends as it says, or differs. None else. ends_within: the keys and values before the target are
+        not there, and the session went on behind it: whole calls are computed, and cut back to it.
     """
 
     layout: CacheLayout
@@ -72,6 +76,8 @@ class WakePlan:
     held_passes: Passes
     checkpoints: tuple[int, ...]
     has_canary: bool = False
+    end: BlockEntry | None = None
+    ends_within: bool = False
 
     @property
     def has_logits(self) -> bool:
@@ -88,8 +94,8 @@ class WakePlan:
     @property
     def replayed_tokens(self) -> int:
         """Tokens to compute for the target; at least one if its logits are missing."""
-        behind = self.target_tokens - self.resumed_tokens
-        return behind or int(not self.has_logits)
+        behind = len(self.tokens) // 4 - self.resumed_tokens
+        return behind + int(self.ends_within) if behind else int(not self.has_logits)
 
     @property
     def read_bytes(self) -> int:
@@ -135,7 +141,8 @@ def plan_wake(
     read.
 
     at: how many of the session's tokens are wanted, all if None. Caches that can be cut back to it are cut; else the
-    nearest state record before it is read, and the rest is computed.
+    nearest state record before it is read, and the rest is computed. So it is where the keys and values of later blocks
+    are not there, as of a stripped version.
 
     Raises:
         IdentityMismatch: listing every part that differs.
@@ -157,8 +164,14 @@ def plan_wake(
         )
     spans, states = _chain_of(reader)
     expected = functools.cache(layout.span_slots)  # the same for all blocks but the last
-    arrays = {entry.id: require_spans(reader, entry, expected(entry.token_count)) for entry in spans}
-    tokens = reader.tokens()[: 4 * target]
+    near = [entry for entry in spans if entry.start < target]  # what stands behind need not be there
+    arrays = {entry.id: require_spans(reader, entry, expected(entry.token_count)) for entry in near}
+    return _planned(reader, layout, spans, arrays, states, target)
+
+
+def _ledger(reader: BundleReader, layout: CacheLayout, spans: Sequence[BlockEntry], count: int) -> bytes:
+    """The first tokens of a version, uint32, from the headers of its blocks. Raises MalformedSnapshot, StoreError."""
+    tokens = b"".join(reader.read_header(entry).tokens for entry in spans if entry.start < count)[: 4 * count]
     highest = int(np.frombuffer(tokens, dtype="<u4").max(initial=0))
     if highest >= layout.vocabulary:
         raise MalformedSnapshot(
@@ -166,7 +179,7 @@ def plan_wake(
             token=highest,
             vocabulary=layout.vocabulary,
         )
-    return _planned(reader, layout, spans, arrays, states, target, tokens)
+    return tokens
 
 
 def _passes_of(reader: BundleReader) -> Passes:
@@ -184,27 +197,33 @@ def _planned(
     arrays: Mapping[bytes, tuple[StoredArray, ...]],
     states: Sequence[BlockEntry],
     target: int,
-    tokens: bytes,
 ) -> WakePlan:
     """The blocks to read for the first `target` tokens: those that leave the least to compute."""
     state: BlockEntry | None = None
     records: tuple[StoredRecord, ...] = ()
     has_canary = False
     resumed = target
-    end = stored_state(reader, states[-1], layout) if states else None
-    later = next((each for each in states if each.start >= target), None)
+    is_end_told = bool(states) and (states[-1].start <= target or reader.has(states[-1]))
+    end = stored_state(reader, states[-1], layout) if is_end_told else None
+    later = next((each for each in states if each.start >= target and reader.has(each)), None)
     if later is not None:
         found = end if end and later is states[-1] else stored_state(reader, later, layout)
         if later.start == target or all(record.reaches_back for record in found.records):
             state, records, has_canary = later, found.records, found.has_canary
+    read_by = end.passes if end else _passes_of(reader)
+    held, at_end, reach = _held(reader, spans, target), None, target
+    if held < target:
+        at_end = later if later is not None and later.start == target else None
+        reach = read_by.end_behind(target) if layout.by_token else target
+        state, records, has_canary = None, (), False
+        resumed = read_by.whole_calls(held)
     if state is None and not layout.by_token:
-        state = next((each for each in reversed(states) if each.start <= target), None)
+        state = next((each for each in reversed(states) if each.start <= held and reader.has(each)), None)
         resumed = state.start if state else 0
         if state is not None:
             found = stored_state(reader, state, layout)
             records, has_canary = found.records, found.has_canary
     wanted = tuple(entry for entry in spans if entry.start < resumed)
-    read_by = end.passes if end else _passes_of(reader)
     return WakePlan(
         layout=layout,
         spans=wanted,
@@ -214,12 +233,22 @@ def _planned(
         records=records,
         resumed_tokens=resumed,
         target_tokens=target,
-        tokens=tokens,
-        passes=read_by.cut(target),
+        tokens=_ledger(reader, layout, spans, reach),
+        passes=read_by.cut(reach),
         held_passes=read_by.cut_back(resumed),
-        checkpoints=tuple(each.start for each in states if each.start <= target and each is not states[-1]),
+        checkpoints=tuple(
+            each.start for each in states if each.start <= target and each is not states[-1] and reader.has(each)
+        ),
         has_canary=has_canary,
+        end=at_end,
+        ends_within=held < target < reader.manifest.token_count and layout.by_token,
     )
+
+
+def _held(reader: BundleReader, spans: Sequence[BlockEntry], target: int) -> int:
+    """How many of the first `target` tokens have keys and values that are there, in whole blocks."""
+    lacking = next((each for each in spans if each.start < target and not reader.has(each)), None)
+    return target if lacking is None else lacking.start
 
 
 def _target(reader: BundleReader, at: int | None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .caches import is_empty, keep, length
+from .caches import is_empty, keep, length, truncate
 from .checkpoints import Checkpoints
 from .passes import Passes
 
@@ -56,6 +56,12 @@ class LiveState:
         """Whether the caches have the first tokens of the ledger, and maybe more."""
         held = length(self.caches)
         return token_count <= min(len(self.tokens), len(self.tokens) if held is None else held)
+
+    def cut_back(self, token_count: int) -> None:
+        """Let go of all behind the first tokens, and of the logits. Raises InconsistentState: a cache cannot."""
+        truncate(self.caches, token_count)
+        del self.tokens[token_count:]
+        self.passes, self.last_logits = self.passes.cut_back(token_count), None
 
     def kept(self, *, one_token: bool = False) -> Callable[[], None]:
         """A function that restores the present state, but for the count of computed tokens."""

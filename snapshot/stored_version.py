@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memvid.format.blocks import BLOCK_TOKENS, BlockEntry, SlotSpec
-from ..memvid.format.reader import BundleReader
+from ..memvid.writing.reader import BundleReader
 from .errors import MalformedSnapshot
 from .figures import sums_bytes
 from .kind import RecordShape
@@ -118,7 +118,7 @@ class StoredVersion:
         self.spans = [entry for entry in reader.entries if entry.kind == "span"]
         states = [entry for entry in reader.entries if entry.kind == "state"]
         self.token_count = reader.manifest.token_count
-        # A salvaged version may end behind its last record: that one is of another position, and is left out.
+        # A version that ends in a ledger has its last record at an earlier position: that one is left out.
         self.state = states[-1] if states and states[-1].start == self.token_count else None
         # as without a loss: blocks differ in it
         self._span_slots = _exact_slots(_slots_of(reader, self.spans[0])) if self.spans else ()

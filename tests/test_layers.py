@@ -37,8 +37,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
 # What each folder holds, in the order in which it builds on itself: each may import what stands before it.
 HOLDS: dict[str, tuple[str, ...]] = {
     "memvid": (
-        *("errors", "limits", "uri", "units", "disk", "format", "folder", "index", "checking", "writing", "exchange"),
-        *("recovery", "maintenance", "access", "store", "operations"),
+        *("errors", "limits", "uri", "units", "disk", "format", "format_1", "folder", "index", "writing", "checking"),
+        *("exchange", "recovery", "maintenance", "access", "store", "operations"),
     ),
     "daemon": (
         *("errors", "api", "options", "events", "tasks", "models", "engine", "sessions", "sleep", "prefixes", "memory"),

@@ -20,9 +20,9 @@ FolderArgument = Annotated[Path, argument("DIR", "A new or empty folder, or an e
 def backup(
     folder: FolderArgument, socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False
 ) -> int:
-    """Works beside a running daemon, which may sleep and compact meanwhile. Files that the folder has already are not
-    copied again, and deleted versions stay in it. Every copied byte is checked. What an awake session has read since
-    its last version is not in it: torpor sleep first.
+    """Works beside a running daemon, which may sleep and repack meanwhile. What the folder has already is not copied
+    again, and deleted versions stay in it. Every copied byte is checked. What an awake session has read since its last
+    version is not in it: torpor sleep first. [cyan]torpor repair --from DIR[/] takes back what the store has lost.
 
     [bold]Examples[/]
 

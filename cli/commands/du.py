@@ -11,16 +11,15 @@ from rich.console import Group, RenderableType
 from ...memvid.format.records import SessionUsage, UsageReport
 from ...memvid.units import format_bytes, format_count
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
-from ..reach.store_view import choose_served_store, open_store
+from ..reach.store_view import choose_served_store, find_holder, open_store
 from ..view.disk import budgets_in, remark_on_room
 from ..view.output import Output, facts_table, plain, render_problem, rows_table
 
 # The parts of the store's bytes, in the order of the table; an empty part is left out.
 _PLACES = (
-    ("live_bytes", "versions of sessions"),
-    ("retired_bytes", "kept for others"),
-    ("unreadable_bytes", "unreadable"),
-    ("quarantine_bytes", "set aside by repair"),
+    ("version_bytes", "manifests of versions"),
+    ("pack_bytes", "packs"),
+    ("damaged_bytes", "moved away by repair"),
     ("incoming_bytes", "waiting to be imported"),
     ("index_bytes", "index"),
     ("temp_bytes", "unfinished"),
@@ -50,7 +49,8 @@ def du(
     with open_store(path) as opened:
         only = opened.resolve(session) if session is not None else None
         report = opened.usage()
-        counted = opened.opening.index_rebuilt is None  # a rebuilt index does not know what was written today
+    # An index that was made anew does not know what was written today; the copy on the disk lags behind a writer.
+    counted = opened.opening.index_rebuilt is None and find_holder(path) is None
     sessions = [usage for usage in report.sessions if only in (None, usage.uri)]
     if as_json:
         output.document("du", document_of(report, sessions, path, counted=counted) | {"disk": disk})
@@ -101,10 +101,10 @@ def render_store(report: UsageReport, path: Path, disk: dict[str, Any] | None, *
         if size_bytes := getattr(report, field):
             facts.add_row(f"    {name}", format_bytes(size_bytes))
     facts.add_row("  shared", f"{format_bytes(report.shared_bytes)} that several sessions need, counted once")
-    hint = ": torpor gc and compact give back what is worth it" if report.unneeded_bytes else ""
+    hint = ": torpor repack gives back what is worth it" if report.unneeded_bytes else ""
     facts.add_row("  unneeded", f"{format_bytes(report.unneeded_bytes)}{hint}")
-    unknown = "not known: the index counts it, and is missing or damaged"
-    facts.add_row("  written today", format_bytes(report.written_today_bytes) if counted else unknown)
+    at_least = "" if counted else ", at least: the index that counts it is older than the store"
+    facts.add_row("  written today", format_bytes(report.written_today_bytes) + at_least)
     facts.add_row("  free on the disk", format_bytes(report.free_bytes))
     if disk is not None:
         facts.add_row("  budgets", ", ".join(budgets_in(disk)) or "none (torpor serve --store-budget)")

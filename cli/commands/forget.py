@@ -19,8 +19,8 @@ def forget(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """[cyan]torpor rm[/] keeps a file whole as long as another session needs a part of it. This cuts the name, text and
-    state of the forgotten session out of such a file. What another session has read too stays. Asks first on a
+    """[cyan]torpor rm[/] leaves a pack as it is as long as another session needs a part of it. This writes such a pack
+    anew, without the text and state of the forgotten session. What another session has read too stays. Asks first on a
     terminal; in a script, --yes is required.
 
     [bold]Examples[/]

@@ -15,7 +15,7 @@ from ..reach.store_view import (
     describe_holder,
     find_holder,
     find_marks_problem,
-    find_missing_files,
+    find_missing_manifests,
     list_store,
     open_store,
 )
@@ -35,14 +35,18 @@ NamespaceArgument = Annotated[
 MARKS = {  # by field of a session: the mark behind its state, its style and its meaning
     "dirty": ("*", "default", "changed since its last version"),
     "unread_tokens": ("+", "default", "the next use computes its last tokens again: torpor show says how many"),
-    "salvaged": ("~", "yellow", "the beginning of a damaged version, which a repair saved: torpor show says how much"),
+    "stripped": (
+        "~",
+        "yellow",
+        "stripped: the next use reads those tokens again whose keys and values nothing else has kept",
+    ),
     "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
     "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),
     "durability": ("-", "yellow", "made to be thrown away: a crash loses what it did since its last version"),
     "file_missing": (
         "!",
         "red",
-        "its newest version has no file: if awake, put it to sleep, and it has one; if not, ask torpor verify",
+        "its newest version has no manifest: if awake, put it to sleep, and it has one; if not, ask torpor verify",
     ),
 }
 STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
@@ -70,7 +74,7 @@ def ls(
     holder = find_holder(Path(place)) if unserved else None
     ended = find_ended_daemon() if unserved and holder is None else None
     problems = [problem for problem in (ended, find_marks_problem(Path(place))) if problem]
-    missing = find_missing_files(Path(place), sessions)
+    missing = find_missing_manifests(Path(place), sessions)
     if as_json:
         problems += missing
         body = {"source": source, "store": place, "sessions": sessions, "problems": problems, "locked_by": holder}

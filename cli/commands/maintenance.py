@@ -1,16 +1,23 @@
-"""`torpor gc`, `compact`, `prune`, `repair` and `rebuild-index`: looking after a store."""
+"""`torpor repack`, `strip`, `prune` and `repair`: looking after a store."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...daemon.api.limits import MAX_DAYS
-from ...daemon.api.store import MaintainRequest, Operation
+from ...daemon.api.store import MaintainRequest
 from ..errors import InvalidUsage
-from ..reach.options import DryRunOption, JsonOption, OnlySessionArgument, SocketOption, WrittenStoreOption, option
-from ..view.output import Output
+from ..reach.options import (
+    DryRunOption,
+    JsonOption,
+    OnlySessionArgument,
+    SocketOption,
+    VersionArgument,
+    WrittenStoreOption,
+    option,
+)
+from ..view.output import Output, plain
 from .maintenance_report import write_report
 from .upkeep import carry_out
 
@@ -38,36 +45,13 @@ KeepDaysOption = Annotated[
 ]
 
 
-QuarantineOption = Annotated[
-    bool, typer.Option("--quarantine", help="Remove what repair has set aside, too: it cannot come back then.")
+FromOption = Annotated[
+    list[Path] | None,
+    option("--from FOLDER", "Take what the store lacks from the files in FOLDER. Can be repeated. No daemon may run."),
 ]
 
 
-def gc(
-    quarantine: QuarantineOption = False,
-    dry_run: DryRunOption = False,
-    socket: SocketOption = None,
-    store: WrittenStoreOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Deleting a session leaves files that other sessions share. This removes those that no session needs any more, and
-    what unfinished work has left. A file that somebody needs, or has open, is never removed.
-
-    What repair has set aside stays, with all that it needs, because it may still come back. [cyan]--quarantine[/]
-    gives it up for good.
-
-    [bold]Examples[/]
-
-    [cyan]torpor gc --dry-run[/]
-    [cyan]torpor gc[/]
-    [cyan]torpor gc --quarantine[/]
-    """
-    output = Output(as_json=as_json)
-    operation: Operation = "empty_quarantine" if quarantine else "gc"
-    return write_report(output, "gc", carry_out(output, MaintainRequest(operation, dry_run=dry_run), socket, store))
-
-
-def compact(
+def repack(
     session: OnlySessionArgument = None,
     cold_after_days: ColdAfterOption = None,
     dry_run: DryRunOption = False,
@@ -75,16 +59,41 @@ def compact(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Every byte that is copied is checked before the old file goes. A daemon serves and sleeps meanwhile.
+    """Deletes and strips leave bytes in packs that others need too. This removes packs that nothing needs, writes those
+    anew that are mostly unneeded or too many for one session, and removes what unfinished work has left. Every byte
+    that is copied is checked before the old pack goes. A daemon serves and sleeps meanwhile. No version changes.
 
     [bold]Examples[/]
 
-    [cyan]torpor compact --dry-run[/]
-    [cyan]torpor compact notes --cold-after-days 30[/]
+    [cyan]torpor repack --dry-run[/]
+    [cyan]torpor repack notes --cold-after-days 30[/]
     """
     output = Output(as_json=as_json)
-    order = MaintainRequest("compact", session=session, dry_run=dry_run, cold_after_days=cold_after_days)
-    return write_report(output, "compact", carry_out(output, order, socket, store))
+    order = MaintainRequest("repack", session=session, dry_run=dry_run, cold_after_days=cold_after_days)
+    report = carry_out(output, order, socket, store)
+    return write_report(output, "repack", report, nothing="no pack was touched" if report.problems else "nothing to do")
+
+
+def strip(
+    session: VersionArgument,
+    dry_run: DryRunOption = False,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """The tokens stay, and with them the text; the keys and values leave the disk unless another version needs them.
+    The next use of the session has the model read its tokens again, which takes the time that they took at first.
+    Without an @ all versions of the session are stripped. It has to be asleep.
+
+    [bold]Examples[/]
+
+    [cyan]torpor strip notes --dry-run[/]
+    [cyan]torpor strip notes@3[/]
+    """
+    output = Output(as_json=as_json)
+    order = MaintainRequest("strip", session=session, dry_run=dry_run)
+    nothing = f"{plain(session)} is stripped already"
+    return write_report(output, "strip", carry_out(output, order, socket, store), nothing=nothing)
 
 
 def prune(
@@ -112,38 +121,24 @@ def prune(
 
 
 def repair(
+    sources: FromOption = None,
     dry_run: DryRunOption = False,
     socket: SocketOption = None,
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Every byte is read. Damaged files are set aside in the store's folder [cyan]quarantine[/], after what is sound in
-    them and needed has been saved. Exit status 6 if something stays wrong; each problem says what it costs.
+    """Every byte is read. What is sound in a damaged pack is copied to a new one; then the damaged file moves to the
+    store's folder [cyan]damaged[/]. With --from, what is missing is copied from a folder: a backup, or one with files
+    that were moved away. No version is given up: one that still lacks something stays, whole up to a token. A daemon
+    also computes damaged parts of newest versions again, as far as it can. Exit status 6 if something stays wrong.
 
     [bold]Examples[/]
 
     [cyan]torpor repair --dry-run[/]
+    [cyan]torpor repair --from /mnt/disk/torpor[/]
     [cyan]torpor repair --store /backup/store --json | jq .problems[/]
     """
     output = Output(as_json=as_json)
-    return write_report(output, "repair", carry_out(output, MaintainRequest("repair", dry_run=dry_run), socket, store))
-
-
-def rebuild_index(
-    dry_run: DryRunOption = False,
-    socket: SocketOption = None,
-    store: WrittenStoreOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """A damaged, missing or stale index is made anew by itself when a store is opened; this is for doubts.
-
-    [bold]Examples[/]
-
-    [cyan]torpor rebuild-index[/]
-    [cyan]torpor rebuild-index --store /backup/store[/]
-    """
-    output = Output(as_json=as_json)
-    report = carry_out(output, MaintainRequest("rebuild_index", dry_run=dry_run), socket, store)
-    made = "[green]done[/]  the index was rebuilt, and is the same as before"
-    nothing = "nothing would change" if dry_run else made
-    return write_report(output, "rebuild-index", report, nothing=nothing)
+    order = MaintainRequest("repair", dry_run=dry_run)
+    report = carry_out(output, order, socket, store, sources or ())
+    return write_report(output, "repair", report, nothing="nothing to mend")

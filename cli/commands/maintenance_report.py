@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...daemon.api.store import MaintenanceAction, MaintenanceResult
+from ...daemon.api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY, OK, STATUS_OF_CODE
 from ..reach.interrupts import ignore_interrupts
@@ -21,6 +22,7 @@ from ..view.output import Output, plain, render_problem, rows_table
 ROWS_SHOWN = 40  # actions on the screen; JSON has them all
 # In a reason, shortened as in the table: whole ones fill line after line of a narrow column.
 _FILE_OR_ID = re.compile(r"(?:/\S*/)?\b([0-9a-f]{64})\b")
+_SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z`])")
 KEEP = "keep"  # no action, but the reason why there is none
 
 # The participles of actions. An action of a later version is written as it is.
@@ -29,16 +31,13 @@ _DONE = {
     "strip": "stripped",
     "rewrite": "rewritten",
     "recompress": "recompressed",
-    "quarantine": "set aside",
-    "salvage": "salvaged",
-    "restore": "brought back",
-    "retire": "retired",
     "unmark": "unmarked",
-    "index": "indexed",
     "import": "imported",
     "export": "exported",
     "quantise": "quantised",
     "copy": "copied",
+    "move": "moved",
+    "heal": "healed",
     KEEP: "kept",
 }
 
@@ -54,13 +53,23 @@ def write_report(output: Output, command: str, report: MaintenanceResult, *, not
     hidden = max(0, len(report.actions) - ROWS_SHOWN)
     if hidden + report.actions_left_out:
         output.line(f"[dim]… and {format_count(hidden + report.actions_left_out)} more (--json has them)[/]")
-    for problem in report.problems[:ROWS_SHOWN]:
-        output.line(render_problem(asdict(problem)))
+    for problem in _without_repeats(report.problems[:ROWS_SHOWN]):
+        output.line(render_problem(problem))
     unseen = max(0, len(report.problems) - ROWS_SHOWN) + report.problems_left_out
     if unseen:
         output.line(f"[dim]… and {format_plural(unseen, 'more problem')} (--json has them)[/]")
     output.line(_sums(report, nothing))
     return _exit_status(report)
+
+
+def _without_repeats(problems: Sequence[MaintenanceProblem]) -> Iterator[dict[str, Any]]:
+    """The problems without sentences that an earlier one ends with: one missing pack is a problem of many versions."""
+    told: set[str] = set()
+    for problem in problems:
+        first, *others = _SENTENCE_END.split(problem.message)
+        message = " ".join([first, *(sentence for sentence in others if sentence not in told)])
+        told.update(others)
+        yield {**asdict(problem), "message": message}
 
 
 def render_actions(report: MaintenanceResult) -> Any:
@@ -87,9 +96,9 @@ def _owner(action: MaintenanceAction) -> str:
 
 
 def _short_file(path: str) -> str:
-    """A bundle's file by the first digits of its id, any other by its name."""
+    """A manifest or a pack by the first digits of its id, any other file by its name."""
     name = Path(path).name
-    stem, _, rest = name.partition(".")  # a file that was set aside has a number after its ending
+    stem, _, rest = name.partition(".")  # a file in the folder `damaged` has a number after its ending
     if len(stem) == 64:
         return f"{format_id(stem)}.{rest}"
     return name or path

@@ -1,4 +1,4 @@
-"""`torpor rm`: delete sessions, awake or asleep, with all their versions."""
+"""`torpor rm`: delete sessions, awake or asleep, with all their versions; or single versions."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from pathlib import Path
 
 from ...daemon.api.store import DeleteResult
 from ...memvid.units import format_bytes, format_plural
-from ...memvid.uri import parse_reference
+from ...memvid.uri import VERSION_MARK, parse_reference
 from ...socket_api.client.client import Client
 from ...socket_api.errors import DaemonUnreachable
 from ..exit_codes import ERROR
 from ..reach.batches import run_batch
 from ..reach.consent import YesOption, has_consent
 from ..reach.daemon_link import connect, nobody_is_there
-from ..reach.options import JsonOption, SessionsArgument, SocketOption
+from ..reach.options import JsonOption, SocketOption, VersionsArgument
 from ..view.output import Output, plain
 
 
 def rm(
-    sessions: SessionsArgument, yes: YesOption = False, socket: SocketOption = None, as_json: JsonOption = False
+    sessions: VersionsArgument, yes: YesOption = False, socket: SocketOption = None, as_json: JsonOption = False
 ) -> int:
-    """Asks first on a terminal; in a script, --yes is required. Bytes that other sessions share stay.
+    """Asks first on a terminal; in a script, --yes is required. Bytes that others share stay. A version whose manifest
+    is missing or damaged can be deleted, too.
 
     [bold]Examples[/]
 
     [cyan]torpor rm notes[/]
+    [cyan]torpor rm notes@3[/]
     [cyan]torpor rm notes review --yes --json[/]
     """
     output = Output(as_json=as_json)
@@ -41,7 +43,7 @@ def rm(
 
         status = run_batch(output, "rm", sessions, delete, _line)
         for session in sessions if not as_json else ():
-            if branches := _branches_of(client, session):
+            if VERSION_MARK not in session and (branches := _branches_of(client, session)):
                 output.remark(
                     f"{format_plural(len(branches), 'session')} named after {plain(session)} stay, as a tree that was "
                     f"kept leaves its branches: {plain(branches[0])} to {plain(branches[-1])}. Delete them by their "
@@ -64,13 +66,12 @@ def _connect(socket: Path | None) -> Client:
         return connect(socket)
     except DaemonUnreachable as error:
         if nobody_is_there(error):
-            error.message += " Without one, `torpor forget` deletes a session, and erases its bytes too."
+            error.message += " Without one, `torpor forget` deletes a whole session, and erases its bytes too."
         raise
 
 
 def _line(report: DeleteResult) -> str:
     return (
         f"{plain(report.session)}  deleted: {format_plural(report.versions_deleted, 'version')},"
-        f" {format_plural(report.bundles_deleted, 'bundle')},"
         f" {format_bytes(report.bytes_freed)} freed"
     )

@@ -19,11 +19,10 @@ from ...memvid.uri import VERSION_MARK
 from ..exit_codes import INTEGRITY, exit_status_of
 from ..reach.daemon_link import find_daemon, find_ended_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument
-from ..reach.store_view import find_marks_problem, load_detail, open_store
+from ..reach.store_view import find_marks_problem, load_detail, open_store, tell_stripped
 from ..view.damage import add_suggestion
 from ..view.formatting import format_id, format_time
 from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table
-from ..view.wake_remarks import describe_salvaged
 
 WIDE_COLUMNS = 100  # a narrower terminal is shown short ids
 _FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "MADE")
@@ -46,6 +45,7 @@ def show(
     """
     output = Output(as_json=as_json)
     source, place, detail = _load(session, socket, store)
+    tell_stripped(place, detail["versions"])
     ended = find_ended_daemon() if source == "store" and store is None and socket is None else None
     problems = [problem for problem in (ended, find_marks_problem(place)) if problem]
     if as_json:
@@ -139,8 +139,8 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
         facts.add_row("  resident", format_bytes(info["resident_bytes"]))
     if info["stored_bytes"]:
         facts.add_row("  stored", format_bytes(info["stored_bytes"]))
-    if saved := info["salvaged"]:
-        facts.add_row("  saved", describe_salvaged(saved["tokens"], saved["of"]))
+    if any(version["version"] == info["version"] and version["stripped"] for version in detail["versions"]):
+        facts.add_row("  stripped", "the next use reads those tokens again whose keys and values nothing else has kept")
     if lossy:
         tokens = format_plural(lossy["tokens"], "token")
         facts.add_row("  lossy", f"keys and values of the first {tokens} in {lossy['bits']} bits")
@@ -184,7 +184,9 @@ def _versions(versions: list[dict[str, Any]]) -> RenderableType:
             "WRITTEN": format_bytes(version["bundle_bytes"]),
             "STATE": format_bytes(version["logical_bytes"]),
             "MADE": format_time(version["created_ns"]),
-            "MARKS": plain(" ".join([*version["tags"], *(["(pinned)"] if version["pinned"] else [])])),
+            "MARKS": plain(
+                " ".join([*version["tags"], *(f"({mark})" for mark in ("pinned", "stripped") if version[mark])])
+            ),
         }
         table.add_row(*figures.values())
     return table

@@ -126,10 +126,7 @@ def import_(
             f" {format_bytes(receipt.bytes_written)} written"
         )
     if newest is not None and newest > receipt.version:
-        output.remark(
-            f"version {newest} is newer, so the next wake gives that one; if a repair has saved it from this version,"
-            " torpor repair lets it give way"
-        )
+        output.remark(f"version {newest} is newer, so the next wake gives that one")
 
 
 def _require_readable(source: Path) -> None:

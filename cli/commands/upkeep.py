@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...daemon.api.store import MaintainRequest, MaintenanceResult, MarkRequest, MarksResult
@@ -24,10 +24,10 @@ from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.format.records import Action, MaintenanceReport
 from ...memvid.recovery.restoring import lacks_store_file, restore_store_file
 from ...memvid.store import Store
-from ...memvid.uri import SessionUri, parse_reference
+from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ...socket_api.client.client import Client
 from ...socket_api.errors import RemoteError
-from ..errors import Interrupted
+from ..errors import Interrupted, InvalidUsage
 from ..reach.daemon_link import find_daemon
 from ..reach.store_view import open_store
 from ..view.output import OnProgress, Output, render_problem
@@ -36,21 +36,37 @@ from ..view.output import OnProgress, Output, render_problem
 PATIENCE_S = 24 * 3600.0
 
 
-def carry_out(output: Output, order: MaintainRequest, socket: Path | None, store: Path | None) -> MaintenanceResult:
+def carry_out(
+    output: Output, order: MaintainRequest, socket: Path | None, store: Path | None, sources: Sequence[Path] = ()
+) -> MaintenanceResult:
     """Carry an operation out, and show that it is under way: by the daemon if one runs and no store is named. A plan
-    needs no lock.
+    needs no lock. sources: folders that a repair may copy from; by this process alone, for a daemon opens no file that
+    a client names.
 
     Raises:
+        InvalidUsage: there are sources, and a daemon serves the store.
         StoreLocked: another process has the store.
         NoStore: there is none, and none is made.
         Interrupted: Ctrl-C; the message tells the state of the work.
     """
-    with output.progress(order.operation.replace("_", " ")):
-        return _carry_out(order, socket, store)
+    with output.progress(order.operation):
+        return _carry_out(order, socket, store, sources)
 
 
-def _carry_out(order: MaintainRequest, socket: Path | None, store: Path | None) -> MaintenanceResult:
+def _carry_out(
+    order: MaintainRequest, socket: Path | None, store: Path | None, sources: Sequence[Path]
+) -> MaintenanceResult:
     daemon = find_keeper(socket, store)
+    if daemon is not None and sources:
+        with daemon:
+            raise InvalidUsage(
+                f"A daemon serves {daemon.status().store}, and it opens no folder that a client names. Stop it "
+                "(`torpor stop`), repair the store with --from, and start it again (`torpor ensure`).",
+                option="--from",
+            )
+    for folder in sources:
+        if not folder.is_dir():
+            raise InvalidUsage(f"--from takes a folder, and {folder} is none.", option="--from")
     if daemon is not None:
         with daemon, _telling(order, "The daemon ends the work that it has begun; ask again for the rest."):
             answer: MaintenanceResult = daemon.ask(VERBS["maintain"], order)
@@ -65,15 +81,18 @@ def _carry_out(order: MaintainRequest, socket: Path | None, store: Path | None) 
         _telling(order, "The store is sound, and the work done so far stays; the same command does the rest."),
         open_store(path) if order.dry_run else open_to_maintain(path) as opened,
     ):
+        uri, version = _named(opened, order)
         report = operations.carry_out(
             opened,
             operations.Order(
                 operation=order.operation,
-                uri=None if order.session is None else _uri_of(opened, order),
+                uri=uri,
                 dry_run=order.dry_run,
                 keep_last=order.keep_last,
                 keep_days=order.keep_days,
                 cold_after_days=order.cold_after_days,
+                version=version,
+                sources=tuple(map(str, sources)),
             ),
         )
     return MaintenanceResult.of(dataclasses.replace(report, actions=(*restored, *report.actions)))
@@ -158,12 +177,17 @@ def _newest_in(daemon: Client, session: str) -> int | None:
         return None
 
 
-def _uri_of(store: Store, order: MaintainRequest) -> SessionUri:
-    """The session of an order. One to forget may be gone already, and an interrupted forget may have left its bytes."""
-    assert order.session is not None
+def _named(store: Store, order: MaintainRequest) -> tuple[SessionUri | None, int | None]:
+    """The session of an order, and the version behind its `@`. A session to forget may be gone already, and an
+    interrupted forget may have left its bytes."""
+    if order.session is None:
+        return None, None
+    if VERSION_MARK in order.session:
+        row = store.resolve_version(order.session)
+        return row.uri, row.version
     try:
-        return store.resolve(order.session)
+        return store.resolve(order.session), None
     except SessionNotFound:
         if order.operation != "forget":
             raise
-        return parse_reference(order.session)
+        return parse_reference(order.session), None

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Annotated, Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from ...memvid.format.records import VerifyReport
-from ...memvid.units import format_bytes, format_plural
+from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY, OK
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption, option
 from ..reach.store_view import choose_store, open_store
-from ..view.damage import OF_NO_VERSION, explain_findings
+from ..view.damage import SessionDamage, VersionState, damage_by_session, findings_of
 from ..view.formatting import format_seconds
-from ..view.output import Output, plain
+from ..view.output import Output, plain, render_problem
 
-VERSIONS_SHOWN = 8  # affected versions of a finding on the screen; JSON has them all
-REMEDIES_SHOWN = 3
-_NAMES_A_BUNDLE = re.compile(r"/[0-9a-f]{64}\.mv[br]\b", re.ASCII)
+SESSIONS_SHOWN = 20  # sessions that are not whole, on the screen; JSON has them all
+LINES_SHOWN = 8  # lines of versions, and files to put back, of one of them
+NAMED = 6  # versions that are alike and named one by one
 
 DeepOption = Annotated[bool, option("--deep", "Read and hash every byte.")]
 
@@ -34,14 +31,16 @@ def verify(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Reads the files of --store, of the running daemon's store, or of the default one. Changes nothing, repairs
-    nothing, needs no daemon and disturbs none. Exit status 6 if anything is damaged or missing.
+    """Of each session that is damaged it says which versions are whole, which are whole up to a token, what to put
+    back, and how the session goes on without it. Reads the files of --store, of the running daemon's store, or of the
+    default one. Changes nothing, repairs nothing, needs no daemon and disturbs none. Exit status 6 if anything is
+    damaged or missing.
 
     [bold]Examples[/]
 
     [cyan]torpor verify[/]
     [cyan]torpor verify notes --deep[/]
-    [cyan]torpor verify --deep --json | jq .findings[/]
+    [cyan]torpor verify --deep --json | jq .sessions[/]
     """
     output = Output(as_json=as_json)
     path = choose_store(store, socket)
@@ -49,59 +48,103 @@ def verify(
     with open_store(path) as opened, output.progress("verifying", unit="bytes") as on_progress:
         uri = opened.resolve(session) if session is not None else None
         report = opened.verify(uri, deep=deep, on_progress=on_progress)
-        findings = explain_findings(opened, report.findings)
-    return _finish(output, report, findings, str(path), deep=deep, seconds=time.perf_counter() - started)
-
-
-def _finish(
-    output: Output, report: VerifyReport, findings: list[dict[str, Any]], path: str, *, deep: bool, seconds: float
-) -> int:
+        findings = findings_of(opened, report)
+        damaged = damage_by_session(opened, report)
+    seconds = time.perf_counter() - started
     status = OK if report.ok else INTEGRITY
-    if output.as_json:
-        body = {"store": path, "ok": report.ok, "seconds": seconds, **asdict(report), "findings": findings}
-        output.document("verify", body)
+    if as_json:
+        output.document("verify", _document(report, findings, damaged) | {"store": str(path), "seconds": seconds})
         return status.number
-    for finding in together(findings):
-        output.stdout.print(render_finding(finding), soft_wrap=True)
+    _write_files(output, findings)
+    _write_sessions(output, damaged)
     checked = (
-        f"{format_plural(report.bundles_checked, 'bundle')}, {format_plural(report.blocks_checked, 'block')},"
+        f"{format_plural(report.bundles_checked, 'version')}, {format_plural(report.blocks_checked, 'block')},"
         f" {format_bytes(report.bytes_checked)} read in {format_seconds(seconds)}"
     )
     if report.ok:
         output.line(f"[green]sound[/]  {checked}" + ("" if deep else "; --deep reads every byte"))
     else:
-        output.line(f"[red]damaged[/]  {format_plural(len(findings), 'finding')} in {checked}")
+        output.line(f"[red]damaged[/]  {_harm(report, damaged)} Checked: {checked}")
     return status.number
 
 
-def together(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Merge findings whose message names the same bundle: one has the versions and remedies of all, and the count of
-    further files (`more_files`)."""
-    merged: dict[tuple[str, str, str], dict[str, Any]] = {}
+def _document(
+    report: VerifyReport, findings: Sequence[Mapping[str, Any]], damaged: Sequence[SessionDamage]
+) -> dict[str, Any]:
+    return {
+        "ok": report.ok,
+        "bundles_checked": report.bundles_checked,
+        "blocks_checked": report.blocks_checked,
+        "bytes_checked": report.bytes_checked,
+        "findings": findings,
+        "sessions": [asdict(each) for each in damaged],
+    }
+
+
+def _harm(report: VerifyReport, damaged: Sequence[SessionDamage]) -> str:
+    """How much is not whole, in a sentence."""
+    found = format_plural(len(report.findings), "finding")
+    if not damaged:
+        return f"{found}, but every version is whole."
+    of = format_plural(len(damaged), "session")
+    not_whole = format_plural(len(report.damaged), "version")
+    return f"{not_whole} of {of} {'is' if len(report.damaged) == 1 else 'are'} not whole, {found}."
+
+
+def _write_files(output: Output, findings: Sequence[Mapping[str, Any]]) -> None:
+    """Write the findings of files; those of versions are told by session."""
     for finding in findings:
-        own = "" if _NAMES_A_BUNDLE.search(finding["message"]) else finding["path"]
-        new = {**finding, "versions": [], "remedies": [], "more_files": -1}
-        one = merged.setdefault((finding["code"], finding["message"], own), new)
-        one["more_files"] += 1
-        one["versions"] += [version for version in finding["versions"] if version not in one["versions"]]
-        one["remedies"] += [remedy for remedy in finding["remedies"] if remedy not in one["remedies"]]
-    return list(merged.values())
+        if finding["version"] is None:
+            output.line(render_problem(finding))
 
 
-def render_finding(finding: Mapping[str, Any]) -> RenderableType:
-    """Draw one finding: the fault and its file, in whole lines, then the affected versions and the remedies."""
-    versions = [f"{plain(one['session'])} version {one['version']}" for one in finding["versions"]]
-    more = _more(finding.get("more_files", 0), "file")
-    lines = [f"[red]{plain(finding['code'])}[/]  {plain(finding['path'])}{more}", f"  {plain(finding['message'])}"]
-    if finding["bundle"] and finding["code"] not in OF_NO_VERSION:
-        affected = ", ".join(versions[:VERSIONS_SHOWN]) + _more(len(versions) - VERSIONS_SHOWN, "version")
-        lines.append(f"  [dim]affected:[/] {affected or 'no version that the index knows'}")
-    remedies = [plain(remedy) for remedy in finding["remedies"]]
-    if remedies:
-        text = "\n          ".join(remedies[:REMEDIES_SHOWN])
-        lines.append(f"  [dim]remedy:[/] {text}{_more(len(remedies) - REMEDIES_SHOWN, 'session')}")
-    return Text.from_markup("\n".join(lines), emoji=False)
+def _write_sessions(output: Output, damaged: Sequence[SessionDamage]) -> None:
+    for each in damaged[:SESSIONS_SHOWN]:
+        output.line("\n".join(render_damage(each)))
+    if len(damaged) > SESSIONS_SHOWN:
+        output.line(f"[dim]… and {format_plural(len(damaged) - SESSIONS_SHOWN, 'more session')} (--json has them)[/]")
 
 
-def _more(count: int, what: str) -> str:
-    return f" [dim]… and {format_plural(count, f'more {what}')} (--json has them)[/]" if count > 0 else ""
+def render_damage(damage: SessionDamage) -> list[str]:
+    """Markup of a session that is not whole: its versions, what to put back, and how it goes on."""
+    lines = [f"[bold]{plain(damage.session)}[/]"]
+    for _, run in groupby(damage.versions, key=_likeness):
+        lines.append(f"  {_state_of(list(run))}")
+    lines = _cut(lines, LINES_SHOWN + 1)
+    files = _cut([plain(each) for each in damage.put_back], LINES_SHOWN)
+    lines.append(f"  [dim]put back[/]  {files[0]}")
+    lines += [f"            {each}" for each in files[1:]]
+    lines.append("            or let [cyan]torpor repair --from FOLDER[/] take it from a backup")
+    lines.append(f"  [dim]goes on[/]   {plain(damage.goes_on)}")
+    return lines
+
+
+def _cut(lines: list[str], most: int) -> list[str]:
+    """The first of many lines, and how many more there are."""
+    more = len(lines) - most
+    return (
+        lines
+        if more <= 0
+        else [*lines[:most], f"            [dim]… and {format_count(more)} more (--json has them)[/]"]
+    )
+
+
+def _likeness(state: VersionState) -> tuple[bool, str, int]:
+    """Versions that are alike in this are told in one line."""
+    return state.is_whole, state.manifest, 0 if state.is_whole else state.whole_up_to
+
+
+def _state_of(run: Sequence[VersionState]) -> str:
+    first, numbers = run[0], [str(each.version) for each in run]
+    if len(run) == 1:
+        name = f"version {numbers[0]}"
+    elif len(run) <= NAMED:
+        name = f"versions {', '.join(numbers[:-1])} and {numbers[-1]}"
+    else:
+        name = f"{format_count(len(run))} versions, {numbers[0]} to {numbers[-1]}"
+    if first.is_whole:
+        return f"{name}: [green]whole[/]"
+    if first.manifest != "sound":
+        return f"{name}: [red]manifest {first.manifest}[/]"
+    of = f" of {format_count(first.token_count)}" if len(run) == 1 else ""
+    return f"{name}: [red]whole up to token {format_count(first.whole_up_to)}{of}[/]"

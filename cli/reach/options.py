@@ -28,8 +28,7 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 
 _HINTS = {
-    "rm": "torpor prune removes earlier versions.",
-    "forget": "torpor prune removes earlier versions.",
+    "forget": "torpor rm deletes a version.",
     "prune": "The options say which versions stay.",
     "untag": "The tag says which version has it.",
 }
@@ -78,6 +77,10 @@ def _require_version(context: typer.Context, value: str) -> str:
     return _name_in(context, value)
 
 
+def _require_versions(context: typer.Context, value: list[str]) -> list[str]:
+    return [_require_version(context, text) for text in value]
+
+
 def _name_in(context: typer.Context, text: str) -> str:
     namespace = namespace_of(context)
     return text if namespace is None else name_in(namespace, text)
@@ -109,6 +112,14 @@ VersionArgument = Annotated[
         callback=_require_version,
     ),
 ]
+VersionsArgument = Annotated[
+    list[str],
+    argument(
+        "SESSION[@VERSION]...",
+        "A session whole, or one version of it: a number, a tag, or 8 or more digits of its bundle id.",
+        callback=_require_versions,
+    ),
+]
 LabelChoice = Annotated[str | None, option("--label TEXT", "The sessions that have this label.")]
 NamespaceChoice = Annotated[
     str | None,
@@ -133,10 +144,13 @@ NAMESPACE_PARAMETER = inspect.Parameter(
 )
 
 
+_READS_NAMES = (require_sessions, _require_version, _require_versions, enter_namespace)
+
+
 def takes_namespace(signature: inspect.Signature) -> bool:
     """Whether a command reads names in a namespace and has no such option of its own."""
     infos = [info for each in signature.parameters.values() for info in getattr(each.annotation, "__metadata__", ())]
-    reads = any(info.callback in (require_sessions, _require_version, enter_namespace) for info in infos)
+    reads = any(info.callback in _READS_NAMES for info in infos)
     return reads and all(each.annotation != NamespaceChoice for each in signature.parameters.values())
 
 

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from ...memvid.disk import lock
 from ...memvid.disk.location import default_store_path
 from ...memvid.errors import PUT_BACK, BundleMissing, StoreError
-from ...memvid.folder.folder import StoreFolder
+from ...memvid.folder.folder import StoreFolder, manifest_name
 from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.blocks import SlotSpec
 from ...memvid.format.lossy import Lossy
 from ...memvid.format.manifest import Manifest
-from ...memvid.format.salvaged import Salvaged
 from ...memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
 from ...memvid.store import IndexRow, Store
 from .daemon_link import find_daemon
@@ -129,27 +128,46 @@ def find_marks_problem(place: Path) -> dict[str, str] | None:
     return None
 
 
-def find_missing_files(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -> list[dict[str, str]]:
-    """Find the sessions of a listing whose newest version has no file: each with code, path and sentence. Sets
-    `file_missing` in every session. Looks names up, and reads nothing."""
+def find_missing_manifests(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -> list[dict[str, str]]:
+    """Find the sessions of a listing whose newest version has no manifest: each with code, path and sentence. Sets
+    `file_missing` in every session, and `stripped`. Looks names up, and reads no manifest."""
     problems = []
     with _folder_of(place) as folder:
+        stripped = _stripped_in(folder)
         for info in sessions:
             bundle_id = info["bundle_id"]
-            path = None if folder is None or bundle_id is None else _missing_file(folder, bundle_id)
-            info["file_missing"] = path is not None
+            path = None if folder is None or bundle_id is None else _missing_manifest(folder, bundle_id)
+            info["file_missing"], info["stripped"] = path is not None, bundle_id in stripped
             if path is not None:
                 remedy = _KEEP_AWAKE.format(info["session"]) if info["state"] == "awake" else PUT_BACK
-                message = f"Version {info['version']} of {info['session']} has no file and cannot be woken. {remedy}"
+                message = (
+                    f"Version {info['version']} of {info['session']} has no manifest: it cannot be woken. {remedy}"
+                )
                 problems.append({"code": BundleMissing.code, "path": path, "message": message})
     return problems
 
 
-def _missing_file(folder: StoreFolder, hex_id: str) -> str | None:
-    """The path where a bundle's file is missing; None if the file is there, or that cannot be told."""
+def tell_stripped(place: Path, versions: Sequence[MutableMapping[str, Any]]) -> None:
+    """Set `stripped` in each version of a session."""
+    with _folder_of(place) as folder:
+        stripped = _stripped_in(folder)
+    for version in versions:
+        version["stripped"] = version["bundle_id"] in stripped
+
+
+def _stripped_in(folder: StoreFolder | None) -> frozenset[str]:
+    """The bundle ids of stripped versions, in hex; none if the marks cannot be read, which is told elsewhere."""
+    with contextlib.suppress(StoreError):
+        if folder is not None:
+            return frozenset(bundle_id.hex() for bundle_id in Marks.load(folder).stripped)
+    return frozenset()
+
+
+def _missing_manifest(folder: StoreFolder, hex_id: str) -> str | None:
+    """The path where a manifest is missing; None if the file is there, or that cannot be told."""
     try:
         bundle_id = bytes.fromhex(hex_id)
-        return None if folder.has_bundle(bundle_id) else folder.bundle_path(bundle_id)
+        return None if folder.has_manifest(bundle_id) else folder.path_of(manifest_name(bundle_id))
     except (ValueError, StoreError):
         return None  # another fault, which `verify` reports
 
@@ -211,7 +229,6 @@ def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) 
         "labels": list(row.labels),
         "slept_ns": row.created_ns,
         "sampling": None,
-        "salvaged": _map_of(row.salvaged),
         "unread_tokens": row.unread_tokens,
         "lossy": _map_of(row.lossy),
         "look": None,
@@ -219,7 +236,7 @@ def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) 
     }
 
 
-def _map_of(told: Lossy | Salvaged | None) -> dict[str, Any] | None:
+def _map_of(told: Lossy | None) -> dict[str, Any] | None:
     return None if told is None else asdict(told)
 
 

@@ -1,59 +1,79 @@
-"""Damage in terms of sessions: which versions a damaged bundle affects, and which one can still be woken.
+"""Damage in terms of sessions: which versions are whole and which up to a token, what to put back, and what goes on.
 
-Reads a store's index and manifests. Only the store decides whether a byte is sound.
+Only the store decides whether a byte is sound; this puts its report into words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import TorporError
-from ...memvid.errors import PUT_BACK, CorruptBlock
-from ...memvid.format.records import Finding, IndexRow
+from ...memvid.errors import BundleMissing
+from ...memvid.folder.folder import manifest_name
+from ...memvid.format.records import DamagedVersion, IndexRow, VerifyReport
 from ...memvid.store import Store
+from ...memvid.units import format_count
 from ...memvid.uri import VERSION_MARK, SessionUri
 from ...socket_api.client.client import Client
 from ..exit_codes import INTEGRITY, exit_status_of
-from .output import MENDING, way_out
-
-OF_NO_VERSION = frozenset({"twin_file", "rival_version", "version_lost", "unknown_file"})
-"""Codes of findings that say what to do, of files that no version needs."""
-
-_NOT_MENDED = frozenset({"unsafe_path", "store_io", "unsupported_format"})
-"""Codes of findings that say what to do, of files that versions need."""
+from .output import way_out
 
 
-def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Add to each finding its bundle (`bundle`, or None), the versions that need that bundle (`versions`), and the
-    remedies, by session (`remedies`) and in one text (`remedy`)."""
-    if not findings:
-        return []
-    needs = _needs_among(store, _all_rows(store), findings)
-    rows_of: dict[SessionUri, list[IndexRow]] = {}
-    for row in needs:
-        rows_of.setdefault(row.uri, []).append(row)
-    damaged = _damaged(findings)
-    explained = []
-    for finding in findings:
-        bundle = _bundle_named(finding.path)
-        hit = [] if finding.code in OF_NO_VERSION else [row for row, bundles in needs.items() if bundle in bundles]
-        uris = [] if finding.code in _NOT_MENDED else sorted({row.uri for row in hit})
-        mending = "" if MENDING in finding.message else f"{PUT_BACK} "
-        remedies = [mending + _what_is_intact(uri, rows_of[uri], needs, damaged) for uri in uris]
-        versions = [{"session": str(row.uri), "version": row.version} for row in hit]
-        what_to_do = {"remedies": remedies, "remedy": " ".join(remedies)}
-        explained.append({**asdict(finding), "bundle": bundle, "versions": versions, **what_to_do})
-    return explained
+@dataclass(frozen=True, slots=True)
+class VersionState:
+    """How far a version is whole: all of it, or its first `whole_up_to` tokens. `manifest`: sound, missing or
+    damaged."""
+
+    version: int
+    token_count: int
+    is_whole: bool
+    whole_up_to: int
+    manifest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDamage:
+    """A session that is not whole. versions: all of them, oldest first. put_back: the files, or what is known of them.
+    goes_on: a sentence."""
+
+    session: str
+    versions: tuple[VersionState, ...]
+    put_back: tuple[str, ...]
+    goes_on: str
+
+
+def damage_by_session(store: Store, report: VerifyReport) -> list[SessionDamage]:
+    """The sessions with versions that are not whole, by name."""
+    damaged: dict[SessionUri, dict[int, DamagedVersion]] = {}
+    for each in report.damaged:
+        damaged.setdefault(each.uri, {})[each.version] = each
+    missing = {finding.path for finding in report.findings if finding.code == BundleMissing.code}
+    return [_damage_of(store, uri, damaged[uri], missing) for uri in sorted(damaged)]
+
+
+def findings_of(store: Store, report: VerifyReport) -> list[dict[str, Any]]:
+    """The findings, each with the session and the version that it says is not whole; None where it is of a file that no
+    version lacks."""
+    versions = {_manifest_path(store, each): each for each in report.damaged}
+    found = []
+    for finding in report.findings:
+        version = versions.get(finding.path)
+        named = {"session": str(version.uri), "version": version.version} if version else dict.fromkeys(_NAMED)
+        found.append({**asdict(finding), **named})
+    return found
+
+
+_NAMED = ("session", "version")
 
 
 def add_suggestion(error: TorporError, store_path: Path, session: str) -> None:
-    """If an error says that a session's state is damaged, add the session's latest intact version, as `intact_version`
-    and as a sentence. The sentence comes after the way to bring the damaged version back: once an older one was woken
-    and sleeps, that is the newest.
+    """If an error says that a session's state is damaged, add how the session goes on anyway, as a sentence, and its
+    newest whole version, as `intact_version`. The sentence comes after the way to bring the damaged version back: once
+    an older one was woken and sleeps, that is the newest.
 
     Every byte is read, because a suggestion that fails too would be worse than none.
     """
@@ -62,21 +82,20 @@ def add_suggestion(error: TorporError, store_path: Path, session: str) -> None:
     try:
         with Store.open(store_path, writable=False) as store:
             uri = store.resolve(session.partition(VERSION_MARK)[0])
-            findings = store.verify(uri, deep=True).findings
-            needs, damaged = _needs_among(store, store.versions(uri), findings), _damaged(findings)
+            damaged = {each.version: each for each in store.verify(uri, deep=True).damaged}
+            rows = store.versions(uri)
     except TorporError:
         return  # the fault is reported already; a missing suggestion needs no second error
-    if not needs or not damaged:
+    if not rows or not damaged:
         return
-    sound = _sound(list(needs), needs, damaged)
-    if sound:
-        error.details["intact_version"] = max(sound)
-    error.message += f"{way_out(error)} {_what_is_intact(uri, list(needs), needs, damaged)}"
+    if whole := _whole(rows, damaged):
+        error.details["intact_version"] = whole[-1]
+    error.message += f"{way_out(error)} {_how_it_goes_on(uri, rows, damaged, told=error.message)}"
 
 
 @contextmanager
 def naming_the_intact(client: Client, session: str) -> Iterator[None]:
-    """Add to a daemon's error about damage the session's latest intact version."""
+    """Add to a daemon's error about damage how the session goes on."""
     try:
         yield
     except TorporError as error:
@@ -95,72 +114,65 @@ def naming_the_intact_in(store_path: Path, session: str) -> Iterator[None]:
         raise
 
 
-def _what_is_intact(
-    uri: SessionUri, rows: list[IndexRow], needs: Mapping[IndexRow, frozenset[str]], damaged: set[str | None]
-) -> str:
-    sound = _sound(rows, needs, damaged)
-    if not sound:
-        return f"No version of {uri} is intact."
-    if max(row.version for row in rows) in sound:
-        return f"The newest version of {uri} is intact; earlier ones are damaged."
-    return (
-        f"Version {max(sound)} of {uri} is intact: `torpor wake {uri} --version {max(sound)}` goes on from there, and"
-        " what sleeps then is the newest."
-    )
-
-
-def _sound(rows: list[IndexRow], needs: Mapping[IndexRow, frozenset[str]], damaged: set[str | None]) -> list[int]:
-    return [row.version for row in rows if not needs[row] & damaged]
-
-
-def _all_rows(store: Store) -> list[IndexRow]:
-    uris = [row.uri for row in store.iter_sessions()]
-    return [row for uri in sorted(uris) for row in sorted(store.versions(uri), key=lambda row: row.version)]
-
-
-def _needs_among(store: Store, rows: Sequence[IndexRow], findings: Sequence[Finding]) -> dict[IndexRow, frozenset[str]]:
-    """The bundles that each version needs. One with nothing but damaged blocks is not needed by a version that has none
-    of these: so a version that can be read whole is read."""
-    named: dict[str | None, set[str]] = {}
-    for finding in findings:
-        named.setdefault(_bundle_named(finding.path), set()).add(finding.code)
-    in_blocks = {bundle for bundle, codes in named.items() if codes == {CorruptBlock.code}}
-    needs = {}
+def _damage_of(
+    store: Store, uri: SessionUri, damaged: Mapping[int, DamagedVersion], missing: Container[str]
+) -> SessionDamage:
+    rows, states = store.versions(uri), []
     for row in rows:
-        needs[row] = _bundles_of(store, row)
-        if (common := needs[row] & in_blocks) and _is_whole(store, row):
-            needs[row] -= common
-    return needs
+        damage, manifest = damaged.get(row.version), "sound"
+        if damage is not None and not damage.blocks:
+            manifest = "missing" if _manifest_path(store, damage) in missing else "damaged"
+        whole_up_to = row.token_count if damage is None else damage.whole_up_to
+        states.append(VersionState(row.version, row.token_count, damage is None, whole_up_to, manifest))
+    return SessionDamage(str(uri), tuple(states), _to_put_back(store, damaged), _how_it_goes_on(uri, rows, damaged))
 
 
-def _is_whole(store: Store, row: IndexRow) -> bool:
-    """Whether each byte of a version is as it was written. Takes the memory of one slot."""
-    try:
-        with store.open_bundle(row.bundle_id) as reader:
-            for entry in reader.entries:
-                for slot in range(len(reader.read_header(entry).slots)):
-                    reader.read_slot(entry, slot)
-    except TorporError:
-        return False
-    return True
+def _to_put_back(store: Store, damaged: Mapping[int, DamagedVersion]) -> tuple[str, ...]:
+    """Manifests by their paths; packs by theirs where it is known which had the blocks, else by a block."""
+    files = [_manifest_path(store, each) for each in damaged.values() if not each.blocks]
+    packs: dict[str, None] = {}
+    unknown: dict[bytes, None] = {}
+    lacking = {block: each.is_stripped for each in damaged.values() for block in each.blocks}
+    for block, is_stripped in lacking.items():
+        names = store.index.packs_of(block, stripped=is_stripped)
+        packs.update(dict.fromkeys(f"{store.path}/{name}" for name in names))
+        if not names:
+            unknown[block] = None
+    if unknown:
+        more = f" and {format_count(len(unknown) - 1)} more" if len(unknown) > 1 else ""
+        files.append(f"the pack that had block {next(iter(unknown)).hex()[:16]}{more}")
+    return (*files, *packs)
 
 
-def _bundles_of(store: Store, row: IndexRow) -> frozenset[str]:
-    """The bundles that a version needs: its own, and those with blocks of its chain."""
-    own = frozenset({row.bundle_id.hex()})
-    try:
-        with store.open_bundle(row.bundle_id) as reader:
-            return own | {entry.bundle_id.hex() for entry in reader.entries if entry.bundle_id is not None}
-    except TorporError:
-        return own  # a damaged bundle is among the damaged anyway
+def _manifest_path(store: Store, version: DamagedVersion) -> str:
+    return f"{store.path}/{manifest_name(version.bundle_id)}"
 
 
-def _damaged(findings: Sequence[Finding]) -> set[str | None]:
-    """The damaged bundles that versions may need."""
-    return {_bundle_named(finding.path) for finding in findings if finding.code not in OF_NO_VERSION}
+def _how_it_goes_on(
+    uri: SessionUri, rows: Sequence[IndexRow], damaged: Mapping[int, DamagedVersion], *, told: str = ""
+) -> str:
+    """What can be woken although some versions are not whole. told: an error that may say a part of it already."""
+    whole = _whole(rows, damaged)
+    if whole and whole[-1] == rows[-1].version:
+        return f"The newest version of {uri} is whole, so its next use wakes as ever."
+    ways = []
+    cut = max(damaged.values(), key=_usable)
+    if _usable(cut) > (0, 0):
+        command = f"`torpor wake {uri}{VERSION_MARK}{cut.version} --at {cut.whole_up_to}`"
+        if command not in told:
+            at = format_count(cut.whole_up_to)
+            ways.append(f"{command} goes on from token {at} of version {cut.version}.")
+    if whole:
+        ways.append(f"`torpor wake {uri}{VERSION_MARK}{whole[-1]}` goes on from version {whole[-1]}, which is whole.")
+    if not ways and not told.count(" --at "):
+        return f"Until then no version of {uri} can be woken."
+    return " ".join([*ways, "What sleeps then is the newest."])
 
 
-def _bundle_named(path: str) -> str | None:
-    """The id of the bundle file that a path names, in 64 digits; None for other files."""
-    stem = Path(path).name.partition(".")[0]
-    return stem if len(stem) == 64 else None
+def _usable(damage: DamagedVersion) -> tuple[int, int]:
+    """How much of a damaged version can be woken; of several alike the newest."""
+    return (0, 0) if damage.is_stripped or not damage.whole_up_to else (damage.whole_up_to, damage.version)
+
+
+def _whole(rows: Sequence[IndexRow], damaged: Mapping[int, DamagedVersion]) -> list[int]:
+    return [row.version for row in rows if row.version not in damaged]

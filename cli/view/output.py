@@ -29,7 +29,7 @@ from rich.text import Text
 
 from ...errors import TorporError
 from ...memvid.errors import PUT_BACK
-from ...memvid.folder.store_file import BUNDLES
+from ...memvid.folder.store_file import BUNDLES, PACKS, VERSIONS
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ..exit_codes import INTEGRITY, exit_status_of
@@ -118,7 +118,7 @@ def way_out(error: TorporError) -> str:
     path = error.details.get("path")
     if exit_status_of(error.code) != INTEGRITY.number or MENDING in error.message:
         return ""
-    if not isinstance(path, str) or f"/{BUNDLES}/" not in path:
+    if not isinstance(path, str) or not any(f"/{folder}/" in path for folder in (VERSIONS, PACKS, BUNDLES)):
         return ""  # an export, for example: no repair of a store mends it
     return f" {PUT_BACK}"
 

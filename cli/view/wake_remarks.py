@@ -8,15 +8,11 @@ from dataclasses import asdict
 from ...daemon.api.session import Look, Lossy
 from ...daemon.api.waking import PartDiffers, WakePlanResult, WakeResult
 from ...memvid.units import format_bytes, format_count, format_plural
-from .formatting import format_id
 from .output import Output, plain
 
 
 def remark_on_wake(output: Output, woken: WakeResult) -> None:
-    """Say if the state was salvaged, recomputed or lossy, or if something else computed it."""
-    if woken.salvaged:
-        told = describe_salvaged(woken.salvaged.tokens, woken.salvaged.of)
-        output.remark(f"[yellow]saved by a repair[/]: {told}")
+    """Say if the state was recomputed or is lossy, or if something else computed it."""
     if woken.recomputed:
         again = woken.recomputed
         bits = "the same to the bit" if again.same_logits else "not the same to the bit"
@@ -74,13 +70,6 @@ def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
     remark_on_wake(output, woken)
 
 
-def describe_salvaged(tokens: int, of: int | None) -> str:
-    """Say what a repair saved of a session, and where to find the file that brings back the rest."""
-    first = f"the first {format_plural(tokens, 'token')}"
-    saved = f"{format_count(tokens)} of {format_plural(of, 'token')}" if of else first
-    return f"{saved}; [cyan]torpor verify[/] names the file that would bring back the rest"
-
-
 def describe_loss(lossy: Lossy) -> str:
     """Say what a session has lost."""
     tokens = format_plural(lossy.tokens, "token")
@@ -90,10 +79,6 @@ def describe_loss(lossy: Lossy) -> str:
 def describe_differing(differs: Sequence[PartDiffers]) -> str:
     """List the differences since a session slept; a fact that its snapshot lacks is unknown."""
     return ", ".join(f"{each.field} {each.stored or 'unknown'} → {each.live or 'none'}" for each in differs)
-
-
-FILES_SHOWN = 4
-"""Files named on the screen; --json has more."""
 
 
 def write_plan(output: Output, plan: WakePlanResult) -> None:
@@ -108,7 +93,6 @@ def write_plan(output: Output, plan: WakePlanResult) -> None:
     output.line(f"{plain(plan.session)}  a plan to wake version {plan.version}, {tokens}; nothing was done")
     output.line(f"  read    {format_bytes(plan.bytes_to_read)} of {format_plural(plan.blocks, 'block')}")
     output.line(f"  tokens  {format_count(plan.restored_tokens)} restored, {_computed(plan)}")
-    output.line(f"  files   {_files(plan)}")
     output.line(f"  memory  {format_bytes(plan.memory_bytes)}{'' if plan.model_loaded else _TO_LOAD}")
     if plan.differs:
         output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(plan.differs))}")
@@ -118,11 +102,5 @@ _TO_LOAD = ", beside the model, which is not loaded: it would be first"
 
 
 def _computed(plan: WakePlanResult) -> str:
-    why = ": a stop had no time to keep more than its ledger" if not plan.blocks else ""
+    why = ": no keys and values of it are stored" if not plan.blocks else ""
     return f"{format_count(plan.computed_tokens)} computed{why}"
-
-
-def _files(plan: WakePlanResult) -> str:
-    shown = [f"{format_id(each.bundle_id)} ({format_bytes(each.bytes_to_read)})" for each in plan.files[:FILES_SHOWN]]
-    left = len(plan.files) - len(shown) + plan.files_left_out
-    return ", ".join(shown) + (f", and {left} more" if left else "")

@@ -24,14 +24,6 @@ class Lossy(Result):
     tokens: Count
 
 
-class Salvaged(Result):
-    """The part of a session that a repair saved: the first `tokens` of `of` tokens; `of` is None where unknown. The
-    tokens behind them are lost, even if others were read there since."""
-
-    tokens: Count
-    of: Count | None
-
-
 class Recomputed(Result):
     """The part of `version` that was computed again from stored tokens: `tokens` tokens from position `start`.
     same_logits: whether the logits behind them equal the stored ones bit for bit. damaged: whether their blocks were
@@ -67,10 +59,10 @@ class Look(Result):
 class SessionInfo(Result):
     """A session as a listing shows it; `session` is its URI.
 
-    stored_bytes: the bundle files of all its versions together. slept_ns: when its last version became durable, None if
-    it has none. sampling: None for a sleeping session, unless its bundle was read.
-    salvaged: None unless a repair saved its beginning out of a damaged version. unread_tokens: how many of its tokens
-        have no state in its last version, and are computed again at the next use. lossy: None for one that is exact.
+    stored_bytes: what all its versions wrote. slept_ns: when its last version became durable, None if it has none.
+    sampling: None for a sleeping session, unless its manifest was read.
+    unread_tokens: how many of its tokens have no state in its last version, and are computed again at the next use.
+    lossy: None for one that is exact.
     look: None unless woken at an earlier token, with nothing read or written there; it may have left memory since.
     durability: of `create`; None for one asleep, which is on the disk.
     """
@@ -89,7 +81,6 @@ class SessionInfo(Result):
     labels: tuple[str, ...]
     slept_ns: int | None
     sampling: Sampling | None
-    salvaged: Salvaged | None = None
     unread_tokens: Count = 0
     lossy: Lossy | None = None
     look: Look | None = None

@@ -17,7 +17,7 @@ from .records import Count, Label, Labels, Request, Result, Seconds, SessionText
 class LabelFigures(Result):
     """All sessions of a label together; `label` is None for all sessions that were looked at, with or without labels.
 
-    stored_bytes: the bundle files of all their versions. hits: since the daemon began, how often a warm found one of
+    stored_bytes: what all their versions wrote. hits: since the daemon began, how often a warm found one of
     them awake, or another session took over its tokens.
     """
 
@@ -61,12 +61,11 @@ class MaintenanceProblem(Result):
 
 
 class DeleteResult(Result):
-    """The result of a delete. problems: files in quarantine that it could not mark as deleted, bundles that kept it
-    from removing files, and what to do; problems_left_out counts those cut off at the end."""
+    """The result of a delete. problems: manifests that kept it from removing packs, and what to do; problems_left_out
+    counts those cut off at the end."""
 
     session: str
     versions_deleted: Count
-    bundles_deleted: Count
     bytes_freed: Count
     problems: tuple[MaintenanceProblem, ...] = ()
     problems_left_out: Count = 0
@@ -163,18 +162,16 @@ class MarksResult(Result):
 Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARS)]
 Days = Annotated[float, Field(ge=0, le=MAX_DAYS)]
 DaysKept = Annotated[float, Field(gt=0, le=MAX_DAYS)]
-Operation = Literal["gc", "empty_quarantine", "compact", "repair", "rebuild_index", "prune", "forget", "quantise"]
+Operation = Literal["repack", "repair", "prune", "strip", "forget", "quantise"]
 Bits = Literal[8, 4]
 
 # The options of an operation beside `dry_run`; all are optional but those that `MaintainRequest` requires.
 OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "gc": frozenset(),
-        "empty_quarantine": frozenset(),
-        "compact": frozenset({"session", "cold_after_days"}),
+        "repack": frozenset({"session", "cold_after_days"}),
         "repair": frozenset(),
-        "rebuild_index": frozenset(),
         "prune": frozenset({"session", "keep_last", "keep_days"}),
+        "strip": frozenset({"session"}),
         "forget": frozenset({"session"}),
         "quantise": frozenset({"session", "bits"}),
     }
@@ -183,8 +180,10 @@ _ALL_OPTIONS = frozenset().union(*OPERATION_OPTIONS.values())
 
 
 class MaintainRequest(Request):
-    """Run an operation on the daemon's store: gc, empty_quarantine, compact, repair, rebuild_index, prune, forget or
-    quantise, with its own options; any other option is refused, not ignored.
+    """Run an operation on the daemon's store: repack, repair, prune, strip, forget or quantise, with its own options;
+    any other option is refused, not ignored.
+
+    session: with strip also one version of it (`NAME@3`).
 
     It reports no progress and may take long; `dry_run` returns the plan and changes nothing. Operations run one after
     the other; sessions are served meanwhile.
@@ -203,8 +202,8 @@ class MaintainRequest(Request):
         given = {name for name in _ALL_OPTIONS if getattr(self, name) is not None}
         if strange := sorted(given - OPERATION_OPTIONS[self.operation]):
             raise ValueError(f"{self.operation} takes no {' and no '.join(strange)}")
-        if self.operation == "forget" and self.session is None:
-            raise ValueError("forget needs the session to forget")
+        if self.operation in ("forget", "strip") and self.session is None:
+            raise ValueError(f"{self.operation} needs the session to {self.operation}")
         if self.operation == "prune" and self.keep_last is None and self.keep_days is None:
             raise ValueError("prune needs keep_last, keep_days or both; without them every version stays")
         if self.operation == "quantise" and self.bits is None:
@@ -264,7 +263,8 @@ class StatsRequest(Request):
 
 
 class DeleteRequest(Request):
-    """Remove the session and all its versions, from memory and from disk. Bytes that others share stay."""
+    """Remove the session and all its versions, from memory and from disk; of `NAME@3` that version alone, from disk.
+    Bytes that others share stay."""
 
     session: SessionText
 

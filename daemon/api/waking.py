@@ -11,7 +11,7 @@ from pydantic import Field
 from .events import Listener, Reporting
 from .limits import MAX_NAMED_SESSIONS
 from .records import Count, Label, Listed, Position, Request, Result, Seconds, SessionText, Version
-from .session import Look, Lossy, Recomputed, Salvaged, SessionInfo
+from .session import Look, Lossy, Recomputed, SessionInfo
 
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 
@@ -63,11 +63,11 @@ class PartDiffers(Result):
 
 class WakeResult(Result):
     """The report of a wake. tokens_prefilled: tokens that the model computed; zero, unless an earlier token was asked
-    for, or the snapshot was salvaged or had a ledger alone behind it. differs: the parts of the backend
+    for, or the version was stripped or had a ledger alone behind it. differs: the parts of the backend
     that differ from those that computed the snapshot.
 
     canary: the proof that the state computes the same as the slept one, and its seconds.
-    lossy: None where all of it is exact. salvaged: None unless a repair saved its beginning out of a damaged version.
+    lossy: None where all of it is exact.
     recomputed: None unless a part was computed again, and may differ from the original.
     look: None unless it is awake at an earlier token or version than its last, with nothing read or written there.
     """
@@ -84,24 +84,15 @@ class WakeResult(Result):
     canary: CanaryVerdict = "not_run"
     canary_seconds: Seconds = 0.0
     lossy: Lossy | None = None
-    salvaged: Salvaged | None = None
     recomputed: Recomputed | None = None
     look: Look | None = None
-
-
-class PlannedFile(Result):
-    """A bundle's file, and how much a wake would read of it. bytes_to_read: decoded bytes of state."""
-
-    bundle_id: str
-    blocks: Count
-    bytes_to_read: Count
 
 
 class WakePlanResult(Result):
     """The plan of a wake; nothing was done.
 
-    bytes_to_read, blocks, files, restored_tokens, computed_tokens: read from the disk, and left to the model.
-        Without blocks, a stop had no time to keep more than the ledger, and all of it is computed.
+    bytes_to_read, blocks, restored_tokens, computed_tokens: read from the disk, and left to the model. Without blocks
+        the version has its ledger alone, and all of it is computed.
     memory_bytes: reserved by the wake. model_loaded: if not, it is loaded first.
     """
 
@@ -114,8 +105,6 @@ class WakePlanResult(Result):
     model_loaded: bool
     bytes_to_read: Count = 0
     blocks: Count = 0
-    files: tuple[PlannedFile, ...] = ()
-    files_left_out: Count = 0
     restored_tokens: Count = 0
     computed_tokens: Count = 0
     memory_bytes: Count = 0

@@ -1,7 +1,7 @@
 """A tree in the store: each branch is a version of a session of its own, and the version of the root names them all.
 
-The root's version is written last. The store knows them as one group: after a kill in the midst, whoever opens it next
-removes the others if the root has no version.
+The root's version is written last, and with it the tree is kept: its manifest names the others. After a kill in the
+midst they are sessions of their own.
 Each version has what a session has not: measures, biases, a constraint with the tokens that it has seen, and logits
 that were set.
 """

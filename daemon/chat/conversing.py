@@ -360,8 +360,6 @@ class Conversing:
             opened_at=None,
             turn_open=False,
             unchanged_tokens=0,
-            saved_from=None,
-            salvaged=None,
             recomputed=None,
             slept_by=None,
             differs=(),

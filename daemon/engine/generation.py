@@ -452,19 +452,23 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder, wr
     return drawn.token
 
 
-def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: Sequence[int]) -> Steps[None]:
+def replay(
+    model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: Sequence[int], *, ends: bool = True
+) -> Steps[None]:
     """Read a session's tokens again, in model calls of the same sizes, so that the same bits result. passes: the sizes,
-    or `SEGMENTED`; they add up to the tokens. The last token is read alone, as in `read`.
+    or `SEGMENTED`; they add up to the tokens. ends: the session ends there, so the last token is read alone, as in
+    `read`, and its logits are kept.
 
     Raises GenerationFailed: the model failed; the state is not to be used."""
     done, last = 0, tokens_of(passes[-1])
-    for size in (*passes[:-1], *((last - 1,) if last > 1 else ()), 1 if last > 1 else passes[-1]):
+    split = last > 1 and ends
+    for size in (*passes[:-1], *((last - 1,) if split else ()), 1 if split else passes[-1]):
         chunk = tokens[done : done + tokens_of(size)]
         done += len(chunk)
         try:
             if size == SEGMENTED:
                 model.begin_branch(state)
-            if done == len(tokens):
+            if ends and done == len(tokens):
                 state.last_logits = logits_after(model, state, chunk)
             else:
                 model.extend(chunk, state)

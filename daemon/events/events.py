@@ -422,12 +422,11 @@ class HealFailed(Event):
 
 
 class StoreRepaired(Event):
-    """A repair has ended. mended: files that are whole again; salvaged: sessions whose beginning it saved;
-    quarantined: files that it set aside; problems: how many are left."""
+    """A repair has ended. copied: packs that it made of sound frames; moved: damaged files that it moved away;
+    problems: how many are left."""
 
-    mended: int
-    salvaged: int
-    quarantined: int
+    copied: int
+    moved: int
     problems: int
 
 

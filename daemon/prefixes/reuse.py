@@ -23,10 +23,9 @@ from typing import Final, TypeVar
 from ...errors import TorporError
 from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.format.lossy import LOSSY
-from ...memvid.format.reader import BundleReader
-from ...memvid.format.salvaged import SALVAGED
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
+from ...memvid.writing.reader import BundleReader
 from ...snapshot import restore
 from ...snapshot.errors import NotEnoughMemory
 from ...snapshot.forking import borrow
@@ -288,8 +287,10 @@ class PrefixReuse:
         kept, model = reader.manifest.session, session.model
         differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=False)
         is_from_elsewhere = decide_bits(differs) or tokens_from_elsewhere(kept) > 0
-        if kept.get(LOSSY) is not None or is_from_elsewhere or kept.get(SALVAGED) is not None:
+        if kept.get(LOSSY) is not None or is_from_elsewhere:
             return "other_bits"
+        if reader.whole_up_to() < reader.manifest.token_count:
+            return "no_whole_block"
         whole = _plan_at(model, reader, None)
         return whole if whole.loss is None else "other_bits"
 
@@ -335,7 +336,7 @@ def _plan_at(model: LoadedModel, reader: BundleReader, at: int | None) -> restor
 
 def _way_of(live: Session) -> tuple[Sequence[int], Passes] | NotTaken:
     """The tokens of an awake session, and how they were read."""
-    if live.loss is not None or live.elsewhere_tokens or live.salvaged is not None:
+    if live.loss is not None or live.elsewhere_tokens:
         return "other_bits"
     return live.state.tokens, live.state.passes
 

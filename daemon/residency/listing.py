@@ -15,10 +15,9 @@ from ...memvid.folder.marks import SessionMarks
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.lossy import LOSSY
 from ...memvid.format.lossy import Lossy as StoredLossy
-from ...memvid.format.reader import BundleReader
-from ...memvid.format.salvaged import Salvaged as StoredSalvaged
 from ...memvid.store import IndexRow, Store
 from ...memvid.uri import SessionUri
+from ...memvid.writing.reader import BundleReader
 from ...snapshot.canary import Verdict
 from ...snapshot.errors import MalformedSnapshot
 from ...snapshot.identity import Difference, circumstances_in
@@ -28,7 +27,7 @@ from ...snapshot.state import token_array
 from ..api.forking import ForkResult
 from ..api.process import ModelInfo
 from ..api.sampling import Sampling
-from ..api.session import Look, Lossy, Salvaged, SessionDetail, SessionInfo, VersionInfo
+from ..api.session import Look, Lossy, SessionDetail, SessionInfo, VersionInfo
 from ..api.waking import PartDiffers, SleepResult, WakeResult
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
@@ -98,7 +97,6 @@ def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: i
         labels=live.labels,
         slept_ns=newest.created_ns if newest else None,
         sampling=live.sampling,
-        salvaged=_salvaged(live.salvaged),
         lossy=_lossy(live.loss),
         look=look_of(live, newest),
         durability=live.durability,
@@ -123,7 +121,6 @@ def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
         labels=row.labels,
         slept_ns=row.created_ns,
         sampling=sampling,
-        salvaged=_salvaged(row.salvaged),
         unread_tokens=row.unread_tokens,
         lossy=_lossy(row.lossy),
     )
@@ -146,7 +143,6 @@ def info_of_left(versions: Sequence[IndexRow], look: LeftLook | None, sampling: 
         info,
         token_count=look.at_token,
         unread_tokens=0,
-        salvaged=_salvaged(row.salvaged and row.salvaged.within(look.at_token)),
         lossy=Lossy(row.lossy.bits, min(row.lossy.tokens, look.at_token)) if row.lossy else None,
     )
 
@@ -314,7 +310,6 @@ def wake_result(
         canary=canary,
         canary_seconds=canary_seconds,
         lossy=_lossy(live.loss),
-        salvaged=_salvaged(live.salvaged),
         recomputed=live.recomputed,
         look=look_of(live, newest),
     )
@@ -328,12 +323,8 @@ def _lossy(loss: Loss | StoredLossy | None) -> Lossy | None:
     return None if loss is None else Lossy(loss.bits, loss.tokens)
 
 
-def _salvaged(told: StoredSalvaged | None) -> Salvaged | None:
-    return None if told is None else Salvaged(told.tokens, told.of)
-
-
 def _loss_in(row: IndexRow, stored: object, token_count: int) -> Loss | None:
-    """The loss in a version's map, cut to its tokens: a salvaged version has fewer than the map tells."""
+    """The loss in a version's map, at most of its tokens."""
     found = _told(row, "its loss", Loss.from_map, stored)
     return found and found.within(min(token_count, row.token_count))
 
@@ -396,7 +387,7 @@ class Roll:
                 live = self._awake.get(row.uri)
                 if live is None and row.uri in self._looks:
                     unlisted.append(row.uri)  # it may be at a version outside the page
-                elif live is None or live.gave_way_to(row, self._store.versions):
+                elif live is None:
                     found[row.uri] = info_of_asleep(row, stored_bytes)
                 else:
                     found[row.uri] = info_of_awake(live, row, stored_bytes)
@@ -419,7 +410,7 @@ class Roll:
         versions, live = self._store.versions(uri), self._awake.get(uri)
         newest = versions[-1] if versions else None
         stored_bytes = _stored_bytes(versions)
-        if live is not None and not live.gave_way_to(newest, lambda _: versions):
+        if live is not None:
             return info_of_awake(live, newest, stored_bytes)
         return info_of_left(versions, self._looks.get(uri)) if versions else None
 

@@ -5,18 +5,15 @@ Reads manifest and block headers, and no state. Nothing is loaded, woken, put to
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
-from typing import Final
 
-from ...memvid.format.blocks import BlockEntry
-from ...memvid.format.reader import BundleReader
 from ...memvid.format.records import IndexRow
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
+from ...memvid.writing.reader import BundleReader
 from ...snapshot.identity import require_nothing_differs
 from ...snapshot.restore import no_such_position
-from ..api.waking import PlannedFile, WakePlanResult
+from ..api.waking import WakePlanResult
 from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..errors import ModelNotLoaded, SessionAwake
 from ..memory.loading import has_changed
@@ -29,9 +26,6 @@ from ..sleep.orders import WakeOrder
 from ..sleep.waking import Prospect
 from . import listing
 from .residency import Residency
-
-MAX_FILES_TOLD: Final = 32
-"""Bundles that a plan names: those with most bytes to read."""
 
 
 class Planning:
@@ -49,7 +43,7 @@ class Planning:
             As the wake before it reads a block. ModelNotLoaded: the model's caches are not known yet.
         """
         live = self._residency.awake.get(uri)
-        if live is not None and not self._hibernation.is_superseded(live):
+        if live is not None:
             require_as_ordered(live, order, self._residency.standing.find_row(uri, order.version))
             return self._of_awake(live)
         if self._residency.standing.is_in_ledger_alone(uri, order.version, order.at_token):
@@ -95,13 +89,10 @@ class Planning:
         if prospect is None:
             return told
         plan = prospect.plan
-        files = _files_of([*plan.spans, *([plan.state] if plan.state else [])])
         return replace(
             told,
             bytes_to_read=plan.read_bytes,
             blocks=len(plan.spans) + (plan.state is not None),
-            files=files[:MAX_FILES_TOLD],
-            files_left_out=max(0, len(files) - MAX_FILES_TOLD),
             restored_tokens=plan.resumed_tokens,
             computed_tokens=plan.replayed_tokens + unread,
             differs=listing.parts_that_differ(prospect.differs),
@@ -156,12 +147,3 @@ def _awake_otherwise(live: Session, order: WakeOrder) -> SessionAwake:
         version=order.version,
         at_token=order.at_token,
     )
-
-
-def _files_of(entries: list[BlockEntry]) -> tuple[PlannedFile, ...]:
-    blocks, sizes = Counter[bytes](), Counter[bytes]()
-    for entry in entries:
-        assert entry.bundle_id is not None
-        blocks[entry.bundle_id] += 1
-        sizes[entry.bundle_id] += entry.raw_bytes
-    return tuple(PlannedFile(bundle_id.hex(), blocks[bundle_id], size) for bundle_id, size in sizes.most_common())

@@ -37,12 +37,8 @@ class PuttingAway:
     _bus: Bus
 
     def live(self, uri: SessionUri) -> Session | None:
-        """The session if it is awake. A superseded one is dropped: its sleep would hide a fuller version."""
-        live = self._awake.get(uri)
-        if live is not None and self._hibernation.is_superseded(live):
-            self._awake.drop(uri)
-            return None
-        return live
+        """The session if it is awake."""
+        return self._awake.get(uri)
 
     async def put_away(
         self, live: Session, emit: OnEvent, cause: SleepCause, *, stays: bool = False
@@ -102,7 +98,7 @@ class PuttingAway:
         return await self._hibernation.sleep(live, emit, cause=cause, last=last)
 
     async def needs_last_sleep(self, live: Session) -> bool:
-        return not (self._hibernation.is_superseded(live) or await self._is_durable(live))
+        return not await self._is_durable(live)
 
     async def _is_durable(self, live: Session) -> bool:
         """Whether the next wake gives the session back without a sleep now. A mere look is durable by the newest

@@ -83,25 +83,18 @@ class Standing:
         return newest.token_count < at_token <= newest.ledger_tokens and self._awake.looks.get(uri) is None
 
     def is_free(self, uri: SessionUri) -> bool:
-        """Whether a new session may have a name: no session has it, awake, asleep or in the journal, and no versions
-        that cannot be woken now, which a new session would hide when they are back."""
+        """Whether a new session may have a name: no session has it, awake, asleep or in the journal."""
         return uri not in self._awake and not self._store.can_be_deleted(uri)
 
     def require_new(self, uri: SessionUri) -> None:
         """Refuse a name that is not free. Raises SessionExists."""
-        if uri in self._awake or self._store.find_session(uri) is not None:
-            raise session_exists(uri)
         if not self.is_free(uri):
-            raise SessionExists(
-                f"{uri} has versions that cannot be woken now: a file of theirs is missing or damaged. `torpor "
-                "verify` says which file to put back; choose another name, or give them up with `torpor rm`.",
-                session=str(uri),
-            )
+            raise session_exists(uri)
 
-    def require_row(self, uri: SessionUri) -> IndexRow:
-        """The row of the session's newest version. Raises SessionNotFound: there is none, or it was deleted while this
-        request waited for its turn. JournalWaits: it could not be made of the journal's turns."""
-        return self._store.require_session(uri)
+    def require_row(self, uri: SessionUri, version: int | None = None) -> IndexRow:
+        """The row of a session's version, the newest if none is named. Raises SessionNotFound: there is none, or it was
+        deleted while this request waited for its turn. JournalWaits: it could not be made of the journal's turns."""
+        return self._store.require_session(uri, version)
 
 
 def session_exists(uri: SessionUri) -> SessionExists:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
@@ -14,8 +14,7 @@ from ...memvid.disk.clock import now_ns
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.ledger_tail import UNREAD
 from ...memvid.format.lossy import LOSSY
-from ...memvid.format.records import IndexRow, Receipt
-from ...memvid.format.salvaged import SALVAGED, Salvaged
+from ...memvid.format.records import Receipt
 from ...memvid.uri import SessionUri
 from ...snapshot.caches import growth_of, resident_bytes
 from ...snapshot.checkpoints import Checkpoints
@@ -104,8 +103,6 @@ class Session:
     dirty: whether anything has changed since the durable snapshot.
     acknowledged: the session map of its last durable turn, as of a version with the end of its ledger unread; None
     where a sleep has all of it.
-    saved_from: the bundle id of the version that the durable snapshot was salvaged from; None else.
-    salvaged: how much a repair saved of this snapshot or of an ancestor; None without a repair.
     slept_by: the backend of the snapshot that it was woken from; None if it was not woken.
     rewound: whether it was woken at an earlier version than the last. It is a look at that one until something is read
         or written; only then does the session go on from there, and sleep as a new version.
@@ -143,8 +140,6 @@ class Session:
     unchanged_tokens: int = 0
     dirty: bool = True
     acknowledged: Mapping[str, Any] | None = None
-    saved_from: bytes | None = None
-    salvaged: Salvaged | None = None
     rewound: bool = False
     slept_by: Mapping[str, str] | None = None
     differs: tuple[Difference, ...] = ()
@@ -203,24 +198,6 @@ class Session:
         """Whether it was woken at an earlier token or version, with no change since. An ordinary sleep would lose that
         position, or write a version that no user asked for; so it leaves memory in a way of its own (`awake.py`)."""
         return (self.is_cut_short or self.rewound) and not self.dirty
-
-    @property
-    def is_untouched(self) -> bool:
-        """Whether it is the whole of its version as last woken, with no change since."""
-        return self.durable is not None and not self.dirty and not self.is_mere_look
-
-    def stands_behind(self, newest: IndexRow | None, versions: Callable[[SessionUri], Sequence[IndexRow]]) -> bool:
-        """Whether a repair or an import has brought back a fuller or newer version: the one that this was salvaged
-        from, or one after its own, which is still stored. versions: gives all versions of a session."""
-        if newest is None or self.durable is None or newest.bundle_id == self.durable.bundle_id:
-            return False
-        if newest.bundle_id == self.saved_from:
-            return True
-        return any(row.bundle_id == self.durable.bundle_id for row in versions(self.uri))
-
-    def gave_way_to(self, newest: IndexRow | None, versions: Callable[[SessionUri], Sequence[IndexRow]]) -> bool:
-        """Whether the next use finds such a version instead, as this session has no changes of its own."""
-        return self.is_untouched and self.stands_behind(newest, versions)
 
     @property
     def resident_bytes(self) -> int:
@@ -284,7 +261,6 @@ class Session:
             **({FORKED_FROM: asdict(self.forked_from)} if self.forked_from else {}),
             **({RECOMPUTED: map_of_recomputed(self.recomputed)} if self.recomputed else {}),
             **({FOLDED_FROM: asdict(self.folded_from)} if self.folded_from else {}),
-            **({SALVAGED: self.salvaged.to_map()} if self.salvaged else {}),
             **({UNREAD: self.unread.to_map()} if self.unread else {}),
             **self.tree,
             **({INTERRUPTED: self.left_midway.to_map()} if self.left_midway else {}),

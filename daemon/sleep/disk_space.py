@@ -1,6 +1,6 @@
-"""Room on the disk for sleeps: counts sleeps and compactions, and makes compactions stop for sleeps.
+"""Room on the disk for sleeps: counts sleeps and repacks, and makes repacks stop for sleeps.
 
-While it writes, a compaction has a temporary file beside the file that it replaces. A sleep without room waits for all
+While it writes, a repack has a temporary file beside the packs that it replaces. A sleep without room waits for all
 such files to go: its session's state is nowhere else.
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 
 
 class Way:
-    """Shared by the sleeps and compactions of one store. Safe from several threads."""
+    """Shared by the sleeps and repacks of one store. Safe from several threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._sleeps = 0
         self._claims = 0
-        self._compactions = 0
+        self._repacks = 0
         self._ended = 0
 
     # --- for sleeps
@@ -33,13 +33,13 @@ class Way:
             self._count(sleeps=-1)
 
     def ended(self) -> int:
-        """The number of compactions that have ended."""
+        """The number of repacks that have ended."""
         with self._changed:
             return self._ended
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """While a sleep has no room, every compaction stops at its next step, and none begins."""
+        """While a sleep has no room, every repack stops at its next step, and none begins."""
         self._count(claims=1)
         try:
             yield
@@ -47,26 +47,26 @@ class Way:
             self._count(claims=-1)
 
     def wait_for_room(self, ended_before: int) -> bool:
-        """Within a claim, wait until running compactions have stopped and removed their temporary files. False if none
+        """Within a claim, wait until running repacks have stopped and removed their temporary files. False if none
         has run since `ended` was `ended_before`: then there is no more room than before."""
         with self._changed:
-            had_one = self._compactions > 0 or self._ended != ended_before
-            self._changed.wait_for(lambda: not self._compactions or not self._claims)
+            had_one = self._repacks > 0 or self._ended != ended_before
+            self._changed.wait_for(lambda: not self._repacks or not self._claims)
             return had_one
 
-    # --- for compactions
+    # --- for repacks
 
     @contextlib.contextmanager
-    def compacting(self) -> Iterator[None]:
-        """Count a compaction while it runs. It begins when no sleep claims room."""
+    def repacking(self) -> Iterator[None]:
+        """Count a repack while it runs. It begins when no sleep claims room."""
         with self._changed:
             self._changed.wait_for(lambda: not self._claims)
-            self._compactions += 1
+            self._repacks += 1
         try:
             yield
         finally:
             with self._changed:
-                self._compactions -= 1
+                self._repacks -= 1
                 self._ended += 1
                 self._changed.notify_all()
 
@@ -86,7 +86,7 @@ class Way:
 
 
 class Stop:
-    """A compaction calls this between its steps; it remembers an order to stop."""
+    """A repack calls this between its steps; it remembers an order to stop."""
 
     def __init__(self, *reasons: Callable[[], bool]) -> None:
         self._reasons = reasons

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,14 +18,13 @@ from ...memvid.errors import (
     BudgetExceeded,
     BundleMissing,
     Corruption,
-    IndexFailed,
     NoSpace,
     SessionNotFound,
     StoreError,
 )
 from ...memvid.folder.scrub_mark import read_ns
 from ...memvid.format.blocks import BlockEntry
-from ...memvid.maintenance.compaction_plan import CompactionPolicy
+from ...memvid.maintenance.repack_plan import RepackPolicy
 from ...memvid.store import Receipt, Store
 from ...memvid.uri import SessionUri, not_found
 from ...snapshot.capture import Cut, cut
@@ -37,10 +36,9 @@ from ..events.events import SleepCause
 from ..models import canary
 from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_sleep
-from ..tasks.cancellation import in_any_case
-from .compactor import Compactor
 from .disk_space import Way
 from .orders import LastSleep
+from .repacker import Repacker
 from .store_threads import StoreThreads, reporter
 from .waking import Waking
 
@@ -76,8 +74,7 @@ class Hibernation:
         self._engine = engine
         self._bus = bus
         self._way = way
-        self._grouping = asyncio.Lock()
-        self._compactor = Compactor(store, CompactionPolicy(), way)
+        self._repacker = Repacker(store, RepackPolicy(), way)
 
     async def sleep(
         self,
@@ -101,34 +98,23 @@ class Hibernation:
             StopDeadline: the daemon stops, and its time is over. ServiceClosed: it stops, and this may wait.
         """
         async with session.versioning:
-            with tell_sleep(self._bus, session, cause) as tell_end, self._compactor.giving_way():
+            with tell_sleep(self._bus, session, cause) as tell_end, self._repacker.giving_way():
                 receipt = await self._keep_with_remedies(session, emit, _Terms(last, may_wait, covers))
                 tell_end(receipt)
-                self._compactor.consider(receipt)
+                self._repacker.consider(receipt)
             session.durable = Durable.of(receipt, session.computed_by())
             session.unchanged_tokens = receipt.token_count
             session.dirty = session.rewound = False
             session.acknowledged = None
             session.state.checkpoints.became_durable(checkpoints_in(receipt.entries, receipt.token_count))
-            session.saved_from = session.lossy = None
+            session.lossy = None
         self.on_version(session.uri)
         return receipt
 
-    @contextlib.asynccontextmanager
-    async def together(self, uris: Sequence[SessionUri]) -> AsyncIterator[None]:
-        """Sleeps of new sessions that count together, one group at a time. The first of them comes last, and none is
-        there without it."""
-        async with self._grouping:
-            await self.threads.on_writer(partial(self._store.begin_group, uris))
-            try:
-                yield
-            finally:
-                await in_any_case(self.threads.on_writer(self._store.end_group))
-
     def look_after(self, receipt: Receipt) -> None:
-        """Note a version that was made without a sleep: its session may need a compaction, and lose others."""
-        with self._compactor.giving_way():
-            self._compactor.consider(receipt)
+        """Note a version that was made without a sleep: its session may need a repack, and lose others."""
+        with self._repacker.giving_way():
+            self._repacker.consider(receipt)
         self.on_version(receipt.uri)
 
     async def is_kept(self, session: Session) -> bool:
@@ -150,6 +136,10 @@ class Hibernation:
                     raise not_found(session.uri, ())
                 for entry in reader.entries:
                     reader.read_header(entry)
+                if (whole := reader.whole_up_to()) < reader.manifest.token_count:
+                    raise BlockMissing(
+                        f"{session.uri} is whole up to token {whole} on the disk.", session=str(session.uri)
+                    )
 
         await self.threads.on_io(look)
 
@@ -170,40 +160,25 @@ class Hibernation:
 
         return await self.threads.on_io(look)
 
-    def is_superseded(self, session: Session) -> bool:
-        """Whether the session is unchanged since its wake, and a fuller or newer version has come back."""
-        if not session.is_untouched:
-            return False
-        try:
-            return session.gave_way_to(self._store.find_session(session.uri), self._store.versions)
-        except StoreError:
-            return False
-
     async def _keep_with_remedies(self, session: Session, emit: OnEvent, terms: _Terms) -> Receipt:
         """Cut and write a snapshot. Each fault has one remedy and then one more try. After a remedy further down this
         list, those above it may be tried again:
 
-        - The index fails. It is rebuilt from the bundles.
         - Blocks of the last snapshot are damaged, gone or unreadable. All of them are in memory, so all are written
           anew.
-        - The disk has no room beside the file of a compaction. The sleep waits for the compaction to end.
+        - The disk has no room beside the pack of a repack. The sleep waits for the repack to end.
         """
         durable = session.durable.entries if session.durable else ()
         entries, ended_before = durable, self._way.ended()
-        rebuilt = is_whole = waited = False
+        is_whole = waited = False
         with contextlib.ExitStack() as claims:
             while True:
                 try:
                     return await self._keep(session, entries, emit, terms)
-                except IndexFailed:
-                    if rebuilt:
-                        raise
-                    rebuilt = True
-                    await self.threads.on_writer(self._store.rebuild_index)
                 except Corruption as error:
                     if not entries and (is_whole or not isinstance(error, BlockMissing)):
                         raise
-                    entries, is_whole, rebuilt = (), True, False
+                    entries, is_whole = (), True
                 except (NoSpace, BudgetExceeded) as error:
                     if waited or (isinstance(error, BudgetExceeded) and error.details.get("which") != FREE_BYTES):
                         raise
@@ -211,7 +186,7 @@ class Hibernation:
                     claims.enter_context(self._way.claimed())
                     if not await asyncio.to_thread(self._way.wait_for_room, ended_before):
                         raise
-                    entries, is_whole, rebuilt = durable, False, False
+                    entries, is_whole = durable, False
 
     async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: OnEvent, terms: _Terms) -> Receipt:
         """Cut and write a snapshot that refers to blocks of `durable` where possible."""
@@ -277,7 +252,7 @@ class Hibernation:
     def close(self) -> None:
         """Wait for running writes, and end the threads."""
         self.threads.end_writing()
-        self._compactor.close()
+        self._repacker.close()
         self.threads.close()
 
 

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from blake3 import blake3
 
-from ...memvid.errors import CorruptBlock, Corruption, IndexFailed, StoreError
+from ...memvid.errors import CorruptBlock, Corruption, StoreError
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.identity import Identity
 from ...memvid.format.journal import COVERS
@@ -109,9 +109,9 @@ class Ledgers:
         Raises StoreError: not even the ledger could be made durable."""
         make = partial(self._write, session)
         try:
-            receipt = await self._hibernation.threads.on_indexed_writer(partial(make, relying=True))
+            receipt = await self._hibernation.threads.on_writer(partial(make, relying=True))
         except Corruption:  # a referred block was deleted or damaged since its check
-            receipt = await self._hibernation.threads.on_indexed_writer(partial(make, relying=False))
+            receipt = await self._hibernation.threads.on_writer(partial(make, relying=False))
         if receipt is not None:
             self._tell_kept(receipt, why)
 
@@ -123,7 +123,7 @@ class Ledgers:
 
         Raises StoreError: it could not be made durable, or the rest of the version cannot be read."""
         make = partial(self._write_less, row, sound_tokens, records)
-        receipt = await self._hibernation.threads.on_indexed_writer(make)
+        receipt = await self._hibernation.threads.on_writer(make)
         self._tell_kept(receipt, CorruptBlock.code)
         return receipt
 
@@ -165,16 +165,14 @@ class Ledgers:
         return self._put(session.uri, session.model.identity, rest.bundle_id, rest.blocks, kept, held)
 
     def _rest_of(self, session: Session) -> _Rest | None:
-        """The durable part of the session; None if there is none, or it cannot be read: the ledger has all tokens.
-        Raises IndexFailed: nothing can be written either, until the index is rebuilt."""
+        """The durable part of the session; None if there is none, or it cannot be read: the ledger has all
+        tokens."""
         if (durable := session.durable) is None:
             return None
         try:
             with self._store.open_session(session.uri, durable.version) as reader:
                 blocks = _still_held(session, replace(durable, entries=reader.entries))
                 return _Rest(durable.bundle_id, blocks, reader.manifest.session.get("backend"))
-        except IndexFailed:
-            raise
         except StoreError as error:
             _LOG.warning("the ledger of %s rests on nothing: %s: %s", session.uri, error.code, error.message)
             return None
@@ -184,8 +182,6 @@ class Ledgers:
         try:
             with self._store.open_session(uri) as reader:
                 manifest = reader.manifest
-        except IndexFailed:
-            raise
         except StoreError:
             return False
         if (manifest.parent, [each.id for each in manifest.blocks]) != (

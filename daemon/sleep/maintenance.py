@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TypeVar
 
 from ...memvid import operations
-from ...memvid.checking.set_aside_versions import LOST
 from ...memvid.format.records import Action, Finding, MaintenanceReport
 from ...memvid.operations import Order
 from ...memvid.store import Store
@@ -45,12 +44,12 @@ class Maintenance:
         return result_of(await self.run(lambda: self._carry_out(order)))
 
     def _carry_out(self, order: Order) -> MaintenanceReport:
-        if order.operation != "compact" or order.dry_run:
+        if order.operation != "repack" or order.dry_run:
             return operations.carry_out(self._store, order)
         reports = []
-        while True:  # a compaction that stopped for a sleep without room goes on after it
+        while True:  # a repack that stopped for a sleep without room goes on after it
             stop = Stop(self._stopping.is_set, lambda: self._way.is_claimed)
-            with self._way.compacting():
+            with self._way.repacking():
                 reports.append(operations.carry_out(self._store, order, stop))
             if not stop.was_told or self._stopping.is_set():
                 return _as_one(reports)
@@ -67,7 +66,7 @@ class Maintenance:
         return await asyncio.get_running_loop().run_in_executor(self._thread, begin)
 
     def stop(self) -> None:
-        """Begin no more work; a compaction stops at its next step, and other running work goes on to its end."""
+        """Begin no more work; a repack stops at its next step, and other running work goes on to its end."""
         self._stopping.set()
 
     def close(self) -> None:
@@ -76,15 +75,20 @@ class Maintenance:
         self._thread.shutdown()
 
 
+def joined(earlier: MaintenanceReport, later: MaintenanceReport) -> MaintenanceReport:
+    """The report of an operation in two runs, with the problems that are left behind the later one."""
+    return dataclasses.replace(
+        later,
+        actions=(*earlier.actions, *later.actions),
+        bytes_freed=earlier.bytes_freed + later.bytes_freed,
+        bytes_written=earlier.bytes_written + later.bytes_written,
+    )
+
+
 def _as_one(reports: Sequence[MaintenanceReport]) -> MaintenanceReport:
     """The report of an operation in several runs; a problem of several runs is listed once."""
-    return dataclasses.replace(
-        reports[-1],
-        actions=tuple(action for report in reports for action in report.actions),
-        bytes_freed=sum(report.bytes_freed for report in reports),
-        bytes_written=sum(report.bytes_written for report in reports),
-        problems=tuple(dict.fromkeys(problem for report in reports for problem in report.problems)),
-    )
+    problems = dict.fromkeys(problem for report in reports for problem in report.problems)
+    return dataclasses.replace(functools.reduce(joined, reports), problems=tuple(problems))
 
 
 def problems_told(problems: Sequence[Finding]) -> tuple[MaintenanceProblem, ...]:
@@ -104,49 +108,12 @@ def with_awake(result: MaintenanceResult, session: str, token_count: int) -> Mai
     return dataclasses.replace(result, actions=(awake, *result.actions))
 
 
+def with_healings(report: MaintenanceReport, foreseen: Mapping[SessionUri, tuple[int, str]]) -> MaintenanceReport:
+    """The plan of a repair with the sessions that are healed behind it. foreseen: their newest versions, and a sentence
+    on the healing."""
+    healings = [Action(HEAL, "", uri, version, 0, sentence) for uri, (version, sentence) in foreseen.items()]
+    return dataclasses.replace(report, actions=(*report.actions, *healings))
+
+
 HEAL = "heal"
 """The kind of a healing in a report."""
-
-
-def healed_first(report: MaintenanceReport, foreseen: Mapping[SessionUri, tuple[int, str]]) -> MaintenanceReport:
-    """The plan of a repair with the sessions to heal before it. foreseen: their newest versions, and a sentence on the
-    healing. The store's actions on such a version move into the healing's reason, for the case that it fails. Earlier
-    versions may come back with the computed blocks.
-    """
-    lost = {problem.path for problem in report.problems if problem.code == LOST}
-    instead: dict[SessionUri, list[Action]] = {uri: [] for uri in foreseen}
-    kept: list[Action] = []
-    unsure: set[str] = set()
-    for action in report.actions:
-        uri = action.session
-        if uri is None or uri not in foreseen or (action.path not in lost and action.kind != "salvage"):
-            kept.append(action)
-        elif action.kind == "salvage" or action.version == foreseen[uri][0]:
-            instead[uri].append(action)
-        else:
-            unsure.add(action.path)
-            kept.append(replace(action, reason=f"{_UNLESS}: {action.reason}"))
-    healings = [
-        Action(HEAL, "", uri, version, 0, f"{sentence} Only if that fails: {_told(instead[uri])}.")
-        for uri, (version, sentence) in foreseen.items()
-    ]
-    gone = [action for actions in instead.values() for action in actions]
-    spared = {action.path for action in gone} - {action.path for action in kept}
-    problems = (problem for problem in report.problems if problem.code != LOST or problem.path not in spared)
-    return replace(
-        report,
-        actions=(*healings, *kept),
-        bytes_written=report.bytes_written - sum(action.size_bytes for action in gone if action.kind == "salvage"),
-        problems=tuple(
-            replace(problem, message=f"{_UNLESS}: {problem.message}") if problem.path in unsure else problem
-            for problem in problems
-        ),
-    )
-
-
-_UNLESS = "unless what is computed again brings its blocks back"
-
-
-def _told(actions: list[Action]) -> str:
-    told = (f"{action.kind}, {action.reason.rstrip('.')}" for action in actions)
-    return "; ".join(told) or "what is damaged is cut off"

@@ -7,7 +7,6 @@ Rules:
 - Blocks in as few bits already are referred to. Blocks in fewer bits are never written in more.
 - The canary of the new version is computed from its quantised state. The ledger, the last logits, the random key and
   all whole state stay exact.
-- A salvaged version is left: a newer version would hide the whole one when it comes back.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from dataclasses import dataclass
 
 from ...memvid.folder.marks import SessionMarks
 from ...memvid.format.blocks import BLOCK_TOKENS
-from ...memvid.format.reader import BundleReader
 from ...memvid.format.records import Action, MaintenanceReport, Receipt
-from ...memvid.format.salvaged import salvaged_from
 from ...memvid.store import IndexRow, Store
 from ...memvid.units import format_bytes
+from ...memvid.writing.reader import BundleReader
 from ...snapshot.layout import CANARY_KIND, CacheLayout
 from ...snapshot.lossy import Loss, StoredArray, quantise, stored_bytes, worst
 from ...snapshot.lossy_kinds import choose
@@ -125,8 +123,8 @@ class Quantising:
         if not any(choose(exact, bits) for exact in model.layout.span_slots(BLOCK_TOKENS)):
             return Plan(row, "none of its caches can be kept in few bits")
         with self._store.open_session(row.uri, row.version) as reader:
-            if salvaged_from(reader.manifest) is not None:
-                return Plan(row, "it is what a repair has saved of a damaged version")
+            if reader.whole_up_to() < reader.manifest.token_count:
+                return Plan(row, "its keys and values are not there")
             spans, packed_bytes = _spans(reader, model.layout, bits), stored_bytes(model.layout, bits)
             return plan_spans(row, spans, packed_bytes, _states(reader, model.layout))
 

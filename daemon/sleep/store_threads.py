@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from ...memvid.errors import IndexFailed
 from ...memvid.store import Store
 from ..api.events import OnEvent, ProgressEvent, Stage
 
@@ -42,14 +41,6 @@ class StoreThreads:
     async def on_journal(self, work: Callable[[], Result]) -> Result:
         """Run work on the journal, off the event loop: no turn waits for a sleep to be written."""
         return await asyncio.get_running_loop().run_in_executor(self._journal, work)
-
-    async def on_indexed_writer(self, work: Callable[[], Result]) -> Result:
-        """As `on_writer`; if the index fails, it is rebuilt from the bundles, and the work done once more."""
-        try:
-            return await self.on_writer(work)
-        except IndexFailed:
-            await self.on_writer(self._store.rebuild_index)
-            return await self.on_writer(work)
 
     def end_writing(self) -> None:
         """Wait for running writes; take no more."""

@@ -192,7 +192,7 @@ class TurnJournal:
                 for one in batch:
                     await self._write([one])
                 return
-            if relying and isinstance(error, Corruption):  # the version behind which it stands was pruned, or set aside
+            if relying and isinstance(error, Corruption):  # the version behind which it stands was pruned
                 await self._write(batch, relying=False)
                 return
             for each in batch:
@@ -206,4 +206,4 @@ class TurnJournal:
         """Make a version of turns whose session has left memory without a sleep. Raises StoreError: it cannot be made
         now. Until it can, the session is not to be used."""
         if self._store.has_turns(uri):
-            await self._threads.on_indexed_writer(partial(self._store.replay_turns, uri))
+            await self._threads.on_writer(partial(self._store.replay_turns, uri))

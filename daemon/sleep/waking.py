@@ -18,18 +18,19 @@ import mlx.core as mx
 from ...errors import TorporError
 from ...memvid.errors import Corruption
 from ...memvid.format.ledger_tail import UNREAD, unread_of
-from ...memvid.format.reader import BundleReader
-from ...memvid.format.salvaged import Salvaged, salvaged_from, salvaged_of
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
+from ...memvid.writing.reader import BundleReader
 from ...snapshot import restore
 from ...snapshot.canary import Verdict
+from ...snapshot.checkpoints import Checkpoint
 from ...snapshot.identity import Difference, decide_bits, require_circumstances, require_same
 from ...snapshot.lossy import Loss, worst
 from ...snapshot.state import LiveState, token_array
 from ..api.events import OnEvent, ignore
+from ..api.session import Recomputed
 from ..engine.engine import Engine, Steps
-from ..engine.generation import find_logits, replay
+from ..engine.generation import find_logits, read_again, replay
 from ..engine.sampler import initial_key
 from ..events.bus import Bus
 from ..events.events import WakeCause, WakeEnded, WakeVerified
@@ -62,11 +63,13 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True)
 class _Restored:
-    """A restored state, and the verdict of its canary with its seconds."""
+    """A restored state, and the verdict of its canary with its seconds. same_end: of a version whose keys and values
+    were not there, whether what was computed ends in the logits that it had; None of any other."""
 
     state: LiveState
     canary: Verdict
     canary_seconds: float
+    same_end: bool | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -152,8 +155,11 @@ class Waking:
         session.loss = _loss_of(session, plan)
         # Later tokens were computed again, perhaps in other calls: their bits may differ from the blocks.
         session.unchanged_tokens = plan.resumed_tokens
-        session.saved_from = salvaged_from(reader.manifest)
-        session.salvaged = _salvaged_in(session, plan.target_tokens, reader)
+        if restored.same_end is not None:
+            session.dirty = True  # the next sleep keeps what was computed
+            count = plan.target_tokens - plan.resumed_tokens
+            again = Recomputed(durable.version, plan.resumed_tokens, count, restored.same_end, damaged=False)
+            session.recomputed = session.recomputed if restored.same_end else session.recomputed or again
         return Woken(session, plan.read_bytes, restored.canary, restored.canary_seconds)
 
     async def _restore(
@@ -163,18 +169,27 @@ class Waking:
         filling = await self._engine.call(lambda: restore.allocate(plan))
         await self._threads.on_io(partial(filling.run, reader, self._threads.fill, reporter("wake", emit)))
         self._bus.publish(WakeVerified(reader.manifest.uri, plan.read_bytes, time.monotonic() - begun))
-        foreign = decide_bits(prospect.differs)
-        return await self._engine.run(self._assemble(filling, model, initial_key(), foreign=foreign))
+        foreign, end = decide_bits(prospect.differs), plan.end
+        found = (
+            None if end is None else await self._engine.call(lambda: restore.read_checkpoint(reader, end, model.layout))
+        )
+        return await self._engine.run(self._assemble(filling, model, initial_key(), found, foreign=foreign))
 
     def _assemble(
-        self, filling: restore.Filling, model: LoadedModel, random_key: mx.array, *, foreign: bool
+        self,
+        filling: restore.Filling,
+        model: LoadedModel,
+        random_key: mx.array,
+        end: Checkpoint | None,
+        *,
+        foreign: bool,
     ) -> Steps[_Restored]:
         """Turn filled memory into a state, run its canary, and bring it to its position: tokens behind the record are
         computed in the same calls as before, and missing logits by reading the last token once more. On the engine
         thread.
 
-        random_key: for a state without one in a record. foreign: whether the backend that computed the state may give
-        other bits than this one.
+        random_key: for a state without one in a record. end: the record at the target, of a version whose keys and
+        values are not there. foreign: whether the backend that computed the state may give other bits than this one.
         """
         state, plan = filling.assemble(model.new_caches(), random_key), filling.plan
         model.settle_form(state)
@@ -185,10 +200,17 @@ class Waking:
         canary_seconds = 0.0 if verdict == "not_run" else time.monotonic() - begun
         if plan.resumed_tokens:
             yield None
-        behind = token_array(plan.tokens)[plan.resumed_tokens :]
+        tokens = token_array(plan.tokens)
+        behind = tokens[plan.resumed_tokens :]
+        if end is not None:
+            same = yield from read_again(model, state, tokens, end)
+            return _Restored(state, verdict, canary_seconds, same)
         if behind:
-            sizes = list(plan.passes.between(plan.resumed_tokens, plan.target_tokens))
-            yield from replay(model, state, behind, sizes)
+            sizes = list(plan.passes.between(plan.resumed_tokens, len(tokens)))
+            yield from replay(model, state, behind, sizes, ends=not plan.ends_within)
+            if plan.ends_within:
+                state.cut_back(plan.target_tokens)
+                find_logits(model, state)
         elif not plan.has_logits:
             find_logits(model, state)
         return _Restored(state, verdict, canary_seconds)
@@ -199,7 +221,6 @@ class Waking:
         require_same(manifest.identity, model.identity, model=model.name)
         state = await self.begin(model, initial_key)
         session = Session.woken(manifest.uri, model, state, durable_of(reader, 0), kept)
-        session.salvaged = _salvaged_in(session, 0, reader)
         return Woken(session, 0, canary="not_run", canary_seconds=0.0)
 
 
@@ -223,12 +244,6 @@ def _loss_of(session: Session, plan: restore.WakePlan) -> Loss | None:
     """The loss of a woken session, from its map and its blocks. Recomputed tokens are not lossy."""
     found = worst(session.loss, plan.loss)
     return found and found.within(plan.resumed_tokens)
-
-
-def _salvaged_in(session: Session, restored_tokens: int, reader: BundleReader) -> Salvaged | None:
-    """The part of a woken session that a repair saved, with the unread ledger behind the restored tokens."""
-    told, behind = salvaged_of(reader.manifest), len(session.unread.tokens) if session.unread else 0
-    return told and told.within(restored_tokens + behind)
 
 
 def disowned_of(store: Store, uri: SessionUri) -> tuple[bytes, ...]:

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from typing import Final
 
 from ...memvid.errors import BundleMissing
-from ...memvid.format.reader import BundleReader
 from ...memvid.format.records import IndexRow
 from ...memvid.store import Store
+from ...memvid.writing.reader import BundleReader
 from ...snapshot.analysis import DEFAULT_KIND, analyse, encode
 from ..api.events import OnEvent, ProgressEvent
 from ..errors import ServiceClosed

@@ -1,20 +1,20 @@
-"""Healing: damaged blocks are computed again from the stored tokens, before a repair gives them up.
+"""Healing: blocks that are damaged or missing are computed again from the stored tokens.
 
-For a session with a damaged block in its newest version: wake the part before the block, read the later tokens in the
-same model calls as before, and sleep. In the same environment this gives the same bits, and so the same block ids; the
-repair that follows then mends the damaged version from the new blocks. In another environment the new version replaces
-the damaged one, and tells what was computed again.
+For a session whose newest version is not whole: wake the part before the first such block, read the later tokens in the
+same model calls as before, and sleep. In the same environment this gives the same bits, and so the same block ids: the
+damaged version is whole again, for its blocks are in a pack. In another environment the new version comes after the
+damaged one, and tells what was computed again.
+
+The store is repaired first: that copies what is sound out of damaged packs, with the tokens of damaged blocks, and
+gives nothing up. Only what is lacking then is computed.
 
 An awake session needs no computing: all of it is in memory, and it sleeps again without the damaged blocks.
 
 If a version ends in a ledger alone (`ledgers.py`), its damaged part may become part of that ledger. The next use then
 computes it.
 
-Three cases cannot be healed. If the ledger or the record at its end is damaged, the repair saves the longest sound
-beginning and sets the damaged file aside. If healing is impossible only now (no memory or disk space, a model that
-cannot be loaded, a daemon that stops), nothing is touched, for any caller. If this daemon never can (it does not serve
-the model), a repair that a user asks for goes on, and the daemon's own does not. A repair covers the whole store, so
-all damaged sessions are healed first.
+Where the ledger or the record at its end is damaged, nothing can be healed: the version stays, whole up to the damage.
+A stripped version is whole without its keys and values, and is not healed.
 
 A stop waits for at most one block and one model call; a session that is not healed by then is as it was.
 """
@@ -25,30 +25,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, TypeVar
 
 from ...errors import TorporError
-from ...memvid.checking.set_aside_versions import LOST
-from ...memvid.errors import Corruption, ReadBackFailed, SessionNotFound, StoreError, UnsafePath, UnsupportedFormat
+from ...memvid.errors import Corruption, SessionNotFound, StoreError
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.lossy import LOSSY
-from ...memvid.format.reader import BundleReader
-from ...memvid.format.salvaged import salvaged_of
+from ...memvid.format.records import DamagedVersion, VerifyReport
 from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
-from ...snapshot.errors import (
-    CanaryFailed,
-    ContextTooShort,
-    IdentityMismatch,
-    LayoutMismatch,
-    MalformedSnapshot,
-    UnsupportedCache,
-)
+from ...memvid.writing.reader import BundleReader
 from ...snapshot.identity import require_same
-from ...snapshot.passes import Passes, tokens_of
+from ...snapshot.passes import Passes
 from ...snapshot.restore import read_checkpoint
 from ...snapshot.state import LiveState, token_array
 from ..api.events import ignore
@@ -57,7 +48,7 @@ from ..engine.admission import standing_back
 from ..engine.engine import Engine, Steps
 from ..engine.generation import read_again
 from ..engine.sampler import initial_key
-from ..errors import NotRecomputable, RepairPutOff, ServiceClosed, SessionBusy, UnknownModel, sentence_of
+from ..errors import NotRecomputable, ServiceClosed, SessionBusy, sentence_of
 from ..events.bus import Bus, code_of
 from ..events.events import HealFailed, SessionHealed, StoreRepaired
 from ..models.models import LoadedModel
@@ -73,25 +64,6 @@ from ..tasks.cancellation import to_the_end
 _LOG = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Left = Literal["settled", "not_here", "not_now"]
-
-_CANNOT_BE: Final = (Corruption, NotRecomputable, SessionNotFound)
-_NOT_HERE: Final = (
-    UnknownModel,
-    IdentityMismatch,
-    LayoutMismatch,
-    UnsupportedCache,
-    MalformedSnapshot,
-    ContextTooShort,
-    CanaryFailed,
-    UnsupportedFormat,
-    UnsafePath,  # a repair leaves it alone, with all that may need it
-)
-
-_MAX_TOLD: Final = 4
-"""Sessions that the message of a refusal names."""
-_MOST_LISTED: Final = 1_000
-"""Sessions that its details name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,24 +80,12 @@ class _Found:
     def start(self, passes: Passes, *, by_token: bool) -> int:
         """Where reading can go on in the same calls as before: at the end of a call, or at a record for caches that
         cannot be cut by token."""
-        return whole_calls(passes, self.first_broken) if by_token else max(self.records, default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """The result for a damaged session. `settled`: healed, or it cannot be; a repair may go on. `not_here`: another
-    daemon could heal it. `not_now`: this one can another time; `why` tells the reason."""
-
-    left: Left = "settled"
-    why: str = ""
-
-
-_SETTLED: Final = _Outcome()
+        return passes.whole_calls(self.first_broken) if by_token else max(self.records, default=0)
 
 
 @dataclass(eq=False, repr=False)
 class Healing:
-    """Heals sessions, each in its turn, and then repairs the store."""
+    """Repairs the store, and heals sessions, each in its turn."""
 
     _store: Store
     _engine: Engine
@@ -136,73 +96,65 @@ class Healing:
 
     def __post_init__(self) -> None:
         self.healed = self.failed = 0
+        self._seen: set[str] = set()
+        """The files of which the last repair has told faults that it could not mend."""
 
-    async def mend(self, uri: SessionUri) -> None:
-        """Heal this session and all others with a damaged newest version, and repair the store. The repair is put off
-        if one of them could be healed, but not by this daemon now.
+    async def mend(self, uri: SessionUri, report: VerifyReport) -> None:
+        """Repair the store, and heal this session if its newest version is not whole then.
+
+        report: of its check. Without faults that the last repair has not seen, there is nothing to repair.
 
         Raises:
-            StoreError: the store cannot be repaired now. ServiceClosed: the daemon stops; sessions not healed yet are
-                as they were.
+            ServiceClosed: the daemon stops; what is not healed is as it was.
         """
+        if not self._seen.issuperset(finding.path for finding in report.findings):
+            try:
+                await self._repair()
+            except StoreError as error:  # it is tried again when this session is read again
+                _LOG.warning("the store cannot be repaired: %s: %s", error.code, error.message)
         with standing_back():
-            left = await self._heal([uri])
-        self._require_going_on()
-        if all(each.left == "settled" for each in left.values()):
-            held = await to_the_end(self._maintenance.run(self._held_back))
-            for held_uri, versions in held.items():
-                self._tell_failure(held_uri, _refusal(held_uri, versions))
-            if held:
-                return
-            self._require_going_on()
-            report = await to_the_end(self._maintenance.run(self._store.repair))
-            kinds = [action.kind for action in report.actions]
-            self._bus.publish(
-                StoreRepaired(
-                    None,
-                    mended=kinds.count("rewrite") + kinds.count("restore"),
-                    salvaged=kinds.count("salvage"),
-                    quarantined=kinds.count("quarantine"),
-                    problems=len(report.problems),
-                )
-            )
+            await self._heal(report)
 
-    async def heal(self) -> None:
-        """Heal all sessions with a damaged newest version, as far as this daemon can, before a repair that a user asked
-        for.
+    async def _repair(self) -> None:
+        report = await to_the_end(self._maintenance.run(self._store.repair))
+        self._seen = {problem.path for problem in report.problems}
+        kinds = [action.kind for action in report.actions]
+        copied, moved = kinds.count("copy"), kinds.count("move")
+        self._bus.publish(StoreRepaired(None, copied=copied, moved=moved, problems=len(report.problems)))
 
-        Raises:
-            RepairPutOff: some could be healed, only not now, and a repair would give them up. ServiceClosed: the daemon
-                stops.
-        """
-        left = await self._heal([])
-        if put_off := {uri: each.why for uri, each in left.items() if each.left == "not_now"}:
-            raise _put_off(put_off)
-        self._require_going_on()
+    async def heal(self) -> bool:
+        """Heal all sessions whose newest version is not whole, as far as this daemon can now; whether any was healed.
+        Raises ServiceClosed: the daemon stops."""
+        report = await asyncio.to_thread(self._verify)  # not on the reading threads: a wake needs those
+        failed = self.failed
+        tried = await self._heal(report)
+        return tried > self.failed - failed
 
     async def foresee(self) -> dict[SessionUri, tuple[int, str]]:
         """The plan of `heal`: the damaged newest versions, and a sentence on each. Memory and disk space are not
         checked."""
-        damaged = await asyncio.to_thread(self._damaged, ())
-        told = {uri: await self._foresee(uri) for uri in damaged}
+        damaged = self._to_heal(await asyncio.to_thread(self._verify))
+        told = {each.uri: await self._foresee(each) for each in damaged}
         return {uri: each for uri, each in told.items() if each is not None}
 
-    async def _foresee(self, uri: SessionUri) -> tuple[int, str] | None:
+    async def _foresee(self, damaged: DamagedVersion) -> tuple[int, str] | None:
+        uri = damaged.uri
         try:
             async with self._residency.turn(uri):
-                return await self._foresee_in_turn(uri)
+                return await self._foresee_in_turn(damaged)
         except TorporError as error:
             row = self._store.find_session(uri)
-            return None if row is None or _outcome_of(error).left != "not_now" else (row.version, sentence_of(error))
+            return None if row is None else (row.version, f"It is not computed again: {sentence_of(error)}")
 
-    async def _foresee_in_turn(self, uri: SessionUri) -> tuple[int, str] | None:
+    async def _foresee_in_turn(self, damaged: DamagedVersion) -> tuple[int, str] | None:
+        uri = damaged.uri
         row = self._store.find_session(uri)
         if row is None:
             return None  # deleted meanwhile
-        live = self._residency.putting_away.live(uri)
+        live = self._residency.awake.get(uri)
         if live is not None and live.holds_all_of(row.bundle_id):
             return row.version, "It is awake, and is written anew."
-        found = await self._hibernation.threads.on_io(lambda: self._look(row))
+        found = await self._hibernation.threads.on_io(lambda: self._look(row, damaged))
         if found is None:
             return None
         model = self._residency.weights.facts(row.model) if found.end is not None else None
@@ -212,10 +164,25 @@ class Healing:
         computed = format_plural(len(found.tokens) - found.first_broken, "token")
         return row.version, f"{computed} or more that are damaged, or stand behind that, are computed again."
 
-    async def _heal(self, suspects: Sequence[SessionUri]) -> dict[SessionUri, _Outcome]:
-        """Heal the suspects, and all other damaged sessions."""
-        damaged = await asyncio.to_thread(self._damaged, suspects)  # not on the reading threads: a wake needs those
-        return {each: await self._heal_in_turn(each) for each in damaged}
+    def _verify(self) -> VerifyReport:
+        return self._store.verify(deep=True, pace=self._require_going_on)
+
+    def _to_heal(self, report: VerifyReport) -> list[DamagedVersion]:
+        """The newest versions that are not whole, but for stripped ones."""
+        newest = {uri: self._store.find_session(uri) for uri in {each.uri for each in report.damaged}}
+        return [
+            each
+            for each in report.damaged
+            if (row := newest[each.uri]) is not None and row.bundle_id == each.bundle_id and not each.is_stripped
+        ]
+
+    async def _heal(self, report: VerifyReport) -> int:
+        """Heal what a check has found; how many sessions were tried."""
+        damaged = self._to_heal(report)
+        for each in damaged:
+            await self._heal_in_turn(each)
+        self._require_going_on()
+        return len(damaged)
 
     def _require_going_on(self, _read_bytes: int = 0) -> None:
         """Raise ServiceClosed once the daemon stops: the damage is found again when it is back. On any thread."""
@@ -234,22 +201,23 @@ class Healing:
                     return result
                 yield None
 
-    async def _heal_in_turn(self, uri: SessionUri) -> _Outcome:
-        begun = time.monotonic()
+    async def _heal_in_turn(self, damaged: DamagedVersion) -> None:
+        begun, uri = time.monotonic(), damaged.uri
         try:
             async with self._residency.turn(uri) as use:
                 row = self._store.find_session(uri)
                 if row is None:
-                    return _SETTLED  # deleted meanwhile
-                live = self._residency.putting_away.live(uri)
+                    return  # deleted meanwhile
+                live = self._residency.awake.get(uri)
                 if live is not None and live.holds_all_of(row.bundle_id):
-                    return await to_the_end(self._keep_awake(live))
-                found = await self._hibernation.threads.on_io(lambda: self._look(row))
+                    await to_the_end(self._keep_awake(live, damaged))
+                    return
+                found = await self._hibernation.threads.on_io(lambda: self._look(row, damaged))
                 if found is None:
-                    return _SETTLED
+                    return
                 if found.end is None:
                     await to_the_end(self._heal_ledger(row, found))
-                    return _SETTLED
+                    return
                 async with self._residency.room_to_wake(use, row) as model:
                     if self._residency.standing.require_row(uri).version != row.version:
                         raise SessionBusy(f"{uri} gave its memory to others and slept meanwhile.", session=str(uri))
@@ -257,7 +225,7 @@ class Healing:
                 await self._lead_on(uri, row, receipt, told.start)
         except TorporError as error:
             self._tell_failure(uri, error)
-            return _outcome_of(error)
+            return
         self.healed += 1
         _LOG.warning("%s was damaged, and is healed as version %d", uri, receipt.version)
         self._bus.publish(
@@ -271,26 +239,23 @@ class Healing:
                 seconds=time.monotonic() - begun,
             )
         )
-        return _SETTLED
 
-    async def _keep_awake(self, live: Session) -> _Outcome:
+    async def _keep_awake(self, live: Session, damaged: DamagedVersion) -> None:
         """Save an awake session as a version without damaged blocks."""
         newest = live.durable
         assert newest is not None
-        sound = await asyncio.to_thread(self._sound_beginning, live.uri, newest.version)
-        if len(sound) == len(newest.entries):
-            return _SETTLED
-        live.durable = replace(newest, entries=sound)
+        sound = await asyncio.to_thread(self._sound_beginning, live.uri, newest.version, damaged)
+        if sound == newest.entries:
+            return
+        live.durable = replace(newest, entries=sound or ())
         live.tree = await asyncio.to_thread(self._tree_of, live)
         try:
             await self._residency.putting_away.keep(live, ignore, "heal")
         except TorporError as error:
             live.durable = newest
-            self._tell_failure(live.uri, error)
-            return _Outcome("not_now", sentence_of(error))  # all of it is in memory
+            self._tell_failure(live.uri, error)  # all of it stays in memory
         finally:
             live.tree = {}
-        return _SETTLED
 
     def _tree_of(self, live: Session) -> Mapping[str, Any]:
         """The tree that the version of an awake session has, if the session has not changed since."""
@@ -302,7 +267,7 @@ class Healing:
 
     async def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
         """Move a session that was woken at an earlier token of the damaged version onto the new one, and its turns in
-        the journal with it: a repair may take the damaged one away."""
+        the journal with it."""
         self._residency.awake.lead_on(uri, row.bundle_id, receipt)
         live = self._residency.awake.get(uri)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
@@ -315,96 +280,35 @@ class Healing:
         _LOG.warning("%s cannot be healed: %s: %s", uri, error.code, error.message)
         self._bus.publish(HealFailed(uri, code_of(error)))
 
-    def _held_back(self) -> dict[SessionUri, list[int]]:
-        """Earlier versions that could be computed again, and that a repair would give up now: those with a mark, and
-        those with tokens that no sound version begins with. Nothing heals earlier versions. Reads the whole store.
-
-        Raises StoreError: a part of the store could not be read."""
-        report = self._store.repair(dry_run=True)
-        lost = {finding.path for finding in report.problems if finding.code == LOST}
-        going: dict[SessionUri, set[int]] = {}
-        for action in report.actions:
-            if action.path in lost and action.session is not None and action.version is not None:
-                going.setdefault(action.session, set()).add(action.version)
-        held: dict[SessionUri, list[int]] = {}
-        for uri, versions in going.items():
-            if found := self._held_of(uri, versions):
-                held[uri] = found
-        return held
-
-    def _held_of(self, uri: SessionUri, going: Container[int]) -> list[int]:
-        rows = self._store.versions(uri)
-        kept = [ledger for row in rows if row.version not in going and (ledger := self._ledger_of(row)) is not None]
-        marked = self._marked(uri)
-        held = []
-        for row in rows:
-            ledger = self._ledger_of(row) if row.version in going and self._is_computable(row) else None
-            if ledger is None:
-                continue
-            if marked is None or row.bundle_id in marked or not any(each.startswith(ledger) for each in kept):
-                held.append(row.version)
-        return held
-
-    def _marked(self, uri: SessionUri) -> Collection[bytes] | None:
-        """The bundles of a session with a mark; None if that is unknown."""
-        try:
-            return self._store.marks(uri).numbers.keys()
-        except StoreError:
-            return None
-
-    def _is_computable(self, row: IndexRow) -> bool:
-        try:
-            return self._look(row) is not None
-        except (*_CANNOT_BE, MalformedSnapshot):
-            return False
-
-    def _ledger_of(self, row: IndexRow) -> bytes | None:
-        """All tokens of a version, uint32; None if they are damaged."""
-        try:
-            with self._store.open_session(row.uri, row.version) as reader:
-                unread = unread_in(reader.manifest.session, row.uri)
-                return reader.tokens() + (unread.tokens.tobytes() if unread is not None else b"")
-        except (*_CANNOT_BE, MalformedSnapshot):
-            return None
-
-    def _damaged(self, suspects: Sequence[SessionUri]) -> list[SessionUri]:
-        """The suspects, and all others with a damaged newest version. Reads the whole store."""
-        known: dict[BlockEntry, bool] = {}
-        rows = [row for row in self._store.iter_sessions() if row.uri not in suspects]
-        return [*suspects, *(row.uri for row in rows if not self._is_whole(row, known))]
-
-    def _is_whole(self, row: IndexRow, known: dict[BlockEntry, bool]) -> bool:
-        try:
-            with self._store.open_session(row.uri, row.version) as reader:
-                for entry in reader.entries:
-                    if entry not in known:
-                        known[entry] = _is_sound(reader, entry, self._require_going_on)
-                return all(known[entry] for entry in reader.entries)
-        except SessionNotFound:
-            return True  # deleted meanwhile
-        except StoreError:
-            return False  # the check in its turn tells damage from a failed read
-
-    def _sound_beginning(self, uri: SessionUri, version: int) -> tuple[BlockEntry, ...]:
-        """The blocks of a version that a sleep may refer to: the sound ones before the first damaged span. Raises
-        StoreError: a block could not be read.
+    def _sound_beginning(self, uri: SessionUri, version: int, damaged: DamagedVersion) -> tuple[BlockEntry, ...] | None:
+        """The blocks of a version that a sleep may refer to: the sound ones before the first damaged span; None if its
+        manifest is not there. Raises StoreError: a block could not be read.
         """
         try:
             with self._store.open_session(uri, version) as reader:
-                reader.tokens()
-                sound = []
-                for entry in reader.entries:
-                    if _is_sound(reader, entry, self._require_going_on):
-                        sound.append(entry)
-                    elif entry.kind == "span":
-                        break
-                return tuple(sound)
+                broken = self._broken(reader, damaged)
+                end = min(
+                    (entry.start for entry in broken if entry.kind == "span"), default=reader.manifest.token_count
+                )
+                return tuple(entry for entry in reader.entries if entry.end <= end and entry not in broken)
         except (Corruption, SessionNotFound):
-            return ()
+            return None
 
-    def _look(self, row: IndexRow) -> _Found | None:
+    def _look(self, row: IndexRow, damaged: DamagedVersion) -> _Found | None:
         with self._store.open_session(row.uri, row.version) as reader:
-            return _look(reader, self._require_going_on)
+            tokens = token_array(reader.tokens())
+            return _look(reader, tokens, self._broken(reader, damaged))
+
+    def _broken(self, reader: BundleReader, damaged: DamagedVersion) -> list[BlockEntry]:
+        """The blocks of a version that were found damaged, and still are. Raises StoreError if one could not be read,
+        which proves nothing."""
+        lacking, broken = set(damaged.blocks), []
+        for entry in reader.entries:
+            if entry.id in lacking:
+                self._require_going_on()
+                if not _is_sound(reader, entry):
+                    broken.append(entry)
+        return broken
 
     async def _heal_ledger(self, row: IndexRow, found: _Found) -> None:
         """Move the damaged part into the ledger behind it; the next use computes it."""
@@ -425,7 +329,6 @@ class Healing:
             state = await self._state_at(start, row, reader, model)
             same = await self._engine.run(self._unless_stopping(read_again(model, state, found.tokens, end)))
             session = Session.woken(row.uri, model, state, durable_of(reader, 0), reader.manifest.session)
-            session.salvaged = salvaged_of(reader.manifest)
             session.tree = tree_in(reader.manifest.session)
         finally:
             reader.close()
@@ -443,51 +346,12 @@ class Healing:
         return await self._hibernation.waking.begin(model, initial_key)
 
 
-def _outcome_of(error: TorporError) -> _Outcome:
-    """The outcome of an error. A repair needs no memory or model, and would give up a session that is put off."""
-    if isinstance(error, _CANNOT_BE) and not isinstance(error, ReadBackFailed):
-        return _SETTLED
-    return _Outcome("not_here" if isinstance(error, _NOT_HERE) else "not_now", sentence_of(error))
-
-
-def _put_off(put_off: Mapping[SessionUri, str]) -> RepairPutOff:
-    told = "; ".join(f"{uri} ({why.rstrip('.')})" for uri, why in list(put_off.items())[:_MAX_TOLD])
-    more = f"; and {len(put_off) - _MAX_TOLD} others" if len(put_off) > _MAX_TOLD else ""
-    return RepairPutOff(
-        f"Nothing was repaired: that would cut sessions short that can be computed again, only not now: {told}{more}. "
-        "Solve that and repair again; or stop the daemon and repair without it, which cuts them to their sound part.",
-        sessions={str(uri): why for uri, why in list(put_off.items())[:_MOST_LISTED]},
-    )
-
-
-def _refusal(uri: SessionUri, versions: Sequence[int]) -> RepairPutOff:
-    told = ", ".join(map(str, versions[:_MAX_TOLD])) + (", ..." if len(versions) > _MAX_TOLD else "")
-    return RepairPutOff(
-        f"Nothing is repaired unasked: that would give up earlier versions of {uri} ({told}), which are damaged but "
-        "have all their tokens. Put back their files from a backup, prune them, or ask for a repair.",
-        session=str(uri),
-    )
-
-
-def whole_calls(passes: Passes, token_count: int) -> int:
-    """The tokens of the whole calls among the first `token_count` tokens: reading can go on behind them as before."""
-    position = 0
-    for size in passes:
-        if position + tokens_of(size) > token_count:
-            break
-        position += tokens_of(size)
-    return position
-
-
-def _look(reader: BundleReader, on_bytes: Callable[[int], None]) -> _Found | None:
-    """Find the damage of a version; None if there is none. on_bytes: called with the bytes read; may raise.
+def _look(reader: BundleReader, tokens: Sequence[int], broken: Sequence[BlockEntry]) -> _Found | None:
+    """What is to be done for a version with these tokens and broken blocks; None if it has no such blocks.
 
     Raises:
-        Corruption: its ledger is damaged. StoreError: a part of it could not be read. NotRecomputable: the record at
-            its end is damaged, or it is lossy.
+        NotRecomputable: the record at its end is damaged, or it is lossy.
     """
-    tokens = token_array(reader.tokens())
-    broken = [entry for entry in reader.entries if not _is_sound(reader, entry, on_bytes)]
     if not broken:
         return None
     is_lossy = reader.manifest.session.get(LOSSY) is not None
@@ -508,11 +372,10 @@ def _look(reader: BundleReader, on_bytes: Callable[[int], None]) -> _Found | Non
     return _Found(tokens, first, tuple(each for each in records if each <= first), end)
 
 
-def _is_sound(reader: BundleReader, entry: BlockEntry, on_bytes: Callable[[int], None]) -> bool:
-    """Whether a block is intact. Raises StoreError if it could not be read, which proves nothing."""
+def _is_sound(reader: BundleReader, entry: BlockEntry) -> bool:
+    """Whether a pack has a block as it was written. Raises StoreError if it could not be read."""
     try:
-        with reader.holding(entry) as file:
-            file.check_payloads(entry.id, on_bytes)
+        with reader.holding(entry, checked=True):
+            return True
     except Corruption:
         return False
-    return True

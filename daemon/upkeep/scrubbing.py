@@ -16,10 +16,9 @@ from functools import partial
 from typing import TypeVar
 
 from ...errors import TorporError
-from ...memvid.checking.set_aside_versions import LOST
 from ...memvid.errors import SessionNotFound
 from ...memvid.folder.scrub_mark import ScrubMark, left_of, place_of
-from ...memvid.format.records import Finding, VerifyReport
+from ...memvid.format.records import VerifyReport
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.process import ScrubInfo
@@ -55,10 +54,11 @@ class _GivenUp(Exception):  # the daemon stops; never leaves this module
 
 
 class Scrub(Rounds):
-    """Reads one session after the other. mend: called with each damaged session."""
+    """Reads one session after the other. mend: called with each session in whose files faults were found, and with
+    these."""
 
     def __init__(
-        self, store: Store, policy: ScrubPolicy, bus: Bus, mend: Callable[[SessionUri], Awaitable[None]]
+        self, store: Store, policy: ScrubPolicy, bus: Bus, mend: Callable[[SessionUri, VerifyReport], Awaitable[None]]
     ) -> None:
         self._store = store
         self._policy = policy
@@ -127,11 +127,12 @@ class Scrub(Rounds):
         except (_GivenUp, SessionNotFound):
             self._unmended.discard(uri)
             return  # the daemon stops, or it was deleted meanwhile
-        if damage := damage_in(report):
+        if report.damaged:  # else no version lacks anything
             self._damaged += 1
-            self._bus.publish(DamageFound(uri, len(damage), damage[0].code))
+            self._bus.publish(DamageFound(uri, len(report.findings), report.findings[0].code))
+        if not report.ok:
             try:
-                await self._mend(uri)
+                await self._mend(uri, report)
             except ServiceClosed:
                 await self._leave(uri)
                 return
@@ -171,7 +172,7 @@ class Scrub(Rounds):
         self._sessions += 1
         self._bytes_read += report.bytes_checked
         seconds = time.monotonic() - begun
-        found = len(damage_in(report))
+        found = len(report.findings)
         self._tell(SessionScrubbed(uri, report.bundles_checked, report.bytes_checked, found, seconds))
         return report
 
@@ -202,8 +203,3 @@ class _Pace:
             if self._stop.wait(self._policy.look_s):
                 raise _GivenUp
             self._begun, self._done = time.monotonic(), 0  # the pause is not made up for
-
-
-def damage_in(report: VerifyReport) -> list[Finding]:
-    """The findings of a report, without versions that a repair has set aside: those are reported every time."""
-    return [finding for finding in report.findings if finding.code != LOST]

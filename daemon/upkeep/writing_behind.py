@@ -215,7 +215,7 @@ class WritingBehind(Rounds):
         there."""
         live.durable = Durable.of(receipt, live.computed_by())
         live.unchanged_tokens = receipt.token_count
-        live.rewound, live.saved_from = False, None
+        live.rewound = False
         live.last_read.keep(receipt.entries, {entry.id for entry in copy.reused})
         positions, end = checkpoints_in(receipt.entries, copy.end + 1), copy.end
         await self._engine.call(lambda: live.state.checkpoints.became_durable(positions, up_to=end))

@@ -11,7 +11,6 @@ from typing import Any
 from ...memvid.disk.clock import now_ns
 from ...memvid.errors import SessionNotFound
 from ...memvid.format.manifest import require_session_map
-from ...memvid.format.salvaged import salvaged_from
 from ...memvid.store import IndexRow, Receipt
 from ...memvid.units import format_bytes
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
@@ -59,18 +58,17 @@ async def _version_to_plant(parts: Parts, session: str) -> IndexRow | None:
     awake, row = parts.residency.awake, parts.store.find_session(uri)
     if row is None or parts.store.has_turns(uri) or awake.looks.get(uri) is not None:
         return None
-    if uri in awake and not awake[uri].is_untouched:
+    if (live := awake.get(uri)) is not None and (live.dirty or live.is_mere_look or live.durable is None):
         return None
     return row if TREE in await _session_map(parts, row) else None
 
 
 async def _session_map(parts: Parts, row: IndexRow) -> Mapping[str, Any]:
-    """The session map of a version; without its tree if a repair has saved a part of the version alone."""
+    """The session map of a version."""
 
     def look() -> Mapping[str, Any]:
         with parts.store.open_session(row.uri, row.version) as reader:
-            is_part = salvaged_from(reader.manifest) is not None
-            return {key: told for key, told in reader.manifest.session.items() if key != TREE or not is_part}
+            return reader.manifest.session
 
     return await parts.hibernation.threads.on_io(look)
 
@@ -393,7 +391,8 @@ def _bias_of(given: Sequence[api.TokenBias] | None) -> Bias | None:
 
 
 async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> SessionInfo:
-    """Put a branch and all below it to sleep: the root's version, which names the others, comes last."""
+    """Put a branch and all below it to sleep: the root's version, which names the others, comes last, and with it the
+    tree is kept. What a crash leaves before it are sessions of their own."""
     branches = sorted(kept.subtree(), key=lambda each: each.number)
     _require_read(branches)
     uri = parse_reference(request.name)
@@ -409,18 +408,17 @@ async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> Se
             parts.residency.standing.require_new(named)
             await turns.enter_async_context(parts.residency.turn(named))
             parts.residency.standing.require_new(named)
-        async with parts.hibernation.together(uris):
-            try:
-                kept_below = []
-                for branch, each in zip(branches[1:], sleepers[1:], strict=True):
-                    receipt = await _slept(parts, each, map_of(branch), request)
-                    kept_below.append((each.uri, receipt.version, receipt.bundle_id))
-                await _slept(parts, sleepers[0], map_of_root(branches, kept_below), request)
-            except BaseException:
-                for each in sleepers:
-                    if each.durable is not None:
-                        await in_any_case(parts.delete_session(each.uri))
-                raise
+        try:
+            kept_below = []
+            for branch, each in zip(branches[1:], sleepers[1:], strict=True):
+                receipt = await _slept(parts, each, map_of(branch), request)
+                kept_below.append((each.uri, receipt.version, receipt.bundle_id))
+            await _slept(parts, sleepers[0], map_of_root(branches, kept_below), request)
+        except BaseException:
+            for each in sleepers:
+                if each.durable is not None:
+                    await in_any_case(parts.delete_session(each.uri))
+            raise
     for named in uris:
         await parts.learn_words(named)
     row = parts.residency.standing.require_row(uri)
@@ -446,7 +444,6 @@ def _session_of(copy: Session, uri: SessionUri, request: api.KeepRequest) -> Ses
         durable=None,
         unchanged_tokens=0,
         dirty=True,
-        saved_from=None,
         rewound=False,
         recomputed=None,
         interrupted=None,

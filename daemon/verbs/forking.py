@@ -34,7 +34,8 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
             row = await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(request.session))
         kept = None if request.labels is None else tuple(request.labels)
         order = await to_the_end(_order_of_fork(parts, use, source, row, wanted, request.at_token, kept, request.emit))
-        if order.at_token not in (None, order.row.token_count):
+        is_whole = await parts.hibernation.threads.on_io(lambda: parts.forking.is_whole(order))
+        if order.at_token not in (None, order.row.token_count) or not is_whole:
             async with parts.residency.room_to_wake(use, order.row, order.at_token) as model:
                 forked = await to_the_end(parts.forking.cut_off(order, model, request.emit))
         else:

@@ -11,7 +11,6 @@ from ..api import reading as api
 from ..api.constraints import FREE
 from ..api.events import OnEvent, SessionEvent
 from ..api.sampling import Sampling, new_seed
-from ..api.session import Look
 from ..chat.conversing import Behind, require_transcript, root_of
 from ..chat.prompt_io import NEVER, Known
 from ..engine import generation
@@ -41,7 +40,7 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
         durable=request.durable,
     )
     async with awake as (use, live):
-        look, turn = _branch(parts, live), None
+        look, turn = parts.look(live), None
         if request.messages is not None:
             turn = await parts.conversing.behind(live, Behind(None), request.messages, live.root)
             ids = list(turn.ids)
@@ -83,7 +82,7 @@ async def generate(parts: Parts, request: api.GenerateRequest) -> api.GenerateRe
         request.session, request.emit, create=request.create, model=request.model, labels=request.labels or ()
     )
     async with awake as (use, live):
-        drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
+        drawing, look = live.sampling.changed(request.sampling), parts.look(live)
         matcher = await parts.encoder.matcher(live.model, AnswerForm(request.constraint, FREE))
         ids = list(request.tokens or ())
         if request.text:
@@ -133,7 +132,7 @@ async def answer(
         request.session, request.emit, create=request.create, model=model, labels=labels, durable=durable
     )
     async with awake as (use, live):
-        drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
+        drawing, look = live.sampling.changed(request.sampling), parts.look(live)
         tools = root_of(live.root, request.tools, request.template_arguments).tools
         form = AnswerForm(request.constraint, request.tool_choice or FREE, tools)
         matcher = await parts.encoder.matcher(live.model, form)
@@ -214,17 +213,6 @@ async def why(parts: Parts, request: api.WhyRequest) -> api.WhyResult:
     """Raises SessionNotFound."""
     uri = parts.resolve(request.session)
     return api.WhyResult(str(uri), parts.reasons.of(uri))
-
-
-def _branch(parts: Parts, live: Session) -> Look | None:
-    """The look that a request ends by going on from it. After that too, if a newer version has come back meanwhile:
-    reported until a sleep has made the branch a version."""
-    newest = parts.store.find_session(live.uri)
-    if newest is None or live.durable is None or not live.dirty or live.rewound:
-        return parts.look(live)
-    if not live.stands_behind(newest, parts.store.versions):
-        return None
-    return Look(live.durable.version, live.unchanged_tokens, newest.version, newest.ledger_tokens)
 
 
 def _order(request: api.WritingRequest, count: int, drawing: Sampling, matcher: Matcher | None) -> WriteOrder:

@@ -17,7 +17,7 @@ from ..errors import SessionAwake, SessionExists
 from ..memory.line import Use
 from ..models.models import LoadedModel
 from ..parts import Parts
-from ..sleep.maintenance import healed_first, result_of, with_awake
+from ..sleep.maintenance import joined, result_of, with_awake, with_healings
 from ..sleep.quantising import report_of
 from ..tasks.cancellation import to_the_end
 from .answering import answers
@@ -27,8 +27,7 @@ from .answering import answers
 async def maintain(parts: Parts, request: api.MaintainRequest) -> api.MaintenanceResult:
     """Raises:
     SessionNotFound, InvalidPolicy, CorruptMarks, and the store's other refusals.
-    SessionAwake: the session is to be quantised, and is awake.
-    RepairPutOff: damaged sessions can be computed again, only not now; nothing was changed.
+    SessionAwake: the session is to be quantised or stripped, and is awake.
     """
     parts.require_open()
     if request.operation == "quantise":
@@ -39,17 +38,15 @@ async def maintain(parts: Parts, request: api.MaintainRequest) -> api.Maintenanc
         uri = parse_reference(request.session)  # one that is gone may have left bytes to erase
         async with parts.residency.turn(uri):
             return await to_the_end(_forget(parts, uri, dry_run=request.dry_run))
+    if request.operation == "strip" and request.session is not None:
+        uri, version = await parts.version_of(request.session, None)
+        return await _strip(parts, uri, version, dry_run=request.dry_run)
     uri_or_all = None if request.session is None else parts.store.resolve(request.session)
     order = Order(
         request.operation, uri_or_all, request.dry_run, request.keep_last, request.keep_days, request.cold_after_days
     )
     if request.operation == "repair":
-        parts.require_working()
-        if request.dry_run:
-            foreseen = await parts.healing.foresee()
-            plan = await to_the_end(parts.maintenance.run(partial(parts.store.repair, dry_run=True)))
-            return result_of(healed_first(plan, foreseen))
-        await parts.healing.heal()
+        return await _repair(parts, dry_run=request.dry_run)
     return await to_the_end(parts.maintenance.carry_out(order))
 
 
@@ -135,8 +132,13 @@ async def stats(parts: Parts, request: api.StatsRequest) -> api.StatsResult:
 
 @answers(api.DeleteRequest)
 async def delete(parts: Parts, request: api.DeleteRequest) -> api.DeleteResult:
-    """Raises SessionNotFound."""
-    uri = _resolve_to_delete(parts, request.session)
+    """Raises SessionNotFound. SessionAwake: a session is awake at the version that is to go."""
+    if VERSION_MARK in request.session:
+        uri, version = await parts.version_of(request.session, None)
+        assert version is not None, "it was named"
+        async with parts.residency.turn(uri):
+            return await to_the_end(parts.delete_version(uri, version))
+    uri = parts.resolve(request.session)
     async with parts.residency.turn(uri):
         return await to_the_end(parts.delete_session(uri))
 
@@ -166,6 +168,28 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> api.Mainte
     return with_awake(result, str(uri), len(live.state.tokens))
 
 
+async def _repair(parts: Parts, *, dry_run: bool) -> api.MaintenanceResult:
+    """Repair the store, compute again what versions lack then, and tell of what is lacking still."""
+    parts.require_working()
+    repairing = partial(parts.store.repair, dry_run=dry_run)
+    report = await to_the_end(parts.maintenance.run(repairing))
+    if dry_run:
+        return result_of(with_healings(report, await parts.healing.foresee()))
+    if report.problems and await parts.healing.heal():
+        report = joined(report, await to_the_end(parts.maintenance.run(repairing)))
+    return result_of(report)
+
+
+async def _strip(parts: Parts, uri: SessionUri, version: int | None, *, dry_run: bool) -> api.MaintenanceResult:
+    """Let the keys and values of a sleeping session go, or of one version of it."""
+    if not dry_run:
+        await parts.writing_behind.let_go(uri)
+    async with parts.residency.turn(uri):
+        if uri in parts.residency.awake:
+            raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
+        return await to_the_end(parts.maintenance.carry_out(Order("strip", uri, dry_run, version=version)))
+
+
 async def _quantise(parts: Parts, session: str, bits: int, *, dry_run: bool) -> api.MaintenanceResult:
     """Keep a session in fewer bits, as its next version."""
     uri, receipt = parts.resolve(session), None
@@ -190,10 +214,3 @@ async def _facts(parts: Parts, name: str, use: Use) -> LoadedModel | None:
         async with parts.residency.models.using(name, use) as known:
             pass
     return known
-
-
-def _resolve_to_delete(parts: Parts, name: str) -> SessionUri:
-    """As `Parts.resolve`; but an unlisted session may have versions that a repair has set aside."""
-    parts.require_open()
-    uri = parse_reference(name)
-    return uri if parts.store.can_be_deleted(uri) else parts.resolve(name)

@@ -1,1 +1,1 @@
-"""The methods of an open store, by subject. `Store` has all of them."""
+"""The methods of an open store, by subject."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import BundleMissing
+from ..folder.folder import manifest_name
 from ..format.journal import JournalRecord
-from ..format.layout import LIVE_SUFFIX
 from ..uri import SessionUri
 from .sessions import Sessions
 
@@ -29,11 +29,11 @@ class Acknowledging(Sessions):
             self._core.journal.append(records, self._require_listed)
 
     def _require_listed(self, bundle_id: bytes) -> None:
-        """By its file: that is renamed or moved before the index lets a version go."""
-        if self._core.folder.suffix_of(bundle_id) != LIVE_SUFFIX:
-            path = self._core.folder.bundle_path(bundle_id)
+        """By its file: turns stand behind a manifest that is there."""
+        if not self._core.folder.has_manifest(bundle_id):
+            path = self._core.folder.path_of(manifest_name(bundle_id))
             raise BundleMissing(
-                f"The bundle {path} is not there any more, and turns stand behind it.",
+                f"The manifest {path} is not there any more, and turns stand behind it.",
                 bundle_id=bundle_id.hex(),
                 path=path,
             )

@@ -75,11 +75,11 @@ class Exchanging(Sessions):
         as_uri: SessionUri | None = None,
         on_progress: Progress | None = None,
     ) -> Receipt:
-        """Let an exported file become a version; the file is only read.
+        """Let an exported file become a version; the file is only read, and blocks that the store has are not copied.
 
-        The name must be free, unless the store knows this very bundle: if it is there, nothing is written
-        (`bytes_written` 0); if it is missed or was set aside, it comes back. Under its own name it keeps its bundle id;
-        under another one it becomes a first version, with the imported bundle as parent.
+        The name must be free, unless the store has this very bundle: then nothing is written but what it lacks of it
+        (`bytes_written` 0 if that is nothing). Under its own name it keeps its bundle id; under another one it becomes
+        a first version, with the imported bundle as parent.
 
         Raises:
             NameTaken: the store has other versions of that session, even if none of them can be read.

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
+from ..checking.promised import require_same_as_row
 from ..disk.paths import Closing, undoing
-from ..errors import BundleMissing, SessionNotFound
+from ..errors import (
+    PUT_BACK,
+    BundleMissing,
+    SessionNotFound,
+)
+from ..folder.folder import manifest_name
 from ..folder.marks import Marks
-from ..folder.versions import describe_versions, select_version, set_aside
-from ..format.reader import BundleReader
+from ..folder.versions import describe_versions, select_version
+from ..format.blocks import BlockEntry
 from ..format.records import IndexRow, OpenReport, StoreStatistics
 from ..uri import SessionUri, not_found, parse_reference, parse_version_reference
 from ..writing.core import StoreCore
+from ..writing.reader import BundleReader
 
 
 class Sessions(Closing):
@@ -30,15 +37,13 @@ class Sessions(Closing):
         return self._core.has_lock
 
     def open_session(self, uri: SessionUri, version: int | None = None) -> BundleReader:
-        """Open a version of a session, the latest if none is named, once its bundle is proven to be the one promised.
+        """Open a version of a session, the latest if none is named, once its manifest is proven to be the one promised.
 
         Raises:
             SessionNotFound, BundleMissing, Truncated, TrailingData, CorruptBundle, BundleMismatch, OwnerMismatch,
             VersionMismatch, ParentMismatch, IndexMismatch, UnsupportedFormat, UnsafePath
             JournalWaits: the latest version lacks turns that were acknowledged.
         """
-        from ..checking.verify import require_same_as_row
-
         self._core.require_open()
         if version is None:
             self._core.journal.require_settled(uri)
@@ -47,24 +52,32 @@ class Sessions(Closing):
             raise self._not_found(uri, version)
         try:
             reader = self.open_bundle(row.bundle_id)
-        except BundleMissing:
-            if not self._core.promised([row.bundle_id]):  # deleted meanwhile
+        except BundleMissing as error:
+            if self._was_deleted(row):
                 raise self._not_found(uri, version, but=row) from None
-            raise
-        now = self.find_session(uri, row.version)
-        if now is None or now.bundle_id != row.bundle_id:  # deleted before its bundles were pinned: they may be gone
-            reader.close()
-            raise self._not_found(uri, version)
+            path = self._core.folder.path_of(manifest_name(row.bundle_id))
+            raise BundleMissing(
+                f"The manifest of version {row.version} of {uri} ({path}) is missing. {PUT_BACK}",
+                bundle_id=row.bundle_id.hex(),
+                path=path,
+            ) from error
         with undoing(reader.close):
             require_same_as_row(row, uri, reader.manifest, reader.path)
         return reader
 
-    def open_bundle(self, bundle_id: bytes) -> BundleReader:
-        """Open a bundle by its id, of any owner: for inspection. The bundle id is still recomputed.
+    def _was_deleted(self, row: IndexRow) -> bool:
+        """Whether a version is no more, by a fresh look: a daemon beside us may have deleted it."""
+        if self._core.has_lock:
+            return not self.index.knows(row.bundle_id)
+        from ..recovery.opening import load_index
 
-        Raises:
-            BundleMissing: there is no file of it, or one that only holds blocks for other bundles.
-        """
+        index, _ = load_index(self._core.folder, writable=False)
+        with index:
+            return not index.knows(row.bundle_id)
+
+    def open_bundle(self, bundle_id: bytes) -> BundleReader:
+        """Open a version by its bundle id, of any owner: for inspection. The bundle id is still recomputed. Raises
+        BundleMissing."""
         self._core.require_open()
         return self._core.open_reader(bundle_id)
 
@@ -80,8 +93,6 @@ class Sessions(Closing):
         wanted = parse_reference(text)
         if wanted in also or self.index.find(wanted) is not None or self._core.journal.has(wanted):
             return wanted
-        if waiting := self._waiting(wanted):
-            raise set_aside(wanted, [row.version for row in waiting])
         raise not_found(wanted, {*also, *self.index.near(wanted)})
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
@@ -89,9 +100,9 @@ class Sessions(Closing):
         return self.index.find(uri, version)
 
     def can_be_deleted(self, uri: SessionUri) -> bool:
-        """Whether a delete finds anything of a session; versions that are set aside or missed count."""
+        """Whether a delete finds anything of a session."""
         self._core.require_open()
-        return bool(self.index.bundles_of(uri)) or self._core.journal.has(uri)
+        return self.index.find(uri) is not None or self._core.journal.has(uri)
 
     def versions(self, uri: SessionUri) -> list[IndexRow]:
         """All versions of a session, oldest first."""
@@ -101,10 +112,11 @@ class Sessions(Closing):
     def iter_sessions(self) -> Iterator[IndexRow]:
         """The latest version of each session, by URI."""
         self._core.require_open()
-        yield from self.index.iter_latest()
+        for page in self.index.iter_listed(None, 100):
+            yield from (row for row, _ in page)
 
     def iter_listed(self, namespace: str | None, page_rows: int) -> Iterator[list[tuple[IndexRow, int]]]:
-        """As `iter_sessions`, of a namespace or of all, in pages, and with the bytes of the files of all versions."""
+        """As `iter_sessions`, of a namespace or of all, in pages, and with the bytes that all versions wrote."""
         self._core.require_open()
         yield from self.index.iter_listed(namespace, page_rows)
 
@@ -113,39 +125,38 @@ class Sessions(Closing):
         self._core.require_open()
         yield from self.index.iter_uris(page_rows)
 
+    def count_packs(self, entries: Iterable[BlockEntry]) -> int:
+        """How many packs a wake of these blocks may open, by the index."""
+        self._core.require_open()
+        return len(self.index.packs_with([entry.id for entry in entries]))
+
     def statistics(self) -> StoreStatistics:
         self._core.require_open()
         sessions, versions, file_bytes = self.index.totals()
         return StoreStatistics(
             sessions=sessions,
             versions=versions,
-            bundle_files=self._core.folder.file_count(),
+            bundle_files=len(self.index.pack_sizes().keys()),
             file_bytes=file_bytes,
             bundles_pinned=len(self._core.pins),
             writable=self._core.writable,
         )
 
-    def resolve_version(self, text: str, *, also_missed: bool = False) -> IndexRow:
+    def resolve_version(self, text: str) -> IndexRow:
         """The one version that `text` means: a session as `resolve` reads it, and after an `@` a version number, a tag,
-        or 8 or more hex digits of a bundle id; without it the latest version. `also_missed`: it may be a missed one,
-        which has only marks to lose.
+        or 8 or more hex digits of a bundle id; without it the latest version.
 
         Raises:
             InvalidUri, AmbiguousVersion, SessionNotFound
-            CorruptMarks: only for a tag.
+            CorruptMarks, MarksLost: only for a tag.
         """
         name, selector = parse_version_reference(text)
-        uri = self.resolve_marked(name) if also_missed else self.resolve(name)
+        uri = self.resolve(name)
         if selector is None:
             return self.require_session(uri, None)
         folder = self._core.folder
         marks = Marks.load(folder) if selector.tag is not None else Marks(folder.uuid)
-        missed = [row for row in self.index.missed().values() if row.uri == uri] if also_missed else []
-        return select_version(uri, [*self.index.versions(uri), *missed], marks, selector, self._waiting(uri))
-
-    def resolve_marked(self, text: str) -> SessionUri:
-        """As `resolve`, also for a session with missed versions only."""
-        return self.resolve(text, {row.uri for row in self.index.missed().values()})
+        return select_version(uri, self.index.versions(uri), marks, selector)
 
     def require_session(self, uri: SessionUri, version: int | None = None) -> IndexRow:
         """The row of a version, of the newest if none is named.
@@ -159,17 +170,10 @@ class Sessions(Closing):
             raise self._not_found(uri, version)
         return row
 
-    def _waiting(self, uri: SessionUri) -> list[IndexRow]:
-        """The versions of a session that repair has set aside."""
-        return [row for row in self.index.given_up().values() if row.uri == uri]
-
     def _not_found(self, uri: SessionUri, version: int | None, but: IndexRow | None = None) -> SessionNotFound:
         """The error for a session or version that is not there; `but`: its last row, from an index that is too old.
         Raises JournalWaits."""
         versions = [row.version for row in self.index.versions(uri) if not but]
-        waiting = [row.version for row in self._waiting(uri)]
-        if waiting and (not versions or version in waiting):
-            return set_aside(uri, waiting)
         if not versions and self._core.journal.has(uri):
             self._core.journal.require_settled(uri)
             return SessionNotFound(

@@ -1,27 +1,14 @@
-"""Tags and pins: changes of the store's marks, one at a time.
+"""Tags, pins and strips: changes of the store's marks, one at a time.
 
-Owns two rules: a mark needs a version with a row and a file at that moment, and a change is on disk before it is
+Owns two rules: a mark needs a version whose manifest is there at that moment, and a change is on disk before it is
 reported. `folder/marks.py` defines marks.
-
-A mark can also be removed from a missed version. Once its last mark is gone, the version is missed no more.
 """
 
 from __future__ import annotations
 
-import contextlib
-
-from ..errors import (
-    PUT_BACK,
-    BundleMissing,
-    CorruptMarks,
-    MarksLost,
-    NoSpace,
-    StoreIoError,
-    UnsafePath,
-    UnsupportedFormat,
-)
+from ..errors import PUT_BACK, BundleMissing, CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat
+from ..folder.folder import manifest_name
 from ..folder.marks import Marks, SessionMarks
-from ..format.layout import LIVE_SUFFIX
 from ..format.records import IndexRow
 from ..uri import SessionUri
 from .sessions import Sessions
@@ -34,44 +21,45 @@ class Tagging(Sessions):
         """Let a tag name a version, the latest if none is named. `move` takes the tag from another version.
 
         Raises:
-            BundleMissing: the version has no file.
-            SessionNotFound, InvalidTag, TagTaken, LimitExceeded, CorruptMarks, NoSpace, StoreIoError
+            BundleMissing: the version has no manifest.
+            SessionNotFound, InvalidTag, TagTaken, LimitExceeded, CorruptMarks, MarksLost, NoSpace, StoreIoError
             ReadOnlyStore, LockLost, DurabilityLost
         """
         self.require_session(uri, version)
         with self._core.committing():
-            row = self._require_version_with_file(uri, version)
+            row = self._require_manifest(uri, version)
             marks = self._marks_to_change(lost_is_none=move)
-            self._save(marks.tag(uri, row.bundle_id, row.version, tag, move=move))
+            marks.tag(uri, row.bundle_id, tag, move=move).save(self._core.folder)
             return row
 
     def untag(self, uri: SessionUri, tag: str) -> None:
-        """Take a tag away, also from a version that is deleted or missed.
+        """Take a tag away, also from a version that is not there any more.
 
         Raises:
-            InvalidTag, MarkNotFound, CorruptMarks, NoSpace, StoreIoError, ReadOnlyStore, LockLost, DurabilityLost
+            InvalidTag, MarkNotFound, CorruptMarks, MarksLost, NoSpace, StoreIoError, ReadOnlyStore, LockLost,
+            DurabilityLost
         """
         with self._core.committing():
-            self._save(Marks.load(self._core.folder).untag(uri, tag))
+            Marks.load(self._core.folder).untag(uri, tag).save(self._core.folder)
 
     def pin(self, uri: SessionUri, version: int | None) -> IndexRow:
         """Keep a version, the latest if none is named, against any retention. Raises as `tag` does."""
         self.require_session(uri, version)
         with self._core.committing():
-            row = self._require_version_with_file(uri, version)
-            self._save(Marks.load(self._core.folder).pin(uri, row.bundle_id, row.version))
+            row = self._require_manifest(uri, version)
+            Marks.load(self._core.folder).pin(uri, row.bundle_id).save(self._core.folder)
             return row
 
     def unpin(self, uri: SessionUri, version: int | None) -> IndexRow:
-        """Give a version back to the retention, also a missed one. Raises MarkNotFound, and as `tag` does."""
-        self._version_or_missed(uri, version)
+        """Give a version back to the retention. Raises MarkNotFound, and as `tag` does."""
+        self.require_session(uri, version)
         with self._core.committing():
-            row = self._version_or_missed(uri, version)
-            self._save(Marks.load(self._core.folder).unpin(uri, row.bundle_id))
+            row = self.require_session(uri, version)
+            Marks.load(self._core.folder).unpin(uri, row.bundle_id).save(self._core.folder)
             return row
 
     def marks(self, uri: SessionUri) -> SessionMarks:
-        """A session's tags and pins. Raises CorruptMarks, UnsupportedFormat, UnsafePath."""
+        """A session's tags, pins and strips. Raises CorruptMarks, MarksLost, UnsupportedFormat, UnsafePath."""
         self._core.require_open()
         return Marks.load(self._core.folder).session(uri)
 
@@ -82,15 +70,6 @@ class Tagging(Sessions):
         except (CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat):
             return SessionMarks()
 
-    def _save(self, marks: Marks) -> None:
-        """Save the marks, and drop missed versions without one; if the index takes no change, the next opening does it.
-        The marks are on disk by then, so no error there may say that the change was refused."""
-        marks.save(self._core.folder)
-        with contextlib.suppress(NoSpace, StoreIoError):
-            ended = [bundle_id for bundle_id in self.index.missed() if not marks.of(bundle_id)]
-            if ended:
-                self.index.drop(ended)
-
     def _marks_to_change(self, *, lost_is_none: bool) -> Marks:
         """The marks; none if they are lost and `move` accepts that: the tag is taken from the version that had it."""
         try:
@@ -100,19 +79,13 @@ class Tagging(Sessions):
                 raise
             return Marks(self._core.folder.uuid)
 
-    def _version_or_missed(self, uri: SessionUri, version: int | None) -> IndexRow:
-        """A version of a session, the latest if none is named, or a missed one with this number."""
-        missed = (row for row in self.index.missed().values() if (row.uri, row.version) == (uri, version))
-        return self.find_session(uri, version) or next(missed, None) or self.require_session(uri, version)
-
-    def _require_version_with_file(self, uri: SessionUri, version: int | None) -> IndexRow:
-        """Refuse a mark on a version without a file: it keeps nothing. And if the index loses the row too, the mark
-        alone names the version but not its needs: then no file can be removed any more."""
+    def _require_manifest(self, uri: SessionUri, version: int | None) -> IndexRow:
+        """Refuse a mark on a version without a manifest: it keeps nothing."""
         row = self.require_session(uri, version)
-        if self._core.folder.suffix_of(row.bundle_id) != LIVE_SUFFIX:
-            path = self._core.folder.bundle_path(row.bundle_id)
+        if not self._core.folder.has_manifest(row.bundle_id):
+            path = self._core.folder.path_of(manifest_name(row.bundle_id))
             raise BundleMissing(
-                f"Version {row.version} of {uri} has no file ({path}), so it is not marked. {PUT_BACK}",
+                f"Version {row.version} of {uri} has no manifest ({path}), so it is not marked. {PUT_BACK}",
                 bundle_id=row.bundle_id.hex(),
                 path=path,
             )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 
 from ..folder.retention import Retention
 from ..folder.scrub_mark import ScrubMark, load_mark, save_mark
 from ..format.records import MaintenanceReport, Progress, UsageReport, VerifyReport
-from ..maintenance.compaction_plan import CompactionPolicy
+from ..maintenance.repack_plan import RepackPolicy
 from ..uri import SessionUri
 from .sessions import Sessions
 
@@ -32,10 +33,10 @@ class Upkeep(Sessions):
         on_progress: Progress | None = None,
         pace: Callable[[int], None] | None = None,
     ) -> VerifyReport:
-        """Check one session, or everything: frames of reference only, or (deep) every byte. Changes nothing.
+        """Check one session, or everything: manifests and directories only, or (deep) every byte. Changes nothing.
 
-        Damage is reported, not raised. `on_progress` is told (bytes done, bytes in all) of the bundle files; `pace` of
-        the bytes of each block that has been read. It may wait, or raise something of its own to give the check up.
+        Damage is reported, not raised. `on_progress` is told (bytes done, bytes in all); `pace` of the bytes of each
+        block that has been read. It may wait, or raise something of its own to give the check up.
 
         Raises:
             SessionNotFound
@@ -45,17 +46,7 @@ class Upkeep(Sessions):
         self._core.require_open()
         if uri is not None:
             self.require_session(uri, None)
-        return verify_store(
-            self._core.folder,
-            self.index,
-            uri,
-            self._core.promised,
-            deep=deep,
-            on_progress=on_progress,
-            pace=pace,
-            index_now=self._core.index_now,
-            all_known=self._core.writable,
-        )
+        return verify_store(self._core, uri, deep=deep, on_progress=on_progress, pace=pace)
 
     def forget(self, uri: SessionUri, *, dry_run: bool = False) -> MaintenanceReport:
         """Delete a session, erase all its bytes that no other session shares, then check that they are gone.
@@ -74,8 +65,7 @@ class Upkeep(Sessions):
 
     def usage(self) -> UsageReport:
         """The disk space of the store, by place and by need, and each session's part. Works in a store opened for
-        reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions. Counts listed
-        versions; those with missing or unreadable files are `problems`.
+        reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions.
 
         Raises:
             StoreIoError, StoreClosed
@@ -92,7 +82,7 @@ class Upkeep(Sessions):
         run returns the plan and changes nothing; it works in a store opened for reading.
 
         Raises:
-            SessionNotFound, CorruptMarks: nothing was dropped.
+            SessionNotFound, CorruptMarks, MarksLost: nothing was dropped.
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
         from ..maintenance import pruning
@@ -104,58 +94,64 @@ class Upkeep(Sessions):
     def drop_stand_ins(self, uri: SessionUri) -> MaintenanceReport:
         """Drop the versions of a session that end in a ledger alone, if the next version or the newest has all of their
         tokens: a stop without time, the journal and write behind make them. Those with a mark stay. Needs no disk
-        space.
+        space. Their packs go with the next repack.
 
         Raises:
-            CorruptMarks: nothing was dropped.
+            CorruptMarks, MarksLost: nothing was dropped.
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
         from ..maintenance import pruning
 
         return pruning.drop_stand_ins(self._core, uri)
 
-    def gc(self, *, dry_run: bool = False) -> MaintenanceReport:
-        """Remove unneeded files: retired files without a user, leftovers of unfinished writes, marks of deleted
-        versions. While the needs of a bundle are unknown it removes nothing, and `problems` says so. Never touches the
-        quarantine. A dry run returns the plan, also in a store opened for reading.
+    def strip(self, uri: SessionUri, version: int | None = None, *, dry_run: bool = False) -> MaintenanceReport:
+        """Keep the ledger and the text of a version, of all versions of a session if none is named, and let its keys
+        and values go: those that no other version needs leave the disk with it. Needs no disk space but a mark's, and
+        that of the blocks' headers.
 
         Raises:
-            ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace
+            SessionNotFound, CorruptMarks, MarksLost, LimitExceeded, NoSpace
+            ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
-        from ..maintenance import gc
+        from ..maintenance import stripping
 
-        return gc.gc(self._core, dry_run=dry_run)
+        rows = self.versions(uri) if version is None else [self.require_session(uri, version)]
+        if not rows:
+            rows = [self.require_session(uri, None)]
+        return stripping.strip(self._core, rows, dry_run=dry_run)
 
-    def compact(
+    def repack(
         self,
         uri: SessionUri | None = None,
         *,
         dry_run: bool = False,
-        policy: CompactionPolicy = CompactionPolicy(),
+        policy: RepackPolicy = RepackPolicy(),
         should_stop: Callable[[], bool] = lambda: False,
     ) -> MaintenanceReport:
-        """Rewrite the files of one session, or of all, as `policy` says, so that a wake opens few files.
+        """Remove packs that nothing needs, and write those anew that are mostly unneeded or too many for a session, as
+        `policy` says. For one session: only packs with blocks of it.
 
-        The content of versions and all ids stay the same; no sleep or wake waits for it, and files in use are left for
-        the next compaction. Damaged bundles, and a disk or budget without room, are `problems`: files that depend on
-        them stay as they were. `should_stop` is called between steps; each leaves a sound store, and another run
-        finishes the work. A dry run also works in a store opened for reading.
+        Versions and ids stay the same; no sleep or wake waits for it. Damaged packs, and a disk or budget without room,
+        are `problems`. While the needs of a version are unknown it removes nothing, and `problems` says so.
+        `should_stop` is called between steps; each leaves a sound store, and another run finishes the work. A dry run
+        also works in a store opened for reading.
 
         Raises:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost
         """
-        from ..maintenance import compaction
+        from ..maintenance import repack
 
         self._core.require_open()
         if uri is not None:
             self.require_session(uri, None)
-        return compaction.compact(self._core, uri, policy, dry_run=dry_run, should_stop=should_stop)
+        return repack.repack(self._core, uri, policy, dry_run=dry_run, should_stop=should_stop)
 
-    def repair(self, *, dry_run: bool = False) -> MaintenanceReport:
-        """Read every byte, and make a sound store of the intact part; damaged files go to quarantine as they are.
+    def repair(self, *, dry_run: bool = False, sources: Sequence[str | os.PathLike[str]] = ()) -> MaintenanceReport:
+        """Read every byte; copy sound frames out of damaged packs, and move the damaged files to `damaged/`. Gives
+        nothing up: a version that lacks blocks stays, whole up to the first of them.
 
-        Permanent losses are in `problems` (`version_lost`): session, version, and number of tokens. A dry run returns
-        the plan, also in a store opened for reading.
+        sources: folders, as a backup or `damaged/`, whose packs and manifests are copied as far as versions lack them.
+        A dry run returns the plan, also in a store opened for reading.
 
         Raises:
             NoSpace, StoreIoError: what was done so far is whole; run it again.
@@ -163,25 +159,4 @@ class Upkeep(Sessions):
         """
         from ..recovery import repair
 
-        return repair.repair(self._core, dry_run=dry_run)
-
-    def empty_quarantine(self, *, dry_run: bool = False) -> MaintenanceReport:
-        """Remove the files that repair has set aside, for good: their versions cannot come back, and their tags, pins
-        and the files kept for them go too. Then runs `gc`; a dry run plans that for the store as it is now.
-
-        Raises:
-            ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace, UnsafePath
-        """
-        from ..maintenance import gc
-
-        return gc.empty_quarantine(self._core, dry_run=dry_run)
-
-    def rebuild_index(self, *, dry_run: bool = False) -> MaintenanceReport:
-        """Rebuild the index from the bundles; a dry run says how it differs from them.
-
-        Raises:
-            ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
-        """
-        from ..recovery import repair
-
-        return repair.rebuild_index(self._core, dry_run=dry_run)
+        return repair.repair(self._core, dry_run=dry_run, sources=sources)

@@ -1,1 +1,1 @@
-"""Reads files and rows and reports faults. Changes nothing, but finishes what a delete left half done."""
+"""Verify: reads what is there and says what is wrong with it."""

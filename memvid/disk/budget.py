@@ -3,7 +3,7 @@
 A pure decision over figures, and an account of running work, whose meters are asked before each write. A delete needs
 no permission: freeing space is always allowed.
 
-Sleeps come first. A compaction replaces files, so its writes never count for the size of the store; and it leaves half
+Sleeps come first. A repack replaces files, so its writes never count for the size of the store; and it leaves half
 of the day's writes to sleeps.
 
 A day is a UTC day by the clock, with its own count. A clock that is set back finds that day's count as it was left; one
@@ -60,7 +60,7 @@ Beyond = Literal["budgets", "reserve"]
 class Standing:
     """The figures that a budget is held against, as of one moment.
 
-    `store_bytes` is the size of the store, None for a compaction, which only replaces files. `written_today` counts
+    `store_bytes` is the size of the store, None for a repack, which only replaces files. `written_today` counts
     this UTC day; `free_bytes` is the room on the disk for us.
     """
 
@@ -92,7 +92,7 @@ def require_room(budget: Budget, standing: Standing, size_bytes: int) -> None:
     if most is not None and written + size_bytes > most:
         may = f"The store may write {format_bytes(most)} a day"
         if standing.is_replacing:
-            may = f"A compaction may write until {format_bytes(most)} were written in a day"
+            may = f"A repack may write until {format_bytes(most)} were written in a day"
         raise _exceeded(
             DAY_BYTES,
             limit=most,

@@ -301,6 +301,14 @@ def write_file(
         temp.publish(folder_fd, name, folder_path, replacing=replacing, flushing=flushing)
 
 
+def write_unflushed(folder_fd: int, name: str, data: bytes, folder_path: str, temp_fd: int) -> None:
+    """Replace a small file atomically, but not durably: after a power cut the old one, the new one, a torn one or none
+    may be there. Its temporary file lies in the folder `temp_fd`. Raises NoSpace, StoreIoError."""
+    with TempFile(temp_fd, folder_path) as temp:
+        temp.append([data])
+        temp.publish(folder_fd, name, folder_path, flushing=False)
+
+
 def make_folder(parent_fd: int, name: str, parent_path: str) -> None:
     """Create a folder durably, unless it exists."""
     try:

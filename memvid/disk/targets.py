@@ -66,7 +66,7 @@ def require_target(root_fd: int, target: str | os.PathLike[str], *, replacing: b
 def require_outside(root_fd: int, path: str) -> None:
     """Refuse a folder that is the store or lies in it, or would once it is made. Raises UnsafePath, StoreIoError."""
     above = path
-    while not os.path.isdir(above):
+    while not os.path.isdir(above) and above != os.path.dirname(above):  # where nothing can be looked at, / is none
         above = os.path.dirname(above)
     with _target_folder(root_fd, above, path):
         pass

@@ -1,1 +1,1 @@
-"""Export, import, backup, and tensors for other programs."""
+"""Export, import and backup."""

@@ -2,23 +2,22 @@
 
 Owns the backup's place, the choice of versions, and the steps. Works beside a daemon that writes.
 
-How it works: a version never changes, only the files with its blocks. Copying those files would hold up compactions, so
-each missing version is written there as by a sleep, with the blocks that the backup lacks, and read back. Each is there
-whole or not at all, and a backup that was cut off goes on where it was.
+How it works: of each version that the backup lacks, the blocks that it lacks go into one new pack there, and then the
+manifest gets its name. So each is there whole or not at all, and a backup that was cut off goes on where it was.
 
 Rules:
 - Nothing in the store is written, and no request waits for it.
 - Nothing goes from the backup, marks included: a version deleted in the store stays there. If the backup's own versions
   of a session would collide with new ones, or come after them, that session is reported and left as it is.
-- Unreadable versions are reported, and the rest is copied. A damaged version never replaces one of the backup.
+- A version that is not whole is reported, and the rest is copied. Of a stripped version that goes which is there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 
 from ..disk import targets
 from ..disk.lock import StoreLock
@@ -27,33 +26,42 @@ from ..disk.room import free_bytes_of
 from ..errors import (
     BlockMissing,
     BundleMissing,
-    CorruptBundle,
+    Corruption,
+    LimitExceeded,
     NameTaken,
     NoSpace,
     StoreError,
     StoreIoError,
     TargetExists,
+    UnsafePath,
+    UnsupportedFormat,
 )
-from ..folder import duplicate_files
-from ..folder.folder import StoreFolder
-from ..folder.marks import Marks
-from ..folder.store_file import create_store, has_store_file, load_store_uuid, open_or_make_root, require_creatable
-from ..format.reader import BundleReader
+from ..folder.folder import StoreFolder, manifest_name
+from ..folder.marks import MARKS_FILE, Marks
+from ..folder.new_store import create_store
+from ..folder.store_file import (
+    has_store_file,
+    load_store_uuid,
+    open_or_make_root,
+    require_creatable,
+    uuid_of_format_1,
+)
+from ..format.blocks import BlockEntry
+from ..format.frames import FrameReader
+from ..format.manifest_file import manifest_file_bytes
 from ..format.records import Finding, IndexRow, MaintenanceReport, Progress
-from ..format.writer import BundleWriter
-from ..index.rows import LIVE, IndexedBundle, row_of
+from ..index.index import Index
 from ..units import format_bytes
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
-from ..writing.sleeping import Holdings, publish
-
-_TRIES: Final = 8
-"""How often a version is read again because a compaction moved its blocks meanwhile."""
+from ..writing.reader import BundleReader
+from .intake import Intake
 
 
 def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
-    """Make a new or empty folder a backup of this store, or check that it is one; its path.
+    """Make a new or empty folder a backup of this store, or check that it is one, of this format or of format 1; its
+    path.
 
     Raises:
         UnsafePath: it lies in the store. NotAStore: it holds other things. TargetExists: it is another store.
@@ -63,10 +71,10 @@ def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
     targets.require_outside(folder.root_fd, path)
     with closing_fd(open_or_make_root(path)) as root_fd:
         if not has_store_file(root_fd, path):
-            require_creatable(root_fd, path)
+            require_creatable(root_fd, path, (MARKS_FILE,))
             with StoreLock(root_fd, path):
                 create_store(root_fd, path, folder.uuid)
-        elif load_store_uuid(root_fd, path) != folder.uuid:
+        elif (uuid_of_format_1(root_fd, path) or load_store_uuid(root_fd, path)) != folder.uuid:
             raise TargetExists(
                 f"{path} is another store, and no backup of {folder.path}. Name a folder that is new or empty.",
                 path=path,
@@ -76,31 +84,42 @@ def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
 
 def copy_versions(core: StoreCore, into: StoreCore, on_progress: Progress | None = None) -> MaintenanceReport:
     """Write into the backup what it lacks. See `Store.backup`."""
+    core.look_again()
+    stripped = _stripped(core)
     rows = sorted(core.index.all_rows(), key=lambda row: (row.created_ns, row.uri, row.version))
-    present = into.index.rows_of(row.bundle_id for row in rows)
-    missing = [row for row in rows if row.bundle_id not in present]
+    missing = [row for row in rows if _lacks(into, row, is_stripped=row.bundle_id in stripped)]
     others = _others(core, into, missing)
     missing = [row for row in missing if row.uri not in others]
     total = _require_room(core, into, missing)
     run = MaintenanceRun(core, "backup", False, problems=list(others.values()))
-    sound: dict[bytes, bytes] = {}
+    intake = Intake(into, "Nothing of this version was copied")
     for row in missing:
-        path = into.folder.bundle_path(row.bundle_id)
-        try:
-            size_bytes = _copy(core, into, row, sound)
-        except (StoreIoError, NoSpace):
-            raise
-        except StoreError as error:
-            run.tell(core.folder.bundle_path(row.bundle_id), error.code, error.message)
-            continue
+        size_bytes = _copy_and_tell(run, intake, row, is_stripped=row.bundle_id in stripped)
         if size_bytes:
+            path = into.folder.path_of(manifest_name(row.bundle_id))
             run.bytes_written += size_bytes
-            run.did("copy", path, size_bytes, "the backup has not had it", row)
+            run.did("copy", path, size_bytes, "The backup lacks it.", row)
         if on_progress is not None:
             on_progress(min(run.bytes_written, total), total)
-    with contextlib.suppress(BundleMissing):
-        run.bytes_written += _copy_marks(run, into)
+    run.bytes_written += _copy_marks(run, into)
     return run.report()
+
+
+def _stripped(core: StoreCore) -> frozenset[bytes]:
+    with contextlib.suppress(StoreError):
+        return Marks.load(core.folder).stripped
+    return frozenset()
+
+
+def _lacks(into: StoreCore, row: IndexRow, *, is_stripped: bool) -> bool:
+    """Whether the backup lacks a version's manifest, or one of its blocks."""
+    if not into.index.knows(row.bundle_id):
+        return True
+    try:
+        blocks = into.read_manifest(row.bundle_id).blocks
+    except StoreError:
+        return True
+    return not all(into.index.packs_of(entry.id, stripped=is_stripped) for entry in blocks)
 
 
 def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> int:
@@ -109,14 +128,14 @@ def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow])
     needed: dict[bytes, int] = {}
     total = 0
     for row in missing:
-        with contextlib.suppress(StoreError), core.open_bundle(row.bundle_id) as file:
-            total += file.file_bytes - file.trailer.manifest_offset
-            for entry in file.entries:
-                frame = file.frames.get(entry.id)
-                if frame is not None or entry.id not in needed:
-                    needed[entry.id] = frame.frame_bytes if frame is not None else entry.raw_bytes
-    total += sum(size_bytes for block_id, size_bytes in needed.items() if not into.index.holders_of(block_id))
-    free = free_bytes_of(into.folder.bundles_fd, into.path)
+        with contextlib.suppress(StoreError):
+            manifest = core.read_manifest(row.bundle_id)
+            total += manifest_file_bytes(manifest.encode())
+            for entry in manifest.blocks:
+                if entry.id not in needed and not into.index.packs_of(entry.id, stripped=True):
+                    needed[entry.id] = _frame_bytes(core, entry)
+    total += sum(needed.values())
+    free = free_bytes_of(into.folder.packs_fd, into.path)
     if total > free:
         raise NoSpace(
             f"The backup needs {format_bytes(total)}, and the disk of {into.path} has {format_bytes(free)} left. "
@@ -126,6 +145,15 @@ def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow])
             free_bytes=free,
         )
     return total
+
+
+def _frame_bytes(core: StoreCore, entry: BlockEntry) -> int:
+    for name in core.index.packs_of(entry.id, stripped=True):
+        with contextlib.suppress(StoreError), core.files.holding(name) as file:
+            frame = file.frames.get(entry.id) or file.heads.get(entry.id)
+            if frame is not None:
+                return frame.frame_bytes
+    return 0
 
 
 def _others(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> dict[SessionUri, Finding]:
@@ -140,8 +168,8 @@ def _others(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> di
 def _has_another(core: StoreCore, into: StoreCore, uri: SessionUri, missing: Sequence[IndexRow]) -> bool:
     """Whether the backup alone has a version with one of these numbers, or has a higher number than the store's newest
     version."""
-    numbered = (one for row in missing for one in into.index.bundles_numbered(uri, row.version))
-    if any(not core.index.knows(bundle_id) for bundle_id in numbered):
+    theirs_alone = [row for row in into.index.versions(uri) if not core.index.knows(row.bundle_id)]
+    if {row.version for row in theirs_alone} & {row.version for row in missing}:
         return True
     ours, theirs = core.index.find(uri), into.index.find(uri)
     if ours is None or theirs is None or core.index.knows(theirs.bundle_id):
@@ -158,64 +186,98 @@ def _refusal(into: StoreCore, uri: SessionUri) -> Finding:
     return Finding(into.path, NameTaken.code, message)
 
 
-def _copy(core: StoreCore, into: StoreCore, row: IndexRow, sound: dict[bytes, bytes]) -> int:
-    """Write one version into the backup; the bytes of its file, 0 if it was deleted meanwhile. sound: for each file of
-    the backup, the blocks read or written in this run; this adds to it."""
-    if into.index.knows(row.bundle_id) and row.bundle_id not in {*into.index.missed(), *into.index.given_up()}:
-        path = into.folder.bundle_path(row.bundle_id)
-        raise CorruptBundle(
-            f"The backup has {path} already and cannot read it. Run `torpor repair --store {into.path}`.",
-            path=path,
-            part="file",
-        )
-    for last in (*[False] * (_TRIES - 1), True):
+def _copy_and_tell(run: MaintenanceRun, intake: Intake, row: IndexRow, *, is_stripped: bool) -> int:
+    """Write one version into the backup; the bytes written, 0 if it was deleted meanwhile, or is not whole, which is
+    told. Raises NoSpace, StoreIoError: the backup cannot be written."""
+    core = run.core
+    try:
+        with core.open_reader(row.bundle_id) as reader:
+            source = _Source(core, reader, is_stripped=is_stripped)
+            return intake.take(reader.entries, lambda _: reader.manifest, source.holding).bytes_written
+    except _Unread as failure:
+        run.fail(core.folder.path_of(manifest_name(row.bundle_id)), failure.error)
+    except BundleMissing as error:
+        if _is_promised(core, row.bundle_id):
+            run.fail(core.folder.path_of(manifest_name(row.bundle_id)), error)
+    except (Corruption, LimitExceeded, UnsupportedFormat, UnsafePath) as error:
+        run.fail(core.folder.path_of(manifest_name(row.bundle_id)), error)
+    return 0
+
+
+class _Unread(Exception):
+    """A block that the system does not read in the store: the rest can still be copied."""
+
+    def __init__(self, error: StoreError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class _Source:
+    """The packs of the store that a version's blocks are copied from."""
+
+    def __init__(self, core: StoreCore, reader: BundleReader, *, is_stripped: bool) -> None:
+        self._core = core
+        self._reader = reader
+        self._is_stripped = is_stripped
+
+    @contextlib.contextmanager
+    def holding(self, entry: BlockEntry, checked: bool) -> Iterator[FrameReader]:
+        with ExitStack() as stack:
+            try:
+                file = self._open(entry, checked, stack)
+            except StoreIoError as error:
+                raise _Unread(error) from error
+            yield file
+
+    def _open(self, entry: BlockEntry, checked: bool, stack: ExitStack) -> FrameReader:
         try:
-            with core.open_reader(row.bundle_id) as reader:
-                return _write(into, reader, sound)
-        except (BundleMissing, BlockMissing):
-            if not core.promised([row.bundle_id]):
-                return 0
-            if last:
+            return stack.enter_context(self._reader.holding(entry, checked=checked))
+        except BlockMissing:
+            if not self._is_stripped:
                 raise
-    raise AssertionError("the loop returns or raises")
+            self._reader.read_header(entry)  # raises, or a pack has it
+            for name in self._core.index.packs_of(entry.id, stripped=True):
+                file = stack.enter_context(self._core.files.holding(name))
+                if entry.id in file.heads:
+                    return file
+            raise
 
 
-def _write(into: StoreCore, reader: BundleReader, sound: dict[bytes, bytes]) -> int:
-    manifest = reader.manifest
-    with contextlib.ExitStack() as stack:
-        pin = stack.enter_context(into.pinning())
-        holdings = stack.enter_context(Holdings(into, pin))
-        stack.enter_context(into.poisoning())
-        temp = stack.enter_context(into.folder.temps.new())
-        writer = BundleWriter(temp)
-        places: dict[bytes, bytes] = {}
-        for entry in reader.entries:
-            holder = sound.get(entry.id) or holdings.find_sound(entry.id)
-            if holder is not None:
-                sound[entry.id] = places[entry.id] = holder
-                continue
-            with reader.holding(entry) as file:
-                file.check_block(entry.id)
-                writer.add_copy(file, entry.id)
-        directory = writer.finish(manifest.encode(), manifest.blocks, reader.bundle_id, places)
-        row = row_of(manifest, reader.bundle_id, temp.size_bytes)
-        publish(into, temp, IndexedBundle(reader.bundle_id, LIVE, row, directory.holders, tuple(writer.frames)))
-        with into.committing():
-            duplicate_files.remove_redundant(into.folder, [reader.bundle_id])
-        sound.update(dict.fromkeys(writer.frames, reader.bundle_id))
-        return temp.size_bytes
+def _is_promised(core: StoreCore, bundle_id: bytes) -> bool:
+    """Whether there should be a version, by a fresh look: a daemon beside us may have deleted it."""
+    if core.has_lock:
+        return core.index.knows(bundle_id)
+    index, _ = Index.load(core.folder)
+    with index:
+        return index.knows(bundle_id)
 
 
 def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
-    """Tags and pins of the versions in the backup, beside those that it alone has; the bytes written."""
+    """Tags and pins of the versions in the backup, beside those that it alone has; and strips of those that are not
+    whole there. The bytes written."""
     core = run.core
     try:
         marks = Marks.load(core.folder)
         present = Marks.load(into.folder)
         ours = marks.without_bundles(marks.bundle_ids - into.index.rows_of(marks.bundle_ids).keys())
-        wanted = present.without_bundles(filter(core.index.knows, present.bundle_ids)).with_those_of(ours)
+        known = core.index.rows_of(present.bundle_ids).keys()
+        wanted = _unmarked(present, known).with_those_of(ours)
+        for uri, of in ours.sessions.items():
+            wanted = wanted.strip(uri, _not_whole(into, of.stripped))
     except StoreError as error:
         run.fail(core.path, error)
         return 0
     with into.committing():
         return 0 if wanted == present else wanted.save(into.folder)
+
+
+def _unmarked(marks: Marks, bundle_ids: Iterable[bytes]) -> Marks:
+    """Without the tags and pins of these versions: the store's count. Strips are the backup's own."""
+    left = marks.without_bundles(bundle_ids)
+    for uri, of in marks.sessions.items():
+        left = left.strip(uri, of.stripped)
+    return left
+
+
+def _not_whole(into: StoreCore, bundle_ids: Iterable[bytes]) -> list[bytes]:
+    return [each for each in bundle_ids if not all(map(into.index.packs_of, into.needs.of(each)))]

@@ -1,4 +1,4 @@
-"""STORE/incoming: a client of a running daemon puts a bundle here, and the daemon takes it.
+"""STORE/incoming: a client of a running daemon puts an exported file here, and the daemon takes it.
 
 Owns the folder's name and the putting in. A client hands over an id and never a path, so no text of a client is joined
 to a folder. Needs no lock: a file gets its name once it is complete, flushed and checked, and the store checks it
@@ -11,41 +11,42 @@ import contextlib
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Final
 
 from ..disk import durable
 from ..disk.paths import closing_fd, open_file, open_folder, opened_folder, read_up_to, stat_open
 from ..errors import BundleMissing
 from ..folder.folder import StoreFolder
 from ..folder.store_file import INCOMING, load_store_uuid, open_existing_root
-from ..format.bundle import BundleFile
-from ..format.layout import LIVE_SUFFIX
 from ..limits import CHUNK_BYTES
 from ..uri import SessionUri
-from .import_checks import open_exported, require_manifest, require_whole
+from .import_checks import ExportedFile, open_exported, require_whole
+
+SUFFIX: Final = ".mvb"
 
 
 def hand_over(store_path: str, source_path: str) -> bytes:
-    """Put a checked copy of an exported bundle into a store's folder `incoming`, durably; its bundle id.
+    """Put a checked copy of an exported file into a store's folder `incoming`, durably; its bundle id.
 
     Raises:
         StoreIoError, NoSpace: it cannot be read or written.
-        Corruption, LimitExceeded: it is no whole bundle with all its blocks, or would unfold to far more than a
+        Corruption, LimitExceeded: it is no whole version with all its blocks, or would unfold to far more than a
             session; nothing is left behind.
     """
     path = f"{store_path}/{INCOMING}"
     with _folder_of(store_path, make=True) as folder_fd, durable.TempFile(folder_fd, path) as temp:
         _copy(source_path, temp)
         temp.sync()
-        with BundleFile(temp.duplicate(), source_path, None) as file:
+        with ExportedFile(temp.duplicate(), source_path) as file:
             require_whole(file)
-        temp.publish(folder_fd, file.bundle_id.hex() + LIVE_SUFFIX, path, replacing=True)
+        temp.publish(folder_fd, file.bundle_id.hex() + SUFFIX, path, replacing=True)
     return file.bundle_id
 
 
 def take_back(store_path: str, bundle_id: bytes) -> None:
     """Remove a handed-over file, if it is there still."""
     with contextlib.suppress(FileNotFoundError), _folder_of(store_path) as folder_fd:
-        durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, f"{store_path}/{INCOMING}")
+        durable.remove(folder_fd, bundle_id.hex() + SUFFIX, f"{store_path}/{INCOMING}")
 
 
 def open_waiting(folder: StoreFolder, bundle_id: bytes) -> tuple[int, str]:
@@ -57,18 +58,19 @@ def remove_taken(folder: StoreFolder, bundle_id: bytes) -> None:
     """Durably remove a file that an open store has taken. Raises StoreIoError, DurabilityLost."""
     path = f"{folder.path}/{INCOMING}"
     with contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, INCOMING, path) as folder_fd:
-        if durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path):
+        if durable.remove(folder_fd, bundle_id.hex() + SUFFIX, path):
             durable.sync_folder(folder_fd, path)
 
 
 def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
-    """The session of a handed-over bundle. Raises BundleMissing, Corruption."""
-    with BundleFile(*_open_in(_folder_of(store_path), store_path, bundle_id), bundle_id) as file:
-        return require_manifest(file).uri
+    """The session of a handed-over file. Raises BundleMissing, Corruption."""
+    fd, path = _open_in(_folder_of(store_path), store_path, bundle_id)
+    with ExportedFile(fd, path, bundle_id) as file:
+        return file.manifest.uri
 
 
 def _open_in(incoming: AbstractContextManager[int], store_path: str, bundle_id: bytes) -> tuple[int, str]:
-    name = bundle_id.hex() + LIVE_SUFFIX
+    name = bundle_id.hex() + SUFFIX
     path = f"{store_path}/{INCOMING}/{name}"
     try:
         with incoming as folder_fd:

@@ -25,10 +25,10 @@ from ..disk.targets import new_file
 from ..errors import LimitExceeded, NotTensors
 from ..format.blocks import BlockEntry, SlotSpec
 from ..format.ledger_tail import unread_of
-from ..format.reader import BundleReader
 from ..format.records import Progress, TensorReport
 from ..limits import MAX_TENSOR_HEADER_BYTES, MAX_TENSOR_SLOT_BYTES
 from ..writing.core import StoreCore
+from ..writing.reader import BundleReader
 
 FORMAT: Final = "torpor.tensors/1"
 DEFAULT_KIND: Final = "kv-snapshot"

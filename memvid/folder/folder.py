@@ -1,46 +1,54 @@
 """The store's folder: which files there are, under which names, and how each comes and goes.
 
-Owns the names of bundle files and the meaning of their endings. Knows nothing of their contents.
+Owns the names of manifest and pack files. Knows nothing of their contents.
 
-    bundles/ab/<64 hex>.mvb   a version of a session
-    bundles/ab/<64 hex>.mvr   retired: its session is deleted, but other bundles may still need its blocks
-    bundles/*.tmp             an unfinished sleep; removed at the next open for writing
+    versions/<64 hex>.mvm      a manifest: that a version exists, and all that it is
+    packs/<64 hex>.mvp         a pack: frames of blocks
+    */*.tmp                    a file that is being written; removed at the next opening to write
+    damaged/                   what repair moved out of the way; nothing reads it
+    bundles/ab/<64 hex>.mvb    of a store that was carried over from format 1: its frames count as a pack's
 
-Retiring is one rename, so it takes no disk space and a crash leaves a bundle in one state or the other.
+Both folders are flat: a file is written in the folder in which it gets its name, so that one flush of one folder makes
+the name durable, and no folder has to be made on the way.
+
+A pack is known by its name relative to the store. No file is changed once it has its name.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from typing import Final
 
 from ..disk import durable
-from ..disk.paths import (
-    Stamp,
-    closing_fd,
-    io_error,
-    list_names,
-    open_file,
-    open_folder,
-    opened_folder,
-    stamp_of,
-    stat_name,
-)
-from ..errors import PUT_BACK, BundleMissing, NoStore, NotAStore
-from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
-from .store_file import (
-    BUNDLE_NAME,
-    BUNDLES,
-    PREFIX_NAME,
-    StoreFile,
-    corrupt_store_file,
-    load_store_file,
-    write_store_file,
-)
-from .temps import Temps
+from ..disk.paths import list_names, open_file, open_folder, opened_folder, stat_name, undoing
+from ..errors import PUT_BACK, BundleMissing, NotAStore, StoreClosed, StoreError
+from ..folder.temps import Temps
+from .store_file import BUNDLES, DAMAGED, PACKS, VERSIONS
+
+MANIFEST_SUFFIX: Final = ".mvm"
+PACK_SUFFIX: Final = ".mvp"
+MANIFEST_NAME: Final = re.compile(r"([0-9a-f]{64})\.mvm", re.ASCII)
+PACK_NAME: Final = re.compile(r"([0-9a-f]{64})\.mvp", re.ASCII)
+BUNDLE_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)", re.ASCII)
+PREFIX_NAME: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
+
+
+def manifest_name(bundle_id: bytes) -> str:
+    """The name of a manifest's file, relative to the store."""
+    return f"{VERSIONS}/{bundle_id.hex()}{MANIFEST_SUFFIX}"
+
+
+def pack_name(pack_id: bytes) -> str:
+    """The name of a pack's file, relative to the store."""
+    return f"{PACKS}/{pack_id.hex()}{PACK_SUFFIX}"
+
+
+def id_in(name: str) -> bytes:
+    """The id in the name of a manifest or pack."""
+    return bytes.fromhex(name.rpartition("/")[2].partition(".")[0])
 
 
 class StoreFolder:
@@ -50,275 +58,205 @@ class StoreFolder:
         self.path = path
         self.root_fd = root_fd
         self.uuid = store_uuid
-        self.bundles_path = f"{path}/{BUNDLES}"
+        self._fds: dict[str, int] = {}
         self._held_bytes: int | None = None
-        self._file_count: int | None = None
+        with undoing(self._close_folders):
+            for name in (VERSIONS, PACKS):
+                self._fds[name] = self._open_top(name)
+            with contextlib.suppress(FileNotFoundError):
+                self._fds[BUNDLES] = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
+        self.temps = Temps(self._fds[PACKS], f"{path}/{PACKS}")
+        self.manifest_temps = Temps(self._fds[VERSIONS], f"{path}/{VERSIONS}")
+
+    def _open_top(self, name: str) -> int:
+        path = f"{self.path}/{name}"
         try:
-            self.bundles_fd = open_folder(root_fd, BUNDLES, self.bundles_path)
+            return open_folder(self.root_fd, name, path)
         except FileNotFoundError as error:
             raise NotAStore(
-                f"{self.bundles_path} is missing, and with it every session. Put it back from a backup, or mount it.",
-                path=self.bundles_path,
+                f"{path} is missing, and with it what every session needs. Put it back from a backup, or mount it.",
+                path=path,
             ) from error
-        self.temps = Temps(self.bundles_fd, self.bundles_path)
 
     def close(self) -> None:
         """Close the folders. A later use fails, and does not meet a descriptor that was given out again."""
-        for fd in (self.bundles_fd, self.root_fd):
+        self._close_folders()
+        with contextlib.suppress(OSError):
+            os.close(self.root_fd)
+        self.root_fd = self.temps.folder_fd = self.manifest_temps.folder_fd = -1
+
+    def _close_folders(self) -> None:
+        while self._fds:
             with contextlib.suppress(OSError):
-                os.close(fd)
-        self.bundles_fd = self.root_fd = self.temps.folder_fd = -1
+                os.close(self._fds.popitem()[1])
 
-    # --- store.json
+    def _require_open(self) -> None:
+        if self.root_fd < 0:
+            raise StoreClosed(f"The store {self.path} was closed.", path=self.path)
 
-    def require_store_file(self) -> StoreFile:
-        """What store.json says now. Raises CorruptStoreFile, also if it is missing or another store's, which only an
-        open store can tell; UnsupportedFormat, UnsafePath, StoreIoError."""
-        try:
-            file = load_store_file(self.root_fd, self.path)
-        except (NoStore, NotAStore) as error:
-            raise corrupt_store_file(self.path, "it is missing") from error
-        if file.uuid != self.uuid:
-            raise corrupt_store_file(self.path, "it is another store's")
-        return file
-
-    def write_store_file(self, *, marked: bool) -> None:
-        """Put a new store.json in the place of the one that is there, if there is one, durably. `marked`: whether there
-        is a file of marks. Raises NoSpace, StoreIoError, DurabilityLost."""
-        file = StoreFile(self.uuid, marked)
-        write_store_file(self.root_fd, self.bundles_fd, self.path, file, replacing=True)
-
-    # --- bundle files
-
-    def bundle_path(self, bundle_id: bytes, suffix: str = LIVE_SUFFIX) -> str:
+    def path_of(self, name: str) -> str:
         """For messages only; files are opened by descriptor."""
-        name = bundle_id.hex()
-        return f"{self.prefix_path(name[:2])}/{name}{suffix}"
+        return f"{self.path}/{name}"
 
-    def open_bundle(self, bundle_id: bytes) -> tuple[int, str]:
-        """Open a bundle's file, live or retired: (descriptor, path for messages). Raises BundleMissing, UnsafePath."""
-        for suffix in 2 * (LIVE_SUFFIX, RETIRED_SUFFIX):  # twice: it may be retired between the two attempts
-            with contextlib.suppress(BundleMissing):
-                return self.open_as(bundle_id, suffix)
-        path = self.bundle_path(bundle_id)
-        raise BundleMissing(f"The bundle {path} is missing. {PUT_BACK}", bundle_id=bundle_id.hex(), path=path)
+    def remove_leftovers(self) -> int:
+        """Remove what unfinished writes left, how many files. Only under the store's lock, before any is begun. Raises
+        StoreIoError."""
+        return self.temps.remove_all() + self.manifest_temps.remove_all()
 
-    def open_as(self, bundle_id: bytes, suffix: str) -> tuple[int, str]:
-        """Open a bundle's file of one ending, as `open_bundle`."""
-        name, path = bundle_id.hex(), self.bundle_path(bundle_id, suffix)
+    # --- what there is
+
+    def list_versions(self) -> set[bytes]:
+        """The ids of all manifests that are there. Raises StoreIoError."""
+        return {bytes.fromhex(match[1]) for match in filter(None, map(MANIFEST_NAME.fullmatch, self._names(VERSIONS)))}
+
+    def list_packs(self) -> set[str]:
+        """The names of all packs that are there. Raises StoreIoError."""
+        found = {f"{PACKS}/{name}" for name in self._names(PACKS) if PACK_NAME.fullmatch(name)}
+        return found | {f"{BUNDLES}/{prefix}/{name}" for prefix, name in self._old_names()}
+
+    def _names(self, top: str) -> list[str]:
+        self._require_open()
+        return list_names(self._fds[top], f"{self.path}/{top}")
+
+    def _old_names(self) -> Iterator[tuple[str, str]]:
+        """The bundles of format 1 that are there: folder and name."""
+        for prefix in filter(PREFIX_NAME.fullmatch, self._names(BUNDLES)) if BUNDLES in self._fds else ():
+            path = f"{self.path}/{BUNDLES}/{prefix}"
+            with contextlib.suppress(FileNotFoundError), opened_folder(self._fds[BUNDLES], prefix, path) as fd:
+                for name in list_names(fd, path):
+                    if BUNDLE_NAME.fullmatch(name) and name.startswith(prefix):
+                        yield prefix, name
+
+    @contextlib.contextmanager
+    def _folder_of(self, name: str) -> Iterator[tuple[int, str]]:
+        """The folder of a file by its name in the store, and the file's own name. Raises FileNotFoundError."""
+        self._require_open()
+        top, *prefix, own = name.split("/")
+        if top not in self._fds:
+            raise FileNotFoundError(name)
+        if not prefix:
+            yield self._fds[top], own
+            return
+        with opened_folder(self._fds[top], prefix[0], f"{self.path}/{top}/{prefix[0]}") as fd:
+            yield fd, own
+
+    def open_name(self, name: str) -> tuple[int, str]:
+        """Open a manifest or pack: (descriptor, path for messages). Raises BundleMissing, UnsafePath, StoreIoError."""
+        path = self.path_of(name)
         try:
-            with self.prefix_folder(name[:2]) as folder_fd:
-                return open_file(folder_fd, name + suffix, os.O_RDONLY, path), path
+            with self._folder_of(name) as (fd, own):
+                return open_file(fd, own, os.O_RDONLY, path), path
         except FileNotFoundError as error:
-            raise BundleMissing(f"{path} is missing.", bundle_id=name, path=path) from error
+            raise BundleMissing(f"{path} is missing. {PUT_BACK}", path=path) from error
 
-    def _status_of(self, bundle_id: bytes, suffix: str) -> os.stat_result | None:
-        """The status of a bundle's file of this ending; None without a file."""
-        name = bundle_id.hex()
-        with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
-            return stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
+    def status_of(self, name: str) -> os.stat_result | None:
+        """The status of a manifest or pack; None without a file."""
+        with contextlib.suppress(FileNotFoundError), self._folder_of(name) as (fd, own):
+            return stat_name(fd, own, self.path_of(name))
         return None
 
-    def has_bundle(self, bundle_id: bytes) -> bool:
-        return any(self.suffix_of(bundle_id) for _ in range(2))  # as in `open_bundle`
+    def has(self, name: str) -> bool:
+        return self.status_of(name) is not None
 
-    def suffix_of(self, bundle_id: bytes) -> str | None:
-        """A bundle's ending at present; None if there is no file of it."""
-        endings = (LIVE_SUFFIX, RETIRED_SUFFIX)
-        return next((suffix for suffix in endings if self._status_of(bundle_id, suffix) is not None), None)
+    def has_manifest(self, bundle_id: bytes) -> bool:
+        return self.has(manifest_name(bundle_id))
 
-    def size_of(self, bundle_id: bytes) -> int:
-        """The bytes of a bundle's file, live or retired; 0 if there is none."""
-        found = self._status_of(bundle_id, LIVE_SUFFIX) or self._status_of(bundle_id, RETIRED_SUFFIX)
-        return found.st_size if found is not None else 0
+    # --- changes
 
-    def is_emptied(self, bundle_id: bytes) -> bool:
-        """Whether `empty_retired` has emptied a retired bundle: it holds no bytes."""
-        return self.suffix_of(bundle_id) == RETIRED_SUFFIX and not self.size_of(bundle_id)
+    def publish(self, temp: durable.TempFile, name: str) -> None:
+        """Give a flushed temporary file its name, durably: one of `temps` a pack's, one of `manifest_temps` a
+        manifest's. A file that is there under it has the same content, or is damaged: it is replaced, and not taken
+        back where the flush fails, for others may need it. Raises NoSpace, StoreIoError, DurabilityLost."""
+        replaced = self.status_of(name)
+        with self._folder_of(name) as (fd, own):
+            temp.publish(fd, own, os.path.dirname(self.path_of(name)), replacing=replaced is not None)
+        self._count(temp.size_bytes - (replaced.st_size if replaced else 0))
 
-    def is_gone(self, bundle_id: bytes) -> bool:
-        """Whether no byte of a bundle is left: a delete, or somebody else, removed or emptied it."""
-        return self.suffix_of(bundle_id) is None or self.is_emptied(bundle_id)
-
-    def is_current(self, bundle_id: bytes, stamp: Stamp) -> bool:
-        """Whether a bundle's name, live or retired, still means the file with this stamp, untouched."""
-        found = self.stamp_of(bundle_id, LIVE_SUFFIX) or self.stamp_of(bundle_id, RETIRED_SUFFIX)
-        return found == stamp
-
-    def stamp_of(self, bundle_id: bytes, suffix: str) -> Stamp | None:
-        """The stamp of a bundle's file of this ending; None without a file."""
-        status = self._status_of(bundle_id, suffix)
-        return None if status is None else stamp_of(status)
-
-    def stamps_of(self, bundle_ids: Iterable[bytes]) -> dict[bytes, Stamp]:
-        """The stamps of the live files among these bundles, each folder opened once."""
-        found: dict[bytes, Stamp] = {}
-        for first, some in itertools.groupby(sorted(bundle_ids), lambda bundle_id: bundle_id[:1]):
-            with contextlib.suppress(FileNotFoundError), self.prefix_folder(first.hex()) as folder_fd:
-                for bundle_id in some:
-                    with contextlib.suppress(FileNotFoundError):
-                        name = bundle_id.hex() + LIVE_SUFFIX
-                        found[bundle_id] = stamp_of(stat_name(folder_fd, name, self.bundle_path(bundle_id)))
-        return found
-
-    def list_bundles(self) -> dict[bytes, str]:
-        """All bundle files by id, with their ending. A bundle with both endings counts as live. Raises StoreIoError."""
-        return self.list_with_twins()[0]
-
-    def list_with_twins(self) -> tuple[dict[bytes, str], list[bytes]]:
-        """As `list_bundles`, and the bundles that are there with both endings. Raises StoreIoError."""
-        found: dict[bytes, str] = {}
-        twins: list[bytes] = []
-        for _, prefix, names in self.walk():
-            for match in filter(None, map(BUNDLE_NAME.fullmatch, reversed(names))):
-                if match[1].startswith(prefix):
-                    bundle_id = bytes.fromhex(match[1])
-                    if bundle_id in found:
-                        twins.append(bundle_id)
-                    found[bundle_id] = match[2]
-        self._file_count = len(found)
-        return found, twins
-
-    def walk(self) -> Iterator[tuple[int, str, list[str]]]:
-        """The folders that bundles lie in: descriptor, open until the next one, prefix, and the names there, sorted."""
-        for prefix in filter(PREFIX_NAME.fullmatch, list_names(self.bundles_fd, self.bundles_path)):
-            with contextlib.suppress(FileNotFoundError), self.prefix_folder(prefix) as folder_fd:
-                yield folder_fd, prefix, list_names(folder_fd, self.prefix_path(prefix))
-
-    def publish(self, temp: durable.TempFile, bundle_id: bytes) -> None:
-        """Give a flushed temporary file its name, durably."""
-        with _made_prefix_folder(self, bundle_id) as (folder_fd, path):
-            temp.publish(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path)
-        self._count(temp.size_bytes, files=1)
-
-    def take_in(self, from_fd: int, old_name: str, bundle_id: bytes, old_path: str) -> None:
-        """Give a file of another folder of the store the name of a live bundle, durably but for its old folder."""
-        with _made_prefix_folder(self, bundle_id) as (folder_fd, path):
-            try:
-                os.rename(old_name, bundle_id.hex() + LIVE_SUFFIX, src_dir_fd=from_fd, dst_dir_fd=folder_fd)
-            except OSError as error:
-                raise durable.write_error(error, "rename", old_path) from error
-            durable.sync_folder(folder_fd, path)
-        self._held_bytes = self._file_count = None
-
-    def replace(self, temp: durable.TempFile, bundle_id: bytes, suffix: str) -> None:
-        """Let a flushed temporary file take the place of a bundle's file, durably."""
-        name = bundle_id.hex()
-        with self.prefix_folder(name[:2]) as folder_fd:
-            old_bytes = stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)).st_size
-            temp.publish(folder_fd, name + suffix, self.prefix_path(name[:2]), replacing=True)
-        self._count(temp.size_bytes - old_bytes)
-
-    def put_beside(self, temp: durable.TempFile, bundle_id: bytes) -> None:
-        """Give a flushed temporary file the name of a retired bundle, durably. It counts for nothing while a live file
-        of the same bundle is there."""
-        name = bundle_id.hex()
-        with self.prefix_folder(name[:2]) as folder_fd:
-            temp.publish(folder_fd, name + RETIRED_SUFFIX, self.prefix_path(name[:2]), replacing=True)
-        self._held_bytes = self._file_count = None
-
-    def retire(self, bundle_id: bytes) -> None:
-        """Durably turn a version of a session into a mere holder of blocks, unless its file is gone."""
-        name = bundle_id.hex()
-        path = self.prefix_path(name[:2])
-        with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
-            durable.rename(folder_fd, name + LIVE_SUFFIX, name + RETIRED_SUFFIX, path)
-            durable.sync_folder(folder_fd, path)
-
-    def empty_retired(self, bundle_id: bytes) -> int:
-        """Free a retired file's bytes but keep its name. The bytes freed; 0 if it was not there."""
-        name = bundle_id.hex()
-        path = self.bundle_path(bundle_id, RETIRED_SUFFIX)
-        with (
-            contextlib.suppress(FileNotFoundError),
-            self.prefix_folder(name[:2]) as folder_fd,
-            closing_fd(open_file(folder_fd, name + RETIRED_SUFFIX, os.O_WRONLY, path)) as fd,
-        ):
-            try:
-                size_bytes = os.fstat(fd).st_size
-                os.ftruncate(fd, 0)
-            except OSError as error:
-                raise io_error(error, "empty", path) from error
+    def remove(self, name: str, *, flushing: bool = True) -> int:
+        """Remove a manifest or pack, durably; without `flushing` the caller flushes (`flush`). The bytes freed; 0 if it
+        was not there. Needs no room. Raises StoreIoError, DurabilityLost."""
+        path = self.path_of(name)
+        with contextlib.suppress(FileNotFoundError), self._folder_of(name) as (fd, own):
+            size_bytes = stat_name(fd, own, path).st_size
+            durable.remove(fd, own, os.path.dirname(path))
             self._count(-size_bytes)
+            if flushing:
+                durable.sync_folder(fd, os.path.dirname(path))
             return size_bytes
         return 0
 
-    def remove(self, bundle_id: bytes, suffix: str) -> int:
-        """Durably remove a bundle's file. The bytes freed; 0 if it was not there."""
-        name = bundle_id.hex()
-        path = self.prefix_path(name[:2])
-        with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
-            size_bytes = stat_name(folder_fd, name + suffix, f"{path}/{name}{suffix}").st_size
-            durable.remove(folder_fd, name + suffix, path)
-            self._count(-size_bytes, files=-1)
-            durable.sync_folder(folder_fd, path)
-            return size_bytes
-        return 0
+    def flush(self, names: Iterable[str]) -> None:
+        """Flush the folders of these files. Raises DurabilityLost."""
+        for folder in sorted({os.path.dirname(name) for name in names}):
+            with contextlib.suppress(FileNotFoundError), self._folder_of(f"{folder}/") as (fd, _):
+                durable.sync_folder(fd, f"{self.path}/{folder}")
 
-    # --- how many there are, and how much they take
+    def move_to_damaged(self, name: str) -> str:
+        """Move a damaged file out of the way, durably; the path it has then. Raises NoSpace, StoreIoError,
+        DurabilityLost, UnsafePath, BundleMissing."""
+        durable.make_folder(self.root_fd, DAMAGED, self.path)
+        path = f"{self.path}/{DAMAGED}"
+        try:
+            with opened_folder(self.root_fd, DAMAGED, path) as damaged_fd, self._folder_of(name) as (fd, own):
+                new = _free_name(own, list_names(damaged_fd, path))
+                size_bytes = stat_name(fd, own, self.path_of(name)).st_size
+                try:
+                    os.rename(own, new, src_dir_fd=fd, dst_dir_fd=damaged_fd)
+                except OSError as error:
+                    raise durable.write_error(error, "move", self.path_of(name)) from error
+                durable.sync_folder(damaged_fd, path)
+                durable.sync_folder(fd, os.path.dirname(self.path_of(name)))
+        except FileNotFoundError as error:
+            raise BundleMissing(f"{self.path_of(name)} is missing.", path=self.path_of(name)) from error
+        self._count(-size_bytes)
+        return f"{path}/{new}"
 
-    def file_count(self) -> int:
-        """How many bundle files there are, by the last listing and this object's changes since."""
-        return len(self.list_bundles()) if self._file_count is None else self._file_count
+    def remove_old_folder(self) -> bool:
+        """Remove `bundles/` once no pack is left in it; whether it went. What else lies there stays, and so does the
+        folder. Raises DurabilityLost."""
+        if BUNDLES not in self._fds or any(name.startswith(f"{BUNDLES}/") for name in self.list_packs()):
+            return False
+        try:
+            for prefix in self._names(BUNDLES):
+                os.rmdir(prefix, dir_fd=self._fds[BUNDLES])
+            os.rmdir(BUNDLES, dir_fd=self.root_fd)
+        except (OSError, StoreError):
+            return False
+        durable.sync_folder(self.root_fd, self.path)
+        os.close(self._fds.pop(BUNDLES))
+        return True
+
+    # --- how much it takes
 
     def held_bytes(self) -> int:
-        """The bytes of all bundle files, live and retired: counted once, then kept up with this object's changes.
-
-        The first call costs a look at each file; code that moves files without this object calls `recount`.
-        """
+        """The bytes of all manifests and packs: counted once, then kept up with this object's changes. The first call
+        costs a look at each file. Raises StoreIoError."""
         if self._held_bytes is None:
-            self._held_bytes = self.recount()
+            self._held_bytes = sum(self.sizes().values())
         return self._held_bytes
 
-    def recount(self) -> int:
-        self._file_count = None
-        total = 0
-        for folder_fd, prefix, names in self.walk():
-            for name in filter(BUNDLE_NAME.fullmatch, names):
-                with contextlib.suppress(FileNotFoundError):
-                    total += stat_name(folder_fd, name, f"{self.prefix_path(prefix)}/{name}").st_size
-        self._held_bytes = total
-        return total
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each manifest and pack, by name. Raises StoreIoError."""
+        names = [f"{VERSIONS}/{name}" for name in self._names(VERSIONS) if MANIFEST_NAME.fullmatch(name)]
+        statuses = {name: self.status_of(name) for name in (*names, *self.list_packs())}
+        return {name: status.st_size for name, status in statuses.items() if status is not None}
 
-    def _count(self, size_bytes: int, files: int = 0) -> None:
-        if self._file_count is not None:
-            self._file_count += files
+    def recount(self) -> None:
+        """Files came or went without this object."""
+        self._held_bytes = None
+
+    def _count(self, size_bytes: int) -> None:
         if self._held_bytes is not None:
             self._held_bytes += size_bytes
 
-    def prefix_path(self, prefix: str) -> str:
-        return f"{self.bundles_path}/{prefix}"
-
-    def prefix_folder(self, prefix: str) -> AbstractContextManager[int]:
-        """The folder of the bundles whose ids begin so. Raises FileNotFoundError, UnsafePath."""
-        return opened_folder(self.bundles_fd, prefix, self.prefix_path(prefix))
+    @property
+    def packs_fd(self) -> int:
+        return self._fds[PACKS]
 
 
-@contextlib.contextmanager
-def _made_prefix_folder(folder: StoreFolder, bundle_id: bytes) -> Iterator[tuple[int, str]]:
-    """The folder that a bundle belongs in, made durably if it is not there, and its path."""
-    prefix = bundle_id[:1].hex()
-    durable.make_folder(folder.bundles_fd, prefix, folder.bundles_path)
-    with folder.prefix_folder(prefix) as folder_fd:
-        yield folder_fd, folder.prefix_path(prefix)
-
-
-def list_retired(folder: StoreFolder) -> list[bytes]:
-    """The bundles that only have a retired file. Raises StoreIoError."""
-    return [bundle_id for bundle_id, suffix in folder.list_bundles().items() if suffix == RETIRED_SUFFIX]
-
-
-def list_strangers(folder: StoreFolder) -> list[str]:
-    """Paths of foreign entries under bundles/."""
-    beside = [
-        folder.prefix_path(name)
-        for name in list_names(folder.bundles_fd, folder.bundles_path)
-        if not PREFIX_NAME.fullmatch(name) and not durable.TEMP_NAME.fullmatch(name)
-    ]
-    inside = [
-        f"{folder.prefix_path(prefix)}/{name}"
-        for _, prefix, names in folder.walk()
-        for name in names
-        if not BUNDLE_NAME.fullmatch(name) or not name.startswith(prefix)
-    ]
-    return sorted(beside + inside)
+def _free_name(name: str, taken: list[str]) -> str:
+    """The name, with a number behind it if it is taken."""
+    number, new = 1, name
+    while new in taken:
+        number, new = number + 1, f"{name}.{number + 1}"
+    return new

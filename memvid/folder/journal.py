@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from ..disk import durable
 from ..disk.paths import Closing, list_names, open_file, open_folder, read_at, stat_name, stat_open, undoing
@@ -46,8 +46,8 @@ from ..format.journal import (
 from ..format.records import Finding
 from ..limits import KIB, MAX_JOURNAL_BYTES, MAX_JOURNAL_RECORD_BYTES, MIB
 from ..uri import SessionUri
-from .folder import StoreFolder
 from .store_file import JOURNAL
+from .temps import Temps
 
 TURNS_FILE: Final = "turns.mvj"
 
@@ -70,6 +70,15 @@ _UNREADABLE: Final = (
 
 _MOST_FINDINGS: Final = 100
 """What is told of one damaged file, before the rest is only counted."""
+
+
+class Home(Protocol):
+    """The store's folder, as far as a journal uses it."""
+
+    path: str
+    root_fd: int
+    uuid: str
+    temps: Temps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +108,7 @@ class Journal(Closing):
     for no flush. lock: while it is held, no record comes.
     """
 
-    def __init__(self, folder: StoreFolder) -> None:
+    def __init__(self, folder: Home) -> None:
         self.folder_path = f"{folder.path}/{JOURNAL}"
         self.path = f"{self.folder_path}/{TURNS_FILE}"
         self.findings: list[Finding] = []
@@ -117,7 +126,7 @@ class Journal(Closing):
     # --- opening and closing
 
     @classmethod
-    def load(cls, folder: StoreFolder, *, writable: bool) -> Journal:
+    def load(cls, folder: Home, *, writable: bool) -> Journal:
         """What there is of a journal. Damage is told in `findings`, and costs nothing but what it lies in. A file that
         cannot be this store's journal is put aside, under another name in its folder.
 

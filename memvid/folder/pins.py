@@ -1,45 +1,41 @@
-"""Which bundles are open, so that a delete leaves their files until the last reader closes."""
+"""Blocks that this process uses now: no removal takes their packs. A reader pins those of its version, a sleep those
+that it refers to."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class Pins:
-    """A count for each open bundle, and the retired bundles that go once theirs is zero. Thread-safe."""
+    """Sets of block ids, each held until it is released. Thread-safe."""
 
     def __init__(self) -> None:
-        self._counts: Counter[bytes] = Counter()
-        self._waiting: set[bytes] = set()
+        self._held: dict[int, set[bytes]] = {}
+        self._next = 0
         self._lock = threading.Lock()
 
-    def add(self, bundle_ids: Iterable[bytes]) -> None:
+    def add(self, block_ids: Iterable[bytes] = ()) -> int:
+        """Pin these; the number by which they are released."""
         with self._lock:
-            self._counts.update(bundle_ids)
+            self._next += 1
+            self._held[self._next] = set(block_ids)
+            return self._next
 
-    def release(self, bundle_ids: Iterable[bytes]) -> None:
+    def extend(self, number: int, block_ids: Iterable[bytes]) -> None:
+        """Pin more under the same number."""
         with self._lock:
-            self._counts.subtract(bundle_ids)
-            self._counts = +self._counts
+            self._held[number].update(block_ids)
 
-    def count(self, bundle_id: bytes) -> int:
+    def release(self, number: int) -> None:
         with self._lock:
-            return self._counts[bundle_id]
+            self._held.pop(number, None)
 
-    def wait_or_free(self, bundle_ids: Iterable[bytes]) -> list[bytes]:
-        """Those of `bundle_ids`, and of the earlier ones that waited, without a reader; the others wait."""
+    def blocks(self) -> Collection[bytes]:
+        """All that are pinned now."""
         with self._lock:
-            asked = self._waiting.union(bundle_ids)
-            self._waiting = {bundle_id for bundle_id in asked if self._counts[bundle_id] > 0}
-            return sorted(asked - self._waiting)
-
-    @property
-    def waiting(self) -> bool:
-        with self._lock:
-            return bool(self._waiting)
+            return set().union(*self._held.values())
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._counts)
+            return len(self._held)

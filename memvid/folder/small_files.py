@@ -24,4 +24,4 @@ def load_small(folder: StoreFolder, name: str, form: SealedFormat) -> dict[str, 
 def save_small(folder: StoreFolder, name: str, form: SealedFormat, fields: Mapping[str, Any]) -> None:
     """Keep the fields durably in place of the last ones. Raises NoSpace, StoreIoError, DurabilityLost."""
     data = form.encode(fields)
-    durable.write_file(folder.root_fd, name, data, folder.path, temp_fd=folder.bundles_fd, replacing=True)
+    durable.write_file(folder.root_fd, name, data, folder.path, temp_fd=folder.packs_fd, replacing=True)

@@ -4,94 +4,97 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import uuid
-from dataclasses import dataclass
 from typing import Final
 
 from ..disk import durable
 from ..disk.lock import LOCK_NAME
-from ..disk.paths import (
-    FOLDER_MODE,
-    closing_fd,
-    io_error,
-    list_names,
-    open_file,
-    open_folder,
-    open_root,
-    opened_folder,
-    read_small,
-)
+from ..disk.paths import FOLDER_MODE, closing_fd, io_error, list_names, open_root, opened_folder, read_small
 from ..disk.sealed_json import SealedFormat, reason_of
-from ..errors import CorruptStoreFile, DurabilityLost, NoStore, NotAStore, StoreError
-from ..format.layout import BEGINNING
+from ..errors import CorruptStoreFile, DurabilityLost, NoStore, NotAStore, StoreError, UnsupportedFormat
 from ..limits import MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES
 
-STORE_VERSION: Final = 1
+STORE_VERSION: Final = 2
 STORE_FILE: Final = "store.json"
-BUNDLES: Final = "bundles"
-QUARANTINE: Final = "quarantine"
-INCOMING: Final = "incoming"
-ABSENT: Final = "absent"
-JOURNAL: Final = "journal"
 _ANOTHER_PLACE: Final = ", or choose another place for the store (--store, $TORPOR_STORE)"
-
-BUNDLE_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)", re.ASCII)
-PREFIX_NAME: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
+VERSIONS: Final = "versions"
+PACKS: Final = "packs"
+BUNDLES: Final = "bundles"
+DAMAGED: Final = "damaged"
+INCOMING: Final = "incoming"
+JOURNAL: Final = "journal"
+_FOLDERS: Final = (VERSIONS, PACKS)
 _FORMAT: Final = SealedFormat("torpor.store", STORE_VERSION, MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES)
+_FORMAT_1: Final = SealedFormat("torpor.store", 1, MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFile:
-    """store.json: which store this is, and whether there is a file of marks."""
-
-    uuid: str
-    marked: bool
-
-    def encode(self) -> bytes:
-        return _FORMAT.encode({"uuid": self.uuid, "marked": self.marked})
-
-
-def load_store_file(root_fd: int, path: str) -> StoreFile:
-    """Read store.json.
-
-    Raises:
-        NoStore: there is none. NotAStore: that of something else, or there are bundles without one.
-        CorruptStoreFile: damaged. UnsupportedFormat: of a later version, and undamaged. UnsafePath, StoreIoError.
-    """
-    file_path = f"{path}/{STORE_FILE}"
-    try:
-        data = read_store_file(root_fd, path)
-    except FileNotFoundError as error:
-        raise (_without_store_file(path) if looks_like_store(root_fd, path) else no_store(path)) from error
-    try:
-        return _decode(data, file_path)
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        if BUNDLES not in list_names(root_fd, path):
-            raise NotAStore(
-                f"{path} is not a store: there is no folder {BUNDLES}, and {file_path} is not a store's "
-                f"({reason_of(error)}). Choose another folder.",
-                path=file_path,
-            ) from error
-        raise corrupt_store_file(path, reason_of(error)) from error
+def encode_store_file(store_uuid: str) -> bytes:
+    return _FORMAT.encode({"uuid": store_uuid})
 
 
 def load_store_uuid(root_fd: int, path: str) -> str:
-    """The uuid that store.json tells. Raises as `load_store_file`."""
-    return load_store_file(root_fd, path).uuid
+    """The uuid that store.json tells.
+
+    Raises:
+        NoStore: there is none. NotAStore: that of something else, or there are packs without one.
+        CorruptStoreFile: damaged. UnsupportedFormat: of another version, and undamaged. UnsafePath, StoreIoError.
+    """
+    file_path = f"{path}/{STORE_FILE}"
+    try:
+        data = read_small(root_fd, STORE_FILE, MAX_STORE_JSON_BYTES, file_path)
+    except FileNotFoundError as error:
+        raise (_without_store_file(path) if looks_like_store(root_fd, path) else no_store(path)) from error
+    if _format_1_uuid(data, file_path) is not None:
+        raise UnsupportedFormat(
+            f"{path} is a store of format 1, as Torpor kept them before. The next `torpor ensure` or `torpor serve` "
+            "carries it over, without copying a session's keys and values; then it can be read. An older Torpor does "
+            "not open it any more.",
+            path=file_path,
+            found=1,
+            supported=STORE_VERSION,
+        )
+    try:
+        found = _FORMAT.decode(data, file_path)
+        store_uuid = str(uuid.UUID(found.get("uuid")))
+        if encode_store_file(store_uuid) != data:
+            raise ValueError("it is not in the form in which it is written")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        if not looks_like_store(root_fd, path):
+            raise NotAStore(
+                f"{path} is not a store: there is no folder {VERSIONS} with a version, and {file_path} is not a "
+                f"store's ({reason_of(error)}). Choose another folder.",
+                path=file_path,
+            ) from error
+        raise corrupt_store_file(path, reason_of(error)) from error
+    return store_uuid
 
 
-def read_store_file(root_fd: int, path: str) -> bytes:
-    """The bytes of store.json, or one more than it may have. Raises FileNotFoundError, UnsafePath, StoreIoError."""
-    return read_small(root_fd, STORE_FILE, MAX_STORE_JSON_BYTES, f"{path}/{STORE_FILE}")
+def uuid_of_format_1(root_fd: int, path: str) -> str | None:
+    """The uuid of a store of format 1, which is still to be carried over; None for any other folder. Raises UnsafePath,
+    StoreIoError."""
+    file_path = f"{path}/{STORE_FILE}"
+    try:
+        data = read_small(root_fd, STORE_FILE, MAX_STORE_JSON_BYTES, file_path)
+    except FileNotFoundError:
+        return None
+    return _format_1_uuid(data, file_path)
 
 
-def _decode(data: bytes, file_path: str) -> StoreFile:
-    found = _FORMAT.decode(data, file_path)
-    file = StoreFile(str(uuid.UUID(found.get("uuid"))), found.get("marked") is True)
-    if file.encode() != data:
-        raise ValueError("it is not in the form in which it is written")
-    return file
+def _format_1_uuid(data: bytes, file_path: str) -> str | None:
+    try:
+        return str(uuid.UUID(_FORMAT_1.decode(data, file_path).get("uuid")))
+    except (UnsupportedFormat, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def require_store_file(root_fd: int, path: str, store_uuid: str) -> None:
+    """Refuse a store whose store.json is not its own any more. Raises CorruptStoreFile, and as `load_store_uuid`."""
+    try:
+        found = load_store_uuid(root_fd, path)
+    except (NoStore, NotAStore) as error:
+        raise corrupt_store_file(path, "it is missing") from error
+    if found != store_uuid:
+        raise corrupt_store_file(path, "it is another store's")
 
 
 def corrupt_store_file(path: str, reason: str) -> CorruptStoreFile:
@@ -105,34 +108,33 @@ def corrupt_store_file(path: str, reason: str) -> CorruptStoreFile:
     )
 
 
-def create_store(root_fd: int, path: str, store_uuid: str | None = None) -> str:
-    """Make an empty folder a store, under its lock; store.json comes last, so that a crash leaves no half store.
-    `store_uuid`: that of the store it is a backup of."""
-    for name in (BUNDLES, QUARANTINE):
+def create_folders(root_fd: int, path: str) -> None:
+    """Make the folders of a store, durably. Raises NoSpace, StoreIoError, DurabilityLost."""
+    for name in _FOLDERS:
         durable.make_folder(root_fd, name, path)
-    store_uuid = store_uuid or str(uuid.uuid4())
-    with opened_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}") as bundles_fd:
-        write_store_file(root_fd, bundles_fd, path, StoreFile(store_uuid, marked=False), replacing=False)
-    return store_uuid
 
 
-def write_store_file(root_fd: int, bundles_fd: int, path: str, file: StoreFile, *, replacing: bool) -> None:
-    """Its temporary file lies in `bundles`, where leftovers are looked for."""
-    durable.write_file(root_fd, STORE_FILE, file.encode(), path, temp_fd=bundles_fd, replacing=replacing)
+def write_store_file(root_fd: int, path: str, store_uuid: str, *, replacing: bool = False) -> None:
+    """Say durably which store it is. Its temporary file lies in `packs`, where leftovers are looked for. Raises
+    NoSpace, StoreIoError, DurabilityLost."""
+    with opened_folder(root_fd, PACKS, f"{path}/{PACKS}") as packs_fd:
+        data = encode_store_file(store_uuid)
+        durable.write_file(root_fd, STORE_FILE, data, path, temp_fd=packs_fd, replacing=replacing)
 
 
 def has_store_file(root_fd: int, path: str) -> bool:
     return STORE_FILE in list_names(root_fd, path)
 
 
-def require_creatable(root_fd: int, path: str) -> None:
-    """Refuse to turn a folder that holds something else into a store."""
+def require_creatable(root_fd: int, path: str, own_files: tuple[str, ...]) -> None:
+    """Refuse to turn a folder that holds something else into a store. own_files: small files of a store that a crash
+    may have left. Raises NotAStore."""
     if looks_like_store(root_fd, path):
         raise _without_store_file(path)
     for name in list_names(root_fd, path):
-        if name == LOCK_NAME:
+        if name == LOCK_NAME or name in own_files:
             continue
-        if name in (BUNDLES, QUARANTINE):
+        if name in _FOLDERS:
             with opened_folder(root_fd, name, f"{path}/{name}") as fd:
                 empty = all(durable.TEMP_NAME.fullmatch(inside) for inside in list_names(fd, f"{path}/{name}"))
             if empty:
@@ -142,6 +144,39 @@ def require_creatable(root_fd: int, path: str) -> None:
             f"{STORE_FILE} back.",
             path=path,
         )
+
+
+def looks_like_store(root_fd: int, path: str) -> bool:
+    """Whether a folder is recognisably a store, with or without a store.json: `versions`, `packs` or `bundles` has a
+    file with the name of a manifest, a pack, or a bundle of format 1."""
+    return has_manifests(root_fd, path) or _has_names(root_fd, PACKS, ".mvp", path) or has_bundles(root_fd, path)
+
+
+def has_manifests(root_fd: int, path: str) -> bool:
+    """Whether `versions` has a file with the name of a manifest."""
+    return _has_names(root_fd, VERSIONS, ".mvm", path)
+
+
+def has_bundles(root_fd: int, path: str) -> bool:
+    """Whether `bundles` has a file with the name of a bundle of format 1."""
+    with contextlib.suppress(OSError, StoreError), opened_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}") as fd:
+        prefixes = list_names(fd, f"{path}/{BUNDLES}")
+        return any(_has_names(fd, prefix, suffix, path) for prefix in prefixes for suffix in (".mvb", ".mvr"))
+    return False
+
+
+def _has_names(parent_fd: int, name: str, suffix: str, path: str) -> bool:
+    with contextlib.suppress(OSError, StoreError), opened_folder(parent_fd, name, f"{path}/{name}") as fd:
+        return any(each.endswith(suffix) for each in list_names(fd, f"{path}/{name}"))
+    return False
+
+
+def _without_store_file(path: str) -> NotAStore:
+    return NotAStore(
+        f"{path} has a store's versions or packs, but its {STORE_FILE} is missing. `torpor repair --store {path}` "
+        "makes it again.",
+        path=path,
+    )
 
 
 def open_or_make_root(path: str) -> int:
@@ -196,44 +231,6 @@ def open_existing_root(path: str) -> int:
         raise no_store(path) from error
     except OSError as error:
         raise io_error(error, "open", path) from error
-
-
-def looks_like_store(root_fd: int, path: str) -> bool:
-    """Whether a folder is recognisably a store, with or without a store.json: `bundles` has a file with a bundle's name
-    and the beginning of a bundle of this format version."""
-    try:
-        bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
-    except (FileNotFoundError, StoreError):
-        return False
-    with closing_fd(bundles_fd):
-        prefixes = sorted(filter(PREFIX_NAME.fullmatch, list_names(bundles_fd, f"{path}/{BUNDLES}")))
-        return any(_has_a_bundle(bundles_fd, prefix, f"{path}/{BUNDLES}/{prefix}") for prefix in prefixes)
-
-
-def _has_a_bundle(bundles_fd: int, prefix: str, path: str) -> bool:
-    try:
-        fd = open_folder(bundles_fd, prefix, path)
-    except (FileNotFoundError, StoreError):
-        return False
-    with closing_fd(fd):
-        names = (name for name in list_names(fd, path) if BUNDLE_NAME.fullmatch(name) and name.startswith(prefix))
-        return any(_begins_like_a_bundle(fd, name, f"{path}/{name}") for name in names)
-
-
-def _begins_like_a_bundle(folder_fd: int, name: str, path: str) -> bool:
-    try:
-        with closing_fd(open_file(folder_fd, name, os.O_RDONLY, path)) as fd:
-            return os.pread(fd, len(BEGINNING), 0) == BEGINNING
-    except (OSError, StoreError):
-        return False
-
-
-def _without_store_file(path: str) -> NotAStore:
-    return NotAStore(
-        f"{path} has a store's bundles, but its {STORE_FILE} is missing. `torpor repair --store {path}` makes it "
-        "again.",
-        path=path,
-    )
 
 
 def no_store(path: str) -> NoStore:

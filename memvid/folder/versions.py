@@ -17,22 +17,17 @@ _SHORT_ID_DIGITS: Final = 12
 _MAX_LISTED: Final = 8
 
 
-def select_version(
-    uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, selector: Selector, waiting: Sequence[IndexRow] = ()
-) -> IndexRow:
-    """The one version among a session's `rows` (all of them) that `selector` means; `waiting` are the session's
-    versions that repair has set aside.
+def select_version(uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, selector: Selector) -> IndexRow:
+    """The one version among a session's `rows` (all of them) that `selector` means.
 
     Raises:
         AmbiguousVersion: it means several; `candidates` lists a reference to each.
-        SessionNotFound: it means none, or one that is set aside.
+        SessionNotFound: it means none.
     """
     tagged = marks.tagged(uri, selector.tag) if selector.tag is not None else None
     matches = [row for row in rows if _means(selector, tagged, row)]
     if len(matches) > 1:
         raise _ambiguous(uri, matches, selector)
-    if not matches and any(_means(selector, tagged, row) for row in waiting):
-        raise set_aside(uri, [row.version for row in waiting])
     if not matches:
         raise _no_version(uri, rows, marks, selector, tagged)
     return matches[0]
@@ -76,19 +71,6 @@ def _no_version(
         way = "" if rows else f" `torpor save {uri}` makes one."
         why = f"{uri} has no version {selector.text!r}; it has {' and '.join(filter(None, known))}.{way}"
     return SessionNotFound(why, session=str(uri), version=selector.text, suggestions=[str(uri)])
-
-
-def set_aside(uri: SessionUri, numbers: Sequence[int]) -> SessionNotFound:
-    """The error for versions that repair has set aside, if the reference means no other."""
-    them, are = ("them", "are") if len(numbers) > 1 else ("it", "is")
-    return SessionNotFound(
-        f"{describe_versions(numbers).capitalize()} of {uri} {are} set aside and cannot be woken: blocks of {them} are "
-        f"missing or damaged. `torpor verify` says which file to put back, `torpor repair` then brings {them} back, "
-        f"and `torpor gc --quarantine` gives {them} up.",
-        session=str(uri),
-        set_aside=sorted(numbers),
-        suggestions=[],
-    )
 
 
 def _parts(run: Sequence[int]) -> list[str]:

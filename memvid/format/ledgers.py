@@ -6,15 +6,12 @@ are read only from the first differing block to the first differing token.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..errors import StoreError
 from .blocks import TOKEN_BYTES, BlockEntry
 from .ledger_tail import tail_of, unread_of
 from .manifest import Manifest
-from .reader import FilePool
 
 ReadTokens = Callable[[BlockEntry], bytes | None]
 """The tokens of a span; None if they cannot be read."""
@@ -26,27 +23,6 @@ class Common:
 
     least: int
     most: int
-
-
-def reading(pool: FilePool, places: Mapping[bytes, bytes], files_of: Callable[[bytes], Iterable[bytes]]) -> ReadTokens:
-    """Reads the tokens of a span from its head, which may be good even if the rest of the block is damaged.
-
-    places: the bundle of each block. files_of: the pool's names for the files of a bundle, the best first.
-    """
-
-    def read(span: BlockEntry) -> bytes | None:
-        place = places.get(span.id)
-        for one in files_of(place) if place is not None else ():
-            with contextlib.suppress(StoreError), pool.holding(one) as file:
-                return file.read_head(span.id)[0].tokens
-        return None
-
-    return read
-
-
-def most_in_common(found: Iterable[Common]) -> Common:
-    each = list(found)
-    return Common(max((one.least for one in each), default=0), max((one.most for one in each), default=0))
 
 
 def ledger_tokens(manifest: Manifest) -> int:

@@ -137,6 +137,12 @@ def bundle_id_of(encoded: bytes) -> bytes:
     return blake3(encoded).digest()
 
 
+def whole_before(manifest: Manifest, entry: BlockEntry) -> int:
+    """How many of a version's first tokens it has without `entry`. The record of its last position has the logits
+    there, so what lacks that is whole up to the token before."""
+    return min(entry.start, manifest.token_count - 1)
+
+
 def _encode_line(entry: BlockEntry) -> bytes:
     return _LINE.pack(entry.id, entry.start, entry.raw_bytes, entry.token_count, kind_code(entry.kind), 0)
 

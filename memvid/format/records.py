@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ..uri import SessionUri
 from .blocks import BlockEntry
 from .lossy import Lossy
-from .salvaged import Salvaged
 
 Progress = Callable[[int, int], None]
 """Told how much is done, and how much there is to do."""
@@ -17,7 +16,7 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class IndexRow:
     """One version of one session, from the index. `bundle_bytes` is the size of its file, `logical_bytes` of its raw
-    state. `salvaged` is None unless a repair saved its beginning from another version. `unread_tokens`: tokens of its
+    state. `unread_tokens`: tokens of its
     ledger without state. `lossy` is None for an exact one."""
 
     uri: SessionUri
@@ -31,7 +30,6 @@ class IndexRow:
     created_ns: int
     model: str
     labels: tuple[str, ...]
-    salvaged: Salvaged | None = None
     unread_tokens: int = 0
     lossy: Lossy | None = None
 
@@ -74,65 +72,11 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteReport:
-    """The result of a delete. `bundles_deleted` counts the bundles that went, also those of earlier deletes that only
-    this session still needed; `bundles_kept` those of this session that others need or that are open.
-
-    `unreadable` are the paths of bundles of unknown owner: a version of this session may be in one. `problems` name
-    files in quarantine that could not be marked as deleted and so may come back; files kept because they belong to
-    another session than their names say; and bundles of unknown needs: because of these no file was removed.
-    """
-
-    uri: SessionUri
-    versions_deleted: int
-    bundles_deleted: int
-    bundles_kept: int
-    bytes_freed: int
-    unreadable: tuple[str, ...] = ()
-    problems: tuple[Finding, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """What was read, and what is wrong with it. Without findings, all of it is as it was written."""
-
-    findings: tuple[Finding, ...]
-    bundles_checked: int
-    blocks_checked: int
-    bytes_checked: int
-
-    @property
-    def ok(self) -> bool:
-        return not self.findings
-
-
-@dataclass(frozen=True, slots=True)
-class OpenReport:
-    """The repairs of an opening, to be reported.
-
-    `index_rebuilt`: why the whole index was rebuilt; None: it was not. `rows_added` counts bundles new to the index;
-    `rows_dropped` rows without a session's version whose bundles are gone; `rows_corrected` rows that differed from
-    their files, because index and files were of different moments. `unreadable` lists all bundles with an unreadable
-    manifest and all versions with a missing file (`bundle_missing`), at each opening. `turns_replayed` counts the
-    sessions with turns from the journal; `journal` says which turns cannot be read or become no version.
-    """
-
-    index_rebuilt: str | None
-    rows_added: int
-    rows_dropped: int
-    leftovers_removed: int
-    unreadable: tuple[Finding, ...]
-    rows_corrected: int = 0
-    turns_replayed: int = 0
-    journal: tuple[Finding, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Action:
     """One step of a maintenance operation: done, or (dry run) what would be done.
 
-    `kind` is one of: remove, strip, rewrite, recompress, quarantine, restore, salvage, retire, unmark, index, import,
-    export, quantise, heal, copy, keep. `path` is the file that it changes (the index and the marks have one too);
+    `kind` is one of: remove, rewrite, recompress, move, copy, unmark, strip, index, import, export, quantise, heal,
+    keep. `path` is the file that it changes (the index and the marks have one too);
     `session` and `version` are its owner, if it has one. `size_bytes` is the bytes that the step frees, or writes if it
     only writes. `reason` is a sentence for people.
     """
@@ -163,56 +107,6 @@ class MaintenanceReport:
     @property
     def ok(self) -> bool:
         return not self.problems
-
-
-@dataclass(frozen=True, slots=True)
-class SessionUsage:
-    """The disk space of one session, in bytes.
-
-    `logical_bytes` is the raw state of all its versions, each counted whole. `stored_bytes` are the files of its
-    versions. `shared_bytes` are the frames, in any file, that other sessions need too: they stay when it is deleted.
-    `exclusive_bytes` are the frames and manifests that only it needs: a forget frees them.
-    """
-
-    uri: SessionUri
-    versions: int
-    token_count: int
-    logical_bytes: int
-    stored_bytes: int
-    shared_bytes: int
-    exclusive_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class UsageReport:
-    """The disk space of the store in bytes, split in two ways with the same sum, and each session's part.
-
-    By place: `file_bytes` = `live_bytes` + `retired_bytes` + `unreadable_bytes` + `quarantine_bytes` +
-    `incoming_bytes` + `index_bytes` + `temp_bytes` + `journal_bytes` + `other_bytes`.
-    By need: `live_bytes` + `retired_bytes` = the sessions' `exclusive_bytes` + `shared_bytes` + `unneeded_bytes`.
-    `shared_bytes` counts a frame that several sessions need once; gc and compact can free `unneeded_bytes`. Bundles
-    that cannot be read (`problems`) count as `unreadable_bytes` alone: their content is unknown. Versions whose files
-    are missing are `problems` too, and have no bytes. The budgets compare `written_today_bytes` and `free_bytes` (of
-    the disk).
-    """
-
-    file_bytes: int
-    live_bytes: int
-    retired_bytes: int
-    unreadable_bytes: int
-    quarantine_bytes: int
-    incoming_bytes: int
-    index_bytes: int
-    temp_bytes: int
-    journal_bytes: int
-    other_bytes: int
-    logical_bytes: int
-    shared_bytes: int
-    unneeded_bytes: int
-    written_today_bytes: int
-    free_bytes: int
-    sessions: tuple[SessionUsage, ...]
-    problems: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,3 +151,118 @@ class StoreStatistics:
     file_bytes: int
     bundles_pinned: int
     writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedVersion:
+    """A version that is not whole. Its first `whole_up_to` tokens have sound keys and values; no pack has a sound copy
+    of `blocks` (ids). Without a sound manifest: 0, and no blocks. `is_stripped`: only what is needed for its tokens
+    counts."""
+
+    uri: SessionUri
+    version: int
+    bundle_id: bytes
+    whole_up_to: int
+    blocks: tuple[bytes, ...] = ()
+    is_stripped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was read, and what is wrong with it. Without findings, all of it is as it was written. `damaged`: the
+    versions that are not whole, each of which is a finding too. A finding of a pack alone harms no version: others have
+    sound copies of its blocks."""
+
+    findings: tuple[Finding, ...]
+    bundles_checked: int
+    blocks_checked: int
+    bytes_checked: int
+    damaged: tuple[DamagedVersion, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUsage:
+    """The disk space of one session, in bytes.
+
+    `logical_bytes` is the raw state of all its versions, each counted whole. `stored_bytes` is what its versions wrote.
+    `shared_bytes` are the frames that other sessions need too: they stay when it is deleted. `exclusive_bytes` are the
+    frames and manifests that only it needs: a forget frees them. `stripped_versions` of its `versions` need no keys and
+    values.
+    """
+
+    uri: SessionUri
+    versions: int
+    token_count: int
+    logical_bytes: int
+    stored_bytes: int
+    shared_bytes: int
+    exclusive_bytes: int
+    stripped_versions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """The disk space of the store in bytes, split in two ways with the same sum, and each session's part.
+
+    By place: `file_bytes` = `version_bytes` (manifests) + `pack_bytes` (with bundles of format 1) + `damaged_bytes` +
+    `incoming_bytes` + `index_bytes` + `temp_bytes` + `journal_bytes` + `other_bytes`.
+    By need: `version_bytes` + `pack_bytes` = the sessions' `exclusive_bytes` + `shared_bytes` + `unneeded_bytes` +
+    `unreadable_bytes`.
+    `shared_bytes` counts a frame that several sessions need once; a repack can free `unneeded_bytes`: frames that no
+    version needs, and second copies. Manifests and packs that cannot be read (`problems`) count as `unreadable_bytes`
+    alone. Versions whose manifests are missing are `problems` too, and have no bytes. The budgets compare
+    `written_today_bytes` and `free_bytes` (of the disk).
+    """
+
+    file_bytes: int
+    version_bytes: int
+    pack_bytes: int
+    damaged_bytes: int
+    incoming_bytes: int
+    index_bytes: int
+    temp_bytes: int
+    journal_bytes: int
+    other_bytes: int
+    logical_bytes: int
+    shared_bytes: int
+    unneeded_bytes: int
+    unreadable_bytes: int
+    written_today_bytes: int
+    free_bytes: int
+    sessions: tuple[SessionUsage, ...]
+    problems: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteReport:
+    """The result of a delete. `bytes_freed` counts manifests and packs that went; packs that this process reads go when
+    it closes them. `unreadable` are paths of damaged manifests: one may be a version of the session. `problems` say
+    why needs are unknown: because of these no pack was removed."""
+
+    uri: SessionUri
+    versions_deleted: int
+    bytes_freed: int
+    unreadable: tuple[str, ...] = ()
+    problems: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReport:
+    """What an opening found, to be reported.
+
+    `index_rebuilt`: why the whole index was made anew; None: it was not. `rows_added` counts versions new to the index.
+    `unreadable` lists manifests and packs that were to be read and cannot be, and versions whose manifests are missing
+    (`bundle_missing`). `turns_replayed` counts the sessions with turns from the journal; `journal` says which turns
+    cannot be read or become no version.
+    """
+
+    index_rebuilt: str | None
+    rows_added: int
+    leftovers_removed: int
+    unreadable: tuple[Finding, ...]
+    turns_replayed: int = 0
+    journal: tuple[Finding, ...] = ()

@@ -1,30 +1,22 @@
-"""Writing one bundle file into a temporary file, and reading it back before anything relies on it.
-
-Owns the order frames → manifest → directory → trailer → header → flush → read back. Does not publish, and knows no
-index or lock.
-"""
+"""Blocks on their way into a pack: hashed, with the id that follows, and their slots as they will lie in a frame."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from blake3 import blake3
 
-from ..disk.durable import TempFile
-from ..errors import CorruptBundle, Corruption, InvalidDraft, LimitExceeded, ReadBackFailed
-from ..limits import MAX_BLOCK_HEADER_BYTES, MAX_BUNDLE_BYTES, MAX_FRAMES, MAX_SLOTS
+from ..errors import CorruptBundle, InvalidDraft, LimitExceeded
+from ..limits import MAX_BLOCK_HEADER_BYTES, MAX_SLOTS
 from .blocks import BLOCK_KINDS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec, block_id
-from .bundle import BundleFile, FrameFile
 from .codecs import PLANES_CODE, RAW_CODE, encode_slot
-from .directory import Directory, Frame, digest_of
-from .layout import HEADER_BYTES, StoredSlot, Trailer, aligned, encode_frame_head, encode_header, frame_bytes_for
+from .frames import FrameReader
+from .layout import StoredSlot
 
 T = TypeVar("T")
 Buffers = list[memoryview | bytes]
-Room = Callable[[int], None]
-"""Told the number of bytes before each write; raises if there is no room for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,127 +52,7 @@ def prepare_block(draft: BlockDraft, parent: bytes | None, identity_digest: byte
     return PreparedBlock(block_id(encoded), encoded, header, slots)
 
 
-class BundleWriter:
-    """Writes one bundle file. The caller owns the temporary file and publishes or closes it."""
-
-    def __init__(self, temp: TempFile, room: Room | None = None) -> None:
-        self._temp = temp
-        self._room = room
-        self.frames: dict[bytes, Frame] = {}
-
-    def each(self, items: Iterable[T], frame_bytes: Callable[[T], int]) -> Iterator[T]:
-        """Yields the items; add each before you take the next. If the disk fills up in between, `frame_bytes` measures
-        the remaining items, and the error tells the length of the whole file."""
-        rest = iter(items)
-        self._temp.whole_bytes = lambda: self._frames_end() + sum(map(frame_bytes, rest))
-        yield from rest
-
-    def _frames_end(self) -> int:
-        last = next(reversed(self.frames.values()), None)
-        return last.offset + last.frame_bytes if last else HEADER_BYTES
-
-    def add(self, block: PreparedBlock, *, compressed: bool = False) -> None:
-        """Append a block's frame, unless it is there already. compressed: its slots, as far as they shrink.
-
-        Raises:
-            LimitExceeded, NoSpace, StoreIoError, and the errors of `room`.
-        """
-        if block.id in self.frames:
-            return
-        digests = [digest for _, digest in block.header.slots]
-        payloads = [
-            _stored(slot.spec, views, digest, compressed=compressed)
-            for (slot, views), digest in zip(block.slots, digests, strict=True)
-        ]
-        self._add_frame(block.id, block.encoded_header, payloads)
-
-    def add_copy(self, source: FrameFile, block_id: bytes, *, compressing: bool = False) -> None:
-        """Append a frame of another file: as it lies there, or with its slots compressed, as far as they shrink.
-
-        Damage in the source is found here or when the file is read back.
-
-        Raises:
-            BlockMissing, CorruptBundle, CorruptBlock, LimitExceeded, NoSpace, StoreIoError, and the errors of `room`.
-        """
-        if block_id in self.frames:
-            return
-        if compressing:
-            self._add_frame(block_id, *_compressed(source, block_id))
-            return
-        frame = source.frame_of(block_id)
-        self._enter(block_id, frame.frame_bytes, frame.head_bytes)
-        for chunk in source.frame_chunks(block_id):
-            self._append([chunk])
-
-    def _add_frame(
-        self, block_id: bytes, encoded_header: bytes, payloads: Sequence[tuple[StoredSlot, Buffers]]
-    ) -> None:
-        stored = [slot for slot, _ in payloads]
-        head = encode_frame_head(encoded_header, stored)
-        self._enter(block_id, frame_bytes_for(len(head), stored), len(head))
-        buffers: Buffers = [head]
-        for slot, views in payloads:
-            buffers += [*views, bytes(aligned(slot.stored_bytes) - slot.stored_bytes)]
-        self._append(buffers)
-
-    def _enter(self, block_id: bytes, frame_bytes: int, head_bytes: int) -> None:
-        offset = self._frames_end()
-        if offset + frame_bytes > MAX_BUNDLE_BYTES:
-            raise LimitExceeded(f"the bundle would have more than {MAX_BUNDLE_BYTES} bytes.", limit=MAX_BUNDLE_BYTES)
-        if len(self.frames) >= MAX_FRAMES:
-            raise LimitExceeded(f"a file holds at most {MAX_FRAMES} frames.", limit=MAX_FRAMES)
-        self.frames[block_id] = Frame(block_id, offset, frame_bytes, head_bytes)
-
-    def _append(self, buffers: Sequence[memoryview | bytes]) -> None:
-        if not self._temp.size_bytes:
-            buffers = [bytes(HEADER_BYTES), *buffers]  # zeros until the end: a torn file is no bundle
-        if self._room is not None:
-            self._room(sum(memoryview(buffer).nbytes for buffer in buffers))
-        self._temp.append(buffers)
-
-    def flush(self) -> None:
-        """Flush what was added so far, so that `finish` has little to flush. Raises DurabilityLost, NoSpace,
-        StoreIoError."""
-        self._temp.sync()
-
-    def finish(
-        self, manifest: bytes, blocks: Sequence[BlockEntry], bundle_id: bytes, holders: Mapping[bytes, bytes]
-    ) -> Directory:
-        """Write manifest, directory, trailer and header, flush, and read everything back.
-
-        `manifest` is encoded, empty for a file that only holds blocks for others; `blocks` are its blocks; `holders`
-        gives the bundle of each block without a frame here.
-
-        Raises:
-            ReadBackFailed: the file differs from what was written.
-            DurabilityLost, NoSpace, StoreIoError, LimitExceeded, and the errors of `room`.
-        """
-        directory = Directory.of(self.frames.values(), blocks, holders)
-        encoded = directory.encode()
-        trailer = Trailer(self._frames_end(), len(manifest), len(encoded), bundle_id, digest_of(encoded))
-        self._append([manifest, encoded, trailer.encode()])
-        self._temp.rewrite_start(encode_header(trailer.file_bytes))
-        self._temp.sync()
-        self._read_back(bundle_id)
-        return directory
-
-    def _read_back(self, bundle_id: bytes) -> None:
-        """Decode what was encoded, with the same code as a wake, before anything relies on it."""
-        fd = self._temp.duplicate()
-        try:
-            with BundleFile(fd, self._temp.path, bundle_id) as file:
-                for block in file.frames:
-                    file.check_block(block)
-        except Corruption as error:
-            raise ReadBackFailed(
-                f"What was written did not read back: {error.message} The session was not put to sleep; it is still "
-                "awake. Check memory and disk.",
-                path=self._temp.path,
-                cause=error.code,
-            ) from error
-
-
-def _stored(
+def stored_slot(
     spec: SlotSpec, views: Sequence[memoryview], digest: bytes, *, compressed: bool
 ) -> tuple[StoredSlot, Buffers]:
     """A slot as it will lie in the file: raw, or compressed if it may be and that makes it smaller."""
@@ -191,14 +63,14 @@ def _stored(
     return StoredSlot(PLANES_CODE, stored_bytes, _digest(buffers)), buffers
 
 
-def _compressed(source: FrameFile, block_id: bytes) -> tuple[bytes, list[tuple[StoredSlot, Buffers]]]:
+def compressed_slots(source: FrameReader, block_id: bytes) -> tuple[bytes, list[tuple[StoredSlot, Buffers]]]:
     """A frame of another file, its slots verified and compressed."""
     header, head = source.read_head(block_id)
     payloads = []
     for index, (spec, digest) in enumerate(header.slots):
         raw = memoryview(bytearray(spec.size_bytes))
         source.read_slots_into(block_id, header, head, [(index, [raw])])
-        payloads.append(_stored(spec, [raw], digest, compressed=True))
+        payloads.append(stored_slot(spec, [raw], digest, compressed=True))
     return head.block_header, payloads
 
 

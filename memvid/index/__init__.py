@@ -1,3 +1,1 @@
-"""The index of a store: one SQLite file, made from the bundles and disposable.
-
-No fact stands in it alone for good: it can be made anew from the files."""
+"""The index: derived, in memory, with a copy in a file that may vanish at any moment."""

@@ -1,508 +1,540 @@
-"""The index: from a session's URI and version to its bundle, who holds which block, and facts for listings.
+"""The index: from a session's URI and version to its bundle, from a block to the packs that have it, and facts for
+listings.
 
-A derived SQLite table. Owns the schema, and the tests for a missing, foreign or damaged index. Nothing here is primary
-data: every row can be rebuilt from a bundle, and a wake compares the row with the bundle before it trusts either.
+Derived, and never asked whether something may be removed. It lies in memory, in SQLite. STORE/index.sqlite is a copy of
+it, written whole now and then and at the end, with a digest at its end. An opening believes the copy if the digest is
+right, brings it in line with the names in the store's folder, and reads what the copy lacks. So it may be missing, of
+another moment, or another store's: each row says what a file of immutable content holds, by the file's name.
 
-How it works: a store that may write keeps STORE/index.sqlite in WAL mode, and no other process opens it by SQLite.
-SQLite is told so, and keeps its map of the log in its own memory. Else the map is a -shm file, mapped into memory: a
-full disk has no room for it, and a page of it without a disk block ends the process (SIGBUS). A read-only store copies
-file and log into memory, so it writes nothing, not even a -wal file. synchronous=NORMAL is enough: the next open finds
-a row lost in a power cut and rebuilds it from its bundle. Changes that must not be lost or undone (`drop`,
-`begin_rewrite`) are written into the file itself and flushed.
-
-A row holds two kinds of facts about a bundle. Its identity (owner, version, tokens) never changes, because the bundle
-id covers it. The place of its bytes (`refs`, `blocks`, `bundle_bytes`) changes when its file is rewritten. A removal
-trusts `refs`, so they must at every moment cover the needs of the file, before a rewrite and after:
-
-- `begin_rewrite` makes them cover both and marks the bundle unsettled, durably, before the file is replaced.
-- `finish_rewrite` stores the new content of the file. If it did not happen, the next open reads the file again.
-- Each row has the stamp of the file that it was read from, or written with (inode, length, times). The next open reads
-  again what is another file now: a backup was put back, or the store copied while it was written.
-- STORE/rewrites.<count>, an empty file, has the number of rewrites begun in its name. An index that has counted fewer
-  was put back from a backup: its refs may be those of files that are no more, and it is made anew.
-
-Blocks are found by the first 8 bytes of their ids: a row of `blocks` takes 30 bytes instead of 150, and the caller
-checks the answer in the file's own directory anyway.
-
-A flipped bit must not hide a version, so an index is believed only if each page of its file is what was last written
-(`page_sums`) and its log was written over that very file. Any other is made anew. Checkpoints are made here and not by
-SQLite, for the sums must know of each.
+Two rules for the copy:
+- What is going to be deleted leaves it before its file goes: the copy is removed, durably. Else an opening would take
+  the version for one whose manifest is missing. The name of an empty file, STORE/deletes.<count>, counts these
+  removals, and each copy's digest covers that count: so one of an earlier moment that is put back is not believed.
+- A row whose manifest is missing stays. No pack is removed while there is one.
 """
 # ruff: noqa: S608 - every statement is put together from constants of this module
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
+import functools
+import json
 import os
+import re
 import sqlite3
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+import struct
+import threading
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Final
 
-from ..disk.durable import rename, sync_folder, write_error
-from ..disk.paths import list_names, undoing
-from ..errors import StoreIoError, UnsafePath
-from .bundle_queries import BundleQueries
-from .index_file import (
-    COPY_TRIES,
-    FAILURES,
-    MAX_COUNT,
-    REFUSED,
-    begin_log,
-    configure,
-    connect,
-    count_in,
-    counted_too_far,
-    has_journal,
-    image_of,
-    new_file,
-    put_in_place,
-    require_index_file,
-    require_step,
-    rewrites_begun,
-    stamps_of_files,
-    translated,
-)
-from .page_sums import INDEX_FILE, PAGE_BYTES, PageSums
-from .rows import ASIDE, COLUMNS, MISSED, SHADOWED, IndexedBundle, block_key, facts_of, stamped
-from .schema import (
-    APPLICATION_ID,
-    COUNT_NAME,
-    COVERED,
-    FILE_KEY,
-    META,
-    OLD_VERSION,
-    SCHEMA,
-    SCHEMA_VERSION,
-    UNPROVEN,
-    UNSEEN,
-    UNSEEN_KEY,
-    IndexContradicted,
-    IndexUnusable,
-    count_of,
-    require_ours,
-    require_schema,
-    version_of,
-)
-from .session_queries import SessionQueries
+from blake3 import blake3
 
+from ..disk import durable
+from ..disk.paths import FILE_MODE, Closing, list_names, read_small
+from ..errors import IndexFailed, StoreClosed, StoreError, StoreIoError
+from ..folder.folder import StoreFolder
+from ..format.ledger_tail import unread_of
+from ..format.lossy import Lossy, lossy_of
+from ..format.manifest import Manifest
+from ..format.records import IndexRow
+from ..limits import MAX_INDEX_BYTES, MAX_VERSION
+from ..uri import SessionUri
+
+INDEX_FILE: Final = "index.sqlite"
+COUNT_NAME: Final = re.compile(r"deletes\.[0-9]{1,15}", re.ASCII)
+WRITTEN_BYTES: Final = "written_bytes"
+"""The entry of a manifest's environment that tells the bytes of the pack that was written with it."""
+_SCHEMA_VERSION: Final = 1
+_TAIL_MAGIC: Final = b"TORPIDX2"
+_TAIL_BYTES: Final = len(_TAIL_MAGIC) + 32
+_FEWEST_CHANGES: Final = 16
+_SHARE_CHANGED: Final = 50
+"""The file is written after 16 changes, or once one row in so many has changed: so each change costs few bytes."""
 _WRITTEN_DAYS: Final = 400
+_ASKED_AT_ONCE: Final = 500
+_NEAR: Final = 200
+_KEY: Final = struct.Struct(">q")
+_COLUMNS: Final = (
+    "namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, logical_bytes, "
+    "created_ns, model, labels, unread_tokens, lossy_bits, lossy_tokens"
+)
+_EXCLUDED: Final = ", ".join(f"excluded.{column}" for column in _COLUMNS.split(", "))
+_ANY_NUMBER: Final = (1 << 63) - 1
+_FAILURES: Final = (sqlite3.Error, UnicodeError, OverflowError, MemoryError, ValueError, TypeError)
+
+_SCHEMA: Final = """
+CREATE TABLE versions (
+    number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,
+    bundle_id BLOB NOT NULL UNIQUE, parent BLOB, identity_digest BLOB NOT NULL, token_count INTEGER NOT NULL,
+    bundle_bytes INTEGER NOT NULL, logical_bytes INTEGER NOT NULL, created_ns INTEGER NOT NULL, model TEXT NOT NULL,
+    labels TEXT NOT NULL, unread_tokens INTEGER NOT NULL, lossy_bits INTEGER, lossy_tokens INTEGER) STRICT;
+CREATE INDEX by_session ON versions (namespace, name, version);
+CREATE TABLE packs (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, size_bytes INTEGER NOT NULL) STRICT;
+CREATE TABLE blocks (
+    block INTEGER NOT NULL, pack INTEGER NOT NULL, stripped INTEGER NOT NULL, PRIMARY KEY (block, pack)
+) WITHOUT ROWID, STRICT;
+CREATE INDEX by_pack ON blocks (pack);
+CREATE TABLE written (day INTEGER PRIMARY KEY, size_bytes INTEGER NOT NULL) STRICT;
+"""
 
 
-class Index(SessionQueries, BundleQueries):
-    """An open index. Safe from several threads: one statement or transaction at a time."""
+@dataclass(frozen=True, slots=True)
+class PackRow:
+    """A pack as the index knows it: its name, the bytes of its file, and the ids of its blocks; `stripped` are those of
+    which it has a header alone."""
 
-    # --- opening and making
+    name: str
+    size_bytes: int
+    blocks: tuple[bytes, ...]
+    stripped: tuple[bytes, ...] = ()
 
-    @classmethod
-    def open(cls, store_path: str, root_fd: int, store_uuid: str) -> Index:
-        """Open the index file for writing. Raises IndexUnusable if it is missing, foreign, damaged or older than the
-        last rewrite of a bundle; UnsafePath."""
-        path = require_index_file(store_path, root_fd)
-        begun = rewrites_begun(root_fd, store_path)
-        sums = None if has_journal(root_fd, path) else PageSums.stored(root_fd, store_path)
-        with translated(path):
-            connection = connect(path)
-        index = cls(connection, path, root_fd)
-        with undoing(index.close):
-            try:
-                require_ours(connection, store_uuid, sums)
-                index._sums = sums  # from now on a close brings the log into the file: it goes with it
-                if version_of(connection) != SCHEMA_VERSION:
-                    raise IndexUnusable("it has another schema version")
-                if count_of(connection) < begun:
-                    raise IndexUnusable("it is older than the last rewrite of a bundle")
-                configure(connection)
-            except FAILURES as error:
-                refused = getattr(error, "sqlite_errorcode", 0) & 0xFF in REFUSED
-                raise IndexUnusable(f"it {'takes no change now' if refused else 'is damaged'} ({error})") from error
-        return index
 
-    @classmethod
-    def copy_to_memory(cls, store_path: str, root_fd: int, store_uuid: str) -> Index:
-        """A private copy of what the index says now, for a store that may not write. Raises IndexUnusable if it is
-        missing, foreign or damaged; UnsafePath.
+def row_of(manifest: Manifest, bundle_id: bytes, manifest_bytes: int) -> IndexRow:
+    """The row of a version. manifest_bytes: the size of its manifest's file."""
+    return IndexRow(
+        uri=manifest.uri,
+        version=manifest.version,
+        bundle_id=bundle_id,
+        parent=manifest.parent,
+        identity_digest=manifest.identity.digest,
+        token_count=manifest.token_count,
+        bundle_bytes=manifest_bytes + _written_with(manifest),
+        logical_bytes=manifest.logical_bytes,
+        created_ns=manifest.created_ns,
+        model=manifest.model,
+        labels=manifest.labels,
+        unread_tokens=unread_of(manifest),
+        lossy=lossy_of(manifest),
+    )
 
-        One that is older than the last rewrite will do: nothing is removed by it, and its rows name the same bundles.
-        """
-        path = require_index_file(store_path, root_fd)
-        for _ in range(COPY_TRIES):  # a daemon writes the sums after the file that they are of
-            read_at = stamps_of_files(root_fd, path)
-            image = image_of(root_fd, store_path)
-            sums = PageSums.of_data(root_fd, store_path, image.file_data, image.in_log)
-            if sums is not None:
-                break
-        memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        with undoing(memory.close):
-            try:
-                memory.deserialize(image.data)
-                require_ours(memory, store_uuid, sums)
-                if version_of(memory) == OLD_VERSION:
-                    memory.execute("ALTER TABLE bundles DROP COLUMN seal")
-            except FAILURES as error:
-                raise IndexUnusable(f"it is damaged ({error})") from error
-        index = cls(memory, path, None)
-        index.read_at = read_at
-        return index
 
-    @classmethod
-    def copy_before_replacing(cls, store_path: str, root_fd: int, store_uuid: str) -> tuple[Index, bool] | None:
-        """A private copy of an index that is going to be replaced, and whether it has seen each rewrite of a bundle
-        begin; None for one that is missing, foreign or damaged.
+def _written_with(manifest: Manifest) -> int:
+    told = manifest.environment.get(WRITTEN_BYTES, "0")
+    return int(told) if told.isascii() and told.isdigit() and len(told) <= 15 else 0
 
-        Raises:
-            UnsafePath
-            StoreIoError: the system refused to read it, twice. Only a disk that has lost bytes of it is damage: of
-                anything else its content is unknown, so it must not be replaced.
-        """
-        for last in (False, True):
-            try:
-                index = cls.copy_to_memory(store_path, root_fd, store_uuid)
-                break
-            except IndexUnusable:
-                return None
-            except StoreIoError as error:
-                if last and error.details.get("errno") == errno.EIO:
-                    return None
-                if last:
-                    raise
-        with undoing(index.close):
-            begun = rewrites_begun(root_fd, store_path)
+
+class Index(Closing):
+    """The index of one open store, in memory. Safe from several threads."""
+
+    def __init__(self, path: str) -> None:
+        self.path = f"{path}/{INDEX_FILE}"
+        self._lock = threading.RLock()
         try:
-            return index, count_of(index._connection) >= begun
-        except (*FAILURES, IndexUnusable):
-            return index, False
+            self._connection = _empty()
+        except _FAILURES as error:
+            raise _failed(self.path, str(error)) from error
+        self._changes = 0
+        self._in_file = _ANY_NUMBER  # rows with numbers up to this may stand in the file
+        self._has_file = True  # or it was removed by hand, which may not be on the disk yet
+        self._closed = False
 
     @classmethod
-    def uuid_in(cls, root_fd: int, store_path: str) -> str | None:
-        """The uuid of the store whose index lies in a folder; None where there is none that can be believed. Raises
-        UnsafePath, StoreIoError."""
+    def load(cls, folder: StoreFolder) -> tuple[Index, str | None]:
+        """The index as its file tells it; an empty one, and why, where the file cannot be used. Raises UnsafePath."""
+        index = cls(folder.path)
         try:
-            require_index_file(store_path, root_fd)
-            image = image_of(root_fd, store_path)
-            with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
-                memory.deserialize(image.data)
-                require_schema(memory)
-                (said,) = memory.execute("SELECT value FROM meta WHERE key = 'store_uuid'").fetchone()
-            found = str(uuid.UUID(said))
-            cls.copy_to_memory(store_path, root_fd, found).close()
-        except (*FAILURES, IndexUnusable, ValueError, TypeError, AttributeError):
-            return None
-        return found
+            data = read_small(folder.root_fd, INDEX_FILE, MAX_INDEX_BYTES, index.path)
+        except FileNotFoundError:
+            return index, "it is missing"
+        except StoreIoError as error:
+            return index, error.message
+        index._changes = 1  # what cannot be used is written anew, though nothing else should change
+        body, tail = data[:-_TAIL_BYTES], data[-_TAIL_BYTES:]
+        if tail != _tail_of(body, folder):
+            return index, "it is damaged, or another store's"
+        try:
+            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            connection.deserialize(body)
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version != _SCHEMA_VERSION or _schema_of(connection) != _schema_of(index._connection):
+                return index, "it has another schema"
+            (index._in_file,) = connection.execute("SELECT ifnull(max(number), 0) FROM versions").fetchone()
+        except _FAILURES as error:
+            return index, f"it cannot be used ({error})"
+        index._connection.close()
+        index._connection, index._changes = connection, 0
+        return index, None
 
-    @classmethod
-    def create_in_memory(
-        cls,
-        store_path: str,
-        store_uuid: str,
-        bundles: Iterable[IndexedBundle],
-        *,
-        root_fd: int | None = None,
-        unsettled: Iterable[bytes] = (),
-        written: Mapping[int, int] | None = None,
-        marks_unseen: bool = False,
-    ) -> Index:
-        """An index without a file, until `return_to_file`; `root_fd` is the store's folder where it may get one, and
-        where rewrites are counted all the same. A file that is there is behind from now on.
-
-        `unsettled` are those of the bundles whose files are to be read again, `written` the bytes written each day;
-        for `marks_unseen` see there. Raises StoreIoError, DurabilityLost.
-        """
-        connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        index = cls(connection, f"{store_path}/{INDEX_FILE}", root_fd)
-        with undoing(index.close):
-            begun = 0 if root_fd is None else rewrites_begun(root_fd, store_path)
-            index._connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            with index._transaction():
-                for statement in SCHEMA.split(";"):
-                    index._connection.execute(statement)
-                index._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                index._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-                for bundle in bundles:
-                    index._insert(bundle)
-                    index._note_not_in_file(bundle)
-                index._mark(unsettled)
-                index._connection.executemany("INSERT INTO written VALUES (?, ?)", (written or {}).items())
-                unseen = ((UNSEEN_KEY, UNSEEN),) if marks_unseen else ()
-                said = (("rewrites", str(begun)), ("store_uuid", store_uuid), *unseen)
-                index._connection.executemany("INSERT INTO meta VALUES (?, ?)", said)
-            if root_fd is not None:
-                index.file_is_behind = INDEX_FILE in list_names(root_fd, store_path)
-                if not index.file_is_behind:
-                    sync_folder(root_fd, store_path)  # one that was removed must not come back: it would be behind
-        return index
-
-    @contextlib.contextmanager
-    def replaced(self) -> Iterator[Callable[[Index], None]]:
-        """Close the file so that a new index can be made in its place, and go on with what is handed to the callable.
-
-        Other callers wait meanwhile. Without a new one, on disk or in memory, this object answers nothing any more.
-        """
+    def close(self) -> None:
         with self._lock:
-            self.close()
-            self._sums = None
-
-            def go_on_with(fresh: Index) -> None:
-                self._connection, self._sums = fresh._connection, fresh._sums
-                self.file_is_behind, self.notes_left = fresh.file_is_behind, fresh.notes_left
-
-            yield go_on_with
-
-    def go_on_in_memory(self) -> None:
-        """Leave the file as it is, and go on with a copy of it: for a file that does not take the smallest change.
-
-        The next opening brings the file in line with the bundles, or makes it anew where bundles were written anew
-        meanwhile, which the folder counts. Until then no file whose row may stand there is removed (`file_is_behind`):
-        a row without a file is a loss. `return_to_file` ends that earlier. Raises StoreIoError, changing nothing.
-        """
-        with self._lock:
-            memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            with undoing(memory.close), translated(self.path):
-                self._connection.backup(memory, progress=require_step)
-            with contextlib.suppress(*FAILURES):
-                self.close()
-            self._connection, self._sums, self.file_is_behind = memory, None, True
-
-    def return_to_file(self) -> None:
-        """Make the file anew from an index that went on in memory; one that has its file is left as it is. First the
-        notes go that could not be removed: the file that is behind may be all that tells of their versions' end.
-
-        Raises:
-            NoSpace, StoreIoError, UnsafePath: the index stays in memory.
-            DurabilityLost: it does too, and what the disk holds of the file is unknown.
-        """
-        with self._lock:
-            if self._sums is not None or self._root_fd is None:
-                return
-            if self.notes is not None and self.notes_left:
-                self.notes.drop(sorted(self.notes_left.keys() - self.bundle_ids()))
-                self.notes_left.clear()
-            store_path = os.path.dirname(self.path)
-            with new_file(self._root_fd, store_path) as temp:
-                with translated(self.path):
-                    self._connection.execute("VACUUM INTO ?", (temp.path,))  # which is not said to flush
-                begin_log(temp)
-                temp.sync()
-                self.file_is_behind = True  # until it is certain what is there
-                put_in_place(temp, self._root_fd, store_path)
-            sums = PageSums.taken(self._root_fd, store_path)
-            with translated(self.path):
-                connection = connect(self.path)
-            with undoing(connection.close), translated(self.path):
-                configure(connection)
-                connection.execute(META, (FILE_KEY,)).fetchone()  # not before it is asked does SQLite open its log
+            self._closed = True
             self._connection.close()
-            self._connection, self._sums, self.file_is_behind = connection, sums, False
 
-    # --- writing
+    # --- the file
 
-    def add(self, bundle: IndexedBundle) -> None:
-        """Add one bundle's row, references and blocks; a version that was missed or set aside comes back so. Raises
-        NoSpace, StoreIoError; nothing is added then."""
+    def save(self, folder: StoreFolder, *, always: bool = False) -> None:
+        """Write the copy, if enough has changed since the last time. Not flushed: a torn one is not believed. A disk
+        that does not take it is no failure of what was done."""
+        with self._lock, contextlib.suppress(StoreError), self._translated():
+            if self._changes < (1 if always else _FEWEST_CHANGES):
+                return
+            if (
+                always
+                or self._changes >= int(self._select("SELECT count(*) FROM versions", ())[0][0]) // _SHARE_CHANGED
+            ):
+                body = self._connection.serialize()
+                if len(body) + _TAIL_BYTES > MAX_INDEX_BYTES:
+                    return
+                last = int(self._select("SELECT ifnull(max(number), 0) FROM versions", ())[0][0])
+                self._has_file, self._in_file = True, max(self._in_file, last)
+                data = body + _tail_of(body, folder)
+                durable.write_unflushed(folder.root_fd, INDEX_FILE, data, folder.path, folder.packs_fd)
+                self._changes = 0
+
+    def forget_in_file(self, folder: StoreFolder, bundle_ids: Iterable[bytes]) -> None:
+        """Before these versions are deleted: the copy does not tell of them any more, durably. Needs no room. Raises
+        StoreIoError, DurabilityLost."""
+        with self._lock:
+            if not self._has_file:
+                return
+            numbers = [
+                int(number)
+                for bundle_id in bundle_ids
+                for (number,) in self._select("SELECT number FROM versions WHERE bundle_id = ?", (bundle_id,))
+            ]
+            if numbers and min(numbers) > self._in_file:
+                return
+            self.remove_file(folder)
+
+    def remove_file(self, folder: StoreFolder, *, erasing: bool = False) -> None:
+        """Remove the copy, durably. erasing: leave no byte of what was dropped in memory either, from which the next
+        copy is written. Raises StoreIoError, DurabilityLost."""
+        with self._lock:
+            if erasing:
+                with self._translated():
+                    self._connection.execute("VACUUM")
+            try:
+                os.unlink(INDEX_FILE, dir_fd=folder.root_fd)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise durable.write_error(error, "remove", self.path) from error
+            _count_removal(folder)
+            durable.sync_folder(folder.root_fd, folder.path)
+            self._has_file, self._in_file = False, 0
+            self._changes += _FEWEST_CHANGES
+
+    # --- changes
+
+    def add(self, row: IndexRow) -> None:
+        """Enter a version, or replace what is said of it."""
+        self.add_all([row])
+
+    def add_all(self, rows: Iterable[IndexRow]) -> None:
+        marks = ", ".join("?" * len(_COLUMNS.split(", ")))
         with self._transaction():
-            if bundle.bundle_id in {*self.with_status(MISSED), *self.with_status(ASIDE)}:
-                self._delete(bundle.bundle_id)
-            self._insert(bundle)
-
-    def reconcile(
-        self,
-        added: Iterable[IndexedBundle],
-        dropped: Iterable[bytes],
-        *,
-        shadowed: Iterable[bytes] = (),
-        aside: Iterable[bytes] = (),
-        settled: Iterable[IndexedBundle] = (),
-        unsettled: Iterable[bytes] = (),
-        unproven: Iterable[bytes] = (),
-        marks_seen: bool = False,
-    ) -> None:
-        """Bring the index in line with the bundle files. `unproven` are those whose needs are unknown.
-        Raises IndexUnusable where rows contradict each other."""
-        try:
-            with self._lock:
-                with self._committed():
-                    for bundle_id in dropped:
-                        self._delete(bundle_id)
-                    for bundle_id in shadowed:
-                        self._set(bundle_id, "status", SHADOWED)
-                    for bundle_id in aside:
-                        self._set(bundle_id, "status", ASIDE)
-                    for bundle in added:
-                        self._insert(bundle)
-                        self._note_not_in_file(bundle)
-                    for bundle in settled:
-                        self._replace_storage(bundle)
-                    self._mark(unsettled)
-                    self._mark(unproven, UNPROVEN)
-                    if marks_seen and self.marks_unseen():
-                        self._connection.execute("DELETE FROM meta WHERE key = ?", (UNSEEN_KEY,))
-                self._checkpoint()  # as in `drop`
-        except FAILURES as error:
-            raise IndexContradicted(f"it contradicts the bundles ({error})") from error
+            for row in rows:
+                self._connection.execute(  # it keeps its number: by that `forget_in_file` knows what the file tells
+                    f"INSERT INTO versions ({_COLUMNS}) VALUES ({marks}) ON CONFLICT (bundle_id) DO UPDATE SET "
+                    f"({_COLUMNS}) = ({_EXCLUDED})",
+                    _columns_of(row),
+                )
+                self._changes += 1
 
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
-        """Durably remove rows, references and blocks of these bundles, all or none, and their notes."""
-        gone = list(bundle_ids)
-        self.drop_notes(gone)
+        """Let versions go."""
         with self._transaction():
-            for bundle_id in gone:
-                self._delete(bundle_id)
-        self._settle()
+            for bundle_id in bundle_ids:
+                self._connection.execute("DELETE FROM versions WHERE bundle_id = ?", (bundle_id,))
+                self._changes += 1
 
-    def drop_notes(self, bundle_ids: Iterable[bytes]) -> None:
-        """Durably remove the notes of versions that are gone. `notes_left` has those that stay: in a folder that is
-        open to others, and while the index is in memory, until it returns to its file.
-
-        Raises:
-            StoreIoError: one could not be removed, and the index has its file: the row must stay too.
-            DurabilityLost
-        """
-        gone = sorted(bundle_ids)
-        if self.notes is None or not gone:
-            return
-        try:
-            self.notes.drop(gone)
-        except (UnsafePath, StoreIoError) as error:
-            if self.has_file and isinstance(error, StoreIoError):
-                raise
-            self.notes_left.update(dict.fromkeys(gone, error))
-        else:
-            for bundle_id in gone:
-                self.notes_left.pop(bundle_id, None)
-
-    def set_aside(self, bundle_ids: Iterable[bytes]) -> None:
-        """Durably let versions be none at present: see ASIDE. Raises NoSpace, StoreIoError, DurabilityLost: no file of
-        theirs may move."""
-        leaving = list(bundle_ids)
-        if self.notes is not None:
-            known = filter(None, map(self.stored, leaving))
-            self.notes.keep(dataclasses.replace(one, status=ASIDE) for one in known if one.row is not None)
+    def add_pack(self, pack: PackRow) -> None:
+        """Enter a pack, or replace what is said of it."""
         with self._transaction():
-            for bundle_id in leaving:
-                self._set(bundle_id, "status", ASIDE)
-        self._settle()
+            _drop_pack(self._connection, pack.name)
+            cursor = self._connection.execute(
+                "INSERT INTO packs (name, size_bytes) VALUES (?, ?)", (pack.name, pack.size_bytes)
+            )
+            lines = [(block_key(block), cursor.lastrowid, 0) for block in pack.blocks]
+            lines += [(block_key(block), cursor.lastrowid, 1) for block in pack.stripped]
+            self._connection.executemany("INSERT OR IGNORE INTO blocks VALUES (?, ?, ?)", lines)
+            self._changes += 1
 
-    def begin_rewrite(self, bundle_id: bytes, refs: Iterable[bytes]) -> None:
-        """A bundle's file is about to be replaced by one that needs `refs`. On disk when this returns.
-
-        From now on its references are the old ones and these, and it counts as unsettled: until `finish_rewrite` each
-        opening reads its file again. For a bundle without a row, a retired one, only the rewrite is counted.
-
-        Raises:
-            NoSpace, StoreIoError, DurabilityLost: the file must stay as it is.
-            LimitExceeded: it must too; somebody else has made a file that counts rewrites by the quadrillion.
-        """
-        with self._lock:
-            with self._transaction():
-                count = count_of(self._connection) + 1
-                if count > MAX_COUNT:
-                    raise counted_too_far(self.path)
-                self._connection.execute("UPDATE meta SET value = ? WHERE key = 'rewrites'", (str(count),))
-                if (number := self._number(bundle_id)) is not None:
-                    self._insert_refs(number, refs)
-                    self._mark([bundle_id])
-            self._settle()
-            self._count_on_disk(count)
-
-    def finish_rewrite(self, bundle: IndexedBundle) -> None:
-        """A bundle's file was replaced, durably: its storage is now this. Need not survive a crash itself."""
+    def drop_packs(self, names: Iterable[str]) -> None:
+        """Let packs go."""
         with self._transaction():
-            self._replace_storage(bundle)
+            for name in names:
+                _drop_pack(self._connection, name)
+                self._changes += 1
 
     def add_written(self, day: int, size_bytes: int) -> None:
-        """Count bytes that were written on a day (days since 1970, UTC). For budgets; a power cut may lose the last."""
+        """Count bytes written on a day (from 1970)."""
         with self._transaction():
-            old = self._connection.execute(
-                "SELECT day, size_bytes FROM written WHERE day = ? OR day < ?", (day, day - _WRITTEN_DAYS)
-            ).fetchall()
-            total = size_bytes + dict(old).get(day, 0)
-            self._connection.executemany("DELETE FROM written WHERE day = ?", [(gone,) for gone, _ in old])
-            self._connection.execute("INSERT INTO written VALUES (?, ?)", (day, total))
-
-    def erase_dropped(self) -> None:
-        """Leave nothing of dropped rows in the file: all that is left is written anew, into pages that held nothing.
-
-        `drop` alone overwrites what it frees (secure_delete), but what SQLite moved about in a page before may remain
-        there. Needs room for a second copy of the index. Raises NoSpace, StoreIoError; the rows are then as they were.
-        """
-        with self._lock:
-            if self._sums is None:
-                self.return_to_file()
-                return
-            with self._translated():
-                self._connection.execute("VACUUM")
-            self._settle()
-
-    def _count_on_disk(self, count: int) -> None:
-        if self._root_fd is None:
-            return
-        store_path, root_fd = os.path.dirname(self.path), self._root_fd
-        name = f"rewrites.{count}"
-        old = [found for found in list_names(root_fd, store_path) if COUNT_NAME.fullmatch(found)]
-        if old:
-            rename(root_fd, max(old, key=count_in), name, store_path)
-        else:
-            try:
-                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=root_fd))
-            except OSError as error:
-                raise write_error(error, "create", f"{store_path}/{name}") from error
-        sync_folder(root_fd, store_path)
-
-    def _insert(self, bundle: IndexedBundle) -> None:
-        facts = facts_of(bundle.row)
-        values = (*facts[:3], bundle.bundle_id, *facts[3:], stamped(bundle.stamp), bundle.storage)
-        inserted = self._connection.execute(
-            f"INSERT INTO bundles (status, unsettled, {COLUMNS}, stamp, storage) "
-            f"VALUES (?, 0, {', '.join('?' * len(values))})",
-            (bundle.status, *values),
-        )
-        number = inserted.lastrowid
-        assert number is not None
-        self._insert_storage(number, bundle)
-
-    def _note_not_in_file(self, bundle: IndexedBundle) -> None:
-        if self._root_fd is None:
-            self.not_in_file.add(bundle.bundle_id)
-
-    def _replace_storage(self, bundle: IndexedBundle) -> None:
-        number = self._number(bundle.bundle_id)
-        if number is None:
-            return
-        if bundle.row is not None:
             self._connection.execute(
-                "UPDATE bundles SET bundle_bytes = ?, unsettled = 0, stamp = ? WHERE number = ?",
-                (bundle.row.bundle_bytes, stamped(bundle.stamp), number),
+                "INSERT INTO written VALUES (?, ?) ON CONFLICT (day) DO UPDATE SET size_bytes = size_bytes + ?",
+                (day, size_bytes, size_bytes),
             )
-        self._connection.execute("UPDATE bundles SET storage = ? WHERE number = ?", (bundle.storage, number))
-        self._delete_storage(number)
-        self._insert_storage(number, bundle)
+            self._connection.execute("DELETE FROM written WHERE day < ?", (day - _WRITTEN_DAYS,))
+            self._changes = max(self._changes, 1)
 
-    def _insert_storage(self, number: int, bundle: IndexedBundle) -> None:
-        self._insert_refs(number, bundle.refs)
-        keys = sorted({block_key(block) for block in bundle.blocks})
-        self._connection.executemany("INSERT INTO blocks VALUES (?, ?)", [(key, number) for key in keys])
+    # --- blocks and packs
 
-    def _insert_refs(self, number: int, refs: Iterable[bytes]) -> None:
-        self._connection.executemany("INSERT OR IGNORE INTO refs VALUES (?, ?)", [(number, other) for other in refs])
+    def packs_of(self, block_id: bytes, *, stripped: bool = False) -> list[str]:
+        """The packs that may have a block, the newest first: the caller proves it in the pack. stripped: also those
+        with its header alone, behind the others."""
+        rows = self._select(
+            "SELECT name FROM blocks JOIN packs ON pack = number WHERE block = ? AND stripped <= ? "
+            "ORDER BY stripped, number DESC",
+            (block_key(block_id), int(stripped)),
+        )
+        return [str(name) for (name,) in rows]
 
-    def _mark(self, bundle_ids: Iterable[bytes], how: int = COVERED) -> None:
-        for bundle_id in bundle_ids:
-            self._set(bundle_id, "unsettled", how)
+    def packs_with(self, block_ids: Collection[bytes]) -> dict[str, list[bytes]]:
+        """The packs that may have all of some of these blocks, the newest first, each with these of its blocks."""
+        by_key: dict[int, list[bytes]] = {}
+        for block_id in block_ids:
+            by_key.setdefault(block_key(block_id), []).append(block_id)
+        keys, found = list(by_key), dict[str, list[bytes]]()
+        for at in range(0, len(keys), _ASKED_AT_ONCE):
+            some = keys[at : at + _ASKED_AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            rows = self._select(
+                f"SELECT name, block FROM blocks JOIN packs ON pack = number WHERE block IN ({marks}) AND stripped = 0 "
+                "ORDER BY number DESC",
+                tuple(some),
+            )
+            for name, key in rows:
+                found.setdefault(name, []).extend(by_key[key])
+        return found
 
-    def _set(self, bundle_id: bytes, column: str, value: object) -> None:
-        self._connection.execute(f"UPDATE bundles SET {column} = ? WHERE bundle_id = ?", (value, bundle_id))
+    def pack_sizes(self) -> dict[str, int]:
+        """The bytes of each pack's file, by name."""
+        return {str(name): int(size) for name, size in self._select("SELECT name, size_bytes FROM packs", ())}
 
-    def _delete(self, bundle_id: bytes) -> None:
-        if (number := self._number(bundle_id)) is not None:
-            self._delete_storage(number)
-            self._connection.execute("DELETE FROM bundles WHERE number = ?", (number,))
+    def block_keys(self) -> Iterator[tuple[str, list[tuple[int, bool]]]]:
+        """Each pack with its blocks, as `block_key` and whether it is stripped."""
+        for name in sorted(self.pack_sizes()):
+            rows = self._select(
+                "SELECT block, stripped FROM blocks WHERE pack = (SELECT number FROM packs WHERE name = ?)", (name,)
+            )
+            yield name, [(int(key), bool(stripped)) for key, stripped in rows]
 
-    def _delete_storage(self, number: int) -> None:
-        self._connection.execute("DELETE FROM refs WHERE number = ?", (number,))
-        self._connection.execute("DELETE FROM blocks WHERE number = ?", (number,))
+    # --- versions
 
-    def _number(self, bundle_id: bytes) -> int | None:
-        found = self._connection.execute("SELECT number FROM bundles WHERE bundle_id = ?", (bundle_id,)).fetchone()
-        return None if found is None else int(found[0])
+    def bundle_ids(self) -> set[bytes]:
+        return {bytes(one) for (one,) in self._select("SELECT bundle_id FROM versions", ())}
+
+    def knows(self, bundle_id: bytes) -> bool:
+        return bool(self._select("SELECT 1 FROM versions WHERE bundle_id = ?", (bundle_id,)))
+
+    def find(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
+        """A version of a session, the latest if none is named; None if there is none. Of two with one number, as a file
+        that is put back after the index was lost can make them, the younger one."""
+        where = "namespace = ? AND name = ?"
+        values: tuple[Any, ...] = (uri.namespace, uri.name)
+        if version is not None:
+            if not 1 <= version <= MAX_VERSION:
+                return None  # nor does SQLite take every number
+            rows = self._rows(
+                f"WHERE {where} AND version = ? ORDER BY created_ns DESC, bundle_id DESC LIMIT 1", (*values, version)
+            )
+        else:
+            rows = self._rows(f"WHERE {where} ORDER BY version DESC, created_ns DESC, bundle_id DESC LIMIT 1", values)
+        return rows[0] if rows else None
+
+    def versions(self, uri: SessionUri) -> list[IndexRow]:
+        """All versions of a session, oldest first."""
+        return self._rows(
+            "WHERE namespace = ? AND name = ? ORDER BY version, created_ns, bundle_id", (uri.namespace, uri.name)
+        )
+
+    def last_number(self, uri: SessionUri) -> int:
+        """The highest version number of a session; 0 for none."""
+        rows = self._select(
+            "SELECT ifnull(max(version), 0) FROM versions WHERE namespace = ? AND name = ?", (uri.namespace, uri.name)
+        )
+        return int(rows[0][0])
+
+    def iter_listed(self, namespace: str | None, page_rows: int) -> Iterator[list[tuple[IndexRow, int]]]:
+        """The latest version of each session of a namespace, or of all, with the bytes that all its versions wrote, in
+        the order of their URIs: page by page, each fetched when it is asked for.
+
+        A session that comes or goes meanwhile is seen or not; no other one is missed or told twice.
+        """
+        within, after = ("", ()) if namespace is None else ("namespace = ? AND ", (namespace,)), ("", "")
+        while True:
+            found = self._select(  # with max(), the columns of its row
+                f"SELECT {_COLUMNS}, max(version), sum(bundle_bytes) FROM versions WHERE "
+                f"{within[0]}(namespace, name) > (?, ?) GROUP BY namespace, name ORDER BY namespace, name LIMIT ?",
+                (*within[1], *after, page_rows),
+            )
+            rows = [_row_in(columns[:-2], self.path) for columns in found]
+            yield list(zip(rows, (int(columns[-1]) for columns in found), strict=True))
+            if len(rows) < page_rows:
+                return
+            after = (rows[-1].uri.namespace, rows[-1].uri.name)
+
+    def iter_uris(self, page_rows: int) -> Iterator[list[SessionUri]]:
+        """All sessions, in order, in pages: as `iter_listed`, and much less work than their rows."""
+        after = ("", "")
+        while True:
+            found = self._select(
+                "SELECT DISTINCT namespace, name FROM versions WHERE (namespace, name) > (?, ?) "
+                "ORDER BY namespace, name LIMIT ?",
+                (*after, page_rows),
+            )
+            yield [SessionUri(namespace, name) for namespace, name in found]
+            if len(found) < page_rows:
+                return
+            after = found[-1]
+
+    def near(self, uri: SessionUri) -> list[SessionUri]:
+        """Sessions of its namespace whose names stand beside this one in the order of names, some hundred: for
+        suggestions."""
+        found: list[tuple[str]] = []
+        for side, order in (("<", "DESC"), (">=", "ASC")):
+            found += self._select(
+                f"SELECT DISTINCT name FROM versions WHERE namespace = ? AND name {side} ? "
+                f"ORDER BY name {order} LIMIT {_NEAR}",
+                (uri.namespace, uri.name),
+            )
+        return [SessionUri(uri.namespace, name) for (name,) in found]
+
+    def all_rows(self) -> list[IndexRow]:
+        """All versions, by session, oldest first."""
+        return self._rows("ORDER BY namespace, name, version, created_ns, bundle_id", ())
+
+    def rows_of(self, bundle_ids: Iterable[bytes]) -> dict[bytes, IndexRow]:
+        """The rows of those of the bundles that are versions."""
+        found: dict[bytes, IndexRow] = {}
+        wanted = list(bundle_ids)
+        for at in range(0, len(wanted), _ASKED_AT_ONCE):
+            some = wanted[at : at + _ASKED_AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            found.update((row.bundle_id, row) for row in self._rows(f"WHERE bundle_id IN ({marks})", tuple(some)))
+        return found
+
+    def totals(self) -> tuple[int, int, int]:
+        """How many sessions, how many versions, and the bytes that the versions wrote."""
+        ((versions, file_bytes),) = self._select("SELECT count(*), ifnull(sum(bundle_bytes), 0) FROM versions", ())
+        ((sessions,),) = self._select("SELECT count(*) FROM (SELECT DISTINCT namespace, name FROM versions)", ())
+        return int(sessions), int(versions), int(file_bytes)
+
+    def written_on(self, day: int) -> int:
+        """The bytes that were written on a day (from 1970), as far as the index's file was not lost since."""
+        rows = self._select("SELECT size_bytes FROM written WHERE day = ?", (day,))
+        return int(rows[0][0]) if rows else 0
+
+    # --- SQLite
+
+    def _rows(self, tail: str, values: tuple[Any, ...]) -> list[IndexRow]:
+        found = self._select(f"SELECT {_COLUMNS} FROM versions {tail}", values)
+        return [_row_in(columns, self.path) for columns in found]
+
+    def _select(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        with self._lock, self._translated():
+            return self._connection.execute(statement, values).fetchall()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock, self._translated():
+            self._connection.execute("BEGIN")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, MemoryError) as error:
+            if self._closed:
+                raise StoreClosed(f"The store with {self.path} was closed.", path=self.path) from error
+            raise _failed(self.path, str(error)) from error
+
+
+def _empty() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.executescript(_SCHEMA)
+    connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+    return connection
+
+
+def _tail_of(body: bytes, folder: StoreFolder) -> bytes:
+    """The end of the copy: a digest over it, the store's uuid and the count of removals, so that another store's is not
+    believed, nor one that still tells of what was deleted since."""
+    of = f"{folder.uuid} {_removals(folder)}"
+    return _TAIL_MAGIC + blake3(body).update(of.encode()).digest()
+
+
+def _removals(folder: StoreFolder) -> int:
+    """How often the copy was removed for a delete. Raises StoreIoError."""
+    names = filter(COUNT_NAME.fullmatch, list_names(folder.root_fd, folder.path))
+    return max((int(name.rpartition(".")[2]) for name in names), default=0)
+
+
+def _count_removal(folder: StoreFolder) -> None:
+    """Count one more, where the disk takes it: without the count only a copy of an earlier moment is believed too
+    long."""
+    count = _removals(folder)
+    old, new = f"deletes.{count}", f"deletes.{count + 1}"
+    with contextlib.suppress(OSError):
+        try:
+            os.rename(old, new, src_dir_fd=folder.root_fd, dst_dir_fd=folder.root_fd)
+        except FileNotFoundError:
+            os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder.root_fd))
+
+
+def _schema_of(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    return connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
+
+
+def _drop_pack(connection: sqlite3.Connection, name: str) -> None:
+    connection.execute("DELETE FROM blocks WHERE pack IN (SELECT number FROM packs WHERE name = ?)", (name,))
+    connection.execute("DELETE FROM packs WHERE name = ?", (name,))
+
+
+def block_key(block_id: bytes) -> int:
+    """The first 8 bytes of a block's id, as the index keeps it."""
+    (key,) = _KEY.unpack_from(block_id)
+    return int(key)
+
+
+def _columns_of(row: IndexRow) -> tuple[Any, ...]:
+    lossy = (row.lossy.bits, row.lossy.tokens) if row.lossy else (None, None)
+    return (
+        row.uri.namespace, row.uri.name, row.version, row.bundle_id, row.parent, row.identity_digest, row.token_count,
+        row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels), row.unread_tokens,
+        *lossy,
+    )  # fmt: skip
+
+
+def _row_in(columns: tuple[Any, ...], path: str) -> IndexRow:
+    """A row that was read (_COLUMNS), as a value. Written out, for a listing does it for every session."""
+    namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created = columns[:10]
+    model, labels, unread, bits, lossy_tokens = columns[10:]
+    try:
+        if not all(type(number) in (int, NoneType) for number in (bits, lossy_tokens)):
+            raise TypeError("a number is none")
+        if not len(bundle_id) == len(identity) == 32 or (parent is not None and len(parent) != 32):
+            raise TypeError("an id has the wrong form")
+        names = () if labels == "[]" else _labels(labels)
+        lossy = None if bits is None or lossy_tokens is None else Lossy(bits, lossy_tokens)
+        uri = SessionUri(namespace, name)
+    except (StoreError, TypeError, ValueError, RecursionError) as error:
+        raise _failed(path, f"it holds a row that is not valid: {error}") from error
+    return IndexRow(
+        uri, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, names,
+        unread_tokens=unread, lossy=lossy,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _labels(encoded: str) -> tuple[str, ...]:
+    return tuple(str(label) for label in json.loads(encoded))
+
+
+def _failed(path: str, why: str) -> IndexFailed:
+    return IndexFailed(
+        f"The index {path} failed: {why}. Stop the daemon and remove that file: it is made anew from the manifests.",
+        path=path,
+        reason=why,
+        errno=errno.EIO,
+    )

@@ -1,1 +1,1 @@
-"""Keeping a store small: compaction, pruning, garbage collection, forgetting, and disk usage."""
+"""Repack, strip, forget, prune and usage."""

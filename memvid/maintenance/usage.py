@@ -1,40 +1,42 @@
 """Usage: the disk space of the store, by place and by need, and each session's part of it.
 
-Owns the sums, and that they come out even. block_references.py finds the frames that each session needs. The index
-gives the number of versions and tokens, as in a list of sessions: an unreadable or missing version counts too. Changes
-nothing.
+Owns the sums, and that they come out even. The index gives the number of versions and tokens, as in a list of sessions:
+a version with a damaged or missing manifest counts too. Changes nothing.
 
-How it scales: each version's manifest and directory are read once, and once more for files with blocks that others
-need; no payload is read. So the time grows with the number of versions times their blocks, the memory with the frames
-that several sessions share. Beside a live daemon the figures may be of more than one moment; a file that goes meanwhile
-is left out.
+How it scales: each manifest and each pack's directory are read, packs twice; no payload is. So the time grows with the
+number of versions times their blocks, the memory with the number of blocks. Beside a live daemon the figures may be of
+more than one moment; a file that goes meanwhile is left out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ..checking.findings import finding_of_manifest, finding_of_missing
+from ..checking.promised import still_missing
 from ..disk import durable
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
 from ..disk.paths import closing_fd, list_names, open_folder, plain_bytes
 from ..disk.room import free_bytes_of
-from ..errors import BundleMissing, StoreError
-from ..folder.folder import list_strangers
-from ..folder.store_file import ABSENT, BUNDLES, INCOMING, JOURNAL, QUARANTINE
-from ..format.bundle import BundleFile
-from ..format.layout import RETIRED_SUFFIX
+from ..errors import BundleMissing, StoreClosed, StoreError
+from ..folder.folder import manifest_name
+from ..folder.marks import Marks
+from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, VERSIONS
+from ..folder.strangers import list_strangers
+from ..format.frames import FrameReader
+from ..format.layout import Frame
 from ..format.manifest import Manifest
 from ..format.records import Finding, IndexRow, SessionUsage, UsageReport
-from ..index.page_sums import INDEX_FILE
-from ..index.rows import SHADOWED, row_of
-from ..index.unknown_references import UNREADABLE_CODE
-from ..recovery.missing_versions import missing_finding
+from ..index.index import INDEX_FILE
 from ..uri import SessionUri
-from ..writing.block_references import Needs, read_needs
 from ..writing.core import StoreCore
+from ..writing.frame_files import open_frames
+
+_Users = frozenset[SessionUri]
+_NONE: _Users = frozenset()
 
 
 @dataclass(slots=True)
@@ -46,87 +48,83 @@ class _Session:
     stored_bytes: int = 0
     shared_bytes: int = 0
     exclusive_bytes: int = 0
+    stripped_versions: int = 0
+
+
+@dataclass(slots=True)
+class _Needs:
+    """Which sessions need each block: `full` whole, `heads` its header at least. Equal sets are one object."""
+
+    full: dict[bytes, _Users] = field(default_factory=dict)
+    heads: dict[bytes, _Users] = field(default_factory=dict)
+    _same: dict[_Users, _Users] = field(default_factory=dict)
+
+    def add(self, manifest: Manifest, *, is_stripped: bool) -> None:
+        for entry in manifest.blocks:
+            is_end = entry is manifest.blocks[-1] and entry.kind == "state"
+            users = self.heads if is_stripped and not is_end else self.full
+            before = users.get(entry.id, _NONE)
+            if manifest.uri not in before:
+                after = before | {manifest.uri}
+                users[entry.id] = self._same.setdefault(after, after)
+
+    def of(self, block_id: bytes) -> _Users:
+        return self.full.get(block_id, _NONE) | self.heads.get(block_id, _NONE)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """The store's sums so far. Every byte of a readable file counts once as `live` or `retired`, and once as needed by
-    one session, by several, or by none. `listed` are the bundles that the index knows, as versions or not."""
+    """The store's sums so far. Every byte of a manifest or pack counts once by place, and once as needed by one
+    session, by several, by none, or as unreadable."""
 
-    listed: Collection[bytes] = ()
     sessions: dict[SessionUri, _Session] = field(default_factory=dict)
-    live_bytes: int = 0
-    retired_bytes: int = 0
-    unreadable_bytes: int = 0
+    version_bytes: int = 0
+    pack_bytes: int = 0
     shared_bytes: int = 0
     unneeded_bytes: int = 0
+    unreadable_bytes: int = 0
     problems: list[Finding] = field(default_factory=list)
 
-    def add_live(self, file: BundleFile, manifest: Manifest) -> None:
-        """Count a version's file as if its session alone needed the listed blocks, and nothing the rest."""
-        session = self.sessions.setdefault(manifest.uri, _Session())
-        listed = {entry.id for entry in manifest.blocks}
-        surplus = sum(frame.frame_bytes for frame in file.directory.frames if frame.id not in listed)
-        if file.bundle_id not in self.listed:  # slept since the index was read
-            self.add_version(row_of(manifest, file.bundle_id, file.file_bytes))
-        session.stored_bytes += file.file_bytes
-        session.exclusive_bytes += file.file_bytes - surplus
-        self.unneeded_bytes += surplus
-        self.live_bytes += file.file_bytes
+    def session(self, uri: SessionUri) -> _Session:
+        return self.sessions.setdefault(uri, _Session())
 
-    def add_version(self, row: IndexRow) -> None:
-        session = self.sessions.setdefault(row.uri, _Session())
+    def add_row(self, row: IndexRow, *, is_stripped: bool) -> None:
+        session = self.session(row.uri)
         session.versions += 1
+        session.stripped_versions += is_stripped
         if row.version > session.newest:
             session.newest, session.token_count = row.version, row.ledger_tokens
         session.logical_bytes += row.logical_bytes
+        session.stored_bytes += row.bundle_bytes
 
-    def add_retired(self, file: BundleFile) -> None:
-        self.retired_bytes += file.file_bytes
-        self.unneeded_bytes += file.file_bytes
-
-    def move_needed(self, file: BundleFile, needed: dict[bytes, set[SessionUri]], *, retired: bool) -> None:
-        """Give frames that are needed from outside to those who need them."""
-        manifest = None if retired else file.manifest
-        listed = {entry.id for entry in manifest.blocks} if manifest else set()
-        for block_id, users in needed.items():
-            frame = file.frames.get(block_id)
-            if frame is None:
-                continue  # its place changed meanwhile
-            if manifest is not None and block_id in listed:
-                self.sessions[manifest.uri].exclusive_bytes -= frame.frame_bytes
-                users = users | {manifest.uri}
-            else:
-                self.unneeded_bytes -= frame.frame_bytes
-            self._give(users, frame.frame_bytes)
-
-    def _give(self, users: Iterable[SessionUri], size_bytes: int) -> None:
-        found = [self.sessions.setdefault(uri, _Session()) for uri in users]
-        if len(found) == 1:
+    def give(self, users: Iterable[SessionUri], size_bytes: int) -> None:
+        found = [self.session(uri) for uri in users]
+        if not found:
+            self.unneeded_bytes += size_bytes
+        elif len(found) == 1:
             found[0].exclusive_bytes += size_bytes
-            return
-        self.shared_bytes += size_bytes
-        for session in found:
-            session.shared_bytes += size_bytes
+        else:
+            self.shared_bytes += size_bytes
+            for session in found:
+                session.shared_bytes += size_bytes
 
 
 def usage(core: StoreCore) -> UsageReport:
     """See `Store.usage`."""
     core.require_open()
+    core.look_again()
+    tally = _Tally()
+    stripped = _stripped(core)
     rows = core.index.all_rows()
-    tally = _Tally(listed={*(row.bundle_id for row in rows), *core.index.with_status(SHADOWED)})
-    needs = read_needs(core, tally.add_live)
-    _add_versions(core, rows, tally)
-    _add_needed(core, needs, tally)
-    _add_unread(core, needs, tally)
+    users = _add_versions(core, rows, stripped, tally)
+    _add_rows(core, rows, stripped, tally)
+    _add_packs(core, users, tally)
     places = _places(core)
-    rest = sum(places.values())
     return UsageReport(
-        file_bytes=tally.live_bytes + tally.retired_bytes + tally.unreadable_bytes + rest,
-        live_bytes=tally.live_bytes,
-        retired_bytes=tally.retired_bytes,
-        unreadable_bytes=tally.unreadable_bytes,
-        quarantine_bytes=places[QUARANTINE],
+        file_bytes=tally.version_bytes + tally.pack_bytes + sum(places.values()),
+        version_bytes=tally.version_bytes,
+        pack_bytes=tally.pack_bytes,
+        damaged_bytes=places[DAMAGED],
         incoming_bytes=places[INCOMING],
         index_bytes=places[INDEX_FILE],
         temp_bytes=places[durable.TEMP_SUFFIX],
@@ -135,83 +133,171 @@ def usage(core: StoreCore) -> UsageReport:
         logical_bytes=sum(session.logical_bytes for session in tally.sessions.values()),
         shared_bytes=tally.shared_bytes,
         unneeded_bytes=tally.unneeded_bytes,
+        unreadable_bytes=tally.unreadable_bytes,
         written_today_bytes=core.index.written_on(utc_day(now_ns())),
-        free_bytes=free_bytes_of(core.folder.bundles_fd, core.path),
-        sessions=tuple(
-            SessionUsage(
-                uri=uri,
-                versions=one.versions,
-                token_count=one.token_count,
-                logical_bytes=one.logical_bytes,
-                stored_bytes=one.stored_bytes,
-                shared_bytes=one.shared_bytes,
-                exclusive_bytes=one.exclusive_bytes,
-            )
-            for uri, one in sorted(tally.sessions.items())
-        ),
+        free_bytes=free_bytes_of(core.folder.packs_fd, core.path),
+        sessions=tuple(_session_usage(uri, one) for uri, one in sorted(tally.sessions.items())),
         problems=tuple(tally.problems),
     )
 
 
-def _add_versions(core: StoreCore, rows: Sequence[IndexRow], tally: _Tally) -> None:
-    absent = [row.bundle_id for row in rows if not core.folder.has_bundle(row.bundle_id)]
-    missing = core.promised(absent) if absent else set()
-    gone = set(absent) - missing
-    for row in rows:
-        if row.bundle_id not in gone:
-            tally.add_version(row)
-        if row.bundle_id in missing:
-            tally.problems.append(missing_finding(core.folder, row))
+def _session_usage(uri: SessionUri, one: _Session) -> SessionUsage:
+    return SessionUsage(
+        uri=uri,
+        versions=one.versions,
+        token_count=one.token_count,
+        logical_bytes=one.logical_bytes,
+        stored_bytes=one.stored_bytes,
+        shared_bytes=one.shared_bytes,
+        exclusive_bytes=one.exclusive_bytes,
+        stripped_versions=one.stripped_versions,
+    )
 
 
-def _add_needed(core: StoreCore, needs: Needs, tally: _Tally) -> None:
-    retired = set(needs.retired)
-    for bundle_id in sorted(retired.union(needs.needed)):
+def _stripped(core: StoreCore) -> frozenset[bytes]:
+    """None where the marks cannot be read: verify tells that."""
+    try:
+        return Marks.load(core.folder).stripped
+    except StoreError:
+        return frozenset()
+
+
+# --- versions
+
+
+def _add_versions(core: StoreCore, rows: Iterable[IndexRow], stripped: frozenset[bytes], tally: _Tally) -> _Needs:
+    users = _Needs()
+    by_id = {row.bundle_id: row for row in rows}
+    for bundle_id in sorted(core.folder.list_versions()):
+        status = core.folder.status_of(manifest_name(bundle_id))
+        if status is None:
+            continue
         try:
-            with core.open_bundle(bundle_id) as file:
-                if bundle_id in retired:
-                    tally.add_retired(file)
-                tally.move_needed(file, needs.of(bundle_id), retired=bundle_id in retired)
+            manifest = core.read_manifest(bundle_id)
+        except StoreClosed:
+            raise
         except BundleMissing:
-            continue  # removed meanwhile, or missing: verify reports versions that need it
+            continue  # it was deleted meanwhile
         except StoreError as error:
-            if bundle_id in retired:
-                path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
-                tally.problems.append(Finding(path, UNREADABLE_CODE, error.message))
-                tally.unreadable_bytes += core.folder.size_of(bundle_id)
+            tally.version_bytes += status.st_size
+            tally.unreadable_bytes += status.st_size
+            tally.problems.append(finding_of_manifest(core, bundle_id, by_id.get(bundle_id), error))
+            continue
+        tally.version_bytes += status.st_size
+        tally.give([manifest.uri], status.st_size)
+        users.add(manifest, is_stripped=bundle_id in stripped)
+    return users
 
 
-def _add_unread(core: StoreCore, needs: Needs, tally: _Tally) -> None:
-    tally.problems += needs.unread.values()
-    tally.unreadable_bytes += sum(core.folder.size_of(bundle_id) for bundle_id in needs.unread)
+def _add_rows(core: StoreCore, rows: Iterable[IndexRow], stripped: frozenset[bytes], tally: _Tally) -> None:
+    gone = {row.bundle_id for row in rows if not core.folder.has_manifest(row.bundle_id)}
+    missing = still_missing(core, gone)
+    for row in rows:
+        if row.bundle_id in gone and row.bundle_id not in missing:
+            continue  # it was deleted meanwhile
+        tally.add_row(row, is_stripped=row.bundle_id in stripped)
+        if row.bundle_id in missing:
+            tally.problems.append(finding_of_missing(core, row))
 
 
-# --- places beside the bundles' files
+# --- packs
+
+
+def _add_packs(core: StoreCore, users: _Needs, tally: _Tally) -> None:
+    names = sorted(core.folder.list_packs())
+    holders = _holders(core, names, users)
+    for name in names:
+        status = core.folder.status_of(name)
+        try:
+            with open_frames(core.folder, name) as file:
+                tally.pack_bytes += file.file_bytes
+                _add_pack(name, file, users, holders, tally)
+        except StoreClosed:
+            raise
+        except BundleMissing:
+            continue
+        except StoreError as error:
+            size_bytes = status.st_size if status is not None else 0
+            tally.pack_bytes += size_bytes
+            tally.unreadable_bytes += size_bytes
+            tally.problems.append(Finding(core.folder.path_of(name), error.code, error.message))
+
+
+def _holders(core: StoreCore, names: Iterable[str], users: _Needs) -> dict[bytes, tuple[str, bool]]:
+    """Which pack's frame of each needed block counts as needed, and whether it is whole: of several, the first. A whole
+    one for a block that is needed whole; else a header alone is preferred."""
+    found: dict[bytes, tuple[str, bool]] = {}
+    for name in names:
+        try:
+            with open_frames(core.folder, name) as file:
+                for block_id in file.frames:
+                    if users.of(block_id) and (block_id not in found or _is_better(found[block_id], block_id, users)):
+                        found[block_id] = (name, True)
+                for block_id in file.heads:
+                    before = found.get(block_id)
+                    if users.of(block_id) and (before is None or (before[1] and block_id not in users.full)):
+                        found[block_id] = (name, False)
+        except StoreClosed:
+            raise
+        except StoreError:
+            continue  # told when it is counted
+    return found
+
+
+def _is_better(before: tuple[str, bool], block_id: bytes, users: _Needs) -> bool:
+    """Whether a whole frame takes the place of a header."""
+    return not before[1] and block_id in users.full
+
+
+def _add_pack(
+    name: str, file: FrameReader, users: _Needs, holders: dict[bytes, tuple[str, bool]], tally: _Tally
+) -> None:
+    """Count its frames, and what is no frame to all who need one of these."""
+    all_users: set[SessionUri] = set()
+    rest = file.file_bytes
+    for frames, is_whole in ((file.frames, True), (file.heads, False)):
+        for block_id, frame in frames.items():
+            rest -= frame.frame_bytes
+            its_users = users.of(block_id) if holders.get(block_id) == (name, is_whole) else _NONE
+            all_users |= its_users
+            _give_frame(frame, its_users, tally, is_whole=is_whole and block_id in users.full)
+    tally.give(all_users, rest)
+
+
+def _give_frame(frame: Frame, users: _Users, tally: _Tally, *, is_whole: bool) -> None:
+    if is_whole or not users:
+        tally.give(users, frame.frame_bytes)
+        return
+    tally.give(users, frame.head_bytes)  # the rest can go
+    tally.give((), frame.frame_bytes - frame.head_bytes)
+
+
+# --- places beside manifests and packs
 
 
 def _places(core: StoreCore) -> Counter[str]:
-    """The bytes of everything that is no bundle file, by place or kind; "" for the rest."""
+    """The bytes of everything that is no manifest and no pack, by place or kind; "" for the rest."""
     found: Counter[str] = Counter()
-    bundles_fd = core.folder.bundles_fd
     for name in list_names(core.folder.root_fd, core.path):
-        if name in (QUARANTINE, INCOMING, JOURNAL):
-            found[name] += _bytes_in(core, name)
-        elif name == ABSENT:
-            found[""] += _bytes_in(core, name)
+        if name in (DAMAGED, INCOMING, JOURNAL):
+            found[name] += sum(_files_in(core, name).values())
+        elif name in (VERSIONS, PACKS):
+            files = _files_in(core, name)
+            found[durable.TEMP_SUFFIX] += sum(
+                size for inside, size in files.items() if durable.TEMP_NAME.fullmatch(inside)
+            )
         elif name != BUNDLES:
             found[INDEX_FILE if name.startswith(INDEX_FILE) else ""] += plain_bytes(core.folder.root_fd, name)
-    for name in filter(durable.TEMP_NAME.fullmatch, list_names(bundles_fd, core.folder.bundles_path)):
-        found[durable.TEMP_SUFFIX] += plain_bytes(bundles_fd, name)
     for path in list_strangers(core.folder):
         found[""] += plain_bytes(None, path)
     return found
 
 
-def _bytes_in(core: StoreCore, name: str) -> int:
+def _files_in(core: StoreCore, name: str) -> dict[str, int]:
     path = f"{core.path}/{name}"
     try:
         fd = open_folder(core.folder.root_fd, name, path)
     except (FileNotFoundError, StoreError):  # one that is not ours to look into holds nothing of ours
-        return 0
+        return {}
     with closing_fd(fd):
-        return sum(plain_bytes(fd, inside) for inside in list_names(fd, path))
+        return {inside: plain_bytes(fd, inside) for inside in list_names(fd, path)}

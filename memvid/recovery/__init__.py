@@ -1,1 +1,1 @@
-"""Opening a store after any end, making its index anew, and repairing damaged or missing files."""
+"""Opening, the journal, and repair."""

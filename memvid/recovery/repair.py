@@ -1,27 +1,18 @@
-"""Repair: makes a sound store from the remains of one, and throws nothing away.
-
-Owns the order of a repair's steps, and the checks before each. repair_plan.py decides on the steps.
+"""Repair: copies sound frames out of damaged packs, and takes what versions lack from other folders. Gives nothing up.
 
 The steps, in this order; each is durable before the next begins, and each may be the last:
-1. shelve: the sound frames that others need from a file that is to leave become a retired file of the same bundle.
-2. bring back: a version whose whole file was put back is entered again. One in quarantine with all blocks sound
-   somewhere again gets its place again, after the versions that it needs.
-3. mend: a version with all blocks sound somewhere gets a new file under its own bundle id.
-4. salvage: the longest sound beginning of the newest lost version becomes a new version.
-5. set aside, into quarantine: damaged retired files, those that only lost versions need, retired files with nothing
-   that the live ones beside them lack, saved parts of versions that are back, and last the lost versions' files.
-6. versions whose files are nowhere are given up.
-7. marks that cannot be read go to quarantine; an index that differs from the bundles is made anew.
+1. store.json and marks.json: a damaged one moves to `damaged`, and is made anew.
+2. Manifests that are missing or damaged are copied from the sources, if their digest is right.
+3. Damaged packs: their sound frames that are sound nowhere else and needed go into a new pack, then the damaged file
+   moves to `damaged`. Of a block with damaged keys and values the header is kept, for it has the tokens.
+4. Blocks that versions lack are copied from the sources into new packs.
 
 Rules:
-- The replacement of a damaged file is written, flushed and read back before the damaged one leaves its name, and the
-  damaged bytes are in quarantine before anything takes their name.
-- A sound version is never written to, and keeps every block that it needs elsewhere.
-- A version that is set aside or given up keeps its number, its marks and its needs: the index's file says so before the
-  version's file moves. An index that cannot have its file again stops a repair.
-- Under the lock, each step checks the facts of its plan again: the file, the version's row, the version that it yields
-  to, the blocks that were nowhere, and the users of frames that leave. Somebody may have deleted, slept, imported or
-  compacted meanwhile.
+- A damaged manifest stays in its place until a sound one replaces it. So the needs of its version stay unknown, and no
+  pack is removed, also after the index is lost.
+- While needs are unknown, every sound frame counts as needed.
+- Under the lock, before a damaged pack moves, each block that is needed then is looked up once more in another pack.
+- What the system refuses to read is no damage: the file stays where it is, and is told.
 - No budget refuses a repair's writes, for they keep sessions from being lost; they count for the day.
 - A second run finishes what was begun; after that there is nothing to do.
 """
@@ -29,170 +20,269 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import functools
+import os
+from collections.abc import Collection, Iterator, Sequence
 
-from ..checking import scanning
-from ..checking.set_aside_versions import LOST
-from ..checking.verify import STRANGER, find_strangers
+from ..checking.check import Check
+from ..checking.findings import find_strangers, findings_of_pack, is_damage
+from ..checking.packs import said_by
+from ..checking.wholeness import damaged_version, finding_of
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
-from ..errors import CorruptMarks, CorruptStoreFile, IndexFailed, MarksLost, StoreError
-from ..folder import quarantine
-from ..folder.marks import MARKS_FILE, Marks, marks_lost
-from ..folder.store_file import STORE_FILE
-from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
-from ..format.records import Action, Finding, IndexRow, MaintenanceReport
-from ..index.index import Index
-from ..index.unknown_references import find_lost_notes, missed_finding
+from ..errors import (
+    Corruption,
+    CorruptMarks,
+    CorruptStoreFile,
+    LimitExceeded,
+    MarksLost,
+    StoreError,
+    StoreIoError,
+    UnsupportedFormat,
+)
+from ..folder.damaged import move_small
+from ..folder.folder import manifest_name
+from ..folder.marks import MARKS_FILE, Marks
+from ..folder.store_file import PACKS, STORE_FILE, require_store_file, write_store_file
+from ..format.frames import FrameReader
+from ..format.manifest import Manifest, decode_manifest
+from ..format.manifest_file import encode_manifest_file
+from ..format.pack_writer import PackWriter
+from ..format.records import MaintenanceReport
+from ..units import format_plural
 from ..writing.core import StoreCore
-from . import reindexing, restoring
-from .repair_plan import plan_repair
-from .repair_run import CHANGED, RepairRun
-from .repair_steps import RepairSteps
-from .survey import open_frames_of, take_survey
-
-__all__ = ["CHANGED", "LOST", "STRANGER", "rebuild_index", "repair"]
-
-# --- the run
+from ..writing.maintenance_run import MaintenanceRun
+from .mending import Mending
+from .sources import is_manifest, list_sources, manifests_in, open_source
 
 
-def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
-    """See `Store.repair`. No step is taken if the index went on in memory and cannot have its file again."""
+def repair(core: StoreCore, *, dry_run: bool, sources: Sequence[str | os.PathLike[str]]) -> MaintenanceReport:
+    """See `Store.repair`."""
     core.begin_upkeep(dry_run=dry_run)
-    run = RepairRun(core, "repair", dry_run)
-    if not dry_run:
-        run.require_index_file()
-    _mend_store_file(run)
-    if not _is_readable(core.index):
-        _mend_index(run, set())
-        if dry_run:  # before that the owners of the bundles are unknown
-            return run.report()
-    run.settle_leaving()
-    run.survey = take_survey(core)
-    plan = plan_repair(run.survey, core.folder.bundle_path, functools.partial(open_frames_of, core))
-    run.problems += plan.problems
-    RepairSteps(run).carry_out(plan)
-    _mend_marks(run)
-    _mend_index(run, plan.bundle_ids)
-    run.problems += [missed_finding(core.folder.bundle_path(one), row) for one, row in _missed(core.index)]
-    run.problems += [*find_lost_notes(core.folder, core.index), *find_strangers(core.folder)]
-    if not dry_run:
-        core.folder.recount()  # files have moved past it
+    files = list_sources(sources)
+    run = MaintenanceRun(core, "repair", dry_run)
+    try:
+        _mend_store_file(run)
+        _mend_marks(run)
+        core.look_again()
+        taken = _take_manifests(run, files)
+        check = Check(core, deep=True)
+        check.read_packs(core.folder.list_packs())
+        _mend_packs(run, check)
+        _read_versions(run, check)
+        _take_blocks(run, check, files, taken)
+        _tell_the_rest(run, check, taken)
+    finally:
         if run.bytes_written:
             core.count_written(utc_day(now_ns()), run.bytes_written)
     return run.report()
 
 
-def _is_readable(index: Index) -> bool:
-    try:
-        index.all_rows()
-    except StoreError:
-        return False
-    return True
-
-
-def _missed(index: Index) -> list[tuple[bytes, IndexRow]]:
-    """The versions that only their marks tell of; none if a failure has left the index unreadable."""
-    try:
-        return sorted(index.missed().items())
-    except StoreError:
-        return []
-
-
 # --- the store's own files
 
 
-def _mend_store_file(run: RepairRun) -> None:
-    """Repair a store.json that was lost or damaged since the store was opened: without it none opens again."""
+def _mend_store_file(run: MaintenanceRun) -> None:
+    """A store.json that was lost or damaged since the store was opened: without it none opens again."""
     core = run.core
     path = f"{core.path}/{STORE_FILE}"
     try:
-        core.folder.require_store_file()
+        require_store_file(core.folder.root_fd, core.path, core.folder.uuid)
     except CorruptStoreFile as error:
-        wrong = f"{error.details['reason'].capitalize()}."
-        actions = restoring.actions_for(core.folder.root_fd, core.path, wrong)
-        run.do(path, actions, lambda: _make_store_file(run))
+        if not run.dry_run:
+            with core.committing():
+                move_small(core.folder.root_fd, core.path, STORE_FILE)
+                write_store_file(core.folder.root_fd, core.path, core.folder.uuid)
+        run.did("rewrite", path, 0, f"{str(error.details['reason']).capitalize()}. It is made again.")
     except StoreError as error:
-        run.tell(path, error.code, error.message)
+        run.fail(path, error)
 
 
-def _make_store_file(run: RepairRun) -> None:
-    with run.core.committing():
-        try:
-            run.core.folder.require_store_file()
-        except CorruptStoreFile:
-            restoring.make_store_file(run.core.folder)
-
-
-def _mend_marks(run: RepairRun) -> None:
+def _mend_marks(run: MaintenanceRun) -> None:
     core = run.core
     path = f"{core.path}/{MARKS_FILE}"
     try:
         Marks.load(core.folder)
-    except CorruptMarks as error:
-        # as a dry run tells it
-        lost = marks_lost(core.folder, quarantine.next_place_of(core.folder, MARKS_FILE)).message
-        run.do(path, [Action("quarantine", path, None, None, 0, error.message)], lambda: _set_marks_aside(run))
-        run.tell(path, MarksLost.code, lost)
-    except CorruptStoreFile:
-        pass  # a dry run has not mended it; without it, nothing says whether there were marks
+    except (CorruptMarks, MarksLost) as error:
+        is_there = isinstance(error, CorruptMarks)
+        where = "It moves to `damaged`, and an" if is_there else "It is missing; an"
+        run.did("rewrite", path, 0, f"{where} empty one takes its place: tags, pins and strips in it are lost.")
+        if not run.dry_run:
+            _make_marks(core)
     except StoreError as error:
-        run.tell(path, error.code, error.message)
+        run.fail(path, error)
 
 
-def _set_marks_aside(run: RepairRun) -> None:
-    with run.committing_to_file():
-        try:
-            Marks.load(run.core.folder)
-        except CorruptMarks:
-            folder = run.core.folder
-            if not folder.require_store_file().marked:
-                folder.write_store_file(marked=True)  # or it would look as if there had never been marks
-            quarantine.move_file(folder, MARKS_FILE)
-
-
-def _mend_index(run: RepairRun, done: set[bytes]) -> None:
-    """Make the index anew if it differs from the bundles; `done` were repaired one by one."""
-    core = run.core
-    ahead = scanning.read_ahead(core.folder)
-    actions, _ = reindexing.plan_rebuild(core.folder, core.index, ahead)
-    if actions and not run.dry_run:
-        run.succeeds(core.index.path, lambda: _rebuild_index(run, ahead))
-    elif actions:
-        with core.committing() if core.writable else contextlib.nullcontext():
-            actions, _ = reindexing.plan_rebuild(core.folder, core.index, ahead)
-        paths = {core.folder.bundle_path(one, suffix) for one in done for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX)}
-        run.actions += [action for action in actions if action.path not in paths]
-
-
-def _rebuild_index(run: RepairRun, ahead: scanning.Readings) -> None:
-    """Under the lock, folder and index are of one moment: sleeps and deletes of others meanwhile are no fault."""
-    with run.committing_to_file():
-        actions, _ = reindexing.plan_rebuild(run.core.folder, run.core.index, ahead)
-        if actions:
-            reindexing.rebuild(run.core.folder, run.core.index, ahead)
-    run.actions += actions
-
-
-# --- the index alone
-
-
-def rebuild_index(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
-    """See `Store.rebuild_index`."""
-    if dry_run:
-        core.require_open()
-        actions, found = reindexing.plan_rebuild(core.folder, core.index)
-        return MaintenanceReport("rebuild_index", True, tuple(actions), 0, 0, tuple(found))
-    core.require_writable()
-    ahead = scanning.read_ahead(core.folder)
+def _make_marks(core: StoreCore) -> None:
     with core.committing():
-        actions, _ = reindexing.plan_rebuild(core.folder, core.index, ahead)
-        report = reindexing.rebuild(core.folder, core.index, ahead)
-    problems = report.unreadable
-    if not core.index.has_file:
-        message = (
-            f"The index was made anew and has no file: {report.index_rebuilt}. Free some space, or see to the disk; "
-            "until it has one, each opening makes it anew."
-        )
-        problems += (Finding(core.index.path, IndexFailed.code, message),)
-    return MaintenanceReport("rebuild_index", False, tuple(actions), 0, 0, problems)
+        try:
+            Marks.load(core.folder)
+        except CorruptMarks:
+            move_small(core.folder.root_fd, core.path, MARKS_FILE)
+            Marks(core.folder.uuid).save(core.folder)
+        except MarksLost:
+            Marks(core.folder.uuid).save(core.folder)
+
+
+# --- manifests
+
+
+def _take_manifests(run: MaintenanceRun, files: Sequence[str]) -> dict[bytes, Manifest]:
+    """Copy the manifests that are missing or damaged, as far as the sources have them."""
+    wanted = _unreadable_manifests(run.core)
+    taken: dict[bytes, Manifest] = {}
+    for path in sorted(files, key=lambda path: (not is_manifest(path), path)):
+        if not wanted:
+            break
+        with _telling(run, path):
+            for bundle_id, encoded in manifests_in(path, wanted):
+                manifest = decode_manifest(encoded, path)
+                if run.dry_run or _put_manifest(run.core, bundle_id, encoded):
+                    taken[bundle_id] = manifest
+                    _tell_taken(run, bundle_id, path, len(encode_manifest_file(encoded)))
+                wanted.discard(bundle_id)
+    return taken
+
+
+@contextlib.contextmanager
+def _telling(run: MaintenanceRun, path: str) -> Iterator[None]:
+    """A source that cannot be used is told; the store's own failures are raised."""
+    try:
+        yield
+    except (Corruption, LimitExceeded, UnsupportedFormat) as error:
+        run.fail(path, error)
+    except StoreIoError as error:
+        if error.details.get("path") != path:
+            raise
+        run.fail(path, error)
+
+
+def _unreadable_manifests(core: StoreCore) -> set[bytes]:
+    there = core.folder.list_versions()
+    wanted = core.index.bundle_ids() - there
+    for bundle_id in there:
+        try:
+            core.read_manifest(bundle_id)
+        except StoreError as error:
+            if is_damage(error):
+                wanted.add(bundle_id)
+    return wanted
+
+
+def _put_manifest(core: StoreCore, bundle_id: bytes, encoded: bytes) -> bool:
+    """False if the version was deleted meanwhile."""
+    with core.poisoning(), core.folder.manifest_temps.new() as temp:
+        temp.append([encode_manifest_file(encoded)])
+        temp.sync()
+        with core.committing():
+            if not core.index.knows(bundle_id) and not core.folder.has_manifest(bundle_id):
+                return False
+            core.folder.publish(temp, manifest_name(bundle_id))
+            core.enter_version(bundle_id)
+    return True
+
+
+def _tell_taken(run: MaintenanceRun, bundle_id: bytes, source: str, size_bytes: int) -> None:
+    row = run.core.index.rows_of([bundle_id]).get(bundle_id)
+    path = run.core.folder.path_of(manifest_name(bundle_id))
+    run.did("copy", path, size_bytes, f"Its manifest is taken from {os.path.dirname(source)}.", row)
+    run.bytes_written += size_bytes
+
+
+# --- packs
+
+
+def _mend_packs(run: MaintenanceRun, check: Check) -> None:
+    mending = Mending(run, check.found)
+    for name, pack in sorted(check.faulty.items()):
+        if all(map(is_damage, pack.faults)):
+            mending.mend(name)
+        else:  # a read that failed proves nothing
+            run.problems += findings_of_pack(run.core, pack)
+
+
+def _read_versions(run: MaintenanceRun, check: Check) -> None:
+    core = run.core
+    rows = core.index.rows_of(core.index.bundle_ids())
+    check.read_versions(rows.values(), core.folder.list_versions() - rows.keys())
+    check.look_for_blocks()
+
+
+def _take_blocks(run: MaintenanceRun, check: Check, files: Sequence[str], taken: dict[bytes, Manifest]) -> None:
+    """Copy what versions lack from the sources: whole blocks first, then headers of those that no file has whole."""
+    for whole in (True, False):
+        lacking = _lacking(run, check, taken)
+        if not whole:
+            lacking = {each for each in lacking if check.found.head_of(each) is None}
+        for path in files if lacking else ():
+            if is_manifest(path):
+                continue
+            with _telling(run, path), open_source(path) as file:
+                _take_from(run, check, file, lacking, whole=whole)
+
+
+def _lacking(run: MaintenanceRun, check: Check, taken: dict[bytes, Manifest]) -> set[bytes]:
+    found = {entry.id for _, lack in check.lacks() for entry in lack.blocks}
+    for bundle_id, manifest in taken.items() if run.dry_run else ():
+        lack = check.lack_of(bundle_id, manifest)
+        found.update(entry.id for entry in (lack.blocks if lack else ()))
+    return found
+
+
+def _take_from(run: MaintenanceRun, check: Check, file: FrameReader, lacking: set[bytes], *, whole: bool) -> None:
+    kinds = (file.frames,) if whole else (file.frames, file.heads, getattr(file, "torn", {}))
+    asked = [block_id for kind in kinds for block_id in kind if block_id in lacking]
+    sound = {}
+    for block_id in asked:
+        try:
+            sound[block_id] = file.check_payloads(block_id)[0] if whole else file.read_head(block_id)[0]
+        except StoreIoError:
+            raise
+        except StoreError:
+            continue  # damaged there too
+    if not sound:
+        return
+    name, size_bytes = _copy(run, file, sound, whole=whole)
+    what = format_plural(len(sound), "block" if whole else "header")
+    run.did(
+        "copy",
+        run.core.folder.path_of(name),
+        size_bytes,
+        f"{what} that versions lack, from {os.path.dirname(file.path)}.",
+    )
+    run.bytes_written += size_bytes
+    held = check.found.full if whole else check.found.heads
+    held.update((block_id, said_by(header)) for block_id, header in sound.items())
+    lacking.difference_update(sound)
+
+
+def _copy(run: MaintenanceRun, file: FrameReader, block_ids: Collection[bytes], *, whole: bool) -> tuple[str, int]:
+    """Write these blocks of a file, or their headers, as a new pack; its name and bytes."""
+    core = run.core
+    if run.dry_run:
+        return PACKS, sum(file.frames[each].frame_bytes for each in block_ids) if whole else 0
+    with core.poisoning(), core.folder.temps.new() as temp:
+        writer = PackWriter(temp)
+        for block_id in block_ids:
+            if whole:
+                writer.add_copy(file, block_id)
+            else:
+                writer.add_stripped(file, block_id)
+        pack_id = writer.finish()
+        with core.committing():
+            return core.publish_pack(temp, pack_id), temp.size_bytes
+
+
+# --- what is left
+
+
+def _tell_the_rest(run: MaintenanceRun, check: Check, taken: dict[bytes, Manifest]) -> None:
+    core = run.core
+    findings, _ = check.tell()
+    if run.dry_run:  # as if these were there
+        paths = {core.folder.path_of(manifest_name(bundle_id)): bundle_id for bundle_id in taken}
+        findings = [finding for finding in findings if finding.path not in paths]
+        for path, bundle_id in paths.items():
+            if lack := check.lack_of(bundle_id, taken[bundle_id]):
+                is_stripped = bool(check.is_stripped(bundle_id))
+                version = damaged_version(taken[bundle_id], bundle_id, lack, is_stripped=is_stripped)
+                findings.append(finding_of(version, path, lack))
+    run.problems += [*findings, *find_strangers(core)]

@@ -8,8 +8,7 @@ Rules:
 - A record is covered if a later version of the session names it, or begins with its ledger: a sleep was cut off before
   its last step, which tells the journal, or journal and bundles are of different moments. A later version that is
   damaged or gone covers nothing: the turns would be lost with it.
-- If the session has no version left, and the file of its newest one is retired, it was deleted. That is looked at
-  before retired files are removed. Without any file of it the version is missing: the turns wait until it is back.
+- A record whose base is missing waits until that is back. A delete drops the record before the newest version goes.
 - Otherwise the record becomes the session's next version, whatever came back or was imported meanwhile: nothing is lost
   by a version too many.
 - What cannot become a version stays in the journal, and its session is not used until it can: its newest version lacks
@@ -20,19 +19,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
-from ..errors import Corruption, CorruptJournal, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
-from ..folder.journal import Journal, waiting_finding
+from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
+from ..folder.journal import waiting_finding
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.journal import COVERS, JournalRecord
-from ..format.layout import RETIRED_SUFFIX
 from ..format.ledger_tail import tail_in, tail_of
-from ..format.reader import BundleReader
 from ..format.records import OpenReport
-from ..index.index import Index
 from ..uri import SessionUri
 from ..writing.core import StoreCore
+from ..writing.reader import BundleReader
 from ..writing.sleeping import VersionDraft, write_version
 
 
@@ -58,18 +55,6 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
     with core.poisoning(), contextlib.suppress(NoSpace, StoreIoError):
         journal.settle()
     return dataclasses.replace(opening, turns_replayed=replayed, journal=tuple(findings))
-
-
-def drop_deleted(journal: Journal, index: Index, files: Mapping[bytes, str]) -> None:
-    """Drop the turns of sessions that a delete which was cut off has retired. Raises DurabilityLost."""
-    if RETIRED_SUFFIX not in files.values():
-        return
-    for uri in journal.uris():
-        with contextlib.suppress(CorruptJournal, StoreIoError):  # a replay tells of it
-            record = journal.find(uri)
-            newest = record.newest[1] if record is not None and record.newest is not None else b""
-            if files.get(newest) == RETIRED_SUFFIX and not index.bundles_of(uri):
-                journal.cover(uri)
 
 
 def replay_session(core: StoreCore, uri: SessionUri) -> bool:
@@ -104,7 +89,7 @@ def _replay(core: StoreCore, uri: SessionUri) -> bool:
     return True
 
 
-def keep_turns_behind(core: StoreCore, uri: SessionUri, bundle_ids: Collection[bytes]) -> None:
+def keep_turns_behind(core: StoreCore, uri: SessionUri | None, bundle_ids: Collection[bytes]) -> None:
     """Make versions of the turns of other sessions that stand behind bundles of this one, which are about to go.
 
     Raises:

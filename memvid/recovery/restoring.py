@@ -1,7 +1,7 @@
 """A store whose store.json is missing or damaged: how it is recognised, and how the file is made again.
 
-The uuid comes from the marks, which are truth and name it; else from the index; else it is new, and the index is made
-anew with it. Marks, also in quarantine, and any store.json that was set aside, tell that there were marks.
+The uuid comes from marks.json, which names it. Where that tells none either, a new one is made, unless the journal has
+turns: it is sealed with the uuid, and its turns could not be read any more.
 """
 
 from __future__ import annotations
@@ -9,28 +9,27 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
 
+from ..disk import durable
 from ..disk.lock import StoreLock
-from ..disk.paths import closing_fd, list_names
-from ..errors import CorruptStoreFile, StoreError
-from ..folder import quarantine
-from ..folder.folder import StoreFolder
+from ..disk.paths import closing_fd, list_names, opened_folder, plain_bytes
+from ..errors import CorruptStoreFile
+from ..folder.damaged import move_small
 from ..folder.marks import MARKS_FILE, uuid_in_marks
 from ..folder.store_file import (
+    JOURNAL,
     STORE_FILE,
+    corrupt_store_file,
+    create_folders,
     has_store_file,
-    load_store_file,
+    load_store_uuid,
     looks_like_store,
     no_store,
     open_existing_root,
-    read_store_file,
+    write_store_file,
 )
 from ..format.records import Action
-from ..index.index import Index
-from ..limits import MAX_STORE_JSON_BYTES
-
-_SAYS_MARKED = b'"marked":true'
+from .format_1 import encode_old_store_file, uuid_without_store_file
 
 
 def lacks_store_file(path: str | os.PathLike[str]) -> bool:
@@ -42,11 +41,12 @@ def lacks_store_file(path: str | os.PathLike[str]) -> bool:
 
 
 def restore_store_file(path: str | os.PathLike[str], *, dry_run: bool = False) -> tuple[Action, ...]:
-    """Make the missing store.json of a store, under the store's lock, or with `dry_run` plan it. A damaged one goes to
-    quarantine; a sound one stays.
+    """Make the missing store.json of a store, under the store's lock, or with `dry_run` plan it. A damaged one moves to
+    `damaged`; a sound one stays.
 
     Raises:
         NoStore: nothing shows that the folder is a store.
+        CorruptStoreFile: nothing tells its uuid, and there are turns in its journal.
         NotAStore, UnsupportedFormat, UnsafePath, StoreLocked, NoSpace, StoreIoError, DurabilityLost
     """
     store_path = os.path.abspath(os.fspath(path))
@@ -61,32 +61,20 @@ def restore_store_file(path: str | os.PathLike[str], *, dry_run: bool = False) -
         wrong = _what_is_wrong(root_fd, store_path)
         if wrong is None:
             return ()
-        actions = actions_for(root_fd, store_path, wrong)
+        store_uuid, source = _uuid_of(root_fd, store_path)
+        actions = _actions(root_fd, store_path, wrong, source)
         if not dry_run:
-            folder = StoreFolder(store_path, root_fd, _uuid_of(root_fd, store_path))
-            stack.callback(os.close, folder.bundles_fd)
-            make_store_file(folder)
+            move_small(root_fd, store_path, STORE_FILE)
+            _write(root_fd, store_path, store_uuid)
         return actions
 
 
-def actions_for(root_fd: int, store_path: str, wrong: str) -> tuple[Action, ...]:
-    """The actions of `make_store_file` on a store.json with this fault."""
+def _actions(root_fd: int, store_path: str, wrong: str, source: str) -> tuple[Action, ...]:
     path = f"{store_path}/{STORE_FILE}"
-    rewrite = Action("rewrite", path, None, None, 0, f"{wrong} It is made again from what else the store holds.")
+    rewrite = Action("rewrite", path, None, None, 0, f"{wrong} It is made again, {source}.")
     if not has_store_file(root_fd, store_path):
         return (rewrite,)
-    return Action("quarantine", path, None, None, 0, wrong), rewrite
-
-
-def make_store_file(folder: StoreFolder) -> None:
-    """Make store.json anew with the folder's uuid, under the store's lock; an old one goes to quarantine first. A crash
-    between the two leaves a store without store.json.
-
-    Raises:
-        NoSpace, StoreIoError, DurabilityLost, UnsafePath
-    """
-    quarantine.move_file(folder, STORE_FILE)
-    folder.write_store_file(marked=_were_marks(folder))
+    return Action("move", path, None, None, 0, f"{wrong} It moves to damaged/."), rewrite
 
 
 def _what_is_wrong(root_fd: int, store_path: str) -> str | None:
@@ -95,45 +83,44 @@ def _what_is_wrong(root_fd: int, store_path: str) -> str | None:
     if not has_store_file(root_fd, store_path):
         return "It is missing."
     try:
-        load_store_file(root_fd, store_path)
+        load_store_uuid(root_fd, store_path)
     except CorruptStoreFile as error:
         return f"It is damaged: {error.details['reason']}."
     return None
 
 
 def _is_a_store(root_fd: int, store_path: str) -> bool:
-    return looks_like_store(root_fd, store_path) or any(_told(root_fd, store_path))
+    return looks_like_store(root_fd, store_path) or uuid_in_marks(root_fd, store_path) is not None
 
 
-def _uuid_of(root_fd: int, store_path: str) -> str:
-    """If marks and index are of two stores: the one with the uuid that a damaged store.json still shows."""
-    told = list(_told(root_fd, store_path))
-    text = b""
-    with contextlib.suppress(FileNotFoundError):
-        text = read_store_file(root_fd, store_path)
-    return next((one for one in told if one.encode() in text), told[0] if told else str(uuid.uuid4()))
+def _write(root_fd: int, store_path: str, store_uuid: str) -> None:
+    """Make store.json: one of format 1 for a store that is still to be carried over."""
+    if uuid_without_store_file(root_fd, store_path) is not None:
+        data = encode_old_store_file(root_fd, store_path, store_uuid)
+        durable.write_file(root_fd, STORE_FILE, data, store_path)
+        return
+    create_folders(root_fd, store_path)
+    write_store_file(root_fd, store_path, store_uuid)
 
 
-def _told(root_fd: int, store_path: str) -> Iterator[str]:
-    for ask in (uuid_in_marks, Index.uuid_in):
-        try:
-            found = ask(root_fd, store_path)
-        except StoreError:
-            continue  # an unreadable file tells nothing; repair handles it once there is a store again
-        if found is not None:
-            yield found
+def _uuid_of(root_fd: int, store_path: str) -> tuple[str, str]:
+    """The store's uuid, and where it comes from, as part of a sentence."""
+    found = uuid_in_marks(root_fd, store_path) or uuid_without_store_file(root_fd, store_path)
+    if found:
+        return found, f"with the uuid in {MARKS_FILE}"
+    if _has_turns(root_fd, store_path):
+        raise corrupt_store_file(
+            store_path,
+            f"{MARKS_FILE} does not tell its uuid either, and the turns in {JOURNAL} cannot be read without it (move "
+            f"{JOURNAL} away to go on without them)",
+        )
+    return str(uuid.uuid4()), "with a new uuid, for nothing tells the old one"
 
 
-def _were_marks(folder: StoreFolder) -> bool:
-    """Whether there ever was a file of marks: a wrong store.json would let a prune remove marked versions."""
-    if MARKS_FILE in list_names(folder.root_fd, folder.path) or quarantine.places_of(folder, MARKS_FILE):
-        return True
-    return any(_SAYS_MARKED in text for text in _files_set_aside(folder))
-
-
-def _files_set_aside(folder: StoreFolder) -> Iterator[bytes]:
-    for place in quarantine.places_of(folder, STORE_FILE):
-        with contextlib.suppress(StoreError, OSError):
-            with closing_fd(quarantine.open_name(folder, os.path.basename(place))[0]) as fd:
-                text = os.read(fd, MAX_STORE_JSON_BYTES)
-            yield text
+def _has_turns(root_fd: int, store_path: str) -> bool:
+    path = f"{store_path}/{JOURNAL}"
+    try:
+        with opened_folder(root_fd, JOURNAL, path) as fd:
+            return any(plain_bytes(fd, name) for name in list_names(fd, path))
+    except FileNotFoundError:
+        return False

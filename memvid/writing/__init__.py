@@ -1,1 +1,1 @@
-"""All changes of an open store: the core that all operations share, sleeping, rewriting, deletion."""
+"""What all operations share, and those that make and remove versions."""

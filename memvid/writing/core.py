@@ -3,55 +3,45 @@
 Owns one rule: a commit happens under the store's lock, by one thread, and never after a failed flush.
 
 Rules:
-- Long work (writing a temporary file, reading, hashing) happens outside `committing`, and pins the bundles it uses.
-- `committing` does only renames, folder flushes, index rows and the checks that these need, so no sleep waits for
-  another. A rebuild of the index takes longest: it writes all rows there, but reads the bundles before, and inside
-  `committing` only those that changed meanwhile.
+- Long work (writing a temporary file, reading, hashing) happens outside `committing`, and pins the blocks it uses.
+- `committing` does only renames, removals, folder flushes, index rows and the checks that these need, so no sleep waits
+  for another.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from ..disk.budget import UNLIMITED, Account, Beyond, Budget, Meter, utc_day
 from ..disk.clock import now_ns
+from ..disk.durable import TempFile
 from ..disk.lock import StoreLock
-from ..disk.paths import undoing
+from ..disk.paths import closing_fd, undoing
 from ..disk.room import free_bytes_of
 from ..errors import (
+    PUT_BACK,
     BundleMissing,
     DurabilityLost,
     LimitExceeded,
     LockLost,
-    NoSpace,
     ReadOnlyStore,
     StoreClosed,
     StoreError,
-    StoreIoError,
-    UnsafePath,
 )
-from ..folder import duplicate_files
-from ..folder.folder import StoreFolder
+from ..folder.folder import StoreFolder, manifest_name, pack_name
 from ..folder.journal import Journal
 from ..folder.pins import Pins
-from ..format.bundle import BundleFile, FrameFile
-from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
-from ..format.reader import BundleReader
-from ..index.index import Index
-from ..index.rows import IndexedBundle
-from ..index.schema import IndexUnusable
+from ..format.manifest import Manifest
+from ..format.manifest_file import read_manifest
+from ..format.records import Finding, IndexRow
+from ..index.index import Index, PackRow
 from ..limits import MAX_VERSION
 from ..uri import SessionUri
-from . import deletion
-
-_MENDING_PAUSE_S: Final = 60.0
-"""Between two trials to give an index in memory its file, seconds."""
+from .frame_files import FrameFiles, pack_row
+from .needs import Needs
+from .reader import BundleReader
 
 
 class StoreCore:
@@ -70,18 +60,26 @@ class StoreCore:
         self.index = index
         self.journal = journal
         self.pins = Pins()
+        self.files = FrameFiles(folder)
+        self.needs = Needs(folder)
+        self.unreadable_packs: dict[str, StoreError] = {}
+        """Packs that are there and tell nothing, and why."""
+        self.unreadable_versions: set[bytes] = set()
+        """Manifests that could not be read when the store was opened. A delete and a sleep try again first."""
+        self.waiting: set[str] = set()
+        """Packs that go once this process uses them no more; `remove_waiting` does that, where it is set."""
+        self.remove_waiting: Callable[[], None] | None = None
+        self.importing = threading.Lock()
         self._lock = lock
         self._writing = threading.RLock()
         self._reserved: list[tuple[SessionUri, int]] = []
-        self.importing = threading.Lock()
         self._poison: StoreError | None = None
-        self._next_mending = 0.0
         self._closed = False
         self._account = Account(
             budget,
             held_bytes=folder.held_bytes,
             written_on=lambda day: self.index.written_on(day),
-            free_bytes=lambda: free_bytes_of(folder.bundles_fd, folder.path),
+            free_bytes=lambda: free_bytes_of(folder.packs_fd, folder.path),
         )
         if budget.max_store_bytes is not None:
             folder.held_bytes()
@@ -100,11 +98,7 @@ class StoreCore:
         return self._lock is not None
 
     def close(self) -> None:
-        """Release files and lock. An open reader can still read the files that it has open. Idempotent.
-
-        The index file is brought up to date even after a failed flush: its log holds only earlier commits, SQLite does
-        this on every close, and an opening trusts no page without its checksum.
-        """
+        """Release files and lock. Idempotent."""
         with self._writing:
             if self._closed:
                 return
@@ -114,10 +108,18 @@ class StoreCore:
                     stack.callback(self._lock.close)
                 stack.callback(self.index.close)
                 stack.callback(self.journal.close, tidying=self.writable)
-                if self.writable:
-                    with contextlib.suppress(DurabilityLost, LockLost):
-                        self._try_to_mend_index_file()
+                stack.callback(self.files.close)
+                if self.writable and self._holds_lock():
+                    self.index.save(self.folder, always=True)
                 self._closed = True
+
+    def _holds_lock(self) -> bool:
+        assert self._lock is not None
+        try:
+            self._lock.require_held()
+        except StoreError:
+            return False
+        return True
 
     # --- guards
 
@@ -143,14 +145,14 @@ class StoreCore:
             self.require_open()
         else:
             self.require_writable()
-            self.mend_index_file()
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
-        """The one thread that may rename files and change the index, while the lock is still ours."""
+        """The one thread that may rename and remove files and change the index, while the lock is still ours."""
         with self._writing, self.poisoning():
             self.require_writable()
             yield
+            self.index.save(self.folder)
 
     @contextlib.contextmanager
     def poisoning(self) -> Iterator[None]:
@@ -161,65 +163,19 @@ class StoreCore:
             self._poison = self._poison or error
             raise
 
-    def mend_index_file(self) -> None:
-        """Write an index in memory to its file again, if the disk takes it now: while the file is behind, no bundle
-        file may be removed, and the next opening knows less. Called before each piece of work. Each trial writes the
-        whole index, so after a failure the next one comes a while later, or at the end."""
-        if time.monotonic() >= self._next_mending:
-            self._try_to_mend_index_file()
-
-    def _try_to_mend_index_file(self) -> None:
-        if self.index.has_file:
-            return
-        self._next_mending = time.monotonic() + _MENDING_PAUSE_S
-        with contextlib.suppress(NoSpace, StoreIoError, UnsafePath), self.committing():
-            self.index.return_to_file()
-            self._next_mending = 0.0
-
-    # --- what is there now
-
-    def promised(self, bundle_ids: Iterable[bytes]) -> set[bytes]:
-        """Those of the bundles that are missing or damaged and still belong to a session, by a fresh look: a daemon
-        beside us may have deleted some. A row that the index file never had was not deleted from it, unless a daemon
-        has written there since: it had a row for each file."""
-        asked = {one for one in bundle_ids if self.folder.suffix_of(one) != RETIRED_SUFFIX}
-        if self.has_lock:
-            return set(filter(self.index.knows, asked))
-        with self.index_now() as now:
-            if now is None:
-                return asked
-            unwritten = self.index.not_in_file if now.read_at == self.index.read_at else frozenset()
-            return {one for one in asked if one in unwritten or now.knows(one)}
-
-    @contextlib.contextmanager
-    def index_now(self) -> Iterator[Index | None]:
-        """The present index: ours, while no operation changes it; beside a daemon the index file, None if
-        unreadable."""
-        if self.has_lock:
-            with self.committing() if self.writable else contextlib.nullcontext():
-                yield self.index
-            return
-        try:
-            copy = Index.copy_to_memory(self.path, self.folder.root_fd, self.folder.uuid)
-        except (IndexUnusable, StoreError):
-            yield None
-            return
-        with copy:
-            yield copy
-
-    # --- versions
+    # --- version numbers
 
     @contextlib.contextmanager
     def next_version(self, uri: SessionUri) -> Iterator[int]:
-        """Reserve a version number for a version being written: one more than the largest in use, plus the number of
-        bundles of unknown owner. Versions that are set aside, missed, unreadable or being written are in use too.
+        """Reserve a version number for a version being written: one more than the largest in use.
 
         Raises:
             LimitExceeded: the last version has the largest possible number. Only a file put into the store by hand can
                 have it; an import refuses it.
         """
         with self._writing:
-            version = max([self.index.last_number(uri), *self.being_written(uri)]) + self.index.unnumbered() + 1
+            self.read_again()
+            version = max([self.index.last_number(uri), *self.being_written(uri)]) + 1
             if version > MAX_VERSION:
                 raise _numbers_used_up(uri)
             self._reserved.append((uri, version))
@@ -230,12 +186,10 @@ class StoreCore:
 
     @contextlib.contextmanager
     def this_version(self, uri: SessionUri, version: int, bundle_id: bytes) -> Iterator[bool]:
-        """Reserve this version number for a version being written. False if another bundle has it, or a bundle of
-        unknown owner may have it. A missed version keeps its own number."""
+        """Reserve this version number for a version being written. False if another bundle has it."""
         with self._writing:
-            taken = self.being_written(uri)
-            is_open = bundle_id in self.index.missed() or not self.index.unnumbered()
-            is_free = is_open and version not in taken and self.index.bundles_numbered(uri, version) <= {bundle_id}
+            row = self.index.find(uri, version)
+            is_free = version not in self.being_written(uri) and (row is None or row.bundle_id == bundle_id)
             self._reserved.append((uri, version))
         try:
             yield is_free
@@ -272,80 +226,179 @@ class StoreCore:
             with contextlib.suppress(StoreError):  # a count that is lost must not fail what it counted
                 self.index.add_written(day, size_bytes)
 
-    # --- files
+    # --- manifests
 
-    def open_bundle(self, bundle_id: bytes) -> BundleFile:
-        """Open a bundle's file, live or retired, with its manifest. Raises BundleMissing, StoreIoError, Corruption."""
-        return BundleFile(*self.folder.open_bundle(bundle_id), bundle_id)
-
-    def in_place(self, bundle: IndexedBundle) -> IndexedBundle:
-        """A bundle's index row, made once its file has its name, with the file's stamp."""
-        try:
-            stamp = self.folder.stamp_of(bundle.bundle_id, LIVE_SUFFIX)
-        except StoreIoError:  # a row without a stamp makes the next open read the file
-            stamp = None
-        return dataclasses.replace(bundle, stamp=stamp)
-
-    def open_frames(self, bundle_id: bytes) -> FrameFile:
-        """Open a bundle's file, or files, for their frames. Raises as `open_bundle`."""
-        return duplicate_files.open_frames(self.folder, bundle_id)
-
-    def open_pinned(self, bundle_id: bytes) -> tuple[BundleFile, Callable[[], None]]:
-        """Pin a bundle and all holders of its blocks, and open its file; the second value releases the pins.
-
-        If the file is rewritten between the two, it is opened again: the holders that the earlier file named may be
-        gone.
-        """
-        while True:
-            held = [bundle_id]
-            self.pins.add(held)
-            with contextlib.ExitStack() as stack:
-                stack.callback(self.unpin, held)
-                file = stack.enter_context(self.open_bundle(bundle_id))
-                self.pins.add(file.directory.holders)
-                held += file.directory.holders
-                if self.folder.is_current(bundle_id, file.stamp()):
-                    stack.pop_all()
-                    return file, functools.partial(self.unpin, held)
+    def read_manifest(self, bundle_id: bytes) -> Manifest:
+        """The manifest of a version. Raises BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat, Corruption."""
+        fd, path = self.folder.open_name(manifest_name(bundle_id))
+        with closing_fd(fd):
+            return read_manifest(fd, path, bundle_id)
 
     def open_reader(self, bundle_id: bytes) -> BundleReader:
-        """Open a bundle as a version of a session. Raises as `open_bundle` does, and if its session was deleted."""
-        file, release = self.open_pinned(bundle_id)
-        with undoing(release), undoing(file.close):
-            if file.manifest is None:
-                raise BundleMissing(
-                    f"The session of {file.path} was erased; the file only holds blocks that other sessions need.",
-                    bundle_id=bundle_id.hex(),
-                    path=file.path,
-                )
-            return BundleReader(file, file.manifest, self.open_frames, lambda: self.open_bundle(bundle_id), release)
-
-    # --- pins
+        """Open a version for reading. Raises as `read_manifest`."""
+        number = self.pins.add()
+        with undoing(lambda: self.unpin(number)):
+            manifest = self.read_manifest(bundle_id)
+            self.pins.extend(number, (entry.id for entry in manifest.blocks))
+            if not self.folder.has_manifest(bundle_id):  # a delete may have looked at the pins before
+                path = self.folder.path_of(manifest_name(bundle_id))
+                raise BundleMissing(f"{path} is missing. {PUT_BACK}", path=path)
+            return BundleReader(
+                manifest,
+                bundle_id,
+                self.folder.path_of(manifest_name(bundle_id)),
+                FrameFiles(self.folder),
+                lambda block_id, stripped: self.index.packs_of(block_id, stripped=stripped),
+                self.look_again,
+                lambda: self.unpin(number),
+            )
 
     @contextlib.contextmanager
-    def pinning(self) -> Iterator[Callable[[bytes], None]]:
-        """Pin bundles for a piece of work; yields a function that pins one more."""
-        held: list[bytes] = []
-
-        def pin(bundle_id: bytes) -> None:
-            self.pins.add([bundle_id])
-            held.append(bundle_id)
-
+    def pinning(self) -> Iterator[int]:
+        """Pin blocks for a piece of work: the number for `pins.extend`."""
+        number = self.pins.add()
         try:
-            yield pin
+            yield number
         finally:
-            self.unpin(held)
+            self.unpin(number)
 
-    def unpin(self, bundle_ids: Iterable[bytes]) -> None:
-        """Release pins. Never waits for a writer: a file left over goes with the next delete, gc or open."""
-        self.pins.release(bundle_ids)
-        if self.pins.waiting and self._writing.acquire(blocking=False):
+    def unpin(self, number: int) -> None:
+        """Release pins, and let packs go that waited for it. Never waits for a writer: what is left goes with the next
+        delete or repack."""
+        self.pins.release(number)
+        if self.waiting and self.remove_waiting is not None and self._writing.acquire(blocking=False):
             try:
-                if not self._closed and self.writable:
-                    with contextlib.suppress(StoreError, OSError), self.poisoning():
-                        deletion.remove_waiting(self.folder, self.index, self.pins)
+                if self.writable and not self._closed:
+                    with contextlib.suppress(StoreError, OSError):
+                        self.remove_waiting()
             finally:
                 self._writing.release()
+
+    def publish_version(
+        self, packs: Sequence[tuple[TempFile, bytes]], temp: TempFile, bundle_id: bytes, row: IndexRow
+    ) -> None:
+        """The point of no return of a version: its flushed packs get their names, then its flushed manifest, then the
+        index tells of them. Call it while `committing`.
+
+        Raises:
+            NoSpace, StoreIoError, DurabilityLost: there is no such version, and no such pack, then.
+        """
+        names = [pack_name(pack_id) for _, pack_id in packs]
+        manifest = manifest_name(bundle_id)
+        new = [name for name in (manifest, *names) if not self.folder.has(name)]
+        was_known = self.index.knows(bundle_id)
+        try:
+            for (pack, _), name in zip(packs, names, strict=True):
+                self.folder.publish(pack, name)
+            self.files.close_stale()
+            self.folder.publish(temp, manifest)
+            for name in names:
+                self.index.add_pack(pack_row(self.folder, name))
+            self.index.add(row)
+        except BaseException as failure:  # after any error: a version that was not acknowledged must not stay
+            self._take_back(new, [] if was_known else [bundle_id], manifest, failure)
+            raise
+
+    def _take_back(
+        self, names: Sequence[str], versions: Sequence[bytes], manifest: str, failure: BaseException
+    ) -> None:
+        """Remove what was published of a version that failed, its manifest first and durably: while that may come back
+        with the power, its packs stay."""
+        path = self.folder.path_of(manifest)
+        try:
+            for name in names:
+                self.folder.remove(name, flushing=False)
+                self.folder.flush([name])
+            self.index.drop_packs(names)
+            self.index.drop(versions)
+        except Exception as error:
+            raise DurabilityLost(
+                f"{path} failed ({failure}), and could not be taken back ({error}). Nothing more is written until the "
+                "store is opened again.",
+                path=path,
+            ) from error
+
+    # --- packs
+
+    def publish_pack(self, temp: TempFile, pack_id: bytes) -> str:
+        """A flushed and checked pack of blocks that versions have already gets its name, then its row; its name in the
+        store. Call it while `committing`. Raises NoSpace, StoreIoError, DurabilityLost."""
+        name = pack_name(pack_id)
+        self.folder.publish(temp, name)
+        self.files.close_stale()
+        self.index.add_pack(pack_row(self.folder, name))
+        return name
+
+    def remove_packs(self, names: Iterable[str]) -> dict[str, int]:
+        """Remove packs that nothing needs, durably; the bytes of each. Call it while `committing`. Raises StoreIoError,
+        DurabilityLost: some of them may be gone."""
+        removed = {}
+        for name in sorted(names):
+            removed[name] = self.folder.remove(name, flushing=False)
+            self.index.drop_packs([name])
+        self.folder.flush(removed)
+        return removed
+
+    def look_again(self) -> None:
+        """Enter packs and versions that came into the folder without this object, as a file that was put back, and let
+        packs go whose files are gone. Raises StoreIoError."""
+        with self._writing:
+            there, known = self.folder.list_packs(), self.index.pack_sizes().keys()
+            self.index.drop_packs(known - there)
+            for name in sorted(there - known):
+                self.enter_pack(name)
+            for bundle_id in sorted(self.folder.list_versions() - self.index.bundle_ids()):
+                self.enter_version(bundle_id)
+
+    def enter_pack(self, name: str) -> PackRow | None:
+        """Let the index know a pack; None if it cannot be read, which is noted."""
+        try:
+            row = pack_row(self.folder, name)
+        except StoreError as error:
+            self.unreadable_packs[name] = error
+            return None
+        self.unreadable_packs.pop(name, None)
+        self.index.add_pack(row)
+        return row
+
+    def enter_version(self, bundle_id: bytes) -> Finding | None:
+        """Let the index know a version; why it cannot be read, if so."""
+        from ..index.index import row_of
+
+        name = manifest_name(bundle_id)
+        try:
+            manifest = self.read_manifest(bundle_id)
+            status = self.folder.status_of(name)
+        except StoreError as error:
+            self.unreadable_versions.add(bundle_id)
+            return Finding(self.folder.path_of(name), error.code, error.message)
+        self.index.add(row_of(manifest, bundle_id, status.st_size if status else 0))
+        self.unreadable_versions.discard(bundle_id)
+        return None
+
+    def read_again(self) -> list[Finding]:
+        """Enter the versions whose manifests could not be read before, as far as they can be read now; why others
+        cannot. Before it is decided which versions a session has."""
+        with self._writing:
+            found = [self.enter_version(bundle_id) for bundle_id in sorted(self.unreadable_versions)]
+            return [finding for finding in found if finding is not None]
+
+    def missing_of(self, block_ids: Collection[bytes]) -> set[bytes]:
+        """Those of the blocks that no pack has all of now, by the packs' own directories."""
+        missing = set(block_ids)
+        for name, some in self.index.packs_with(missing).items():
+            if not missing.isdisjoint(some):
+                with contextlib.suppress(StoreError), self.files.holding(name) as file:
+                    missing.difference_update(block_id for block_id in some if block_id in file.frames)
+        return missing
+
+    def find_sound(self, block_id: bytes) -> str | None:
+        """A pack that has a block with every byte right."""
+        for name in self.index.packs_of(block_id):
+            with contextlib.suppress(StoreError), self.files.holding(name) as file:
+                file.check_block(block_id)
+                return name
+        return None
 
 
 def _numbers_used_up(uri: SessionUri) -> LimitExceeded:

@@ -1,14 +1,15 @@
 """Sleep: makes a session's state durable as its next version.
 
-Owns the choice of blocks to write and blocks to refer to, and the order file → index row → receipt.
+Owns the choice of blocks to write and blocks to refer to, and the order pack → manifest → index row → receipt.
 
 Rules:
 - Reused blocks are the beginning of the block list in the parent's manifest, maybe without some of its state records.
   Their ids bind their content, so they are not read again, and a sleep costs only its new blocks.
-- A new block that a live bundle already holds, by its id, is referred to and not written. Its bytes on disk are read
-  and compared first: a sleep acknowledges only blocks found good on disk.
-- Bundles referred to are pinned until the new version's row is in the index, and looked up once more under the lock: a
-  pin is too late for a delete or a compaction that has already checked the pins.
+- A new block that a pack already holds, by its id, is referred to and not written. Its bytes on disk are read and
+  compared first: a sleep acknowledges only blocks found good on disk.
+- All blocks of the version are pinned until its manifest is there, and looked up once more under the lock: a pin is too
+  late for a removal that has already looked at the pins.
+- A version without new blocks writes no pack: a fork is one small file.
 """
 
 from __future__ import annotations
@@ -24,34 +25,30 @@ from ... import __version__
 from ..disk.budget import Beyond, Meter
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
-from ..disk.paths import Closing
 from ..errors import (
     BlockMissing,
     BudgetExceeded,
-    BundleMissing,
     Corruption,
-    DurabilityLost,
     InvalidDraft,
     LimitExceeded,
     StoreError,
 )
 from ..format.blocks import BlockDraft, BlockEntry, require_chain
-from ..format.bundle import FrameFile
 from ..format.identity import Identity
 from ..format.journal import COVERS
-from ..format.layout import LIVE_SUFFIX
 from ..format.ledger_tail import unread_of
 from ..format.manifest import Manifest, bundle_id_of, require_session_map
-from ..format.reader import FilePool
+from ..format.manifest_file import encode_manifest_file
+from ..format.pack_writer import PackWriter
 from ..format.records import Progress, Receipt
-from ..format.writer import BundleWriter, PreparedBlock, prepare_block
-from ..index.rows import LIVE, IndexedBundle, row_of
+from ..format.writer import PreparedBlock, prepare_block
+from ..index.index import WRITTEN_BYTES, row_of
 from ..limits import MAX_BLOCKS, MAX_TOKENS, MIB
 from ..uri import SessionUri
 from .core import StoreCore
 
 _TRIES: Final = 8
-"""Trials of a sleep before it gives up: each time another delete or compaction took a block that it had found."""
+"""Trials of a sleep before it gives up: each time a removal took a block that it had found."""
 
 _SPARE_BYTES: Final = 64 * MIB
 """Raw bytes of blocks found in the store but kept in memory, to be written if they leave the store before the commit.
@@ -80,25 +77,6 @@ class VersionDraft:
     covers: bool = True
 
 
-def receipt_of(
-    manifest: Manifest, bundle_id: bytes, file_bytes: int, blocks_new: int, places: Mapping[bytes, bytes]
-) -> Receipt:
-    """A version that was written. blocks_new: the blocks in its own file; places: the bundles of the others."""
-    return Receipt(
-        uri=manifest.uri,
-        version=manifest.version,
-        bundle_id=bundle_id,
-        parent=manifest.parent,
-        token_count=manifest.token_count,
-        bytes_written=file_bytes,
-        logical_bytes=manifest.logical_bytes,
-        blocks_new=blocks_new,
-        blocks_reused=len(manifest.blocks) - blocks_new,
-        entries=tuple(entry.held_by(places.get(entry.id, bundle_id)) for entry in manifest.blocks),
-        unread_tokens=unread_of(manifest),
-    )
-
-
 def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
     """Write, flush, read back, publish and index the next version of a session. See `Store.write_bundle`."""
     core.begin_upkeep(dry_run=False)
@@ -107,14 +85,12 @@ def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
     if not 0 <= request.token_count <= MAX_TOKENS:
         raise LimitExceeded(f"a session has 0 to {MAX_TOKENS} tokens, not {request.token_count}.", limit=MAX_TOKENS)
     with core.pinning() as pin, core.next_version(request.uri) as version, contextlib.ExitStack() as stack:
-        holdings = stack.enter_context(Holdings(core, pin))
-        places = _places_of_reused(core, pin, holdings, request)
-        for entry in request.doubted:
-            holdings.require_sound(places[entry.id], entry.id)
+        core.pins.extend(pin, (entry.id for entry in request.reused))
+        _require_reusable(core, request)
         room = stack.enter_context(core.metering(beyond=request.beyond))
         room(0)  # before any temporary file, in case nothing may be written any more
         with core.poisoning():
-            receipt = _Sleep(core, request, version, holdings, places, stack, room).run()
+            receipt = _Sleep(core, request, version, pin, stack, room).run()
             if request.covers:
                 core.journal.cover(request.uri)
     return receipt
@@ -126,75 +102,85 @@ class _Sleep:
         core: StoreCore,
         request: VersionDraft,
         version: int,
-        holdings: Holdings,
-        places: dict[bytes, bytes],
+        pin: int,
         stack: contextlib.ExitStack,
         room: Meter,
     ) -> None:
         self._core = core
         self._request = request
         self._version = version
-        self._holdings = holdings
-        self._places = places
-        self._reused = frozenset(places)
+        self._pin = pin
         self._stack = stack
         self._room = room
+        self._referred = {entry.id for entry in request.reused}
+        self._written: set[bytes] = set()
+        self._packs: list[tuple[TempFile, bytes]] = []
         self._spares: dict[bytes, PreparedBlock] = {}  # new blocks to refer to, not to write
         self._spare_bytes = 0
         self._temp: TempFile
-        self._writer: BundleWriter
-
-    def _new_file(self) -> tuple[TempFile, BundleWriter]:
-        temp = self._stack.enter_context(self._core.folder.temps.new())
-        return temp, BundleWriter(temp, self._room)
+        self._writer: PackWriter | None = None
 
     def run(self) -> Receipt:
         drafts: Iterable[BlockDraft] = self._request.blocks
         if self._room.is_bounded and not self._request.compressed:  # compressed bytes have no known length yet
             drafts = list(drafts)
             self._require_room(drafts)
-        self._temp, self._writer = self._new_file()
         entries = [*self._request.reused, *self._write_blocks(drafts)]
         problem = require_chain(entries, self._request.token_count)
         if problem:
             raise InvalidDraft(f"The blocks of {self._request.uri} are not one chain: {problem}.")
-        manifest = with_name_of_its_own(self._core, self._manifest(entries, self._session_map()))
-        encoded = manifest.encode()
-        bundle_id = bundle_id_of(encoded)
+        self._finish_pack()
+        session = self._session_map()
         for _ in range(_TRIES):
-            directory = self._writer.finish(encoded, manifest.blocks, bundle_id, self._places)
-            row = row_of(manifest, bundle_id, self._temp.size_bytes)
-            blocks = tuple(self._writer.frames)
-            with self._core.committing():
-                moved = moved_blocks(self._core, self._places)
-                if not moved:
-                    if self._request.before_publishing is not None:
-                        self._request.before_publishing()
-                    bundle = IndexedBundle(bundle_id, LIVE, row, directory.holders, blocks)
-                    publish(self._core, self._temp, bundle, self._room)
-                    return receipt_of(manifest, bundle_id, self._temp.size_bytes, len(blocks), self._places)
-            self._lead_elsewhere(moved, bundle_id)
-        raise _block_missing(moved[0], bundle_id)
+            published = self._try_to_publish(entries, session)
+            if isinstance(published, Receipt):
+                return published
+            self._write_again(published)
+        raise _block_missing(entries[0].id, self._request.uri)
 
-    def _lead_elsewhere(self, moved: Sequence[bytes], bundle_id: bytes) -> None:
-        """Write the file again with blocks that left their places before the commit: a delete or a compaction was about
-        to take them when they were found."""
-        self._holdings.look_again()
-        with FrameFile(self._temp.duplicate(), self._temp.path, bundle_id) as earlier:
-            self._temp, self._writer = self._new_file()
-            for block_id in self._writer.each(earlier.frames, lambda one: earlier.frames[one].frame_bytes):
-                self._writer.add_copy(earlier, block_id)
-        for block_id in moved:
-            block = self._spares.get(block_id)
-            find = self._holdings.find if block_id in self._reused else self._holdings.find_sound
-            holder = find(block_id)
-            if holder is not None:
-                self._places[block_id] = holder
-            elif block is not None:
-                del self._places[block_id]
-                self._writer.add(block, compressed=self._request.compressed)
-            else:
-                raise _block_missing(block_id, bundle_id)
+    def _try_to_publish(self, entries: Sequence[BlockEntry], session: Mapping[str, Any]) -> Receipt | list[bytes]:
+        """The receipt, or the blocks that are in no pack any more."""
+        manifest = with_name_of_its_own(self._core, self._manifest(entries, session))
+        encoded = manifest.encode()
+        bundle_id, data = bundle_id_of(encoded), encode_manifest_file(encoded)
+        with self._core.folder.manifest_temps.new() as temp:
+            self._room(len(data))
+            temp.append([data])
+            temp.sync()
+            with self._core.committing():
+                self._core.files.close_stale()
+                gone = sorted(self._core.missing_of(self._referred))
+                if gone:
+                    return gone
+                if self._request.before_publishing is not None:
+                    self._request.before_publishing()
+                self._core.publish_version(self._packs, temp, bundle_id, row_of(manifest, bundle_id, len(data)))
+                self._room.settle()  # after the files count: for a moment they count twice, which never exceeds it
+        return Receipt(
+            uri=manifest.uri,
+            version=manifest.version,
+            bundle_id=bundle_id,
+            parent=manifest.parent,
+            token_count=manifest.token_count,
+            bytes_written=self._pack_bytes() + len(data),
+            logical_bytes=manifest.logical_bytes,
+            blocks_new=len(self._written),
+            blocks_reused=len(manifest.blocks) - len(self._written),
+            entries=manifest.blocks,
+            unread_tokens=unread_of(manifest),
+        )
+
+    def _write_again(self, gone: Sequence[bytes]) -> None:
+        """Blocks that left their packs before the commit: written from memory, or the sleep fails."""
+        for block_id in gone:
+            block = self._spares.pop(block_id, None)
+            if block is None:
+                raise _block_missing(block_id, self._request.uri)
+            self._referred.discard(block_id)
+            self._write(block)
+        self._finish_pack()
+
+    # --- blocks
 
     def _require_room(self, drafts: Sequence[BlockDraft]) -> None:
         """Raise BudgetExceeded for a state that cannot fit, before any of it is written and counted. If all blocks
@@ -205,7 +191,7 @@ class _Sleep:
             self._room.require(sum(map(self._bytes_if_new, self._prepared(drafts))))
 
     def _bytes_if_new(self, block: PreparedBlock) -> int:
-        is_there = block.id in self._places or self._core.index.holders_of(block.id)
+        is_there = block.id in self._referred or self._core.index.packs_of(block.id)
         return 0 if is_there else len(block.encoded_header) + block.header.raw_bytes
 
     def _prepared(self, drafts: Iterable[BlockDraft]) -> Iterator[PreparedBlock]:
@@ -223,8 +209,9 @@ class _Sleep:
         request = self._request
         held = max((entry.end for entry in request.reused if entry.kind == "span"), default=0)
         done, total = 0, request.token_count - held
-        for block in self._writer.each(self._prepared(drafts), self._bytes_if_new):
-            self._write_block(block)
+        rest = self._prepared(drafts)
+        for block in rest:
+            self._write_block(block, rest)
             entry = block.entry()
             yield entry
             if entry.kind == "span":
@@ -232,23 +219,42 @@ class _Sleep:
                 if request.on_progress is not None:
                     request.on_progress(done, total)
 
-    def _write_block(self, block: PreparedBlock) -> None:
-        if block.id in self._places:
+    def _write_block(self, block: PreparedBlock, rest: Iterator[PreparedBlock]) -> None:
+        if block.id in self._referred or block.id in self._written:
             return
-        holder = self._holdings.find_sound(block.id)
-        if holder is None:
-            self._writer.add(block, compressed=self._request.compressed)
-        else:
-            self._places[block.id] = holder
-            if self._spare_bytes + block.header.raw_bytes <= _SPARE_BYTES:
-                self._spares[block.id] = block
-                self._spare_bytes += block.header.raw_bytes
+        self._core.pins.extend(self._pin, [block.id])
+        if self._core.find_sound(block.id) is None:
+            self._write(block, rest)
+            return
+        self._referred.add(block.id)
+        if self._spare_bytes + block.header.raw_bytes <= _SPARE_BYTES:
+            self._spares[block.id] = block
+            self._spare_bytes += block.header.raw_bytes
+
+    def _write(self, block: PreparedBlock, rest: Iterator[PreparedBlock] | None = None) -> None:
+        if self._writer is None:
+            self._temp = self._stack.enter_context(self._core.folder.temps.new())
+            self._writer = PackWriter(self._temp, self._room)
+            if rest is not None:
+                self._writer.expect(rest, self._bytes_if_new)
+        self._writer.add(block, compressed=self._request.compressed)
+        self._written.add(block.id)
+
+    def _finish_pack(self) -> None:
+        """Flush the pack of the new blocks, if there are some, and read it back. It gets its name with the manifest."""
+        if self._writer is not None:
+            self._packs.append((self._temp, self._writer.finish()))
+            self._writer = None
+
+    def _pack_bytes(self) -> int:
+        return sum(temp.size_bytes for temp, _ in self._packs)
+
+    # --- the manifest
 
     def _session_map(self) -> Mapping[str, Any]:
         told = self._request.session
         if not callable(told):
             return told
-        self._writer.flush()  # a turn may wait from now on
         found = told()
         require_session_map(found)
         return found
@@ -265,145 +271,60 @@ class _Sleep:
             created_ns=now_ns(),
             blocks=tuple(entry.held_by(None) for entry in entries),
             session=session if covered is None else {**session, COVERS: covered},
-            environment=environment(),
+            environment={**environment(), WRITTEN_BYTES: str(self._pack_bytes())},
         )
 
 
 def with_name_of_its_own(core: StoreCore, manifest: Manifest) -> Manifest:
-    """The manifest of a new version. Its time is moved if a file has its bundle id: under a clock that stands still, a
-    deleted version of the same state and time may hold blocks for others under that id."""
-    while core.folder.has_bundle(bundle_id_of(manifest.encode())):
+    """The manifest of a new version. Its time is moved if there is a file with its bundle id."""
+    while core.folder.has_manifest(bundle_id_of(manifest.encode())):
         manifest = dataclasses.replace(manifest, created_ns=manifest.created_ns + 1)
     return manifest
 
 
-def moved_blocks(core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
-    """The blocks no longer readable at their `places`. Call it while committing: a pinned block that is there then
-    stays until the new row is in the index."""
-    moved: list[bytes] = []
-    by_holder: dict[bytes, list[bytes]] = {}
-    for block_id, holder in places.items():
-        by_holder.setdefault(holder, []).append(block_id)
-    for holder, block_ids in by_holder.items():
-        try:
-            with core.open_frames(holder) as file:
-                moved += [block_id for block_id in block_ids if block_id not in file.frames]
-        except StoreError:  # damaged, gone, or refused by the system
-            moved += block_ids
-    return moved
-
-
-def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle, meter: Meter | None = None) -> None:
-    """Give the flushed and checked file its name, then enter it in the index; undo the first if the second fails.
-    `meter`: the one that counted its bytes, if any."""
-    with core.committing():
-        core.folder.publish(temp, bundle.bundle_id)
-        if meter is not None:
-            meter.settle()  # after the file counts: for a moment its bytes count twice, which never exceeds the budget
-        try:
-            core.index.add(core.in_place(bundle))
-        except BaseException as failure:  # after any error: a version that was not acknowledged must not stay
-            path = core.folder.bundle_path(bundle.bundle_id)
-            try:
-                core.folder.remove(bundle.bundle_id, LIVE_SUFFIX)
-            except Exception as error:
-                # else the next sleep would get the same version number, and the clock decide between the two
-                raise DurabilityLost(
-                    f"The index took no row for {path} ({failure}), and the file could not be taken back ({error}). "
-                    "Nothing more is written until the store is opened again.",
-                    path=path,
-                ) from error
-            raise
-
-
-class Holdings(Closing):
-    """Other bundles' files, opened and pinned on demand for a sleep."""
-
-    def __init__(self, core: StoreCore, pin: Callable[[bytes], None]) -> None:
-        self._core = core
-        self._pin = pin
-        self._frames: dict[bytes, frozenset[bytes]] = {}
-        self._pool = FilePool(core.open_frames)
-
-    def close(self) -> None:
-        self._pool.close()
-
-    def look_again(self) -> None:
-        """Forget the contents of files seen before. They stay pinned."""
-        self._pool.close()
-        self._pool = FilePool(self._core.open_frames)
-        self._frames.clear()
-
-    def has(self, holder: bytes, block_id: bytes) -> bool:
-        """Whether a bundle's file holds a frame of this block; False if the file is gone or cannot be read."""
-        known = self._frames.get(holder)
-        if known is None:
-            self._pin(holder)  # pin first, then look
-            known = self._frames[holder] = self._read(holder)
-        return block_id in known
-
-    def _read(self, holder: bytes) -> frozenset[bytes]:
-        try:
-            with self._pool.holding(holder) as file:
-                return frozenset(file.frames)
-        except StoreError:
-            return frozenset()
-
-    def find(self, block_id: bytes) -> bytes | None:
-        """A live bundle whose file holds this block."""
-        return next((holder for holder in self._core.index.holders_of(block_id) if self.has(holder, block_id)), None)
-
-    def find_sound(self, block_id: bytes) -> bytes | None:
-        """A live bundle that holds this block with every byte right."""
-        for holder in self._core.index.holders_of(block_id):
-            if self.has(holder, block_id):
-                with contextlib.suppress(StoreError), self._pool.holding(holder) as file:
-                    file.check_block(block_id)
-                    return holder
-        return None
-
-    def require_sound(self, holder: bytes, block_id: bytes) -> None:
-        """Read all of a block that a wake would read. Raises Corruption; BlockMissing if the system refuses to."""
-        with _missing_if_refused(holder), self._pool.holding(holder) as file:
-            file.check_payloads(block_id)
-
-
-def _places_of_reused(
-    core: StoreCore, pin: Callable[[bytes], None], holdings: Holdings, request: VersionDraft
-) -> dict[bytes, bytes]:
-    """The present bundle of each reused block; checks that they are the beginning of the parent's chain.
+def _require_reusable(core: StoreCore, request: VersionDraft) -> None:
+    """Check that the reused blocks are the beginning of the parent's chain, are in packs, and are sound where that is
+    doubted.
 
     Raises:
-        InvalidDraft: they are not.
+        InvalidDraft: they are not its beginning.
         BlockMissing, BundleMissing, Corruption: a reused block is missing or cannot be read.
     """
     if not request.reused:
-        return {}
+        return
     if request.parent is None:
         raise InvalidDraft("reused blocks must come from the parent bundle, and none is named.", field="parent")
-    pin(request.parent)
     with _missing_if_refused(request.parent):
-        opened = core.open_bundle(request.parent)
-    with opened as parent:
-        manifest = parent.manifest
-        if manifest is None:
-            raise BundleMissing(
-                f"{parent.path} is no version of a session any more.",
-                bundle_id=parent.bundle_id.hex(),
-                path=parent.path,
-            )
-        if manifest.identity.digest != request.identity.digest:
-            raise InvalidDraft(
-                f"blocks of {parent.path} were made under another identity and cannot be reused.",
-                mismatched_fields=manifest.identity.mismatched_fields(request.identity),
-            )
-        if not _is_beginning(request.reused, manifest.blocks):
-            raise InvalidDraft(
-                f"the reused blocks are not the beginning of the chain of {parent.path}.", field="reused"
-            )
-        held = {entry.id: entry.bundle_id for entry in parent.entries}
-        places = {entry.id: held[entry.id] for entry in request.reused}
-    return {block_id: _holder_now(holdings, block_id, place, request.parent) for block_id, place in places.items()}
+        manifest = core.read_manifest(request.parent)
+    if manifest.identity.digest != request.identity.digest:
+        raise InvalidDraft(
+            f"blocks of {request.parent.hex()} were made under another identity and cannot be reused.",
+            mismatched_fields=manifest.identity.mismatched_fields(request.identity),
+        )
+    if not _is_beginning(request.reused, manifest.blocks):
+        raise InvalidDraft(
+            f"the reused blocks are not the beginning of the chain of {request.parent.hex()}.", field="reused"
+        )
+    reused = [entry.id for entry in request.reused]
+    if core.missing_of(reused):
+        core.look_again()  # a pack may have been put back
+    for block_id in sorted(core.missing_of(reused)):
+        raise _block_missing(block_id, request.uri)
+    with _missing_if_refused(request.parent):
+        for entry in request.doubted:
+            if core.find_sound(entry.id) is None:
+                raise _unsound(core, entry, request.uri)
+
+
+def _unsound(core: StoreCore, entry: BlockEntry, uri: SessionUri) -> StoreError:
+    """Why no pack has a block with every byte right."""
+    for name in core.index.packs_of(entry.id):
+        try:
+            with core.files.holding(name) as file:
+                file.check_payloads(entry.id)
+        except StoreError as error:
+            return error
+    return _block_missing(entry.id, uri)
 
 
 @contextlib.contextmanager
@@ -432,19 +353,11 @@ def _is_beginning(reused: Iterable[BlockEntry], chain: Iterable[BlockEntry]) -> 
     return True
 
 
-def _holder_now(holdings: Holdings, block_id: bytes, place: bytes | None, parent: bytes) -> bytes:
-    """The present bundle of a block: by its entry, or else by the index."""
-    holder = place if place is not None and holdings.has(place, block_id) else holdings.find(block_id)
-    if holder is None:
-        raise _block_missing(block_id, parent)
-    return holder
-
-
-def _block_missing(block_id: bytes, bundle_id: bytes) -> BlockMissing:
+def _block_missing(block_id: bytes, uri: SessionUri) -> BlockMissing:
     return BlockMissing(
-        f"No bundle holds the block {block_id.hex()} any more that the bundle {bundle_id.hex()} refers to.",
+        f"No pack has the block {block_id.hex()} any more that a new version of {uri} refers to.",
         block_id=block_id.hex(),
-        bundle_id=bundle_id.hex(),
+        session=str(uri),
     )
 
 

@@ -9,15 +9,7 @@ from typing import Any, Final
 
 OF_ALL: Final = frozenset(
     (
-        *(
-            "blocks_new",
-            "blocks_reused",
-            "bundle_bytes",
-            "bundles_deleted",
-            "bytes_freed",
-            "bytes_read",
-            "bytes_written",
-        ),
+        *("blocks_new", "blocks_reused", "bundle_bytes", "bytes_freed", "bytes_read", "bytes_written"),
         *("problems", "problems_left_out", "stored_bytes"),
     )
 )

@@ -156,7 +156,7 @@ def test_delta_writes_no_more_behind_a_long_history_than_behind_a_short_one(tmp_
     short, long = written(tmp_path / "out", "delta")["histories"]
     assert short["bytes_over_shortest"]["median"] == 1
     assert long["bytes_over_shortest"]["highest"] < 1.01
-    assert long["bundles_of_the_history"]["lowest"] > delta.EARLIER
+    assert long["packs_of_the_history"]["lowest"] > delta.EARLIER
     tokens = 455  # the most that 200 new tokens can make a sleep write
     assert long["bytes_written"]["highest"] < 1.25 * tokens * synthetic.QWEN3_THIN.token_bytes
 
@@ -167,8 +167,8 @@ def test_forks_take_one_base_and_their_tails_whether_they_name_their_base_or_han
     found = written(tmp_path / "out", "forks")
     assert found["raw_copies_bytes"] > 2 * found["raw_base_and_tails_bytes"]
     for way in forks.WAYS:
-        assert found["ways"][way]["bundle_files"] == 5
-        assert 1 <= found["ways"][way]["bundle_bytes"] / found["raw_base_and_tails_bytes"] < 1.02
+        assert found["ways"][way]["files"] == 10, "a pack and a manifest each"
+        assert 1 <= found["ways"][way]["file_bytes"] / found["raw_base_and_tails_bytes"] < 1.02
     # the base's two spans, each tail, each record at an end; and the base again with each fork
     assert {way: ways["blocks_handed_in"] for way, ways in found["ways"].items()} == {"reused": 11, "whole": 19}
 
@@ -187,7 +187,7 @@ def test_scale_does_each_thing_in_a_process_of_its_own(tmp_path: Path) -> None:
         newest = opened.versions(scale.session_uri(2))[-1]
         assert newest.version == scale.VERSIONS
         with opened.open_session(newest.uri) as reader:
-            assert len({entry.bundle_id for entry in reader.entries}) == scale.VERSIONS
+            assert opened.count_packs(reader.entries) == scale.VERSIONS
     results = scale.measure(path, 3, 1)
     figures = {"sessions": 3, "versions": 15, "making_seconds": making, "operations": scale.figures_of(results)}
     scale.report(figures, tmp_path / "out")

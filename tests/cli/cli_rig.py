@@ -54,25 +54,27 @@ def unstyled(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MadeStore:
-    """A store on disk with two sessions. The first one slept twice. A call runs a command on it, as
-    `made_store("ls", "--json")`."""
+    """A store on disk with two sessions: `agent`, which slept with 300 and with 600 tokens, and `other`. Of each of the
+    three versions its manifest, and the pack with its new blocks: the second one has those from token 256 on. A call
+    runs a command on it, as `made_store("ls", "--json")`."""
 
     path: Path
-    bundles: tuple[Path, ...]
+    manifests: tuple[Path, ...]
+    packs: tuple[Path, ...]
     torpor: Torpor
 
     def __call__(self, *arguments: object) -> Ran:
         return self.torpor(*arguments, "--store", self.path)
 
-    def cut(self, bundle: int) -> Path:
-        """Take the last byte from a bundle's file."""
-        os.truncate(self.bundles[bundle], self.bundles[bundle].stat().st_size - 1)
-        return self.bundles[bundle]
+    def cut(self, number: int) -> Path:
+        """Take the last byte from a version's manifest."""
+        os.truncate(self.manifests[number], self.manifests[number].stat().st_size - 1)
+        return self.manifests[number]
 
-    def flip(self, bundle: int, share: int = 3) -> Path:
-        """Flip a bit of a bundle's file, at such a share of its bytes."""
-        flip(self.bundles[bundle], self.bundles[bundle].stat().st_size // share)
-        return self.bundles[bundle]
+    def flip(self, number: int, share: int = 3) -> Path:
+        """Flip a bit of a version's pack, at such a share of its bytes."""
+        flip(self.packs[number], self.packs[number].stat().st_size // share)
+        return self.packs[number]
 
 
 def flip(file: Path, at: int) -> None:

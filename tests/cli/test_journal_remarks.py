@@ -29,7 +29,7 @@ def test_a_look_at_the_files_tells_of_turns_that_stand_in_the_journal_alone(
         assert "No sessions" not in made_store("ls", "work").err
         assert "journal of turns" in made_store("du").out
     assert "work/new" in made_store("ls").err
-    made_store("gc")
+    made_store("repack")
     ran = made_store("ls")
     assert "work/new" in ran.out
     assert "journal" not in ran.err
@@ -53,7 +53,9 @@ def test_names_that_a_user_gave_come_first_and_what_is_offered_works(made_store:
     assert "14 sessions with a version" in " ".join(made_store("doctor").out.split())
 
 
-@pytest.mark.parametrize("arguments", [("gc",), ("gc", "--json"), ("tag", "agent", "x"), ("pin", "agent", "--json")])
+@pytest.mark.parametrize(
+    "arguments", [("repack",), ("repack", "--json"), ("tag", "agent", "x"), ("pin", "agent", "--json")]
+)
 def test_damage_to_the_journal_is_told_by_the_command_that_finds_it(
     made_store: MadeStore, arguments: tuple[str, ...]
 ) -> None:

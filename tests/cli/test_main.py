@@ -32,7 +32,7 @@ NEEDING_A_DAEMON = [
 
 def test_all_commands_of_the_issue_are_there() -> None:
     of_the_issue = {"serve", "chat", "sleep", "wake", "ls", "show", "verify", "rm", "doctor", "demo"}
-    of_the_store = {"gc", "compact", "repair", "rebuild-index", "prune", "forget", "du", "export", "import", "backup"}
+    of_the_store = {"repack", "strip", "repair", "prune", "forget", "du", "export", "import", "backup"}
     of_artifacts = {"analyse", "export-kv"}
     of_versions = {"tag", "untag", "pin", "unpin"}
     of_sessions = {"append", "generate", "stop", "quantise", "fork", "fold", "events", "models", "why"}
@@ -192,7 +192,7 @@ def test_wrong_usage_points_to_the_help_of_its_command(
 def test_rm_without_a_daemon_names_what_needs_none(torpor: Torpor) -> None:
     ran = torpor("rm", "notes", "--yes")
     assert ran.status == 12
-    assert "Start a daemon with `torpor ensure`. Without one, `torpor forget` deletes a session" in ran.err
+    assert "Start a daemon with `torpor ensure`. Without one, `torpor forget` deletes a whole session" in ran.err
 
 
 def test_a_ctrl_c_at_a_question_is_told_on_a_line_of_its_own(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ from rich.console import Console, RenderableType
 from torpor.cli.commands.ls import render_sessions
 from torpor.cli.commands.maintenance_report import render_actions
 from torpor.cli.commands.show import render_detail
-from torpor.cli.commands.verify import render_finding
+from torpor.cli.commands.verify import render_damage
 from torpor.cli.serve.doctor import render_doctor
-from torpor.cli.view.output import plain
+from torpor.cli.view.damage import SessionDamage, VersionState
+from torpor.cli.view.output import plain, render_problem
 from torpor.daemon.api.store import MaintenanceAction, MaintenanceResult
 
 HOSTILE = [
@@ -56,7 +57,7 @@ def info(**changes: Any) -> dict[str, Any]:
         "dirty": True,
         "durability": "none",
         "file_missing": True,
-        "salvaged": {"tokens": 1, "of": 3},
+        "stripped": True,
         "unread_tokens": 2,
         "lossy": {"bits": 8, "tokens": 3},
         "look": {"version": 1, "token_count": 3, "newest_version": 2, "newest_tokens": 9},
@@ -78,6 +79,7 @@ def detail(**changes: Any) -> dict[str, Any]:
         "created_ns": 6,
         "tags": ["t"],
         "pinned": True,
+        "stripped": True,
     }
     return {
         "info": info(),
@@ -133,22 +135,19 @@ def test_no_field_of_a_version_is_markup(field: str, hostile: str) -> None:
     assert shown(hostile)[:12] in drawn(render_detail(detail(version={field: value}), 120))
 
 
-@pytest.mark.parametrize("field", ["path", "code", "message", "session", "remedy"])
+@pytest.mark.parametrize("field", ["path", "code", "message"])
 @against_each
 def test_no_field_of_a_finding_is_markup(field: str, hostile: str) -> None:
-    finding: dict[str, Any] = {
-        "path": "p",
-        "code": "c",
-        "message": "m",
-        "bundle": "b",
-        "versions": [],
-        "remedies": ["r"],
-    }
-    if field == "session":
-        finding["versions"] = [{"session": hostile, "version": 1}]
-    else:
-        finding["remedies" if field == "remedy" else field] = [hostile] if field == "remedy" else hostile
-    assert shown(hostile) in drawn(render_finding(finding))
+    assert shown(hostile) in drawn(render_problem({"path": "p", "code": "c", "message": "m"} | {field: hostile}))
+
+
+@pytest.mark.parametrize("field", ["session", "put_back", "goes_on"])
+@against_each
+def test_no_field_of_a_damaged_session_is_markup(field: str, hostile: str) -> None:
+    states = (VersionState(1, 9, False, 3, "sound"),)
+    facts: dict[str, Any] = {"session": "s", "versions": states, "put_back": ("p",), "goes_on": "g"}
+    facts[field] = (hostile,) if field == "put_back" else hostile
+    assert shown(hostile) in drawn("\n".join(render_damage(SessionDamage(**facts))))
 
 
 @pytest.mark.parametrize("field", ["kind", "path", "session", "reason"])
@@ -156,7 +155,7 @@ def test_no_field_of_a_finding_is_markup(field: str, hostile: str) -> None:
 def test_no_field_of_an_action_is_markup(field: str, hostile: str) -> None:
     facts: dict[str, Any] = {"kind": "remove", "path": "p", "session": "s", "version": 1, "reason": "r"}
     action = MaintenanceAction(size_bytes=1, **{**facts, field: hostile})
-    made = MaintenanceResult("gc", True, (action,), 0, 0, 0, (), 0)
+    made = MaintenanceResult("repack", True, (action,), 0, 0, 0, (), 0)
     expected = shown(hostile).rpartition("/")[2] if field == "path" else shown(hostile)
     assert expected in drawn(render_actions(made))
 

@@ -61,7 +61,7 @@ def test_a_reader_that_hangs_up_changes_no_status(made_store: MadeStore, when: s
     sound = {**os.environ, "TORPOR_STORE": str(made_store.path)}
     for arguments in (("--help",), ("du",), ("ls",), ("ls", "--json"), ("prune", "--keep-last", "1", "--dry-run")):
         assert _status_unread(when, *arguments, env=sound) == 0, arguments
-    made_store.bundles[0].unlink()
+    made_store.packs[0].unlink()
     assert _status_unread(when, "verify", env=sound) == 6
 
 
@@ -91,7 +91,7 @@ def test_an_interrupt_after_the_work_is_too_late(made_store: MadeStore, when: st
     }[when]
     script = f"{interrupt}{hook}from torpor.cli.main import main\nmain()"
     done = subprocess.run(
-        [sys.executable, "-c", script, "gc", "--store", str(made_store.path)], capture_output=True, timeout=60
+        [sys.executable, "-c", script, "repack", "--store", str(made_store.path)], capture_output=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"nothing to do" in done.stdout
@@ -254,7 +254,7 @@ def test_each_line_of_the_log_has_its_time_once_and_the_starter_reads_them_witho
 def test_a_start_in_the_background_tells_how_many_warnings_its_store_gave_cause_to(
     made_store: MadeStore, short_path: Path, tiny_model: Path
 ) -> None:
-    made_store.bundles[2].unlink()
+    made_store.manifests[2].unlink()
     log = short_path / "daemon.log"
     where = ("--store", str(made_store.path), "--log", str(log), "--model", f"tiny={tiny_model}")
     for command in (("serve", "--detach"), ("serve", "--detach", "--json"), ("ensure",)):
@@ -266,7 +266,7 @@ def test_a_start_in_the_background_tells_how_many_warnings_its_store_gave_cause_
             else:
                 told = " ".join(done.stderr.decode().split())
                 assert f"1 warning about the store or the models, in {log}; torpor verify" in told
-            assert f"{made_store.bundles[2]} is missing" in log.read_text()
+            assert f"({made_store.manifests[2]}) is missing" in log.read_text()
         finally:
             stopped = run("stop", "--json", capture_output=True)
             assert stopped.returncode == 0, stopped.stderr

@@ -121,7 +121,7 @@ def test_a_served_store_is_looked_after_by_its_daemon(torpor: Torpor, served: Pa
     torpor("generate", "notes", "-n", "3")
     torpor("sleep", "notes")
     assert torpor("tag", "notes@1", "before").status == 0
-    for command in (("prune", "--keep-last", "1"), ("gc",), ("compact",), ("repair",), ("rebuild-index",)):
+    for command in (("prune", "--keep-last", "1"), ("repack",), ("repair",), ("strip", "other")):
         assert torpor(*command, "--store", served).status == 11, "the daemon has the lock"
         assert torpor(*command, "--dry-run").status == 0
         assert torpor(*command).status == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,17 @@ TEXT = tokens_of(1, 1300)
 
 
 def damage(
-    store: Path, name: str, *, span: int = -1, kind: str = "span", head: bool = False, version: int | None = None
+    store: Path,
+    name: str,
+    *,
+    span: int = -1,
+    kind: str = "span",
+    head: bool = False,
+    padding: bool = False,
+    version: int | None = None,
 ) -> None:
-    """Flip a bit in a block of a session's newest version, or of that one: in its bytes, or in the tokens of its
-    header."""
+    """Flip a bit in a block of a session's newest version, or of that one: in its bytes, in the tokens of its header,
+    or behind what a wake reads of it."""
     with (
         Store.open(store, writable=False) as opened,
         opened.open_session(SessionUri("default", name), version) as reader,
@@ -24,7 +32,10 @@ def damage(
         entry = [each for each in reader.entries if each.kind == kind][span]
         with reader.holding(entry) as frames:
             frame, path = frames.frame_of(entry.id), Path(frames.path)
-    flip(path, frame.offset + frame.head_bytes + (-40 if head else 80))
+    if padding:
+        flip(path, frame.offset + frame.frame_bytes - 1)
+    else:
+        flip(path, frame.offset + frame.head_bytes + (-40 if head else 80))
 
 
 async def told(heard: Any, name: str, count: int = 1) -> list[dict[str, Any]]:
@@ -34,4 +45,8 @@ async def told(heard: Any, name: str, count: int = 1) -> list[dict[str, Any]]:
 
 
 async def mend(rig: Any, name: str = "a") -> None:
-    await rig.service.healing.mend(SessionUri("default", name))
+    """What the scrub does with a session in whose files it finds faults."""
+    uri, service = SessionUri("default", name), rig.service
+    report = await asyncio.to_thread(service.store.verify, uri, deep=True)
+    assert not report.ok
+    await service.healing.mend(uri, report)

@@ -162,6 +162,21 @@ def hold_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Gate:
     return gate
 
 
+def manifest_of(store: Path, bundle_id: bytes) -> Path:
+    """The file that a version is there with."""
+    return store / "versions" / f"{bundle_id.hex()}.mvm"
+
+
+def manifests(store: Path) -> list[Path]:
+    """The files of all versions."""
+    return sorted(store.glob("versions/*.mvm"))
+
+
+def packs(store: Path) -> list[Path]:
+    """The files with the blocks of all sessions."""
+    return sorted(store.glob("packs/*.mvp"))
+
+
 def flip(path: Path, at: int, mask: int = 1) -> None:
     """Change a bit of a file."""
     data = bytearray(path.read_bytes())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
-from torpor.memvid import CompactionPolicy
+from torpor.memvid import RepackPolicy
 from torpor.memvid.errors import BudgetExceeded, InvalidPolicy, NoSpace, StoreError
 from torpor.memvid.store import Store
 from torpor.tests.daemon.session_rig import Gate, Rigged, tokens_of, until
@@ -37,7 +37,7 @@ async def test_a_sleep_past_a_budget_leaves_the_session_awake_and_as_it_was(
         assert rig.is_awake("a")
         assert await rig.fingerprint("a") == before
         assert await rig.write("a", 20) == await rig.write("control", 20)
-        assert [path for path in (store / "bundles").rglob("*") if path.is_file()] == []
+        assert [path for folder in ("versions", "packs") for path in (store / folder).iterdir()] == []
         before = await rig.fingerprint("a")
         rig.service.store.close()
     async with open_rig() as rig:  # without the budget there is room
@@ -91,29 +91,29 @@ async def test_a_stop_keeps_the_room_that_the_disk_must_have_but_for_ledgers(ope
 
 
 class Crowded:
-    """A disk with too little room for a sleep as long as a compaction is writing."""
+    """A disk with too little room for a sleep as long as a repack is writing."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, refusal: StoreError) -> None:
         self.gate = Gate()
-        self.compacting = False
+        self.repacking = False
         self.asked = 0
-        compact, write = Store.compact, Store.write_bundle
+        repack, write = Store.repack, Store.write_bundle
 
-        def compact_at_the_gate(*arguments: Any, **options: Any) -> Any:
-            self.compacting = True
+        def repack_at_the_gate(*arguments: Any, **options: Any) -> Any:
+            self.repacking = True
             try:
                 self.gate.pass_through()
-                return compact(*arguments, **options)
+                return repack(*arguments, **options)
             finally:
-                self.compacting = False
+                self.repacking = False
 
         def write_if_there_is_room(*arguments: Any, **options: Any) -> Any:
             self.asked += 1
-            if self.compacting:
+            if self.repacking:
                 raise refusal
             return write(*arguments, **options)
 
-        monkeypatch.setattr(Store, "compact", compact_at_the_gate)
+        monkeypatch.setattr(Store, "repack", repack_at_the_gate)
         monkeypatch.setattr(Store, "write_bundle", write_if_there_is_room)
 
 
@@ -126,10 +126,10 @@ class Crowded:
         (BudgetExceeded("No room.", which="max_store_bytes"), False),
     ],
 )
-async def test_a_sleep_without_room_waits_for_the_compaction_that_takes_it_and_is_tried_again(
+async def test_a_sleep_without_room_waits_for_the_repack_that_takes_it_and_is_tried_again(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch, refusal: StoreError, waits: bool
 ) -> None:
-    rig.service.hibernation._compactor._policy = CompactionPolicy(max_holders=1)
+    rig.service.hibernation._repacker._policy = RepackPolicy(max_packs=2)
     disk = Crowded(monkeypatch, refusal)
     await rig.service.create("a")
     for number in range(3):
@@ -153,7 +153,7 @@ async def test_a_sleep_without_room_waits_for_the_compaction_that_takes_it_and_i
         disk.gate.open()
 
 
-async def test_a_sleep_without_room_waits_for_a_compaction_that_a_user_ordered_too(
+async def test_a_sleep_without_room_waits_for_a_repack_that_a_user_ordered_too(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await rig.service.create("a")
@@ -161,7 +161,7 @@ async def test_a_sleep_without_room_waits_for_a_compaction_that_a_user_ordered_t
         await rig.service.append("a", tokens=tokens_of(number, 300))
         await rig.sleep("a")
     disk = Crowded(monkeypatch, NoSpace("No room."))
-    ordered = asyncio.ensure_future(rig.service.maintain(operation="compact"))
+    ordered = asyncio.ensure_future(rig.service.maintain(operation="repack"))
     await disk.gate.reached()
     await rig.read("b", tokens_of(1, 300))
     sleeping = asyncio.ensure_future(rig.sleep("b"))
@@ -173,7 +173,7 @@ async def test_a_sleep_without_room_waits_for_a_compaction_that_a_user_ordered_t
     assert (await ordered).problems == ()
 
 
-async def test_a_sleep_without_room_is_refused_at_once_where_nothing_is_compacted(rig: Rigged, full_disk: Any) -> None:
+async def test_a_sleep_without_room_is_refused_at_once_where_nothing_is_repacked(rig: Rigged, full_disk: Any) -> None:
     disk = full_disk()
     await rig.read("a", tokens_of(1, 300))
     with pytest.raises(NoSpace):

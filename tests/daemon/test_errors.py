@@ -20,7 +20,6 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "UnknownModel": "unknown_model",
         "ModelNotLoaded": "model_not_loaded",
         "NotRecomputable": "not_recomputable",
-        "RepairPutOff": "repair_put_off",
         "InvalidConfiguration": "invalid_configuration",
         "ModelInUse": "model_in_use",
         "ModelChanged": "model_changed",

@@ -28,23 +28,19 @@ from torpor.memvid.errors import CorruptBlock, DurabilityLost, NoSpace, SessionN
 from torpor.memvid.format.blocks import SlotSpec
 from torpor.memvid.index.index import Index
 from torpor.snapshot.errors import IdentityMismatch
-from torpor.tests.daemon.session_rig import MODEL, SAMPLED, Rigged, flip, tokens_of
+from torpor.tests.daemon.session_rig import MODEL, SAMPLED, Rigged, flip, manifests, packs, tokens_of
 
 URI_A = SessionUri("default", "a")
 
 
-def bundles(store: Path) -> list[Path]:
-    return sorted((store / "bundles").rglob("*.mvb"))
-
-
 def contents(store: Path) -> dict[Path, bytes]:
-    """Every bundle of the store, and what there is beside them under bundles/."""
-    return {path: path.read_bytes() for path in (store / "bundles").rglob("*") if path.is_file()}
+    """Every manifest and pack of the store, and what there is beside them."""
+    return {path: path.read_bytes() for folder in ("versions", "packs") for path in (store / folder).iterdir()}
 
 
 @contextlib.asynccontextmanager
 async def unharmed(rig: Rigged, store: Path) -> AsyncIterator[None]:
-    """Neither the bundles nor a session that is awake change while the body runs."""
+    """Neither the store's files nor a session that is awake change while the body runs."""
     for name in ("bystander", "twin"):
         await rig.read(name, tokens_of(77, 300), sampling=SAMPLED)
         await rig.write(name, 5)
@@ -103,11 +99,12 @@ async def test_a_bundle_repointed_to_another_sessions_is_refused_gm2_gm3_threat_
         assert unplanned.value.code == "owner_mismatch"
 
 
-async def test_a_bundle_file_replaced_by_another_sessions_is_refused_gm2(rig: Rigged, store: Path) -> None:
+@pytest.mark.parametrize("folder", ["versions", "packs"])
+async def test_a_file_replaced_by_another_sessions_is_refused_gm2(rig: Rigged, store: Path, folder: str) -> None:
     await sleeping(rig, "a", seed=1)
-    mine = bundles(store)[0]
+    (mine,) = (store / folder).iterdir()
     await sleeping(rig, "b", seed=2)
-    (other,) = set(bundles(store)) - {mine}
+    (other,) = set((store / folder).iterdir()) - {mine}
     shutil.copyfile(other, mine)
     error = await refused(rig, store)
     assert error.code == "bundle_mismatch"
@@ -119,25 +116,25 @@ async def test_a_bundle_file_replaced_by_another_sessions_is_refused_gm2(rig: Ri
 
 
 def regions(path: Path) -> dict[str, int]:
-    """An offset within each part of a bundle file (docs/reference/format.md)."""
-    size = path.stat().st_size
-    trailer = size - 136
-    manifest = int.from_bytes(path.read_bytes()[trailer + 8 : trailer + 16], "little")
-    directory = path.read_bytes().index(b"torpor.directory")
+    """An offset within each part of a manifest or pack (docs/reference/format.md)."""
+    if path.suffix == ".mvm":
+        return {"header": 20, "manifest": 64 + 40}
+    trailer = path.stat().st_size - 104
+    directory = int.from_bytes(path.read_bytes()[trailer + 8 : trailer + 16], "little")
     return {
         "header": 20,
         "block head": 64 + 70,
         "first slot": 64 + 4096,
-        "last slot": manifest - 62,
-        "manifest": manifest + 40,
+        "last slot": directory - 62,
         "directory": directory + 40,
         "trailer": trailer + 30,
     }
 
 
-async def test_one_flipped_bit_is_refused_t12(rig: Rigged, store: Path) -> None:
+@pytest.mark.parametrize("folder", ["versions", "packs"])
+async def test_one_flipped_bit_is_refused_t12(rig: Rigged, store: Path, folder: str) -> None:
     await sleeping(rig)
-    (path,) = bundles(store)
+    (path,) = (store / folder).iterdir()
     sound = path.read_bytes()
     async with unharmed(rig, store):
         for offset in regions(path).values():
@@ -158,7 +155,7 @@ async def test_a_flipped_bit_in_any_slot_of_any_kind_of_cache_is_refused_t12(
     block."""
     async with open_kind(kind) as rig:
         await sleeping(rig)
-        (path,) = bundles(store)
+        (path,) = packs(store)
         places: list[tuple[str, int, str, int]] = []
         with rig.service.store.open_session(URI_A) as reader:
             for entry in reader.entries:
@@ -184,7 +181,7 @@ async def test_a_flipped_bit_in_any_slot_of_any_kind_of_cache_is_refused_t12(
 async def test_a_bad_block_of_an_ancestor_is_refused_and_named(rig: Rigged, store: Path) -> None:
     """A delta bundle is only as good as the blocks that it refers to."""
     await sleeping(rig)
-    (ancestor,) = bundles(store)
+    (ancestor,) = packs(store)
     await rig.write("a", 3)
     await rig.sleep("a")
     flip(ancestor, regions(ancestor)["first slot"])
@@ -193,16 +190,22 @@ async def test_a_bad_block_of_an_ancestor_is_refused_and_named(rig: Rigged, stor
     assert str(ancestor) in error.message
 
 
-async def test_a_truncated_bundle_is_refused_threat_1(rig: Rigged, store: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "cuts", "missing"),
+    [("versions", (0, 10, 70, -1), "bundle_missing"), ("packs", (0, 10, 70, 5000, -1, -104, -105), "block_missing")],
+)
+async def test_a_truncated_file_is_refused_threat_1(
+    rig: Rigged, store: Path, folder: str, cuts: tuple[int, ...], missing: str
+) -> None:
     await sleeping(rig)
-    (path,) = bundles(store)
+    (path,) = (store / folder).iterdir()
     sound = path.read_bytes()
     async with unharmed(rig, store):
-        for kept in (0, 10, 70, 5000, -1, -96, -97):
+        for kept in cuts:
             path.write_bytes(sound[:kept])
             assert (await refusal_of(rig)).code == "truncated"
         path.unlink()
-        assert (await refusal_of(rig)).code == "bundle_missing"
+        assert (await refusal_of(rig)).code == missing
         path.write_bytes(sound)
 
 
@@ -213,7 +216,7 @@ async def test_bytes_that_rot_between_the_check_of_heads_and_the_reading_are_ref
     from torpor.snapshot import restore
 
     await sleeping(rig)
-    (path,) = bundles(store)
+    (path,) = packs(store)
     allocate = restore.allocate
 
     def rot_then_allocate(plan: Any) -> Any:
@@ -628,7 +631,7 @@ async def test_a_session_can_be_deleted_when_the_disk_is_full(rig: Rigged, store
     await sleeping(rig)
     disk.room = 0
     await rig.service.delete("a")
-    assert bundles(store) == []
+    assert contents(store) == {}
 
 
 @pytest.mark.parametrize("durability", ["turn", "sleep"])
@@ -646,7 +649,7 @@ async def test_a_failed_flush_is_never_acknowledged_and_the_session_lives_on_thr
         with pytest.raises(TorporError) as again:
             await rig.sleep("a")
         assert again.value.code == "durability_lost", "what the kernel kept is unknown until the store is opened again"
-        assert bundles(store) == []
+        assert manifests(store) == []
         if durability == "sleep":
             assert await rig.write("a", 20) == await rig.write("control", 20)
         else:
@@ -682,7 +685,7 @@ async def main():
             await rig.sleep("a")
         except Exception as error:
             code = error.code
-        left = [path.name for path in (store / "bundles").rglob("*") if path.is_file()]
+        left = [path.name for folder in ("versions", "packs") for path in (store / folder).iterdir()]
         same = await rig.write("a", 20) == await rig.write("control", 20)
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         version = (await rig.sleep("a")).version

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
+from torpor.daemon.engine import generation
 from torpor.daemon.errors import GenerationFailed, SessionAwake
 from torpor.errors import TorporError
 from torpor.memvid import Store
-from torpor.memvid.errors import SessionNotFound, StoreIoError
+from torpor.memvid.errors import BlockMissing, SessionNotFound, StoreIoError
+from torpor.memvid.format.blocks import BLOCK_TOKENS
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.snapshot.errors import NoSuchPosition
 from torpor.tests.daemon.damage_rig import damage
-from torpor.tests.daemon.session_rig import Rigged
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, manifest_of
 from torpor.tests.daemon.turns_rig import KINDS, TOKENS, look_at_the_first_of_two_versions, read_turns
 
 BY_TOKEN = {"qwen3", "quantised"}
@@ -186,8 +188,7 @@ async def test_a_look_at_a_version_that_is_gone_is_kept_for_it_is_all_there_is(o
     async with open_rig() as rig:
         first = await rig.asleep("s", TOKENS[:1300])
         await rig.wake("s", at_token=300)
-        (path,) = store.rglob(f"{first.bundle_id}.mvb")
-        path.unlink()
+        manifest_of(store, bytes.fromhex(first.bundle_id)).unlink()
     async with open_rig() as rig:
         assert (await rig.wake("s")).token_count == 300
 
@@ -374,3 +375,56 @@ async def test_a_model_that_fails_on_the_way_to_an_earlier_token_is_told_as_that
         with pytest.raises(GenerationFailed, match="the model broke"):
             await rig.wake("s", at_token=390)
         assert not rig.is_awake("s")
+
+
+# --- where later blocks, or the version, are lost
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("kind", ["plain", "lfm2", "gemma3_text", "mamba2"])
+@pytest.mark.parametrize("checkpointed", [True, False], ids=["with a checkpoint", "without"])
+async def test_what_stands_before_damage_is_woken_and_goes_on(
+    open_kind: Any, store: Path, kind: str, checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of 600 tokens are lost: the first 512 are there, at the end of which there is a checkpoint, or none."""
+    monkeypatch.setattr(generation, "PREFILL_CHUNK_TOKENS", BLOCK_TOKENS)
+    async with open_kind(kind) as rig:
+        await rig.read("s", TOKENS[:600], sampling=SAMPLED)
+        if not checkpointed:
+            rig.live("s").state.checkpoints.cut(0)
+        await rig.read("control", TOKENS[:512], sampling=SAMPLED)
+        wanted = await rig.fingerprint("control")
+        await rig.sleep("s")
+    damage(store, "s", head=True)
+    with Store.open(store, writable=True) as opened:
+        assert [action.kind for action in opened.repair().actions] == ["copy", "move"]
+    async with open_kind(kind) as rig:
+        with pytest.raises(BlockMissing, match="--at 512"):
+            await rig.wake("s")
+        woken = await rig.wake("s", at_token=512)
+        assert woken.token_count == 512
+        if kind != "plain":
+            assert woken.tokens_prefilled == (0 if checkpointed else 512)
+            assert await rig.fingerprint("s") == wanted
+        await rig.service.append("s", tokens=[1, 2, 3])
+        again = await rig.fingerprint("s")
+        assert (await rig.sleep("s")).version == 2
+        assert (await rig.wake("s")).tokens_prefilled == 0
+        assert await rig.fingerprint("s") == again
+
+
+async def test_a_session_that_was_rolled_back_is_not_rolled_forward_where_its_version_is_lost(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig() as rig:
+        await rig.asleep("s", TOKENS[:300])
+        await rig.service.append("s", tokens=TOKENS[300:600])
+        await rig.sleep("s")
+        await rig.wake("s", 1)
+        rig.live("s").dirty = True  # as if it had been changed: it goes on from there
+        lost = (await rig.sleep("s")).bundle_id
+        await rig.wake("s")
+        manifest_of(store, bytes.fromhex(lost)).unlink()
+        assert (await rig.service.close()).slept == ("torpor://default/s",)
+    async with open_rig() as rig:
+        assert (await rig.wake("s")).token_count == 300

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torpor.memvid import Store
+from torpor.memvid.store import Store
 
 
 @pytest.fixture

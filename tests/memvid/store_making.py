@@ -1,8 +1,4 @@
-"""Small sessions made of nothing but arithmetic, for tests, for the crash child and for the checked-in fixture.
-
-Run as a script it writes a fixture store: `python tests/memvid/store_making.py tests/memvid/data/format-1`.
-A fixture of a released format version is made once, by the release that introduces it, and never again.
-"""
+"""Small sessions made of nothing but arithmetic, for tests and for the crash child; and damage to a store's files."""
 
 from __future__ import annotations
 
@@ -11,28 +7,21 @@ import hashlib
 import itertools
 import os
 import struct
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torpor.memvid import (
-    BlockDraft,
-    BlockEntry,
-    BundleReader,
-    Identity,
-    Receipt,
-    SessionUri,
-    SlotDraft,
-    SlotSpec,
-    Store,
-)
-from torpor.memvid.format.bundle import FrameFile
-from torpor.memvid.format.directory import Frame
+from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, SlotDraft, SlotSpec
+from torpor.memvid.disk import durable
+from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.format.journal import JournalRecord
-from torpor.memvid.format.ledger_tail import UNREAD
-from torpor.memvid.writing.rewriting import Contents, prepared
+from torpor.memvid.format.layout import Frame
+from torpor.memvid.format.ledger_tail import UNREAD, tail_of
+from torpor.memvid.format.pack import PackFile
+from torpor.memvid.index.index import INDEX_FILE
+from torpor.memvid.store import Store
+from torpor.memvid.writing.reader import BundleReader
 
 URI = SessionUri("default", "agent")
 OTHER_URI = SessionUri("default", "other")
@@ -97,6 +86,9 @@ def drafts(token_count: int, *, first: int = 0, seed: int = 0, **sizes: int) -> 
     return [*spans, state(token_count, seed=seed)]
 
 
+# --- sessions
+
+
 def sleep(
     store: Store,
     token_count: int = 300,
@@ -114,15 +106,15 @@ def sleep(
     if before is not None:
         reused = tuple(entry for entry in before.entries if entry.kind == "span" and entry.token_count == 256)
     first = reused[-1].end if reused else 0
-    return store.write_bundle(
+    return write(
+        store,
+        drafts(token_count, first=first, seed=seed, **sizes),
+        token_count,
         uri=uri,
-        identity=IDENTITY,
         parent=before.bundle_id if before else None,
         reused=reused,
-        blocks=drafts(token_count, first=first, seed=seed, **sizes),
         session={"model": "demo", "labels": ["test"], "sampling": {"temperature": 0.5}}
         | ({UNREAD: {"tokens": token_ids(token_count, unread, seed)}} if unread else {}),
-        token_count=token_count,
         compressed=compressed,
     )
 
@@ -131,6 +123,19 @@ def write(store: Store, blocks: Iterable[BlockDraft], token_count: int, **change
     """Put these blocks to sleep. changes: other arguments of `Store.write_bundle` than those of a first version."""
     first = {"uri": URI, "identity": IDENTITY, "parent": None, "reused": (), "session": {}}
     return store.write_bundle(blocks=blocks, token_count=token_count, **(first | changes))
+
+
+def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:
+    """A small session whose slots do shrink, so that they are stored as zstd frames."""
+    slot = SlotDraft(SlotSpec("0.k", "kv.k/1", "uint8", (2, 4, 30)), [memoryview(COMPRESSIBLE)])
+    return write(store, [BlockDraft("span", 0, token_ids(0, 4), [slot])], 4, uri=uri, compressed=True)
+
+
+def sleep_planes(store: Store, uri: SessionUri) -> Receipt:
+    """A session whose slots shrink on byte planes: one in two chunks, and one with a plane that stays as it is."""
+    specs = SlotSpec("0.k", "kv.k/1", "float16", (2, 64, 1280)), SlotSpec("0.v", "kv.v/1", "float16", (2, 64, 32))
+    slots = [SlotDraft(spec, [memoryview(data)]) for spec, data in zip(specs, PLANES_BYTES, strict=True)]
+    return write(store, [BlockDraft("span", 0, token_ids(0, 64), slots)], 64, uri=uri, compressed=True)
 
 
 def turn(store: Store, tail: int, *, uri: SessionUri = URI, seed: int = 0) -> JournalRecord:
@@ -147,6 +152,9 @@ def turn(store: Store, tail: int, *, uri: SessionUri = URI, seed: int = 0) -> Jo
     )
 
 
+# --- what a store gives
+
+
 def expected(token_count: int, *, seed: int = 0, **sizes: int) -> list[list[bytes]]:
     """The raw bytes of every slot of every block of such a session."""
     blocks = drafts(token_count, seed=seed, **sizes)
@@ -161,51 +169,31 @@ def contents(reader: BundleReader) -> list[list[bytes]]:
     ]
 
 
-def require_awake(store: Store, token_count: int, *, uri: SessionUri = URI, seed: int = 0, **sizes: int) -> None:
+def require_awake(
+    store: Store, token_count: int, *, uri: SessionUri = URI, version: int | None = None, seed: int = 0, **sizes: int
+) -> None:
     """Wake a session and compare every byte with what was put to sleep."""
-    with store.open_session(uri) as reader:
+    with store.open_session(uri, version) as reader:
         assert reader.manifest.token_count == token_count
         assert reader.tokens() == token_ids(0, token_count, seed)
         assert contents(reader) == expected(token_count, seed=seed, **sizes)
 
 
-def bundle_path(store: Store, bundle_id: bytes) -> Path:
-    name = bundle_id.hex()
-    return Path(store.path) / "bundles" / name[:2] / f"{name}.mvb"
+def ledger(store: Store, uri: SessionUri = URI, version: int | None = None) -> bytes:
+    """All tokens of a version, uint32 as bytes, with those that are not read yet."""
+    with store.open_session(uri, version) as reader:
+        return reader.tokens() + tail_of(reader.manifest)
 
 
-def refusing(error: Exception | type[BaseException]) -> Callable[..., NoReturn]:
-    """A call that the system or the store refuses, in place of the real one."""
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise error
-
-    return refuse
-
-
-@contextlib.contextmanager
-def taking_at_most(size_bytes: int) -> Iterator[None]:
-    """Python's own memory never grows by more than this meanwhile."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < size_bytes
-    finally:
-        tracemalloc.stop()
+def reopened(store: Store, *, anew: bool = False) -> Store:
+    """The store, closed and opened again. anew: its index is lost in between."""
+    store.close()
+    if anew:
+        remove_index(Path(store.path))
+    return Store.open(store.path, writable=True)
 
 
-def frame_of(store: Store, entry: BlockEntry) -> Frame:
-    """Where a block's frame lies in the file of the bundle that the entry names."""
-    assert entry.bundle_id is not None
-    path = bundle_path(store, entry.bundle_id)
-    with contextlib.closing(FrameFile(os.open(path, os.O_RDONLY), str(path), entry.bundle_id)) as file:
-        return file.frame_of(entry.id)
-
-
-def spoil(store: Store, receipt: Receipt, *numbers: int) -> None:
-    """Damage blocks of a version's file."""
-    for number in numbers:
-        spoil_frame(bundle_path(store, receipt.bundle_id), frame_of(store, receipt.entries[number]))
+# --- its files
 
 
 def spoil_frame(file: Path, frame: Frame) -> None:
@@ -227,12 +215,94 @@ def put(file: Path, data: bytes) -> None:
     file.chmod(0o600)
 
 
-def reopened(store: Store, *, anew: bool = False) -> Store:
-    """The store, closed and opened again. anew: its index is lost in between."""
-    store.close()
-    if anew:
-        Path(store.path, "index.sqlite").unlink()
-    return Store.open(store.path, writable=True)
+def manifest_path(store: Store, bundle_id: bytes) -> Path:
+    return Path(store.path, manifest_name(bundle_id))
+
+
+def packs_of(store: Store, receipt: Receipt) -> list[Path]:
+    """The packs with blocks of a version, each once, in the order of the blocks."""
+    found = dict.fromkeys(name for entry in receipt.entries for name in store.index.packs_of(entry.id, stripped=True))
+    return [Path(store.path, name) for name in found]
+
+
+def pack_of(store: Store, receipt: Receipt, number: int = 0) -> Path:
+    """The pack that has a block of a version."""
+    return Path(store.path, store.index.packs_of(receipt.entries[number].id)[0])
+
+
+def names(path: str | Path) -> set[str]:
+    """The manifests, packs and temporary files of a store, by name."""
+    root = Path(path)
+    return {
+        str(file.relative_to(root))
+        for top in ("versions", "packs")
+        for file in (root / top).rglob("*")
+        if not file.is_dir()
+    }
+
+
+def frame_in(pack: Path, block_id: bytes) -> Frame:
+    """Where a block's frame lies in a pack."""
+    with PackFile(os.open(pack, os.O_RDONLY), str(pack), None) as file:
+        return file.frame_of(block_id)
+
+
+def spoil(store: Store, receipt: Receipt, *numbers: int) -> None:
+    """Damage the keys and values of blocks of a version, in the pack that is asked first."""
+    for number in numbers:
+        pack = pack_of(store, receipt, number)
+        spoil_frame(pack, frame_in(pack, receipt.entries[number].id))
+
+
+def remove_index(path: Path) -> None:
+    (path / INDEX_FILE).unlink(missing_ok=True)
+
+
+def make_prefixes(store: Store) -> None:
+    """Make all folders for manifests and packs, so that none is made, and flushed, by what comes."""
+    for top in ("versions", "packs"):
+        for number in range(256):
+            Path(store.path, top, f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
+
+
+@contextlib.contextmanager
+def flushes() -> Iterator[list[str]]:
+    """What is flushed meanwhile, by its path, in order."""
+    told: list[str] = []
+    real: Callable[[int, str], None] = durable._sync
+
+    def sync(fd: int, path: str) -> None:
+        told.append(path)
+        real(fd, path)
+
+    durable._sync = sync
+    try:
+        yield told
+    finally:
+        durable._sync = real
+
+
+# --- what comes in between
+
+
+def refusing(error: Exception | type[BaseException]) -> Callable[..., NoReturn]:
+    """A call that the system or the store refuses, in place of the real one."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return refuse
+
+
+@contextlib.contextmanager
+def taking_at_most(size_bytes: int) -> Iterator[None]:
+    """Python's own memory never grows by more than this meanwhile."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size_bytes
+    finally:
+        tracemalloc.stop()
 
 
 @contextlib.contextmanager
@@ -259,87 +329,3 @@ def meanwhile(owner: Any, name: str, act: Callable[[], object], *, at: int = 1, 
         else:
             setattr(owner, name, own)
     assert happened, f"{name} was called less than {at} times"
-
-
-def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:
-    """A small session whose slots do shrink, so that they are stored as zstd frames."""
-    spec = SlotSpec("0.k", "kv.k/1", "uint8", (2, 4, 30))
-    slot = SlotDraft(spec, [memoryview(COMPRESSIBLE)])
-    return store.write_bundle(
-        uri=uri,
-        identity=IDENTITY,
-        parent=None,
-        reused=(),
-        blocks=[BlockDraft("span", 0, token_ids(0, 4), [slot])],
-        session={},
-        token_count=4,
-        compressed=True,
-    )
-
-
-def sleep_planes(store: Store, uri: SessionUri) -> Receipt:
-    """A session whose slots shrink on byte planes: one in two chunks, and one with a plane that stays as it is.
-
-    The first shrinks so far (MAX_EXPANSION) that it is stored raw since; the fixture of format 1 has it on planes.
-    """
-    specs = SlotSpec("0.k", "kv.k/1", "float16", (2, 64, 1280)), SlotSpec("0.v", "kv.v/1", "float16", (2, 64, 32))
-    slots = [SlotDraft(spec, [memoryview(data)]) for spec, data in zip(specs, PLANES_BYTES, strict=True)]
-    return store.write_bundle(
-        uri=uri,
-        identity=IDENTITY,
-        parent=None,
-        reused=(),
-        blocks=[BlockDraft("span", 0, token_ids(0, 64), slots)],
-        session={},
-        token_count=64,
-        compressed=True,
-    )
-
-
-def adopt(store: Store, receipt: Receipt) -> None:
-    """Write a bundle's file anew with all its blocks in it, as a compaction does."""
-    with contextlib.closing(store._core.open_bundle(receipt.bundle_id)) as file:
-        frames = [(entry.id, entry.bundle_id) for entry in file.entries if entry.bundle_id is not None]
-    with prepared(store._core, receipt.bundle_id, Contents(frames, {})) as new:
-        assert new.commit()
-
-
-def move_all(store: Store, old: Receipt, new: Receipt) -> None:
-    """Let the newer version's file take over every block, and the older one's file lose those."""
-    adopt(store, new)
-    moved = {entry.id: new.bundle_id for entry in old.entries if entry.id in {one.id for one in new.entries}}
-    frames = [(entry.id, old.bundle_id) for entry in old.entries if entry.id not in moved]
-    with prepared(store._core, old.bundle_id, Contents(frames, moved)) as rewritten:
-        assert rewritten.commit()
-
-
-def strip(store: Store, bundle_id: bytes) -> None:
-    """Leave of a retired bundle's file what other bundles need, and nothing of what it was."""
-    frames = []
-    for user in store.index.users_of(bundle_id):
-        with contextlib.closing(store._core.open_bundle(user)) as file:
-            frames += [(entry.id, bundle_id) for entry in file.entries if entry.bundle_id == bundle_id]
-    with prepared(store._core, bundle_id, Contents(frames, {}, with_manifest=False)) as new:
-        assert new.commit()
-
-
-def make_fixture(folder: Path) -> None:
-    """A store with everything in it that the format has."""
-    with Store.open(folder, writable=True) as store:
-        third = sleep(store, 900, before=sleep(store, 600, before=sleep(store, 300)))
-        adopt(store, third)
-        sleep(store, 700, uri=FORK_URI)  # without a parent: its first blocks are found by their ids
-        sleep_compressed(store, OTHER_URI)
-        sleep_planes(store, PLANES_URI)
-        gone = sleep(store, 600, uri=SessionUri("default", "gone"), seed=3)
-        sleep(store, 800, uri=HEIR_URI, seed=3, before=gone)
-        store.delete_session(gone.uri)
-        strip(store, gone.bundle_id)
-        store.tag(URI, 1, "before-refactor")
-        store.pin(URI, 2)
-    for name in ("index.sqlite", "index.sqlite-sums", "lock"):
-        (folder / name).unlink(missing_ok=True)
-
-
-if __name__ == "__main__":
-    make_fixture(Path(sys.argv[1]))

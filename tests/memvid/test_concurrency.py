@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from torpor.memvid import CompactionPolicy, Receipt, SessionUri, Store
+from torpor.memvid import Receipt, SessionUri
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import BlockMissing, BundleMissing, Corruption, MarkNotFound, SessionNotFound
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.maintenance.repack_plan import RepackPolicy
+from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making
 from torpor.tests.memvid.store_making import expected, sleep, token_ids
 
@@ -68,7 +70,7 @@ class History:
             self.wake,
             self.delete,
             self.prune,
-            self.compact,
+            self.repack,
             self.upkeep,
         ]
         try:
@@ -130,15 +132,14 @@ class History:
     def prune(self, drawn: random.Random) -> None:
         self.store.prune(Retention(keep_last=drawn.randint(1, 3)))
 
-    def compact(self, drawn: random.Random) -> None:
-        policy = CompactionPolicy(drawn.randint(1, 2), drawn.choice([0, 0.5]), drawn.choice([None, 0]))
-        assert self.store.compact(policy=policy).problems == ()
+    def repack(self, drawn: random.Random) -> None:
+        assert self.store.repack(policy=RepackPolicy()).problems == ()
 
     def upkeep(self, drawn: random.Random) -> None:
         choice = drawn.randrange(5)
         uri = drawn.choice(URIS)
         if choice == 0:
-            assert self.store.gc().ok
+            assert self.store.repack(drawn.choice(URIS)).ok
         elif choice == 1:
             report = self.store.verify(deep=drawn.random() < 0.5)
             assert report.findings == ()

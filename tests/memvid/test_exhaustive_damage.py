@@ -1,6 +1,6 @@
 """T5: every bit flipped, every cut, and every swap of what looks alike with all digests but block ids made right.
 
-The heavy tests take a bundle of 64 KiB. With TORPOR_DAMAGE_REPORT=FILE each test adds its counts to that file, as JSON.
+With TORPOR_DAMAGE_REPORT=FILE each test adds its counts to that file, as JSON.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torpor.memvid import BlockDraft, BlockEntry, Receipt, SessionUri, SlotDraft, SlotSpec, Store
-from torpor.memvid.errors import StoreError, Truncated
-from torpor.memvid.format.blocks import BlockHeader, span_parents
-from torpor.memvid.format.bundle import BundleFile, require_promised
+from torpor.memvid.errors import StoreError
+from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
+from torpor.memvid.format.blocks import BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec, span_parents
 from torpor.memvid.format.codecs import PLANES_CODE
-from torpor.memvid.format.directory import Directory, Frame, digest_of
-from torpor.memvid.format.layout import (
-    HEADER_BYTES,
-    StoredSlot,
-    Trailer,
-    aligned,
-    encode_frame_head,
-    encode_header,
-    frame_bytes_for,
-)
-from torpor.memvid.format.manifest import bundle_id_of, decode_manifest
+from torpor.memvid.format.frames import require_promised
+from torpor.memvid.format.layout import Frame, StoredSlot, aligned, encode_frame_head, frame_bytes_for
+from torpor.memvid.format.manifest import decode_manifest
+from torpor.memvid.format.pack import Directory, Trailer, encode_section, pack_id_of
+from torpor.memvid.format.records import Receipt
+from torpor.memvid.format.sealing import HEADER_BYTES, PACK_MAGIC, encode_header
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.faults.beginnings import FIRST
+from torpor.tests.memvid.faults.damage import files_of
+from torpor.tests.memvid.faults.shim import repeatable
+from torpor.tests.memvid.faults.worlds import Broken, Version, World, require_right
+from torpor.tests.memvid.faults.worlds import sleep as put_to_sleep
 from torpor.tests.memvid.store_making import OTHER_URI, sleep, write
+from torpor.tests.shares import share
 
 REPORT = "TORPOR_DAMAGE_REPORT"
 
@@ -45,7 +47,7 @@ def tell(what: str, count: int) -> None:
         path.write_text(json.dumps(counts | {what: {"tried": count, "undetected": 0}}, indent=1, sort_keys=True) + "\n")
 
 
-# --- a bundle's file in parts that can be exchanged
+# --- an exported file in parts that can be exchanged
 
 
 @dataclasses.dataclass
@@ -67,14 +69,14 @@ def taken_apart(path: Path) -> Parts:
     data = path.read_bytes()
     with opened(path) as file:
         frames = []
-        for frame in file.directory.frames:
-            _, head = file.read_head(frame.id)
+        for frame in file.frames.frames.values():
+            _, head = file.frames.read_head(frame.id)
             slots = []
             for stored, offset in zip(head.stored, head.payload_offsets, strict=True):
                 start = frame.offset + offset
                 slots.append((stored, data[start : start + stored.stored_bytes]))
             frames.append(FrameParts(frame.id, head.block_header, slots))
-        return Parts(frames, file.encoded_manifest())
+        return Parts(frames, file.manifest.encode())
 
 
 def put_together(parts: Parts) -> bytes:
@@ -87,45 +89,36 @@ def put_together(parts: Parts) -> bytes:
         body += head
         for line, payload in part.slots:
             body += payload + bytes(aligned(line.stored_bytes) - len(payload))
-    blocks = decode_manifest(parts.manifest, "parts").blocks
-    directory = Directory.of(frames, blocks, {}).encode()
-    trailer = Trailer(
-        len(body), len(parts.manifest), len(directory), bundle_id_of(parts.manifest), digest_of(directory)
-    )
-    body[:HEADER_BYTES] = encode_header(trailer.file_bytes)
-    return bytes(body) + parts.manifest + directory + trailer.encode()
+    directory, section = Directory(tuple(frames), frozenset()).encode(), encode_section(parts.manifest)
+    trailer = Trailer(len(body), len(section), len(directory), pack_id_of(directory))
+    body[:HEADER_BYTES] = encode_header(PACK_MAGIC, trailer.file_bytes)
+    return bytes(body) + section + directory + trailer.encode()
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[BundleFile]:
-    with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), None)) as file:
+def opened(path: Path) -> Iterator[ExportedFile]:
+    with contextlib.closing(ExportedFile(os.open(path, os.O_RDONLY), str(path))) as file:
         yield file
 
 
 def verify_all(path: Path) -> None:
     """What a deep verify and an import ask of a file that stands alone."""
     with opened(path) as file:
-        manifest = file.manifest
-        assert manifest is not None
-        parents = span_parents(manifest.blocks)
-        for entry in manifest.blocks:
-            header = file.check_block(entry.id)
-            require_promised(header, entry, parents[entry.id], manifest.identity.digest, str(path))
+        require_whole(file)
 
 
 def wake_all(path: Path) -> list[bytes]:
     """What a wake reads."""
     found = []
     with opened(path) as file:
-        manifest = file.manifest
-        assert manifest is not None
+        manifest, frames = file.manifest, file.frames
         parents = span_parents(manifest.blocks)
         for entry in manifest.blocks:
-            header, head = file.read_head(entry.id)
+            header, head = frames.read_head(entry.id)
             require_promised(header, entry, parents[entry.id], manifest.identity.digest, str(path))
             for number, (spec, _) in enumerate(header.slots):
                 slot = bytearray(spec.size_bytes)
-                file.read_slots_into(entry.id, header, head, [(number, [memoryview(slot)])])
+                frames.read_slots_into(entry.id, header, head, [(number, [memoryview(slot)])])
                 found.append(bytes(slot))
     return found
 
@@ -140,6 +133,11 @@ def is_refused(path: Path, parts: Parts) -> bool:
             continue
         return False
     return True
+
+
+def exported(store: Store, receipt: Receipt, path: Path) -> Path:
+    store.export_session(receipt.uri, receipt.version, path, replacing=True)
+    return path
 
 
 def alike(store: Store, *, compressed: bool, uri: SessionUri = making.URI, seed: int = 0) -> Receipt:
@@ -163,19 +161,19 @@ CODECS = {"raw": False, "planes": True}
 
 @pytest.fixture(params=CODECS.values(), ids=CODECS)
 def pair(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> tuple[Path, Parts, Parts, str]:
-    """A place to write to, and the parts of two bundles that look alike in everything."""
+    """A place to write to, and the parts of two files that look alike in everything."""
     compressed: bool = request.param
-    one = taken_apart(making.bundle_path(store, alike(store, compressed=compressed).bundle_id))
-    two = taken_apart(making.bundle_path(store, alike(store, compressed=compressed, uri=OTHER_URI, seed=1).bundle_id))
+    one = taken_apart(exported(store, alike(store, compressed=compressed), tmp_path / "one"))
+    two = taken_apart(exported(store, alike(store, compressed=compressed, uri=OTHER_URI, seed=1), tmp_path / "two"))
     codes = {line.codec for part in one.frames for line, _ in part.slots}
     assert (PLANES_CODE in codes) is compressed
-    return tmp_path / "changed.mvb", one, two, request.node.callspec.id
+    return tmp_path / "changed", one, two, request.node.callspec.id
 
 
 def test_what_is_put_together_unchanged_is_the_file_that_was_taken_apart(store: Store, tmp_path: Path) -> None:
     """Else the tests below would find nothing but their own mistakes."""
     for seed, compressed in enumerate(CODECS.values()):
-        path = making.bundle_path(store, alike(store, compressed=compressed, seed=seed).bundle_id)
+        path = exported(store, alike(store, compressed=compressed, seed=seed), tmp_path / "file")
         parts = taken_apart(path)
         assert put_together(parts) == path.read_bytes()
         moved = dataclasses.replace(parts, frames=parts.frames[::-1])
@@ -275,45 +273,107 @@ def test_t5_threat_6_every_pair_of_blocks_traded_in_the_manifest_is_refused(
 
 
 @pytest.fixture
-def big(store: Store) -> Path:
-    receipt = sleep(store, 1664, layers=2, dim=4, heads=1)
-    path = making.bundle_path(store, receipt.bundle_id)
-    assert 65_536 <= path.stat().st_size < 70_000
-    return path
+def original(tmp_path: Path) -> tuple[Path, World]:
+    """A small store with all kinds of files."""
+    path = tmp_path / "original" / "store"
+    with repeatable(seed=1), Store.open(path, writable=True) as store:
+        first = put_to_sleep(store, FIRST)
+        put_to_sleep(store, FORK, first)
+        put_to_sleep(store, _PLAIN)
+        put_to_sleep(store, _BARE)
+        store.strip(_BARE.uri)
+        store.tag(FIRST.uri, 1, "kept")
+    bare = dataclasses.replace(_BARE, whole=0, is_stripped=True)
+    return path, frozenset({FIRST, FORK, _PLAIN, bare})
 
 
-@pytest.mark.heavy
-@pytest.mark.timeout(3600)
-def test_t5_every_single_bit_flip_of_a_64_kib_bundle_is_found(big: Path) -> None:
-    """A deep check refuses each; a wake refuses it, or gives the exact bytes (padding is not read by it)."""
-    data, intact = big.read_bytes(), wake_all(big)
-    fd = os.open(big, os.O_RDWR)
-    missed = []
-    for byte, value in enumerate(data):
-        for bit in range(8):
-            os.pwrite(fd, bytes([value ^ 1 << bit]), byte)
+_PLAIN = Version(SessionUri("work", "plain"), 1, 20, seed=3, period=16)
+_BARE = Version(SessionUri("work", "bare"), 1, 30, seed=4)
+FORK = Version(OTHER_URI, 1, 300)
+
+
+def harmed(path: Path, name: str, data: bytes, world: World) -> str:
+    """How a store with this content in one of its files is not what it promises; "" if it is."""
+    making.put(path / name, data)
+    try:
+        store = Store.open(path, writable=False)
+    except StoreError:
+        return "" if name == "store.json" else "it does not open"
+    with store:
+        if name == "store.json":
+            return "a damaged store.json is believed"
+        told = bool(store.opening.unreadable) or not store.verify(deep=True).ok
+        if not told:
+            return "nothing is told"
+        for fact in sorted(world, key=str):
             try:
-                verify_all(big)
-                missed.append((byte, bit))
+                require_right(store, fact)
+            except Broken as error:
+                return str(error)
             except StoreError:
-                pass
-            if bit == byte % 8:
-                with contextlib.suppress(StoreError):
-                    assert wake_all(big) == intact
-        os.pwrite(fd, bytes([value]), byte)
-    os.close(fd)
-    assert not missed
-    assert wake_all(big) == intact
-    tell("bits flipped in a bundle of 64 KiB", len(data) * 8)
+                if name in ("index.sqlite", "marks.json"):
+                    return f"{fact} does not wake"
+    return ""
+
+
+def every(original: Path, *, one_in: int) -> Iterator[tuple[str, bytes, bytes]]:
+    """Each file, with one bit changed or cut off anywhere: its name, its content, and what becomes of it. Of the index,
+    which has one digest over all of it, one bit of each byte, and each eighth cut."""
+    number = itertools.count(share())
+    names = [*files_of(original), "store.json"]
+    for name in names:
+        data = (original / name).read_bytes()
+        step = 8 if name == "index.sqlite" else 1
+        for place in range(0, 8 * len(data), step):
+            if next(number) % one_in == 0:
+                changed = bytearray(data)
+                changed[place // 8] ^= 1 << (place // 8 + place) % 8
+                yield name, data, bytes(changed)
+        yield from ((name, data, data[:size]) for size in range(0, len(data), step) if next(number) % one_in == 0)
+
+
+def require_found(original: tuple[Path, World], *, one_in: int) -> None:
+    path, world = original
+    tried, missed = 0, []
+    for name, data, changed in every(path, one_in=one_in):
+        tried += 1
+        if why := harmed(path, name, changed, world):
+            missed.append((name, why))
+        making.put(path / name, data)
+    assert not missed, missed[:5]
+    assert tried > 50
+    tell(f"bits changed and cuts in the files of a store, one in {one_in}", tried)
+
+
+@pytest.mark.one_in(1)
+def test_t5_bits_and_cuts_in_every_file_of_a_store_are_found(original: tuple[Path, World]) -> None:
+    require_found(original, one_in=1009)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+def test_t5_every_bit_and_every_cut_in_every_file_of_a_store_is_found(original: tuple[Path, World]) -> None:
+    require_found(original, one_in=1)
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)
-def test_t5_every_truncation_of_a_64_kib_bundle_is_found(big: Path) -> None:
-    data = big.read_bytes()
-    for size in range(len(data) - 1, -1, -1):
-        os.truncate(big, size)
+def test_t5_every_bit_and_every_cut_of_an_exported_file_is_found(store: Store, tmp_path: Path) -> None:
+    """A deep check refuses each; a wake refuses it, or gives the exact bytes (padding is not read by it)."""
+    path = exported(store, sleep(store, 600, layers=1, dim=2, heads=1), tmp_path / "exported")
+    data, intact = path.read_bytes(), wake_all(path)
+    for byte, bit in itertools.product(range(len(data)), range(8)):
+        changed = bytearray(data)
+        changed[byte] ^= 1 << bit
+        path.write_bytes(changed)
+        with pytest.raises(StoreError):
+            verify_all(path)
+        if bit == byte % 8:
+            with contextlib.suppress(StoreError):
+                assert wake_all(path) == intact
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
         for read in (verify_all, wake_all):
-            with pytest.raises(Truncated):
-                read(big)
-    tell("truncations of a bundle of 64 KiB", len(data))
+            with pytest.raises(StoreError):
+                read(path)
+    tell("bits changed and cuts in an exported file", 9 * len(data))

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from torpor.memvid import StoreError
+from torpor.memvid.errors import StoreError
 from torpor.tests.memvid.fuzz import plants, targets
 from torpor.tests.memvid.fuzz.target import Target
 from torpor.tests.memvid.fuzz.watch import Hung, Watch, with_alarm
@@ -23,6 +23,7 @@ FUZZ = Path(__file__).parent / "fuzz"
 NAMES = [kind.name for kind in targets.TARGETS]
 CHANGES = {
     "store": 40,
+    "version": 40,
     "maintenance": 25,
     "index": 40,
     "import": 60,
@@ -91,7 +92,7 @@ def test_t6_many_changed_inputs_are_refused_or_right(target: Target) -> None:
     assert not faults(watch)
 
 
-@pytest.mark.parametrize("target", ["bundle"], indirect=True)
+@pytest.mark.parametrize("target", ["pack"], indirect=True)
 def test_t6_changes_get_past_the_digests(target: Target) -> None:
     """Most changed files are refused for what they say, not for a digest that was not made right."""
     texts = []
@@ -117,7 +118,7 @@ SOON_FOUND = (
     "no second packing",
     "chain is not checked",
     "frames with gaps",
-    "bundle id is not compared",
+    "pack id is not compared",
     "an import keeps its own name",
     "marks in any form",
 )
@@ -193,7 +194,7 @@ def test_t6_the_watch_gives_up_on_what_hangs(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.one_in(2)
 def test_t6_a_run_is_made_again_by_its_seed(tmp_path: Path) -> None:
     """The command line, without coverage: the same seed begins with the same inputs."""
-    with targets.opened("bundle") as target:
+    with targets.opened("pack") as target:
         assert list(changed_inputs(target, 20, seed=5)) != list(changed_inputs(target, 20, seed=6))
         seeds = list(target.seeds())
         assert [target.change(data, Random(7)) for data in seeds] == [target.change(data, Random(7)) for data in seeds]

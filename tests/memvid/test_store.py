@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,30 +13,32 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torpor.memvid import BlockDraft, Identity, SessionUri, SlotDraft, SlotSpec, Store, errors
+from torpor.memvid import BlockDraft, Identity, SessionUri, SlotDraft, SlotSpec, errors
 from torpor.memvid.folder.store_file import _FORMAT
+from torpor.memvid.store import Store
 from torpor.tests.memvid.store_making import (
     IDENTITY,
     OTHER_URI,
     URI,
-    bundle_path,
     drafts,
     expected,
-    flip,
-    frame_of,
+    manifest_path,
+    names,
+    pack_of,
+    packs_of,
     raw_bytes,
     require_awake,
     sleep,
     span,
+    spoil,
     state,
     token_ids,
     write,
 )
 
 SPEC = SlotSpec("0.k", "kv.k/1", "bfloat16", (2, 10, 4))
-
-
 NOT_CONTIGUOUS = SlotDraft(SlotSpec("x", "state.x/1", "uint8", (4,)), [memoryview(bytes(8))[::2]])
+UUID = "1b671a64-40d5-491e-99b0-da01ff1f3341"
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -63,7 +64,9 @@ def test_a_receipt_tells_what_was_written(store: Store) -> None:
         assert reader.manifest.session == {"model": "demo", "labels": ["test"], "sampling": {"temperature": 0.5}}
         assert reader.manifest.identity == IDENTITY
     assert (receipt.version, receipt.token_count, receipt.blocks_new, receipt.blocks_reused) == (1, 300, 3, 0)
-    assert receipt.bytes_written == bundle_path(store, receipt.bundle_id).stat().st_size
+    files = [manifest_path(store, receipt.bundle_id), *packs_of(store, receipt)]
+    assert len(files) == len(names(store.path)) == 2
+    assert receipt.bytes_written == sum(file.stat().st_size for file in files)
     assert receipt.logical_bytes == sum(len(slot) for block in expected(300) for slot in block)
     row = store.find_session(URI)
     assert row is not None
@@ -112,7 +115,6 @@ def test_any_session_survives(
             assert reader.tokens() == token_ids(0, tokens)
             last = reader.entries[-1]
             assert [bytes(reader.read_slot(last, slot)) for slot in range(len(raws))] == raws
-        assert store.verify(deep=True).ok
 
 
 def test_a_slot_of_many_buffers_is_written_and_filled_whole(store: Store) -> None:
@@ -139,7 +141,7 @@ def test_promise_5_a_later_sleep_writes_only_what_is_new(store: Store) -> None:
 
 
 @pytest.mark.one_in(2)
-def test_a_reader_of_many_ancestors_keeps_few_files_open(store: Store) -> None:
+def test_a_reader_of_many_packs_keeps_few_files_open(store: Store) -> None:
     receipt = sleep(store, 256, layers=1)
     for blocks in range(2, 62):
         receipt = sleep(store, blocks * 256, before=receipt, layers=1)
@@ -193,10 +195,10 @@ def test_threat_8_a_session_that_contradicts_itself_is_refused(
     store: Store, blocks: list[BlockDraft], token_count: int
 ) -> None:
     sleep(store, 5)
-    before = tree(Path(store.path) / "bundles")
+    before = names(store.path)
     with pytest.raises((errors.InvalidDraft, errors.LimitExceeded)):
         write(store, blocks, token_count)
-    assert tree(Path(store.path) / "bundles") == before
+    assert names(store.path) == before
     require_awake(store, 5)
 
 
@@ -212,10 +214,12 @@ def test_threat_8_a_session_that_contradicts_itself_is_refused(
     ],
     ids=["labels", "an empty label", "300 labels", "4 MiB", "an object", "a key"],
 )
-def test_a_session_map_outside_its_limits_is_refused(store: Store, session: dict[str, object]) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_session_map_outside_its_limits_is_refused(store: Store, session: dict[str, object], late: bool) -> None:
     with pytest.raises((errors.InvalidDraft, errors.LimitExceeded)):
-        write(store, [], 0, session=session)
+        write(store, drafts(10), 10, session=(lambda: session) if late else session)
     assert not list(store.iter_sessions())
+    assert names(store.path) == set()
 
 
 def test_reused_blocks_without_a_parent_are_refused(store: Store) -> None:
@@ -237,19 +241,21 @@ def test_a_reused_block_of_another_identity_is_refused(store: Store) -> None:
 
 
 def test_a_block_that_another_session_holds_is_not_written_again(store: Store) -> None:
-    base = sleep(store, 600)
-    twin = sleep(store, 600, uri=OTHER_URI)
-    assert (twin.blocks_new, twin.blocks_reused) == (0, 4)
-    assert {entry.bundle_id for entry in twin.entries} == {base.bundle_id}
+    sleep(store, 600)
+    before = names(store.path)
+    same = sleep(store, 600, uri=OTHER_URI)
+    assert (same.blocks_new, same.blocks_reused) == (0, 4)
+    assert names(store.path) - before == {f"versions/{same.bundle_id.hex()}.mvm"}
     store.delete_session(URI)
     require_awake(store, 600, uri=OTHER_URI)
     store.delete_session(OTHER_URI)
     assert store.statistics().bundle_files == 0
+    assert names(store.path) == set()
 
 
 def test_a_hundred_sessions_of_one_beginning_cost_one_beginning_and_a_hundred_tails(store: Store) -> None:
     base = sleep(store, 2560, layers=1)
-    before = sum(path.stat().st_size for path in Path(store.path).rglob("*.mvb"))
+    before = sum((Path(store.path) / name).stat().st_size for name in names(store.path))
     for number in range(100):
         fork = write(
             store,
@@ -258,19 +264,28 @@ def test_a_hundred_sessions_of_one_beginning_cost_one_beginning_and_a_hundred_ta
             uri=SessionUri("fork", str(number)),
         )
         assert (fork.blocks_new, fork.blocks_reused) == (1, 10)
-    after = sum(path.stat().st_size for path in Path(store.path).rglob("*.mvb"))
+    after = sum((Path(store.path) / name).stat().st_size for name in names(store.path))
     assert after - before < 100 * 3000
     assert before > base.logical_bytes > 80_000
 
 
 def test_a_damaged_block_is_written_again_and_not_referred_to(store: Store) -> None:
-    """What another bundle holds by name only would be lost with the memory that is about to be freed."""
+    """What a pack holds by name only would be lost with the memory that is about to be freed."""
     base = sleep(store, 600)
-    path = bundle_path(store, base.bundle_id)
-    frame = frame_of(store, base.entries[1])
-    flip(path, frame.offset + frame.head_bytes)
-    twin = sleep(store, 600, uri=OTHER_URI)
-    assert (twin.blocks_new, twin.blocks_reused) == (1, 3)
+    spoil(store, base, 1)
+    same = sleep(store, 600, uri=OTHER_URI)
+    assert (same.blocks_new, same.blocks_reused) == (1, 3)
+    require_awake(store, 600, uri=OTHER_URI)
+    require_awake(store, 600)  # and heals the other one
+
+
+def test_a_pack_that_is_damaged_in_all_blocks_is_replaced_by_a_sound_one_of_the_same_name(store: Store) -> None:
+    base = sleep(store, 600)
+    pack = pack_of(store, base)
+    spoil(store, base, 0, 1, 2, 3)
+    same = sleep(store, 600, uri=OTHER_URI)
+    assert (same.blocks_new, packs_of(store, same)) == (4, [pack])
+    require_awake(store, 600)
     require_awake(store, 600, uri=OTHER_URI)
 
 
@@ -284,7 +299,7 @@ def test_an_unknown_session_is_refused_by_name(store: Store) -> None:
     with pytest.raises(errors.SessionNotFound):
         store.delete_session(OTHER_URI)
     with pytest.raises(errors.SessionNotFound):
-        store.verify(OTHER_URI, deep=False)
+        store.delete_version(URI, 2)
 
 
 # --- opening
@@ -323,8 +338,18 @@ def test_a_store_and_its_files_are_private(store: Store) -> None:
     folders = [path, *(item for item in path.rglob("*") if item.is_dir())]
     assert {item.stat().st_mode & 0o777 for item in folders} == {0o700}
     files = [item for item in path.rglob("*") if item.is_file()]
-    assert bundle_path(store, receipt.bundle_id) in files
+    assert {manifest_path(store, receipt.bundle_id), *packs_of(store, receipt)} <= {*files}
     assert {item.stat().st_mode & 0o077 for item in files} == {0}
+
+
+def test_a_new_store_has_all_that_every_store_has(store: Store) -> None:
+    assert {file.name for file in Path(store.path).iterdir()} == {
+        "store.json",
+        "lock",
+        "versions",
+        "packs",
+        "marks.json",
+    }
 
 
 def test_a_folder_with_other_things_in_it_does_not_become_a_store(store_path: Path) -> None:
@@ -340,54 +365,149 @@ NOT_STORE_FILES = {
     "another map": b"{}",
     "a list": b"[1]",
     "cut": b"{",
-    "without a digest": b'{"format":"torpor.store","marked":false,"uuid":"x","version":1}\n',
+    "without a digest": b'{"format":"torpor.store","uuid":"x","version":2}\n',
     "too long": b"x" * 5000,
-    "no uuid": _FORMAT.encode({"marked": False}),
-    "a uuid that is none": _FORMAT.encode({"marked": False, "uuid": "x"}),
-    "a uuid in another form": _FORMAT.encode({"marked": False, "uuid": "{1B671A64-40D5-491E-99B0-DA01FF1F3341}"}),
-    "a uuid that is a number": _FORMAT.encode({"marked": False, "uuid": 7}),
-    "marked by a number": _FORMAT.encode({"marked": 1, "uuid": "1b671a64-40d5-491e-99b0-da01ff1f3341"}),
-    "an unknown key": _FORMAT.encode({"marked": False, "uuid": "1b671a64-40d5-491e-99b0-da01ff1f3341", "more": 1}),
-    "version 0": replace(_FORMAT, version=0).encode({"marked": False, "uuid": "1b671a64-40d5-491e-99b0-da01ff1f3341"}),
-    "a later version of another format": replace(_FORMAT, name="shop", version=2).encode({}),
+    "no uuid": _FORMAT.encode({}),
+    "a uuid that is none": _FORMAT.encode({"uuid": "x"}),
+    "a uuid in another form": _FORMAT.encode({"uuid": f"{{{UUID.upper()}}}"}),
+    "a uuid that is a number": _FORMAT.encode({"uuid": 7}),
+    "an unknown key": _FORMAT.encode({"uuid": UUID, "more": 1}),
+    "version 0": replace(_FORMAT, version=0).encode({"uuid": UUID}),
+    "a later version of another format": replace(_FORMAT, name="shop", version=3).encode({}),
 }
 
 
 @pytest.mark.parametrize("data", NOT_STORE_FILES.values(), ids=NOT_STORE_FILES)
 def test_a_store_json_that_is_not_valid_is_refused(store: Store, store_path: Path, data: bytes) -> None:
+    sleep(store, 5)
     store.close()
     (store_path / "store.json").write_bytes(data)
     before = tree(store_path)
     for writable in (True, False):
         with pytest.raises(errors.CorruptStoreFile, match=r"store\.json is damaged") as refusal:
             Store.open(store_path, writable=writable)
-        assert refusal.value.path == str(store_path / "store.json")
+        assert "torpor repair" in refusal.value.message
     assert tree(store_path) == before
 
 
-def test_a_store_json_of_something_else_is_no_store(tmp_path: Path) -> None:
-    shop = tmp_path / "shop"
-    shop.mkdir(0o700)
-    (shop / "store.json").write_text('{"opens": "at nine"}')
+def test_a_store_json_of_something_else_where_no_version_is_is_no_store(store_path: Path) -> None:
+    store_path.mkdir()
+    (store_path / "store.json").write_bytes(b"{}")
     for writable in (True, False):
         with pytest.raises(errors.NotAStore):
-            Store.open(shop, writable=writable)
-    assert tree(shop) == {"store.json": b'{"opens": "at nine"}'}
+            Store.open(store_path, writable=writable)
+    assert tree(store_path) == {"store.json": b"{}"}
 
 
 def test_threat_23_a_store_of_a_later_version_is_refused_and_not_touched(store: Store, store_path: Path) -> None:
-    sleep(store, 10)
+    sleep(store, 5)
     store.close()
-    file = store_path / "store.json"
-    file.write_bytes(replace(_FORMAT, version=2).encode({"uuid": store.uuid, "rooms": []}))
-    (store_path / "bundles" / "0123456789abcdef.tmp").write_bytes(b"of the later version")
-    (store_path / "lock").write_text("the lock of the later version")
+    (store_path / "store.json").write_bytes(replace(_FORMAT, version=3).encode({"uuid": UUID, "new": [1]}))
     before = tree(store_path)
     for writable in (True, False):
-        with pytest.raises(errors.UnsupportedFormat) as refusal:
+        with pytest.raises(errors.UnsupportedFormat):
             Store.open(store_path, writable=writable)
-        assert (refusal.value.found, refusal.value.supported) == (2, 1)
     assert tree(store_path) == before
+
+
+@pytest.mark.parametrize("with_versions", [True, False])
+def test_a_store_without_its_store_json_is_not_made_anew(store: Store, store_path: Path, with_versions: bool) -> None:
+    if with_versions:
+        sleep(store, 5)
+    store.close()
+    (store_path / "store.json").unlink()
+    before = tree(store_path)
+    if with_versions:
+        for writable in (True, False):
+            with pytest.raises(errors.NotAStore, match=r"store\.json is missing"):
+                Store.open(store_path, writable=writable)
+        assert tree(store_path) == before
+    else:  # as a making that was cut off leaves it
+        with Store.open(store_path, writable=True) as again:
+            sleep(again, 5)
+            assert not again.marks(URI)
+
+
+@pytest.mark.parametrize("name", ["versions", "packs"])
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_store_without_one_of_its_folders_is_refused(
+    store: Store, store_path: Path, name: str, writable: bool
+) -> None:
+    sleep(store, 5)
+    store.close()
+    (store_path / name).rename(store_path.parent / "away")
+    with pytest.raises(errors.NotAStore, match="Put it back from a backup"):
+        Store.open(store_path, writable=writable)
+    (store_path.parent / "away").rename(store_path / name)
+    with Store.open(store_path, writable=writable) as again:
+        require_awake(again, 5)
+
+
+def test_one_process_writes_a_store(store: Store, store_path: Path) -> None:
+    sleep(store, 5)
+    with pytest.raises(errors.StoreLocked):
+        Store.open(store_path, writable=True)
+    with Store.open(store_path, writable=False) as reader:
+        require_awake(reader, 5)
+        for change in (
+            lambda: sleep(reader, 6),
+            lambda: reader.delete_session(URI),
+            lambda: reader.delete_version(URI, 1),
+        ):
+            with pytest.raises(errors.ReadOnlyStore):
+                change()
+    assert [row.version for row in store.versions(URI)] == [1]
+
+
+def test_a_lock_file_that_was_replaced_ends_writing(store: Store, store_path: Path) -> None:
+    sleep(store, 5)
+    (store_path / "lock").unlink()
+    (store_path / "lock").touch(mode=0o600)
+    before = names(store_path)
+    for change in (lambda: sleep(store, 6), lambda: store.delete_session(URI)):
+        with pytest.raises(errors.LockLost):
+            change()
+    assert names(store_path) == before
+    require_awake(store, 5)
+    store.close()
+    assert not (store_path / "index.sqlite").exists(), "another process may write by now"
+
+
+def test_a_closed_store_is_closed(store: Store) -> None:
+    sleep(store, 5)
+    reader = store.open_session(URI)
+    store.close()
+    store.close()
+    for ask in (
+        lambda: reader.read_header(reader.entries[0]),
+        lambda: reader.tokens(),
+        lambda: store.open_session(URI),
+        lambda: sleep(store, 6),
+        lambda: store.versions(URI),
+        lambda: store.delete_session(URI),
+        lambda: store.marks(URI),
+        lambda: store.statistics(),
+    ):
+        with pytest.raises(errors.StoreClosed):
+            ask()
+    reader.close()
+    with pytest.raises(errors.StoreClosed):
+        reader.read_header(reader.entries[0])
+
+
+def test_a_clock_before_1970_does_not_stop_a_sleep_and_two_of_one_moment_are_two(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: -1)
+    first = sleep(store, 10)
+    store.delete_version(URI, first.version)
+    again = sleep(store, 10)
+    assert (again.version, again.bundle_id) == (1, first.bundle_id), (
+        "nothing of the first one is left to be confused with"
+    )
+    third = write(store, drafts(10), 10, uri=URI)
+    assert third.bundle_id != again.bundle_id
+    require_awake(store, 10)
 
 
 def test_a_read_only_store_works_beside_a_writer_and_writes_nothing(store: Store, store_path: Path) -> None:
@@ -397,37 +517,7 @@ def test_a_read_only_store_works_beside_a_writer_and_writes_nothing(store: Store
     with Store.open(store_path, writable=False) as reader:
         require_awake(reader, 300)
         assert list(reader.iter_sessions()) == rows
-        assert reader.verify(deep=True).ok
-        with pytest.raises(errors.ReadOnlyStore):
-            sleep(reader, 10)
-        with pytest.raises(errors.ReadOnlyStore):
-            reader.delete_session(URI)
     assert tree(store_path) == before
-
-
-def test_a_closed_store_refuses_everything(store: Store) -> None:
-    sleep(store, 600)
-    reader = store.open_session(URI)
-    store.close()
-    store.close()
-    for call in (
-        lambda: store.find_session(URI),
-        lambda: sleep(store),
-        lambda: store.delete_session(URI),
-        store.statistics,
-    ):
-        with pytest.raises(errors.StoreClosed):
-            call()
-    assert len(reader.tokens()) == 2400
-    reader.close()
-    with pytest.raises(errors.StoreClosed):
-        reader.tokens()
-
-
-def test_memvid_imports_without_mlx_and_numpy() -> None:
-    script = "import sys, torpor.memvid; print(sorted({'mlx', 'numpy', 'mlx_lm'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "[]\n"
 
 
 def test_statistics_count_what_there_is(store: Store) -> None:
@@ -435,19 +525,6 @@ def test_statistics_count_what_there_is(store: Store) -> None:
     sleep(store, 20)
     with store.open_session(URI):
         found = store.statistics()
-    assert (found.sessions, found.versions, found.bundle_files, found.bundles_pinned, found.writable) == (
-        1,
-        2,
-        2,
-        1,
-        True,
-    )
+    assert (found.sessions, found.versions, found.bundle_files, found.bundles_pinned) == (1, 2, 2, 1)
+    assert found.writable
     assert store.statistics().bundles_pinned == 0
-
-
-def test_all_errors_derive_from_one_root_and_have_their_own_code() -> None:
-    def kinds(kind: type[errors.StoreError]) -> list[type[errors.StoreError]]:
-        return [kind, *(below for child in kind.__subclasses__() for below in kinds(child))]
-
-    codes = [kind.code for kind in kinds(errors.StoreError)]
-    assert len(codes) == len(set(codes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -10,26 +9,36 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid import BlockDraft, Store
+from torpor.memvid import BlockDraft
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.folder.temps import Temps
+from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import Index
-from torpor.memvid.writing.rewriting import Contents, prepared
-from torpor.tests.memvid.store_making import OTHER_URI, URI, drafts, meanwhile, require_awake, sleep, span, state, write
+from torpor.memvid.store import Store
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    drafts,
+    names,
+    require_awake,
+    sleep,
+    span,
+    state,
+    write,
+)
 
 
 def bundle_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*.mv?"))
+    return sum((path / name).stat().st_size for name in names(path))
 
 
 def require_untouched(store: Store, path: Path, tokens: int, files: int) -> None:
     require_awake(store, tokens)
-    assert store.verify(deep=True).ok
     assert not list(path.rglob("*.tmp"))
-    assert len(list(path.rglob("*.mv?"))) == files
+    assert len(names(path)) == 2 * files
 
 
 def test_a_store_is_never_larger_than_its_budget(store_path: Path) -> None:
@@ -79,7 +88,7 @@ def test_what_the_store_has_already_is_not_asked_for_twice(store_path: Path) -> 
         assert refusal.value.details["needed"] > 600
 
 
-def test_retired_files_count_as_what_the_store_holds(store_path: Path) -> None:
+def test_packs_that_a_deleted_version_shares_count_as_what_the_store_holds(store_path: Path) -> None:
     with Store.open(store_path, writable=True) as store:
         first = sleep(store, 600)
         sleep(store, 700, uri=OTHER_URI, before=first)
@@ -173,25 +182,21 @@ def test_a_sleep_that_begins_during_another_finds_what_that_one_has_written(stor
         require_untouched(store, store_path, 300, 1)
 
 
-def test_a_sleep_that_fits_is_not_refused_for_what_a_compaction_writes_beside_it(store_path: Path) -> None:
-    """A compaction takes the place of what is there; its temporary file is not what the store holds."""
+def test_a_sleep_that_fits_is_not_refused_for_what_a_repack_writes_beside_it(store_path: Path) -> None:
+    """A repack takes the place of what is there; its temporary file is not what the store holds."""
     with Store.open(store_path, writable=True) as store:
-        second = sleep(store, 900, before=sleep(store, 600))
+        second = sleep(store, 900)
         one = sleep(store, 300, uri=OTHER_URI, seed=1).bytes_written
         store.delete_session(OTHER_URI)
         held = bundle_bytes(store_path)
     with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=held + one)) as store:
         core = store._core
-        with contextlib.closing(core.open_bundle(second.bundle_id)) as file:
-            frames = [(entry.id, entry.bundle_id) for entry in file.entries if entry.bundle_id is not None]
-
-        def blocks() -> Iterator[BlockDraft]:
-            with core.metering(replacing=True) as room, prepared(core, second.bundle_id, Contents(frames, {}), room):
-                yield from (span(0, 256, seed=1), span(256, 44, seed=1))
-            yield state(300, seed=1)
-
-        with core.metering(replacing=True) as room, prepared(core, second.bundle_id, Contents(frames, {}), room):
-            write(store, blocks(), 300, uri=OTHER_URI)
+        with core.metering(replacing=True) as room, core.folder.temps.new() as temp:
+            writer = PackWriter(temp, room)
+            for entry in second.entries:
+                with core.files.holding(core.index.packs_of(entry.id)[0]) as file:
+                    writer.add_copy(file, entry.id)
+            write(store, drafts(300, seed=1), 300, uri=OTHER_URI)
             with pytest.raises(BudgetExceeded):
                 sleep(store, 1, uri=OTHER_URI, seed=2)
         require_awake(store, 300, uri=OTHER_URI, seed=1)
@@ -215,20 +220,6 @@ def test_what_a_sleep_wrote_that_failed_beside_another_is_given_back(store_path:
 
         write(store, blocks(), 300)
         require_untouched(store, store_path, 300, 1)
-
-
-def test_a_file_that_has_its_name_does_not_count_twice_while_its_row_is_written(store_path: Path) -> None:
-    with Store.open(store_path, writable=True) as store:
-        one = sleep(store, 300).bytes_written
-        store.delete_session(URI)
-    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=one + 100)) as store:
-
-        def ask_for_room() -> None:
-            with store._core.metering() as room:
-                room(100)
-
-        with meanwhile(Index, "add", ask_for_room):
-            sleep(store, 300)
 
 
 @pytest.mark.parametrize("budget", [Budget(max_store_bytes=1), Budget(max_bytes_per_day=1)])

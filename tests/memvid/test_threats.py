@@ -19,7 +19,8 @@ from torpor.tests.memvid.store_making import (
     IDENTITY,
     OTHER_URI,
     URI,
-    bundle_path,
+    contents,
+    manifest_path,
     raw_bytes,
     require_awake,
     sleep,
@@ -129,7 +130,7 @@ def test_threat_21_what_is_no_regular_file_of_one_name_is_refused_at_once(
     store: Store, tmp_path: Path, kind: str
 ) -> None:
     sleep(store, 20, uri=OTHER_URI)
-    path = bundle_path(store, sleep(store, 300).bundle_id)
+    path = manifest_path(store, sleep(store, 300).bundle_id)
     if kind == "hard link":
         os.link(path, tmp_path / "second")
     else:
@@ -181,17 +182,17 @@ def test_threat_33_a_store_that_is_unmounted_under_us_is_a_typed_error(store: St
     """What an unmounted disk leaves is an empty folder of the same name."""
     before = sleep(store, 300)
     aside = store_path.with_name("unmounted")
-    bundles = store_path / "bundles"
-    bundles.rename(aside)
+    packs = store_path / "packs"
+    packs.rename(aside)
     for path in aside.iterdir():  # the open folder itself is empty as well
         path.rename(path.with_name(path.name + ".gone"))
     try:
-        with pytest.raises(StoreError):
-            store.open_session(URI)
+        with pytest.raises(StoreError), store.open_session(URI) as reader:
+            contents(reader)
         with pytest.raises(StoreError):
             sleep(store, 600, before=before)
     finally:
         for path in aside.iterdir():
             path.rename(path.with_name(path.name.removesuffix(".gone")))
-        aside.rename(bundles)
+        aside.rename(packs)
     require_awake(store, 300)

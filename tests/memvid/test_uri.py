@@ -126,7 +126,7 @@ ROWS = [
     row(12345678, "aabbccddee"),
     row(12345679, "12345678ee"),
 ]
-MARKS = Marks("store").tag(WRITER, ROWS[0].bundle_id, 1, "before-refactor").tag(WRITER, b"\x99" * 32, 99, "lost")
+MARKS = Marks("store").tag(WRITER, ROWS[0].bundle_id, "before-refactor").tag(WRITER, b"\x99" * 32, "lost")
 
 
 def pick(selector: str, rows: list[IndexRow] = ROWS, marks: Marks = MARKS) -> int:
@@ -308,7 +308,7 @@ def test_a_tag_of_a_version_that_is_gone_says_so() -> None:
 
 
 def test_a_tag_of_another_session_means_nothing_here() -> None:
-    marks = Marks("store").tag(SessionUri("default", "writer"), ROWS[0].bundle_id, 1, "stable")
+    marks = Marks("store").tag(SessionUri("default", "writer"), ROWS[0].bundle_id, "stable")
     with pytest.raises(SessionNotFound):
         pick("stable", marks=marks)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -53,8 +52,7 @@ def write(folder: Path) -> None:
         with tempfile.TemporaryDirectory() as scratch, Store.open(Path(scratch) / "store", writable=True) as store:
             snapshot = cut(run.state, run.layout(), durable=(), unchanged_tokens=0)
             stored_rig.write(store, URI, IDENTITY, snapshot.drafts(), snapshot.token_count, compressed=True)
-            (bundle,) = Path(scratch).rglob("*.mvb")
-            shutil.copyfile(bundle, folder / file_of(kind))
+            store.export_session(URI, None, folder / file_of(kind), replacing=True)
         held[kind] = digest_of(run)
     (folder / "held.json").write_text(json.dumps(held, indent=2, sort_keys=True) + "\n")
 

@@ -52,8 +52,8 @@ def write(
 
 
 def spoil(store: Store, payload: bytes) -> None:
-    """Flip a bit where these bytes stand last, in the one bundle of the store that has them."""
-    (path,) = (path for path in Path(store.path).rglob("*.mvb") if payload in path.read_bytes())
+    """Flip a bit where these bytes stand last, in the one pack of the store that has them."""
+    (path,) = (path for path in Path(store.path).glob("packs/*.mvp") if payload in path.read_bytes())
     data = bytearray(path.read_bytes())
     data[data.rindex(payload)] ^= 1
     path.write_bytes(data)

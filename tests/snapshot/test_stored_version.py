@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torpor.memvid import BlockDraft, Identity, SlotDraft, SlotSpec, Store
-from torpor.memvid.format.reader import BundleReader
+from torpor.memvid.writing.reader import BundleReader
 from torpor.snapshot import stored_version
 from torpor.snapshot.errors import MalformedSnapshot
 from torpor.snapshot.lossy import LossyTokens, quantise

@@ -231,8 +231,6 @@ class FakeService(Verbs, Awaiting):
             self.model.resident,
             bytes_to_read=3 << 20,
             blocks=5,
-            files=tuple(waking.PlannedFile(f"{number:064x}", 1, 1 << 20) for number in range(1, 7)),
-            files_left_out=2,
             restored_tokens=made.token_count,
             computed_tokens=1,
             memory_bytes=4 << 20,
@@ -256,7 +254,6 @@ class FakeService(Verbs, Awaiting):
             already,
             self.differs,
             lossy=self.lossy,
-            salvaged=found.info.salvaged,
             recomputed=self.recomputed,
         )
 
@@ -366,19 +363,21 @@ class FakeService(Verbs, Awaiting):
         )
 
     async def _delete(self, request: store.DeleteRequest) -> store.DeleteResult:
-        found = self._find(request.session)
+        name, _, at = request.session.partition("@")
+        found = self._find(name)
         await self._step()
-        del self.sessions[request.session]
-        return store.DeleteResult(found.info.session, len(found.versions), len(found.versions), 4 * len(found.tokens))
+        if at:
+            found.versions = [each for each in found.versions if each.version != int(at)]
+            return store.DeleteResult(found.info.session, 1, 4)
+        del self.sessions[name]
+        return store.DeleteResult(found.info.session, len(found.versions), 4 * len(found.tokens))
 
     async def _maintain(self, request: store.MaintainRequest) -> store.MaintenanceResult:
-        uri = None if request.session is None else self._find(request.session).info.session
+        uri = None if request.session is None else self._find(request.session.partition("@")[0]).info.session
         await self._step()
         if request.operation == "forget" and not request.dry_run:
             del self.sessions[request.session or ""]
-        action = store.MaintenanceAction(
-            "remove", f"bundles/ab/{'ab' * 32}.mvr", uri, 1 if uri else None, 2048, "unneeded"
-        )
+        action = store.MaintenanceAction("remove", f"packs/{'ab' * 32}.mvp", uri, 1 if uri else None, 2048, "unneeded")
         return store.MaintenanceResult(request.operation, request.dry_run, (action,), 3, 2048, 0, self.problems, 0)
 
     async def _mark(self, request: store.MarkRequest) -> store.MarksResult:

@@ -279,7 +279,7 @@ class Requests:
         yield "openapi", lambda: self.http("GET", "/openapi.json")
         yield "warm", lambda: client.warm(label="many")
         yield "verify", lambda: client.maintain("verify")
-        yield "gc", lambda: client.maintain("gc")
+        yield "repack", lambda: client.maintain("repack")
         yield "clear, told only", lambda: client.clear("many", dry_run=True)
         yield "clear", lambda: client.clear("many")
 

@@ -109,7 +109,7 @@ def test_a_tree_that_cannot_be_kept_whole_is_not_kept_at_all(daemon: RealDaemon)
 
 
 @pytest.mark.one_in(1)
-def test_a_kill_in_the_midst_leaves_no_branch_behind_br26(tmp_path: Path) -> None:
+def test_a_kill_in_the_midst_keeps_no_tree_and_leaves_the_branches_written_as_sessions_br26(tmp_path: Path) -> None:
     with served(tmp_path, doors=True) as first, Client(first.socket) as torpor:
         root = grown(torpor, "cut")
         there = [each.session for each in torpor.list_sessions()]
@@ -123,7 +123,11 @@ def test_a_kill_in_the_midst_leaves_no_branch_behind_br26(tmp_path: Path) -> Non
             written = [at for at in range(1, 5) if store.find_session(SessionUri("default", f"half.{at}"))]
         assert 1 <= len(written) < 4, "the kill came between two branches"
     with served(tmp_path) as second, Client(second.socket) as torpor:
-        assert [each.session for each in torpor.list_sessions()] == there
+        left = [f"torpor://default/half.{at}" for at in written]
+        assert {each.session for each in torpor.list_sessions()} == {*there, *left}
+        assert refused(lambda: torpor.tree("half")).code == "session_not_found"
+        for session in left:
+            assert torpor.append(session, text=" and on").token_count > 0
 
 
 @pytest.mark.one_in(1)

@@ -357,13 +357,14 @@ def test_qx12_one_more_than_a_limit_is_refused_and_nothing_of_it_is_read(link: L
 
 
 def test_qx14_what_is_damaged_is_refused_whole_and_what_lives_goes_on(daemon: RealDaemon, torpor: Client) -> None:
-    """A flipped byte and a cut file: an error that names it, no session made of it, and another one as it was. With the
-    file as it was, the session wakes."""
+    """A flipped byte and a cut pack: an error that names it, no session made of it, and another one as it was. With the
+    pack as it was, the session wakes."""
     for name in ("hurt", "alive", "alive-control"):
         torpor.create(name, sampling=SAMPLED)
         torpor.append(name, tokens=tokens_of(14, 300))
-    receipt = torpor.sleep("hurt")
-    file = next((daemon.store / "bundles").rglob(f"{receipt.bundle_id}.mvb"))
+    before = set((daemon.store / "packs").iterdir())
+    torpor.sleep("hurt")
+    (file,) = set((daemon.store / "packs").iterdir()) - before
     sound = file.read_bytes()
     for damaged in (sound[:5000] + bytes([sound[5000] ^ 1]) + sound[5001:], sound[: len(sound) // 2]):
         file.chmod(0o600)
@@ -730,7 +731,7 @@ def test_ms5_many_borrow_one_prefix_while_its_source_goes(daemon: RealDaemon, to
 
 @pytest.mark.one_in(3)
 def test_ms7_a_new_version_frees_nothing_that_a_fork_refers_to(torpor: Client) -> None:
-    """The other session goes on, sleeps anew, is pruned, compacted, collected and at last deleted: the fork wakes to
+    """The other session goes on, sleeps anew, is pruned, repacked and at last deleted: the fork wakes to
     the bit. A sleep in which nothing is new writes nothing."""
     text = tokens_of(107, 600)
     torpor.create("base", sampling=SAMPLED)
@@ -746,12 +747,12 @@ def test_ms7_a_new_version_frees_nothing_that_a_fork_refers_to(torpor: Client) -
     assert (repeat.version, repeat.bytes_written) == (newer.version, 0)
     torpor.maintain("prune", session="base", keep_last=1)
     assert [each.version for each in torpor.show("base").versions] == [newer.version], "the older one has gone"
-    torpor.maintain("compact", session="base")
-    assert torpor.maintain("gc").problems == ()
+    torpor.maintain("repack", session="base")
+    assert torpor.maintain("repack").problems == ()
     assert torpor.show("branch").info.token_count == 600
     torpor.delete("base")
     torpor.delete("control")
-    torpor.maintain("gc")
+    torpor.maintain("repack")
     branch = torpor.generate("branch", max_tokens=8, prove=True)
     assert branch.woken is not None
     assert branch.woken.tokens_prefilled == 0

@@ -174,10 +174,11 @@ def test_qx11_a_reset_by_delete_and_create_that_fails_can_be_done_again(daemon: 
 def test_qx13_a_save_that_finds_no_room_is_an_error_and_the_old_version_stays(
     daemon: RealDaemon, torpor: Client
 ) -> None:
-    """The session stays awake and serves; the file of the version before is what it was; and the next save succeeds."""
+    """The session stays awake and serves; the pack of the version before is what it was; and the next save succeeds."""
     name, control = two_alike(torpor, "room", 13)
+    before = set((daemon.store / "packs").iterdir())
     first = torpor.sleep(name)
-    file = next((daemon.store / "bundles").rglob(f"{first.bundle_id}.mvb"))
+    (file,) = set((daemon.store / "packs").iterdir()) - before
     stored = file.read_bytes()
     torpor.generate(name, max_tokens=300)
     daemon.doors.fail("write")

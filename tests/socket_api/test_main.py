@@ -40,8 +40,8 @@ def test_a_bundle_that_cannot_be_read_is_named_before_the_daemon_serves(tiny_mod
         await service.close()
 
     asyncio.run(sleep_one())
-    (bundle,) = (store / "bundles").rglob("*.mvb")
-    os.truncate(bundle, bundle.stat().st_size - 1)
+    (manifest,) = (store / "versions").iterdir()
+    os.truncate(manifest, manifest.stat().st_size - 1)
     for file in store.glob("index.sqlite*"):
         file.unlink()
 
@@ -64,7 +64,7 @@ def test_a_bundle_that_cannot_be_read_is_named_before_the_daemon_serves(tiny_mod
         daemon.wait()
         socket.parent.rmdir()
     assert "warning" in said
-    assert bundle.name in said
+    assert manifest.name in said
 
 
 def test_a_sound_store_is_opened_without_a_warning(tiny_model: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +36,15 @@ def slept(torpor: Torpor, daemon: ServerThread) -> ServerThread:
 @pytest.mark.parametrize(
     ("arguments", "order"),
     [
-        (("gc",), {"operation": "gc"}),
-        (("gc", "--quarantine"), {"operation": "empty_quarantine"}),
-        (("compact",), {"operation": "compact"}),
-        (("compact", "notes", "--cold-after-days", "0.5"), {"session": "notes", "cold_after_days": 0.5}),
+        (("repack",), {"operation": "repack"}),
+        (("repack", "notes", "--cold-after-days", "0.5"), {"session": "notes", "cold_after_days": 0.5}),
+        (("strip", "notes"), {"session": "notes"}),
+        (("strip", "notes@1"), {"session": "notes@1"}),
         (("prune", "--keep-last", "3"), {"operation": "prune", "keep_last": 3}),
         (("prune", "notes", "--keep-days", "7"), {"session": "notes", "keep_days": 7.0}),
         (("quantise", "notes"), {"session": "notes", "bits": 8}),
         (("quantise", "notes", "--bits", "4"), {"session": "notes", "bits": 4}),
         (("repair",), {"operation": "repair"}),
-        (("rebuild-index",), {"operation": "rebuild_index"}),
     ],
 )
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -64,12 +62,11 @@ def test_a_running_daemon_carries_out_what_is_asked(
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (("gc",), "gc"),
-        (("compact",), "compact"),
+        (("repack",), "repack"),
+        (("strip", "notes"), "strip"),
         (("prune", "--keep-last", "3"), "prune"),
         (("quantise", "notes"), "quantise"),
         (("repair",), "repair"),
-        (("rebuild-index",), "rebuild index"),
         (("forget", "notes", "--yes"), "forget"),
         (("clear", "--label", "nightly", "--yes"), "clear"),
     ],
@@ -94,10 +91,10 @@ def test_a_terminal_is_shown_how_much_of_a_file_is_written_or_read(
 
 
 def test_a_report_in_json_is_the_whole_answer(torpor: Torpor, slept: ServerThread) -> None:
-    document = torpor("gc", "--dry-run", "--json").document
-    assert (document["command"], document["operation"], document["dry_run"]) == ("gc", "gc", True)
+    document = torpor("repack", "--dry-run", "--json").document
+    assert (document["command"], document["operation"], document["dry_run"]) == ("repack", "repack", True)
     assert (document["ok"], document["bytes_freed"], document["actions_left_out"]) == (True, 2048, 3)
-    assert document["actions"][0]["path"].endswith(".mvr")
+    assert document["actions"][0]["path"].endswith(".mvp")
     assert document["problems"] == []
 
 
@@ -121,6 +118,14 @@ def test_forget_needs_yes_where_nobody_can_be_asked_but_a_plan_does_not(torpor: 
     assert slept.service.sessions == {}
     again = torpor("forget", "notes", "--yes")
     assert (again.status, again.out) == (4, "")
+
+
+def test_a_repair_from_a_folder_asks_for_the_daemon_to_be_stopped_first(
+    torpor: Torpor, slept: ServerThread, tmp_path: Path
+) -> None:
+    ran = torpor("repair", "--from", tmp_path)
+    assert (ran.status, "`torpor stop`" in ran.err) == (2, True)
+    assert asked(slept, "maintain") == []
 
 
 def test_prune_without_a_rule_is_wrong_usage(torpor: Torpor, slept: ServerThread) -> None:
@@ -154,7 +159,13 @@ def test_versions_are_tagged_and_pinned(torpor: Torpor, slept: ServerThread) -> 
 def test_a_name_that_is_no_store_is_not_made_one(torpor: Torpor, short_path: Path) -> None:
     for place in (short_path / "none", short_path / "empty"):
         (short_path / "empty").mkdir(exist_ok=True)
-        for arguments in (("gc",), ("repair",), ("prune", "--keep-last", "1"), ("pin", "x"), ("forget", "x", "--yes")):
+        for arguments in (
+            ("repack",),
+            ("repair",),
+            ("prune", "--keep-last", "1"),
+            ("pin", "x"),
+            ("forget", "x", "--yes"),
+        ):
             assert torpor(*arguments, "--store", place).status == 10, arguments
     assert not (short_path / "none").exists()
     assert list((short_path / "empty").iterdir()) == []
@@ -189,7 +200,8 @@ def test_a_daemon_is_handed_a_checked_copy_and_told_its_id(
 ) -> None:
     """A client's path never reaches the daemon (threat 19)."""
     daemon.service.store = str(made_store.path)
-    source = Path(shutil.copy(made_store.bundles[0], short_path / "my-notes"))
+    source, bundle_id = short_path / "my-notes", made_store.manifests[0].stem
+    made_store("export", "agent@1", source)
     found: list[bytes] = []
     adopt = daemon.service.answers[ImportRequest]
 
@@ -199,18 +211,19 @@ def test_a_daemon_is_handed_a_checked_copy_and_told_its_id(
 
     monkeypatch.setitem(daemon.service.answers, ImportRequest, look)
     ran = torpor("import", source, "--as", "copy", "--json")
-    assert ran.document["bundle_id"] == made_store.bundles[0].stem
-    assert asked(daemon, "import_bundle") == [{"bundle_id": made_store.bundles[0].stem, "session": "copy"}]
+    assert ran.document["bundle_id"] == bundle_id
+    assert asked(daemon, "import_bundle") == [{"bundle_id": bundle_id, "session": "copy"}]
     assert found == [source.read_bytes()]
     assert "imported as version 1" in torpor("import", source).out
 
 
 def test_what_a_daemon_does_not_take_is_taken_back(
-    torpor: Torpor, daemon: ServerThread, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, made_store: MadeStore, short_path: Path
 ) -> None:
     daemon.service.store = str(made_store.path)
     daemon.service.fault = FakeRefusal("It is there already.")
-    assert torpor("import", made_store.bundles[0]).status == 2
+    made_store("export", "agent", short_path / "agent.mvb")
+    assert torpor("import", short_path / "agent.mvb").status == 2
     assert list((made_store.path / "incoming").iterdir()) == []
 
 

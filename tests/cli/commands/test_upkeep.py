@@ -19,19 +19,18 @@ from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
 
 OPERATIONS = [
-    ("gc",),
-    ("compact",),
-    ("compact", "agent", "--cold-after-days", "1"),
+    ("repack",),
+    ("repack", "agent", "--cold-after-days", "1"),
+    ("strip", "agent@1"),
     ("prune", "--keep-last", "1"),
     ("repair",),
-    ("rebuild-index",),
     ("forget", "other", "--yes"),
 ]
 
 
 def names(path: Path) -> list[tuple[str, int]]:
-    """The bundle files and the marks of a store: what no plan may change."""
-    kept = [*path.glob("bundles/*/*"), *path.glob("marks.json"), *path.glob("quarantine/*")]
+    """The manifests, packs and marks of a store: what no plan may change."""
+    kept = [*path.glob("versions/*"), *path.glob("packs/*"), *path.glob("marks.json"), *path.glob("damaged/*")]
     return sorted((str(file.relative_to(path)), file.stat().st_size) for file in kept)
 
 
@@ -50,7 +49,7 @@ def test_each_operation_leaves_a_sound_store_and_a_plan_of_it_changes_nothing(
     assert names(made_store.path) == before
     ran = made_store(*arguments, "--json")
     assert (ran.status, ran.document["ok"]) == (0, True)
-    assert ran.document["operation"] == arguments[0].replace("-", "_")
+    assert ran.document["operation"] == arguments[0]
     assert made_store("verify", "--deep").status == 0
     assert made_store(*arguments).status in (0, 4), "asking again is safe"
 
@@ -69,20 +68,11 @@ def test_a_ctrl_c_says_what_became_of_the_work(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("torpor.memvid.operations.carry_out", interrupted)
-    ran = made_store("compact", *(["--dry-run"] if dry_run else []))
+    ran = made_store("repack", *(["--dry-run"] if dry_run else []))
     assert (ran.status, "the same command does the rest" in ran.err) == (130, not dry_run)
 
 
-def test_a_rebuilt_index_is_said_to_be_one(made_store: MadeStore) -> None:
-    plan = made_store("rebuild-index", "--dry-run")
-    assert plan.out == "nothing would change\n"
-    (made_store.path / "index.sqlite").unlink()
-    ran = made_store("rebuild-index")
-    assert ran.out == "done  the index was rebuilt, and is the same as before\n"
-    assert (made_store.path / "index.sqlite").exists()
-
-
-@pytest.mark.parametrize("command", [("ls",), ("du",), ("verify",), ("gc",), ("gc", "--dry-run"), ("repair",)])
+@pytest.mark.parametrize("command", [("ls",), ("du",), ("verify",), ("repack",), ("repack", "--dry-run"), ("repair",)])
 def test_a_folder_that_is_no_store_is_left_as_it_is_and_another_one_is_asked_for(
     torpor: Torpor, short_path: Path, command: tuple[str, ...]
 ) -> None:
@@ -98,7 +88,7 @@ def test_a_folder_that_is_no_store_is_left_as_it_is_and_another_one_is_asked_for
     assert {path.name for path in (*shared.iterdir(), *mine.iterdir())} == {"letter.txt"}
 
 
-@pytest.mark.parametrize(("damage", "status", "kinds"), [("missing", 10, []), ("damaged", 6, ["quarantine"])])
+@pytest.mark.parametrize(("damage", "status", "kinds"), [("missing", 10, []), ("damaged", 6, ["move"])])
 def test_repair_makes_the_file_of_a_store_again(
     made_store: MadeStore, damage: str, status: int, kinds: list[str]
 ) -> None:
@@ -108,7 +98,7 @@ def test_repair_makes_the_file_of_a_store_again(
         file.unlink()
     else:
         file.write_bytes(before.replace(b"uuid", b"uuie"))
-    for command in (("ls",), ("verify",), ("gc",), ("show", "agent")):
+    for command in (("ls",), ("verify",), ("repack",), ("show", "agent")):
         refused = made_store(*command)
         assert (refused.status, "torpor repair --store" in refused.err) == (status, True)
     plan = made_store("repair", "--dry-run", "--json").document
@@ -118,9 +108,7 @@ def test_repair_makes_the_file_of_a_store_again(
     assert made_store("repair", "--json").document["actions"] == plan["actions"]
     assert file.read_bytes() == before
     assert made_store("verify", "--deep").status == 0
-    emptied = made_store("gc", "--quarantine", "--json").document
-    aside = [str(made_store.path / "quarantine" / "store.json.1")] if kinds else []
-    assert [action["path"] for action in emptied["actions"]] == aside
+    assert [path.name for path in made_store.path.glob("damaged/*")] == (["store.json"] if kinds else [])
 
 
 def test_an_import_of_what_is_not_there_is_a_wrong_input_as_for_append(made_store: MadeStore) -> None:
@@ -144,8 +132,8 @@ def test_an_import_of_what_is_no_file_is_a_wrong_input(made_store: MadeStore, sh
     ("kind", "what"),
     [
         ("tensors", "is a safetensors file, such as `torpor export-kv` writes for other tools. "),
-        ("text", "is no bundle, or one whose beginning is damaged. "),
-        ("word", "is no bundle, or one whose beginning is damaged. "),
+        ("text", "is no exported session, or one whose beginning is damaged. "),
+        ("word", "is no exported session, or one whose beginning is damaged. "),
     ],
 )
 def test_an_import_of_what_no_export_wrote_says_what_it_is_and_copies_nothing(
@@ -231,7 +219,7 @@ def test_an_import_of_another_stores_session_of_the_same_name_is_refused_with_wh
 @pytest.mark.parametrize(
     "command",
     [
-        ("prune", "agent@1", "--keep-last", "1"), ("compact", "agent@1"), ("rm", "agent@1", "--yes"),
+        ("prune", "agent@1", "--keep-last", "1"), ("repack", "agent@1"),
         ("forget", "agent@1", "--yes"), ("sleep", "other", "agent@1"), ("verify", "agent@1"), ("du", "agent@1"),
         ("untag", "agent@1", "x"), ("append", "agent@1", "text"), ("generate", "agent@1"), ("chat", "agent@1", "text"),
     ],
@@ -317,23 +305,61 @@ def test_a_forget_that_could_not_look_everywhere_says_where_and_ends_with_status
     assert (done.status, "Nothing of it is in the store." in done.err) == (4, True)
 
 
-def test_repair_says_what_is_lost_with_status_6_and_leaves_the_rest_sound(
+def test_repair_gives_nothing_up_and_says_with_status_6_what_is_not_whole(
     torpor: Torpor, made_store: MadeStore
 ) -> None:
     made_store.flip(1)
     ran = made_store("repair", "--json")
-    assert ran.status == 6
-    assert "torpor://default/agent" in ran.document["problems"][0]["message"]
-    assert 1 in versions(torpor, made_store)
-    told = ran.document["problems"]
-    checked = made_store("verify", "--deep", "--json")
-    assert (checked.status, [one["code"] for one in checked.document["findings"]]) == (6, ["version_lost"])
-    again = made_store("repair", "--json")
-    assert (again.status, again.document["actions"]) == (6, [])
-    assert [one["path"] for one in again.document["problems"]] == [one["path"] for one in told]
-    assert made_store("gc", "--quarantine").status == 0
+    assert (ran.status, [action["kind"] for action in ran.document["actions"]]) == (6, ["copy", "move"])
+    (problem,) = ran.document["problems"]
+    assert "Version 2 of torpor://default/agent is whole up to token 256" in problem["message"]
+    assert versions(torpor, made_store) == [1, 2]
+    again = made_store("repair")
+    assert (again.status, again.out.endswith("nothing to mend; 1 problem\n")) == (6, True)
+    assert made_store("verify").status == 6
+
+
+@pytest.mark.parametrize("what", ["manifest", "pack"])
+def test_repair_takes_what_is_missing_from_a_backup(made_store: MadeStore, tmp_path: Path, what: str) -> None:
+    assert made_store("backup", tmp_path / "copy").status == 0
+    (made_store.manifests if what == "manifest" else made_store.packs)[1].unlink()
+    plan = made_store("repair", "--from", tmp_path / "copy", "--dry-run")
+    assert (plan.status, "nothing done yet" in plan.out) == (0, True)
+    assert made_store("verify").status == 6
+    ran = made_store("repair", "--from", tmp_path / "copy")
+    folder = "versions" if what == "manifest" else "packs"
+    assert (ran.status, f"{tmp_path}/copy/{folder}." in ran.out) == (0, True)
     assert made_store("verify", "--deep").status == 0
-    assert made_store("repair").status == 0
+
+
+def test_repair_from_what_is_no_folder_is_wrong_usage(made_store: MadeStore) -> None:
+    ran = made_store("repair", "--from", made_store.manifests[0])
+    assert (ran.status, "--from takes a folder" in ran.err) == (2, True)
+
+
+def test_while_a_manifest_is_missing_no_pack_goes_and_repack_says_why(made_store: MadeStore) -> None:
+    made_store.manifests[0].unlink()
+    before = names(made_store.path)
+    ran = made_store("repack")
+    assert (ran.status, "no pack was touched; 1 problem" in ran.out) == (6, True)
+    assert str(made_store.manifests[0]) in ran.out
+    assert names(made_store.path) == before
+
+
+def test_a_strip_keeps_the_tokens_frees_the_rest_and_is_done_once(made_store: MadeStore) -> None:
+    before = made_store("du", "other", "--json").document["sessions"][0]["exclusive_bytes"]
+    ran = made_store("strip", "other", "--json").document
+    assert [action["kind"] for action in ran["actions"]] == ["strip", "rewrite"]
+    (other,) = made_store("du", "other", "--json").document["sessions"]
+    assert (other["exclusive_bytes"] < before, other["stripped_versions"]) == (True, 1)
+    assert made_store("strip", "other").out == "other is stripped already\n"
+    assert made_store("strip", "nobody").status == 4
+
+
+def test_a_strip_of_one_version_leaves_the_others(made_store: MadeStore) -> None:
+    assert made_store("strip", "agent@1").status == 0
+    told = made_store("show", "agent", "--json").document["versions"]
+    assert [version["stripped"] for version in told] == [True, False]
 
 
 # --- du
@@ -343,7 +369,8 @@ def test_du_tells_each_sessions_part_and_the_whole(made_store: MadeStore) -> Non
     document = made_store("du", "--json").document
     assert [each["session"] for each in document["sessions"]] == ["torpor://default/agent", "torpor://default/other"]
     assert document["file_bytes"] == sum(file.stat().st_size for file in made_store.path.rglob("*") if file.is_file())
-    assert document["live_bytes"] == sum(file.stat().st_size for file in made_store.bundles)
+    assert document["version_bytes"] == sum(file.stat().st_size for file in made_store.manifests)
+    assert document["pack_bytes"] == sum(file.stat().st_size for file in made_store.packs)
     text = made_store("du").out
     assert "default/agent" in text
     assert "on disk" in text
@@ -356,9 +383,15 @@ def test_du_tells_each_sessions_part_and_the_whole(made_store: MadeStore) -> Non
 def test_du_does_not_make_up_what_was_written_today(made_store: MadeStore, loss: Callable[[Path], None]) -> None:
     before = made_store("du", "--json").document
     assert (before["written_today_known"], before["written_today_bytes"] > 0) == (True, True)
+    assert "at least" not in made_store("du").out
     loss(made_store.path / "index.sqlite")
     assert made_store("du", "--json").document["written_today_known"] is False
-    assert "not known: the index counts it" in made_store("du").out
+    assert "at least: the index that counts it is older" in made_store("du").out
+
+
+def test_beside_a_writer_what_was_written_today_is_more_than_du_knows(made_store: MadeStore) -> None:
+    with Store.open(made_store.path, writable=True):
+        assert made_store("du", "--json").document["written_today_known"] is False
 
 
 def test_du_and_export_work_beside_the_stores_writer(made_store: MadeStore, short_path: Path) -> None:
@@ -388,15 +421,12 @@ def test_an_exported_version_is_imported_as_the_same_bundle(
     assert torpor("show", "copy", "--store", other, "--json").document["info"]["token_count"] == 600
 
 
-def test_an_import_says_where_a_newer_version_stays_the_one_that_wakes(made_store: MadeStore, short_path: Path) -> None:
-    """As the version is that a repair has saved of the one whose file was damaged."""
-    target = short_path / "made" / "first"
-    target.parent.mkdir()
+def test_an_import_says_where_a_newer_version_stays_the_one_that_wakes(made_store: MadeStore, tmp_path: Path) -> None:
+    target = tmp_path / "first"
     assert made_store("export", "agent@1", target).status == 0
     ran = made_store("import", target)
     assert "is there already as version 1" in ran.out
-    assert "version 2 is newer" in ran.err
-    assert "torpor repair" in ran.err
+    assert "version 2 is newer, so the next wake gives that one\n" in ran.err
     fresh = made_store("import", target, "--as", "fresh")
     assert (fresh.status, fresh.err) == (0, "")
 
@@ -444,7 +474,7 @@ def test_a_damaged_file_is_not_imported(made_store: MadeStore, short_path: Path)
     ("number", "advice"),
     [(errno.EROFS, "Mount its file system for writing, or choose another"), (errno.EACCES, "Give user ")],
 )
-@pytest.mark.parametrize("command", [("gc",), ("tag", "agent", "x"), ("repair",), ("serve",)])
+@pytest.mark.parametrize("command", [("repack",), ("tag", "agent", "x"), ("repair",), ("serve",)])
 def test_a_store_that_cannot_be_written_says_so_and_what_still_can_be_done(
     made_store: MadeStore,
     monkeypatch: pytest.MonkeyPatch,
@@ -519,7 +549,7 @@ def test_a_backup_names_the_awake_sessions_of_which_it_has_not_all(
 
 
 def test_a_backup_of_a_damaged_store_tells_what_is_not_in_it(made_store: MadeStore, short_path: Path) -> None:
-    made_store.bundles[1].write_bytes(b"nothing")
+    made_store.manifests[1].write_bytes(b"nothing")
     ran = made_store("backup", short_path / "copy", "--json")
     assert (ran.status, ran.document["ok"]) == (6, False)
-    assert [problem["path"] for problem in ran.document["problems"]] == [str(made_store.bundles[1])]
+    assert [problem["path"] for problem in ran.document["problems"]] == [str(made_store.manifests[1])]

@@ -61,7 +61,7 @@ def test_a_tag_and_a_plan_are_of_the_store_that_the_variable_names(
 ) -> None:
     assert torpor("tag", "agent", "here").status == 0
     assert "here" in torpor("show", "agent", "--store", another_store.path).out
-    assert torpor("gc", "--dry-run").status == 0
+    assert torpor("repack", "--dry-run").status == 0
     assert not [name for name, _ in daemon.service.calls if name in ("mark", "maintain")]
 
 

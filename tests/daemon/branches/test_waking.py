@@ -78,20 +78,6 @@ async def test_a_tree_begins_where_a_look_stands_that_has_left_memory(open_rig: 
         assert len((await rig.service.tree("tree@1")).children) == 3
 
 
-async def test_what_a_repair_saved_of_a_root_is_no_tree(open_rig: Any, store: Path) -> None:
-    """Measures, constraint and logits were those of more tokens."""
-    async with kept(open_rig):
-        pass
-    damage_last_span(store)
-    with Store.open(store, writable=True) as opened:
-        assert [each.kind for each in opened.repair().actions] == ["salvage", "quarantine"]
-    async with open_rig() as rig:
-        for name in ("tree", "tree@2"):
-            root = await rig.service.tree(name)
-            assert (root.position, root.fork_head, root.children) == (512, 512, ())
-            assert (root.step, root.measured_tokens) == (0, 0)
-
-
 @pytest.mark.parametrize("awake", [False, True])
 async def test_a_root_that_was_healed_is_a_tree_all_the_same(open_rig: Any, store: Path, awake: bool) -> None:
     async with kept(open_rig):

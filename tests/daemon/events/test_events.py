@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torpor.daemon.errors import EmptyContext, GenerationFailed, MemoryBudgetExceeded, ServiceClosed
 from torpor.memvid.errors import NoSpace
-from torpor.tests.daemon.session_rig import Rigged, flip, listening, tokens_of, until
+from torpor.tests.daemon.session_rig import Rigged, flip, listening, packs, tokens_of, until
 
 SECRETS = ("xylophone", "quokka", "zeppelin", "Marzipan")
 
@@ -116,8 +116,8 @@ async def test_what_fails_is_told_by_the_code_of_its_error(
 async def test_a_wake_that_is_refused_is_told(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig, listening(rig) as heard:
         await rig.asleep("a", tokens_of(1, 30))
-        (bundle,) = store.glob("bundles/*/*.mvb")
-        flip(bundle, bundle.stat().st_size // 2)
+        (pack,) = packs(store)
+        flip(pack, pack.stat().st_size // 2)
         with pytest.raises(Exception, match=r".") as caught:
             await rig.wake("a")
         await until(lambda: bool(heard.of("request_failed")))

@@ -14,7 +14,7 @@ from torpor.daemon.models.backend import describe
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import IdentityMismatch
 from torpor.snapshot.identity import CIRCUMSTANCES, MAX_CIRCUMSTANCE_CHARS
-from torpor.tests.daemon.damage_rig import damage
+from torpor.tests.daemon.damage_rig import damage, mend
 from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -160,7 +160,7 @@ async def test_what_another_backend_began_is_nobodys_prefix_however_it_goes_on(
             await rig.sleep("a")
         if goes_on == "healed":
             await asyncio.to_thread(damage, store, "a", span=-1)
-            await rig.service.healing.mend(SessionUri("default", "a"))
+            await mend(rig)
             assert (await rig.service.show("a")).info.version == 3
         await rig.service.create("late")
         read = await rig.service.append("late", tokens=[*text, 1, 2, 3])
@@ -175,7 +175,7 @@ async def test_what_is_computed_here_from_its_first_token_is_a_prefix_again(
     await sleep_elsewhere(open_rig, monkeypatch)
     damage(store, "a", span=0)
     async with open_rig(prefix_reuse="exact") as rig:
-        await rig.service.healing.mend(SessionUri("default", "a"))
+        await mend(rig)
         await rig.wake("a")
         assert rig.live("a").elsewhere_tokens == 0
         await rig.service.create("late")

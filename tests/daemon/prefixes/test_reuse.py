@@ -13,7 +13,7 @@ from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.prefixes.reuse import _MOST_SOURCES, PrefixReuse, read_alike
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.restore import Filling
-from torpor.tests.daemon.session_rig import SAMPLED, Gate, Rigged, tokens_of
+from torpor.tests.daemon.session_rig import SAMPLED, Gate, Rigged, manifest_of, tokens_of
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -117,13 +117,13 @@ async def test_ms1_never_across_namespaces(rig: Rigged) -> None:
 
 
 @pytest.mark.one_in(2)
-async def test_a_session_that_is_gone_or_damaged_is_no_source_and_no_error(rig: Rigged) -> None:
+async def test_a_session_that_is_gone_or_damaged_is_no_source_and_no_error(rig: Rigged, store: Path) -> None:
     """GM8 in part: what was deleted is not found any more; what cannot be read is a miss."""
     await rig.read("a", TEXT)
     await rig.service.delete("a")
     assert (await read(rig, "b", TEXT)).cached_tokens == 0
     slept = await rig.sleep("b")
-    Path(rig.service.store._core.folder.bundle_path(bytes.fromhex(slept.bundle_id))).unlink()
+    manifest_of(store, bytes.fromhex(slept.bundle_id)).unlink()
     assert (await read(rig, "c", TEXT)).cached_tokens == 0
     assert (await read(rig, "d", TEXT)).cached_tokens == 1299
 

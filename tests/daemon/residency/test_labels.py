@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torpor.memvid import Store
 from torpor.memvid.errors import NoSpace, SessionNotFound
-from torpor.tests.daemon.session_rig import Rigged, flip, listening, tokens_of, until
+from torpor.tests.daemon.session_rig import Rigged, flip, listening, packs, tokens_of, until
 
 ONE, TWO, THREE = tokens_of(1, 600), tokens_of(2, 600), tokens_of(3, 600)
 
@@ -108,7 +108,7 @@ async def test_warming_takes_free_memory_only_and_the_last_used_first(open_rig: 
 async def test_one_that_cannot_be_woken_is_left_and_the_others_are_not(rig: Rigged, store: Path) -> None:
     await read(rig, "a", ONE, "x")
     await rig.sleep("a")
-    (file,) = store.glob("bundles/*/*.mvb")
+    (file,) = packs(store)
     await read(rig, "b", TWO, "x")
     await rig.sleep("b")
     flip(file, file.stat().st_size // 2)

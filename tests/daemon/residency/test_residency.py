@@ -25,7 +25,20 @@ from torpor.memvid.store import Store
 from torpor.snapshot import memory as system_memory
 from torpor.snapshot.errors import NotEnoughMemory
 from torpor.snapshot.memory import available_bytes
-from torpor.tests.daemon.session_rig import HELD, LOGITS, ROW, SAMPLED, STEP, Rigged, held_up, most, tokens_of, until
+from torpor.tests.daemon.session_rig import (
+    HELD,
+    LOGITS,
+    ROW,
+    SAMPLED,
+    STEP,
+    Rigged,
+    held_up,
+    manifests,
+    most,
+    packs,
+    tokens_of,
+    until,
+)
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -127,11 +140,11 @@ async def test_a_session_that_has_not_changed_is_dropped_and_nothing_is_written(
     async with open_rig(memory_budget=weights + most(50) + HELD) as rig:
         await rig.asleep("a", tokens_of(1, 50))
         await rig.wake("a")
-        bundles = sorted((store / "bundles").rglob("*.mvb"))
+        files = [*manifests(store), *packs(store)]
         await rig.read("b", tokens_of(2, 50))
         await rig.read("c", tokens_of(3, 50))
         assert not rig.is_awake("a")
-        assert sorted((store / "bundles").rglob("*.mvb")) == bundles
+        assert [*manifests(store), *packs(store)] == files
 
 
 @pytest.mark.one_in(2)
@@ -206,7 +219,7 @@ async def test_what_can_never_fit_is_refused_at_once_and_nothing_has_changed_qx1
         assert await rig.fingerprint("a") == before
         assert rig.live("a").sampling == SAMPLED
         assert rig.is_awake("b")
-        assert list((store / "bundles").rglob("*.mvb")) == []
+        assert [*manifests(store), *packs(store)] == []
         await all_is_free(rig)
 
 

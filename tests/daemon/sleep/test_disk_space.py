@@ -1,4 +1,4 @@
-"""Sleeps and compactions know of each other: who waits, and who has had room given back."""
+"""Sleeps and repacks know of each other: who waits, and who has had room given back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wait_until_waiting(way: Way, count: int = 1) -> None:
         time.sleep(0.001)
 
 
-def test_there_is_no_more_room_where_no_compaction_was_under_way(way: Way) -> None:
+def test_there_is_no_more_room_where_no_repack_was_under_way(way: Way) -> None:
     before = way.ended()
     with way.claimed():
         assert not way.wait_for_room(before)
@@ -31,7 +31,7 @@ def test_there_is_no_more_room_where_no_compaction_was_under_way(way: Way) -> No
 
 def test_one_that_ended_during_the_first_try_has_given_room_back(way: Way) -> None:
     before = way.ended()
-    with way.compacting():
+    with way.repacking():
         pass
     with way.claimed():
         assert way.wait_for_room(before)
@@ -39,14 +39,14 @@ def test_one_that_ended_during_the_first_try_has_given_room_back(way: Way) -> No
         assert not way.wait_for_room(way.ended())
 
 
-def test_a_claim_waits_for_every_compaction_that_is_under_way(way: Way) -> None:
+def test_a_claim_waits_for_every_repack_that_is_under_way(way: Way) -> None:
     before, answers = way.ended(), list[bool]()
 
     def claim() -> None:
         with way.claimed():
             answers.append(way.wait_for_room(before))
 
-    one, two = way.compacting(), way.compacting()
+    one, two = way.repacking(), way.repacking()
     one.__enter__()
     two.__enter__()
     thread = threading.Thread(target=claim)
@@ -60,15 +60,15 @@ def test_a_claim_waits_for_every_compaction_that_is_under_way(way: Way) -> None:
     assert answers == [True]
 
 
-def test_no_compaction_begins_while_room_is_claimed(way: Way) -> None:
+def test_no_repack_begins_while_room_is_claimed(way: Way) -> None:
     begun = threading.Event()
 
-    def compact() -> None:
-        with way.compacting():
+    def repack() -> None:
+        with way.repacking():
             begun.set()
 
     with way.claimed():
-        thread = threading.Thread(target=compact)
+        thread = threading.Thread(target=repack)
         thread.start()
         wait_until_waiting(way)
         assert not begun.is_set()

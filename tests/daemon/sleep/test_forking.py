@@ -17,7 +17,7 @@ from torpor.memvid.errors import BundleMissing, InvalidUri, SessionNotFound
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import NoSuchPosition
-from torpor.tests.daemon.session_rig import SAMPLED, Rigged, fingerprint_of, tokens_of
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, fingerprint_of, manifest_of, tokens_of
 
 KINDS = ["plain", "gemma3_text", "lfm2", "deepseek_v3"]
 
@@ -100,7 +100,7 @@ async def test_br14_a_fork_lives_on_when_its_source_is_deleted(rig: Rigged) -> N
     await fork(rig, "base", "child")
     expected = await rig.fingerprint("base")
     await rig.service.delete("base")
-    await rig.service.maintain(operation="gc")
+    await rig.service.maintain(operation="repack")
     await rig.wake("child")
     assert await rig.fingerprint("child") == expected
     assert rig.service.store.verify(deep=True).ok
@@ -173,9 +173,9 @@ async def test_what_cannot_be_forked_is_refused_and_nothing_is_left(rig: Rigged)
     assert rig.live("base").state.tokens
 
 
-async def test_a_fork_whose_source_lost_its_file_is_refused(rig: Rigged) -> None:
+async def test_a_fork_whose_source_lost_its_manifest_is_refused(rig: Rigged, store: Path) -> None:
     slept = await rig.asleep("base", tokens_of(1, 300))
-    Path(rig.service.store._core.folder.bundle_path(bytes.fromhex(slept.bundle_id))).unlink()
+    manifest_of(store, bytes.fromhex(slept.bundle_id)).unlink()
     with pytest.raises(BundleMissing):
         await fork(rig, "base", "child")
     assert [each.name for each in await rig.service.list_sessions()] == ["base"]

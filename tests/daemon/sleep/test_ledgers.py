@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.sampling import Sampling
-from torpor.daemon.api.session import Salvaged
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDeadline
 from torpor.daemon.sessions.sessions import Session
 from torpor.daemon.sessions.transcripts import TextMap, Turn, message_of
@@ -23,17 +22,18 @@ from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot, NoSuchPosition
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.state import token_array
-from torpor.tests.daemon.damage_rig import damage
+from torpor.tests.daemon.damage_rig import damage, mend
 from torpor.tests.daemon.session_rig import (
     SAMPLED,
     UNREADABLE,
     Gate,
     Rigged,
     Writing,
-    flip,
     given_up,
     listening,
     make_unreadable,
+    manifests,
+    packs,
     tokens_of,
     until,
 )
@@ -190,8 +190,8 @@ async def test_a_ledger_relies_on_no_block_that_is_damaged(open_rig: Any, store:
         await rig.wake("a")
         await rig.write("a", 4)
         had = await rig.fingerprint("a")
-        bundle = _only_bundle(store)
-        bundle.write_bytes(bundle.read_bytes()[:64])
+        (pack,) = packs(store)
+        pack.write_bytes(pack.read_bytes()[:64])
         assert list((await rig.service.close()).ledgers) == [uri("a")]
     async with open_rig() as rig:
         assert (await rig.wake("a")).tokens_prefilled == 304
@@ -199,7 +199,7 @@ async def test_a_ledger_relies_on_no_block_that_is_damaged(open_rig: Any, store:
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("gone", ["pruned", "set aside", "index"])
+@pytest.mark.parametrize("gone", ["pruned", "manifest", "pack"])
 async def test_a_ledger_is_kept_whatever_became_of_the_version_that_it_would_rest_on(
     open_rig: Any, store: Path, gone: str
 ) -> None:
@@ -214,11 +214,8 @@ async def test_a_ledger_is_kept_whatever_became_of_the_version_that_it_would_res
         had = ledger(rig, "a")
         if gone == "pruned":
             await rig.service.maintain(operation="prune", session="a", keep_last=1)
-        elif gone == "set aside":
-            _only_bundle(store).write_bytes(_only_bundle(store).read_bytes()[:64])
-            await rig.service.maintenance.run(rig.service.store.repair)  # as where nothing can be healed
         else:
-            (store / "index.sqlite").write_bytes(b"garbage")
+            (manifests(store) if gone == "manifest" else packs(store))[0].unlink()
         report = await rig.service.close()
         assert (list(report.ledgers), report.failed) == ([uri("a")], {})
     async with open_rig() as rig:
@@ -237,10 +234,10 @@ async def test_a_stop_needs_no_old_version_to_keep_what_is_in_memory(
         await rig.wake("a")
         await rig.write("a", 40)
         had = await rig.fingerprint("a")
-        mend = make_unreadable(_only_bundle(store), how, monkeypatch)
+        readable = make_unreadable(packs(store)[0], how, monkeypatch)
         report = await rig.service.close()
         assert (report.failed, list(report.ledgers)) == ({}, [] if within else [uri("a")])
-    mend()
+    readable()
     async with open_rig() as rig:
         await rig.wake("a")
         assert await rig.fingerprint("a") == had
@@ -336,17 +333,6 @@ async def cached(rig: Rigged, name: str, tokens: list[int]) -> int:
     appended = await rig.service.append(name, tokens=tokens)
     await rig.service.delete(name)
     return int(appended.cached_tokens)
-
-
-def flip_in(store: Path, share: float) -> None:
-    """Flip a bit of the largest bundle, so far into it."""
-    bundle = max(store.rglob("*.mvb"), key=lambda path: path.stat().st_size)
-    flip(bundle, int(bundle.stat().st_size * share))
-
-
-def _only_bundle(store: Path) -> Path:
-    (found,) = store.rglob("*.mvb")
-    return found
 
 
 async def test_a_session_that_goes_back_behind_its_sleep_keeps_the_ledger_that_it_has(open_rig: Any) -> None:
@@ -510,19 +496,6 @@ async def test_what_waits_for_memory_puts_nothing_between_a_state_and_its_ledger
         assert ledger(rig, "a") == [*had[:600], 7, 8, 9]
 
 
-async def test_a_repair_keeps_no_end_of_a_ledger_behind_a_hole(open_rig: Any, store: Path) -> None:
-    had = await a_ledger(open_rig)
-    flip_in(store, 0.6)
-    with Store.open(store, writable=True) as opened:
-        opened.repair()
-    async with open_rig() as rig:
-        woken = await rig.wake("a")
-        assert 0 < woken.token_count < 600
-        assert ledger(rig, "a") == had[: woken.token_count]
-        assert woken.salvaged is not None
-        assert woken.salvaged.of == 640
-
-
 @pytest.mark.one_in(2)
 async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any, store: Path) -> None:
     async with open_rig(stop_within=0) as rig:
@@ -533,27 +506,9 @@ async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any
         assert (await rig.wake("a")).recomputed.damaged is False, "a stop had no time for it"
         rig.service.residency.awake.drop(SessionUri("default", "a"))
         await asyncio.to_thread(damage, store, "a", span=1)
-        await rig.service.healing.mend(SessionUri("default", "a"))
+        await mend(rig)
         told = (await rig.wake("a")).recomputed
         assert (told.start, told.tokens, told.damaged) == (256, 384, True)
-
-
-@pytest.mark.one_in(2)
-async def test_a_ledger_behind_what_a_repair_saved_goes_on_saying_so(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.asleep("a", tokens_of(1, 1300))
-    damage(store, "a", span=4, head=True)
-    with Store.open(store, writable=True) as opened:
-        opened.repair()
-    async with open_rig(stop_within=0) as rig:
-        await rig.service.append("a", tokens=tokens_of(9, 40))
-    damage(store, "a", span=1)
-    async with open_rig() as rig:
-        await rig.service.healing.mend(SessionUri("default", "a"))
-        assert (await rig.service.list_sessions())[0].unread_tokens > 40, "less of it is restored"
-        assert (await rig.wake("a")).salvaged == Salvaged(1024, 1300)
-        await rig.sleep("a")
-        assert (await rig.service.list_sessions())[0].salvaged == Salvaged(1024, 1300)
 
 
 async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig: Any) -> None:

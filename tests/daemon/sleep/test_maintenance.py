@@ -21,9 +21,9 @@ from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.format.records import Action, Finding, MaintenanceReport
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
-from torpor.tests.daemon.session_rig import DEADLINE_S, Gate, Rigged, tokens_of, until
+from torpor.tests.daemon.session_rig import DEADLINE_S, Gate, Rigged, packs, tokens_of, until
 
-NOTHING = MaintenanceReport("gc", False, (), 0, 0, ())
+NOTHING = MaintenanceReport("repack", False, (), 0, 0, ())
 
 
 @dataclasses.dataclass
@@ -91,10 +91,10 @@ async def test_an_operation_whose_client_leaves_runs_to_its_end_threat_46(rig: R
     assert held.done == ["operation ended"]
 
 
-async def test_a_stop_cuts_a_compaction_short(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_cuts_a_repack_short(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
 
-    def compact(_store: Store, *_: Any, should_stop: Callable[[], bool], **__: Any) -> MaintenanceReport:
+    def repack(_store: Store, *_: Any, should_stop: Callable[[], bool], **__: Any) -> MaintenanceReport:
         begun.set()
         deadline = time.monotonic() + DEADLINE_S
         while not should_stop():
@@ -102,22 +102,22 @@ async def test_a_stop_cuts_a_compaction_short(open_rig: Any, monkeypatch: pytest
             time.sleep(0.001)
         return NOTHING
 
-    monkeypatch.setattr(Store, "compact", compact)
+    monkeypatch.setattr(Store, "repack", repack)
     async with open_rig() as rig:
-        running = asyncio.ensure_future(rig.service.maintain(operation="compact"))
+        running = asyncio.ensure_future(rig.service.maintain(operation="repack"))
         await until(begun.is_set)
         await rig.service.begin_close()
         await running  # before the second half of the stop
 
 
-async def test_a_compaction_stops_for_a_sleep_without_room_goes_on_after_it_and_reports_once(
+async def test_a_repack_stops_for_a_sleep_without_room_goes_on_after_it_and_reports_once(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Finding("/p", "corrupt_block", "m.")
     told: list[bool] = []
     begun = threading.Event()
 
-    def compact(_store: Store, *_: Any, should_stop: Callable[[], bool], **__: Any) -> MaintenanceReport:
+    def repack(_store: Store, *_: Any, should_stop: Callable[[], bool], **__: Any) -> MaintenanceReport:
         number = len(told)
         begun.set()
         deadline = time.monotonic() + DEADLINE_S
@@ -125,12 +125,12 @@ async def test_a_compaction_stops_for_a_sleep_without_room_goes_on_after_it_and_
             assert time.monotonic() < deadline, "nobody told it to stop"
             time.sleep(0.001)
         told.append(should_stop())
-        action = Action("compact", f"/{number}", SessionUri("default", "a"), 1, 5, "why")
-        return MaintenanceReport("compact", False, (action,), 7, 8, (found,))
+        action = Action("rewrite", f"/{number}", SessionUri("default", "a"), 1, 5, "why")
+        return MaintenanceReport("repack", False, (action,), 7, 8, (found,))
 
-    monkeypatch.setattr(Store, "compact", compact)
+    monkeypatch.setattr(Store, "repack", repack)
     async with open_rig() as rig:
-        running = asyncio.ensure_future(rig.service.maintain(operation="compact"))
+        running = asyncio.ensure_future(rig.service.maintain(operation="repack"))
         await until(begun.is_set)
         way = rig.service.maintenance._way
         with way.sleeping():
@@ -185,7 +185,7 @@ async def test_the_store_is_left_alone_once_the_daemon_stops(rig: Rigged) -> Non
     await rig.read("a", tokens_of(1, 20))
     await rig.service.close()
     for late in (
-        rig.service.maintain(operation="gc"),
+        rig.service.maintain(operation="repack"),
         rig.service.maintain(operation="forget", session="a"),
         rig.service.mark("a", pinned=True),
         rig.service.import_bundle(bundle_id="ab" * 32),
@@ -197,7 +197,7 @@ async def test_the_store_is_left_alone_once_the_daemon_stops(rig: Rigged) -> Non
 async def test_a_report_is_plain_data_and_its_lists_are_bounded() -> None:
     action = Action("remove", "/p", SessionUri("default", "a"), 1, 5, "why")
     finding = Finding("/p", "corrupt_block", "m.")
-    report = MaintenanceReport("gc", False, (action,) * 10_005, 7, 8, (finding,) * 1_002)
+    report = MaintenanceReport("repack", False, (action,) * 10_005, 7, 8, (finding,) * 1_002)
     result = maintenance.result_of(report)
     assert (len(result.actions), result.actions_left_out) == (10_000, 5)
     assert (len(result.problems), result.problems_left_out) == (1_000, 2)
@@ -221,7 +221,7 @@ async def test_forgetting_a_session_that_never_slept_drops_it_from_memory_and_jo
     journal, gone = store / "journal" / "turns.mvj", "torpor://default/a"
     assert told == [
         ("remove", "", gone, "the awake session, 2 tokens, leaves memory"),
-        ("remove", str(journal), gone, "it holds turns that no version has"),
+        ("remove", str(journal), gone, "It had turns of the session."),
     ]
     assert not journal.exists()
     with pytest.raises(SessionNotFound):
@@ -243,7 +243,7 @@ async def test_a_forgotten_session_is_gone_from_memory_and_disk(rig: Rigged, sto
     assert result.problems == ()
     assert result.bytes_freed > 0
     assert not await rig.service.list_sessions()
-    assert list((store / "bundles").rglob("*.mv?")) == []
+    assert packs(store) == list((store / "versions").iterdir()) == []
 
 
 async def test_a_forget_of_a_session_that_is_gone_is_passed_on_for_what_it_has_left(
@@ -358,7 +358,7 @@ async def test_a_session_that_went_on_from_a_version_that_is_pruned_loses_nothin
 
 async def test_operations_on_one_session_need_it_to_be_in_the_store(rig: Rigged) -> None:
     await rig.read("a", [1, 2])
-    for operation in ("compact", "prune"):
+    for operation in ("repack", "prune"):
         with pytest.raises(SessionNotFound):
             await rig.service.maintain(operation=operation, session="a", keep_last=1)
 
@@ -369,10 +369,10 @@ async def test_a_sleeping_session_survives_every_operation_bit_for_bit(rig: Rigg
     await rig.sleep("a")
     await rig.asleep("b", tokens_of(2, 600))
     await rig.service.maintain(operation="forget", session="b")
-    for operation in ("gc", "empty_quarantine", "compact", "repair", "rebuild_index"):
+    for operation in ("repack", "repair"):
         result = await rig.service.maintain(operation=operation)
         assert (result.operation, result.problems) == (operation, ())
-    await rig.service.maintain(operation="compact", cold_after_days=0.0)
+    await rig.service.maintain(operation="repack", cold_after_days=0.0)
     await rig.wake("a")
     assert await rig.fingerprint("a") == before
 
@@ -380,46 +380,49 @@ async def test_a_sleeping_session_survives_every_operation_bit_for_bit(rig: Rigg
 # --- import
 
 
-def handed_over(store: Path) -> str:
-    """The id of the only bundle there is, put where a client of the daemon puts one."""
-    [file] = (store / "bundles").rglob("*.mvb")
-    return hand_over(str(store), str(file)).hex()
+async def handed_over(rig: Rigged, tmp_path: Path, name: str = "a") -> str:
+    """The id of the exported session, put where a client of the daemon puts one."""
+    store, file = rig.service.store, tmp_path / "exported.mvb"
+    await asyncio.to_thread(store.export_session, SessionUri("default", name), None, file)
+    return hand_over(store.path, str(file)).hex()
 
 
-async def test_an_import_under_the_name_of_another_session_is_refused(rig: Rigged, store: Path) -> None:
+async def test_an_import_under_the_name_of_another_session_is_refused(rig: Rigged, tmp_path: Path) -> None:
     await rig.asleep("a", tokens_of(1, 300))
-    bundle_id = handed_over(store)
+    bundle_id = await handed_over(rig, tmp_path)
     slept = await rig.asleep("b", tokens_of(2, 300))
     with pytest.raises(NameTaken, match="torpor rm torpor://default/b"):
         await rig.service.import_bundle(bundle_id=bundle_id, session="b")
     assert (await rig.service.show("b")).info.bundle_id == slept.bundle_id
 
 
-async def test_an_imported_session_wakes_bit_for_bit_under_another_name(rig: Rigged, store: Path) -> None:
+async def test_an_imported_session_wakes_bit_for_bit_under_another_name(
+    rig: Rigged, store: Path, tmp_path: Path
+) -> None:
     await rig.read("a", tokens_of(1, 300))
     before = await rig.fingerprint("a")
     await rig.sleep("a")
-    receipt = await rig.service.import_bundle(bundle_id=handed_over(store), session="b")
+    receipt = await rig.service.import_bundle(bundle_id=await handed_over(rig, tmp_path), session="b")
     assert (receipt.session, receipt.version, receipt.token_count) == ("torpor://default/b", 1, 300)
     await rig.wake("b")
     assert await rig.fingerprint("b") == before
     assert list((store / "incoming").iterdir()) == []
 
 
-async def test_a_session_that_was_lost_is_imported_under_its_own_name(rig: Rigged, store: Path) -> None:
+async def test_a_session_that_was_lost_is_imported_under_its_own_name(rig: Rigged, tmp_path: Path) -> None:
     await rig.read("a", tokens_of(1, 300))
     before = await rig.fingerprint("a")
     slept = await rig.sleep("a")
-    bundle_id = handed_over(store)
+    bundle_id = await handed_over(rig, tmp_path)
     await rig.service.delete("a")
     assert (await rig.service.import_bundle(bundle_id=bundle_id)).bundle_id == slept.bundle_id
     await rig.wake("a")
     assert await rig.fingerprint("a") == before
 
 
-async def test_nothing_is_imported_over_a_session_that_is_awake(rig: Rigged, store: Path) -> None:
+async def test_nothing_is_imported_over_a_session_that_is_awake(rig: Rigged, tmp_path: Path) -> None:
     await rig.asleep("a", tokens_of(1, 300))
-    bundle_id = handed_over(store)
+    bundle_id = await handed_over(rig, tmp_path)
     await rig.wake("a")
     await rig.read("b", [1, 2])
     for session in (None, "a", "b"):

@@ -276,7 +276,7 @@ async def test_a_turn_behind_a_version_that_was_pruned_survives(open_rig: Any, s
         await rig.sleep("one")
         await rig.wake("one", version=1)
         pruned = await rig.service.maintain(operation="prune", session="one", keep_last=1)
-        assert [(action.kind, action.version) for action in pruned.actions] == [("remove", 1)]
+        assert [action.version for action in pruned.actions if action.version] == [1]
         await rig.write("one", 7)
         killed, had = as_killed(store), await rig.fingerprint("one")
     async with open_rig(store=killed) as rig:

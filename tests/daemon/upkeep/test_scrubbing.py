@@ -11,16 +11,25 @@ from typing import Any
 import pytest
 from torpor.daemon.api.session import Recomputed
 from torpor.daemon.engine.admission import current
-from torpor.daemon.errors import RepairPutOff, SessionExists, UnknownModel
+from torpor.daemon.errors import ServiceClosed, SessionExists, UnknownModel
 from torpor.daemon.upkeep import healing
-from torpor.daemon.upkeep.healing import whole_calls
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy, seconds_ahead
 from torpor.memvid import Store
-from torpor.memvid.errors import CorruptBlock
+from torpor.memvid.errors import BlockMissing, CorruptBlock
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.passes import UNREPEATABLE, Passes
 from torpor.tests.daemon.damage_rig import TEXT, damage, mend, told
-from torpor.tests.daemon.session_rig import SAMPLED, Rigged, Writing, listening, tokens_of, until
+from torpor.tests.daemon.session_rig import (
+    SAMPLED,
+    Rigged,
+    Writing,
+    listening,
+    make_unreadable,
+    manifest_of,
+    packs,
+    tokens_of,
+    until,
+)
 
 QUICK = ScrubPolicy(bytes_per_s=1 << 40, idle_s=0.05, round_s=0.05, look_s=0.01)
 KINDS = ["plain", "gemma3_text", "lfm2"]
@@ -45,7 +54,7 @@ def test_reading_goes_on_where_a_call_had_ended() -> None:
     passes = Passes()
     for size in (99, 1, 256, 256, 1):
         passes.add(size)
-    assert [whole_calls(passes, position) for position in (0, 98, 99, 256, 356, 512, 613)] == [
+    assert [passes.whole_calls(position) for position in (0, 98, 99, 256, 356, 512, 613)] == [
         0, 0, 99, 100, 356, 356, 613,
     ]  # fmt: skip
 
@@ -54,7 +63,7 @@ def test_a_token_that_was_read_beside_those_of_others_counts_as_one() -> None:
     passes = Passes()
     for size in (256, UNREPEATABLE, UNREPEATABLE, 100):
         passes.add(size)
-    assert [whole_calls(passes, position) for position in (257, 258, 300, 358)] == [257, 258, 258, 358]
+    assert [passes.whole_calls(position) for position in (257, 258, 300, 358)] == [257, 258, 258, 358]
 
 
 # --- healing
@@ -107,7 +116,7 @@ async def test_a_flipped_bit_is_found_and_what_it_took_is_computed_again_to_the_
         assert woken.version == healed["version"] == 2
         assert woken.recomputed == Recomputed(1, 1307 - healed["recomputed_tokens"], healed["recomputed_tokens"], True)
         assert healed["same_logits"] is True
-        assert (repaired["problems"], repaired["salvaged"]) == (0, 0)
+        assert (repaired["copied"], repaired["moved"]) == (1, 1)
         assert await rig.write("a", 5) == expected
         status = (await rig.service.status()).scrub
         assert (status.damaged, status.healed, status.unhealed) == (1, 1, 0)
@@ -173,17 +182,15 @@ async def test_the_damaged_bytes_are_kept(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.asleep("a", TEXT)
     damage(store, "a")
-    (file,) = store.glob("bundles/*/*.mvb")
+    (file,) = packs(store)
     damaged = file.read_bytes()
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
-        await told(heard, "store_repaired")
-    assert damaged in [path.read_bytes() for path in store.glob("quarantine/*") if path.is_file()]
+        await told(heard, "session_healed")
+    assert [path.read_bytes() for path in store.glob("damaged/*")] == [damaged]
 
 
 @pytest.mark.one_in(2)
-async def test_forks_that_share_the_damaged_block_are_healed_before_a_repair_could_cut_them(
-    open_rig: Any, store: Path
-) -> None:
+async def test_forks_that_share_the_damaged_block_are_whole_with_it(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.asleep("a", TEXT)
         await rig.service.fork("a", name="b")
@@ -192,31 +199,33 @@ async def test_forks_that_share_the_damaged_block_are_healed_before_a_repair_cou
         await rig.sleep("b")
     damage(store, "a", span=1)
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
-        await told(heard, "session_healed", 2)
-        await told(heard, "store_repaired")
+        await told(heard, "session_healed")
         await rig.wake("b")
         assert await rig.fingerprint("b") == before
         assert (await rig.wake("a")).token_count == 1300
+        assert len(heard.of("session_healed")) == 1
     assert damage_of(store) == []
 
 
 @pytest.mark.one_in(2)
-async def test_a_damaged_ledger_is_told_and_what_a_repair_saves_of_it_stays(open_rig: Any, store: Path) -> None:
-    """What cannot be computed again: the beginning is saved, and the damaged file lies in quarantine."""
+async def test_a_damaged_ledger_is_told_in_each_round_and_repaired_once(open_rig: Any, store: Path) -> None:
+    """What cannot be computed again: the session is whole up to there, and the damaged file is kept."""
     async with open_rig() as rig:
         await rig.asleep("a", TEXT)
     damage(store, "a", span=2, head=True)
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
-        (failed,) = await told(heard, "heal_failed")
-        (repaired,) = await told(heard, "store_repaired")
-        woken = await rig.wake("a")
+        failed = await told(heard, "heal_failed", 3)
+        assert {each["code"] for each in failed} == {"block_missing"}
+        (repaired,) = heard.of("store_repaired")
+        assert (repaired["copied"], repaired["moved"], repaired["problems"]) == (1, 1, 1)
+        with pytest.raises(BlockMissing, match="whole up to token 512") as refused:
+            await rig.wake("a")
+        assert refused.value.details["whole_up_to"] == 512
+        assert (await rig.wake("a", at_token=512)).token_count == 512
         status = (await rig.service.status()).scrub
-        assert (status.healed, status.unhealed) == (0, 1)
-    assert failed["code"] in ("corrupt_block", "corrupt_bundle")
-    assert (repaired["salvaged"], repaired["quarantined"]) == (1, 1)
-    assert (woken.token_count, woken.recomputed) == (512, None)
-    assert (woken.salvaged.tokens, woken.salvaged.of) == (512, 1300)
-    assert len([path for path in store.glob("quarantine/*.mvb*") if path.is_file()]) == 1
+        assert status.healed == 0
+        assert status.unhealed >= 3
+    assert len(list(store.glob("damaged/*"))) == 1
 
 
 @pytest.mark.one_in(2)
@@ -226,29 +235,52 @@ async def test_a_damaged_end_record_costs_one_token_and_no_more(open_rig: Any, s
     damage(store, "a", kind="state")
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
         assert (await told(heard, "heal_failed"))[0]["code"] == "not_recomputable"
+        assert (await rig.wake("a", at_token=1299)).token_count == 1299
+
+
+async def test_what_harms_no_version_is_repaired_once_and_told_as_no_damage(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.asleep("a", TEXT)
+    damage(store, "a", kind="state", padding=True)
+    async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
         await told(heard, "store_repaired")
+        await told(heard, "session_scrubbed", 3)
+        assert len(heard.of("store_repaired")) == 1
+        assert heard.of("damage_found") == heard.of("heal_failed") == []
+    assert damage_of(store) == []
+
+
+async def test_a_file_that_the_system_refuses_is_told_in_each_round_and_no_repair_tries_it_again(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        await rig.asleep("a", TEXT)
+    readable = make_unreadable(packs(store)[0], "hard link", monkeypatch)
+    async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
+        await told(heard, "damage_found", 3)
+        assert len(heard.of("store_repaired")) == 1
+        readable()
         assert (await rig.wake("a")).token_count == 1300
 
 
 @pytest.mark.one_in(2)
-async def test_nothing_is_repaired_while_somebody_else_could_heal_it(
+async def test_what_cannot_be_healed_now_is_tried_in_each_round(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_rig() as rig:
         await rig.asleep("a", TEXT)
     damage(store, "a")
-    (file,) = store.glob("bundles/*/*.mvb")
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
 
         def unknown(*_args: Any, **_options: Any) -> Any:
             raise UnknownModel("it is not served now")
 
         monkeypatch.setattr(rig.service.residency, "room_to_wake", unknown)
-        assert (await told(heard, "heal_failed", 2))[0]["code"] == "unknown_model", "it is tried again in each round"
-        assert heard.of("store_repaired") == []
-        assert file.exists()
+        assert (await told(heard, "heal_failed", 2))[0]["code"] == "unknown_model"
+        assert len(heard.of("store_repaired")) == 1
         monkeypatch.undo()
         await told(heard, "session_healed")
+    assert damage_of(store) == []
 
 
 async def test_a_session_that_is_awake_is_not_touched_and_loses_nothing(open_rig: Any, store: Path) -> None:
@@ -279,7 +311,7 @@ def copied(store: Path) -> Path:
     ("block", "written"),
     [({"span": 0}, 0), ({"span": 1}, 0), ({"span": 2, "head": True}, 0), ({"kind": "state"}, 0), ({"span": 1}, 3)],
 )
-async def test_what_an_awake_session_has_acknowledged_is_durable_again_before_a_repair_takes_its_damaged_version(
+async def test_what_an_awake_session_has_acknowledged_is_durable_again(
     open_kind: Callable[..., Any], store: Path, kind: str, block: dict[str, Any], written: int
 ) -> None:
     async with open_kind(kind) as rig, listening(rig) as heard:
@@ -299,12 +331,11 @@ async def test_what_an_awake_session_has_acknowledged_is_durable_again_before_a_
         woken = await rig.wake("a")
         assert (woken.version, woken.token_count, woken.tokens_prefilled) == (2, 1307 + written, 0)
         assert await rig.fingerprint("a") == before
-        assert woken.salvaged is None
     if not written:
         assert damage_of(left) == [], "the damaged version is mended too, out of the same blocks"
 
 
-async def test_an_awake_session_that_cannot_be_kept_puts_the_repair_off(
+async def test_an_awake_session_that_cannot_be_kept_now_is_kept_another_time(
     rig: Rigged, store: Path, full_disk: Any
 ) -> None:
     async with listening(rig) as heard:
@@ -322,7 +353,7 @@ async def test_an_awake_session_that_cannot_be_kept_puts_the_repair_off(
 
 
 @pytest.mark.one_in(2)
-async def test_where_there_is_no_room_for_what_was_computed_again_no_repair_gives_it_up(
+async def test_where_there_is_no_room_for_what_was_computed_again_nothing_is_lost(
     rig: Rigged, store: Path, full_disk: Any
 ) -> None:
     await rig.asleep("a", TEXT)
@@ -370,16 +401,14 @@ async def test_an_earlier_version_that_is_awake_does_not_stand_for_the_newest(ri
     await mend(rig)
     assert len(rig.live("a").state.tokens) == 300, "still at what was looked at"
     woken = await rig.sleep_and_wake("a")
-    assert (woken.version, woken.token_count, woken.salvaged) == (3, 1300, None), "healed, not what was looked at"
+    assert (woken.version, woken.token_count) == (3, 1300), "healed, not what was looked at"
     assert woken.recomputed is not None
     assert await rig.fingerprint("a") == before
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("other_awake", [False, True])
-async def test_damage_in_another_session_is_healed_before_the_repair_that_one_calls_for(
-    open_rig: Any, store: Path, other_awake: bool
-) -> None:
+async def test_damage_in_another_session_waits_for_its_own_turn(open_rig: Any, store: Path, other_awake: bool) -> None:
     async with open_rig() as rig:
         for seed, name in enumerate("ab"):
             await rig.asleep(name, tokens_of(seed, 1300))
@@ -387,7 +416,8 @@ async def test_damage_in_another_session_is_healed_before_the_repair_that_one_ca
             await rig.wake("b")
         damage(store, "a", span=1)
         damage(store, "b", span=1)
-        await mend(rig)
+        await mend(rig, "a")
+        await mend(rig, "b")
         left = copied(store)
     async with open_rig(store=left) as rig:
         assert [(await rig.wake(name)).token_count for name in "ab"] == [1300, 1300]
@@ -450,7 +480,7 @@ async def test_a_healing_gives_the_time_of_its_writing_to_a_stop_and_nothing_is_
     writing = Writing(monkeypatch, "a")
     repairing = asyncio.ensure_future(rig.service.maintain(operation="repair"))
     beginning = await writing.meets_a_stop(rig)
-    with pytest.raises(RepairPutOff):
+    with pytest.raises(ServiceClosed):
         await repairing
     await beginning
     assert writing.begun == ["a", "awake"]
@@ -490,9 +520,9 @@ async def test_damage_before_a_ledger_of_a_session_that_went_back_becomes_part_o
         if kind == "plain":  # others have records, and are healed from these
             assert [(each["tokens"], each["unread_tokens"]) for each in heard.of("ledger_kept")] == [(640, 384)]
         (info,) = await rig.service.list_sessions()
-        assert (info.token_count, info.salvaged) == (640, None)
+        assert info.token_count == 640
         woken = await rig.wake("a")
-        assert (woken.token_count, woken.salvaged) == (640, None)
+        assert woken.token_count == 640
         assert list(rig.live("a").state.tokens) == had
         await rig.sleep("a")
 
@@ -511,53 +541,44 @@ async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_h
         await asyncio.to_thread(damage, store, "a", span=1)
         await mend(rig)
         assert rig.live("a").is_mere_look, "no version holds just that"
-        assert heard.of("session_healed")[0]["tokens"] == 1340, "those that a wake gives"
+        assert (await told(heard, "session_healed"))[0]["tokens"] == 1340, "those that a wake gives"
         made = await rig.service.fork("a", name="b")
         assert made.token_count == 1300
         assert (await rig.service.append("a", tokens=[7])).token_count == 1301
 
 
 @pytest.mark.one_in(2)
-async def test_a_repair_that_somebody_asks_for_heals_before_it_gives_anything_up(rig: Rigged, store: Path) -> None:
+async def test_a_repair_that_somebody_asks_for_heals_what_it_cannot_mend(rig: Rigged, store: Path) -> None:
     await rig.read("a", TEXT)
     before = await rig.fingerprint("a")
     await rig.sleep("a")
     await rig.service.fork("a", name="b")
     await asyncio.to_thread(damage, store, "a", span=1)
     dry = await rig.service.maintain(operation="repair", dry_run=True)
-    assert not [action for action in dry.actions if action.kind == "salvage"]
-    healing = {action.session: action.reason for action in dry.actions if action.kind == "heal"}
-    assert set(healing) == {"torpor://default/a", "torpor://default/b"}
-    for reason in healing.values():
-        assert "Only if that fails: " in reason
-    assert any("salvage" in reason for reason in healing.values()), "a repair alone would cut it"
-    await rig.service.maintain(operation="repair")
+    assert {action.session for action in dry.actions if action.kind == "heal"} == {
+        "torpor://default/a",
+        "torpor://default/b",
+    }
+    done = await rig.service.maintain(operation="repair")
+    assert done.problems == ()
     for name in "ab":
-        woken = await rig.wake(name)
-        assert (woken.token_count, woken.salvaged) == (1300, None)
+        assert (await rig.wake(name)).token_count == 1300
         assert await rig.fingerprint(name) == before
 
 
-async def test_no_new_session_takes_the_name_of_one_whose_versions_are_set_aside(rig: Rigged, store: Path) -> None:
-    await rig.asleep("a", TEXT)
-    with Store.open(store, writable=False) as opened:
-        row = opened.find_session(SessionUri("default", "a"))
-        assert row is not None
-    bundle = next(store.rglob(f"{row.bundle_id.hex()}*.mvb"))
-    whole = bundle.read_bytes()
-    bundle.chmod(0o600)
-    bundle.write_bytes(whole[:64])
-    await rig.service.maintain(operation="repair")
-    assert not await rig.service.list_sessions()
+async def test_no_new_session_takes_the_name_of_one_whose_manifest_is_not_there(rig: Rigged, store: Path) -> None:
+    slept = await rig.asleep("a", TEXT)
+    manifest = manifest_of(store, bytes.fromhex(slept.bundle_id))
+    whole = manifest.read_bytes()
+    manifest.unlink()
+    result = await rig.service.maintain(operation="repair")
+    assert [each.code for each in result.problems] == ["bundle_missing"]
     await rig.read("other", [1, 2])
-    for begin in (
-        rig.service.create("a"),
-        rig.service.fork("other", name="a"),
-    ):
-        with pytest.raises(SessionExists, match="cannot be woken now"):
+    for begin in (rig.service.create("a"), rig.service.fork("other", name="a")):
+        with pytest.raises(SessionExists):
             await begin
-    bundle.write_bytes(whole)
-    await rig.service.maintain(operation="repair")
+    manifest.write_bytes(whole)
+    manifest.chmod(0o400)
     assert (await rig.wake("a")).token_count == 1300
     await rig.service.delete("a")
     await rig.service.create("a")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torpor.daemon.upkeep import writing_behind
 from torpor.memvid.errors import BudgetExceeded, NoSpace
+from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.format.records import IndexRow
-from torpor.memvid.format.writer import BundleWriter
-from torpor.memvid.writing import sleeping
+from torpor.memvid.writing.core import StoreCore
 from torpor.tests.daemon.session_rig import SAMPLED, Gate, Rigged, as_killed, hold_calls, listening, tokens_of, until
 
 KINDS = ("qwen3", "gemma3_text", "falcon_h1", "quantised")
@@ -41,18 +41,18 @@ async def written(rig: Rigged, name: str, blocks: int) -> IndexRow:
 
 
 def files(store: Path) -> set[str]:
-    return {str(each.relative_to(store)) for each in store.rglob("*") if each.suffix in (".mvb", ".mvr", ".tmp")}
+    return {str(each.relative_to(store)) for each in store.rglob("*") if each.suffix in (".mvm", ".mvp", ".tmp")}
 
 
 @pytest.fixture
 def publishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    yield (gate := hold_calls(monkeypatch, sleeping, "publish"))
+    yield (gate := hold_calls(monkeypatch, StoreCore, "publish_version"))
     gate.open()
 
 
 @pytest.fixture
 def flushing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    yield (gate := hold_calls(monkeypatch, BundleWriter, "flush"))
+    yield (gate := hold_calls(monkeypatch, PackWriter, "finish"))
     gate.open()
 
 
@@ -272,7 +272,7 @@ async def test_a_session_that_goes_meanwhile_leaves_nothing(
 async def test_without_room_it_is_tried_again_later_and_nobody_is_refused(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refusal: Exception
 ) -> None:
-    put, tries = BundleWriter.finish, 0
+    put, tries = PackWriter.finish, 0
 
     def refuse(*args: Any) -> Any:
         nonlocal tries
@@ -281,7 +281,7 @@ async def test_without_room_it_is_tried_again_later_and_nobody_is_refused(
             raise refusal
         return put(*args)
 
-    monkeypatch.setattr(BundleWriter, "finish", refuse)
+    monkeypatch.setattr(PackWriter, "finish", refuse)
     async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 600))
         assert (await written(rig, "one", 2)).ledger_tokens == 600

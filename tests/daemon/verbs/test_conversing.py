@@ -16,6 +16,7 @@ from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions import said as said_module
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.memvid.exchange.incoming import hand_over
+from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     SYSTEM,
@@ -213,7 +214,9 @@ async def test_an_imported_session_is_found(open_rig: Any, store: Path, tmp_path
     async with open_rig(endless=False) as rig:
         await converse(rig, [user("one")], "eins")
         await rig.sleep("a")
-    [bundle] = (store / "bundles").rglob("*.mvb")
+    bundle = tmp_path / "a.mvb"
+    with Store.open(store, writable=False) as opened:
+        opened.export_session(SessionUri("default", "a"), None, bundle)
     async with open_rig(endless=False, store=tmp_path / "other") as rig:
         await rig.service.import_bundle(hand_over(str(tmp_path / "other"), str(bundle)).hex())
         told = await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei")

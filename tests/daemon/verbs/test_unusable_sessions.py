@@ -166,12 +166,13 @@ async def test_a_client_that_names_an_answer_is_told_what_keeps_its_session(rig:
 
 
 @pytest.mark.parametrize("repairs", [True, False])
+@pytest.mark.parametrize("folder", ["versions", "packs"])
 async def test_a_new_dialogue_takes_no_name_of_versions_that_cannot_be_woken(
-    rig: Rigged, store: Path, repairs: bool
+    rig: Rigged, store: Path, repairs: bool, folder: str
 ) -> None:
     await begun(rig)
-    for bundle in (store / "bundles").rglob("*.mvb"):
-        bundle.rename(bundle.with_suffix(".away"))
+    for file in (store / folder).iterdir():
+        file.rename(file.with_suffix(".away"))
     if repairs:
         await rig.service.maintain("repair")
     for said in ([user("another")], [user("a third")]):

@@ -182,7 +182,7 @@ def test_a_compaction_leaves_half_of_a_day_to_sleeps() -> None:
     books = account(Budget(max_bytes_per_day=1000), written={TODAY: 100})
     compaction, sleep = books.begin(TODAY, replacing=True), books.begin(TODAY)
     compaction(400)
-    with pytest.raises(BudgetExceeded, match="compaction may write until 500 B") as refusal:
+    with pytest.raises(BudgetExceeded, match="repack may write until 500 B") as refusal:
         compaction(1)
     assert (refusal.value.which, refusal.value.limit, refusal.value.used) == ("max_bytes_per_day", 500, 500)
     sleep(500)

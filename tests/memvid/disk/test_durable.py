@@ -16,13 +16,11 @@ from torpor.memvid.disk import durable
 from torpor.memvid.errors import DurabilityLost, InvalidDraft, NoSpace, ReadBackFailed, StoreError, StoreIoError
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.index.index import Index
-from torpor.memvid.index.page_sums import SUMS_FILE
-from torpor.memvid.writing.rewriting import Contents, prepared
 from torpor.tests.memvid.store_making import (
     IDENTITY,
     OTHER_URI,
     URI,
-    bundle_path,
+    pack_of,
     refusing,
     reopened,
     require_awake,
@@ -31,9 +29,11 @@ from torpor.tests.memvid.store_making import (
 )
 
 
-def bundles(store: Store) -> dict[str, bytes]:
-    root = Path(store.path) / "bundles"
-    return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+def files(store: Store) -> dict[str, bytes]:
+    """All manifests and packs, and what lies beside them."""
+    root = Path(store.path)
+    found = [*(root / "versions").iterdir(), *(root / "packs").iterdir()]
+    return {str(file.relative_to(root)): file.read_bytes() for file in found}
 
 
 @pytest.fixture
@@ -56,9 +56,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     record(os, "writev", lambda *_: "write")
     record(os, "pwrite", lambda *_: "write header")
     record(os, "fsync", kind)
-    record(os, "rename", lambda old, new, **_: "rename" if new.endswith(".mvb") else "retire")
-    record(os, "unlink", lambda name, **_: "unlink sums" if name == SUMS_FILE else "unlink")
-    record(os, "mkdir", lambda *_, **__: "mkdir")
+    record(os, "rename", lambda old, new, **_: {"mvm": "manifest", "mvp": "pack"}.get(new[-3:], "rename"))
+    record(os, "unlink", lambda *_, **__: "unlink")
     record(os, "preadv", lambda *_: "read")
     record(Index, "add", lambda *_: "index row")
     record(Index, "drop", lambda *_: "drop rows")
@@ -70,32 +69,34 @@ def without_repeats(steps: list[str]) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell files from folders")
-def test_t3_the_order_of_a_sleep_is_write_flush_read_back_rename_flush_row(store: Store, steps: list[str]) -> None:
+def test_t3_the_order_of_a_sleep_is_pack_flushed_and_read_back_manifest_flushed_names_row(
+    store: Store, steps: list[str]
+) -> None:
     """The flushes cannot be seen by killing a process, so their order is pinned here (promise 1)."""
     sleep(store, 300)
-    assert without_repeats(steps) == [
+    assert [step for step in without_repeats(steps) if step != "read"] == [
         "write",
         "write header",
         "fsync file",
-        "read",
-        "mkdir",
+        "write",
+        "fsync file",
+        "pack",
         "fsync folder",
-        "rename",
+        "manifest",
         "fsync folder",
         "index row",
     ]
-    assert steps[steps.index("rename") :] == ["rename", "fsync folder", "fsync folder", "index row"]
+    assert "read" in steps[steps.index("fsync file") : steps.index("pack")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell files from folders")
-def test_t3_the_order_of_a_delete_is_retire_flush_rows_unlink_flush(store: Store, steps: list[str]) -> None:
+def test_t3_the_order_of_a_delete_is_row_manifest_flush_pack_flush(store: Store, steps: list[str]) -> None:
     sleep(store, 10)
     del steps[:]
     store.delete_session(URI)
-    steps.remove("unlink sums")  # of the index file, which was changed; nothing depends on them
-    while "read" in steps:  # what a retired file is, by its content, before it goes
-        steps.remove("read")
-    assert steps == ["retire", "fsync folder", "drop rows", "unlink", "fsync folder"]
+    told = [step for step in steps if step not in ("read", "rename")]
+    assert told[:3] == ["unlink", "fsync folder", "drop rows"], "the copy of the index goes first, durably"
+    assert told[3:7] == ["unlink", "fsync folder", "unlink", "fsync folder"], "the manifest, then its pack"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell files from folders")
@@ -130,7 +131,7 @@ def test_threat_30_a_full_disk_is_no_space_and_changes_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, code: int, after: int
 ) -> None:
     sleep(store, 300)
-    before = bundles(store)
+    before = files(store)
 
     def short(fd: int, buffers: list[memoryview]) -> int:  # a full disk first takes a part
         return os.write(fd, buffers[0][:10])
@@ -139,7 +140,7 @@ def test_threat_30_a_full_disk_is_no_space_and_changes_nothing(
         patch.setattr(os, "writev", failing(code, os.writev, after=after, first=short))
         with pytest.raises(NoSpace, match="Free some space"):
             sleep(store, 600)
-    assert bundles(store) == before
+    assert files(store) == before
     require_awake(store, 300)
     assert sleep(store, 600).version == 2  # room again: the store goes on
 
@@ -158,42 +159,32 @@ def compress(store: Store, folder: Path) -> int:
 
 
 def import_one(store: Store, folder: Path) -> int:
-    return store.import_file(folder / "other.mvb").bytes_written
+    return store.import_file(folder / "other.mvp").bytes_written
 
 
 def hand_over_one(store: Store, folder: Path) -> int:
-    hand_over(store.path, str(folder / "other.mvb"))
-    return (folder / "other.mvb").stat().st_size
+    hand_over(store.path, str(folder / "other.mvp"))
+    return (folder / "other.mvp").stat().st_size
 
 
 def export_one(store: Store, folder: Path) -> int:
-    return store.export_session(URI, 2, folder / "mine.mvb").file_bytes
+    return store.export_session(URI, 2, folder / "mine.mvp").file_bytes
 
 
 def export_tensors(store: Store, folder: Path) -> int:
     return store.export_tensors(URI, 2, folder / "mine.safetensors").file_bytes
 
 
-def compact(store: Store, folder: Path) -> int:
-    newest = store.versions(URI)[-1]
-    with store.open_session(URI) as reader:
-        frames = [(entry.id, entry.bundle_id) for entry in reader.entries if entry.bundle_id is not None]
-    with prepared(store._core, newest.bundle_id, Contents(frames, {})) as new:
-        return new.bytes_after
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("after", [0, 1, 4])
-@pytest.mark.parametrize(
-    "work", [put_to_sleep, compress, import_one, hand_over_one, export_one, export_tensors, compact]
-)
+@pytest.mark.parametrize("work", [put_to_sleep, compress, import_one, hand_over_one, export_one, export_tensors])
 def test_a_full_disk_tells_what_it_has_free_and_what_the_whole_work_needs(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: Callable[[Store, Path], int], after: int
 ) -> None:
     """Not what the next piece needs: who frees that much only meets the next refusal."""
     with Store.open(tmp_path / "elsewhere", writable=True) as elsewhere:
         sleep(elsewhere, 1500, uri=OTHER_URI, seed=1)
-        elsewhere.export_session(OTHER_URI, 1, tmp_path / "other.mvb")
+        elsewhere.export_session(OTHER_URI, 1, tmp_path / "other.mvp")
     sleep(store, 1500, before=sleep(store, 1300))
     with monkeypatch.context() as patch:
         call = "pwrite" if work is export_tensors and after else "writev"
@@ -283,18 +274,12 @@ with Store.open({str(tmp_path / "store")!r}, writable=True) as store:
     assert (done.stdout.split(), done.stderr) == (["no_space", "0", "2"], "")
 
 
-def sleep_until_a_folder_is_needed(store: Store) -> None:
-    """A folder is made for a new prefix only; forty sleeps cannot all meet an old one."""
-    for number in range(40):
-        sleep(store, 10, seed=number, uri=OTHER_URI)
-
-
-@pytest.mark.parametrize("call", ["open", "rename", "mkdir"])
+@pytest.mark.parametrize("call", ["open", "rename"])
 def test_threat_30_a_full_folder_is_no_space_and_changes_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     sleep(store, 300)
-    before = bundles(store)
+    before = files(store)
     real = getattr(os, call)
 
     def full(*args: object, **kwargs: object) -> object:
@@ -305,23 +290,23 @@ def test_threat_30_a_full_folder_is_no_space_and_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
         with pytest.raises(NoSpace):
-            sleep_until_a_folder_is_needed(store)
+            sleep(store, 10, uri=OTHER_URI)
     store.delete_session(OTHER_URI) if store.find_session(OTHER_URI) else None
-    assert bundles(store) == before
+    assert files(store) == before
     require_awake(store, 300)
 
 
-def test_threat_30_no_room_for_the_index_row_takes_the_bundle_back(
+def test_threat_30_a_row_that_the_index_does_not_take_takes_the_version_back(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleep(store, 300)
-    before = bundles(store)
+    before = files(store)
     full = refusing(NoSpace("No room for the index."))
     with monkeypatch.context() as patch:
         patch.setattr(Index, "add", full)
         with pytest.raises(NoSpace):
             sleep(store, 600)
-    assert bundles(store) == before
+    assert files(store) == before
     require_awake(store, 300)
 
 
@@ -375,7 +360,7 @@ def test_threat_31_a_failed_flush_is_never_acknowledged_and_ends_writing(
 def test_what_does_not_read_back_is_not_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """restic's habit: decode what was encoded before anyone relies on it. Here memory changes under the writer."""
     sleep(store, 300)
-    before = bundles(store)
+    before = files(store)
     real = os.writev
 
     def altered(fd: int, buffers: list[memoryview]) -> int:
@@ -390,7 +375,7 @@ def test_what_does_not_read_back_is_not_published(store: Store, monkeypatch: pyt
         with pytest.raises(ReadBackFailed, match="still awake") as refusal:
             sleep(store, 600)
     assert refusal.value.cause == "corrupt_block"
-    assert bundles(store) == before
+    assert files(store) == before
     require_awake(store, 300)
 
 
@@ -403,7 +388,7 @@ def test_t4_every_other_failure_is_typed_and_changes_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, call: str, code: int, kind: type[StoreError]
 ) -> None:
     sleep(store, 300)
-    before = bundles(store)
+    before = files(store)
     found: set[tuple[type[StoreError], int]] = set()
     for after in range(12):
         with monkeypatch.context() as patch:
@@ -414,7 +399,7 @@ def test_t4_every_other_failure_is_typed_and_changes_nothing(
                 found.add((type(error), error.errno))
         if store.find_session(OTHER_URI):
             store.delete_session(OTHER_URI)
-        assert bundles(store) == before
+        assert files(store) == before
     assert found == {(kind, code)}
     require_awake(store, 300)
 
@@ -423,32 +408,10 @@ def test_a_read_that_fails_is_typed_and_names_the_file(store: Store, monkeypatch
     receipt = sleep(store, 300)
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", failing(errno.EIO, os.preadv, after=0))
-        with pytest.raises(StoreIoError) as refusal:
-            store.open_session(URI)
-    assert (refusal.value.errno, refusal.value.path) == (errno.EIO, str(bundle_path(store, receipt.bundle_id)))
+        with pytest.raises(StoreIoError) as refusal, store.open_session(URI) as reader:
+            reader.tokens()
+    assert (refusal.value.errno, refusal.value.path) == (errno.EIO, str(pack_of(store, receipt)))
     require_awake(store, 300)
-
-
-def test_delete_works_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep(store, 300)
-    sleep(store, 400)
-    real = Index.drop
-    full = True
-
-    def drop(self: Index, bundle_ids: object) -> None:
-        nonlocal full
-        if full:
-            full = False
-            raise NoSpace("No room for the index.")
-        real(self, bundle_ids)
-
-    for name in ("writev", "pwrite"):
-        monkeypatch.setattr(os, name, failing(errno.ENOSPC, getattr(os, name), after=0))
-    monkeypatch.setattr(Index, "drop", drop)
-    report = store.delete_session(URI)
-    assert report.bytes_freed > 0
-    assert bundles(store) == {}
-    assert store.find_session(URI) is None
 
 
 def test_write_file_replaces_a_file_whole(tmp_path: Path) -> None:

@@ -74,15 +74,14 @@ def test_a_closed_store_s_lock_is_free_although_a_child_that_is_being_forked_has
         os.close(inherited)
 
 
-FORKED_WITH_AN_INDEX_IN_MEMORY = """
+FORKED = """
 import os, sys
-from store_making import OTHER_URI, URI, sleep
 from torpor.memvid import Store
 from torpor.memvid.errors import LockLost
+from torpor.tests.memvid.store_making import OTHER_URI, URI, sleep
 path = sys.argv[1]
 with Store.open(path, writable=True) as store:
     sleep(store, 20)
-    store.index.go_on_in_memory()
     begin, go_on = os.pipe()
     child = os.fork()
     if child == 0:
@@ -94,7 +93,6 @@ with Store.open(path, writable=True) as store:
             print("refused", "forked" in refusal.message, flush=True)
         store.close()
         os._exit(0)
-    store.index.return_to_file()
     sleep(store, 40, seed=3)
     os.close(go_on)
     os.waitpid(child, 0)
@@ -131,10 +129,9 @@ def test_a_forked_child_that_closes_the_store_or_leaves_it_leaves_its_parent_the
 
 
 def test_a_forked_child_writes_nothing_and_leaves_its_parent_the_index(store_path: Path) -> None:
-    """It has a copy of the parent's index in memory, and would put that in the place of the parent's own."""
-    command = [sys.executable, "-c", FORKED_WITH_AN_INDEX_IN_MEMORY, str(store_path)]
-    folder = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | folder)
+    """It has a copy of the parent's index in memory, and would put that in the place of the parent's."""
+    command = [sys.executable, "-c", FORKED, str(store_path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout == "refused True\nNone 0 [1, 2, 3]\n"
 
 

@@ -12,7 +12,7 @@ import pytest
 from torpor.memvid import Store
 from torpor.memvid.disk.paths import list_names, require_own_regular
 from torpor.memvid.errors import StoreError, UnsafePath
-from torpor.tests.memvid.store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
+from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, manifest_path, pack_of, require_awake, sleep
 
 
 def as_symlink(path: Path, aside: Path) -> None:
@@ -37,18 +37,20 @@ def as_folder(path: Path, aside: Path) -> None:
 REPLACEMENTS = [as_symlink, as_hard_link, as_fifo, as_folder]
 
 
+@pytest.mark.parametrize("kind", ["manifest", "pack"])
 @pytest.mark.parametrize("replace", REPLACEMENTS)
 @pytest.mark.timeout(20)
-def test_threats_20_21_a_bundle_that_is_no_plain_file_is_refused(
-    store: Store, tmp_path: Path, replace: Callable[[Path, Path], None]
+def test_threats_20_21_a_manifest_or_pack_that_is_no_plain_file_is_refused(
+    store: Store, tmp_path: Path, replace: Callable[[Path, Path], None], kind: str
 ) -> None:
     """Opening a FIFO would wait for ever; a link could lead anywhere."""
     sleep(store, 20, uri=OTHER_URI)
-    file = bundle_path(store, sleep(store, 300).bundle_id)
+    receipt = sleep(store, 300)
+    file = manifest_path(store, receipt.bundle_id) if kind == "manifest" else pack_of(store, receipt)
     replace(file, tmp_path / "aside")
-    with pytest.raises(UnsafePath, match=file.name):
-        store.open_session(URI)
-    assert {finding.code for finding in store.verify(deep=True).findings} == {"unsafe_path"}
+    with pytest.raises(UnsafePath, match=file.name), store.open_session(URI) as reader:
+        contents(reader)
+    assert "unsafe_path" in {finding.code for finding in store.verify(deep=True).findings}
     require_awake(store, 20, uri=OTHER_URI)
 
 
@@ -65,19 +67,17 @@ def test_threats_20_21_a_file_of_the_store_that_is_no_plain_file_is_refused(
         Store.open(store_path, writable=True)
 
 
-def test_threat_20_a_linked_folder_is_refused(store: Store, tmp_path: Path) -> None:
-    file = bundle_path(store, sleep(store, 20).bundle_id)
-    as_symlink(file.parent, tmp_path / "aside")
-    with pytest.raises(UnsafePath):
-        store.open_session(URI)
-    as_symlink(file.parent.parent, tmp_path / "aside too")
+@pytest.mark.parametrize("name", ["versions", "packs"])
+def test_threat_20_a_linked_folder_is_refused(store: Store, store_path: Path, tmp_path: Path, name: str) -> None:
+    sleep(store, 20)
     store.close()
+    as_symlink(store_path / name, tmp_path / "aside")
     with pytest.raises(UnsafePath):
-        Store.open(store.path, writable=True)
+        Store.open(store_path, writable=True)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
-@pytest.mark.parametrize("folder", ["", "bundles"])
+@pytest.mark.parametrize("folder", ["", "versions", "packs"])
 def test_threat_22_a_folder_that_others_may_write_is_refused(
     store: Store, store_path: Path, folder: str, mode: int
 ) -> None:

@@ -5,29 +5,35 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import SessionUri, Store
-from torpor.memvid.errors import NoSpace, NotAStore, StoreLocked, TargetExists, UnsafePath
+from torpor.memvid import SessionUri
+from torpor.memvid.errors import NoSpace, NotAStore, StoreIoError, StoreLocked, TargetExists, UnsafePath
 from torpor.memvid.exchange import backup
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.frames import FrameReader
+from torpor.memvid.format.layout import Frame
 from torpor.memvid.format.records import MaintenanceReport
-from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
-from torpor.memvid.writing.sleeping import Holdings
+from torpor.memvid.store import Store
+from torpor.memvid.writing.core import StoreCore
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.format_1_stores import SMALL, case
 from torpor.tests.memvid.store_making import (
     HEIR_URI,
     OTHER_URI,
     URI,
-    bundle_path,
     contents,
     expected,
+    manifest_path,
+    pack_of,
     require_awake,
     sleep,
     spoil,
+    token_ids,
 )
 
-FEW_FILES = CompactionPolicy(max_holders=1, min_dead_ratio=0.0)
 COUNTS = (300, 600, 900, 1200)
 
 
@@ -53,18 +59,18 @@ def back_up(source: Path, target: Path) -> MaintenanceReport:
         return store.backup(target)
 
 
-def require_whole(path: Path, counts: tuple[int, ...] = COUNTS) -> None:
+def require_whole(path: Path, counts: tuple[int, ...] = COUNTS, **sizes: int) -> None:
     with Store.open(path, writable=True) as store:
         assert (store.opening.unreadable, store.opening.index_rebuilt) == ((), None)
         assert store.verify(deep=True).findings == ()
         assert [row.token_count for row in store.versions(URI)] == list(counts)
         for row in store.versions(URI):
             with store.open_session(URI, row.version) as reader:
-                assert contents(reader) == expected(row.token_count)
+                assert contents(reader) == expected(row.token_count, **sizes)
 
 
 def state_of(path: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(path)): one.read_bytes() for one in (path / "bundles").rglob("*.mv*")}
+    return {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*.mv[mp]")}
 
 
 def test_a_backup_is_a_store_with_all_that_sleeps_and_its_marks(source: Path, tmp_path: Path) -> None:
@@ -89,7 +95,6 @@ def test_a_second_backup_writes_what_is_new_and_nothing_else(source: Path, tmp_p
     with Store.open(source, writable=True) as store:
         with store.open_session(URI) as newest:
             sleep(store, 1500, before=newest)
-        assert store.compact(policy=FEW_FILES).actions
         store.untag(URI, "kept")
     report = back_up(source, copy)
     assert [(action.kind, action.version) for action in report.actions] == [("copy", 5)]
@@ -99,21 +104,30 @@ def test_a_second_backup_writes_what_is_new_and_nothing_else(source: Path, tmp_p
         assert not store.marks(URI).tags
 
 
-def test_a_backup_beside_a_store_that_sleeps_compacts_and_deletes_is_whole(source: Path, tmp_path: Path) -> None:
+def test_a_backup_beside_a_store_that_sleeps_repacks_and_deletes_is_whole(source: Path, tmp_path: Path) -> None:
     done: list[int] = []
     with Store.open(source, writable=True) as daemon, Store.open(source, writable=False) as reader:
 
         def meanwhile(_written: int, _total: int) -> None:
-            done.append(len(daemon.compact(policy=FEW_FILES).actions))
+            done.append(1)
             if len(done) == 1:
                 sleep(daemon, 40, uri=SessionUri("default", "later"))
                 daemon.delete_session(OTHER_URI)
+                daemon.repack()
 
         report = reader.backup(tmp_path / "copy", on_progress=meanwhile)
         assert daemon.verify(deep=True).findings == ()
     assert (report.problems, any(done)) == ((), True)
     assert {str(action.session) for action in report.actions} == {str(URI)}
     require_whole(tmp_path / "copy")
+
+
+def test_a_backup_has_what_slept_since_the_store_was_opened(source: Path, tmp_path: Path) -> None:
+    with Store.open(source, writable=True) as daemon, Store.open(source, writable=False) as reader:
+        with daemon.open_session(URI) as newest:
+            sleep(daemon, 1500, before=newest)
+        assert reader.backup(tmp_path / "copy").problems == ()
+    require_whole(tmp_path / "copy", (*COUNTS, 1500))
 
 
 @pytest.mark.parametrize("copied", [1, 2, 4])
@@ -210,50 +224,124 @@ def test_what_was_deleted_stays_in_the_backup_with_its_marks(source: Path, tmp_p
         assert set(store.marks(OTHER_URI).tags) == {"first"}
 
 
-def test_a_version_that_repair_has_set_aside_stays_in_the_backup(source: Path, tmp_path: Path) -> None:
+def test_a_version_that_is_missing_stays_in_the_backup(source: Path, tmp_path: Path) -> None:
     back_up(source, tmp_path / "copy")
     with Store.open(source, writable=True) as store:
-        bundle_path(store, store.versions(URI)[-1].bundle_id).unlink()
-        store.repair()
-        with store.open_session(URI, 3) as third:
-            sleep(store, 1000, before=third, seed=4)
+        manifest_path(store, store.versions(URI)[-1].bundle_id).unlink()
     back_up(source, tmp_path / "copy")
-    with Store.open(tmp_path / "copy", writable=True) as store:
-        assert [row.token_count for row in store.versions(URI)] == [*COUNTS, 1000]
-        assert store.verify(deep=True).findings == ()
+    require_whole(tmp_path / "copy")
+
+
+def test_a_version_that_is_missing_is_told(source: Path, tmp_path: Path) -> None:
+    with Store.open(source, writable=True) as store:
+        path = manifest_path(store, store.versions(URI)[-1].bundle_id)
+    path.unlink()
+    report = back_up(source, tmp_path / "copy")
+    assert [(problem.path, problem.code) for problem in report.problems] == [(str(path), "bundle_missing")]
+    require_whole(tmp_path / "copy", COUNTS[:-1])
 
 
 def test_what_is_damaged_is_told_and_the_rest_is_copied(source: Path, tmp_path: Path) -> None:
     with Store.open(source, writable=True) as store:
         damaged = sleep(store, 40, uri=SessionUri("default", "rotten"), seed=8)
         spoil(store, damaged, 0)
-        path = bundle_path(store, damaged.bundle_id)
+        path = pack_of(store, damaged)
     report = back_up(source, tmp_path / "copy")
     assert [(problem.path, problem.code) for problem in report.problems] == [(str(path), "corrupt_block")]
     require_whole(tmp_path / "copy")
 
 
+def test_a_block_that_the_system_does_not_read_is_told_and_the_rest_is_copied(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(source, writable=True) as store:
+        rotten = sleep(store, 40, uri=SessionUri("default", "rotten"), seed=8)
+    real = FrameReader.check_block
+
+    def check_block(file: FrameReader, block_id: bytes, *args: Any, **kwargs: Any) -> Any:
+        if block_id == rotten.entries[0].id:
+            raise StoreIoError("no", path=file.path, action="read", errno=5)
+        return real(file, block_id, *args, **kwargs)
+
+    monkeypatch.setattr(FrameReader, "check_block", check_block)
+    report = back_up(source, tmp_path / "copy")
+    monkeypatch.undo()
+    assert [problem.code for problem in report.problems] == ["store_io"]
+    require_whole(tmp_path / "copy")
+
+
 def test_a_version_that_is_damaged_since_stays_sound_in_the_backup(source: Path, tmp_path: Path) -> None:
     back_up(source, tmp_path / "copy")
-    for file in (source / "bundles").rglob("*.mvb"):
+    for file in source.rglob("*.mv[mp]"):
         file.write_bytes(bytes(100))
     back_up(source, tmp_path / "copy")
     require_whole(tmp_path / "copy")
 
 
+@pytest.mark.parametrize("what", ["manifest", "packs"])
+def test_what_is_damaged_or_missing_in_the_backup_is_copied_again(source: Path, tmp_path: Path, what: str) -> None:
+    copy = tmp_path / "copy"
+    back_up(source, copy)
+    if what == "packs":
+        for pack in (copy / "packs").iterdir():
+            pack.unlink()
+    else:
+        for number, manifest in enumerate(sorted((copy / "versions").iterdir())):
+            manifest.write_bytes(b"damaged") if number % 2 else manifest.unlink()
+    report = back_up(source, copy)
+    assert report.problems == ()
+    assert report.bytes_written > 0
+    require_whole(copy)
+
+
+def test_a_stripped_version_goes_with_its_ledger_and_its_mark(source: Path, tmp_path: Path) -> None:
+    with Store.open(source, writable=True) as store:
+        store.strip(OTHER_URI)
+        store.repack()
+        with store.open_session(OTHER_URI) as reader:
+            assert reader.whole_up_to() == 0
+    assert back_up(source, tmp_path / "copy").problems == ()
+    assert back_up(source, tmp_path / "copy").bytes_written == 0
+    with Store.open(tmp_path / "copy", writable=True) as copy:
+        assert copy.marks(OTHER_URI).stripped == {copy.versions(OTHER_URI)[0].bundle_id}
+        with copy.open_session(OTHER_URI) as reader:
+            assert reader.tokens() == token_ids(0, 800, 3)
+    require_whole(tmp_path / "copy")
+
+
+def test_a_backup_of_format_1_is_carried_over_and_goes_on(tmp_path: Path) -> None:
+    case("backup", tmp_path / "copy")
+    with Store.open(case("small", tmp_path / "store"), writable=True):
+        pass
+    report = back_up(tmp_path / "store", tmp_path / "copy")
+    written = [(action.session, action.version) for action in report.actions]
+    assert (written, report.problems) == ([(URI, 2), (OTHER_URI, 1)], ())
+    require_whole(tmp_path / "copy", (300, 600), **SMALL)
+
+
 def test_a_backup_builds_no_version_on_blocks_of_its_own_that_have_rotted(source: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     back_up(source, copy)
-    with Store.open(copy, writable=True) as store, store.open_session(URI, 1) as oldest:
-        spoil(store, oldest, 0)
-    with Store.open(source, writable=True) as store, store.open_session(URI) as newest:
-        sleep(store, 1500, before=newest)
+    with Store.open(copy, writable=True) as store:
+        making.spoil_frame(*_block_of(store, URI, 1))
+    with Store.open(source, writable=True) as store:
+        slept = store.open_session(URI)
+        with slept:
+            sleep(store, 1500, before=slept)
     assert back_up(source, copy).problems == ()
     with Store.open(copy, writable=True) as store:
-        require_awake(store, 1500)
+        for row in store.versions(URI):
+            require_awake(store, row.token_count, version=row.version)
         assert {finding.code for finding in store.verify(deep=True).findings} == {"corrupt_block"}
         assert store.repair().problems == ()
     require_whole(copy, (*COUNTS, 1500))
+
+
+def _block_of(store: Store, uri: SessionUri, version: int) -> tuple[Path, Frame]:
+    """The first block of a version: its pack and its frame."""
+    with store.open_session(uri, version) as reader:
+        pack = Path(store.path, store.index.packs_of(reader.entries[0].id)[0])
+        return pack, making.frame_in(pack, reader.entries[0].id)
 
 
 def test_a_backup_reads_each_block_that_it_has_once_however_many_versions_refer_to_it(
@@ -263,7 +351,7 @@ def test_a_backup_reads_each_block_that_it_has_once_however_many_versions_refer_
     for count in (1500, 1800, 2100):
         with Store.open(source, writable=True) as store, store.open_session(URI) as newest:
             sleep(store, count, before=newest)
-    with mock.patch.object(Holdings, "find_sound", autospec=True, side_effect=Holdings.find_sound) as looked_for:
+    with mock.patch.object(StoreCore, "find_sound", autospec=True, side_effect=StoreCore.find_sound) as looked_for:
         back_up(source, tmp_path / "copy")
     found = [call.args[1] for call in looked_for.call_args_list]
     assert len(found) == len(set(found)) > 0
@@ -275,10 +363,10 @@ def test_a_folder_that_is_no_place_for_a_backup_is_refused_and_left_as_it_is(sou
     (foreign / "letter.txt").write_text("mine")
     Store.open(other, writable=True).close()
     link = tmp_path / "link"
-    link.symlink_to(source / "bundles")
+    link.symlink_to(source / "packs")
     for target, refusal in (
         (source, UnsafePath),
-        (source / "bundles" / "copy", UnsafePath),
+        (source / "packs" / "copy", UnsafePath),
         (link / "copy", UnsafePath),
         (foreign, NotAStore),
         (other, TargetExists),
@@ -287,7 +375,7 @@ def test_a_folder_that_is_no_place_for_a_backup_is_refused_and_left_as_it_is(sou
         with pytest.raises(refusal):
             back_up(source, target)
     assert [one.name for one in foreign.iterdir()] == ["letter.txt"]
-    assert not (source / "bundles" / "copy").exists()
+    assert not (source / "packs" / "copy").exists()
     back_up(source, tmp_path / "copy")
     with Store.open(tmp_path / "copy", writable=True), pytest.raises(StoreLocked):
         back_up(source, tmp_path / "copy")

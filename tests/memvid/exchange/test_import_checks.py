@@ -5,26 +5,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store
+from torpor.memvid import BlockDraft, SlotDraft, SlotSpec
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.errors import CorruptBundle, LimitExceeded
 from torpor.memvid.exchange import import_checks
-from torpor.memvid.exchange.import_checks import require_whole
+from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.format import codecs
 from torpor.memvid.format import manifest as manifest_module
-from torpor.memvid.format import reader as reader_module
-from torpor.memvid.format.bundle import BundleFile, FrameFile
-from torpor.memvid.format.manifest import Manifest, bundle_id_of
-from torpor.memvid.format.writer import BundleWriter, prepare_block
+from torpor.memvid.format.frames import FrameReader
+from torpor.memvid.format.manifest import Manifest
+from torpor.memvid.format.pack_writer import PackWriter
+from torpor.memvid.format.writer import prepare_block
 from torpor.memvid.limits import KIB, MAX_EXPANSION, MAX_SMALL_BUNDLE_BYTES, MIB
+from torpor.memvid.store import Store
+from torpor.memvid.writing import reader as reader_module
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.format_1_stores import CASES, RELEASED
 from torpor.tests.memvid.store_making import IDENTITY, URI, require_awake, sleep, token_ids, write
 
 SLOTS = 3
@@ -62,11 +64,11 @@ def sealed(folder: Path, drafts: Sequence[BlockDraft], *, claimed: int | None = 
     fd = os.open(folder, os.O_RDONLY)
     with contextlib.closing(TempFile(fd, str(folder))) as temp, pytest.MonkeyPatch.context() as patch:
         patch.setattr(codecs, "MAX_EXPANSION", 1 << 40)
-        patch.setattr(BundleWriter, "_read_back", lambda *_: None)
-        writer = BundleWriter(temp)
+        patch.setattr(PackWriter, "_read_back", lambda *_: None)
+        writer = PackWriter(temp)
         for block in blocks:
             writer.add(block, compressed=True)
-        writer.finish(manifest.encode(), manifest.blocks, bundle_id_of(manifest.encode()), {})
+        writer.finish(manifest.encode())
         temp.publish_new("made.mvb")
     os.close(fd)
     return folder / "made.mvb"
@@ -85,7 +87,7 @@ def bare_spans(count: int) -> list[BlockDraft]:
 
 @pytest.fixture
 def nothing_unfolds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BundleFile, "check_block", lambda *_: pytest.fail("it was decompressed"))
+    monkeypatch.setattr(FrameReader, "check_block", lambda *_: pytest.fail("it was decompressed"))
 
 
 def names(path: Path) -> list[str]:
@@ -119,7 +121,7 @@ def test_threat_16_a_file_of_many_records_is_refused_before_any_of_them_is_looke
     """A record costs its sender some 400 bytes: 130,000 kept a reader busy for two minutes, in 300 MiB."""
     records = [record(256, number) for number in range(1000)]
     many = sealed(tmp_path, [BlockDraft("span", 0, token_ids(0, 256), []), *records])
-    monkeypatch.setattr(BundleFile, "read_head", lambda *_: pytest.fail("a block was read"))
+    monkeypatch.setattr(FrameReader, "read_head", lambda *_: pytest.fail("a block was read"))
     monkeypatch.setattr(manifest_module, "_decode_line", lambda *_: pytest.fail("a line was taken apart"))
     with pytest.raises(CorruptBundle, match="block list has a wrong length"):
         store.import_file(many)
@@ -131,8 +133,8 @@ def test_threat_16_a_file_of_many_records_is_refused_before_any_of_them_is_looke
 def test_an_import_reads_each_head_three_times(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To check it, to copy it, and to read back what was written: the time is a matter of how many blocks there are."""
     read: list[bytes] = []
-    read_head = FrameFile.read_head
-    monkeypatch.setattr(FrameFile, "read_head", lambda file, block: read.append(block) or read_head(file, block))
+    read_head = FrameReader.read_head
+    monkeypatch.setattr(FrameReader, "read_head", lambda file, block: read.append(block) or read_head(file, block))
     store.import_file(sealed(tmp_path, bare_spans(100)))
     assert len(read) == 3 * 200
 
@@ -167,7 +169,7 @@ def test_the_bound_is_the_files_own_length(store: Store, tmp_path: Path, monkeyp
     for bound, refused in ((SLOTS * 512 * KIB // path.stat().st_size, True), (1 << 20, False)):
         monkeypatch.setattr(import_checks, "MAX_EXPANSION", bound)
         expected = pytest.raises(LimitExceeded) if refused else contextlib.nullcontext()
-        with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), None)) as file, expected:
+        with ExportedFile(os.open(path, os.O_RDONLY), str(path)) as file, expected:
             require_whole(file)
 
 
@@ -185,14 +187,11 @@ def test_what_a_store_compressed_itself_is_never_too_dense_to_be_imported(
             assert other.import_file(target).logical_bytes == SLOTS * size_bytes
 
 
-def test_the_fixture_of_format_1_can_be_exported_and_imported(store: Store, tmp_path: Path) -> None:
-    """It has a slot that shrank further than a writer of today would let it."""
-    shutil.copytree(Path(making.__file__).parent / "data" / "format-1", tmp_path / "old")
-    for folder in [tmp_path / "old", *(path for path in (tmp_path / "old").rglob("*") if path.is_dir())]:
-        folder.chmod(0o700)
-    with Store.open(tmp_path / "old", writable=True) as old:
-        old.export_session(making.PLANES_URI, None, tmp_path / "planes.mvb")
-    store.import_file(tmp_path / "planes.mvb")
+def test_what_the_last_torpor_of_format_1_exported_is_imported(store: Store) -> None:
+    """It has a slot that shrank further than a writer of today would let it. Its manifest stays as it is."""
+    (bundle_id,) = (version["bundle_id"] for version in RELEASED if version["session"] == str(making.PLANES_URI))
+    receipt = store.import_file(CASES / "planes.mvb")
+    assert receipt.bundle_id.hex() == bundle_id
     with store.open_session(making.PLANES_URI) as reader:
         assert making.contents(reader) == [list(making.PLANES_BYTES)]
     sleep(store, 300)

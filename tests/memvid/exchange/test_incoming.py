@@ -1,4 +1,4 @@
-"""Handing a bundle over in STORE/incoming: whole, checked, durable and named by its id, or not there at all."""
+"""Handing a file over in STORE/incoming: whole, checked, durable and named by its id, or not there at all."""
 
 from __future__ import annotations
 
@@ -6,34 +6,36 @@ import os
 from pathlib import Path
 
 import pytest
-from torpor.memvid import Store
-from torpor.memvid.errors import BlockMissing, BundleMissing, Corruption, NoStore, StoreIoError, UnsafePath
+from torpor.memvid.errors import BundleMissing, Corruption, NoStore, StoreIoError, UnsafePath
 from torpor.memvid.exchange.incoming import hand_over, owner_of, take_back
+from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A store that no reader has open, with a session that slept twice: its first bundle stands alone."""
+    """A store that no reader has open."""
     with Store.open(tmp_path / "store", writable=True) as store:
-        first = making.sleep(store, 300)
-        making.sleep(store, 600, before=first)
+        making.sleep(store, 300)
     return tmp_path / "store"
 
 
-def bundles(place: Path) -> list[Path]:
-    return sorted(place.glob("bundles/*/*.mvb"), key=lambda file: file.stat().st_mtime_ns)
+@pytest.fixture
+def source(place: Path, tmp_path: Path) -> Path:
+    with Store.open(place, writable=False) as store:
+        store.export_session(making.URI, None, tmp_path / "any name")
+    return tmp_path / "any name"
 
 
 def waiting(place: Path) -> list[str]:
     return sorted(file.name for file in (place / "incoming").iterdir()) if (place / "incoming").exists() else []
 
 
-def test_what_is_handed_over_lies_there_under_its_id(place: Path, tmp_path: Path) -> None:
-    source = tmp_path / "any name"
-    source.write_bytes(bundles(place)[0].read_bytes())
+def test_what_is_handed_over_lies_there_under_its_id(place: Path, source: Path) -> None:
     bundle_id = hand_over(str(place), str(source))
-    assert waiting(place) == [f"{bundle_id.hex()}.mvb"] == [bundles(place)[0].name]
+    assert waiting(place) == [f"{bundle_id.hex()}.mvb"]
+    assert (place / "versions" / f"{bundle_id.hex()}.mvm").exists()
     copy = place / "incoming" / f"{bundle_id.hex()}.mvb"
     assert copy.read_bytes() == source.read_bytes()
     assert copy.stat().st_mode & 0o777 == 0o600
@@ -45,21 +47,33 @@ def test_what_is_handed_over_lies_there_under_its_id(place: Path, tmp_path: Path
     assert waiting(place) == []
 
 
-def test_a_bundle_that_needs_others_is_refused(place: Path) -> None:
-    with pytest.raises(BlockMissing):
-        hand_over(str(place), str(bundles(place)[1]))
+def test_a_bundle_of_format_1_is_handed_over_as_well(place: Path) -> None:
+    bundle = bundle_of(CASES / "small", making.OTHER_URI)
+    bundle_id = bytes.fromhex(bundle.stem)
+    assert hand_over(str(place), str(bundle)) == bundle_id
+    assert owner_of(str(place), bundle_id) == making.OTHER_URI
+    with Store.open(place, writable=True) as store:
+        assert store.adopt_incoming(bundle_id).bundle_id == bundle_id
+        making.require_awake(store, 300, uri=making.OTHER_URI, seed=2, **SMALL)
+
+
+@pytest.mark.parametrize("what", ["manifest", "pack"])
+def test_a_part_of_a_version_is_refused(place: Path, what: str) -> None:
+    (part,) = (place / {"manifest": "versions", "pack": "packs"}[what]).iterdir()
+    with pytest.raises(Corruption):
+        hand_over(str(place), str(part))
     assert waiting(place) == []
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "longer", "empty"])
-def test_a_damaged_file_is_refused_and_leaves_nothing_behind(place: Path, tmp_path: Path, damage: str) -> None:
-    content = bytearray(bundles(place)[0].read_bytes())
+def test_a_damaged_file_is_refused_and_leaves_nothing_behind(place: Path, source: Path, damage: str) -> None:
+    content = bytearray(source.read_bytes())
     if damage == "flipped":
         content[len(content) // 2] ^= 1
     made = {"cut": content[:-1], "flipped": content, "longer": content + b"x", "empty": b""}[damage]
-    (tmp_path / "file").write_bytes(made)
+    source.write_bytes(made)
     with pytest.raises(Corruption):
-        hand_over(str(place), str(tmp_path / "file"))
+        hand_over(str(place), str(source))
     assert waiting(place) == []
 
 
@@ -71,28 +85,28 @@ def test_a_source_that_is_no_file_is_refused(place: Path, tmp_path: Path) -> Non
     assert waiting(place) == []
 
 
-def test_nothing_is_handed_over_where_there_is_no_store(place: Path, tmp_path: Path) -> None:
+def test_nothing_is_handed_over_where_there_is_no_store(source: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for target in (tmp_path / "none", tmp_path / "empty"):
         with pytest.raises(NoStore):
-            hand_over(str(target), str(bundles(place)[0]))
+            hand_over(str(target), str(source))
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-def test_a_folder_that_is_a_link_is_refused_threat_20(place: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_a_link_is_refused_threat_20(place: Path, source: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (place / "incoming").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UnsafePath):
-        hand_over(str(place), str(bundles(place)[0]))
+        hand_over(str(place), str(source))
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_an_id_that_was_not_handed_over_is_missing(place: Path) -> None:
+def test_an_id_that_was_not_handed_over_is_missing(place: Path, source: Path) -> None:
     with pytest.raises(BundleMissing):
         owner_of(str(place), b"\0" * 32)
     (place / "incoming").mkdir(mode=0o700)
     with pytest.raises(BundleMissing):
         owner_of(str(place), b"\0" * 32)
-    (place / "incoming" / f"{'00' * 32}.mvb").symlink_to(bundles(place)[0])
+    (place / "incoming" / f"{'00' * 32}.mvb").symlink_to(source)
     with pytest.raises(UnsafePath):
         owner_of(str(place), b"\0" * 32)

@@ -11,8 +11,9 @@ from unittest import mock
 
 import pytest
 from safetensors import safe_open
-from torpor.memvid import BlockDraft, SessionUri, SlotDraft, SlotSpec, Store, errors
+from torpor.memvid import BlockDraft, SessionUri, SlotDraft, SlotSpec, errors
 from torpor.memvid.exchange import tensor_file
+from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import URI, drafts, meanwhile, sleep, write
 

@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import re
-import shutil
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from blake3 import blake3
-from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, errors
+from torpor.memvid import BlockDraft, BlockEntry, Receipt, SessionUri, SlotDraft, SlotSpec, errors
 from torpor.memvid.disk.budget import Budget, utc_day
-from torpor.memvid.exchange import transfer
+from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.folder.temps import Temps
-from torpor.memvid.format.bundle import BundleFile
-from torpor.memvid.index.index import Index
+from torpor.memvid.format.manifest import Manifest
+from torpor.memvid.format.pack import PackFile
+from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.limits import MAX_IMPORTED_VERSION, MAX_VERSION
+from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
-from torpor.memvid.writing.rewriting import Contents, prepared
+from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.resealing import reseal
+from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
 from torpor.tests.memvid.store_making import (
     OTHER_URI,
     URI,
     contents,
     expected,
+    manifest_path,
     meanwhile,
+    packs_of,
     put,
     require_awake,
     sleep,
@@ -75,22 +79,24 @@ def rows(store: Store) -> list[tuple[str, int, bytes]]:
     return [(str(row.uri), row.version, row.bundle_id) for row in store.index.all_rows()]
 
 
-def bundle_file(path: Path) -> BundleFile:
-    return BundleFile(os.open(path, os.O_RDONLY), str(path), None)
+def pack_file(path: Path) -> PackFile:
+    return PackFile(os.open(path, os.O_RDONLY), str(path), None)
+
+
+def nothing_came(store: Store) -> bool:
+    return rows(store) == [] and making.names(store.path) == set()
 
 
 # --- export
 
 
-def test_an_export_is_a_bundle_of_the_same_id_that_needs_no_other(store: Store, target: Path) -> None:
+def test_an_export_is_one_pack_with_all_blocks_and_the_manifest(store: Store, target: Path) -> None:
     first = sleep(store, 600)
     second = sleep(store, 900, before=first)
     report = store.export_session(URI, None, target)
-    with contextlib.closing(bundle_file(target)) as file:
-        assert file.bundle_id == second.bundle_id == report.bundle_id
-        assert file.directory.holders == ()
-        assert file.manifest is not None
-        assert set(file.frames) == {entry.id for entry in second.entries} == {e.id for e in file.manifest.blocks}
+    with pack_file(target) as file:
+        assert blake3(file.encoded_manifest()).digest() == second.bundle_id == report.bundle_id
+        assert set(file.frames) == {entry.id for entry in second.entries}
         for block_id in file.frames:
             file.check_block(block_id)
     assert (report.uri, report.version, report.token_count, report.blocks) == (URI, 2, 900, len(second.entries))
@@ -116,27 +122,6 @@ def test_a_read_only_store_exports_beside_a_writer_and_writes_nothing(store: Sto
     with Store.open(store.path, writable=False) as reader:
         assert reader.export_session(URI, None, target).bundle_id == second.bundle_id
     assert tree(Path(store.path)) == before
-
-
-def test_an_export_finds_a_block_that_was_moved_while_it_ran(store: Store, target: Path, other: Store) -> None:
-    """Another process compacts: the delta takes its blocks in, the file that held them loses them."""
-    first = sleep(store, 600)
-    second = sleep(store, 900, before=first)
-    sleep(store, 700, uri=OTHER_URI, seed=4)
-    with Store.open(store.path, writable=False) as reader:
-        moved = []
-
-        def move(_done: int, _total: int) -> None:
-            if not moved:
-                adopt_all(store, second)
-                store.delete_session(URI)
-                moved.append(not making.bundle_path(store, first.bundle_id).exists())
-
-        report = reader.export_session(URI, 2, target, on_progress=move)
-    assert moved == [True]
-    assert report.bundle_id == second.bundle_id
-    other.import_file(target)
-    require_awake(other, 900)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling link", "fifo"])
@@ -185,16 +170,16 @@ def test_a_disk_without_links_gets_its_export_too(store: Store, target: Path, mo
     monkeypatch.setattr(os, "link", without_links)
     store.export_session(URI, None, target)
     assert os.listdir(target.parent) == [target.name]
-    with contextlib.closing(bundle_file(target)) as file:
-        assert file.bundle_id == second.bundle_id
+    with pack_file(target) as file:
+        assert blake3(file.encoded_manifest()).digest() == second.bundle_id
 
 
 def test_nothing_is_exported_into_the_store(store: Store, tmp_path: Path) -> None:
     sleep(store, 300)
     place = Path(store.path)
-    (tmp_path / "link").symlink_to(place / "bundles")
+    (tmp_path / "link").symlink_to(place / "packs")
     before = tree(place)
-    for inside in (place / "x", place / "bundles" / "x", place / "quarantine" / "x", tmp_path / "link" / "x"):
+    for inside in (place / "x", place / "packs" / "x", place / "versions" / "x", tmp_path / "link" / "x"):
         with pytest.raises(errors.UnsafePath):
             store.export_session(URI, None, inside)
     assert tree(place) == before
@@ -206,7 +191,7 @@ def test_a_damaged_block_is_not_exported_and_named(store: Store, target: Path) -
     making.spoil(store, receipt, 0)
     with pytest.raises(errors.CorruptBlock) as refusal:
         store.export_session(URI, None, target)
-    assert refusal.value.path == str(making.bundle_path(store, receipt.bundle_id))
+    assert refusal.value.path == str(packs_of(store, receipt)[0])
     assert os.listdir(target.parent) == []
     assert store.statistics().writable
 
@@ -256,17 +241,56 @@ def test_an_export_that_does_not_read_back_is_not_published(
     assert os.listdir(target.parent) == []
 
 
+def test_an_export_takes_each_block_from_a_pack_that_has_it_right(store: Store, other: Store, target: Path) -> None:
+    """Two packs have a block, and the one that is asked first is damaged."""
+    receipt = sleep(store, 600)
+    (pack,) = packs_of(store, receipt)
+    exported(store, target.with_name("good"))
+    good = pack.read_bytes()
+    making.spoil(store, receipt, 1)
+    store.import_file(target.with_name("good"))
+    pack.write_bytes(good)
+    making.spoil(store, receipt, 1)
+    assert len(packs_of(store, receipt)) == 2
+    assert pack.read_bytes() == good
+    store.export_session(URI, None, target)
+    other.import_file(target)
+    require_awake(other, 600)
+
+
+def test_an_export_finds_a_block_that_was_moved_while_it_ran(store: Store, target: Path, other: Store) -> None:
+    """Another process writes the packs anew, and removes the old ones."""
+    second = sleep(store, 900, before=sleep(store, 600))
+    with Store.open(store.path, writable=False) as reader:
+        moved: list[str] = []
+
+        def move(_done: int, _total: int) -> None:
+            if not moved:
+                moved.extend(_move_blocks(store, second))
+
+        report = reader.export_session(URI, 2, target, on_progress=move)
+    assert moved
+    assert report.bundle_id == second.bundle_id
+    other.import_file(target)
+    require_awake(other, 900)
+
+
+def _move_blocks(store: Store, receipt: Receipt) -> list[str]:
+    """Copy a version's blocks into one new pack, and remove the packs in which they were."""
+    old = sorted({name for entry in receipt.entries for name in store.index.packs_of(entry.id)})
+    with store.open_session(URI) as reader, store._core.folder.temps.new() as temp:
+        writer = PackWriter(temp)
+        for entry in sorted(reader.entries, key=lambda entry: entry.id):
+            with reader.holding(entry) as file:
+                writer.add_copy(file, entry.id)
+        pack_id = writer.finish()
+        with store._core.committing():
+            store._core.publish_pack(temp, pack_id)
+            store._core.remove_packs(old)
+    return old
+
+
 # --- there and back
-
-
-def adopt_all(store: Store, receipt: Receipt) -> None:
-    """Write a bundle's file anew with all its blocks in it, as a compaction may."""
-    with contextlib.closing(store._core.open_bundle(receipt.bundle_id)) as file:
-        frames = [(entry.id, entry.bundle_id) for entry in file.entries if entry.bundle_id is not None]
-    with prepared(
-        store._core, receipt.bundle_id, Contents(frames, {}, compressing={block for block, _ in frames})
-    ) as new:
-        assert new.commit()
 
 
 def planes_sleep(store: Store, uri: SessionUri) -> Receipt:
@@ -294,11 +318,13 @@ def compressed(store: Store) -> None:
     planes_sleep(store, OTHER_URI)
 
 
-def rewritten(store: Store) -> None:
-    adopt_all(store, sleep(store, 900, before=sleep(store, 600)))
+def moved(store: Store) -> None:
+    second = sleep(store, 900, before=sleep(store, 600))
+    store.delete_version(URI, 1)
+    _move_blocks(store, second)
 
 
-SESSIONS = {"a delta chain": delta_chain, "a fork": fork_of_two, "compressed": compressed, "rewritten": rewritten}
+SESSIONS = {"a delta chain": delta_chain, "a fork": fork_of_two, "compressed": compressed, "moved": moved}
 
 
 @pytest.mark.parametrize("make", SESSIONS.values(), ids=SESSIONS)
@@ -332,7 +358,6 @@ def test_the_versions_of_a_chain_share_their_blocks_again(store: Store, other: S
     two = other.import_file(exported(store, target.with_name("two"), version=2), as_uri=OTHER_URI)
     assert (one.blocks_new, one.blocks_reused) == (4, 0)
     assert (two.blocks_new, two.blocks_reused) == (len(second.entries) - 2, 2)
-    assert two.entries[0].bundle_id == one.bundle_id
     receipt = sleep(other, 1200, uri=OTHER_URI, before=two)  # what it returns is fit to go on from
     assert (receipt.version, receipt.blocks_reused) == (2, 3)
     require_awake(other, 1200, uri=OTHER_URI)
@@ -351,39 +376,50 @@ def test_the_same_bundle_again_is_what_is_there_and_nothing_is_written(
     assert store.import_file(target).bytes_written == 0, "where it came from it is too"
 
 
-def test_the_same_bundle_again_is_not_acknowledged_where_it_is_damaged(
-    store: Store, other: Store, target: Path
-) -> None:
+def test_the_same_bundle_again_writes_what_is_damaged_there(store: Store, other: Store, target: Path) -> None:
     sleep(store, 600)
     receipt = other.import_file(exported(store, target))
     making.spoil(other, receipt, 1)
-    with pytest.raises(errors.CorruptBlock, match="repair"):
-        other.import_file(target)
+    again = other.import_file(target)
+    assert (again.bundle_id, again.blocks_new, again.blocks_reused) == (receipt.bundle_id, 1, 3)
+    require_awake(other, 600)
+    assert other.import_file(target).bytes_written == 0
+    making.spoil(other, receipt, 1)
     rescue = other.import_file(target, as_uri=OTHER_URI)
     assert (rescue.blocks_new, rescue.blocks_reused) == (1, 3), "only the damaged block is not referred to"
     require_awake(other, 600, uri=OTHER_URI)
-    assert other.repair().ok, "which finds the block there"
-    require_awake(other, 600)
-    assert other.import_file(target).bytes_written == 0
 
 
-@pytest.mark.parametrize("what", ["missing", "no manifest"])
-def test_a_version_whose_file_is_lost_comes_back_after_a_repair(
+@pytest.mark.parametrize("what", ["missing", "damaged", "missing with the index", "damaged without the index"])
+def test_a_version_whose_manifest_is_lost_comes_back_by_the_import(
     store: Store, other: Store, target: Path, what: str
 ) -> None:
     sleep(store, 600)
     receipt = other.import_file(exported(store, target))
-    path = making.bundle_path(other, receipt.bundle_id)
-    if what == "missing":
+    path = manifest_path(other, receipt.bundle_id)
+    if what.startswith("missing"):
         path.unlink()
     else:
-        path.write_bytes(b"damaged")
-    with pytest.raises(errors.Corruption, match="repair"):
+        put(path, b"damaged")
+    with contextlib.closing(making.reopened(other, anew="index" in what)) as again:
+        back = again.import_file(target)
+        assert (back.bundle_id, back.version, back.blocks_new) == (receipt.bundle_id, 1, 0)
+        require_awake(again, 600)
+        assert again.import_file(target).bytes_written == 0
+    with Store.open(other.path, writable=True) as again:
+        assert again.opening.unreadable == ()
+
+
+def test_a_failure_while_a_version_is_made_whole_leaves_the_version(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 600)
+    receipt = other.import_file(exported(store, target))
+    making.spoil(other, receipt, 1)
+    before = tree(Path(other.path))
+    with mock.patch.object(TempFile, "publish", side_effect=errors.NoSpace("injected")), pytest.raises(errors.NoSpace):
         other.import_file(target)
-    other.repair()
-    assert other.import_file(target).bundle_id == receipt.bundle_id
+    assert tree(Path(other.path)) == before
+    other.import_file(target)
     require_awake(other, 600)
-    assert other.verify(deep=True).ok
 
 
 def test_another_name_gives_a_new_manifest_with_the_imported_one_as_parent(
@@ -400,63 +436,6 @@ def test_another_name_gives_a_new_manifest_with_the_imported_one_as_parent(
     assert other.find_session(URI) is None
     sleep(other, 900, uri=OTHER_URI, before=receipt)
     require_awake(other, 900, uri=OTHER_URI)
-
-
-@pytest.mark.parametrize("stripped", [False, True])
-def test_a_session_comes_back_beside_the_retired_file_that_others_need(
-    store: Store, target: Path, stripped: bool
-) -> None:
-    """The retired file also holds a block that is none of the session's; whoever needs it must still find it."""
-    receipt = sleep(store, 600)
-    exported(store, target)
-    fork = sleep(store, 900, uri=OTHER_URI, before=receipt)
-    foreign = sleep(store, 520, uri=THIRD_URI, seed=8)
-    frames = [(entry.id, receipt.bundle_id) for entry in receipt.entries]
-    frames.append((foreign.entries[0].id, foreign.bundle_id))
-    store.delete_session(URI)
-    if stripped:
-        frames = frames[:2] + frames[-1:]
-    with prepared(store._core, receipt.bundle_id, Contents(frames, {}, with_manifest=not stripped)) as new:
-        assert new.commit()
-    rest = [(entry.id, foreign.bundle_id) for entry in foreign.entries[1:]]
-    holders = {foreign.entries[0].id: receipt.bundle_id}
-    with prepared(store._core, foreign.bundle_id, Contents(rest, holders)) as new:
-        assert new.commit()
-    assert store.verify(deep=True).ok
-    back = store.import_file(target)
-    assert (back.bundle_id, back.version) == (receipt.bundle_id, 1)
-    assert not making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr").exists()
-    for session, tokens, seed in ((URI, 600, 0), (OTHER_URI, 900, 0), (THIRD_URI, 520, 8)):
-        require_awake(store, tokens, uri=session, seed=seed)
-    assert store.verify(deep=True).ok
-    store.delete_session(URI)
-    require_awake(store, 900, uri=OTHER_URI)
-    require_awake(store, 520, uri=THIRD_URI, seed=8)
-    assert fork.bundle_id
-
-
-def test_a_damaged_retired_file_stands_in_the_way_and_stays(store: Store, target: Path) -> None:
-    receipt = sleep(store, 600)
-    exported(store, target)
-    sleep(store, 900, uri=OTHER_URI, before=receipt)
-    store.delete_session(URI)
-    retired = making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr")
-    os.truncate(retired, 200)
-    refused(store, target, errors.Truncated)
-
-
-def test_an_import_heals_the_blocks_of_a_retired_file(store: Store, target: Path) -> None:
-    """What is in the imported file is taken from there; the retired one may be damaged in just that."""
-    receipt = sleep(store, 600)
-    exported(store, target)
-    sleep(store, 900, uri=OTHER_URI, before=receipt)
-    frame = making.frame_of(store, receipt.entries[0])
-    store.delete_session(URI)
-    making.spoil_frame(making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr"), frame)
-    assert not store.verify(deep=True).ok
-    assert store.import_file(target).bundle_id == receipt.bundle_id
-    require_awake(store, 900, uri=OTHER_URI)
-    assert store.verify(deep=True).ok
 
 
 def test_two_imports_of_one_file_at_once_are_one(store: Store, other: Store, target: Path) -> None:
@@ -515,33 +494,45 @@ def test_an_import_adds_to_no_session(
         store.delete_session(URI)
         sleep(store, 40)
     file = exported(store, target.with_name("theirs"))
-    before = tree(Path(other.path) / "bundles"), rows(other)
+    before = making.names(other.path), rows(other)
     work = partial(other.import_file, file, as_uri=as_uri)
     if how == "incoming":
         work = partial(other.adopt_incoming, hand_over(other.path, str(file)), as_uri=as_uri)
     with pytest.raises(errors.NameTaken, match=f"a name that is free .`--as NAME`., .*`torpor rm {uri}`") as refused:
         work()
     assert refused.value.details == {"session": str(uri), "imported": str(URI)}
-    assert (tree(Path(other.path) / "bundles"), rows(other)) == before
+    assert (making.names(other.path), rows(other)) == before
     assert other.import_file(file, as_uri=THIRD_URI).version == 1
     other.delete_session(uri)
     other.import_file(file, as_uri=as_uri)
     assert len(other.versions(uri)) == 1, "as the message says"
 
 
-def test_a_name_of_which_all_is_set_aside_is_taken(store: Store, other: Store, target: Path, tmp_path: Path) -> None:
+def test_a_name_of_which_all_is_missing_is_taken(store: Store, other: Store, target: Path, tmp_path: Path) -> None:
     """Else it is another session's once its file is back."""
     first = sleep(other, 600, uri=OTHER_URI, seed=7)
     own = tmp_path / "own.mvb"
     other.export_session(OTHER_URI, 1, own)
-    making.bundle_path(other, first.bundle_id).rename(tmp_path / "away")
-    other.repair()
-    assert other.find_session(OTHER_URI) is None
+    manifest_path(other, first.bundle_id).unlink()
     sleep(store, 600)
-    with pytest.raises(errors.NameTaken):
-        other.import_file(exported(store, target), as_uri=OTHER_URI)
-    assert other.import_file(own).bundle_id == first.bundle_id, "the very version comes back"
-    require_awake(other, 600, uri=OTHER_URI, seed=7)
+    with contextlib.closing(making.reopened(other)) as again:
+        with pytest.raises(errors.NameTaken):
+            again.import_file(exported(store, target), as_uri=OTHER_URI)
+        assert again.import_file(own).bundle_id == first.bundle_id, "the very version comes back"
+        require_awake(again, 600, uri=OTHER_URI, seed=7)
+
+
+def test_a_name_whose_manifest_can_be_read_again_is_taken(store: Store, other: Store, target: Path) -> None:
+    """It was damaged when the store was opened, and was put right since."""
+    first = sleep(other, 600, uri=OTHER_URI, seed=7)
+    path = manifest_path(other, first.bundle_id)
+    good = making.flip(path, 80)
+    sleep(store, 600)
+    with contextlib.closing(making.reopened(other, anew=True)) as again:
+        assert again.find_session(OTHER_URI) is None
+        put(path, good)
+        with pytest.raises(errors.NameTaken):
+            again.import_file(exported(store, target), as_uri=OTHER_URI)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -569,18 +560,6 @@ def test_a_taken_name_is_told_with_what_removes_that_very_session(store: Store, 
         other.import_file(target, as_uri=work)
     (advised,) = re.findall("`torpor rm ([^`]+)`", refused.value.message)
     assert other.resolve(advised) == work
-
-
-def test_an_import_whose_earlier_version_is_damaged_is_none(store: Store, other: Store, target: Path) -> None:
-    """Under a third name it is done again, and a repair has what it needs."""
-    sleep(store, 600)
-    first = other.import_file(exported(store, target), as_uri=OTHER_URI)
-    making.spoil(other, first, 1)
-    with pytest.raises(errors.NameTaken):
-        other.import_file(target, as_uri=OTHER_URI)
-    other.import_file(target, as_uri=THIRD_URI)
-    other.repair()
-    require_awake(other, 600, uri=OTHER_URI)
 
 
 def test_a_version_forked_from_the_imported_bundle_is_not_taken_for_its_import(
@@ -637,106 +616,33 @@ def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_writt
 # --- what changes while an import runs
 
 
-def test_a_live_file_that_the_index_does_not_know_ends_an_import_and_says_what_helps(
+def test_blocks_that_leave_the_store_while_an_import_refers_to_them_are_copied(
     store: Store, other: Store, target: Path
 ) -> None:
-    """Somebody copied the file into the store beside its daemon."""
-    receipt = sleep(store, 600)
+    """The pins come too late for a removal that has looked at them before."""
+    sleep(store, 600)
     exported(store, target)
-    stranger = making.bundle_path(other, receipt.bundle_id)
-    stranger.parent.mkdir(mode=0o700, exist_ok=True)
-    shutil.copy(target, stranger)
-    stranger.chmod(0o600)
-    error = refused(other, target, errors.IndexMismatch)
-    assert "rebuild-index" in error.message
-    assert error.details["path"] == str(stranger)
-    other.rebuild_index()
-    assert other.import_file(target).bytes_written == 0, "as the message says"
+    gone = sleep(other, 600, uri=OTHER_URI)
+    core = other._core
+
+    def remove() -> None:
+        core.remove_packs({name for entry in gone.entries for name in core.index.packs_of(entry.id)})
+
+    with meanwhile(core, "missing_of", remove):
+        receipt = other.import_file(target)
+    assert receipt.blocks_new == len(receipt.entries)
     require_awake(other, 600)
 
 
-@pytest.mark.parametrize("damaged", [True, False])
-def test_a_file_of_a_version_set_aside_that_is_back_ends_an_import_and_says_what_helps(
-    store: Store, target: Path, damaged: bool
-) -> None:
+def test_an_import_pins_the_blocks_that_it_refers_to(store: Store, other: Store, target: Path) -> None:
     receipt = sleep(store, 600)
     exported(store, target)
-    file = making.bundle_path(store, receipt.bundle_id)
-    data = bytearray(file.read_bytes())
-    file.unlink()
-    store.repair()
-    data[-10] ^= damaged
-    put(file, data)
-    assert "`torpor repair`" in refused(store, target, errors.CorruptBundle).message
-    store.repair()
-    assert store.import_file(target).version == 1, "as the message says"
-    require_awake(store, 600)
-
-
-@pytest.mark.parametrize("as_uri", [None, OTHER_URI], ids=["as it is", "another name"])
-def test_an_import_whose_blocks_go_elsewhere_each_time_copies_them_at_last(
-    store: Store, other: Store, target: Path, as_uri: SessionUri | None
-) -> None:
-    sleep(store, 600)
-    exported(store, target)
-    sleep(other, 900, uri=THIRD_URI)  # holds the same first blocks
-    with mock.patch.object(transfer, "moved_blocks", side_effect=lambda _core, places: list(places)) as asked:
-        receipt = other.import_file(target, as_uri=as_uri)
-    assert [len(call.args[1]) for call in asked.call_args_list] == [2] * (transfer._TRIES - 1) + [0]
-    assert receipt.blocks_reused == 0
-    require_awake(other, 600, uri=receipt.uri)
-    assert [file.name for file in (Path(other.path) / "bundles").glob("*.tmp")] == []
-
-
-def index_takes_no_drop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index file takes no row away any more, as on a full disk; one that goes on in memory does."""
-    drop = Index.drop
-
-    def full_on_disk(self: Index, bundle_ids: list[bytes]) -> None:
-        if self._connection.execute("PRAGMA database_list").fetchone()[2]:
-            raise errors.NoSpace("No room for the index.")
-        drop(self, bundle_ids)
-
-    monkeypatch.setattr(Index, "drop", full_on_disk)
-
-
-@pytest.mark.parametrize("others_have_it", [False, True])
-def test_a_version_whose_file_a_delete_could_only_empty_is_imported_again(
-    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch, others_have_it: bool
-) -> None:
-    """Its row still stands in the index file, with the places of its blocks before; the new file may lead elsewhere."""
-    receipt = sleep(store, 600)
-    exported(store, target)
-    index_takes_no_drop(monkeypatch)
-    store.delete_session(URI)
-    emptied = making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr")
-    assert emptied.stat().st_size == 0
-    if others_have_it:
-        sleep(store, 600, uri=OTHER_URI)
-    assert store.import_file(target).bundle_id == receipt.bundle_id
-    assert not emptied.exists()
-    store.close()
-    monkeypatch.undo()
-    with Store.open(store.path, writable=True) as again:
-        require_awake(again, 600)
-        if others_have_it:
-            again.delete_session(OTHER_URI)
-        require_awake(again, 600)
-        assert again.verify(deep=True).ok
-
-
-def test_an_import_whose_place_is_written_anew_each_time_gives_up(
-    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    receipt = sleep(store, 600)
-    exported(store, target)
-    sleep(store, 900, uri=OTHER_URI, before=receipt)
-    store.delete_session(URI)
-    tries = []
-    monkeypatch.setattr("torpor.memvid.exchange.transfer._is_same", lambda *_: bool(tries.append(1)))
-    error = refused(store, target, errors.StoreBusy)
-    assert (error.code, len(tries)) == ("store_busy", transfer._TRIES)
-    require_awake(store, 900, uri=OTHER_URI)
+    sleep(other, 600, uri=OTHER_URI)
+    pinned: set[bytes] = set()
+    with meanwhile(other._core, "missing_of", lambda: pinned.update(other._core.pins.blocks())):
+        assert other.import_file(target).blocks_new == 0
+    assert pinned == {entry.id for entry in receipt.entries}
+    assert not other._core.pins.blocks()
 
 
 # --- what is refused
@@ -780,8 +686,7 @@ def test_t5_an_export_with_any_byte_flipped_is_refused(
             os.pwrite(file.fileno(), bytes([value]), at)
     assert len(data) > 900
     assert not accepted
-    assert rows(other) == []
-    assert not list((Path(other.path) / "bundles").rglob("*.*"))
+    assert nothing_came(other)
     other.import_file(target)
 
 
@@ -791,8 +696,7 @@ def test_t5_an_export_cut_anywhere_is_truncated(store: Store, other: Store, targ
         os.truncate(target, size)
         with pytest.raises(errors.Truncated):
             other.import_file(target)
-    assert rows(other) == []
-    assert not list((Path(other.path) / "bundles").rglob("*.*"))
+    assert nothing_came(other)
 
 
 def test_foreign_files_are_refused(store: Store, other: Store, target: Path) -> None:
@@ -812,42 +716,61 @@ def test_foreign_files_are_refused(store: Store, other: Store, target: Path) -> 
 def test_threat_23_a_file_of_a_later_version_is_refused_as_such(store: Store, other: Store, target: Path) -> None:
     sleep(store, 300)
     data = bytearray(exported(store, target).read_bytes())
-    data[8] = 2
+    data[8] = 3
     target.write_bytes(data)
-    refused(other, target, errors.CorruptBundle)  # as long as its digest does not say that the 2 was written
+    refused(other, target, errors.CorruptBundle)  # as long as its digest does not say that the 3 was written
     data[32:64] = blake3(bytes(data[:32])).digest()
     target.write_bytes(data)
-    assert refused(other, target, errors.UnsupportedFormat).found == 2
+    assert refused(other, target, errors.UnsupportedFormat).found == 3
 
 
-def test_a_bundle_that_needs_another_is_refused_as_not_whole(store: Store, other: Store) -> None:
-    second = sleep(store, 900, before=sleep(store, 600))
-    error = refused(other, making.bundle_path(store, second.bundle_id), errors.BlockMissing)
+def test_a_bundle_of_format_1_that_needs_another_is_refused_as_not_whole(other: Store) -> None:
+    error = refused(other, bundle_of(CASES / "small", URI, 2), errors.BlockMissing)
     assert "torpor export" in error.message
 
 
-def test_a_file_that_only_holds_blocks_for_others_is_refused(store: Store, other: Store) -> None:
-    receipt = sleep(store, 600)
-    sleep(store, 900, uri=OTHER_URI, before=receipt)
-    store.delete_session(URI)
-    frames = [(entry.id, receipt.bundle_id) for entry in receipt.entries[:2]]
-    with prepared(store._core, receipt.bundle_id, Contents(frames, {}, with_manifest=False)) as new:
-        assert new.commit()
-    refused(other, making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr"), errors.CorruptBundle)
+def test_a_pack_of_a_store_is_refused(store: Store, other: Store) -> None:
+    (pack,) = packs_of(store, sleep(store, 600))
+    refused(other, pack, errors.CorruptBundle)
 
 
 def test_a_manifest_over_blocks_of_another_chain_is_refused(store: Store, other: Store, target: Path) -> None:
     """Every digest right: only the blocks' own headers tell that they are not what the manifest says."""
-    receipt = sleep(store, 512)
-    one, two, state = (entry.held_by(None) for entry in receipt.entries)
-
-    def trade(parts: object) -> None:
-        import dataclasses
-
+    sleep(store, 512)
+    with store.open_session(URI) as reader:
+        one, two, state = reader.entries
         traded = (dataclasses.replace(one, id=two.id), dataclasses.replace(two, id=one.id), state)
-        parts.change_manifest(blocks=traded)  # type: ignore[attr-defined]
+        sealed(reader, dataclasses.replace(reader.manifest, blocks=traded), reader.entries, target)
+    refused(other, target, errors.CorruptBundle)
 
-    refused(other, making.bundle_path(store, reseal(store, receipt.bundle_id, trade)), errors.CorruptBundle)
+
+def test_a_file_that_lacks_a_block_of_its_manifest_is_refused(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 512)
+    with store.open_session(URI) as reader:
+        sealed(reader, reader.manifest, reader.entries[1:], target)
+    refused(other, target, errors.BlockMissing)
+
+
+def test_a_file_with_a_block_without_its_keys_is_refused(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 512)
+    with store.open_session(URI) as reader:
+        sealed(reader, reader.manifest, reader.entries, target, stripped=reader.entries[0].id)
+    refused(other, target, errors.BlockMissing)
+
+
+def sealed(
+    reader: BundleReader, manifest: Manifest, entries: Sequence[BlockEntry], target: Path, stripped: bytes = b""
+) -> None:
+    """A file of these blocks and this manifest, in which every digest is right."""
+    fd = os.open(target.parent, os.O_RDONLY)
+    with TempFile(fd, str(target.parent)) as temp:
+        writer = PackWriter(temp)
+        for entry in entries:
+            with reader.holding(entry) as file:
+                (writer.add_stripped if entry.id == stripped else writer.add_copy)(file, entry.id)
+        writer.finish(manifest.encode())
+        temp.publish_new(target.name)
+    os.close(fd)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device", "nul", "looping link"])
@@ -886,34 +809,6 @@ def test_a_read_only_store_imports_nothing(store: Store, target: Path) -> None:
             reader.adopt_incoming(bytes(32))
 
 
-def test_t1_a_deleted_bundle_that_comes_back_beside_an_index_that_is_behind_keeps_what_it_needs_now(
-    store: Store, store_path: Path, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The index's file still has the row of before, by which the bundle needs no other. After a kill its blocks are
-    known to lie where they do now, for that row was made from another file."""
-
-    first = sleep(store, 600)
-    exported(store, target)
-    sleep(store, 900, uri=OTHER_URI, seed=0, before=first)  # so its file stays, with two of its blocks
-    making.adopt(store, sleep(store, 600, uri=THIRD_URI))
-    store.index.go_on_in_memory()
-    monkeypatch.setattr(Index, "return_to_file", mock.Mock(side_effect=errors.NoSpace("No room.")))
-    store.delete_session(URI)
-    making.strip(store, first.bundle_id)
-    back = store.import_file(target)
-    assert back.bundle_id == first.bundle_id
-    assert {entry.bundle_id for entry in back.entries} > {first.bundle_id}  # the rest lies with the third
-    killed = tmp_path / "killed"
-    shutil.copytree(store_path, killed, copy_function=shutil.copy2)
-    monkeypatch.undo()
-    with Store.open(killed, writable=True) as again:
-        require_awake(again, 600)
-        again.delete_session(THIRD_URI)
-        again.gc()
-        require_awake(again, 600)
-        assert again.verify(deep=True).ok
-
-
 @pytest.mark.parametrize("as_uri", [None, THIRD_URI])
 def test_an_import_that_has_no_room_is_refused_with_its_size_and_uses_up_nothing_of_the_day(
     store: Store, tmp_path: Path, target: Path, as_uri: SessionUri | None
@@ -946,7 +841,7 @@ def test_a_file_that_changes_while_it_is_imported_is_never_taken_half_and_half(
     """Checked first and copied after: what changed in between does not read back."""
     receipt = sleep(store, 600)
     exported(store, target)
-    with contextlib.closing(bundle_file(target)) as file:
+    with pack_file(target) as file:
         frame = file.frames[receipt.entries[0].id]
 
     def spoil(done: int, total: int) -> None:
@@ -955,8 +850,7 @@ def test_a_file_that_changes_while_it_is_imported_is_never_taken_half_and_half(
 
     with pytest.raises(errors.Corruption):
         other.import_file(target, on_progress=spoil)
-    assert rows(other) == []
-    assert not list((Path(other.path) / "bundles").rglob("*.*"))
+    assert nothing_came(other)
 
 
 def test_a_full_disk_leaves_the_store_as_it_was(store: Store, other: Store, target: Path) -> None:
@@ -966,6 +860,24 @@ def test_a_full_disk_leaves_the_store_as_it_was(store: Store, other: Store, targ
         refused(other, target, errors.NoSpace)
     other.import_file(target)
     require_awake(other, 600)
+
+
+# --- format 1
+
+
+def test_what_the_last_torpor_of_format_1_exported_is_the_same_version_here(
+    store: Store, tmp_path: Path, target: Path
+) -> None:
+    file, second = CASES / "small.mvb", bytes.fromhex(bundle_of(CASES / "small", URI, 2).stem)
+    receipt = store.import_file(file)
+    assert (receipt.bundle_id, receipt.version) == (second, 2)
+    require_awake(store, 600, **SMALL)
+    assert store.import_file(file).bytes_written == 0
+    again = store.import_file(file, as_uri=OTHER_URI)
+    assert (again.version, again.parent, again.blocks_new) == (1, second, 0)
+    store.export_session(URI, None, target)
+    with Store.open(tmp_path / "third", writable=True) as third:
+        assert third.import_file(target).bundle_id == second
 
 
 # --- what was handed to a running daemon
@@ -993,8 +905,7 @@ def test_threat_20_21_what_is_not_ours_alone_in_incoming_is_refused(
 ) -> None:
     sleep(store, 300)
     exported(store, target)
-    with contextlib.closing(bundle_file(target)) as file:
-        name = f"{file.bundle_id.hex()}.mvb"
+    name = f"{rows(store)[0][2].hex()}.mvb"
     incoming = Path(other.path) / "incoming"
     if kind == "folder link":
         target.rename(target.with_name(name))
@@ -1017,7 +928,7 @@ def test_what_cannot_be_adopted_stays_in_incoming(store: Store, other: Store, ta
     sleep(store, 600)
     bundle_id = hand_over(other.path, str(exported(store, target)))
     waiting = Path(other.path) / "incoming" / f"{bundle_id.hex()}.mvb"
-    with contextlib.closing(bundle_file(waiting)) as file:
+    with pack_file(waiting) as file:
         making.spoil_frame(waiting, next(iter(file.frames.values())))
     with pytest.raises(errors.CorruptBlock):
         other.adopt_incoming(bundle_id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from torpor.memvid import Store
+from torpor.memvid.store import Store
 from torpor.tests.memvid.faults.shim import repeatable
 from torpor.tests.memvid.faults.worlds import NOTHING_ELSE, Sees, Tape, Version, World, sleep
 from torpor.tests.memvid.store_making import OTHER_URI, URI

@@ -51,9 +51,9 @@ _ORDER: Final = (
     ),
     Mutant(
         "a delete does not tell the journal",
-        (Edit("store", "Store._delete", "drop_turns =", "drop_turns = lambda: None"),),
+        (Edit("deletion", "delete_session", "core.journal.drop(uri)"),),
     ),
-    Mutant("a forget does not tell the journal", (Edit("forgetting", "_Forget.erase_turns", "journal.erase("),)),
+    Mutant("a forget does not tell the journal", (Edit("forgetting", "_Forget._erase_turns", "journal.erase("),)),
     Mutant(
         "a record that counts no more is void in memory only",
         (Edit("folder.journal", "Journal._write", "VOID, self.path"),),
@@ -230,23 +230,6 @@ _REPLAYED: Final = (
         "a damaged version covers the turns",
         f"{_REPLAYING}test_a_journal_of_before_a_version_that_knew_it_is_replayed_where_that_does_not_cover_it",
         Edit("replaying", "_is", "return False", "return True"),
-    ),
-    _check(
-        "a session that was deleted comes back out of the journal",
-        f"{_REPLAYING}test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete",
-        Edit("replaying", "drop_deleted", "journal.cover(uri)", "pass"),
-    ),
-    _check(
-        "a delete tells the journal when the files are gone",
-        f"{_REPLAYING}test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete",
-        Edit("deletion", "delete_session", put_in="drop_turns()", after="freed = retirement.freed"),
-        Edit("deletion", "retire", "drop_turns()", "pass"),
-    ),
-    _check(
-        "a session whose newest file is missing is taken for a deleted one",
-        f"{_REPLAYING}test_turns_wait_for_a_file_that_is_gone_with_the_index",
-        Edit("replaying", "drop_deleted", "if RETIRED_SUFFIX"),
-        Edit("replaying", "drop_deleted", "if files.get(", "if not index.bundles_of(uri): journal.cover(uri)"),
     ),
     _check(
         "a version takes the place of turns that wait",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torpor.memvid import Store
+from torpor.memvid.store import Store
 from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
 from torpor.tests.memvid.faults.shim import Call, Shim, repeatable
 from torpor.tests.memvid.faults.worlds import Allowed, Broken, Tape, World, check

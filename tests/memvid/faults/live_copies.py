@@ -1,10 +1,11 @@
-"""Copies of a store in use: `cp -a`, or files before the index as rsync does, while sessions sleep and are compacted.
+"""Copies of a store in use, its files in any order, while sessions sleep and are repacked.
 
 No copy may open and then lose, by a removal, what it could wake when it was opened.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -12,24 +13,24 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from torpor.memvid import Receipt, Store
 from torpor.memvid.folder.retention import Retention
-from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
+from torpor.memvid.format.records import Receipt
+from torpor.memvid.store import Store
 from torpor.tests.memvid.faults.beginnings import Swept
-from torpor.tests.memvid.faults.moments import INDEX, require_kept
-from torpor.tests.memvid.faults.worlds import SIZES
+from torpor.tests.memvid.faults.moments import EAGER, require_kept
+from torpor.tests.memvid.faults.worlds import INDEX, SIZES
 from torpor.tests.memvid.store_making import OTHER_URI, URI
 from torpor.tests.memvid.store_making import sleep as put_to_sleep
 
-_POLICY: Final = CompactionPolicy(max_holders=2, min_dead_ratio=0.0)
 _KEPT: Final = Retention(keep_last=9)
 _MOST_TOKENS: Final = 256 * 12
 _COPIES: Final = 240
+ORDERS: Final = tuple(itertools.permutations(("versions", "packs", INDEX)))
 _POLL_S: Final = 0.01
 
 
 def sweep(base: Path, *, stride: int, first: int) -> Swept:
-    """Copy the store of a process that writes, in turns in the two orders; then try each copy."""
+    """Copy the store of a process that writes, in all orders in turn; then try each copy."""
     store = base / "store"
     result = Swept("a live store")
     copies = len(result.choose("mixed", range(_COPIES), stride, first))
@@ -40,10 +41,10 @@ def sweep(base: Path, *, stride: int, first: int) -> Swept:
         finally:
             os._exit(1)
     try:
-        _await_bundles(store, child, more=6)
+        _await_versions(store, child, more=6)
         for number in range(copies):
-            _copy(store, base / str(number), files_first=bool(number % 2))
-            _await_bundles(store, child, more=3)
+            _copy(store, base / str(number), ORDERS[number % len(ORDERS)])
+            _await_versions(store, child, more=3)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -55,10 +56,10 @@ def sweep(base: Path, *, stride: int, first: int) -> Swept:
     return result
 
 
-def _await_bundles(store: Path, child: int, more: int) -> None:
+def _await_versions(store: Path, child: int, more: int) -> None:
     """Wait until the process that writes has made so many more."""
-    before = set(store.glob("bundles/*/*.mvb"))
-    while not (store / INDEX).exists() or len(set(store.glob("bundles/*/*.mvb")) - before) < more:
+    before = set(store.rglob("*.mvm"))
+    while not (store / INDEX).exists() or len(set(store.rglob("*.mvm")) - before) < more:
         _require_alive(child)
         time.sleep(_POLL_S)
 
@@ -76,17 +77,20 @@ def _write_for_ever(path: Path) -> None:
                 newest[uri] = put_to_sleep(store, tokens, uri=uri, seed=seed, before=newest.get(uri), **SIZES)
                 if newest[uri].version % 5 == 3:
                     store.tag(uri, None, "kept", move=True)
-            store.compact(policy=_POLICY)
+            store.repack(policy=EAGER)
             store.prune(_KEPT)
             tokens = tokens + 256 if tokens < _MOST_TOKENS else 40
             newest = newest if tokens > 40 else {}
+            if tokens == 40:
+                store.delete_session(OTHER_URI)
 
 
-def _copy(source: Path, target: Path, *, files_first: bool) -> None:
-    """As `cp -a` walks, in the order of the folder; or bundles, then what lies beside them."""
-    names = sorted(os.listdir(source)) if files_first else os.listdir(source)
-    for name in sorted(names, key=lambda name: name != "bundles") if files_first else names:
+def _copy(source: Path, target: Path, order: tuple[str, ...]) -> None:
+    names = sorted(os.listdir(source), key=lambda name: order.index(name) if name in order else len(order))
+    for name in names:
         _copy_tree(source / name, target / name)
+    for name in ("versions", "packs"):
+        (target / name).mkdir(mode=0o700, exist_ok=True)
 
 
 def _copy_tree(source: Path, target: Path) -> None:

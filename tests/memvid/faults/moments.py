@@ -1,8 +1,8 @@
 """An index and files of different moments: a backup put back, or a store copied while it was written.
 
 While a scenario runs, the store is copied before each call that changes something. Then the files of each moment are
-put together with the index of each other one. Whatever such a store can wake when it is opened it must still wake
-after every removal that its owner may ask for.
+put together with the index of each other one, and with none. Which versions wake, and as what, never hangs on the
+index; and what wakes still wakes after every removal that its owner may ask for.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import StoreError
 from torpor.memvid.folder.retention import Retention
-from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
+from torpor.memvid.maintenance.repack_plan import RepackPolicy
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
 from torpor.tests.memvid.faults.shim import Call, Shim, files_up_to, repeatable
 from torpor.tests.memvid.faults.states import Seen, state_of
-from torpor.tests.memvid.faults.worlds import Broken, Tape
+from torpor.tests.memvid.faults.worlds import INDEX, Broken, Tape
 from torpor.tests.memvid.store_making import contents
 
-INDEX: Final = "index.sqlite"
-_FOLDED: Final = CompactionPolicy(max_holders=1, min_dead_ratio=0.0)
+EAGER: Final = RepackPolicy(max_packs=1, max_unneeded=0.0)
+"""Packs are written anew wherever that can be."""
 
 _SEEN: Final = Seen[int]()
 
@@ -53,8 +54,8 @@ class _Moments:
     def keep(self) -> None:
         if not self.store.is_dir():
             return
-        index = [one for one in self.store.iterdir() if one.name.startswith(INDEX) and not one.name.endswith("-shm")]
-        others = [one for one in self.store.rglob("*") if one.is_file() and not one.name.startswith(INDEX)]
+        index = [one for one in (self.store / INDEX,) if one.exists()]
+        others = [one for one in self.store.rglob("*") if one.is_file() and one.name != INDEX]
         for found, kept in ((others, self.files), (index, self.indexes)):
             name = _digest_of(self.store, found)
             if name not in kept:
@@ -88,29 +89,40 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0) ->
     of_a_store = [files for files in moments.files.values() if (files / "store.json").is_file()]
     pairs = list(itertools.product(of_a_store, moments.indexes.values()))
     result = Swept(scenario.name)
+    alone: dict[Path, Awake] = {}
     for files, index in result.choose("mixed", pairs, stride, first):
         if result.has_seen_enough:
             break
-        mixed = base / "mixed"
-        shutil.rmtree(mixed, ignore_errors=True)
-        for source in (files, index):
-            if source.is_dir():
-                shutil.copytree(source, mixed, dirs_exist_ok=True)
-        (mixed / "bundles").mkdir(mode=0o700, exist_ok=True)
         result.counts["mixed"] += 1
         with result.blaming(f"{files.name[:8]} with {index.name[:8]}"):
-            result.counts["awake"] += require_kept(mixed)
+            if files not in alone:
+                with Store.open(_mix(base / "mixed", files), writable=False) as store:
+                    alone[files] = awake(store)
+            result.counts["awake"] += require_kept(_mix(base / "mixed", files, index), alone[files])
     return result
 
 
-def require_kept(path: Path) -> int:
+def _mix(target: Path, *sources: Path) -> Path:
+    shutil.rmtree(target, ignore_errors=True)
+    for source in filter(Path.is_dir, sources):
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    for name in ("versions", "packs"):
+        (target / name).mkdir(mode=0o700, exist_ok=True)
+    return target
+
+
+def require_kept(path: Path, expected: Awake | None = None) -> int:
     """Open a store, remove all that its owner may ask to be removed, and wake what still has a row and woke before; how
-    many versions that were. Raises Broken, StoreError."""
+    many versions that were. expected: what wakes without an index. Raises Broken, StoreError."""
     with Store.open(path, writable=True) as store:
         state = state_of(store)
         if (woke := _SEEN.find(state)) is not None:
             return woke
-        before = _awake(store)
+        before = awake(store)
+        if expected is not None:
+            changed = {version for version in expected if before.get(version) != expected[version]}
+            if changed:
+                raise Broken(f"with this index {changed} do not wake as without one", lost=True)
         for removal in _removals(store):
             _require_same(before, store, removal)
     with Store.open(path, writable=True) as store:
@@ -120,11 +132,12 @@ def require_kept(path: Path) -> int:
 
 
 def _removals(store: Store) -> Iterator[str]:
-    store.gc()
-    yield "gc"
-    store.compact(policy=_FOLDED)
-    yield "compact"
-    store.prune(Retention(keep_last=1))
+    store.repack()
+    yield "repack"
+    store.repack(policy=EAGER)
+    yield "an eager repack"
+    with contextlib.suppress(StoreError):  # the marks may be lost
+        store.prune(Retention(keep_last=1))
     yield "prune"
     sessions = [row.uri for row in store.iter_sessions()]
     if sessions:
@@ -133,11 +146,11 @@ def _removals(store: Store) -> Iterator[str]:
     if len(sessions) > 1:
         store.forget(sessions[1])
         yield "forget"
-    store.gc()
-    yield "gc at the end"
+    store.repack(policy=EAGER)
+    yield "a repack at the end"
 
 
-def _awake(store: Store) -> Awake:
+def awake(store: Store) -> Awake:
     found = {}
     for latest in store.iter_sessions():
         for row in store.versions(latest.uri):
@@ -148,7 +161,7 @@ def _awake(store: Store) -> Awake:
 
 def _require_same(before: Awake, store: Store, removal: str) -> None:
     listed = {(row.uri, row.version) for latest in store.iter_sessions() for row in store.versions(latest.uri)}
-    now = _awake(store)
+    now = awake(store)
     for version in before.keys() & listed:
         if now.get(version) != before[version]:
             raise Broken(f"version {version[1]} of {version[0]} does not wake any more after {removal}", lost=True)

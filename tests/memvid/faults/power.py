@@ -9,8 +9,7 @@ The model of the disk, pessimistic within POSIX:
 - A rename is one stroke: never both names, never neither, the target never absent if it was there. It is certain
   once the new name's folder was flushed; flushing the old one says nothing.
 
-Beyond the model: a disk that lies about flushes, bytes that rot, and filesystems that lose flushed data. What SQLite
-writes is entered by what its files hold after each statement (see `recording.py`), pages and all.
+Beyond the model: a disk that lies about flushes, bytes that rot, and filesystems that lose flushed data.
 
 Small sets of unflushed operations are tried in all combinations; of larger ones the empty and the full set, each
 prefix, each operation alone and each left out, and random subsets with random tears from a fixed seed.
@@ -30,7 +29,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from torpor.memvid import Store
+from torpor.memvid.store import Store
 from torpor.tests.memvid.faults.beginnings import Scenario, Swept, prepare
 from torpor.tests.memvid.faults.recording import (
     ROOT,

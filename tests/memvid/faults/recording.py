@@ -1,18 +1,11 @@
 """What a scenario does to the disk, as a list of operations, and the marks of its steps between them.
 
 Owns the translation of calls into operations on inodes. Runs the scenario in this process, under a shim.
-
-SQLite writes below the shim. After each statement its files are compared with what they were, and the difference is
-entered as SQLite orders it in WAL mode (seen with strace): a commit appends to the WAL and flushes it only if
-`synchronous` is FULL, but a WAL begun anew has its header flushed, and a new one its folder too; a checkpoint flushes
-the WAL, writes the pages, flushes the file, and then cuts the WAL. A drop without its checkpoint thus shows as
-unflushed, as it should.
 """
 
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +16,6 @@ from torpor.tests.memvid.faults.worlds import Allowed, Tape
 
 Inode = int
 ROOT: Final[Inode] = 0
-_INDEX: Final = "index.sqlite"
-_WAL: Final = "index.sqlite-wal"
-_JOURNAL: Final = "index.sqlite-journal"
-_WAL_HEADER: Final = 32
-_PAGE: Final = 4096
-_SYNCHRONOUS_FULL: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +97,6 @@ class _Recorder:
         self._disk = recording.before
         self._next = 1
         self._inodes: dict[tuple[int, int], Inode] = {}
-        self._index: dict[str, bytes] = {}  # SQLite's files as last seen
-        self._index_inodes: dict[str, Inode] = {}
-        self._named_wals: set[Inode] = set()
         self._learn(root, ROOT)
 
     def _learn(self, path: Path, inode: Inode) -> None:
@@ -128,9 +112,6 @@ class _Recorder:
             else:
                 self._know(os.lstat(child), number)
                 self._disk.files[number] = child.read_bytes()
-                if child.name in (_INDEX, _WAL, _JOURNAL):
-                    self._index[child.name] = self._disk.files[number]
-                    self._index_inodes[child.name] = number
 
     def _new(self) -> Inode:
         self._next += 1
@@ -185,8 +166,6 @@ class _Recorder:
         inode = self._new()
         self._know(status, inode)
         self._operations.append(Link(folder, name, inode, is_folder))
-        if name in (_INDEX, _WAL, _JOURNAL):
-            self._index[name], self._index_inodes[name] = b"", inode
 
     def _call_write(self, call: Call) -> int:
         fd, data, *place = call.args
@@ -216,14 +195,6 @@ class _Recorder:
         new_folder, new_name = self._folder_of(new, call.kwargs.get("dst_dir_fd"))
         call.run()
         self._operations.append(Link(new_folder, new_name, inode, gone=(old_folder, old_name)))
-        if new_name == _INDEX:
-            self._index[_INDEX] = self._read(new, call.kwargs.get("dst_dir_fd"))
-            self._index_inodes[_INDEX] = inode
-
-    def _read(self, name: str, dir_fd: int | None) -> bytes:
-        fd = os.open(name, os.O_RDONLY, dir_fd=dir_fd)
-        with os.fdopen(fd, "rb") as file:
-            return file.read()
 
     _call_replace = _call_rename
 
@@ -238,92 +209,8 @@ class _Recorder:
         folder, name = self._folder_of(call.args[0], call.kwargs.get("dir_fd"))
         call.run()
         self._operations.append(Unlink(folder, name))
-        if name in self._index:
-            del self._index[name], self._index_inodes[name]
 
     _call_rmdir = _call_unlink
-
-    # --- SQLite
-
-    def _call_sql(self, call: Call) -> Any:
-        try:
-            return call.run()
-        finally:
-            assert call.connection is not None
-            level = sqlite3.Connection.execute(call.connection, "PRAGMA synchronous").fetchone()[0]
-            self._note_index(_folder_of_index(call), flushed=level >= _SYNCHRONOUS_FULL)
-
-    def _call_sql_close(self, call: Call) -> None:
-        call.run()
-        self._note_index(_folder_of_index(call), flushed=False)
-
-    def _call_sql_vacuum_into(self, call: Call) -> Any:
-        """A file written as a whole, and taken as not flushed: SQLite does not promise it."""
-        path = Path(call.args[0])
-        try:
-            return call.run()
-        finally:
-            written, inode = path.read_bytes(), self._of(os.stat(path))
-            for at in range(0, len(written), _PAGE):
-                self._operations.append(Write(inode, at, written[at : at + _PAGE]))
-
-    def _note_index(self, folder: Path, *, flushed: bool) -> None:
-        files = {}
-        for name in (_INDEX, _WAL, _JOURNAL):
-            if (folder / name).exists():
-                files[name] = (folder / name).read_bytes()
-        for name in files.keys() - self._index.keys():
-            self._link(self._of(os.stat(folder)), name, os.stat(folder / name), is_folder=False)
-        if _WAL in files:
-            self._note_wal(folder, self._index[_WAL], files[_WAL], flushed=flushed)
-        if _INDEX in files and files[_INDEX] != self._index[_INDEX]:
-            if _WAL in self._index:
-                self._sync_wal(folder)
-            self._difference(_INDEX, files[_INDEX])
-            self._operations.append(Sync(self._index_inodes[_INDEX]))
-        elif _WAL in files and len(files[_WAL]) < len(self._index.get(_WAL, b"")):
-            self._sync_wal(folder)
-        if _WAL in files and len(files[_WAL]) < len(self._index[_WAL]):
-            self._operations.append(Cut(self._index_inodes[_WAL], len(files[_WAL])))
-            self._index[_WAL] = files[_WAL]
-        if _JOURNAL in files:
-            self._difference(_JOURNAL, files[_JOURNAL])
-        for name in self._index.keys() - files.keys():
-            self._operations.append(Unlink(self._of(os.stat(folder)), name))
-            del self._index[name], self._index_inodes[name]
-
-    def _note_wal(self, folder: Path, old: bytes, new: bytes, *, flushed: bool) -> None:
-        if len(new) < len(old) or new == old:
-            return
-        if new[:_WAL_HEADER] != old[:_WAL_HEADER]:
-            self._operations.append(Write(self._index_inodes[_WAL], 0, new[:_WAL_HEADER]))
-            self._sync_wal(folder)
-            self._index[_WAL] = new[:_WAL_HEADER] + old[_WAL_HEADER:]
-        self._difference(_WAL, new)
-        if flushed:
-            self._sync_wal(folder)
-
-    def _sync_wal(self, folder: Path) -> None:
-        """Flush the WAL; the first time, SQLite flushes the folder that names it too."""
-        inode = self._index_inodes[_WAL]
-        self._operations.append(Sync(inode))
-        if inode not in self._named_wals:
-            self._named_wals.add(inode)
-            self._operations.append(Sync(self._of(os.stat(folder))))
-
-    def _difference(self, name: str, new: bytes) -> None:
-        """Enter as writes of a page each what a file of SQLite now holds."""
-        old, inode = self._index[name], self._index_inodes[name]
-        if len(new) < len(old):
-            self._operations.append(Cut(inode, len(new)))
-        for at in range(0, len(new), _PAGE):
-            if new[at : at + _PAGE] != old[at : at + _PAGE]:
-                self._operations.append(Write(inode, at, new[at : at + _PAGE]))
-        self._index[name] = new
-
-
-def _folder_of_index(call: Call) -> Path:
-    return Path(str(getattr(call.connection, "path", ""))).parent
 
 
 def _exists(path: str, dir_fd: int | None) -> bool:

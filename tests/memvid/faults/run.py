@@ -24,7 +24,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from torpor.tests.memvid.faults import errnos, kill, live_copies, moments, mutant_runs, power, strace_kill
+from torpor.tests.memvid.faults import (
+    errnos,
+    kill,
+    live_copies,
+    moments,
+    mutant_runs,
+    pairs,
+    power,
+    put_back,
+    strace_kill,
+)
 from torpor.tests.memvid.faults.beginnings import Scenario, Swept
 from torpor.tests.memvid.faults.mutants import EQUIVALENT, all_mutants
 from torpor.tests.memvid.faults.scenarios import SCENARIOS
@@ -32,7 +42,9 @@ from torpor.tests.shares import share
 
 Report = dict[str, Any]
 FOUND: Final = 3
-_DELETES: Final = ("delete_fork",)
+_DELETES: Final = ("delete_fork", "delete")
+PAIRED: Final = ("create", "sleep_delta", "fork", "delete", "repack", "repair", "import", "strip")
+"""The scenarios in which two faults at once are tried: small ones, for there are thousands of pairs in each."""
 _FULL_EFFORT: Final = power.Effort(subsets=200, tears=20)
 _SHARE_EFFORT: Final = power.Effort(subsets=1, tears=0)
 _MUTANT_EFFORT: Final = power.Effort(subsets=2, tears=0)
@@ -54,9 +66,9 @@ def run_kill(scenarios: list[Scenario], base: Path, full: int) -> Report:
 
 
 def run_strace(scenarios: list[Scenario], base: Path, full: int) -> Report:
-    """T1, at real system calls, SQLite's among them."""
+    """T1, at real system calls."""
     found = [
-        strace_kill.sweep(scenario, base / str(number), stride=full or 23, first=number)
+        strace_kill.sweep(scenario, base / str(number), stride=full or 11, first=number)
         for number, scenario in enumerate(scenarios, start=share())
     ]
     return _report(found, ("points",))
@@ -136,6 +148,41 @@ def run_copies(scenarios: list[Scenario], base: Path, full: int) -> Report:
     return _report([live_copies.sweep(base, stride=full or 20, first=share())], ("mixed", "awake"))
 
 
+def run_put_back(scenarios: list[Scenario], base: Path, full: int) -> Report:
+    """A file that is missing or damaged for a while."""
+    parts = _workers() if full else 1
+    jobs = [
+        partial(put_back.sweep, base / str(part), stride=parts * (full or 401), first=share() + part * (full or 401))
+        for part in range(parts)
+    ]
+    return _report(_side_by_side(jobs), ("cases",))
+
+
+def run_pairs(scenarios: list[Scenario], base: Path, full: int) -> Report:
+    """Two faults at once."""
+    jobs = [
+        partial(pairs.sweep, scenario, base / str(number), stride=full or 2003, first=97 * number)
+        for number, scenario in enumerate((one for one in scenarios if one.name in PAIRED), start=share())
+    ]
+    return _report(_side_by_side(jobs), ("pairs", "states", "renumbered"))
+
+
+def sweep_for_mutant(kind: str, scenario: str, base: Path) -> Swept:
+    """What finds one mutant, in parts until it does."""
+    found = Swept(scenario)
+    for first in range(16):
+        folder = base / str(first)
+        if kind == "put_back":
+            found = put_back.sweep(folder, stride=192, first=12 * first)
+        elif kind == "errno":
+            found = errnos.sweep(SCENARIOS[scenario], folder, stride=16, first=first)
+        else:
+            found = kill.sweep(SCENARIOS[scenario], folder, stride=16, first=first)
+        if found.failures:
+            break
+    return found
+
+
 SWEEPS: Final[dict[str, Callable[[list[Scenario], Path, int], Report]]] = {
     "kill": run_kill,
     "strace": run_strace,
@@ -145,6 +192,8 @@ SWEEPS: Final[dict[str, Callable[[list[Scenario], Path, int], Report]]] = {
     "errno": run_errno,
     "moments": run_moments,
     "copies": run_copies,
+    "put_back": run_put_back,
+    "pairs": run_pairs,
 }
 
 

@@ -7,22 +7,33 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from torpor.memvid import Receipt, SessionUri, Store
 from torpor.memvid.errors import NoSpace
+from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.retention import Retention
-from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
+from torpor.memvid.format.records import Receipt
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.faults import turns, upkeep
 from torpor.tests.memvid.faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
 from torpor.tests.memvid.faults.shim import by_hand
-from torpor.tests.memvid.faults.worlds import Broken, Mark, Sees, Tape, Version, World, sleep
-from torpor.tests.memvid.store_making import OTHER_URI, URI, bundle_path
+from torpor.tests.memvid.faults.worlds import (
+    INDEX,
+    Mark,
+    Sees,
+    Tape,
+    Version,
+    World,
+    sleep,
+    versions_of,
+)
+from torpor.tests.memvid.store_making import OTHER_URI, URI
 
 THIRD: Final = SessionUri("work", "third")
+_SMALL: Final = [Version(SessionUri("work", f"small.{number}"), 1, 4 + number, seed=number) for number in range(5)]
 
 
 def one_session(path: Path) -> World:
@@ -31,8 +42,8 @@ def one_session(path: Path) -> World:
     return frozenset({FIRST})
 
 
-def a_deleted_holder(path: Path) -> World:
-    """The fork alone, its blocks in retired files."""
+def a_fork_alone(path: Path) -> World:
+    """The fork is left, its blocks in packs that were written for others."""
     two_versions_and_a_fork(path)
     with Store.open(path, writable=True) as store:
         store.delete_session(URI)
@@ -40,18 +51,18 @@ def a_deleted_holder(path: Path) -> World:
 
 
 def leftovers(path: Path) -> World:
-    """What crashes leave: a temporary file, a bundle without a row, a retired file that nothing needs with its row."""
+    """What crashes leave: a temporary file, a version and its pack that the index does not know, a pack that nothing
+    needs."""
     with Store.open(path, writable=True) as store:
         first = sleep(store, FIRST)
         third = sleep(store, Version(THIRD, 1, 30, seed=8))
-    shutil.copy(path / "index.sqlite", path / "older")
+    (path / INDEX).rename(path / "older")
     with Store.open(path, writable=True) as store:
         sleep(store, SECOND, first)
-    (path / "older").replace(path / "index.sqlite")
-    name = third.bundle_id.hex()
-    live = path / "bundles" / name[:2] / f"{name}.mvb"
-    live.rename(live.with_suffix(".mvr"))
-    (path / "bundles" / f"{'0' * 15}f.tmp").write_bytes(b"half a bundle")
+    (path / "older").replace(path / INDEX)
+    (path / manifest_name(third.bundle_id)).unlink()
+    (path / INDEX).unlink()
+    (path / "packs" / f"{'0' * 15}f.tmp").write_bytes(b"half a pack")
     return frozenset({FIRST, SECOND})
 
 
@@ -71,8 +82,11 @@ def sleep_delta(path: Path, tape: Tape) -> None:
 
 
 def fork(path: Path, tape: Tape) -> None:
-    with Store.open(path, writable=True) as store, store.open_session(URI) as before:
-        tape.sleep(store, Version(THIRD, 1, 600), before)
+    """One with a tail of its own, and one without, which is a manifest alone."""
+    with Store.open(path, writable=True) as store:
+        with store.open_session(URI) as before:
+            tape.sleep(store, Version(THIRD, 1, 600), before)
+        tape.sleep(store, Version(SessionUri("work", "fourth"), 1, SECOND.token_count))
 
 
 def delete(path: Path, tape: Tape) -> None:
@@ -81,30 +95,42 @@ def delete(path: Path, tape: Tape) -> None:
 
 
 def delete_fork(path: Path, tape: Tape) -> None:
+    """It needs no room: see `errnos.deletes_when_full`."""
     with Store.open(path, writable=True) as store:
         tape.delete(store, OTHER_URI)
+
+
+def delete_version(path: Path, tape: Tape) -> None:
+    with Store.open(path, writable=True) as store:
+        for number in (2, 4):
+            with tape.step(store, removes=[one for one in versions_of(tape.world, URI) if one.number == number]):
+                store.delete_version(URI, number)
+        tape.sleep(store, Version(URI, 4, 40, seed=3))
 
 
 def recover(path: Path, tape: Tape) -> None:
     Store.open(path, writable=True).close()
 
 
-def rebuild(path: Path, tape: Tape) -> None:
+def lose_index(path: Path, tape: Tape) -> None:
     """The index is lost, made anew, and then has something to forget: the old one must not come back."""
     with by_hand():
-        os.unlink(path / "index.sqlite")
+        os.unlink(path / INDEX)
     with Store.open(path, writable=True) as store:
         tape.delete(store, URI)
         tape.sleep(store, Version(URI, 1, 40, seed=3))
 
 
-def rebuild_on_a_full_disk(path: Path, tape: Tape) -> None:
-    """The index is not sound, and there is no room for a new one: it is kept in memory, and deleting still works."""
-    with by_hand():
-        os.unlink(path / "index.sqlite")
-    with upkeep.no_room_for_an_index(), Store.open(path, writable=True) as store:
-        tape.delete(store, URI)
-        tape.delete(store, OTHER_URI)
+def many_changes(path: Path, tape: Tape) -> None:
+    """So many that the index's file is written between them, and then tells of what goes."""
+    with Store.open(path, writable=True) as store:
+        for version in _SMALL:
+            tape.sleep(store, version)
+        for version in _SMALL[:3]:
+            tape.delete(store, version.uri)
+        for version in _SMALL[:2]:
+            tape.sleep(store, version)
+        tape.delete(store, _SMALL[0].uri)
 
 
 def refused(path: Path, tape: Tape) -> None:
@@ -123,12 +149,11 @@ def refused(path: Path, tape: Tape) -> None:
 
 
 def many_versions(path: Path) -> World:
-    """Four versions in four files, the last needing all of them, and a fork of the second."""
-    counts = (260, 516, 772, 1028)
+    """Four versions in four packs, the last needing all of them, and a fork of the second."""
     receipts: list[Receipt] = []
     facts: set[Version | Mark] = set()
     with Store.open(path, writable=True) as store:
-        for number, count in enumerate(counts, start=1):
+        for number, count in enumerate((260, 516, 772, 1028), start=1):
             version = Version(URI, number, count)
             receipts.append(sleep(store, version, receipts[-1] if receipts else None))
             facts.add(version)
@@ -136,91 +161,12 @@ def many_versions(path: Path) -> World:
     return frozenset({*facts, FORK})
 
 
-def compact(path: Path, tape: Tape) -> None:
-    """Files are written anew; what they were needed for goes afterwards."""
-    with Store.open(path, writable=True) as store:
-        with tape.step(store):
-            store.compact(URI, policy=CompactionPolicy(max_holders=1, min_dead_ratio=0.0))
-        tape.delete(store, OTHER_URI)
-        with tape.step(store):
-            store.compact(URI, policy=CompactionPolicy(max_holders=1, min_dead_ratio=0.0, cold_after_seconds=0))
-
-
-def a_backup_of_the_index(path: Path) -> World:
-    """Four versions in four files, and beside the store its index as it is now."""
-    world = many_versions(path) - {FORK}
-    with Store.open(path, writable=True) as store:
-        store.delete_session(FORK.uri)
-    shutil.copy(path / "index.sqlite", path.parent / "index.backup")
-    return world
-
-
-def put_index_back(path: Path) -> None:
-    """The index of before, which says of each file where its blocks lay then."""
-    for name in ("index.sqlite-wal", "index.sqlite-shm"):
-        (path / name).unlink(missing_ok=True)
-    shutil.copy(path.parent / "index.backup", path / "index.sqlite")
-
-
-def fold(path: Path, tape: Tape) -> None:
-    with Store.open(path, writable=True) as store:
-        _fold(store, tape)
-
-
-def _fold(store: Store, tape: Tape) -> None:
-    with tape.step(store):
-        report = store.compact(URI, policy=CompactionPolicy(max_holders=1, min_dead_ratio=0.0))
-        if not report.problems and not report.actions:
-            raise Broken("no file was written anew, and nothing says why")
-
-
-_THIRD: Final = Version(URI, 3, 772)
-_LAST: Final = Version(URI, 4, 30, seed=3)
-
-
-def a_pinned_version(path: Path) -> World:
-    """Three versions in three files, the second one pinned. Beside the store stands where its file lies, and a backup
-    of the index."""
-    with Store.open(path, writable=True) as store:
-        first = sleep(store, FIRST)
-        second = sleep(store, SECOND, first)
-        sleep(store, _THIRD, second)
-        store.pin(URI, SECOND.number)
-        file = bundle_path(store, second.bundle_id)
-    (path.parent / "pinned").write_text(str(file.relative_to(path)))
-    shutil.copy(path / "index.sqlite", path.parent / "index.backup")
-    return frozenset({FIRST, SECOND, _THIRD})
-
-
-def fold_and_sleep(path: Path, tape: Tape) -> None:
-    """The pinned version is led to the third one's file, which a prune is to take (`prune_without_a_file`)."""
-    gone = [fact for fact in tape.world if isinstance(fact, Version) and fact != SECOND]
-    with Store.open(path, writable=True) as store:
-        _fold(store, tape)
-        with tape.step(store, adds=[_LAST], removes=gone):
-            sleep(store, _LAST)
-
-
-def prune_beside_a_backup(path: Path) -> None:
-    """As `prune_without_a_file`, and the index is an old one: that it is, only the count of rewrites tells."""
-    put_index_back(path)
-    prune_without_a_file(path)
-
-
-def prune_without_a_file(path: Path) -> None:
-    """A file is not there for a while, and meanwhile there is a prune: what it needs, only the index tells."""
-    file, elsewhere = path / (path.parent / "pinned").read_text(), path.parent / "elsewhere"
-    file.rename(elsewhere)
-    with Store.open(path, writable=True) as store:
-        if store.find_session(URI, _LAST.number):
-            store.prune(Retention(keep_last=1), URI)
-    elsewhere.rename(file)
-
-
 def prune(path: Path, tape: Tape) -> None:
-    removed = [fact for fact in tape.world if isinstance(fact, Version) and fact.uri == URI and fact.number < 4]
-    with Store.open(path, writable=True) as store, tape.step(store, removes=removed):
-        store.prune(Retention(keep_last=1), URI)
+    with Store.open(path, writable=True) as store:
+        store.pin(URI, 2)
+        gone = [one for one in versions_of(tape.world, URI) if one.number in (1, 3)]
+        with tape.step(store, removes=gone):
+            store.prune(Retention(keep_last=1), URI)
 
 
 def stand_ins(path: Path, tape: Tape) -> None:
@@ -243,53 +189,10 @@ def stand_ins(path: Path, tape: Tape) -> None:
             store.drop_stand_ins(URI)
 
 
-_GROUP: Final = [SessionUri("work", name) for name in ("root", "root.1", "root.2")]
-_IN_GROUP: Final = [Version(uri, 1, 30 + at, seed=at) for at, uri in enumerate(_GROUP)]
-
-
-def group(path: Path, tape: Tape) -> None:
-    """New sessions that count together: one group is given up half done, the next one is finished."""
-    with Store.open(path, writable=True) as store:
-        with tape.step(store):
-            store.begin_group(_GROUP)
-            sleep(store, _IN_GROUP[2])
-            store.end_group()
-        _finish_group(store, tape)
-
-
-def _finish_group(store: Store, tape: Tape) -> None:
-    root, *others = _IN_GROUP
-    with tape.step(store, adds=_IN_GROUP):
-        store.begin_group(_GROUP)
-        for version in (*others, root):
-            sleep(store, version)
-    with tape.step(store):
-        store.end_group()
-
-
-def group_that_loses_its_root(path: Path, tape: Tape) -> None:
-    """The group's file is gone for good before its first session may go: beside the file the others would go too."""
-    with Store.open(path, writable=True) as store:
-        _finish_group(store, tape)
-        tape.delete(store, _GROUP[0])
-
-
-def whole_group(store: Store) -> None:
-    there = [uri.name for uri in _GROUP if store.find_session(uri) is not None]
-    if 0 < len(there) < len(_GROUP):
-        raise Broken(f"of a group only {there} are there")
-
-
-def forget(path: Path, tape: Tape) -> None:
-    """The versions go as in a delete; then the files that the fork needs are written anew, and so is the index."""
-    with Store.open(path, writable=True) as store, tape.step(store, removes=[FIRST, SECOND]):
-        store.forget(URI)
-
-
 def marks(path: Path, tape: Tape) -> None:
     """Tags and a pin come, move and go; a delete takes those of its session with it."""
     tag, pin = Mark("tag", f"{URI}:kept", 1), Mark("pin", str(URI), 2)
-    moved = Mark("tag", f"{URI}:kept", 2)
+    moved, other = Mark("tag", f"{URI}:kept", 2), Mark("tag", f"{OTHER_URI}:kept", 1)
     with Store.open(path, writable=True) as store:
         with tape.step(store, adds=[tag]):
             store.tag(URI, 1, "kept")
@@ -301,6 +204,10 @@ def marks(path: Path, tape: Tape) -> None:
             store.unpin(URI, 2)
         with tape.step(store, removes=[moved]):
             store.untag(URI, "kept")
+        with tape.step(store, adds=[other]):
+            store.tag(OTHER_URI, 1, "kept")
+        with tape.step(store, removes=[FORK, other]):
+            store.delete_session(OTHER_URI)
 
 
 def marks_of(store: Store) -> list[Mark]:
@@ -335,19 +242,13 @@ SCENARIOS: Final = {
         Scenario("sleep_delta", two_versions_and_a_fork, sleep_delta),
         Scenario("fork", two_versions_and_a_fork, fork),
         Scenario("delete", two_versions_and_a_fork, delete),
-        Scenario("delete_fork", a_deleted_holder, delete_fork),
-        Scenario("rebuild", two_versions_and_a_fork, rebuild),
+        Scenario("delete_fork", a_fork_alone, delete_fork),
+        Scenario("delete_version", many_versions, delete_version),
+        Scenario("lose_index", two_versions_and_a_fork, lose_index),
         Scenario("recover", leftovers, recover),
-        Scenario("rebuild_on_a_full_disk", two_versions_and_a_fork, rebuild_on_a_full_disk),
-        Scenario("compact", many_versions, compact),
-        Scenario("fold_and_put_the_index_back", a_backup_of_the_index, fold, Sees(meanwhile=put_index_back)),
-        Scenario("fold_and_miss_a_file", a_pinned_version, fold_and_sleep, Sees(meanwhile=prune_without_a_file)),
-        Scenario("fold_and_lose_the_count", a_pinned_version, fold_and_sleep, Sees(meanwhile=prune_beside_a_backup)),
+        Scenario("many_changes", one_session, many_changes),
         Scenario("prune", many_versions, prune),
         Scenario("stand_ins", one_session, stand_ins),
-        Scenario("group", one_session, group, Sees(is_whole=whole_group)),
-        Scenario("group_that_loses_its_root", one_session, group_that_loses_its_root),
-        Scenario("forget", two_versions_and_a_fork, forget),
         Scenario("marks", two_versions_and_a_fork, marks, Sees(marks=marks_of)),
         Scenario("refused", one_session, refused),
         *upkeep.SCENARIOS,

@@ -1,8 +1,7 @@
 """The layer under the store at which faults are put in: every system call it makes by `os`, and every SQL statement.
 
 Owns the interposition and nothing of what a fault means: a handler gets each `Call` and decides. Works on every
-platform, without root, because the store does its input and output in Python; what SQLite does below a statement
-(`vfs.…`) is reached where `vfs.py` can.
+platform, without root, because the store does its input and output in Python; SQLite only works in memory.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest import mock
-
-from torpor.tests.memvid.faults import vfs
 
 READS: Final = ("close", "pread", "preadv", "read", "listdir", "stat", "fstat", "dup", "fcntl.flock")
 WRITES: Final = (
@@ -38,16 +35,13 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     run: Callable[[], Any]
-    connection: sqlite3.Connection | None = None
     by_hand: bool = False  # the scenario's own, not the store's
 
     @property
     def changes_state(self) -> bool:
         if self.name == "open":
             return bool(self.args[1] & (os.O_CREAT | os.O_TRUNC))
-        if self.name == "sql":
-            return not self.args[0].lstrip().upper().startswith("SELECT")
-        return self.name in WRITES or self.name in ("sql.close", "sql.vacuum_into")
+        return self.name in WRITES
 
     def __str__(self) -> str:
         shown = [f"{len(arg)} bytes" if isinstance(arg, bytes) else str(arg)[:80] for arg in self.args]
@@ -83,38 +77,20 @@ def files_up_to(most_bytes: int | None) -> Iterator[None]:
 
 
 class _Connection(sqlite3.Connection):
-    """A connection that asks the handler before each statement."""
+    """A connection to memory that asks the handler before each statement: the system may have no memory for it."""
 
     handler: Handler | None = None
-    path = ""
 
     def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        return self._ask("sql", (sql,), lambda: sqlite3.Connection.execute(self, sql, *args))
+        return self._ask(sql, lambda: sqlite3.Connection.execute(self, sql, *args))
 
     def executemany(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        return self._ask("sql", (sql,), lambda: sqlite3.Connection.executemany(self, sql, *args))
+        return self._ask(sql, lambda: sqlite3.Connection.executemany(self, sql, *args))
 
-    def close(self) -> None:
-        self._ask("sql.close", (), lambda: sqlite3.Connection.close(self))
-
-    def _ask(self, name: str, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+    def _ask(self, sql: str, run: Callable[[], sqlite3.Cursor]) -> sqlite3.Cursor:
         if self.handler is None:
             return run()
-        return self.handler(Call(name, args, {}, run, self))
-
-
-class _MemoryConnection(sqlite3.Connection):
-    """A connection to memory: nothing in there fails, but what it writes to a file does."""
-
-    handler: Handler | None = None
-
-    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        if self.handler is None or not sql.startswith("VACUUM INTO"):
-            return super().execute(sql, *args)
-        (target,) = args[0]
-        cursor: sqlite3.Cursor = self.handler(
-            Call("sql.vacuum_into", (target,), {}, lambda: sqlite3.Connection.execute(self, sql, *args))
-        )
+        cursor: sqlite3.Cursor = self.handler(Call("sql", (sql,), {}, run))
         return cursor
 
 
@@ -123,12 +99,11 @@ class Shim:
     """Sends every call to `handler` while it is installed."""
 
     handler: Handler
-    _connections: list[_Connection | _MemoryConnection] = field(default_factory=list)
+    _connections: list[_Connection] = field(default_factory=list)
     _busy: bool = False
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Shim:
-        self._stack.enter_context(vfs.asking(lambda name, args, run: self._ask(Call(f"vfs.{name}", args, {}, run))))
         for name in (*READS, *WRITES):
             owner, _, plain = (fcntl, *name.split(".")) if name.startswith("fcntl.") else (os, "", name)
             if hasattr(owner, plain):
@@ -145,11 +120,8 @@ class Shim:
         connect = sqlite3.connect
 
         def connect_watched(database: Any, *args: Any, **kwargs: Any) -> Any:
-            is_file = database != ":memory:"
-            if is_file:
-                self._ask(Call("sql.connect", (str(database),), {}, lambda: None))
-            connection: Any = connect(database, *args, factory=_Connection if is_file else _MemoryConnection, **kwargs)
-            connection.path, connection.handler = str(database), self._ask
+            connection: Any = connect(database, *args, factory=_Connection, **kwargs)
+            connection.handler = self._ask
             self._connections.append(connection)
             return connection
 
@@ -172,22 +144,10 @@ class Shim:
     def _replace(self, owner: Any, name: str, new: Any) -> None:
         self._stack.enter_context(mock.patch.object(owner, name, new))
 
-    def _open_to_faults(self, run: Callable[[], Any]) -> Callable[[], Any]:
-        def opened() -> Any:
-            self._busy = False
-            try:
-                return run()
-            finally:
-                self._busy = True
-
-        return opened
-
     def _ask(self, call: Call) -> Any:
         if self._busy:  # what a handler does itself is no fault point
             return call.run()
         self._busy = True
-        if call.name.startswith("sql"):  # but what a statement does below is
-            call.run = self._open_to_faults(call.run)
         call.by_hand = _by_hand
         try:
             return self.handler(call)

@@ -1,10 +1,7 @@
 """Which states of a store have been checked: one that is the same in all that the store reads is not checked again.
 
 A state is what the store has once it was opened: the bytes of all its files but the index, and all that the index says.
-What an index says of the file itself (inode and times, which no copy keeps) counts as whether it is so; how SQLite
-keeps it (its pages, the salts of its log) does not count, so a store that was seen is still opened again. Nor do the
-bytes written each day, which no check looks at. Most faults leave one of few states, and the check of one costs several
-times what the opening does.
+Most faults leave one of few states, and the check of one costs several times what the opening does.
 
 One in `_ANEW` of those that were seen is checked all the same.
 """
@@ -17,38 +14,21 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from torpor.memvid import Store
+from torpor.memvid.store import Store
 
 Found = TypeVar("Found")
 
 _ANEW: Final = 16
 _NOT_READ: Final = ("lock", "index.sqlite")
-_ROW: Final = (
-    "bundle_id, status, unsettled, namespace, name, version, parent, identity_digest, token_count, bundle_bytes, "
-    "logical_bytes, created_ns, model, labels, salvaged_tokens, salvaged_of, unread_tokens, lossy_bits, lossy_tokens, "
-    "storage"
-)
-_SAID: Final = (
-    f"SELECT {_ROW} FROM bundles ORDER BY bundle_id",
-    "SELECT bundle_id, refers_to FROM refs JOIN bundles USING (number) ORDER BY 1, 2",
-    "SELECT block, bundle_id FROM blocks JOIN bundles USING (number) ORDER BY 1, 2",
-    "SELECT * FROM meta WHERE key <> 'file' ORDER BY 1",
-)
 
 
 def state_of(store: Store) -> bytes:
-    """A digest of an open store. Raises what the index does of a row that is none."""
+    """A digest of an open store."""
     hasher = blake2b(digest_size=16)
     for name, content in _files(Path(store.path)):
         hasher.update(b"%s\0%d\0%s" % (name.encode(), len(content), content))
-    index, connection = store.index, store.index._connection
-    ids = index.bundle_ids()
-    index.rows_of(ids)
-    for statement in _SAID:
-        hasher.update(repr(connection.execute(statement).fetchall()).encode())
-    live = {bundle_id for bundle_id, suffix in store._core.folder.list_bundles().items() if suffix == ".mvb"}
-    others = index.of_other_files(store._core.folder.stamps_of(live & ids))
-    hasher.update(repr((sorted(others), sorted(index.not_in_file), index.file_is_behind)).encode())
+    index = store.index
+    hasher.update(repr((index.all_rows(), list(index.block_keys()))).encode())
     return hasher.digest()
 
 

@@ -1,4 +1,4 @@
-"""T1 at the system's own interface: SIGKILL at the n-th real system call that changes something, SQLite's among them.
+"""T1 at the system's own interface: SIGKILL at each real system call that changes something.
 
 Linux with strace and the right to trace. Each point is a process of its own, so this is the slow sweep. The telling
 of a step's event is a write to a pipe and is counted with the calls: a kill there is one more point.
@@ -10,10 +10,12 @@ import contextlib
 import fcntl
 import functools
 import pickle
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -41,43 +43,54 @@ def unavailable() -> str:
 
 
 def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0, workers: int = 2) -> Swept:
+    """Kill at every `stride`-th call."""
     original, world_file = base / "original" / "store", base / "world.pickle"
     world = prepare(scenario, original)
     world_file.write_bytes(pickle.dumps(world))
     worlds = events_of(scenario, original, base / "dry" / "store", world)
     result = Swept(scenario.name)
-    survived = False
-    begin = 1 + first % stride
+    calls = _calls(scenario, original, base / "traced", world_file)
     with ThreadPoolExecutor(workers) as pool:
-        while not survived and not result.has_seen_enough:
-            points = [begin + stride * number for number in range(8)]
-            begin = points[-1] + stride
-            kills = [pool.submit(_kill, scenario, original, base / str(point), world_file, point) for point in points]
-            for point, killed in zip(points, kills, strict=True):
-                was_killed, events = killed.result()
-                survived = survived or not was_killed
-                result.counts["points"] += was_killed
-                result.out_of += stride * was_killed
-                with result.blaming(f"killed at system call {point}"):
-                    check(base / str(point) / "store", worlds[events], thorough=True, sees=scenario.sees)
-                shutil.rmtree(base / str(point))
+        chosen = result.choose("points", list(enumerate(calls)), stride, first)
+        kills = [pool.submit(_kill, scenario, original, base / str(at), world_file, call) for at, call in chosen]
+        for (at, call), killed in zip(chosen, kills, strict=True):
+            events = killed.result()
+            result.counts["points"] += 1
+            with result.blaming(f"killed at system call {at} ({call[0]} {call[1]})"):
+                check(base / str(at) / "store", worlds[events], thorough=True, sees=scenario.sees)
+            shutil.rmtree(base / str(at))
     return result
 
 
-def _kill(scenario: Scenario, original: Path, folder: Path, world: Path, point: int) -> tuple[bool, int]:
-    """Whether the process was killed, and how many events it told."""
+def _calls(scenario: Scenario, original: Path, folder: Path, world: Path) -> list[tuple[str, int]]:
+    """Each call of an undisturbed run: its name, and the how-manieth of that name it is. Strace counts them so."""
     path = folder / "store"
     fresh(original, path)
-    command = [
-        *("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}"),
-        *("-e", f"inject={CALLS}:signal=KILL:when={point}"),
-        *(sys.executable, "-B", str(_CHILD), scenario.name, str(path), str(world)),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    if done.returncode not in (0, -9, 137):
-        raise AssertionError(f"{scenario.name}: the child failed by itself at call {point}: {done.stderr[-2000:]}")
+    trace = folder / "trace"
+    _run(scenario, path, world, "-o", str(trace))
+    seen, found = Counter[str](), []
+    for name in re.findall(r"^\d+ +(\w+)\(", trace.read_text(errors="replace"), re.MULTILINE):
+        seen[name] += 1
+        found.append((name, seen[name]))
+    return found
+
+
+def _kill(scenario: Scenario, original: Path, folder: Path, world: Path, call: tuple[str, int]) -> int:
+    """How many events the killed process told."""
+    path = folder / "store"
+    fresh(original, path)
+    name, number = call
+    done = _run(scenario, path, world, "-o", "/dev/null", "-e", f"inject={name}:signal=KILL:when={number}")
+    if done.returncode not in (-9, 137):
+        raise AssertionError(f"{scenario.name} was not killed at call {call}: {done.stderr[-2000:]}")
     await_end(path / "lock")
-    return done.returncode != 0, len(done.stdout)
+    return len(done.stdout)
+
+
+def _run(scenario: Scenario, path: Path, world: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = ["strace", "-f", "-qq", "-e", f"trace={CALLS}", *options]
+    command += [sys.executable, "-B", str(_CHILD), scenario.name, str(path), str(world)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def await_end(lock: Path) -> None:

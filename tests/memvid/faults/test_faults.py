@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid import Store
 from torpor.memvid.disk import durable
+from torpor.memvid.store import Store
 from torpor.tests.memvid.faults import errnos, kill, strace_kill
 from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
 from torpor.tests.memvid.faults.mutant_runs import outline
 from torpor.tests.memvid.faults.mutants import EQUIVALENT, all_mutants, modules, mutate, touched_by
 from torpor.tests.memvid.faults.power import Effort, Replay
 from torpor.tests.memvid.faults.recording import record
-from torpor.tests.memvid.faults.run import of_this_share
+from torpor.tests.memvid.faults.run import PAIRED, of_this_share
 from torpor.tests.memvid.faults.scenarios import SCENARIOS
 from torpor.tests.memvid.faults.states import Seen, state_of
 from torpor.tests.memvid.faults.worlds import Tape
@@ -132,18 +132,10 @@ def test_a_copy_of_a_store_is_in_its_state_and_is_so_when_it_was_opened_again(tw
     assert state_at(two_versions / "other" / "store") == here
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "DELETE FROM refs WHERE number = 3",
-        "DELETE FROM blocks WHERE number = 1",
-        "UPDATE meta SET value = '1' WHERE key = 'rewrites'",
-        "DELETE FROM bundles WHERE number = 3",
-    ],
-)
-def test_an_index_that_says_anything_else_is_another_state(two_versions: Path, sql: str) -> None:
+def test_an_index_that_says_anything_else_is_another_state(two_versions: Path) -> None:
     one, other = two_versions / "one" / "store", two_versions / "other" / "store"
-    assert state_at(one) != state_at(other, sql)
+    for table in ("versions", "packs", "blocks"):
+        assert state_at(one) != state_at(other, f"DELETE FROM {table}")
 
 
 def test_a_file_with_another_byte_or_name_is_another_state(two_versions: Path) -> None:
@@ -154,8 +146,8 @@ def test_a_file_with_another_byte_or_name_is_another_state(two_versions: Path) -
         assert state_of(store) != here
         (other / "note").unlink()
         assert state_of(store) == here
-        bundle = next(other.glob("bundles/*/*.mvb"))
-        flip(bundle, bundle.stat().st_size // 2)
+        pack = next(other.glob("packs/*.mvp"))
+        flip(pack, pack.stat().st_size // 2)
         assert state_of(store) != here
 
 
@@ -231,24 +223,15 @@ def test_t4_a_flush_whose_failure_is_swallowed_is_seen(tmp_path: Path, monkeypat
     assert all("nobody was told" in failure for failure in failures)
 
 
-@pytest.mark.parametrize(
-    ("name", "where"),
-    [*((name, "sleep_new") for name in ("open", "read", "write", "fsync", "truncate")), ("unlink", "create")],
-)
-def test_t4_the_system_s_errors_reach_the_calls_of_sqlite(tmp_path: Path, name: str, where: str) -> None:
-    """Those of its files and its log, each refused for itself; the store is whole after each."""
-    scenario, original, work = SCENARIOS[where], tmp_path / "original" / "store", tmp_path / "work" / "store"
-    world = prepare(scenario, original)
-    refused = errnos.Fault("EIO", errno.EIO, lambda call: call.name == f"vfs.{name}")
-    calls = [call for call, _ in errnos._calls(scenario, original, work, world)]
-    point = next(number for number, call in enumerate(calls, start=1) if call.startswith(f"vfs.{name}("))
-    result = Swept(scenario.name)
-    for for_ever in (False, True):
-        fresh(original, work)
-        run = errnos._Run(scenario, work, Tape(world), errnos._Faulty(refused, point, for_ever))
-        errnos._try(run, world, name, result)
-        assert run.handler.struck
-    assert result.failures == []
+@pytest.mark.one_in(1)
+def test_a_file_that_was_missing_or_damaged_is_put_back_and_all_is_whole(tmp_path: Path) -> None:
+    assert sweep("put_back", tmp_path, of=["put_back"])["cases"]
+
+
+@pytest.mark.one_in(1)
+def test_two_faults_at_once_lose_nothing(tmp_path: Path) -> None:
+    chosen = [name for name in of_this_share() if name in PAIRED]
+    assert sweep("pairs", tmp_path, of=chosen)["pairs"] or not chosen
 
 
 @pytest.mark.heavy
@@ -258,6 +241,15 @@ def test_t4_the_system_s_errors_reach_the_calls_of_sqlite(tmp_path: Path, name: 
 )
 def test_t1_t2_t4_threats_27_28_in_full_every_fault_at_every_step(tmp_path: Path, name: str) -> None:
     sweep(name, tmp_path, "--full", of=SCENARIOS)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("name", "of"), [("put_back", ["put_back"]), ("pairs", PAIRED)])
+def test_in_full_two_faults_at_once_and_every_file_that_is_put_back(
+    tmp_path: Path, name: str, of: Iterable[str]
+) -> None:
+    sweep(name, tmp_path, "--full", of=of)
 
 
 @pytest.mark.heavy

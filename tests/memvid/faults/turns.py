@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-from torpor.memvid import SessionUri, Store
 from torpor.memvid.folder import journal
 from torpor.memvid.format.ledger_tail import tail_of
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.faults.beginnings import FIRST, SECOND, Scenario
 from torpor.tests.memvid.faults.upkeep import SECRET, seeing

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from torpor.memvid.folder.folder import StoreFolder
-from torpor.memvid.folder.store_file import create_store, open_or_make_root
+from torpor.memvid.folder.store_file import open_or_make_root
+from torpor.memvid.recovery.opening import create_store
 
 
 @pytest.fixture

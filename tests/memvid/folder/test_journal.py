@@ -27,9 +27,10 @@ from torpor.memvid.errors import (
 from torpor.memvid.folder import journal as module
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import TURNS_FILE, Journal
-from torpor.memvid.folder.store_file import create_store, open_or_make_root
+from torpor.memvid.folder.store_file import open_or_make_root
 from torpor.memvid.format.journal import HEADER_BYTES, VOID, JournalRecord, size_of
 from torpor.memvid.format.ledger_tail import UNREAD
+from torpor.memvid.recovery.opening import create_store
 from torpor.tests.memvid.store_making import IDENTITY, flip, refusing, token_ids
 
 ONE, TWO, THREE = (SessionUri("work", name) for name in ("first", "other", "third"))
@@ -547,7 +548,7 @@ def test_while_the_new_file_has_no_name_the_old_one_counts(
         with pytest.raises((StoreIoError, NoSpace, DurabilityLost)):
             journal.erase(ONE)
     assert TWO in read_again(folder)
-    assert not list(Path(folder.path, "bundles").glob("*.tmp"))
+    assert not list(Path(folder.path, "packs").glob("*.tmp"))
     if fails != "flush of the folder":  # after which nothing more is written
         journal.append([turn(TWO, 9)])
         assert read_again(folder)[TWO] == turn(TWO, 9)

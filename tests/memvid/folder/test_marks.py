@@ -21,6 +21,7 @@ from torpor.memvid.errors import (
     InvalidTag,
     LimitExceeded,
     MarkNotFound,
+    MarksLost,
     NoSpace,
     StoreIoError,
     TagTaken,
@@ -29,7 +30,7 @@ from torpor.memvid.errors import (
 )
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, VersionMarks, decode_marks, encode_marks
-from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_VERSION
+from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_STRIPS
 from torpor.tests.memvid.store_making import refusing, taking_at_most
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
@@ -41,7 +42,7 @@ A, B, C = bytes([0xAA]) * 32, bytes([0xBB]) * 32, bytes([0xCC]) * 32
 @pytest.fixture
 def marked(folder: StoreFolder) -> Marks:
     """Marks that lie in the store."""
-    marks = Marks(folder.uuid).tag(SCOUT, A, 1, "before-refactor").pin(SCOUT, B, 2).tag(WRITER, C, 3, "draft")
+    marks = Marks(folder.uuid).tag(SCOUT, A, "before-refactor").pin(SCOUT, B).tag(WRITER, C, "draft")
     marks.save(folder)
     return marks
 
@@ -51,7 +52,7 @@ def file_of(folder: StoreFolder) -> Path:
 
 
 def some_marks() -> Marks:
-    return Marks(UUID).tag(SCOUT, A, 1, "before-refactor").tag(SCOUT, A, 1, "v1.0").pin(SCOUT, A, 1).pin(SCOUT, B, 2)
+    return Marks(UUID).tag(SCOUT, A, "before-refactor").tag(SCOUT, A, "v1.0").pin(SCOUT, A).pin(SCOUT, B)
 
 
 # --- what marks mean
@@ -59,26 +60,26 @@ def some_marks() -> Marks:
 
 def test_marks_read_back_as_they_were_saved(folder: StoreFolder) -> None:
     assert Marks.load(folder) == Marks(folder.uuid)
-    marks = Marks(folder.uuid).tag(SCOUT, A, 1, "before-refactor").pin(SCOUT, B, 2).tag(WRITER, C, 3, "draft")
+    marks = Marks(folder.uuid).tag(SCOUT, A, "before-refactor").pin(SCOUT, B).tag(WRITER, C, "draft")
     assert marks.save(folder) == file_of(folder).stat().st_size
     assert file_of(folder).stat().st_mode & 0o777 == 0o600
     assert Marks.load(folder) == marks
     assert marks.of(A) == VersionMarks(("before-refactor",), pinned=False)
     assert marks.of(B) == VersionMarks((), pinned=True)
-    assert marks.session(SCOUT) == SessionMarks({"before-refactor": A}, frozenset({B}), {A: 1, B: 2})
+    assert marks.session(SCOUT) == SessionMarks({"before-refactor": A}, frozenset({B}))
     marks.without(SCOUT).save(folder)
-    assert Marks.load(folder) == Marks(folder.uuid).tag(WRITER, C, 3, "draft")
+    assert Marks.load(folder) == Marks(folder.uuid).tag(WRITER, C, "draft")
     assert b"scout" not in file_of(folder).read_bytes()
 
 
 def test_a_tag_names_one_version_and_moves_only_on_purpose() -> None:
-    marks = Marks(UUID).tag(SCOUT, A, 1, "stable")
+    marks = Marks(UUID).tag(SCOUT, A, "stable")
     with pytest.raises(TagTaken) as refusal:
-        marks.tag(SCOUT, B, 2, "stable")
+        marks.tag(SCOUT, B, "stable")
     assert refusal.value.bundle_id == A.hex()
-    moved = marks.tag(SCOUT, B, 2, "stable", move=True)
+    moved = marks.tag(SCOUT, B, "stable", move=True)
     assert moved.tagged(SCOUT, "stable") == B
-    assert not moved.of(A)
+    assert moved.of(A) == VersionMarks()
 
 
 def test_a_change_leaves_the_marks_that_it_came_from() -> None:
@@ -96,13 +97,13 @@ def test_taking_away_what_is_not_there_is_refused_with_what_is() -> None:
 
 
 def test_marks_of_two_are_all_there_and_a_tag_that_both_have_is_the_latters() -> None:
-    later = Marks(UUID).tag(SCOUT, C, 3, "v1.0").tag(WRITER, C, 3, "draft")
+    later = Marks(UUID).tag(SCOUT, C, "v1.0").tag(WRITER, C, "draft")
     joined = some_marks().with_those_of(later)
-    assert joined == some_marks().tag(SCOUT, C, 3, "v1.0", move=True).tag(WRITER, C, 3, "draft")
+    assert joined == some_marks().tag(SCOUT, C, "v1.0", move=True).tag(WRITER, C, "draft")
 
 
 def test_marks_of_versions_that_are_not_there_are_told() -> None:
-    marks = some_marks().tag(WRITER, C, 3, "draft")
+    marks = some_marks().tag(WRITER, C, "draft")
     assert marks.dangling({A, B, C}) == []
     assert marks.dangling({C}) == [(SCOUT, A), (SCOUT, B)]
 
@@ -113,7 +114,7 @@ def test_marks_of_versions_that_are_not_there_are_told() -> None:
 )
 def test_threat_19_a_text_that_is_no_tag_is_refused(tag: str) -> None:
     with pytest.raises(InvalidTag) as refusal:
-        Marks(UUID).tag(SCOUT, A, 1, tag)
+        Marks(UUID).tag(SCOUT, A, tag)
     assert refusal.value.message.isprintable()
     with pytest.raises(InvalidTag):
         Marks(UUID).untag(SCOUT, tag)
@@ -121,15 +122,15 @@ def test_threat_19_a_text_that_is_no_tag_is_refused(tag: str) -> None:
 
 @pytest.mark.parametrize("tag", ["a", "v1.0", "before-refactor", "abcdef1", "deadbeefs", "a" + "z" * 63])
 def test_a_text_that_is_a_tag_is_accepted(tag: str) -> None:
-    assert Marks(UUID).tag(SCOUT, A, 1, tag).tagged(SCOUT, tag) == A
+    assert Marks(UUID).tag(SCOUT, A, tag).tagged(SCOUT, tag) == A
 
 
 @pytest.mark.parametrize("bundle_id", [b"", b"\xaa" * 31, b"\xaa" * 33, "aa" * 32])
 def test_only_a_bundle_id_can_be_marked(bundle_id: Any) -> None:
     with pytest.raises(ValueError, match="32 bytes"):
-        Marks(UUID).tag(SCOUT, bundle_id, 1, "stable")
+        Marks(UUID).tag(SCOUT, bundle_id, "stable")
     with pytest.raises(ValueError, match="32 bytes"):
-        Marks(UUID).pin(SCOUT, bundle_id, 1)
+        Marks(UUID).pin(SCOUT, bundle_id)
 
 
 def id_of(number: int) -> bytes:
@@ -137,23 +138,25 @@ def id_of(number: int) -> bytes:
 
 
 def test_a_store_has_a_bounded_number_of_marks() -> None:
-    numbers = {id_of(number): number + 1 for number in range(MAX_MARKS)}
-    full = Marks(UUID, {SCOUT: SessionMarks({}, frozenset(numbers), numbers)})
+    full = Marks(UUID, {SCOUT: SessionMarks({}, frozenset(map(id_of, range(MAX_MARKS))))})
     with pytest.raises(LimitExceeded):
-        full.pin(SCOUT, A, 1)
+        full.pin(SCOUT, A)
     with pytest.raises(LimitExceeded):
-        full.tag(WRITER, A, 1, "one-more")
-    assert full.pin(SCOUT, id_of(0), 1) == full
+        full.tag(WRITER, A, "one-more")
+    assert full.pin(SCOUT, id_of(0)) == full
+    stripped = full.strip(SCOUT, map(id_of, range(MAX_STRIPS)))
+    with pytest.raises(LimitExceeded):
+        stripped.strip(WRITER, [A])
 
 
 @pytest.mark.one_in(2)
 def test_the_largest_marks_that_are_allowed_can_be_read_again() -> None:
     """The limits on bytes and values leave room for every set of marks that a store may have: tags take most."""
     longest = {
-        SessionUri("n" * 128, f"{number:x}".rjust(128, "n")): SessionMarks(
-            {"t" * 64: id_of(number)}, numbers={id_of(number): MAX_VERSION}
-        )
-        for number in range(MAX_MARKS)
+        SessionUri("n" * 128, f"{number:x}".rjust(128, "n")): SessionMarks({"t" * 64: id_of(number)})
+        if number < MAX_MARKS
+        else SessionMarks({}, frozenset(), frozenset({id_of(number)}))
+        for number in range(MAX_MARKS + MAX_STRIPS)
     }
     data = encode_marks(Marks(UUID, longest))
     assert len(data) <= MAX_MARKS_BYTES
@@ -171,8 +174,7 @@ uris = st.builds(SessionUri, st.sampled_from(["default", "work"]), st.sampled_fr
 def marks_of_sessions(draw: st.DrawFn) -> SessionMarks:
     tagged = draw(st.dictionaries(tags, ids, max_size=4))
     pinned = draw(st.frozensets(ids, max_size=4))
-    numbers = st.integers(1, MAX_VERSION)
-    return SessionMarks(tagged, pinned, {one: draw(numbers) for one in sorted(pinned.union(tagged.values()))})
+    return SessionMarks(tagged, pinned, draw(st.frozensets(ids, max_size=4)))
 
 
 @pytest.mark.one_in(2)
@@ -189,20 +191,13 @@ def test_any_marks_read_back_as_they_were_written(sessions: dict[SessionUri, Ses
 
 
 def test_the_bytes_of_the_file_are_those_of_the_format() -> None:
+    a, b, c = (one.hex() for one in (A, B, C))
     rest = (
-        '"format":"torpor.marks","sessions":{"torpor://default/scout":{"pins":["' + "bb" * 32 + '"],'
-        '"tags":{"stable":"'
-        + "aa" * 32
-        + '"},"versions":{"'
-        + "aa" * 32
-        + '":1,"'
-        + "bb" * 32
-        + '":2}}},"store":"'
-        + UUID
-        + '","version":1}\n'
+        f'"format":"torpor.marks","sessions":{{"torpor://default/scout":{{"pins":["{b}"],"stripped":["{c}"],'
+        f'"tags":{{"stable":"{a}"}}}}}},"store":"{UUID}","version":2}}\n'
     )
     digest = blake3(("{" + rest).encode()).hexdigest()
-    marks = Marks(UUID).tag(SCOUT, A, 1, "stable").pin(SCOUT, B, 2)
+    marks = Marks(UUID).tag(SCOUT, A, "stable").pin(SCOUT, B).strip(SCOUT, [C])
     assert encode_marks(marks).decode() == '{"digest":"' + digest + '",' + rest
 
 
@@ -260,35 +255,32 @@ RESEALED: dict[str, Callable[[dict[str, Any]], None]] = {
     "version 0": change(version=0),
     "version as a float": change(version=1.0),
     "version as true": change(version=True),
-    "version as text": change(version="2"),
+    "version as text": change(version="3"),
+    "version 1": change(version=1),
     "no version": lambda found: found.pop("version"),
-    "a later version of another format": change(version=2, format="torpor.other"),
+    "a later version of another format": change(version=3, format="torpor.other"),
     "another store": change(store=UUID.replace("0", "1")),
     "no store": lambda found: found.pop("store"),
     "an unknown key": change(more=1),
     "no sessions": lambda found: found.pop("sessions"),
     "sessions as a list": change(sessions=[]),
     "sessions as null": change(sessions=None),
-    "a session with a short name": change(sessions={"scout": {"pins": [HEX], "tags": {}, "versions": {HEX: 1}}}),
+    "a session with a short name": change(sessions={"scout": {"pins": [HEX], "tags": {}, "stripped": []}}),
     "a session with a path as its name": change(
-        sessions={"torpor://a/../b": {"pins": [HEX], "tags": {}, "versions": {HEX: 1}}}
+        sessions={"torpor://a/../b": {"pins": [HEX], "tags": {}, "stripped": []}}
     ),
-    "a session without marks": change_session(pins=[], tags={}, versions={}),
+    "a session without marks": change_session(pins=[], tags={}, stripped=[]),
     "a session with an unknown key": change_session(more=1),
     "a session without pins": lambda found: found["sessions"][str(SCOUT)].pop("pins"),
     "a session that is a list": change(sessions={str(SCOUT): [HEX]}),
-    "a session without numbers": lambda found: found["sessions"][str(SCOUT)].pop("versions"),
-    "numbers as a list": change_session(versions=[HEX, "bb" * 32]),
-    "no number of a marked version": change_session(versions={HEX: 1}),
-    "a number of a version without marks": change_session(versions={HEX: 1, "bb" * 32: 2, "cc" * 32: 3}),
-    "a number of something else than a bundle": change_session(versions={HEX: 1, "bb" * 32: 2, "before-refactor": 3}),
-    "a number in capitals": change_session(versions={HEX.upper(): 1, "bb" * 32: 2}),
-    "the number 0": change_session(versions={HEX: 0, "bb" * 32: 2}),
-    "a number above all": change_session(versions={HEX: MAX_VERSION + 1, "bb" * 32: 2}),
-    "a number as a float": change_session(versions={HEX: 1.0, "bb" * 32: 2}),
-    "a number as true": change_session(versions={HEX: True, "bb" * 32: 2}),
-    "a number as text": change_session(versions={HEX: "1", "bb" * 32: 2}),
-    "a number that is null": change_session(versions={HEX: None, "bb" * 32: 2}),
+    "a session without strips": lambda found: found["sessions"][str(SCOUT)].pop("stripped"),
+    "versions of format 1": change_session(versions={HEX: 1, "bb" * 32: 2}),
+    "strips as a map": change_session(stripped={HEX: 1}),
+    "strips as text": change_session(stripped="ab"),
+    "a strip twice": change_session(stripped=[HEX, HEX]),
+    "strips out of order": change_session(stripped=["bb" * 32, HEX]),
+    "a strip that is a number": change_session(stripped=[1]),
+    "a strip in capitals": change_session(stripped=[HEX.upper()]),
     "pins as a map": change_session(pins={HEX: 1}),
     "pins as text": change_session(pins="ab"),
     "a pin twice": change_session(pins=[HEX, HEX]),
@@ -326,8 +318,8 @@ def test_t6_a_malformed_file_with_a_right_digest_is_refused(malformed: Callable[
         lambda data: data.replace(b":", b": ", 1),
         lambda data: data.replace(b"scout", b"sc\\u006fut"),
         lambda data: json.dumps(dict(reversed(json.loads(data).items()))).encode(),
-        lambda data: data.replace(b'"version":1', b'"version":1e0'),
-        lambda data: data.replace(b'"version":1}', b'"version":1,"version":1}'),
+        lambda data: data.replace(b'"version":2', b'"version":2e0'),
+        lambda data: data.replace(b'"version":2}', b'"version":2,"version":2}'),
         lambda data: b"\xef\xbb\xbf" + data,
         lambda data: data.decode().encode("utf-16"),
         lambda data: b"[" * 50_000,
@@ -356,25 +348,26 @@ def test_a_file_larger_than_the_limit_is_not_read_to_its_end(folder: StoreFolder
         Marks.load(folder)
 
 
-def test_too_many_marks_in_a_file_are_refused() -> None:
+@pytest.mark.parametrize(("kind", "limit"), [("pins", MAX_MARKS), ("stripped", MAX_STRIPS)])
+def test_too_many_marks_in_a_file_are_refused(kind: str, limit: int) -> None:
     found = document(some_marks())
-    numbers = {id_of(number).hex(): number + 1 for number in range(MAX_MARKS + 1)}
-    found["sessions"] = {str(SCOUT): {"pins": sorted(numbers), "tags": {}, "versions": numbers}}
-    with pytest.raises(CorruptMarks, match=str(MAX_MARKS)):
+    many = [id_of(number).hex() for number in range(limit + 1)]
+    found["sessions"] = {str(SCOUT): {"pins": [], "tags": {}, "stripped": []} | {kind: many}}
+    with pytest.raises(CorruptMarks, match=str(limit)):
         decode_marks(sealed(found), UUID, "marks.json")
 
 
 def test_threat_23_marks_of_a_later_version_are_refused_and_left_untouched(folder: StoreFolder) -> None:
-    later = sealed({"format": "torpor.marks", "version": 2, "store": folder.uuid, "ribbons": {}})
+    later = sealed({"format": "torpor.marks", "version": 3, "store": folder.uuid, "ribbons": {}})
     file_of(folder).write_bytes(later)
     with pytest.raises(UnsupportedFormat) as refusal:
         Marks.load(folder)
-    assert (refusal.value.found, refusal.value.supported) == (2, 1)
+    assert (refusal.value.found, refusal.value.supported) == (3, 2)
     assert file_of(folder).read_bytes() == later
 
 
 def test_threat_23_damage_is_not_mistaken_for_a_later_version() -> None:
-    data = encode_marks(some_marks()).replace(b'"version":1', b'"version":2')
+    data = encode_marks(some_marks()).replace(b'"version":2', b'"version":3')
     with pytest.raises(CorruptMarks, match="digest"):
         decode_marks(data, UUID, "marks.json")
 
@@ -409,7 +402,8 @@ def test_threats_20_and_21_marks_that_are_no_file_of_our_own_are_refused(
     folder: StoreFolder, tmp_path: Path, place: Callable[[Path, Path], None]
 ) -> None:
     target = tmp_path / "elsewhere.json"
-    target.write_bytes(encode_marks(Marks(folder.uuid).pin(SCOUT, A, 1)))
+    target.write_bytes(encode_marks(Marks(folder.uuid).pin(SCOUT, A)))
+    file_of(folder).unlink()
     place(file_of(folder), target)
     with pytest.raises(UnsafePath):
         Marks.load(folder)
@@ -420,8 +414,9 @@ def test_threat_20_a_link_in_the_place_of_the_marks_is_replaced_and_not_written_
 ) -> None:
     target = tmp_path / "elsewhere.json"
     target.write_bytes(b"somebody's own")
+    file_of(folder).unlink()
     file_of(folder).symlink_to(target)
-    Marks(folder.uuid).pin(SCOUT, A, 1).save(folder)
+    Marks(folder.uuid).pin(SCOUT, A).save(folder)
     assert target.read_bytes() == b"somebody's own"
     assert Marks.load(folder).of(A).pinned
 
@@ -444,8 +439,8 @@ def failing(*numbers: int, error: int, real: Callable[..., Any]) -> Callable[...
 @pytest.mark.parametrize(
     ("name", "number", "error", "raised"),
     [
-        ("open", 0, errno.EIO, StoreIoError),  # of store.json, which is asked whether it says that there are marks
-        ("open", 1, errno.ENOSPC, NoSpace),
+        ("open", 0, errno.EIO, StoreIoError),
+        ("open", 0, errno.ENOSPC, NoSpace),
         ("writev", 0, errno.ENOSPC, NoSpace),
         ("writev", 0, errno.EDQUOT, NoSpace),
         ("fsync", 0, errno.EIO, DurabilityLost),
@@ -464,16 +459,16 @@ def test_threat_30_marks_that_could_not_be_saved_are_as_they_were(
     with monkeypatch.context() as patch:
         patch.setattr(os, name, failing(number, error=error, real=getattr(os, name)))
         with pytest.raises(raised):
-            marked.pin(WRITER, A, 1).save(folder)
+            marked.pin(WRITER, A).save(folder)
     assert Marks.load(folder) == marked
-    assert list((Path(folder.path) / "bundles").iterdir()) == []
+    assert list((Path(folder.path) / "packs").iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["the store's folder", "the folder of the temporary file"])
 def test_threat_31_a_folder_that_cannot_be_flushed_does_not_cost_both_the_old_and_the_new_marks(
     folder: StoreFolder, marked: Marks, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    changed = marked.pin(WRITER, A, 1)
+    changed = marked.pin(WRITER, A)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(number, error=errno.EIO, real=os.fsync))
         with pytest.raises(DurabilityLost):
@@ -493,7 +488,7 @@ def test_t3_the_order_of_a_save_is_write_flush_rename_flush_folder(
             return _real(*args, **kwargs)
 
         monkeypatch.setattr(os, name, spy)
-    marked.pin(WRITER, A, 1).save(folder)
+    marked.pin(WRITER, A).save(folder)
     assert seen[:4] == ["writev", "fsync False", "rename", "fsync True"]
 
 
@@ -504,7 +499,7 @@ def test_threat_28_what_a_save_that_was_killed_leaves_is_removed_as_a_leftover(
         patch.setattr(durable.TempFile, "publish", refusing(OSError(errno.EIO, "Input/output error")))
         patch.setattr(durable.TempFile, "close", lambda temp: os.close(temp.fd))
         with pytest.raises(OSError, match="error"):
-            marked.pin(WRITER, A, 1).save(folder)
+            marked.pin(WRITER, A).save(folder)
     assert Marks.load(folder) == marked
     assert folder.temps.remove_all() == 1
 
@@ -522,14 +517,14 @@ def test_t7_marks_agree_with_a_dictionary(steps: list[str], data: st.DataObject)
         tag = data.draw(st.sampled_from(["x", "y"]))
         try:
             if step in ("tag", "move"):
-                marks = marks.tag(uri, bundle_id, bundle_id[0], tag, move=step == "move")
+                marks = marks.tag(uri, bundle_id, tag, move=step == "move")
                 assert step == "move" or tags.get((uri, tag), bundle_id) == bundle_id
                 tags[uri, tag] = bundle_id
             elif step == "untag":
                 marks = marks.untag(uri, tag)
                 del tags[uri, tag]
             elif step == "pin":
-                marks = marks.pin(uri, bundle_id, bundle_id[0])
+                marks = marks.pin(uri, bundle_id)
                 pins.add((uri, bundle_id))
             elif step == "unpin":
                 marks = marks.unpin(uri, bundle_id)
@@ -548,9 +543,22 @@ def test_t7_marks_agree_with_a_dictionary(steps: list[str], data: st.DataObject)
             assert (uri, tag) not in tags if step == "untag" else (uri, bundle_id) not in pins
         assert {(uri, tag): named for uri, of in marks.sessions.items() for tag, named in of.tags.items()} == tags
         assert {(uri, pin) for uri, of in marks.sessions.items() for pin in of.pins} == pins
-        assert {(uri, one): number for uri, of in marks.sessions.items() for one, number in of.numbers.items()} == {
-            (uri, one): one[0] for uri, one in pins | {(uri, named) for (uri, _), named in tags.items()}
-        }
         for one in (A, B):
             assert marks.of(one).tags == tuple(sorted(tag for (_, tag), named in tags.items() if named == one))
             assert marks.of(one).pinned == any(pinned == one for _, pinned in pins)
+
+
+def test_a_strip_names_versions_until_they_are_gone_and_stays_with_its_own_store() -> None:
+    marks = Marks(UUID).strip(SCOUT, [A, B]).strip(SCOUT, [B])
+    assert marks.stripped == {A, B}
+    assert (marks.of(A).stripped, marks.of(A).keeps, marks.of(C).stripped) == (True, False, False)
+    assert marks.without_bundles([A]).stripped == {B}
+    assert marks.without(SCOUT) == Marks(UUID)
+    assert Marks(UUID).pin(SCOUT, C).with_those_of(marks).stripped == frozenset()
+    assert marks.with_those_of(Marks(UUID).pin(SCOUT, C)).stripped == {A, B}
+
+
+def test_marks_that_are_missing_are_never_taken_for_none(folder: StoreFolder) -> None:
+    file_of(folder).unlink()
+    with pytest.raises(MarksLost, match="move"):
+        Marks.load(folder)

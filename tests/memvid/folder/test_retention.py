@@ -78,10 +78,10 @@ def unsound(*versions: int) -> set[bytes]:
 
 
 MARKED = (
-    NO_MARKS.tag(SCOUT, id_of(SCOUT, 1), 1, "stable")
-    .tag(SCOUT, id_of(SCOUT, 1), 1, "good")
-    .pin(SCOUT, id_of(SCOUT, 1), 1)
-    .pin(SCOUT, id_of(SCOUT, 3), 3)
+    NO_MARKS.tag(SCOUT, id_of(SCOUT, 1), "stable")
+    .tag(SCOUT, id_of(SCOUT, 1), "good")
+    .pin(SCOUT, id_of(SCOUT, 1))
+    .pin(SCOUT, id_of(SCOUT, 3))
 )
 WITH_LEDGERS = [dataclasses.replace(one, unread_tokens=9) if one.version in (4, 6) else one for one in daily(6)]
 LAST_2 = ("among the last 2",)
@@ -104,7 +104,7 @@ UNWOKEN = ("no later version can be woken",)
             {"marks": MARKED}, id="marked versions, with every reason",
         ),
         pytest.param(
-            daily(5), Retention(keep_last=2), [1, 2, 3], {}, {"marks": NO_MARKS.pin(SCOUT, id_of(SCOUT, 5), 5)},
+            daily(5), Retention(keep_last=2), [1, 2, 3], {}, {"marks": NO_MARKS.pin(SCOUT, id_of(SCOUT, 5))},
             id="marked versions count among the last",
         ),
         pytest.param(
@@ -231,7 +231,7 @@ def test_threat_37_whatever_the_clocks_say_what_must_stay_stays(
 ) -> None:
     marks = NO_MARKS
     for version in pinned:
-        marks = marks.pin(SCOUT, id_of(SCOUT, version), version)
+        marks = marks.pin(SCOUT, id_of(SCOUT, version))
     mixed = random.sample(rows, len(rows))
     plan = plan_retention(mixed, marks, retention, now_ns)
     gone = set(dropped(plan))

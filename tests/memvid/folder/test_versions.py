@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torpor.memvid import Store
 from torpor.memvid.folder.versions import lineage_of
+from torpor.memvid.store import Store
 from torpor.tests.memvid.store_making import URI, sleep
 
 

@@ -8,16 +8,16 @@ from random import Random
 from typing import Any, Final
 
 from blake3 import blake3
-from torpor.memvid import SessionUri
 from torpor.memvid.folder.marks import Marks, decode_marks, encode_marks
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.fuzz.mutation import TEXTS, change_bytes
 from torpor.tests.memvid.fuzz.target import SOUND, Target, again, require
 
 STORE_UUID: Final = "6b1f7f0e-9b4e-4e6e-8d3c-0123456789ab"
 VALUES: Final = (
     None, True, False, 0, 1, -1, 2, 1 << 63, 1 << 64, 1e308, 0.5, [], {}, [[]], "0" * 64, "f" * 64, "F" * 64, "0" * 63,
-    {"pins": [], "tags": {}, "versions": {}}, {"pins": ["0" * 64], "tags": {}, "versions": {"0" * 64: 1}},
-    {"pins": [], "tags": {"a": "1" * 64}, "versions": {}}, {"0" * 64: 1, "1" * 64: 1 << 53},
+    {"pins": [], "stripped": [], "tags": {}}, {"pins": ["0" * 64], "stripped": ["1" * 64], "tags": {}},
+    {"pins": [], "stripped": [], "tags": {"a": "1" * 64}},
 )  # fmt: skip
 HOSTILE: Final = (
     b"[" * 9000, b'{"a":' * 9000, b"1" * 5000, b"-" + b"9" * 4301, b"1e999", b"NaN", b"Infinity", b'"\\ud800"',
@@ -42,14 +42,13 @@ class MarksTarget(Target):
     def seeds(self) -> Iterable[bytes]:
         marks = Marks(STORE_UUID)
         yield encode_marks(marks)
-        marks = marks.tag(SessionUri("default", "agent"), bytes(32), 1, "before-refactor").pin(
-            SessionUri("a", "b"), b"\x01" * 32, 7
-        )
+        marks = marks.tag(SessionUri("default", "agent"), bytes(32), "before-refactor")
+        marks = marks.pin(SessionUri("a", "b"), b"\x01" * 32).strip(SessionUri("a", "c"), [b"\x02" * 32, b"\x03" * 32])
         yield encode_marks(marks)
         for number in range(20):
             uri = SessionUri("many", f"s{number % 4}")
-            marks = marks.tag(uri, bytes([number]) * 32, number + 1, f"tag.{number}")
-            marks = marks.pin(uri, bytes([number + 1]) * 32, number + 2)
+            marks = marks.tag(uri, bytes([number]) * 32, f"tag.{number}")
+            marks = marks.pin(uri, bytes([number + 1]) * 32)
         yield encode_marks(marks)
 
     def change(self, data: bytes, rng: Random) -> bytes:
@@ -60,12 +59,12 @@ class MarksTarget(Target):
         require(again(lambda: encode_marks(marks)) == data, "accepted marks are encoded otherwise")
         document = json.loads(data)
         require(sealed(document) == data, "the digest is not that of the content")
-        listed = {uri: of for uri, of in document["sessions"].items() if of["pins"] or of["tags"]}
+        listed = {uri: of for uri, of in document["sessions"].items() if any(of.values())}
         found = {
             str(uri): {
                 "pins": sorted(pin.hex() for pin in of.pins),
                 "tags": {tag: to.hex() for tag, to in of.tags.items()},
-                "versions": {one.hex(): number for one, number in of.numbers.items()},
+                "stripped": sorted(one.hex() for one in of.stripped),
             }
             for uri, of in marks.sessions.items()
         }

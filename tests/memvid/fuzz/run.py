@@ -1,4 +1,4 @@
-"""Fuzz one part of the store: `python tests/memvid/fuzz/run.py --target bundle --seconds 600 --seed 1`.
+"""Fuzz one part of the store: `python tests/memvid/fuzz/run.py --target pack --seconds 600 --seed 1`.
 
 With atheris (`pip install atheris`; Linux wheels, CPython 3.11 to 3.13) the search is guided by the coverage of
 torpor.memvid; without it, or with `--engine blind`, the same changes are made by chance alone. Findings, one input for
@@ -174,7 +174,7 @@ def _child(arguments: argparse.Namespace) -> None:
             import torpor.memvid
             import torpor.memvid.store  # noqa: F401
 
-    from torpor.memvid import StoreError
+    from torpor.memvid.errors import StoreError
     from torpor.tests.memvid.fuzz import targets
     from torpor.tests.memvid.fuzz.watch import Finding, Watch, limit_address_space, with_alarm
 

@@ -1,4 +1,4 @@
-"""Targets that are a whole store: one with a hostile bundle in it, one with a hostile index.
+"""Targets that are a whole store: with a hostile pack, manifest or index in it, and what is done to it.
 
 The checks use the store as its users do. What was put to sleep is known, so that a wake is compared with the truth.
 """
@@ -13,10 +13,16 @@ from random import Random
 from typing import Final
 
 from blake3 import blake3
-from torpor.memvid import IndexRow, SessionUri, Store, StoreError
-from torpor.memvid.format.reader import BundleReader
+from torpor.memvid.errors import StoreError
+from torpor.memvid.folder.folder import id_in
+from torpor.memvid.format.records import IndexRow
+from torpor.memvid.index import index
+from torpor.memvid.maintenance.repack_plan import RepackPolicy
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
+from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making
-from torpor.tests.memvid.fuzz import bundle_file, index_program
+from torpor.tests.memvid.fuzz import index_program, pack_file
 from torpor.tests.memvid.fuzz.target import MAX_SLOT_BYTES, SMALL, SOUND, Target, require, same_everywhere
 
 INDEX_FILE: Final = "index.sqlite"
@@ -25,7 +31,7 @@ Version = tuple[SessionUri, int]
 
 @dataclass(frozen=True)
 class Truth:
-    """What a version was when it was put to sleep."""
+    """What a version was when it was put to sleep; `needs` are the files that hold it, by the ids in their names."""
 
     bundle_id: bytes
     needs: frozenset[bytes]
@@ -33,7 +39,7 @@ class Truth:
 
 
 class Template:
-    """A store with two sessions, three versions and a block shared by two of them, and what is in it."""
+    """A store with two sessions, four versions, blocks shared by two of them and a stripped one; what is in it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
@@ -44,13 +50,18 @@ class Template:
             store_making.sleep(store, 6, uri=packed, compressed=True, layers=2, heads=1, dim=2)
             store_making.sleep_compressed(store, packed)
             self.truths = {(row.uri, row.version): _truth(store, row.uri, row.version) for row in all_rows(store)}
-        self.index = {path.name: path.read_bytes() for path in folder.iterdir() if path.name.startswith("index.")}
-        self.files = {path: path.read_bytes() for path in (folder / "bundles").glob("*/*.mvb")}
-        self.ids = {bytes.fromhex(path.stem) for path in self.files}
+            store_making.sleep(store, 9, uri=SessionUri("work", "bare"), **SMALL)
+            store.strip(SessionUri("work", "bare"))
+        self.index = (folder / INDEX_FILE).read_bytes()
+        names = [*folder.rglob("*.mv?"), folder / "marks.json", *folder.glob("deletes.*")]
+        self.files = {path: path.read_bytes() for path in names}
+        self.packs = [data for path, data in self.files.items() if path.suffix == ".mvp"]
+        self.manifests = [data for path, data in self.files.items() if path.suffix == ".mvm"]
+        self.ids = {id_in(path.name) for path in self.files if path.suffix in (".mvp", ".mvm")}
 
-    def put(self, name: bytes, data: bytes, ending: str = ".mvb") -> Path:
-        """Add a bundle file, or replace one; until the next `restore`."""
-        path = self.path / "bundles" / name.hex()[:2] / f"{name.hex()}{ending}"
+    def put(self, name: str, data: bytes) -> Path:
+        """Add a file, or replace one; until the next `restore`."""
+        path = self.path / name
         write(path, data)
         return path
 
@@ -58,18 +69,14 @@ class Template:
         """Put the store back as it was; without its index if it is not `indexed`."""
         kept = {self.path / "store.json", self.path / "lock", *self.files}
         for folder, _, names in os.walk(self.path, topdown=False):
-            here = Path(folder)
-            for path in (here / name for name in names):
+            for path in (Path(folder) / name for name in names):
                 if path not in kept:
                     path.unlink()
-            if here.parent.name == "bundles" and not any(here.iterdir()):
-                here.rmdir()
         for path, data in self.files.items():
             if not path.exists() or path.read_bytes() != data:
                 write(path, data)
         if indexed:
-            for name, data in self.index.items():
-                write(self.path / name, data)
+            write(self.path / INDEX_FILE, self.index)
 
 
 def write(path: Path, data: bytes) -> None:
@@ -87,8 +94,9 @@ def all_rows(store: Store) -> list[IndexRow]:
 
 def _truth(store: Store, uri: SessionUri, version: int) -> Truth:
     with store.open_session(uri, version) as reader:
-        needs = {entry.bundle_id for entry in reader.entries if entry.bundle_id} | {reader.bundle_id}
-        return Truth(reader.bundle_id, frozenset(needs), store_making.contents(reader))
+        packs = {name for entry in reader.entries for name in store.index.packs_of(entry.id)}
+        needs = {reader.bundle_id, *map(id_in, packs)}
+        return Truth(reader.bundle_id, frozenset(needs), store_making.contents(reader))  # type: ignore[arg-type]
 
 
 def read_checked(reader: BundleReader) -> list[list[bytes]] | None:
@@ -111,135 +119,136 @@ def read_checked(reader: BundleReader) -> list[list[bytes]] | None:
     return blocks
 
 
-def look_at(store: Store, truths: Mapping[Version, Truth], harmed: bytes | None) -> dict[Version, bytes | None]:
-    """Wake every version: its bundle id, or None where it was refused. What is not harmed must be right.
+def look_at(store: Store, truths: Mapping[Version, Truth], harmed: bytes | None) -> dict[bytes, bool]:
+    """Wake every version, by bundle id: whether it woke. What is not harmed must be right.
 
-    `harmed` is the bundle whose file was replaced under its own name, so that what needs it may be refused; None where
-    it is the index that was changed, and anything may be refused.
+    `harmed` is the id in the name of a file that was replaced, so that what needs it may be refused; None where it is
+    the index that was changed, and anything may be refused.
     """
-    seen: dict[Version, bytes | None] = {}
+    seen: dict[bytes, bool] = {}
+    known = {truth.bundle_id: truth for truth in truths.values()}
     for row in all_rows(store):
-        truth = truths.get((row.uri, row.version))
-        ours = truth is not None and truth.bundle_id == row.bundle_id
+        truth = known.get(row.bundle_id)
         try:
             with store.open_session(row.uri, row.version) as reader:
+                if reader.bundle_id != row.bundle_id:
+                    continue  # two have one number
                 blocks = read_checked(reader)
-            seen[row.uri, row.version] = row.bundle_id
-            require(
-                not ours or blocks == (truth and truth.blocks), "a version woke with other content than it slept with"
-            )
+            seen[row.bundle_id] = True
+            require(truth is None or blocks == truth.blocks, "a version woke with other content than it slept with")
         except StoreError:
             spared = truth is not None and harmed is not None and harmed not in truth.needs
-            require(not ours or not spared, "a version that nobody touched is refused")
-            seen[row.uri, row.version] = None
+            require(not spared, "a version that nobody touched is refused")
+            seen[row.bundle_id] = False
     return seen
 
 
-def agree_with_verify(store: Store, seen: Mapping[Version, bytes | None]) -> bool:
-    """Whether verify finds nothing; it must find something if a wake was refused."""
+def agree_with_verify(store: Store, truths: Mapping[Version, Truth], seen: Mapping[bytes, bool]) -> bool:
+    """Whether verify finds nothing; it must find something if a version of ours was refused."""
     report = store.verify(deep=True)
-    refused = any(bundle_id is None for bundle_id in seen.values())
+    refused = any(not seen.get(truth.bundle_id) for truth in truths.values())
     require(not (report.ok and refused), "verify finds nothing, but a version does not wake")
     store.statistics()
     return report.ok
 
 
 class InStore(Target):
-    """A target beside a store that is sound and known. Its input is a bundle file, unless it says otherwise."""
+    """A target beside a store that is sound and known. Its input is a pack, unless it says otherwise."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._template = Template(folder / "store")
 
     def seeds(self) -> Iterable[bytes]:
-        return list(self._template.files.values())
+        return list(self._template.packs)
 
     def change(self, data: bytes, rng: Random) -> bytes:
-        return bundle_file.change(data, rng)
+        return pack_file.change(data, rng)
 
 
 class StoreTarget(InStore):
-    """A bundle file under the name that it gives itself, in a store where it may take another's place."""
+    """A pack under the name that it gives itself, in a store where it may take another's place."""
 
     name = "store"
 
     def check(self, data: bytes) -> str:
+        return self._check(f"packs/{pack_file.pack_id(data).hex()}.mvp", data)
+
+    def _check(self, name: str, data: bytes) -> str:
         chance = blake3(data).digest()[0]
-        name = bundle_file.bundle_id(data)
         self._template.restore(indexed=bool(chance & 1))
         path = self._template.put(name, data)
-        listings = []
-        sound = True
+        listings, sound = [], True
         for writable in (False, True) if chance & 2 else (False,):
             with Store.open(self._template.path, writable=writable) as store:
-                seen = look_at(store, self._template.truths, name)
-                sound = agree_with_verify(store, seen) and sound
+                seen = look_at(store, self._template.truths, id_in(name))
+                sound = agree_with_verify(store, self._template.truths, seen) and sound
                 listings.append(seen)
         require(all(listing == listings[0] for listing in listings), "a reader sees other versions than a writer")
         require(path.read_bytes() == data, "a file was changed by looking at it")
         return SOUND if sound else "reported"
 
 
+class ManifestInStoreTarget(StoreTarget):
+    """A manifest's file, of which the name fits the content or not."""
+
+    name = "version"
+
+    def seeds(self) -> Iterable[bytes]:
+        return list(self._template.manifests)
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        if rng.random() < 0.1:
+            return pack_file.change_bytes(data, rng)
+        return pack_file.manifest_file(pack_file.changed_manifest(data[64:], [], rng))
+
+    def check(self, data: bytes) -> str:
+        name = blake3(data[64:]).digest()
+        if data[:1] and data[0] == 0:
+            name = min(self._template.ids)
+        return self._check(f"versions/{name.hex()}.mvm", data)
+
+
 class IndexTarget(InStore):
-    """A program that changes the index file of a sound store."""
+    """A program that changes the pages of the index's file, which is sealed again: the store believes it. It may then
+    refuse what is there; it may not give other bytes, nor let a removal lose any."""
 
     name = "index"
     max_bytes = 512
 
     def seeds(self) -> Iterable[bytes]:
         yield b""
-        yield bytes([index_program.RESUM])
         yield from (bytes([step, *range(1, 17)]) for step in range(index_program.STEPS))
 
     def change(self, data: bytes, rng: Random) -> bytes:
         return index_program.change(data, rng)
 
     def check(self, data: bytes) -> str:
-        listings = [self._listing(data, writable) for writable in (False, True)]
-        if None in listings:
-            return "refused"
-        return SOUND if all(listing == self._expected() for listing in listings) else "other listing"
-
-    def _expected(self) -> dict[Version, bytes | None]:
-        return {version: truth.bundle_id for version, truth in self._template.truths.items()}
-
-    def _listing(self, data: bytes, writable: bool) -> dict[Version, bytes | None] | None:
         template = self._template
         template.restore(indexed=False)
-        sums = next((name for name in sorted(template.index) if name != INDEX_FILE), None)
-        image, wal, changed = index_program.apply(template.index[INDEX_FILE], template.index.get(sums or "", b""), data)
-        write(template.path / INDEX_FILE, image)
-        if wal:
-            write(template.path / f"{INDEX_FILE}-wal", wal)
-        if sums is not None:
-            write(template.path / sums, changed)
+        image, _, _ = index_program.apply(template.index[:-40], b"", data)
+        with Store.open(template.path, writable=False) as store:
+            sealed = image + index._tail_of(image, store._core.folder)
+        write(template.path / INDEX_FILE, sealed)
+        refused = False
         try:
-            with Store.open(template.path, writable=writable) as store:
+            with Store.open(template.path, writable=True) as store:
                 seen = look_at(store, template.truths, None)
-                agree_with_verify(store, seen)
+                refused = not all(seen.get(truth.bundle_id) for truth in template.truths.values())
+                store.repack(policy=RepackPolicy(max_packs=1, max_unneeded=0.0))
         except StoreError:
-            return None
-        for (uri, version), bundle_id in seen.items():
-            truth = template.truths.get((uri, version))
+            refused = True
+        (template.path / INDEX_FILE).unlink(missing_ok=True)
+        with Store.open(template.path, writable=True) as store:
+            seen = look_at(store, template.truths, b"")
             require(
-                bundle_id is None or (truth is not None and truth.bundle_id == bundle_id), "a version woke that is none"
+                all(seen.get(one.bundle_id) for one in template.truths.values()), "a version is lost with the index"
             )
-        if not index_program.resums(data):
-            require_not_older(template.truths, seen)
-        require(all(path.read_bytes() == kept for path, kept in template.files.items()), "a bundle was changed")
-        return seen
-
-
-def require_not_older(truths: Mapping[Version, Truth], seen: Mapping[Version, bytes | None]) -> None:
-    """A session's latest version must be the latest there is: an older one woken in its place is a silent loss."""
-    for uri in {uri for uri, _ in truths}:
-        latest = max(version for name, version in truths if name == uri)
-        listed = max((version for name, version in seen if name == uri), default=0)
-        require(listed >= latest, "an older version stands for a session, or none")
+        return "refused" if refused else SOUND
 
 
 class MaintenanceTarget(InStore):
-    """2 bytes that say what is done, then a bundle file that lies in the store while it is done, live or retired.
+    """2 bytes that say what is done, then a pack that lies in the store while it is done.
 
     Whatever the file is: what woke before an operation wakes after it with the same content, and a dry run changes
     nothing.
@@ -248,24 +257,24 @@ class MaintenanceTarget(InStore):
     name = "maintenance"
 
     def seeds(self) -> Iterable[bytes]:
-        for number, data in enumerate(self._template.files.values()):
+        for number, data in enumerate(self._template.packs):
             yield bytes([number, 0]) + data
             yield bytes([number, 1]) + data
 
     def change(self, data: bytes, rng: Random) -> bytes:
         head = data[:2].ljust(2, b"\x00") if rng.random() < 0.7 else rng.randbytes(2)
-        return head + bundle_file.change(data[2:], rng)
+        return head + pack_file.change(data[2:], rng)
 
     def check(self, data: bytes) -> str:
         steps, flags, file = data[:1] or b"\x00", data[1:2] or b"\x00", data[2:]
-        name = bundle_file.bundle_id(file)
+        name = pack_file.pack_id(file)
         template = self._template
         template.restore(indexed=bool(flags[0] & 2))
-        template.put(name, file, ".mvr" if flags[0] & 1 and name not in template.ids else ".mvb")
+        template.put(f"packs/{name.hex()}.mvp", file)
         refused = False
         with Store.open(template.path, writable=True) as store:
-            for step in (steps[0] % 4, steps[0] // 4 % 4):
-                refused |= self._do(store, OPERATIONS[step], name)
+            for step in (steps[0], steps[0] // 4):
+                refused |= self._do(store, OPERATIONS[step % len(OPERATIONS)], name)
         with Store.open(template.path, writable=True) as store:
             look_at(store, template.truths, name)
         return "refused" if refused else SOUND
@@ -287,25 +296,23 @@ class MaintenanceTarget(InStore):
         return refused
 
 
-OPERATIONS: Final = ("gc", "empty_quarantine", "compact", "repair", "rebuild_index")
+OPERATIONS: Final = ("repack", "repair")
 
 
-def contents_of(
-    store: Store, truths: Mapping[Version, Truth], harmed: bytes
-) -> dict[Version, list[list[bytes]] | None]:
+def contents_of(store: Store, truths: Mapping[Version, Truth], harmed: bytes) -> dict[bytes, list[list[bytes]] | None]:
     """What every version that can be woken holds."""
     found = {}
-    for (uri, version), bundle_id in look_at(store, truths, harmed).items():
-        if bundle_id is not None:
-            with store.open_session(uri, version) as reader:
-                found[uri, version] = read_checked(reader)
+    for bundle_id, woke in look_at(store, truths, harmed).items():
+        if woke:
+            with store.open_bundle(bundle_id) as reader:
+                found[bundle_id] = read_checked(reader)
     return found
 
 
 def snapshot(folder: Path) -> dict[Path, bytes]:
     """Every file of a store but the index, which may be brought up to date at any time."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("index.sqlite"))
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != INDEX_FILE)
     return {path: path.read_bytes() for path in files}
 
 
-TARGETS: Final[Sequence[type[Target]]] = (StoreTarget, IndexTarget, MaintenanceTarget)
+TARGETS: Final[Sequence[type[Target]]] = (StoreTarget, ManifestInStoreTarget, IndexTarget, MaintenanceTarget)

@@ -17,42 +17,48 @@ from random import Random
 from typing import Any, Final
 
 from blake3 import blake3
-from torpor.memvid import SessionUri, Store, StoreError
+from torpor.memvid.errors import StoreError
 from torpor.memvid.format.blocks import DTYPE_BYTES, BlockHeader
-from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.format.codecs import PLANES_CODE, decode_chunks, decode_into
-from torpor.memvid.format.directory import decode_directory
 from torpor.memvid.format.manifest import decode_manifest
+from torpor.memvid.format.manifest_file import read_manifest
+from torpor.memvid.format.pack import PackFile, decode_directory
 from torpor.memvid.format.packing import pack, unpack
 from torpor.memvid.limits import MAX_BLOCK_HEADER_BYTES, MAX_SESSION_MAP_BYTES
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making
-from torpor.tests.memvid.fuzz import bundle_file, zstd_frames
+from torpor.tests.memvid.fuzz import pack_file, zstd_frames
 from torpor.tests.memvid.fuzz.journal_target import TARGETS as JOURNAL_TARGETS
 from torpor.tests.memvid.fuzz.marks_target import TARGETS as MARKS_TARGETS
-from torpor.tests.memvid.fuzz.mutation import change_document, change_int, parse
+from torpor.tests.memvid.fuzz.mutation import change_bytes, change_document, change_int, parse
 from torpor.tests.memvid.fuzz.outside_targets import TARGETS as OUTSIDE_TARGETS
 from torpor.tests.memvid.fuzz.store_targets import TARGETS as STORE_TARGETS
 from torpor.tests.memvid.fuzz.target import MAX_SLOT_BYTES, SMALL, SOUND, Target, again, require, same_everywhere
 
 
-def sample_bundles(folder: Path) -> list[bytes]:
-    """Small bundles of every kind: one span, several, with blocks of another bundle, compressed, empty."""
+def samples(folder: Path) -> tuple[list[bytes], list[bytes]]:
+    """Small files of every kind: packs (and exported files) of one span, several, compressed, stripped; manifests'
+    files."""
     with (
-        tempfile.TemporaryDirectory(dir=folder) as samples,
+        tempfile.TemporaryDirectory(dir=folder) as path,
         same_everywhere(),
-        Store.open(samples, writable=True) as store,
+        Store.open(path, writable=True) as store,
     ):
-        first = store_making.sleep(store, 5, **SMALL)
+        bare = SessionUri("work", "bare")
+        store_making.sleep(store, 5, **SMALL)
         long = store_making.sleep(store, 258, uri=store_making.OTHER_URI, **SMALL)
-        receipts = [
-            first,
-            long,
-            store_making.sleep(store, 262, uri=store_making.OTHER_URI, before=long, **SMALL),
-            store_making.sleep_compressed(store, SessionUri("work", "packed")),
-            store_making.sleep(store, 0, uri=SessionUri("work", "empty")),
-            store_making.sleep(store, 3, uri=SessionUri("work", "wide"), layers=3, heads=2, dim=8, compressed=True),
-        ]
-        return [store_making.bundle_path(store, receipt.bundle_id).read_bytes() for receipt in receipts]
+        store_making.sleep(store, 262, uri=store_making.OTHER_URI, before=long, **SMALL)
+        store_making.sleep_compressed(store, SessionUri("work", "packed"))
+        store_making.sleep(store, 0, uri=SessionUri("work", "empty"))
+        store_making.sleep(store, 3, uri=SessionUri("work", "wide"), layers=3, heads=2, dim=8, compressed=True)
+        store_making.sleep(store, 7, uri=bare, seed=3, **SMALL)
+        store.strip(bare)
+        exported = Path(path, "..", "exported")
+        store.export_session(store_making.OTHER_URI, None, exported)
+        packs = [file.read_bytes() for file in (exported, *sorted(Path(path, "packs").glob("*.mvp")))]
+        exported.unlink()
+        return packs, [file.read_bytes() for file in sorted(Path(path, "versions").glob("*.mvm"))]
 
 
 class PackingTarget(Target):
@@ -76,20 +82,32 @@ class PackingTarget(Target):
 
 
 class ManifestTarget(Target):
+    """A manifest's file under the name that its content gives it."""
+
     name = "manifest"
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._path = str(folder / "input.mvm")
+
     def seeds(self) -> Iterable[bytes]:
-        return [bundle_file.take_apart(data).manifest for data in sample_bundles(self.folder)]
+        return samples(self.folder)[1]
 
     def change(self, data: bytes, rng: Random) -> bytes:
-        bundle = bundle_file.Bundle([], data, b"")
-        bundle_file.change_manifest(bundle, rng)
-        return bundle.manifest
+        if rng.random() < 0.05:
+            return change_bytes(data, rng)
+        return pack_file.manifest_file(pack_file.changed_manifest(data[64:], [], rng))
 
     def check(self, data: bytes) -> str:
-        manifest = decode_manifest(data, "input")
-        require(again(manifest.encode) == data, "an accepted manifest is encoded otherwise")
-        require_sane(data)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, data)
+            manifest = read_manifest(fd, self._path, blake3(data[64:]).digest())
+        finally:
+            os.close(fd)
+        require(again(manifest.encode) == data[64:], "an accepted manifest is encoded otherwise")
+        require(pack_file.manifest_file(data[64:]) == data, "an accepted file is sealed otherwise")
+        require_sane(data[64:])
         return SOUND
 
 
@@ -107,13 +125,13 @@ def require_sane(data: bytes) -> None:
     require(len(labels) <= 256 and all(type(label) is str and 1 <= len(label) <= 256 for label in labels), "bad labels")
     require(1 <= len(fields["identity"]) <= 64, "the identity has no parts, or too many")
     require(all(type(text) is str for pair in fields["environment"] for text in pair), "the environment is no text")
-    require_chain(bundle_file.lines_of(data, "blocks", bundle_file.LINE), fields["token_count"])
+    require_chain(pack_file.lines_of(data, "blocks", pack_file.LINE), fields["token_count"])
 
 
 def require_chain(lines: Sequence[tuple[Any, ...]], token_count: int) -> None:
     position, full = 0, True
     for line in lines:
-        kind, tokens, start = line[bundle_file.KIND], line[bundle_file.TOKENS], line[bundle_file.START]
+        kind, tokens, start = line[pack_file.KIND], line[pack_file.TOKENS], line[pack_file.START]
         require(kind in (0, 1) and start == position, "a block is not where the ones before it end")
         require(tokens == 0 if kind else full and 1 <= tokens <= 256, "a block has a wrong number of tokens")
         full = full if kind else tokens == 256
@@ -127,34 +145,32 @@ class DirectoryTarget(Target):
     name = "directory"
 
     def seeds(self) -> Iterable[bytes]:
-        for data in sample_bundles(self.folder):
-            bundle = bundle_file.take_apart(data)
-            end = 64 + sum(len(frame.encode()) for frame in bundle.frames)
-            yield end.to_bytes(8, "little") + bundle.directory
+        for data in samples(self.folder)[0]:
+            file = pack_file.take_apart(data)
+            end = 64 + sum(len(frame.encode()) for frame in file.frames)
+            yield end.to_bytes(8, "little") + file.directory
 
     def change(self, data: bytes, rng: Random) -> bytes:
-        bundle = bundle_file.Bundle([], b"", data[8:])
-        bundle_file.change_directory(bundle, rng)
+        file = pack_file.Pack([], b"", data[8:])
+        pack_file.change_directory(file, rng)
         end = data[:8]
         with contextlib.suppress(Exception):  # where the change left lines, the frames end where they say
             if rng.random() < 0.8:
-                lines = bundle_file.lines_of(bundle.directory, "frames", bundle_file.FRAME_LINE)
-                end = (64 + sum(line[2] for line in lines)).to_bytes(8, "little")
-        return end + bundle.directory
+                end = (64 + sum(line[2] for line in pack_file.frame_lines(file.directory))).to_bytes(8, "little")
+        return end + file.directory
 
     def check(self, data: bytes) -> str:
         end, encoded = int.from_bytes(data[:8], "little"), data[8:]
         directory = decode_directory(encoded, end, "input")
         require(again(directory.encode) == encoded, "an accepted directory is encoded otherwise")
         offset = 64
-        for _, start, size, head, zero in bundle_file.lines_of(encoded, "frames", bundle_file.FRAME_LINE):
-            require(start == offset and zero == 0, "a frame is not behind the one before")
+        for block_id, start, size, head, stripped in pack_file.frame_lines(encoded):
+            require(start == offset and stripped in (0, 1), "a frame is not behind the one before")
             require(64 <= head <= size <= 1 << 44 and size % 64 == head % 64 == 0, "a frame has a wrong length")
+            require((block_id in directory.stripped) is bool(stripped), "a frame is stripped for one and not the other")
+            require(not stripped or head == size, "a stripped frame has slots")
             offset += size
         require(offset == end and len({frame.id for frame in directory.frames}) == len(directory.frames), "bad frames")
-        require(all(place <= len(directory.holders) for place in directory.places), "a place names no holder")
-        held = [directory.holder_of(position) for position in range(len(directory.places))]
-        require({holder for holder in held if holder} == set(directory.holders), "a holder is not used")
         return SOUND
 
 
@@ -162,17 +178,17 @@ class BlockHeaderTarget(Target):
     name = "block_header"
 
     def seeds(self) -> Iterable[bytes]:
-        return [frame.header for data in sample_bundles(self.folder) for frame in bundle_file.take_apart(data).frames]
+        return [frame.header for data in samples(self.folder)[0] for frame in pack_file.take_apart(data).frames]
 
     def change(self, data: bytes, rng: Random) -> bytes:
-        return bundle_file.change_header(data, rng)
+        return pack_file.change_header(data, rng)
 
     def check(self, data: bytes) -> str:
         header = BlockHeader.decode(data)
         require(again(header.encode) == data, "an accepted block header is encoded otherwise")
         require(len(data) <= MAX_BLOCK_HEADER_BYTES, "a block header above the limit was accepted")
         slots = parse(data)[6]
-        sizes = [bundle_file.size_of(listed)[0] for listed in slots]
+        sizes = [pack_file.size_of(listed)[0] for listed in slots]
         require(all(0 <= size <= 1 << 32 for size in sizes), "a slot above the limit was accepted")
         require(sum(sizes) == header.raw_bytes, "the raw bytes do not add up")
         require(all(len(digest) == 32 and len(shape) <= 8 for _, _, _, shape, digest in slots), "a slot is malformed")
@@ -213,55 +229,51 @@ class SlotTarget(Target):
         return SOUND
 
 
-class BundleTarget(Target):
-    """A whole file under the name that it gives itself."""
+class PackTarget(Target):
+    """A whole pack, or an exported file, under the name that it gives itself."""
 
-    name = "bundle"
+    name = "pack"
     max_bytes = 1 << 17
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._path = str(folder / "input.mvb")
+        self._path = str(folder / "input.mvp")
 
     def seeds(self) -> Iterable[bytes]:
-        return sample_bundles(self.folder)
+        return samples(self.folder)[0]
 
     def change(self, data: bytes, rng: Random) -> bytes:
-        return bundle_file.change(data, rng)
+        return pack_file.change(data, rng)
 
     def check(self, data: bytes) -> str:
-        with self._opened(data) as file:
-            return check_bundle(file, data)
-
-    @contextlib.contextmanager
-    def _opened(self, data: bytes) -> Iterator[BundleFile]:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.write(fd, data)
-        with contextlib.closing(BundleFile(fd, self._path, bundle_file.bundle_id(data))) as file:
-            yield file
+        with contextlib.closing(PackFile(fd, self._path, pack_file.pack_id(data))) as file:
+            return check_pack(file, data)
 
 
-def check_bundle(file: BundleFile, data: bytes) -> str:
+def check_pack(file: PackFile, data: bytes) -> str:
     """Everything that can be read of a file that was accepted, against what the file is by a second opinion."""
-    parts = bundle_file.take_apart(data)
-    manifest = file.manifest
-    require((manifest is None) == (not parts.manifest), "a manifest is there for one and not for the other")
-    if manifest is not None:
-        require(again(manifest.encode) == parts.manifest, "an accepted manifest is encoded otherwise")
-        require(blake3(parts.manifest).digest() == file.bundle_id, "the manifest has another bundle id")
-        require_sane(parts.manifest)
-    require(again(file.directory.encode) == parts.directory, "an accepted directory is encoded otherwise")
-    require([frame.id for frame in parts.frames] == list(file.frames), "other frames are found")
-    for entry in file.entries:
-        require(
-            (entry.bundle_id == file.bundle_id) == (entry.id in file.frames), "a block is said to be where it is not"
-        )
+    parts = pack_file.take_apart(data)
+    require(file.encoded_manifest() == parts.manifest, "another manifest is found")
+    if parts.manifest:
+        with contextlib.suppress(StoreError):
+            manifest = decode_manifest(parts.manifest, file.path)
+            require(again(manifest.encode) == parts.manifest, "an accepted manifest is encoded otherwise")
+    require(blake3(parts.directory).digest() == file.pack_id, "the directory has another id")
+    whole = [frame.id for frame in parts.frames if not frame.is_stripped]
+    bare = [frame.id for frame in parts.frames if frame.is_stripped]
+    require((whole, bare) == (list(file.frames), list(file.heads)), "other frames are found")
     refusals, unread = 0, False
     for frame in parts.frames:
         try:
             header, _ = file.read_head(frame.id)
             unread |= header.raw_bytes > MAX_SLOT_BYTES
-            refusals += not _check_block(file, frame)
+            if frame.is_stripped:
+                require(blake3(header.encode()).digest() == frame.id, "a block has another id")
+                require(not frame.slots and not frame.tail, "a stripped frame has slots")
+            else:
+                refusals += not _check_block(file, frame)
         except StoreError:
             refusals += 1
     if refusals:
@@ -272,7 +284,7 @@ def check_bundle(file: BundleFile, data: bytes) -> str:
     return SOUND
 
 
-def _check_block(file: BundleFile, frame: bundle_file.Frame) -> bool:
+def _check_block(file: PackFile, frame: pack_file.Frame) -> bool:
     header, head = file.read_head(frame.id)
     require(blake3(header.encode()).digest() == frame.id, "a block has another id")
     require(header.encode() == frame.header, "a block header is read otherwise")
@@ -309,7 +321,7 @@ TARGETS: Final[tuple[type[Target], ...]] = (
     DirectoryTarget,
     BlockHeaderTarget,
     SlotTarget,
-    BundleTarget,
+    PackTarget,
     *MARKS_TARGETS,
     *JOURNAL_TARGETS,
     *STORE_TARGETS,

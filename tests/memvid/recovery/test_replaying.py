@@ -9,18 +9,18 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import SessionUri, Store, errors
+from torpor.memvid import SessionUri, errors
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.ledger_tail import UNREAD, tail_of
+from torpor.memvid.index.index import Index
 from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
-from torpor.memvid.writing import deletion
-from torpor.tests.memvid.store_making import OTHER_URI, URI, bundle_path, meanwhile, put, sleep, token_ids, turn
+from torpor.memvid.store import Store
+from torpor.tests.memvid.store_making import OTHER_URI, URI, manifest_path, meanwhile, put, sleep, token_ids, turn
 
 
 def ledger(store: Store, uri: SessionUri = URI, version: int | None = None) -> bytes:
@@ -40,7 +40,7 @@ def lose_base(path: Path, count: int, *, of_other: int = 0) -> Path:
         store.acknowledge([turn(store, count), *([turn(store, of_other, uri=OTHER_URI)] if of_other else [])])
         row = store.find_session(URI)
         assert row is not None
-        base = bundle_path(store, row.bundle_id)
+        base = manifest_path(store, row.bundle_id)
     base.rename(path.parent / base.name)
     return base
 
@@ -89,17 +89,6 @@ def test_an_opening_leaves_no_journal_behind_in_which_nothing_counts_though_its_
         assert store.verify(deep=True).findings == ()
 
 
-def test_a_forget_that_cannot_erase_turns_tells_so_and_does_not_say_that_they_are_gone(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5), turn(store, 20, uri=OTHER_URI, seed=4)])
-        file = str(journal_file(path))
-        with mock.patch.object(Journal, "_write_anew", side_effect=errors.NoSpace("No room.")):
-            report = store.forget(URI)
-        assert [problem.code for problem in report.problems if problem.path == file] == ["not_forgotten"]
-        assert file not in [action.path for action in report.actions]
-        assert store.forget(OTHER_URI).ok
-
-
 def test_a_session_that_never_slept_is_there_after_its_first_turn(path: Path) -> None:
     with Store.open(path, writable=True) as store:
         store.acknowledge([turn(store, 20, uri=OTHER_URI, seed=4)])
@@ -118,7 +107,7 @@ def test_a_sleep_takes_its_turns_out_of_the_journal_of_a_store_that_stays_open(p
 
 
 def sleep_and_rot(store: Store) -> None:
-    bundle_path(store, sleep(store, 310).bundle_id).write_bytes(b"rot")
+    manifest_path(store, sleep(store, 310).bundle_id).write_bytes(b"rot")
 
 
 def say_more_and_take_all_back(store: Store) -> None:
@@ -201,19 +190,39 @@ def test_a_session_that_was_taken_back_is_so_though_its_newest_version_begins_wi
         assert ledger(store) == token_ids(0, 261)
 
 
+@pytest.mark.parametrize("after", [True, False])
 @pytest.mark.parametrize("with_index", [True, False])
-def test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete(path: Path, with_index: bool) -> None:
+def test_a_delete_that_was_cut_off_leaves_the_newest_version_with_its_turns_or_without(
+    path: Path, with_index: bool, after: bool
+) -> None:
+    """after: the journal was told. The newest manifest goes behind that."""
     left = path.parent / "left"
     with Store.open(path, writable=True) as store:
+        sleep(store, 320)
         store.acknowledge([turn(store, 5)])
-        with meanwhile(Journal, "drop", lambda: shutil.copytree(path, left)):
+        with meanwhile(Journal, "drop", lambda: shutil.copytree(path, left), after=after):
             store.delete_session(URI)
     if not with_index:
         remove_index(left)
     with Store.open(left, writable=True) as store:
-        assert store.opening.journal == ()
-        assert not store.can_be_deleted(URI)
+        assert (store.opening.journal, store.opening.unreadable) == ((), ())
+        assert ledger(store) == token_ids(0, 320 if after else 325)
+        assert store.find_session(URI, 1) is None
     assert not journal_file(left).exists()
+
+
+def test_turns_whose_version_is_put_back_while_the_store_is_open_are_replayed_on_request(path: Path) -> None:
+    base = lose_base(path, 5)
+    with Store.open(path, writable=True) as store:
+        with pytest.raises(errors.BundleMissing):
+            store.replay_turns(URI)
+        assert store.has_turns(URI)
+        with pytest.raises(errors.JournalWaits):
+            store.open_session(URI)
+        (path.parent / base.name).rename(base)
+        store.replay_turns(URI)
+        assert ledger(store) == token_ids(0, 305)
+        assert not store.has_turns(URI)
 
 
 def test_turns_wait_for_a_file_that_is_gone_with_the_index(path: Path) -> None:
@@ -283,25 +292,22 @@ def test_a_prune_keeps_the_version_that_acknowledged_turns_stand_behind(path: Pa
         record = type(record)(URI, record.session, record.newest, first.bundle_id, 300, None)
         store.acknowledge([record])
         store.prune(Retention(keep_last=1), URI)
-        assert bundle_path(store, first.bundle_id).exists()
+        assert manifest_path(store, first.bundle_id).exists()
 
 
-def test_no_turn_is_acknowledged_behind_a_version_that_a_prune_takes_meanwhile(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    retire, asked = deletion.retire, list[Future[None]]()
+def test_no_turn_is_acknowledged_behind_a_version_that_a_prune_takes_meanwhile(path: Path) -> None:
+    asked = list[Future[None]]()
     with Store.open(path, writable=True) as store, ThreadPoolExecutor() as pool:
         record = turn(store, 5)
         sleep(store, 40, seed=8)
 
-        def retire_meanwhile(*arguments: Any) -> Any:
+        def acknowledge() -> None:
             asked.append(pool.submit(store.acknowledge, [record]))
             with pytest.raises(TimeoutError):
                 asked[0].result(0.05)
-            return retire(*arguments)
 
-        monkeypatch.setattr(deletion, "retire", retire_meanwhile)
-        store.prune(Retention(keep_last=1), URI)
+        with meanwhile(Index, "forget_in_file", acknowledge):
+            store.prune(Retention(keep_last=1), URI)
         with pytest.raises(errors.BundleMissing, match="turns stand behind it"):
             asked[0].result()
         assert store.acknowledged() == []
@@ -429,14 +435,3 @@ def test_a_journal_that_the_disk_does_not_give_shuts_the_store_to_writers_alone(
             assert [finding.code for finding in reader.verify(deep=False).findings] == [errors.StoreIoError.code]
     with Store.open(path, writable=True) as store:
         assert ledger(store) == token_ids(0, 305)
-
-
-def test_a_forget_tells_only_of_journals_set_aside_that_name_the_session(path: Path) -> None:
-    aside = path / "journal" / "turns.mvj.aside.2"
-    with Store.open(path, writable=True) as store:
-        sleep(store, 20, uri=OTHER_URI, seed=4)
-        store.acknowledge([turn(store, 5)])
-        put(aside, b"\0" * 99 + b"torpor://default/agent" + b"\0" * 99)
-        assert store.forget(OTHER_URI).problems == ()
-        (problem,) = store.forget(URI).problems
-        assert problem.path == str(aside)

@@ -1,29 +1,51 @@
-"""What operations share: opening with pins while files are rewritten, readers that follow, versions, commits."""
+"""What operations share: commits, version numbers, pins, readers that find blocks wherever they went."""
 
 from __future__ import annotations
 
-import contextlib
+import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from torpor.memvid import BlockDraft, Receipt, Store
+from torpor.memvid import BlockDraft, Receipt
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
     BlockMissing,
     BundleMissing,
+    CorruptBlock,
     Corruption,
     DurabilityLost,
     ReadOnlyStore,
     StoreClosed,
     StoreError,
+    UnsafePath,
 )
-from torpor.memvid.format.bundle import BundleFile
+from torpor.memvid.format.pack_writer import PackWriter
+from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
-from torpor.memvid.writing.rewriting import Contents, prepared
+from torpor.memvid.writing.frame_files import FrameFiles
+from torpor.memvid.writing.removal import remove_unneeded
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.store_making import OTHER_URI, URI, expected, move_all, require_awake, sleep
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    contents,
+    expected,
+    flip,
+    manifest_path,
+    meanwhile,
+    names,
+    pack_of,
+    packs_of,
+    put,
+    refusing,
+    require_awake,
+    sleep,
+    spoil,
+    token_ids,
+)
 
 
 @pytest.fixture
@@ -32,138 +54,143 @@ def chain(store: Store) -> tuple[Receipt, Receipt]:
     return first, sleep(store, 900, before=first)
 
 
-# --- opening while files are rewritten
+def move(store: Store, receipt: Receipt, *, removing: bool = True) -> str:
+    """Write all blocks of a version into one new pack, and remove the packs that had them, as a repack does."""
+    core = store._core
+    old = [str(pack.relative_to(store.path)) for pack in packs_of(store, receipt)]
+    with core.folder.temps.new() as temp:
+        writer = PackWriter(temp)
+        for entry in receipt.entries:
+            with core.files.holding(core.index.packs_of(entry.id)[0]) as file:
+                writer.add_copy(file, entry.id)
+        pack_id = writer.finish()
+        with core.committing():
+            name = core.publish_pack(temp, pack_id)
+            if removing:
+                core.remove_packs(set(old) - {name})
+    return name
 
 
-def test_a_file_that_is_rewritten_between_opening_and_pinning_is_opened_again(
-    store: Store, chain: tuple[Receipt, Receipt], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = chain
-    real, seen = StoreCore.open_bundle, []
-
-    def open_bundle(core: StoreCore, bundle_id: bytes) -> BundleFile:
-        file = real(core, bundle_id)
-        seen.append(file.directory.holders)
-        if len(seen) == 1:
-            with monkeypatch.context() as inside:
-                inside.setattr(StoreCore, "open_bundle", real)
-                making.adopt(store, second)
-        return file
-
-    monkeypatch.setattr(StoreCore, "open_bundle", open_bundle)
-    file, release = store._core.open_pinned(second.bundle_id)
-    with contextlib.closing(file):
-        assert seen == [(first.bundle_id,), ()]
-        assert file.directory.holders == ()
-        pins = store._core.pins
-        assert (pins.count(second.bundle_id), pins.count(first.bundle_id)) == (1, 0)
-        release()
-        assert len(pins) == 0
+# --- readers that find a block wherever it went
 
 
-def test_a_bundle_that_cannot_be_opened_pins_nothing(store: Store, chain: tuple[Receipt, Receipt]) -> None:
-    _, second = chain
-    making.bundle_path(store, second.bundle_id).write_bytes(b"damaged")
-    for bundle_id in (second.bundle_id, bytes(32)):
-        with pytest.raises(Corruption):
-            store._core.open_pinned(bundle_id)
-    assert len(store._core.pins) == 0
-
-
-def test_a_reader_pins_its_bundle_and_all_that_hold_its_blocks(store: Store, chain: tuple[Receipt, Receipt]) -> None:
-    first, second = chain
-    with store.open_session(URI):
-        assert {one for one in (first.bundle_id, second.bundle_id) if store._core.pins.count(one) == 1} == {
-            first.bundle_id,
-            second.bundle_id,
-        }
-    assert len(store._core.pins) == 0
-
-
-# --- readers that follow a block that was moved
-
-
-def test_a_reader_of_a_read_only_store_follows_a_block_that_another_process_moved(
+def test_a_reader_of_a_read_only_store_finds_a_block_that_another_process_moved(
     store: Store, chain: tuple[Receipt, Receipt]
 ) -> None:
-    """Its pins are its own process's: the daemon beside it compacts as if nobody read."""
-    first, second = chain
+    """Its pins are its own process's: the daemon beside it repacks as if nobody read."""
     with Store.open(store.path, writable=False) as beside, beside.open_session(URI) as reader:
-        assert reader.entries[0].bundle_id == first.bundle_id
-        move_all(store, first, second)
-        assert making.contents(reader) == expected(900)
-        assert reader.tokens() == making.token_ids(0, 900)
+        half = bytes(reader.read_slot(reader.entries[0], 0))
+        move(store, chain[1])
+        assert contents(reader) == expected(900)
+        assert reader.tokens() == token_ids(0, 900)
+        assert half == expected(900)[0][0]
 
 
-def test_a_reader_follows_when_the_file_that_held_its_blocks_is_gone(
-    store: Store, chain: tuple[Receipt, Receipt]
-) -> None:
-    first, second = chain
+def test_readers_in_many_threads_look_again_at_once(store: Store, chain: tuple[Receipt, Receipt]) -> None:
     with Store.open(store.path, writable=False) as beside, beside.open_session(URI) as reader:
-        half = [bytes(reader.read_slot(reader.entries[0], 0))]  # one holder is open already
-        move_all(store, first, second)
-        making.bundle_path(store, first.bundle_id).unlink()
-        assert making.contents(reader) == expected(900)
-        assert half[0] == expected(900)[0][0]
-
-
-def test_readers_in_many_threads_follow_at_once(store: Store, chain: tuple[Receipt, Receipt]) -> None:
-    first, second = chain
-    with Store.open(store.path, writable=False) as beside, beside.open_session(URI) as reader:
-        move_all(store, first, second)
+        move(store, chain[1])
         with ThreadPoolExecutor(8) as pool:
-            found = [pool.submit(making.contents, reader) for _ in range(16)]
+            found = [pool.submit(contents, reader) for _ in range(16)]
             assert all(one.result(60) == expected(900) for one in found)
 
 
-def test_a_reader_in_the_writer_s_own_process_keeps_what_it_reads(store: Store, chain: tuple[Receipt, Receipt]) -> None:
-    first, second = chain
+def test_a_version_that_came_after_a_reader_opened_is_not_listed_and_wakes_by_its_id(
+    store: Store, chain: tuple[Receipt, Receipt]
+) -> None:
+    with Store.open(store.path, writable=False) as beside:
+        third = sleep(store, 1200, before=chain[1])
+        assert [row.version for row in beside.versions(URI)] == [1, 2]
+        with beside.open_bundle(third.bundle_id) as reader:
+            assert contents(reader) == expected(1200)
+
+
+def test_a_pack_put_back_under_an_open_reader_is_found(
+    store: Store, chain: tuple[Receipt, Receipt], tmp_path: Path
+) -> None:
+    pack = pack_of(store, chain[0])
     with store.open_session(URI) as reader:
-        making.adopt(store, second)
-        fewer = Contents([(entry.id, first.bundle_id) for entry in first.entries[2:]],
-                         dict.fromkeys((entry.id for entry in first.entries[:2]), second.bundle_id))  # fmt: skip
-        with prepared(store._core, first.bundle_id, fewer) as new:
-            assert not new.commit(), "the reader looks there"
-        assert making.contents(reader) == expected(900)
-    with prepared(store._core, first.bundle_id, fewer) as new:
-        assert new.commit()
+        away = pack.rename(tmp_path / "away")
+        with pytest.raises(BlockMissing) as refused:
+            contents(reader)
+        assert refused.value.details["whole_up_to"] == 0
+        assert pack.name not in {name.rpartition("/")[2] for name in store.index.pack_sizes()}
+        away.rename(pack)
+        assert contents(reader) == expected(900)
+
+
+def test_a_reader_looks_again_once_for_a_block_and_then_says_up_to_where_the_version_is_whole(
+    store: Store, chain: tuple[Receipt, Receipt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_of(store, chain[1], 3).unlink()
+    looks: list[bool] = []
+    real = StoreCore.look_again
+    monkeypatch.setattr(StoreCore, "look_again", lambda core: (looks.append(True), real(core)))
+    with store.open_session(URI) as reader, pytest.raises(BlockMissing) as refused:
+        contents(reader)
+    assert looks == [True]
+    assert refused.value.details["whole_up_to"] == 512
+    assert "torpor wake torpor://default/agent@2 --at 512" in refused.value.message
+
+
+@pytest.mark.parametrize("how", ["spoilt", "cut", "link", "hard link", "fifo", "another pack", "folder"])
+def test_a_block_is_read_from_another_pack_where_one_is_damaged_or_refused(
+    store: Store, chain: tuple[Receipt, Receipt], tmp_path: Path, how: str
+) -> None:
+    other = pack_of(store, chain[0])
+    new = Path(store.path, move(store, chain[1], removing=False))
+    copy = Path(shutil.copy2(new, tmp_path / "copy"))
+    if how == "spoilt":
+        for number in range(len(chain[1].entries)):
+            spoil(store, chain[1], number)
+    elif how == "cut":
+        put(new, new.read_bytes()[:-5])
+    elif how == "hard link":
+        os.link(new, tmp_path / "second name")
+    else:
+        new.unlink()
+        {
+            "link": lambda: new.symlink_to(copy),
+            "fifo": lambda: os.mkfifo(new),
+            "folder": new.mkdir,
+            "another pack": lambda: shutil.copy2(other, new),
+        }[how]()
+    store._core.files.close()
     require_awake(store, 900)
 
 
-def test_a_reader_looks_again_only_once_and_then_says_what_is_missing(
-    store: Store, chain: tuple[Receipt, Receipt], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, _ = chain
-    opened: list[bytes] = []
-    real = StoreCore.open_bundle
-    with store.open_session(URI) as reader:
-        making.bundle_path(store, first.bundle_id).unlink()
-
-        def open_bundle(core: StoreCore, bundle_id: bytes) -> BundleFile:
-            opened.append(bundle_id)
-            return real(core, bundle_id)
-
-        monkeypatch.setattr(StoreCore, "open_bundle", open_bundle)
-        with pytest.raises(BundleMissing):
-            reader.read_header(reader.entries[0])
-        assert len(opened) == 1
+def test_damage_that_is_everywhere_is_told_of_the_newest_pack(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+    spoil(store, chain[1], 0)
+    with store.open_session(URI) as reader, pytest.raises(CorruptBlock) as refused:
+        contents(reader)
+    assert refused.value.details["path"] == str(pack_of(store, chain[1]))
 
 
-def test_a_reader_does_not_take_a_file_without_the_block_for_a_moved_one(
-    store: Store, chain: tuple[Receipt, Receipt]
-) -> None:
-    """The holder lost the block, and the bundle's own directory still says that it is there."""
-    first, second = chain
-    with Store.open(store.path, writable=False) as beside, beside.open_session(URI) as reader:
-        path = making.bundle_path(store, second.bundle_id)
-        before = path.read_bytes()
-        move_all(store, first, second)
-        path.write_bytes(before)
-        with pytest.raises(BlockMissing):
-            reader.read_header(reader.entries[0])
+def test_a_pack_that_is_refused_by_the_system_is_told(store: Store, tmp_path: Path) -> None:
+    receipt = sleep(store, 300)
+    os.link(pack_of(store, receipt), tmp_path / "second name")
+    with store.open_session(URI) as reader, pytest.raises(UnsafePath, match="2 hard links"):
+        contents(reader)
 
 
-# --- versions and commits
+def test_packs_are_opened_and_closed_as_they_are_needed(store: Store) -> None:
+    receipt, files = sleep(store, 256, layers=1), FrameFiles(store._core.folder)
+    for blocks in range(2, 8):
+        receipt = sleep(store, 256 * blocks, before=receipt, layers=1)
+    packs = sorted(store.index.pack_sizes())
+    with files, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torpor.memvid.writing.frame_files.MAX_OPEN_ANCESTORS", 2)
+        with files.holding(packs[0]) as first:
+            for name in packs:
+                with files.holding(name) as one:
+                    assert files.name_of(one) == name
+            assert first.read_head(next(iter(first.frames)))
+            assert len(files._files) <= 3
+            Path(store.path, packs[-1]).unlink()
+            files.close_stale()
+            assert packs[-1] not in files._files
+
+
+# --- versions, pins and commits
 
 
 def test_version_numbers_that_are_being_written_are_not_given_again(store: Store) -> None:
@@ -176,50 +203,84 @@ def test_version_numbers_that_are_being_written_are_not_given_again(store: Store
             assert (is_free, eight) == (True, 8)
     with core.next_version(URI) as again:
         assert again == 1
-    sleep(store, 300)
+    receipt = sleep(store, 300)
     with core.this_version(URI, 1, bytes(32)) as is_free:
         assert not is_free
+    with core.this_version(URI, 1, receipt.bundle_id) as is_free:
+        assert is_free
     assert core._reserved == []
 
 
+def test_a_reader_pins_the_blocks_of_its_version_and_one_that_cannot_be_opened_pins_nothing(
+    store: Store, chain: tuple[Receipt, Receipt]
+) -> None:
+    with store.open_session(URI) as reader:
+        assert set(store._core.pins.blocks()) == {entry.id for entry in reader.entries}
+        reader.close()
+        reader.close()
+        assert len(store._core.pins) == 0
+    put(manifest_path(store, chain[1].bundle_id), b"damaged")
+    for bundle_id in (chain[1].bundle_id, bytes(32)):
+        with pytest.raises(Corruption):
+            store._core.open_reader(bundle_id)
+    assert len(store._core.pins) == 0
+
+
+def test_a_pack_with_a_pinned_block_stays_until_the_pin_goes(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+    core = store._core
+    with core.pinning() as pin:
+        core.pins.extend(pin, [chain[0].entries[0].id])
+        store.delete_session(URI)
+        left = core.index.pack_sizes().keys()
+        assert len(left) == 1
+        with core.committing():
+            assert remove_unneeded(core, left).packs == {}
+    assert names(store.path) == set()
+
+
+def test_letting_go_of_a_pin_never_waits_for_a_writer(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+    reader = store.open_session(URI)
+    with ThreadPoolExecutor(1) as pool, store._core.committing():
+        pool.submit(reader.close).result(60)  # a deadlock would be an error here
+
+
 def test_a_failed_flush_is_remembered_and_every_later_write_refused(store: Store) -> None:
+    sleep(store, 20)
     core = store._core
     with pytest.raises(DurabilityLost), core.committing():
         raise DurabilityLost("the first", path="there")
-    for what in (lambda: sleep(store, 10), lambda: store.delete_session(URI)):
+    for what in (
+        lambda: sleep(store, 10),
+        lambda: store.delete_session(URI),
+        lambda: store.delete_version(URI, 1),
+        lambda: store.tag(URI, 1, "x"),
+        lambda: store.acknowledge([making.turn(store, 5)]),
+    ):
         with pytest.raises(DurabilityLost, match="the first") as refusal:
             what()
         assert refusal.value.path == "there"
     assert not core.writable
+    require_awake(store, 20)
 
 
-def test_a_store_whose_flush_failed_changes_nothing_in_closing_but_the_index_file(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_whose_flush_failed_changes_nothing_in_closing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sleep(store, 300)
     first = sleep(store, 600, uri=OTHER_URI, seed=1)
-    failing = making.refusing(DurabilityLost("The flush failed."))
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "_sync", failing)
+        patch.setattr(durable, "_sync", refusing(DurabilityLost("The flush failed.")))
         with pytest.raises(DurabilityLost):
             sleep(store, 700, uri=OTHER_URI, seed=1, before=first)
 
-    def changed() -> dict[str, tuple[int, int]]:
+    def seen() -> dict[str, tuple[int, int]]:
         files = (file for file in Path(store.path).rglob("*") if file.is_file())
-        return {str(file): (file.stat().st_ino, file.stat().st_mtime_ns) for file in files if "index" not in file.name}
+        return {str(file): (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
 
-    before = changed()
-    for work in (store.gc, store.compact, store.repair, store.rebuild_index):
-        with pytest.raises(DurabilityLost):
-            work()
-    store.verify(deep=True)
+    before = seen()
     store.close()
-    assert changed() == before
+    assert seen() == before
     with Store.open(store.path, writable=True) as again:
-        assert again.opening.index_rebuilt is None
         require_awake(again, 300)
         require_awake(again, 600, uri=OTHER_URI, seed=1)
-        assert again.verify(deep=True).ok
 
 
 @pytest.mark.parametrize("kind", ["read-only", "closed"])
@@ -232,43 +293,59 @@ def test_nothing_is_committed_where_nothing_may_be_written(store: Store, kind: s
             raise AssertionError("not reached")
 
 
-def test_a_pin_that_is_let_go_removes_what_waited_for_it(store: Store, chain: tuple[Receipt, Receipt]) -> None:
-    first, second = chain
-    paths = [making.bundle_path(store, one.bundle_id).with_suffix(".mvr") for one in (first, second)]
-    with store._core.pinning() as pin:
-        pin(first.bundle_id)
-        store.delete_session(URI)
-        assert [path.exists() for path in paths] == [True, False]
-    assert not any(path.exists() for path in paths)
-
-
-def test_letting_go_of_a_pin_never_waits_for_a_writer(store: Store, chain: tuple[Receipt, Receipt]) -> None:
-    first, _ = chain
-
-    def unpin() -> None:
-        store._core.unpin([first.bundle_id])
-
-    store._core.pins.add([first.bundle_id])
-    store.delete_session(URI)
-    with ThreadPoolExecutor(1) as pool:
-        with store._core.committing():
-            pool.submit(unpin).result(60)  # a deadlock would be an error here
-        retired = making.bundle_path(store, first.bundle_id).with_suffix(".mvr")
-        assert retired.exists(), "what is left goes with the next delete or gc"
-    sleep(store, 10)
-    store.delete_session(URI)
-    assert not retired.exists()
-
-
 def test_a_sleep_that_is_under_way_when_the_store_closes_is_not_acknowledged(store: Store) -> None:
     def blocks() -> Iterator[BlockDraft]:
         yield from making.drafts(300)
         store.close()
 
-    with pytest.raises((StoreClosed, StoreError)):
-        store.write_bundle(
-            uri=URI, identity=making.IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=300
-        )
+    with pytest.raises(StoreError):
+        making.write(store, blocks(), 300)
     with Store.open(store.path, writable=True) as again:
         assert again.find_session(URI) is None
-        assert not list(Path(store.path).rglob("*.tmp"))
+        assert names(store.path) == set()
+
+
+# --- what came into the folder without this object
+
+
+def test_a_look_enters_what_came_and_lets_go_what_went(
+    store: Store, chain: tuple[Receipt, Receipt], tmp_path: Path
+) -> None:
+    core = store._core
+    with Store.open(tmp_path / "other", writable=True) as other:
+        third = sleep(other, 300, uri=OTHER_URI, seed=7)
+        files = [manifest_path(other, third.bundle_id), *packs_of(other, third)]
+        for file in files:
+            shutil.copy2(file, Path(store.path) / file.relative_to(other.path))
+    gone = pack_of(store, chain[1], 3)
+    gone.rename(tmp_path / "gone")
+    core.look_again()
+    require_awake(store, 300, uri=OTHER_URI, seed=7)
+    assert str(gone.relative_to(store.path)) not in store.index.pack_sizes()
+    (tmp_path / "gone").rename(gone)
+    core.look_again()
+    require_awake(store, 900)
+
+
+def test_a_pack_that_cannot_be_read_is_noted_until_it_can(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+    core, pack = store._core, pack_of(store, chain[0])
+    name = str(pack.relative_to(store.path))
+    store.index.drop_packs([name])
+    good = flip(pack, -3)
+    core.look_again()
+    assert list(core.unreadable_packs) == [name]
+    put(pack, good)
+    core.look_again()
+    assert core.unreadable_packs == {}
+    require_awake(store, 900)
+
+
+def test_a_manifest_that_is_there_after_its_pins_is_needed_by_whoever_deletes_later(
+    store: Store, chain: tuple[Receipt, Receipt]
+) -> None:
+    with (
+        meanwhile(StoreCore, "read_manifest", lambda: store.delete_version(URI, 2), after=True),
+        pytest.raises(BundleMissing),
+    ):
+        store.open_bundle(chain[1].bundle_id)
+    require_awake(store, 600)

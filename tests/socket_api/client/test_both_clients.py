@@ -86,8 +86,8 @@ ASKED: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("chat", ("made",), {"messages": SAID, "on_divergence": "rewind", "create": True}),
     ("set", ("s",), {"sampling": Sampling(temperature=0.0)}),  # what its caller named, the defaults too
     ("maintain", ("prune",), {"session": "s", "keep_last": 3, "keep_days": 7.5, "dry_run": True}),
-    ("maintain", ("gc",), {}),
-    ("maintain", ("compact",), {"session": "s", "cold_after_days": 30}),
+    ("maintain", ("repair",), {}),
+    ("maintain", ("repack",), {"session": "s", "cold_after_days": 30}),
     ("analyse", ("s",), {}),
     ("analyse", ("s@1",), {"kind": "probe", "labels": ["a", "b"]}),
     ("stats", ("y",), {"namespace": "default"}),

@@ -170,7 +170,7 @@ CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "ma
     [
         (MemoryBudgetExceeded("8.1 MiB of it is taken by 3 sessions.", held_bytes=8493465), 507),
         (BudgetExceeded("The store holds 5.9 MiB of 6.0 MiB.", which="store"), 507),
-        (CorruptBundle("The file bundles/17/17ebfc.mvb is damaged.", path="17ebfc.mvb"), 500),
+        (CorruptBundle("The file packs/17ebfc.mvp is damaged.", path="17ebfc.mvp"), 500),
     ],
 )
 def test_a_fault_of_the_whole_daemon_is_told_to_its_owner_with_its_reason_and_to_others_without_threat_61(

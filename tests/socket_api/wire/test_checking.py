@@ -99,16 +99,17 @@ DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"x": inner}, range(33)
         ("list", {"namespace": 5}, "namespace"),
         # --- what belongs to an operation, and nothing else
         ("maintain", {"operation": "defragment"}, "operation"),
-        ("maintain", {"operation": "gc", "session": "s"}, "gc takes no session"),
         ("maintain", {"operation": "repair", "keep_last": 1}, "repair takes no keep_last"),
-        ("maintain", {"operation": "rebuild_index", "session": "s"}, "rebuild_index takes no session"),
-        ("maintain", {"operation": "compact", "keep_days": 1.0}, "compact takes no keep_days"),
+        ("maintain", {"operation": "repair", "session": "s"}, "repair takes no session"),
+        ("maintain", {"operation": "repack", "keep_days": 1.0}, "repack takes no keep_days"),
+        ("maintain", {"operation": "strip"}, "strip needs the session"),
+        ("maintain", {"operation": "strip", "session": "s", "keep_days": 1.0}, "strip takes no keep_days"),
         ("maintain", {"operation": "prune", "keep_last": 1, "cold_after_days": 1.0}, "prune takes no cold_after_days"),
         ("maintain", {"operation": "prune", "session": "s"}, "prune needs keep_last, keep_days or both"),
         ("maintain", {"operation": "prune", "keep_last": 0}, "keep_last"),
         ("maintain", {"operation": "prune", "keep_days": 0.0}, "keep_days"),
         ("maintain", {"operation": "prune", "keep_days": 36_501.0}, "keep_days"),
-        ("maintain", {"operation": "compact", "cold_after_days": -1.0}, "cold_after_days"),
+        ("maintain", {"operation": "repack", "cold_after_days": -1.0}, "cold_after_days"),
         ("maintain", {"operation": "prune", "keep_days": NAN}, "keep_days"),
         ("maintain", {"operation": "forget"}, "forget needs the session"),
         ("maintain", {"operation": "forget", "session": "s", "keep_last": 1}, "forget takes no keep_last"),
@@ -203,7 +204,7 @@ def test_a_sampling_names_what_was_given_the_defaults_too() -> None:
 
 
 def test_a_client_passes_over_fields_of_a_newer_daemon_and_misses_none_of_its_own() -> None:
-    removed = {"session": "s", "versions_deleted": 1, "bundles_deleted": 1, "bytes_freed": 5, "newer": {"x": 1}}
+    removed = {"session": "s", "versions_deleted": 1, "bytes_freed": 5, "newer": {"x": 1}}
     assert load_result(VERBS["delete"], removed).bytes_freed == 5  # type: ignore[attr-defined]
     with pytest.raises(MalformedMessage, match="delete is not what this client knows: bytes_freed"):
         load_result(VERBS["delete"], {name: value for name, value in removed.items() if name != "bytes_freed"})

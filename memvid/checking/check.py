@@ -1,0 +1,173 @@
+"""A check under way: which blocks are sound in packs, and which versions are not whole by them.
+
+Each pack is read once, then each manifest. Other threads, and a daemon beside a store that was opened for reading, move
+blocks and delete versions meanwhile: what is not found is looked for again before it is told. Time grows with the bytes
+read, memory with the number of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..errors import BundleMissing, StoreClosed, StoreError
+from ..folder.folder import manifest_name
+from ..folder.marks import Marks
+from ..format.manifest import Manifest
+from ..format.records import DamagedVersion, Finding, IndexRow, Progress
+from ..writing.core import StoreCore
+from .findings import finding_of_manifest, finding_of_missing
+from .packs import PackCheck, check_pack
+from .promised import require_same_as_row, still_missing
+from .wholeness import FoundBlocks, Lack, damaged_version, finding_of, lack_of
+
+_LOOKS: Final = 64
+"""How often blocks are looked for again that were in no pack: each look follows a move of some."""
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """A version that was not found whole; without `manifest` for the reason `why`."""
+
+    bundle_id: bytes
+    row: IndexRow | None
+    manifest: Manifest | None = None
+    why: StoreError | None = None
+
+
+@dataclass(slots=True)
+class Check:
+    """Reads packs (deep: every byte) and manifests, and gathers what they have and what is wrong. `faulty`: packs with
+    faults. One thread."""
+
+    core: StoreCore
+    deep: bool
+    on_progress: Progress | None = None
+    pace: Callable[[int], None] | None = None
+    found: FoundBlocks = field(default_factory=FoundBlocks)
+    faulty: dict[str, PackCheck] = field(default_factory=dict)
+    bundles: int = 0
+    blocks: int = 0
+    bytes_checked: int = 0
+    _read: set[str] = field(default_factory=set)
+    _suspects: list[_Suspect] = field(default_factory=list)
+    _stripped: frozenset[bytes] | None = None
+
+    # --- packs
+
+    def read_packs(self, names: Iterable[str], wanted: Container[bytes] | None = None) -> None:
+        """Check these packs; of one the `wanted` blocks, if any are named."""
+        sizes = self.core.index.pack_sizes()
+        asked = sorted(names)
+        done, total = 0, sum(sizes.get(name, 0) for name in asked)
+        for name in asked:
+            self._read_pack(name, wanted)
+            done += sizes.get(name, 0)
+            if self.on_progress is not None:
+                self.on_progress(done, total)
+
+    def _read_pack(self, name: str, wanted: Container[bytes] | None) -> None:
+        check = check_pack(self.core.folder, name, deep=self.deep, wanted=wanted, on_bytes=self.pace)
+        self.blocks += check.blocks_checked
+        self.bytes_checked += check.bytes_checked
+        if check.is_missing:
+            return
+        self._read.add(name)
+        self.found.take(check)
+        if check.faults:
+            self.faulty[name] = check
+
+    # --- versions
+
+    def read_versions(self, rows: Iterable[IndexRow], others: Iterable[bytes]) -> None:
+        """Check the manifests of these versions, and of those that the index does not tell of, against the blocks that
+        were found."""
+        self._stripped = _stripped_in(self.core)
+        for row in sorted(rows, key=lambda row: (row.uri, row.version, row.bundle_id)):
+            self._read_version(row.bundle_id, row)
+        for bundle_id in sorted(others):
+            self._read_version(bundle_id, None)
+
+    def _read_version(self, bundle_id: bytes, row: IndexRow | None) -> None:
+        self.bundles += 1
+        try:
+            manifest = self.core.read_manifest(bundle_id)
+            if row is not None:
+                require_same_as_row(row, row.uri, manifest, self._path_of(bundle_id))
+        except StoreClosed:
+            raise
+        except StoreError as error:
+            self._suspects.append(_Suspect(bundle_id, row, why=error))
+            return
+        if self.lack_of(bundle_id, manifest) is not None:
+            self._suspects.append(_Suspect(bundle_id, row, manifest))
+
+    def is_stripped(self, bundle_id: bytes) -> bool | None:
+        """None: that is unknown, for the marks cannot be read."""
+        return None if self._stripped is None else bundle_id in self._stripped
+
+    def lack_of(self, bundle_id: bytes, manifest: Manifest) -> Lack | None:
+        return lack_of(manifest, self.found, is_stripped=self.is_stripped(bundle_id))
+
+    def _path_of(self, bundle_id: bytes) -> str:
+        return self.core.folder.path_of(manifest_name(bundle_id))
+
+    # --- the end
+
+    def look_for_blocks(self) -> None:
+        """Look for what versions lack in packs that came meanwhile."""
+        for _ in range(_LOOKS):
+            self._stripped = _stripped_in(self.core) if self._suspects else self._stripped
+            lacking = {entry.id for _, lack in self.lacks() for entry in lack.blocks}
+            if not lacking:
+                return
+            self.core.look_again()
+            new = packs_with(self.core, lacking) - self._read
+            if not new:
+                return
+            for name in sorted(new):
+                self._read_pack(name, lacking)
+
+    def lacks(self) -> Iterator[tuple[bytes, Lack]]:
+        """The versions that lack blocks, by their ids."""
+        for one in self._suspects:
+            if one.manifest is not None and (lack := self.lack_of(one.bundle_id, one.manifest)) is not None:
+                yield one.bundle_id, lack
+
+    def tell(self) -> tuple[list[Finding], list[DamagedVersion]]:
+        """The findings about versions: each that is not whole, and each manifest that cannot be read."""
+        gone = {one.bundle_id for one in self._suspects if not self.core.folder.has_manifest(one.bundle_id)}
+        missing = still_missing(self.core, gone)
+        findings: list[Finding] = []
+        damaged: list[DamagedVersion] = []
+        for one in self._suspects:
+            if one.bundle_id in gone and (one.row is None or one.bundle_id not in missing):
+                continue  # it was deleted
+            if one.bundle_id not in gone and isinstance(one.why, BundleMissing):
+                continue  # it was put back
+            if one.row is not None and (one.bundle_id in gone or one.why is not None):
+                damaged.append(DamagedVersion(one.row.uri, one.row.version, one.bundle_id, 0))
+            if one.row is not None and one.bundle_id in gone:
+                findings.append(finding_of_missing(self.core, one.row))
+            elif one.why is not None:
+                findings.append(finding_of_manifest(self.core, one.bundle_id, one.row, one.why))
+            elif one.manifest is not None and (lack := self.lack_of(one.bundle_id, one.manifest)) is not None:
+                is_stripped = bool(self.is_stripped(one.bundle_id))
+                version = damaged_version(one.manifest, one.bundle_id, lack, is_stripped=is_stripped)
+                findings.append(finding_of(version, self._path_of(one.bundle_id), lack))
+                damaged.append(version)
+        return findings, damaged
+
+
+def packs_with(core: StoreCore, block_ids: Iterable[bytes]) -> set[str]:
+    """The packs that may have one of these blocks, or its header."""
+    return {name for block_id in block_ids for name in core.index.packs_of(block_id, stripped=True)}
+
+
+def _stripped_in(core: StoreCore) -> frozenset[bytes] | None:
+    """The versions that need no keys and values; None where the marks cannot be read."""
+    try:
+        return Marks.load(core.folder).stripped
+    except StoreError:
+        return None

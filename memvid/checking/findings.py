@@ -1,0 +1,133 @@
+"""What is told of a store's files: a finding for each fault, with a sentence that says what to do."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from ..errors import PUT_BACK, BundleMissing, Corruption, IndexFailed, LimitExceeded, StoreError
+from ..folder.folder import manifest_name
+from ..folder.journal import Journal, waiting_finding
+from ..folder.marks import MARKS_FILE, Marks
+from ..folder.store_file import JOURNAL, STORE_FILE, require_store_file
+from ..folder.strangers import list_strangers
+from ..format.records import Finding, IndexRow
+from ..index.index import Index
+from ..writing.core import StoreCore
+from .packs import PackCheck
+
+STRANGER: Final = "unknown_file"
+_SECOND_LOOK_S: Final = 0.1
+"""After so long a write of the journal that was under way has arrived."""
+
+_REPAIR: Final = "`torpor repair` copies what is sound in it to a new pack, and moves it away."
+
+# --- packs and manifests
+
+
+def findings_of_pack(core: StoreCore, check: PackCheck) -> list[Finding]:
+    path = core.folder.path_of(check.name)
+    return [
+        Finding(path, fault.code, _advised(fault, _REPAIR) if is_damage(fault) else fault.message)
+        for fault in check.faults
+    ]
+
+
+def is_damage(fault: StoreError) -> bool:
+    """Whether a fault says that bytes are not those that were written; else the system refused them, or they are of a
+    later version."""
+    return isinstance(fault, Corruption | LimitExceeded)
+
+
+def finding_of_missing(core: StoreCore, row: IndexRow) -> Finding:
+    """The finding that a version has no manifest."""
+    path = core.folder.path_of(manifest_name(row.bundle_id))
+    message = (
+        f"The manifest of version {row.version} of {row.uri} ({path}) is missing. Put it back, or let `torpor repair "
+        f"--from FOLDER` take it from a backup; without one, delete the version (`torpor rm {row.uri}@{row.version}`). "
+        "Until then no pack is removed."
+    )
+    return Finding(path, BundleMissing.code, message)
+
+
+def finding_of_manifest(core: StoreCore, bundle_id: bytes, row: IndexRow | None, error: StoreError) -> Finding:
+    """The finding that a manifest is damaged, or cannot be read."""
+    path = core.folder.path_of(manifest_name(bundle_id))
+    if not is_damage(error):
+        return Finding(path, error.code, error.message)
+    whose = f" It is version {row.version} of {row.uri}." if row is not None else ""
+    way = f"delete the version (`torpor rm {row.uri}@{row.version}`)" if row is not None else "remove the file"
+    advice = (
+        f"Put it back, or let `torpor repair --from FOLDER` take it from a backup; without one, {way}. Until then no "
+        "pack is removed."
+    )
+    return Finding(path, error.code, f"{error.message.replace(PUT_BACK, '').strip()}{whose} {advice}")
+
+
+def _advised(error: StoreError, advice: str) -> str:
+    return f"{error.message.replace(PUT_BACK, '').strip()} {advice}"
+
+
+# --- the store's own files
+
+
+def findings_of_store(core: StoreCore) -> list[Finding]:
+    """What is wrong with the small files, the index's file and the journal, and what belongs to nobody."""
+    return [*_of_small_files(core), *_of_index(core), *_of_journal(core), *find_strangers(core)]
+
+
+def find_strangers(core: StoreCore) -> list[Finding]:
+    message = "This does not belong in a store; move it away."
+    try:
+        return [Finding(path, STRANGER, message) for path in list_strangers(core.folder)]
+    except StoreError as error:
+        return [_found(core.path, error)]
+
+
+def _of_small_files(core: StoreCore) -> list[Finding]:
+    findings = []
+    try:
+        require_store_file(core.folder.root_fd, core.path, core.folder.uuid)
+    except StoreError as error:
+        findings.append(_found(f"{core.path}/{STORE_FILE}", error))
+    try:
+        Marks.load(core.folder)
+    except StoreError as error:
+        findings.append(_found(f"{core.path}/{MARKS_FILE}", error))
+    return findings
+
+
+def _of_index(core: StoreCore) -> list[Finding]:
+    """The copy on disk may be missing, or of another moment; a damaged one is not believed."""
+    try:
+        index, why = Index.load(core.folder)
+        index.close()
+    except StoreError as error:
+        return [_found(core.index.path, error)]
+    if why is None or why == "it is missing":
+        return []
+    message = f"{core.index.path}: {why}. Nothing is lost: it is made anew from the manifests and packs."
+    return [Finding(core.index.path, IndexFailed.code, message)]
+
+
+def _of_journal(core: StoreCore) -> list[Finding]:
+    """What two looks find: what only the first one does a daemon was just writing."""
+    try:
+        if not (found := _look_at_journal(core)):
+            return []
+        time.sleep(_SECOND_LOOK_S)
+        again = _look_at_journal(core)
+        return [finding for finding in found if finding in again]
+    except StoreError as error:
+        return [_found(f"{core.path}/{JOURNAL}", error)]
+
+
+def _look_at_journal(core: StoreCore) -> list[Finding]:
+    with Journal.load(core.folder, writable=False) as journal:
+        gone = {uri for uri, base in journal.bases().items() if not core.folder.has_manifest(base)}
+        reason = "the version before them is missing."
+        return [*journal.findings, *(waiting_finding(journal.path, uri, reason) for uri in sorted(gone))]
+
+
+def _found(path: str, error: StoreError) -> Finding:
+    return Finding(path, error.code, error.message)

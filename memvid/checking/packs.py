@@ -1,0 +1,130 @@
+"""Checks one pack: which of its blocks are sound, and what is wrong with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+
+from ..errors import BundleMissing, CorruptBundle, StoreClosed, StoreError
+from ..folder.folder import StoreFolder
+from ..format.blocks import BlockEntry, BlockHeader
+from ..format.frames import FrameReader
+from ..format.manifest import bundle_id_of
+from ..format.pack import PackFile
+from ..format_1.bundle import FrameFile
+from ..writing.frame_files import open_frames
+
+
+@dataclass(slots=True)
+class PackCheck:
+    """What a look at a pack found. `full`: the blocks with all that a wake reads, each with what its header says of it
+    (`said_by`). `heads`: the blocks with a sound header and no sound keys and values. `faults`: what is damaged, or why
+    it cannot be read. `is_missing`: it is not there."""
+
+    name: str
+    full: dict[bytes, int] = field(default_factory=dict)
+    heads: dict[bytes, int] = field(default_factory=dict)
+    faults: list[StoreError] = field(default_factory=list)
+    is_missing: bool = False
+    blocks_checked: int = 0
+    bytes_checked: int = 0
+
+
+def check_pack(
+    folder: StoreFolder,
+    name: str,
+    *,
+    deep: bool,
+    wanted: Container[bytes] | None = None,
+    on_bytes: Callable[[int], None] | None = None,
+) -> PackCheck:
+    """Check the pack's directory and the heads of its frames, or (deep) each byte of them; of the `wanted` blocks, if
+    any are named. `on_bytes` is told of the bytes of each block; what it raises passes through. Raises StoreClosed."""
+    found = PackCheck(name)
+    try:
+        file = open_frames(folder, name)
+    except StoreClosed:
+        raise
+    except BundleMissing:
+        found.is_missing = True
+        return found
+    except StoreError as error:
+        found.faults.append(error)
+        return found
+    with file:
+        if deep:
+            _check_manifest(found, file)
+        for block_id, frame in (*file.frames.items(), *file.heads.items()):
+            if wanted is None or block_id in wanted:
+                _check_block(found, file, block_id, deep=deep)
+                size_bytes = frame.frame_bytes if deep else frame.head_bytes
+                found.blocks_checked += 1
+                found.bytes_checked += size_bytes
+                if on_bytes is not None:
+                    on_bytes(size_bytes)
+    return found
+
+
+def _check_block(found: PackCheck, file: FrameReader, block_id: bytes, *, deep: bool) -> None:
+    if block_id in file.heads:
+        header = _try(found, lambda: file.read_head(block_id)[0])
+        if header is not None:
+            found.heads[block_id] = said_by(header)
+        return
+    header = _try(found, lambda: file.check_block(block_id) if deep else file.read_head(block_id)[0])
+    if header is not None:
+        found.full[block_id] = said_by(header)
+        return
+    ignored = PackCheck(found.name)  # told already
+    header = _try(ignored, lambda: file.check_payloads(block_id)[0])  # padding may be damaged alone
+    if header is not None:
+        found.full[block_id] = said_by(header)
+        return
+    header = _try(ignored, lambda: file.read_head(block_id)[0])
+    if header is not None:
+        found.heads[block_id] = said_by(header)
+
+
+def _try(found: PackCheck, check: Callable[[], BlockHeader]) -> BlockHeader | None:
+    try:
+        return check()
+    except StoreClosed:
+        raise
+    except StoreError as error:
+        found.faults.append(error)
+        return None
+
+
+def _check_manifest(found: PackCheck, file: FrameReader) -> None:
+    """A bundle of format 1, and an exported file that was put here, have a copy of a manifest, which nothing reads."""
+    try:
+        manifest_in(file)
+    except StoreClosed:
+        raise
+    except StoreError as error:
+        found.faults.append(error)
+
+
+def manifest_in(file: FrameReader) -> bytes:
+    """The encoded manifest in a file with frames; empty if there is none. Raises CorruptBundle, StoreIoError."""
+    if isinstance(file, PackFile):
+        return file.encoded_manifest()
+    if not isinstance(file, FrameFile):
+        return b""
+    trailer = file.trailer
+    encoded = file._read(trailer.manifest_offset, trailer.manifest_bytes)
+    if encoded and bundle_id_of(encoded) != trailer.bundle_id:
+        message = f"{file.path}: the manifest in it is damaged."
+        raise CorruptBundle(message, path=file.path, part="manifest")
+    return encoded
+
+
+def said_by(header: BlockHeader) -> int:
+    """What a block's header says of it, to be compared with `said_of`: a hash, whose seed nobody knows beforehand."""
+    place = (header.kind, header.start, header.token_count, header.raw_bytes)
+    return hash((*place, header.parent, header.identity_digest))
+
+
+def said_of(entry: BlockEntry, parent: bytes | None, identity_digest: bytes) -> int:
+    """What a manifest says of a block (threats 5 and 6)."""
+    return hash((entry.kind, entry.start, entry.token_count, entry.raw_bytes, parent, identity_digest))

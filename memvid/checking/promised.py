@@ -1,0 +1,60 @@
+"""Whether a manifest is the one that was promised, and whether a version was deleted meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from ..errors import Corruption, IndexMismatch, OwnerMismatch, ParentMismatch, VersionMismatch
+from ..format.manifest import Manifest
+from ..format.records import IndexRow
+from ..index.index import Index, row_of
+from ..uri import SessionUri
+from ..writing.core import StoreCore
+
+
+def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, path: str) -> None:
+    """Raise unless a manifest says what the index says of its version: neither is believed alone.
+
+    Raises:
+        OwnerMismatch, VersionMismatch, ParentMismatch, IndexMismatch
+    """
+
+    _require(OwnerMismatch, path, "owner", str(uri), str(manifest.uri))
+    _require(VersionMismatch, path, "version", row.version, manifest.version)
+    _require(ParentMismatch, path, "parent", _shown(row.parent), _shown(manifest.parent))
+    _require(IndexMismatch, path, "identity", row.identity_digest.hex(), manifest.identity.digest.hex())
+    _require(IndexMismatch, path, "token_count", row.token_count, manifest.token_count)
+    facts = dataclasses.replace(row_of(manifest, row.bundle_id, 0), bundle_bytes=row.bundle_bytes)
+    _require(IndexMismatch, path, "facts", row, facts)
+
+
+def _require(kind: type[Corruption], path: str, field: str, promised: object, found: object) -> None:
+    if promised != found:
+        raise kind(
+            f"{path} is not the version that was promised: its {field} differs from what the index says. Stop the "
+            "daemon and remove index.sqlite: it is made anew from the manifests.",
+            path=path,
+            field=field,
+            promised=str(promised),
+            found=str(found),
+        )
+
+
+def _shown(value: bytes | None) -> str | None:
+    return value.hex() if value is not None else None
+
+
+def still_missing(core: StoreCore, bundle_ids: Collection[bytes]) -> set[bytes]:
+    """Those of the versions that are missing, after their manifests were not found: others were deleted meanwhile, by
+    another thread or by a daemon beside us, or put back. Raises StoreIoError, UnsafePath."""
+    if not bundle_ids:
+        return set()
+    core.look_again()  # waits for a delete that is under way
+    if core.has_lock:
+        known = {one for one in bundle_ids if core.index.knows(one)}
+    else:  # a version leaves the index's file before its manifest goes
+        index, _ = Index.load(core.folder)
+        with index:
+            known = {one for one in bundle_ids if index.knows(one)}
+    return {one for one in known if not core.folder.has_manifest(one)}

@@ -1,0 +1,162 @@
+"""Writing one pack into a temporary file, and reading it back before anything relies on it.
+
+Owns the order frames → manifest → directory → trailer → header → flush → read back. Does not publish, and knows no
+index or lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from ..disk.durable import TempFile
+from ..errors import Corruption, LimitExceeded, ReadBackFailed
+from ..format.frames import FrameReader
+from ..format.layout import Frame, StoredSlot, aligned, encode_frame_head, frame_bytes_for
+from ..format.writer import Buffers, PreparedBlock, compressed_slots, stored_slot
+from ..limits import MAX_BUNDLE_BYTES, MAX_FRAMES
+from .pack import Directory, PackFile, Trailer, encode_section, pack_id_of
+from .sealing import HEADER_BYTES, PACK_MAGIC, encode_header
+
+T = TypeVar("T")
+Room = Callable[[int], None]
+"""Told the number of bytes before each write; raises if there is no room for them."""
+
+
+class PackWriter:
+    """Writes one pack. The caller owns the temporary file and publishes or closes it."""
+
+    def __init__(self, temp: TempFile, room: Room | None = None) -> None:
+        self._temp = temp
+        self._room = room
+        self.frames: dict[bytes, Frame] = {}
+        self.stripped: set[bytes] = set()
+
+    @property
+    def end(self) -> int:
+        """Where the next frame begins, in bytes."""
+        last = next(reversed(self.frames.values()), None)
+        return last.offset + last.frame_bytes if last else HEADER_BYTES
+
+    def expect(self, rest: Iterable[T], frame_bytes: Callable[[T], int]) -> None:
+        """What is still to be added: if the disk fills up, `frame_bytes` measures it, and the error tells the length of
+        the whole file."""
+        self._temp.whole_bytes = lambda: self.end + sum(map(frame_bytes, rest))
+
+    def each(self, items: Iterable[T], frame_bytes: Callable[[T], int]) -> Iterator[T]:
+        """Yields the items, as far as they were expected (`expect`); add each before you take the next."""
+        rest = iter(items)
+        self.expect(rest, frame_bytes)
+        yield from rest
+
+    def add(self, block: PreparedBlock, *, compressed: bool = False) -> None:
+        """Append a block's frame, unless it is there already. compressed: its slots, as far as they shrink.
+
+        Raises:
+            LimitExceeded, NoSpace, StoreIoError, and the errors of `room`.
+        """
+        if block.id in self.frames:
+            return
+        digests = [digest for _, digest in block.header.slots]
+        payloads = [
+            stored_slot(slot.spec, views, digest, compressed=compressed)
+            for (slot, views), digest in zip(block.slots, digests, strict=True)
+        ]
+        self._add_frame(block.id, block.encoded_header, payloads)
+
+    def add_copy(self, source: FrameReader, block_id: bytes, *, compressing: bool = False) -> None:
+        """Append a frame of another file: as it lies there, or with its slots compressed, as far as they shrink.
+
+        Damage in the source is found here or when the file is read back.
+
+        Raises:
+            BlockMissing, CorruptBundle, CorruptBlock, LimitExceeded, NoSpace, StoreIoError, and the errors of `room`.
+        """
+        if block_id in self.frames:
+            return
+        if compressing:
+            self._add_frame(block_id, *compressed_slots(source, block_id))
+            return
+        frame = source.frame_of(block_id)
+        self._enter(block_id, frame.frame_bytes, frame.head_bytes)
+        for chunk in source.frame_chunks(block_id):
+            self._append([chunk])
+
+    def add_stripped(self, source: FrameReader, block_id: bytes) -> None:
+        """Append a block's header alone; all of a block that has no slots. Raises as `add_copy`."""
+        if block_id in self.frames:
+            return
+        header, head = source.read_head(block_id)
+        if not header.slots and block_id in source.frames:
+            self.add_copy(source, block_id)
+            return
+        self.stripped.add(block_id)
+        self._add_frame(block_id, head.block_header, ())
+
+    def _add_frame(
+        self, block_id: bytes, encoded_header: bytes, payloads: Sequence[tuple[StoredSlot, Buffers]]
+    ) -> None:
+        stored = [slot for slot, _ in payloads]
+        head = encode_frame_head(encoded_header, stored)
+        self._enter(block_id, frame_bytes_for(len(head), stored), len(head))
+        buffers: Buffers = [head]
+        for slot, views in payloads:
+            buffers += [*views, bytes(aligned(slot.stored_bytes) - slot.stored_bytes)]
+        self._append(buffers)
+
+    def _enter(self, block_id: bytes, frame_bytes: int, head_bytes: int) -> None:
+        offset = self.end
+        if offset + frame_bytes > MAX_BUNDLE_BYTES:
+            raise LimitExceeded(f"the pack would have more than {MAX_BUNDLE_BYTES} bytes.", limit=MAX_BUNDLE_BYTES)
+        if len(self.frames) >= MAX_FRAMES:
+            raise LimitExceeded(f"a pack holds at most {MAX_FRAMES} frames.", limit=MAX_FRAMES)
+        self.frames[block_id] = Frame(block_id, offset, frame_bytes, head_bytes)
+
+    def _append(self, buffers: Sequence[memoryview | bytes]) -> None:
+        if not self._temp.size_bytes:
+            buffers = [bytes(HEADER_BYTES), *buffers]  # zeros until the end: a torn file is no pack
+        if self._room is not None:
+            self._room(sum(memoryview(buffer).nbytes for buffer in buffers))
+        self._temp.append(buffers)
+
+    def flush(self) -> None:
+        """Flush what was added so far, so that `finish` has little to flush. Raises DurabilityLost, NoSpace,
+        StoreIoError."""
+        self._temp.sync()
+
+    def finish(self, manifest: bytes = b"") -> bytes:
+        """Write manifest, directory, trailer and header, flush, and read everything back. Returns the pack id.
+
+        `manifest` is encoded; only an exported file has one.
+
+        Raises:
+            ReadBackFailed: the file differs from what was written.
+            DurabilityLost, NoSpace, StoreIoError, LimitExceeded, and the errors of `room`.
+        """
+        encoded = Directory(tuple(self.frames.values()), frozenset(self.stripped)).encode()
+        pack_id = pack_id_of(encoded)
+        section = encode_section(manifest) if manifest else b""
+        trailer = Trailer(self.end, len(section), len(encoded), pack_id)
+        self._append([section, encoded, trailer.encode()])
+        self._temp.rewrite_start(encode_header(PACK_MAGIC, trailer.file_bytes))
+        self._temp.sync()
+        self._read_back(pack_id)
+        return pack_id
+
+    def _read_back(self, pack_id: bytes) -> None:
+        """Decode what was encoded, with the same code as a wake, before anything relies on it."""
+        fd = self._temp.duplicate()
+        try:
+            with PackFile(fd, self._temp.path, pack_id) as file:
+                file.encoded_manifest()
+                for block_id in file.frames:
+                    file.check_block(block_id)
+                for block_id in file.heads:
+                    file.read_head(block_id)
+        except Corruption as error:
+            raise ReadBackFailed(
+                f"What was written did not read back: {error.message} The store is as it was, and the session still "
+                "awake. Check memory and disk.",
+                path=self._temp.path,
+                cause=error.code,
+            ) from error

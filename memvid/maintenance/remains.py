@@ -1,0 +1,161 @@
+"""What lies in a store's folder beside its manifests and packs, and whether it holds bytes of a session.
+
+Owns the verdict on each such file. Changes nothing.
+
+Rules:
+- A thing that is no plain file of ours, cannot be read, or is not of the store may hold anything: that is told.
+- Innocent are only: an empty file; a file of the store that others answer for (index, marks); a sound manifest of
+  another session; a sound pack in which each block is one that some version needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ..disk.lock import LOCK_NAME
+from ..disk.paths import (
+    closing_fd,
+    list_names,
+    open_file,
+    opened_folder,
+    read_at,
+    read_up_to,
+    stat_name,
+    stat_open,
+    undoing,
+)
+from ..errors import StoreError
+from ..folder.journal import TURNS_FILE
+from ..folder.marks import MARKS_FILE
+from ..folder.scrub_mark import SCRUB_FILE
+from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, STORE_FILE, VERSIONS
+from ..folder.strangers import list_strangers
+from ..format.manifest import Manifest, decode_manifest
+from ..format.manifest_file import read_manifest
+from ..format.pack import PackFile
+from ..format.sealing import MANIFEST_MAGIC, PACK_MAGIC
+from ..format_1.bundle import BundleFile
+from ..format_1.layout import HEADER_MAGIC as BUNDLE_MAGIC
+from ..index.index import COUNT_NAME, INDEX_FILE
+from ..uri import SessionUri
+from ..writing.core import StoreCore
+
+_OWN: Final = frozenset(
+    {STORE_FILE, LOCK_NAME, MARKS_FILE, SCRUB_FILE, INDEX_FILE, VERSIONS, PACKS, BUNDLES, DAMAGED, INCOMING, JOURNAL}
+)
+_MANIFEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_TEXT: Final = re.compile(r"\.json(\.[0-9]+)?\Z", re.ASCII)
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Remain:
+    """A file or folder that holds bytes of a session, or may hold some.
+
+    `folder` is the store's own folder around it from which it may be removed; "": a person has to. `why` says why the
+    content is unknown, as a sentence without its end; None if the session's bytes are in it.
+    """
+
+    path: str
+    folder: str
+    name: str
+    size_bytes: int
+    why: str | None
+
+
+def find_remains(core: StoreCore, uri: SessionUri, needed: Collection[bytes]) -> Iterator[Remain]:
+    """Look through everything in the store's folder but its manifests and packs, its index, its marks and its journal.
+    needed: the blocks of all other versions. Raises StoreIoError."""
+    judge = _Judge(uri, needed)
+    root_fd, root = core.folder.root_fd, core.path
+    for name in list_names(root_fd, root):
+        if name not in _OWN and not COUNT_NAME.fullmatch(name):
+            yield from judge.file(root_fd, name, f"{root}/{name}", "")
+    for folder in (DAMAGED, INCOMING, JOURNAL):
+        try:
+            with opened_folder(root_fd, folder, f"{root}/{folder}") as fd:
+                for name in list_names(fd, f"{root}/{folder}"):
+                    if (folder, name) != (JOURNAL, TURNS_FILE):  # it was written anew without the session
+                        yield from judge.file(fd, name, f"{root}/{folder}/{name}", folder)
+        except FileNotFoundError:
+            continue
+    for path in list_strangers(core.folder):
+        inside, name = os.path.split(os.path.relpath(path, root))
+        top, _, prefix = inside.partition("/")
+        with opened_folder(root_fd, top, f"{root}/{top}") as top_fd:
+            if not prefix:
+                yield from judge.file(top_fd, name, path, "")
+                continue
+            with opened_folder(top_fd, prefix, f"{root}/{inside}") as fd:
+                yield from judge.file(fd, name, path, "")
+
+
+class _Judge:
+    def __init__(self, uri: SessionUri, needed: Collection[bytes]) -> None:
+        self._uri = uri
+        self._needed = frozenset(needed)
+
+    def file(self, folder_fd: int, name: str, path: str, folder: str) -> Iterator[Remain]:
+        """A name with the verdict on it; nothing for an innocent one."""
+        size_bytes = 0
+        try:
+            status = stat_name(folder_fd, name, path)
+            if stat.S_ISDIR(status.st_mode):
+                yield Remain(path, "", name, 0, "it is a folder, and a store has none there")
+                return
+            size_bytes = status.st_size if stat.S_ISREG(status.st_mode) else 0
+            fd = open_file(folder_fd, name, os.O_RDONLY, path)
+            holds, why = self._verdict(fd, path) if size_bytes else _closed(fd)
+        except FileNotFoundError:
+            return  # it went meanwhile
+        except StoreError as error:
+            holds, why = False, str(error.details.get("reason") or error.message.rstrip("."))
+        if holds or why:
+            yield Remain(path, folder, name, size_bytes, None if holds else why)
+
+    def _verdict(self, fd: int, path: str) -> tuple[bool, str]:
+        """Whether a file holds bytes of the session; if not, why that is unknown, or "". Closes `fd`."""
+        with undoing(lambda: os.close(fd)):
+            magic = read_at(fd, 0, min(len(PACK_MAGIC), stat_open(fd, path).st_size), path)
+        if magic == PACK_MAGIC:
+            with PackFile(fd, path, None) as file:
+                encoded = file.encoded_manifest()
+                manifest = decode_manifest(encoded, path) if encoded else None
+                return self._of_frames({*file.frames, *file.heads}, manifest)
+        if magic == BUNDLE_MAGIC:
+            with BundleFile(fd, path, None) as bundle:
+                return self._of_frames(set(bundle.frames), bundle.manifest)
+        with closing_fd(fd):
+            name = _MANIFEST.match(os.path.basename(path))
+            if magic == MANIFEST_MAGIC and name:
+                return self._of_frames(set(), read_manifest(fd, path, bytes.fromhex(name[0])))
+            if _mentions(fd, self._uri.name.encode(), path):
+                return False, f"it has the text {self._uri.name} in it"
+            return False, "" if _TEXT.search(path) else "it is no file of a store"
+
+    def _of_frames(self, blocks: set[bytes], manifest: Manifest | None) -> tuple[bool, str]:
+        if manifest is not None and manifest.uri == self._uri:
+            return True, ""
+        if manifest is not None and manifest.tells_of(self._uri):
+            return False, f"it is a version of {manifest.uri}, and names it as its origin"
+        own = {entry.id for entry in manifest.blocks} if manifest is not None else set()
+        return not blocks <= self._needed | own, ""
+
+
+def _closed(fd: int) -> tuple[bool, str]:
+    os.close(fd)
+    return False, ""
+
+
+def _mentions(fd: int, text: bytes, path: str) -> bool:
+    tail = b""
+    while chunk := read_up_to(fd, _CHUNK_BYTES, path):
+        if text in tail + chunk:
+            return True
+        tail = chunk[-len(text) :]
+    return False

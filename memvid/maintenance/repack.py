@@ -1,0 +1,510 @@
+"""Repack: bytes that nothing needs leave the disk, and a session's blocks come to lie in few packs.
+
+Looks at packs and takes the steps of a plan; `repack_plan` decides on the steps and their order.
+
+Rules:
+- Nothing waits for a repack: blocks are read and written outside `committing`.
+- A block is read and checked, copied, flushed and read back; then the new pack gets its name, and only then the old
+  ones go. After a crash between, a block lies in two packs: the next run proves one copy and lets the other go.
+- Just before a pack goes, under the lock, manifests are asked again. Each block of it that is needed then is in the new
+  pack, or was proven in another one; else it stays, and the next run sees to it.
+- A new pack gets its name only if every block in it is still needed: no deleted block comes back with it.
+- A pack that cannot be read is told and left, and so is one whose needed blocks are damaged. A full disk ends the run;
+  its finished steps stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from ..disk import durable
+from ..disk.clock import now_ns
+from ..disk.durable import TempFile
+from ..disk.paths import list_names, opened_folder, plain_bytes, stat_name
+from ..errors import (
+    BudgetExceeded,
+    BundleMissing,
+    Corruption,
+    DurabilityLost,
+    LockLost,
+    NoSpace,
+    ReadOnlyStore,
+    StoreClosed,
+    StoreError,
+    StoreIoError,
+)
+from ..exchange.incoming import SUFFIX
+from ..folder.marks import MARKS_FILE, Marks
+from ..folder.store_file import BUNDLES, INCOMING, PACKS, VERSIONS
+from ..format.codecs import RAW_CODE, encode_slot
+from ..format.frames import FrameReader
+from ..format.pack_writer import PackWriter
+from ..format.records import Action, MaintenanceReport
+from ..index.index import block_key
+from ..uri import SessionUri
+from ..writing.core import StoreCore
+from ..writing.frame_files import open_frames
+from ..writing.maintenance_run import MaintenanceRun
+from ..writing.needs import Needed
+from ..writing.removal import needed_now, packs_with
+from .repack_plan import PackView, RepackPolicy, Step, Uses, plan_repack
+
+_FATAL: Final = (DurabilityLost, LockLost, StoreClosed, ReadOnlyStore)
+_AT_ONCE: Final = 256
+"""Packs that go under one lock."""
+
+INCOMING_HOURS: Final = 24
+_HOUR_NS: Final = 60 * 60 * 10**9
+_HANDED_OVER: Final = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}|{durable.TEMP_NAME.pattern}", re.ASCII)
+
+
+def repack(
+    core: StoreCore,
+    uri: SessionUri | None,
+    policy: RepackPolicy,
+    *,
+    dry_run: bool,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> MaintenanceReport:
+    """Repack the packs with blocks of one session, or all. See `Store.repack`."""
+    core.begin_upkeep(dry_run=dry_run)
+    run = MaintenanceRun(core, "repack", dry_run)
+    if uri is not None:
+        repack_packs(run, packs_with(core, _ids_of(core, uri)), policy, should_stop=should_stop)
+        return run.report()
+    core.look_again()
+    remove_leftovers(run)
+    repack_packs(run, None, policy, should_stop=should_stop)
+    if not dry_run:
+        with core.committing():
+            if core.folder.remove_old_folder():
+                run.did("remove", f"{core.path}/{BUNDLES}", 0, "No pack is left in it.")
+    return run.report()
+
+
+def repack_packs(
+    run: MaintenanceRun,
+    names: Collection[str] | None,
+    policy: RepackPolicy,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    strips: Collection[bytes] = (),
+    deletes: Collection[bytes] = (),
+    must_go: Collection[str] = (),
+) -> None:
+    """Repack these packs, or (None) all, and tell `run`. For a dry run: as if the versions `strips` were stripped, and
+    `deletes` deleted. must_go: packs that are written anew in any case.
+
+    Raises:
+        DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
+    """
+    core = run.core
+    needed = needed_now(core, strips=strips, deletes=deletes)
+    run.problems += needed.unknown
+    if needed.unknown:
+        return
+    if names is None:
+        for name, error in sorted(core.unreadable_packs.items()):
+            run.fail(core.folder.path_of(name), error)
+    look = _Look(run, policy, needed, frozenset(deletes))
+    views = look.views(names, must_go)
+    steps = plan_repack(views.values(), look.uses, policy)
+    if run.dry_run:
+        for step in steps:
+            _tell(run, step, core.folder.path_of(step.olds[0].name), step.before_bytes, step.after_bytes)
+        return
+    _Repack(run, needed, should_stop).take(steps)
+    if names is None:
+        _unmark_dangling(run)
+
+
+def remove_leftovers(run: MaintenanceRun) -> None:
+    """Remove what unfinished writes left."""
+    core = run.core
+    if not core.has_lock:
+        return  # a daemon beside us may be writing some
+    for top, temps in ((PACKS, core.folder.temps), (VERSIONS, core.folder.manifest_temps)):
+        path = core.folder.path_of(top)
+        with run.committing():
+            for name in temps.leftovers():
+                size_bytes = plain_bytes(temps.folder_fd, name)
+                if not run.dry_run:
+                    durable.remove(temps.folder_fd, name, path)
+                run.freed("remove", f"{path}/{name}", size_bytes, "An unfinished write left it.")
+    with contextlib.suppress(FileNotFoundError):
+        _remove_untaken(run)
+
+
+def _remove_untaken(run: MaintenanceRun) -> None:
+    """What a client handed over, and no daemon has taken for a day. Raises FileNotFoundError: there is no folder."""
+    path = run.core.folder.path_of(INCOMING)
+    youngest = now_ns() - INCOMING_HOURS * _HOUR_NS
+    with opened_folder(run.core.folder.root_fd, INCOMING, path) as fd, run.committing():
+        for name in filter(_HANDED_OVER.fullmatch, list_names(fd, path)):
+            with contextlib.suppress(FileNotFoundError):
+                status = stat_name(fd, name, f"{path}/{name}")
+                if stat.S_ISREG(status.st_mode) and status.st_mtime_ns < youngest:
+                    if not run.dry_run:
+                        durable.remove(fd, name, path)
+                    reason = f"It was not taken for {INCOMING_HOURS} hours."
+                    run.freed("remove", f"{path}/{name}", status.st_size, reason)
+
+
+def _ids_of(core: StoreCore, uri: SessionUri) -> list[bytes]:
+    return [row.bundle_id for row in core.index.versions(uri)]
+
+
+def _tell(run: MaintenanceRun, step: Step, path: str, before: int, after: int) -> None:
+    run.bytes_freed += before
+    run.bytes_written += after
+    run.did(step.kind, path, before - after if before > after else after, step.reason)
+
+
+def _unmark_dangling(run: MaintenanceRun) -> None:
+    """The marks of versions that are gone go: no version is missing, as needs are known."""
+    core = run.core
+    try:
+        with core.committing():
+            if needed_now(core).unknown:
+                return
+            marks = Marks.load(core.folder)
+            dangling = marks.dangling(core.folder.list_versions())
+            if dangling:
+                run.bytes_written += marks.without_bundles(one for _, one in dangling).save(core.folder)
+    except _FATAL:
+        raise
+    except StoreError as error:
+        run.fail(f"{core.path}/{MARKS_FILE}", error)
+        return
+    for uri, bundle_id in dangling:
+        reason = f"The version that it marked ({bundle_id.hex()[:12]}) is gone."
+        run.actions.append(Action("unmark", f"{core.path}/{MARKS_FILE}", uri, None, 0, reason))
+
+
+# --- looking
+
+
+class _Look:
+    """The packs that a repack may change, as values. Only these are opened: the index tells which may be."""
+
+    def __init__(self, run: MaintenanceRun, policy: RepackPolicy, needed: Needed, deletes: frozenset[bytes]) -> None:
+        self._run = run
+        self._core = run.core
+        self._policy = policy
+        self._rows = [row for row in run.core.index.all_rows() if row.bundle_id not in deletes]
+        chains: dict[SessionUri, list[tuple[bytes, ...]]] = {}
+        for row in self._rows:
+            chains.setdefault(row.uri, []).append(run.core.needs.of(row.bundle_id))
+        self.uses = Uses(needed, chains)
+        self._now_ns = now_ns()
+        self._dates: dict[bytes, int] = {}
+        if policy.cold_after_seconds is not None:
+            for row in sorted(self._rows, key=lambda row: row.created_ns):
+                self._dates.update(dict.fromkeys(run.core.needs.of(row.bundle_id), row.created_ns))
+
+    def views(self, names: Collection[str] | None, must_go: Collection[str]) -> dict[str, PackView]:
+        """These packs, or of all those that a plan may change."""
+        everywhere = names is None
+        asked = self._candidates() if names is None else set(names)
+        views = {}
+        for name in sorted(asked.union(must_go)):
+            is_bundle = everywhere and name.startswith(f"{BUNDLES}/")
+            view = self._view(name, must_go=is_bundle or name in must_go)
+            if view is not None:
+                views[name] = view
+        return views
+
+    def _candidates(self) -> set[str]:
+        """By the index: packs with blocks that nothing needs, or that lie in two packs, packs of sessions that have
+        many, cold ones, and bundles. A false one costs a look."""
+        owners = {block_key(block): uri for block, uri in self.uses.owners().items()}
+        full = {block_key(block) for block in self.uses.needed.blocks - self.uses.needed.stripped}
+        heads = {block_key(block) for block in self.uses.needed.stripped}
+        dates = {block_key(block): date for block, date in self._dates.items()}
+        counts: Counter[int] = Counter()
+        of_sessions: dict[SessionUri, list[str]] = {}
+        found = set()
+        lying: dict[str, list[int]] = {}
+        for name, blocks in self._core.index.block_keys():
+            lying[name] = [key for key, _ in blocks]
+            counts.update(lying[name])
+            is_fit = all(key in heads if stripped else key in full for key, stripped in blocks)
+            if name.startswith(f"{BUNDLES}/") or not is_fit or self._is_cold(dates.get(key, 0) for key, _ in blocks):
+                found.add(name)
+            users = {owners.get(key) for key, _ in blocks if key in owners}
+            only = users.pop() if len(users) == 1 else None
+            if only is not None:
+                of_sessions.setdefault(only, []).append(name)
+        for mine in of_sessions.values():
+            if len(mine) > self._policy.max_packs:
+                found.update(mine)
+        found.update(name for name, keys in lying.items() if any(counts[key] > 1 for key in keys))
+        return found
+
+    def _is_cold(self, dates: Iterable[int]) -> bool:
+        """Whether no version younger than the policy says needs a block of a pack."""
+        return self._policy.cold_after_seconds is not None and self._policy.is_cold(max(dates, default=0), self._now_ns)
+
+    def _view(self, name: str, *, must_go: bool) -> PackView | None:
+        core = self._core
+        try:
+            with open_frames(core.folder, name) as file:
+                raw = self._compressible(file)
+                return PackView(name, file.file_bytes, dict(file.frames), dict(file.heads), raw, must_go)
+        except _FATAL:
+            raise
+        except BundleMissing:
+            return None  # it went meanwhile
+        except StoreError as error:
+            if name not in core.unreadable_packs:
+                self._run.fail(core.folder.path_of(name), error)
+            return None
+
+    def _compressible(self, file: FrameReader) -> frozenset[bytes]:
+        """The raw frames of a cold pack, if compression makes the largest of them smaller."""
+        if not self._is_cold(self._dates.get(block, 0) for block in file.frames):
+            return frozenset()
+        raw = [frame for frame in file.frames.values() if _is_raw(file, frame.id)]
+        largest = max(raw, key=lambda frame: frame.frame_bytes, default=None)
+        if largest is None or not _shrinks(file, largest.id):
+            return frozenset()
+        return frozenset(frame.id for frame in raw)
+
+
+def _is_raw(file: FrameReader, block: bytes) -> bool:
+    _, head = file.read_head(block)
+    return all(stored.codec == RAW_CODE for stored in head.stored)
+
+
+def _shrinks(file: FrameReader, block: bytes) -> bool:
+    header, head = file.read_head(block)
+    for number, (spec, _) in enumerate(header.slots):
+        data = memoryview(bytearray(spec.size_bytes))
+        file.read_slots_into(block, header, head, [(number, [data])])
+        if encode_slot([data], spec) is not None:
+            return True
+    return False
+
+
+# --- doing
+
+
+class _Repack:
+    """Takes the steps of a plan. needed: as of the look."""
+
+    def __init__(self, run: MaintenanceRun, needed: Needed, should_stop: Callable[[], bool]) -> None:
+        self._run = run
+        self._core = run.core
+        self._needed = needed
+        self._should_stop = should_stop
+        self._is_full = False
+        self._told: set[tuple[str, str]] = set()
+
+    def take(self, steps: Sequence[Step]) -> None:
+        plain = [step for step in steps if step.kind == "remove" and not step.elsewhere]
+        for some in _batches(plain, _AT_ONCE):
+            if self._stopped:
+                return
+            with self._telling(some[0]):
+                self._remove_dead(some)
+        for step in steps:
+            if self._stopped:
+                return
+            if step.kind != "remove" or step.elsewhere:
+                with self._telling(step):
+                    self._take(step)
+
+    @property
+    def _stopped(self) -> bool:
+        return self._is_full or self._should_stop()
+
+    @contextlib.contextmanager
+    def _telling(self, step: Step) -> Iterator[None]:
+        """A step that fails is told; the others go on, unless there is no room."""
+        path = self._core.folder.path_of(step.olds[0].name)
+        try:
+            with self._core.poisoning():
+                yield
+        except _FATAL:
+            raise
+        except (NoSpace, BudgetExceeded) as error:
+            self._is_full = True
+            self._tell(path, error)
+        except StoreError as error:
+            self._tell(path, error)
+
+    def _tell(self, path: str, error: StoreError) -> None:
+        if (path, error.code) not in self._told:
+            self._told.add((path, error.code))
+            self._run.fail(path, error)
+
+    def _remove_dead(self, steps: Sequence[Step]) -> None:
+        with self._core.committing():
+            needed = self._needed_now()
+            dead = [step for step in steps if needed is not None and _is_free(step.olds[0], needed, {})]
+            removed = self._core.remove_packs(step.olds[0].name for step in dead)
+        for step in dead:
+            name = step.olds[0].name
+            self._run.freed("remove", self._core.folder.path_of(name), removed[name], step.reason)
+
+    def _take(self, step: Step) -> None:
+        """Without the packs that turn out to be damaged, which stay as they are."""
+        bad: set[str] = set()
+        while True:
+            olds = tuple(pack for pack in step.olds if pack.name not in bad)
+            if not olds or (bad and step.joins and len(olds) == 1):
+                return
+            found = self._try(_part(step, olds))
+            if not found:
+                return
+            bad |= found
+
+    def _try(self, step: Step) -> set[str]:
+        """Take a step; or the packs of it that have a needed block which is nowhere as it was written."""
+        core = self._core
+        proven = self._prove(step)
+        sizes = {block: pack for pack in step.olds for block in pack.blocks}
+        wanted = [*step.blocks, *(block for block in step.elsewhere if block not in proven)]
+        if not wanted:
+            self._commit(step, None, None, proven)
+            return set()
+        if self._frees_nothing(step, wanted):
+            return set()
+        with core.metering(replacing=True) as room, core.folder.temps.new() as temp:
+            room(0)
+            writer = PackWriter(temp, room)
+            stripped = self._needed.stripped
+            for block in writer.each(wanted, lambda one: sizes[one].bytes_of(one, stripped=one in stripped)):
+                if not self._copy(writer, step, block):
+                    return {pack.name for pack in step.olds if pack.has(block)}
+            pack_id = writer.finish()
+            if step.kind == "recompress" and temp.size_bytes >= step.before_bytes:
+                return set()
+            self._commit(step, writer, (temp, pack_id), proven)
+            room.settle()
+        return set()
+
+    def _frees_nothing(self, step: Step, wanted: Collection[bytes]) -> bool:
+        """Whether a new pack would have all that the old one has, since copies elsewhere turned out to be damaged."""
+        (first, *others) = step.olds
+        if others or step.compress or first.must_go or not self._needed.stripped.isdisjoint(first.frames):
+            return False
+        return first.frames.keys() | first.heads.keys() == set(wanted)
+
+    def _prove(self, step: Step) -> dict[bytes, tuple[str, bool]]:
+        """Of the blocks with their home elsewhere those that were read there and are right: the pack, and whether it
+        has the header alone."""
+        own = {pack.name for pack in step.olds}
+        proven = {}
+        for block in step.elsewhere:
+            only_head = self._only_head(step, block)
+            for name in self._core.index.packs_of(block, stripped=only_head):
+                if name not in own and (is_head := self._checked(name, block, only_head=only_head)) is not None:
+                    proven[block] = name, is_head
+                    break
+        return proven
+
+    def _copy(self, writer: PackWriter, step: Step, block: bytes) -> bool:
+        """Add a block, from the first pack that has it as it was written; whether there is one."""
+        only_head = self._only_head(step, block)
+        names = [step.blocks[block]] if block in step.blocks else []
+        names += [pack.name for pack in step.olds if pack.has(block)]
+        names += self._core.index.packs_of(block, stripped=only_head)
+        for name in dict.fromkeys(names):
+            if self._checked(name, block, only_head=only_head) is None:
+                continue
+            with self._core.files.holding(name) as file:
+                if only_head:
+                    writer.add_stripped(file, block)
+                else:
+                    writer.add_copy(file, block, compressing=block in step.compress)
+            return True
+        return False
+
+    def _only_head(self, step: Step, block: bytes) -> bool:
+        """Whether a block's header is enough, or is all that there is in the old packs."""
+        return block in self._needed.stripped or not any(block in pack.frames for pack in step.olds)
+
+    def _checked(self, name: str, block: bytes, *, only_head: bool) -> bool | None:
+        """Whether a pack has the header alone of a block; None if it has not all that is asked for, as it was written.
+        Damage is told, and so is a refusal of the system; a missing pack went meanwhile."""
+        try:
+            with self._core.files.holding(name) as file:
+                is_head = block in file.heads
+                if block not in file.frames and not (is_head and only_head):
+                    return None
+                if only_head:
+                    file.read_head(block)
+                else:
+                    file.check_block(block)
+                return is_head
+        except BundleMissing:
+            return None
+        except (Corruption, StoreIoError) as error:
+            self._tell(self._core.folder.path_of(name), error)
+            return None
+
+    def _commit(
+        self,
+        step: Step,
+        writer: PackWriter | None,
+        fresh: tuple[TempFile, bytes] | None,
+        proven: Mapping[bytes, tuple[str, bool]],
+    ) -> None:
+        """The new pack gets its name, then the old ones go, as far as they are still not needed."""
+        core = self._core
+        with core.committing():
+            needed = self._needed_now()
+            copies = {block: block in writer.stripped for block in writer.frames} if writer is not None else {}
+            if needed is None or not needed.blocks.issuperset(copies):
+                return
+            new = core.publish_pack(*fresh) if fresh is not None else None
+            there = {block: is_head for block, (name, is_head) in proven.items() if core.folder.has(name)}
+            free = [pack for pack in step.olds if pack.name != new and _is_free(pack, needed, there | copies)]
+            removed: dict[str, int] = {}
+            try:
+                removed = core.remove_packs(pack.name for pack in free)
+            finally:
+                path = core.folder.path_of(new or step.olds[0].name)
+                _tell(self._run, step, path, sum(removed.values()), fresh[0].size_bytes if fresh is not None else 0)
+
+    def _needed_now(self) -> Needed | None:
+        """None while needs are unknown, which is told."""
+        needed = needed_now(self._core)
+        for finding in needed.unknown:
+            if (finding.path, finding.code) not in self._told:
+                self._told.add((finding.path, finding.code))
+                self._run.problems.append(finding)
+        return None if needed.unknown else needed
+
+
+def _is_free(pack: PackView, needed: Needed, copies: Mapping[bytes, bool]) -> bool:
+    """Whether a pack may go: each block of it that is needed has a copy, with keys and values where they are needed and
+    this pack has them. copies: whether the copy is a header alone."""
+    return all(
+        block in copies and not (copies[block] and block in pack.frames and block not in needed.stripped)
+        for block in pack.blocks
+        if block in needed.blocks
+    )
+
+
+def _part(step: Step, olds: tuple[PackView, ...]) -> Step:
+    """A step for some of its packs."""
+    if len(olds) == len(step.olds):
+        return step
+    names = {pack.name for pack in olds}
+    blocks = {block: name for block, name in step.blocks.items() if name in names}
+    others = (block for block in (*step.blocks, *step.elsewhere) if block not in blocks)
+    elsewhere = tuple(block for block in others if any(pack.has(block) for pack in olds))
+    return dataclasses.replace(step, olds=olds, blocks=blocks, elsewhere=elsewhere)
+
+
+def _batches(steps: Sequence[Step], count: int) -> Iterator[Sequence[Step]]:
+    for start in range(0, len(steps), count):
+        yield steps[start : start + count]

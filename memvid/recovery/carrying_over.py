@@ -1,0 +1,453 @@
+"""Carries a store of format 1 over, once: its first opening to write. No key or value is copied.
+
+In format 1 a version was one file, `bundles/ab/ID.mvb`, with its manifest and frames. Its manifest becomes a file of
+its own; `bundles/` stays as a second folder of packs. What that store kept elsewhere comes in or goes:
+
+    quarantine/ID.mvb.N   a version that repair had moved: it comes in, unless another one has its number
+    quarantine/ID.mvr.N   blocks for others, and ID.mvd.N, of a version that was being deleted: their frames come in
+    absent/ID.json        a note of a version without a file: it is missing, as the index then tells
+    group.json            sessions that were to count together: they stay, as sessions of their own
+    marks.json            its tags and pins
+
+Rules:
+- Under the lock. Each step may be cut off and done again, with the same result. store.json comes last: until then an
+  older Torpor opens the store as it is, and may change it; so each run begins with what is in `bundles/`.
+- What cannot be read is told, and stays. A damaged manifest of a version is one in `versions/`, too; what quarantine
+  had goes to `damaged/`.
+- Of two bundles for one version of a session the younger is the version; one in quarantine is none beside another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from blake3 import blake3
+
+from ..disk import durable
+from ..disk.paths import closing_fd, io_error, list_names, open_file, opened_folder, read_small, undoing
+from ..disk.sealed_json import reason_of
+from ..errors import (
+    PUT_BACK,
+    BundleMismatch,
+    BundleMissing,
+    CorruptBundle,
+    Corruption,
+    CorruptJournal,
+    CorruptMarks,
+    LimitExceeded,
+    StoreError,
+    StoreIoError,
+    UnsupportedFormat,
+    VersionMismatch,
+)
+from ..folder.folder import StoreFolder, id_in, manifest_name
+from ..folder.journal import Journal
+from ..folder.marks import MARKS_FILE, Marks, encode_marks, uuid_in_marks, write_marks
+from ..folder.store_file import (
+    BUNDLES,
+    DAMAGED,
+    STORE_FILE,
+    create_folders,
+    uuid_of_format_1,
+    write_store_file,
+)
+from ..folder.temps import Temps
+from ..format.manifest_file import encode_manifest_file
+from ..format.records import Finding, IndexRow
+from ..index.index import INDEX_FILE, Index
+from ..limits import MAX_MARKS_BYTES, MAX_NOTE_BYTES
+from ..uri import SessionUri
+from .format_1 import (
+    INDEX_FILES,
+    LEFTOVERS,
+    MALFORMED,
+    MOVED_NAME,
+    NOTE_NAME,
+    NOTES,
+    QUARANTINE,
+    OldVersion,
+    damaged_manifest,
+    decode_note,
+    decode_old_marks,
+    has_frames,
+    is_marked,
+    read_version,
+)
+
+_LIVE: Final = ".mvb"
+_BLOCKS: Final = ".mvr"
+
+
+def is_of_format_1(root_fd: int, path: str) -> bool:
+    """Whether a folder is a store of format 1."""
+    return uuid_of_format_1(root_fd, path) is not None
+
+
+def carry_over(root_fd: int, path: str) -> tuple[Finding, ...]:
+    """Make a store of format 1 one of format 2; what could not come in whole. Call it under the store's lock.
+
+    Raises:
+        NoSpace, StoreIoError, UnsafePath, DurabilityLost: open it again, and it goes on.
+    """
+    store_uuid = uuid_of_format_1(root_fd, path)
+    assert store_uuid is not None
+    create_folders(root_fd, path)
+    durable.make_folder(root_fd, BUNDLES, path)
+    with undoing(partial(os.close, own_fd := _duplicate(root_fd, path))):
+        folder = StoreFolder(path, own_fd, store_uuid)
+    with contextlib.closing(folder):
+        return _Carrying(folder).run()
+
+
+def _duplicate(fd: int, path: str) -> int:
+    """Another descriptor. Raises StoreIoError."""
+    try:
+        return os.dup(fd)
+    except OSError as error:
+        raise io_error(error, "open", path) from error
+
+
+@dataclass(slots=True)
+class _Carrying:
+    """One run. versions: those in `bundles/` that are to be versions, by what they claim. damaged: those of which the
+    manifest is damaged, and what there is of it. misnamed: files with another bundle inside, by the id in the name."""
+
+    folder: StoreFolder
+    findings: list[Finding] = field(default_factory=list)
+    versions: dict[tuple[SessionUri, int], OldVersion] = field(default_factory=dict)
+    damaged: dict[bytes, bytes] = field(default_factory=dict)
+    misnamed: dict[bytes, str] = field(default_factory=dict)
+
+    def run(self) -> tuple[Finding, ...]:
+        folder = self.folder
+        folder.remove_leftovers()
+        index = self._index()
+        with contextlib.closing(index):
+            self._look_at_bundles()
+            self._look_at_misnamed()
+            self._take_in_quarantine()
+            self._write_manifests()
+            self._drop_deleted_turns()
+            self._note_missing(index)
+            self._carry_marks()
+            self._remove_leftovers()
+        write_store_file(folder.root_fd, folder.path, folder.uuid, replacing=True)
+        return tuple(self.findings)
+
+    def _tell(self, path: str, error: StoreError) -> None:
+        self.findings.append(Finding(path, error.code, error.message))
+
+    # --- the index
+
+    def _index(self) -> Index:
+        """What an earlier run has kept of missing versions; else an empty one, and the old files are gone."""
+        index, why = Index.load(self.folder)
+        if why is not None:
+            _remove(self.folder.root_fd, self.folder.path, INDEX_FILES.fullmatch)
+        return index
+
+    # --- what lies in bundles/
+
+    def _look_at_bundles(self) -> None:
+        """Find the versions, remove unfinished files and those that a delete on a full disk has emptied."""
+        folder = self.folder
+        path = folder.path_of(BUNDLES)
+        with opened_folder(folder.root_fd, BUNDLES, path) as fd:
+            if Temps(fd, path).remove_all():
+                durable.sync_folder(fd, path)
+        for name in sorted(folder.list_packs()):
+            if name.endswith(_LIVE):
+                self._look_at_bundle(name)
+            elif name.endswith(_BLOCKS) and (status := folder.status_of(name)) is not None and not status.st_size:
+                folder.remove(name)
+
+    def _look_at_bundle(self, name: str) -> None:
+        path = self.folder.path_of(name)
+        try:
+            fd, _ = self.folder.open_name(name)
+        except BundleMissing:
+            return
+        with closing_fd(fd):
+            try:
+                version = read_version(fd, path)
+            except StoreError as error:
+                _require_damage(error)
+                self._tell(path, error)
+                self.damaged[id_in(name)] = damaged_manifest(fd, path)
+                return
+        if version.bundle_id != id_in(name):
+            self.misnamed[id_in(name)] = path
+        self._enter(version, path)
+
+    def _enter(self, version: OldVersion, path: str) -> None:
+        """Of two that claim one version of a session the younger counts."""
+        other = self.versions.get(version.claim)
+        if other is None or other.bundle_id == version.bundle_id:
+            self.versions[version.claim] = version
+            return
+        younger, older = sorted((version, other), key=lambda one: one.age, reverse=True)
+        self.versions[version.claim] = younger
+        self._tell_rival(older, younger, path)
+        self._keep_in_damaged(f"{older.bundle_id.hex()}.mvm", encode_manifest_file(older.encoded))
+
+    def _look_at_misnamed(self) -> None:
+        """A bundle under another one's name counts by its content. The one that should be there is missing, unless its
+        content is elsewhere."""
+        found = {version.bundle_id for version in self.versions.values()}
+        for bundle_id, path in sorted(self.misnamed.items()):
+            if bundle_id not in found:
+                message = f"{path} holds another bundle than its name says. {PUT_BACK}"
+                self.findings.append(Finding(path, BundleMismatch.code, message))
+                self.damaged[bundle_id] = b""
+
+    def _tell_rival(self, loser: OldVersion, winner: OldVersion, path: str) -> None:
+        uri, number = loser.claim
+        message = (
+            f"{path} is version {number} of {uri}, and so is the bundle {winner.bundle_id.hex()}, which counts. The "
+            f"other one is kept in {self.folder.path_of(DAMAGED)}."
+        )
+        self.findings.append(Finding(path, VersionMismatch.code, message))
+
+    # --- quarantine
+
+    def _take_in_quarantine(self) -> None:
+        folder = self.folder
+        path = folder.path_of(QUARANTINE)
+        with contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, QUARANTINE, path) as fd:
+            matches = [match for match in map(MOVED_NAME.fullmatch, list_names(fd, path)) if match]
+            for match in sorted(matches, key=lambda match: (match[2], -int(match[3]), match[1])):  # the newest first
+                with contextlib.suppress(FileNotFoundError):
+                    self._take_in(fd, match[0], match[1], is_version=match[2] == _LIVE)
+            for name in list_names(fd, path):
+                if name.startswith(("marks.json.", "store.json.")) and durable.is_plain(fd, name):
+                    self._move_to_damaged(fd, name, name)
+
+    def _take_in(self, fd: int, name: str, stem: str, *, is_version: bool) -> None:
+        """One file of quarantine: into bundles/ as a version or as frames, else into damaged/."""
+        path = f"{self.folder.path_of(QUARANTINE)}/{name}"
+        version = None
+        with _opened(fd, name, path) as file_fd:
+            holds_frames = has_frames(_duplicate(file_fd, path), path)
+            try:
+                version = read_version(file_fd, path) if is_version else None
+            except StoreError as error:
+                _require_damage(error)
+                self._tell(path, error)
+        if version is not None and self._comes_in(fd, name, version, path):
+            return
+        if version is None and holds_frames and self._move_in(fd, name, stem + _BLOCKS):
+            return
+        self._move_to_damaged(fd, name, name)
+
+    def _comes_in(self, fd: int, name: str, version: OldVersion, path: str) -> bool:
+        """Whether a version in quarantine became one in bundles/."""
+        winner = self.versions.get(version.claim)
+        stem = version.bundle_id.hex()
+        if winner is not None and winner.bundle_id == version.bundle_id:
+            return self._move_in(fd, name, stem + _BLOCKS)  # another copy: its frames may be better
+        if winner is not None:
+            self._tell_rival(version, winner, path)
+            return False
+        if self.folder.has(_bundle_name(stem + _LIVE)):  # a damaged one has its place
+            self.folder.move_to_damaged(_bundle_name(stem + _LIVE))
+        if not self._move_in(fd, name, stem + _LIVE):
+            return False
+        self.versions[version.claim] = version
+        self.damaged.pop(version.bundle_id, None)
+        return True
+
+    def _move_in(self, fd: int, name: str, new: str) -> bool:
+        """Durably move a file of quarantine into bundles/, if that name is free."""
+        folder, target = self.folder, _bundle_name(new)
+        if folder.has(target):
+            return False
+        prefix = new[:2]
+        with opened_folder(folder.root_fd, BUNDLES, folder.path_of(BUNDLES)) as bundles_fd:
+            durable.make_folder(bundles_fd, prefix, folder.path_of(BUNDLES))
+            with opened_folder(bundles_fd, prefix, folder.path_of(f"{BUNDLES}/{prefix}")) as to_fd:
+                self._rename(fd, name, to_fd, new, folder.path_of(f"{BUNDLES}/{prefix}"))
+        return True
+
+    def _move_to_damaged(self, fd: int, name: str, new: str) -> None:
+        folder = self.folder
+        durable.make_folder(folder.root_fd, DAMAGED, folder.path)
+        with opened_folder(folder.root_fd, DAMAGED, folder.path_of(DAMAGED)) as to_fd:
+            number, free = 1, new
+            while free in list_names(to_fd, folder.path_of(DAMAGED)):
+                number, free = number + 1, f"{new}.{number + 1}"
+            self._rename(fd, name, to_fd, free, folder.path_of(DAMAGED))
+
+    def _rename(self, fd: int, name: str, to_fd: int, new: str, to_path: str) -> None:
+        path = self.folder.path_of(QUARANTINE)
+        try:
+            os.rename(name, new, src_dir_fd=fd, dst_dir_fd=to_fd)
+        except OSError as error:
+            raise durable.write_error(error, "move", f"{path}/{name}") from error
+        durable.sync_folder(to_fd, to_path)  # the new folder first: a power cut may leave two names, but not none
+        durable.sync_folder(fd, path)
+
+    # --- manifests
+
+    def _write_manifests(self) -> None:
+        """Each version gets its manifest; one that an earlier run wrote, of a version that is none now, goes. A damaged
+        one is a file, too: so it is told of, may be replaced by a right one, and no pack goes that it may need."""
+        folder = self.folder
+        wanted = dict(self.damaged)
+        wanted |= {one.bundle_id: encode_manifest_file(one.encoded) for one in self.versions.values()}
+        there = folder.list_versions()
+        for bundle_id in sorted(there - wanted.keys()):
+            folder.remove(manifest_name(bundle_id))
+        for bundle_id, data in sorted(wanted.items()):
+            if bundle_id in there and self._has(manifest_name(bundle_id), data):
+                continue
+            with folder.manifest_temps.new() as temp:
+                temp.append([data])
+                temp.sync()
+                folder.publish(temp, manifest_name(bundle_id))
+        folder.flush(map(manifest_name, wanted))  # a run that was cut off may have published without a flush
+
+    def _has(self, name: str, data: bytes) -> bool:
+        fd, _ = self.folder.open_name(name)
+        with os.fdopen(fd, "rb") as file:
+            return file.read(len(data) + 1) == data
+
+    # --- the journal
+
+    def _drop_deleted_turns(self) -> None:
+        """A delete that was cut off had taken the session's last version, and not yet its turns."""
+        claimed = {uri for uri, _ in self.versions}
+        with Journal.load(self.folder, writable=True) as journal:
+            for uri in journal.uris():
+                with contextlib.suppress(StoreIoError, CorruptJournal):
+                    record = journal.find(uri)
+                    newest = record.newest[1] if record is not None and record.newest is not None else None
+                    if newest is None or uri in claimed:
+                        continue
+                    if self.folder.has(_bundle_name(newest.hex() + _BLOCKS)):
+                        journal.drop(uri)
+
+    # --- notes
+
+    def _note_missing(self, index: Index) -> None:
+        """Versions without a file: the index tells of them from now on. Then the notes go."""
+        folder = self.folder
+        taken = {version.bundle_id for version in self.versions.values()}
+        claimed = {*self.versions, *((row.uri, row.version) for row in index.all_rows())}
+        rows = [row for row in self._noted() if row.bundle_id not in taken and (row.uri, row.version) not in claimed]
+        index.add_all(rows)
+        index.save(folder, always=True)
+        if rows or index.bundle_ids():
+            self._require_saved(index)
+        path = folder.path_of(NOTES)
+        with contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, NOTES, path) as fd:
+            _remove(fd, path, NOTE_NAME.fullmatch)
+        _remove_folder(folder.root_fd, NOTES, folder.path)
+
+    def _noted(self) -> list[IndexRow]:
+        path = self.folder.path_of(NOTES)
+        rows: list[IndexRow] = []
+        with contextlib.suppress(FileNotFoundError), opened_folder(self.folder.root_fd, NOTES, path) as fd:
+            for match in filter(None, map(NOTE_NAME.fullmatch, list_names(fd, path))):
+                own = f"{path}/{match[0]}"
+                try:
+                    rows.append(decode_note(read_small(fd, match[0], MAX_NOTE_BYTES, own), bytes.fromhex(match[1])))
+                except MALFORMED as error:
+                    message = f"{own} told of a missing version and cannot be read: {reason_of(error)}. {PUT_BACK}"
+                    self.findings.append(Finding(own, CorruptBundle.code, message))
+        return rows
+
+    def _require_saved(self, index: Index) -> None:
+        """The index's file is on the disk: the notes go, and nothing else tells of these versions."""
+        found, _ = Index.load(self.folder)
+        with found:
+            if found.bundle_ids() != index.bundle_ids():
+                path = self.folder.path_of(INDEX_FILE)
+                raise StoreIoError(f"{path} cannot be written.", path=path, action="write", errno=0)
+        with _opened(self.folder.root_fd, INDEX_FILE, index.path) as fd:
+            durable.sync_file(fd, index.path)
+        durable.sync_folder(self.folder.root_fd, self.folder.path)
+
+    # --- marks
+
+    def _carry_marks(self) -> None:
+        folder = self.folder
+        path = folder.path_of(MARKS_FILE)
+        if uuid_in_marks(folder.root_fd, folder.path) is not None:
+            return  # a run that was cut off has written it
+        try:
+            data = read_small(folder.root_fd, MARKS_FILE, MAX_MARKS_BYTES, path)
+        except FileNotFoundError:
+            if not self._were_marked():
+                write_marks(folder.root_fd, folder.packs_fd, folder.path, encode_marks(Marks(folder.uuid)))
+            return
+        try:
+            marks = decode_old_marks(data, folder.uuid, path)
+        except MALFORMED as error:
+            kept = self._keep_in_damaged(f"{MARKS_FILE}.{blake3(data).hexdigest()[:8]}", data)
+            message = f"{path} is damaged: {reason_of(error)}. It is kept as {kept}; the tags and pins in it are lost."
+            self.findings.append(Finding(path, CorruptMarks.code, message))
+            marks = Marks(folder.uuid)
+        write_marks(folder.root_fd, folder.packs_fd, folder.path, encode_marks(marks))
+
+    def _were_marked(self) -> bool:
+        """Whether there were marks: then they are lost, and stay so until somebody marks anew."""
+        path = self.folder.path_of(STORE_FILE)
+        return is_marked(read_small(self.folder.root_fd, STORE_FILE, 4096, path), path)
+
+    def _keep_in_damaged(self, name: str, data: bytes) -> str:
+        """Write a file into damaged/, unless it is there; its path."""
+        folder, path = self.folder, self.folder.path_of(DAMAGED)
+        durable.make_folder(folder.root_fd, DAMAGED, folder.path)
+        with opened_folder(folder.root_fd, DAMAGED, path) as fd:
+            if name not in list_names(fd, path):
+                durable.write_file(fd, name, data, path, temp_fd=folder.packs_fd)
+        return f"{path}/{name}"
+
+    # --- leftovers
+
+    def _remove_leftovers(self) -> None:
+        _remove(self.folder.root_fd, self.folder.path, LEFTOVERS.fullmatch)
+        _remove_folder(self.folder.root_fd, QUARANTINE, self.folder.path)
+
+
+def _bundle_name(name: str) -> str:
+    """The name of a bundle's file, relative to the store."""
+    return f"{BUNDLES}/{name[:2]}/{name}"
+
+
+@contextlib.contextmanager
+def _opened(folder_fd: int, name: str, path: str) -> Iterator[int]:
+    """A file, open for the block. Raises FileNotFoundError, UnsafePath, StoreIoError."""
+    with closing_fd(open_file(folder_fd, name, os.O_RDONLY, path)) as fd:
+        yield fd
+
+
+def _require_damage(error: StoreError) -> None:
+    """Raise an error that may be another one the next time: nothing is given up for it."""
+    if (
+        not isinstance(error, Corruption | LimitExceeded | UnsupportedFormat)
+        and error.details.get("errno") != errno.EIO
+    ):
+        raise error
+
+
+def _remove(folder_fd: int, path: str, is_meant: Callable[[str], object]) -> None:
+    """Durably remove the plain files of a folder whose names are meant."""
+    names = [name for name in list_names(folder_fd, path) if is_meant(name) and durable.is_plain(folder_fd, name)]
+    for name in names:
+        durable.remove(folder_fd, name, path)
+    if names:
+        durable.sync_folder(folder_fd, path)
+
+
+def _remove_folder(root_fd: int, name: str, path: str) -> None:
+    """Durably remove a folder, if nothing of somebody else's is in it."""
+    with contextlib.suppress(OSError):
+        os.rmdir(name, dir_fd=root_fd)
+        durable.sync_folder(root_fd, path)

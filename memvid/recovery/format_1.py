@@ -1,0 +1,186 @@
+"""Small files of a store of format 1, read once to carry it over: its marks, its notes of missing versions, and the
+manifest in a bundle's file. Pure but for reads; changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..disk.paths import list_names, read_at, read_small, stat_open
+from ..disk.sealed_json import SealedFormat
+from ..errors import PUT_BACK, CorruptBundle, Corruption, LimitExceeded, StoreError, Truncated, UnsupportedFormat
+from ..folder.marks import MARKS_FILE, Marks, SessionMarks, uuid_in_marks
+from ..folder.store_file import has_bundles, has_manifests
+from ..format.lossy import Lossy
+from ..format.manifest import Manifest, bundle_id_of, decode_manifest
+from ..format.manifest_file import encode_manifest_file
+from ..format.records import IndexRow
+from ..format_1.bundle import FrameFile
+from ..format_1.layout import HEADER_BYTES, TRAILER_BYTES, Trailer, decode_trailer
+from ..limits import MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_NOTE_BYTES, MAX_NOTE_NODES, MAX_VERSION
+from ..uri import SessionUri, require_tag
+
+QUARANTINE: Final = "quarantine"
+NOTES: Final = "absent"
+LEFTOVERS: Final = re.compile(r"group\.json|rewrites\.[0-9]{1,15}", re.ASCII)
+"""Files of a store of format 1 that say nothing to one of format 2."""
+INDEX_FILES: Final = re.compile(r"index\.sqlite(-sums|-wal|-shm|-journal)?", re.ASCII)
+NOTE_NAME: Final = re.compile(r"([0-9a-f]{64})\.json", re.ASCII)
+MOVED_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvd|\.mvr)\.([1-9][0-9]{0,8})", re.ASCII)
+"""A bundle's file in quarantine: a version, one that was being deleted, or blocks for others."""
+
+_MARKS: Final = SealedFormat("torpor.marks", 1, MAX_MARKS_BYTES, MAX_MARKS_NODES)
+_STORE: Final = SealedFormat("torpor.store", 1, 4096, 64)
+_NOTE: Final = SealedFormat("torpor.absent", 1, MAX_NOTE_BYTES, MAX_NOTE_NODES)
+_ID: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_UNDECODED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+MALFORMED: Final = (*_UNDECODED, StoreError)
+"""What the decoders of this module raise for bytes that a store of format 1 has not written."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldVersion:
+    """A version in a bundle's file: its id, its manifest, and the manifest's bytes."""
+
+    bundle_id: bytes
+    manifest: Manifest
+    encoded: bytes
+
+    @property
+    def claim(self) -> tuple[SessionUri, int]:
+        return self.manifest.uri, self.manifest.version
+
+    @property
+    def age(self) -> tuple[int, bytes]:
+        """Of two that claim one version of a session, the younger one is it."""
+        return self.manifest.created_ns, self.bundle_id
+
+
+def read_version(fd: int, path: str) -> OldVersion:
+    """The version in an open bundle's file, whatever its name; its frames and its directory are not looked at.
+
+    Raises:
+        Truncated, CorruptBundle, LimitExceeded, StoreIoError
+    """
+    trailer = _trailer_of(fd, path)
+    encoded = read_at(fd, trailer.manifest_offset, trailer.manifest_bytes, path)
+    if not encoded or bundle_id_of(encoded) != trailer.bundle_id:
+        raise CorruptBundle(
+            f"{path}: the manifest is damaged: its digest is not the bundle's id. {PUT_BACK}",
+            path=path,
+            part="manifest",
+        )
+    return OldVersion(trailer.bundle_id, decode_manifest(encoded, path), encoded)
+
+
+def damaged_manifest(fd: int, path: str) -> bytes:
+    """What a damaged bundle's file has of its manifest, as a manifest's file, which is damaged as well."""
+    with contextlib.suppress(StoreError):
+        trailer = _trailer_of(fd, path)
+        return encode_manifest_file(read_at(fd, trailer.manifest_offset, trailer.manifest_bytes, path))
+    return b""
+
+
+def _trailer_of(fd: int, path: str) -> Trailer:
+    """The trailer, whatever the header says: a damaged header costs frames, and not the manifest."""
+    size_bytes = stat_open(fd, path).st_size
+    if size_bytes < HEADER_BYTES + TRAILER_BYTES:
+        raise Truncated(f"{path} is cut off: it has {size_bytes} bytes.", path=path, size_bytes=size_bytes)
+    return decode_trailer(read_at(fd, size_bytes - TRAILER_BYTES, TRAILER_BYTES, path), size_bytes, path)
+
+
+def has_frames(fd: int, path: str) -> bool:
+    """Whether the directory of an open bundle's file can be read. Closes `fd`."""
+    try:
+        with FrameFile(fd, path, None):
+            return True
+    except (Corruption, LimitExceeded, UnsupportedFormat):
+        return False
+
+
+def is_marked(data: bytes, path: str) -> bool:
+    """Whether store.json says that there is a file of marks."""
+    return _STORE.decode(data, path).get("marked") is True
+
+
+def uuid_without_store_file(root_fd: int, path: str) -> str | None:
+    """The uuid of a store of format 1 that lacks its store.json, by its marks; "" where they do not tell it. None for
+    any other folder: marks of format 2 come last in a carrying over, and without marks no manifest is there before it.
+    Raises UnsafePath, StoreIoError."""
+    if not has_bundles(root_fd, path) or uuid_in_marks(root_fd, path) is not None:
+        return None
+    with contextlib.suppress(
+        FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError, UnsupportedFormat
+    ):
+        data = read_small(root_fd, MARKS_FILE, MAX_MARKS_BYTES, f"{path}/{MARKS_FILE}")
+        return str(uuid.UUID(_MARKS.decode(data, path).get("store")))
+    return None if has_manifests(root_fd, path) else ""
+
+
+def encode_old_store_file(root_fd: int, path: str, store_uuid: str) -> bytes:
+    """A store.json of format 1, as the store had it."""
+    return _STORE.encode({"uuid": store_uuid, "marked": MARKS_FILE in list_names(root_fd, path)})
+
+
+def decode_old_marks(data: bytes, store_uuid: str, path: str) -> Marks:
+    """The tags and pins of a store of format 1. Raises MALFORMED."""
+    fields = _MARKS.decode(data, path)
+    if fields.get("store") != store_uuid:
+        raise ValueError("it belongs to another store")
+    sessions = fields["sessions"].items()
+    return Marks(store_uuid, {SessionUri.parse(text): _session_marks(value) for text, value in sessions})
+
+
+def _session_marks(value: Any) -> SessionMarks:
+    tags = {require_tag(tag): _id(text) for tag, text in value["tags"].items()}
+    return SessionMarks(tags, frozenset(map(_id, value["pins"])))
+
+
+def _id(text: Any) -> bytes:
+    if not isinstance(text, str) or not _ID.fullmatch(text):
+        raise ValueError("a bundle id in it is not 64 hex digits")
+    return bytes.fromhex(text)
+
+
+def decode_note(data: bytes, bundle_id: bytes) -> IndexRow:
+    """The version that a note tells of, which has no file under bundles/. Raises MALFORMED."""
+    fields = _NOTE.decode(data, bundle_id.hex())
+    facts = fields["row"]
+    if fields.get("bundle") != bundle_id.hex():
+        raise ValueError("it tells of another bundle")
+    is_exact = facts["lossy_bits"] is None or facts["lossy_tokens"] is None
+    return IndexRow(
+        uri=SessionUri(_text(facts, "namespace"), _text(facts, "name")),
+        version=_number(facts, "version", 1, MAX_VERSION),
+        bundle_id=bundle_id,
+        parent=None if facts["parent"] is None else _id(facts["parent"]),
+        identity_digest=_id(facts["identity_digest"]),
+        token_count=_number(facts, "token_count"),
+        bundle_bytes=_number(facts, "bundle_bytes"),
+        logical_bytes=_number(facts, "logical_bytes"),
+        created_ns=_number(facts, "created_ns"),
+        model=_text(facts, "model"),
+        labels=tuple(str(label) for label in json.loads(_text(facts, "labels"))),
+        unread_tokens=_number(facts, "unread_tokens"),
+        lossy=None if is_exact else Lossy(_number(facts, "lossy_bits"), _number(facts, "lossy_tokens")),
+    )
+
+
+def _number(facts: dict[str, Any], name: str, least: int = 0, most: int = (1 << 63) - 1) -> int:
+    value = facts[name]
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"its {name} is no number that it can be")
+    return value
+
+
+def _text(facts: dict[str, Any], name: str) -> str:
+    value = facts[name]
+    if type(value) is not str:
+        raise ValueError(f"its {name} is no text")
+    value.encode()  # SQLite takes no text with half a character, and JSON does
+    return value

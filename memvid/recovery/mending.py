@@ -1,0 +1,175 @@
+"""Mends damaged packs: what is sound in one, and nowhere else, goes into a new pack before the damaged file moves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ..checking.packs import said_by
+from ..checking.wholeness import FoundBlocks
+from ..disk.durable import TempFile
+from ..errors import BundleMissing, ReadBackFailed, StoreBusy, StoreError, StoreIoError
+from ..folder.folder import pack_name
+from ..folder.store_file import DAMAGED
+from ..format.damaged_pack import DamagedPack
+from ..format.pack import Directory, pack_id_of
+from ..format.pack_writer import PackWriter
+from ..format.sealing import HEADER_BYTES
+from ..units import format_plural
+from ..writing.maintenance_run import MaintenanceRun
+from ..writing.needs import Needed
+from ..writing.removal import needed_now
+
+_TRIES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """The blocks to copy: `full` whole, of `heads` the header alone."""
+
+    full: tuple[bytes, ...]
+    heads: tuple[bytes, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.full or self.heads)
+
+
+class Mending:
+    """The damaged packs of one repair. What is found in them is added to `found`."""
+
+    def __init__(self, run: MaintenanceRun, found: FoundBlocks) -> None:
+        self._run = run
+        self._core = run.core
+        self._found = found
+        self._gone: set[str] = set()
+        self._sound: dict[tuple[str, bytes], bool] = {}
+
+    def mend(self, name: str) -> None:
+        """Mend a pack. Raises NoSpace, StoreIoError (of the store's disk), DurabilityLost, LockLost."""
+        path = self._core.folder.path_of(name)
+        try:
+            fd, _ = self._core.folder.open_name(name)
+            with DamagedPack(fd, path, None) as file:
+                self._take_note(file)
+                self._mend(name, file)
+        except BundleMissing:
+            return
+        except StoreIoError as error:
+            if error.details.get("path") != path:
+                raise
+            self._run.fail(path, error)  # it stays where it is
+        except (ReadBackFailed, StoreBusy) as error:
+            self._run.fail(path, error)
+
+    def _take_note(self, file: DamagedPack) -> None:
+        for block_id in file.frames:
+            self._found.full[block_id] = said_by(file.read_head(block_id)[0])
+        for block_id in (*file.heads, *file.torn):
+            self._found.heads[block_id] = said_by(file.read_head(block_id)[0])
+
+    def _mend(self, name: str, file: DamagedPack) -> None:
+        for _ in range(_TRIES):
+            copies = self._copies(file, name, needed_now(self._core))
+            if self._run.dry_run:
+                size_bytes = sum(file.frames[each].frame_bytes for each in copies.full)
+                self._run.bytes_written += size_bytes
+                self._tell(name, _planned_name(file, copies), copies, size_bytes, "")
+                return
+            with self._written(file, copies) as written, self._core.committing():
+                if not self._core.folder.has(name):
+                    return  # a repack has removed it
+                if not self._is_covered(file, name, copies):
+                    continue
+                new = self._core.publish_pack(*written) if written else ""
+                place = self._core.folder.move_to_damaged(name) if new != name else ""
+                self._let_go(name, new)
+                self._tell(name, new, copies, written[0].size_bytes if written else 0, place)
+                return
+        raise StoreBusy(
+            f"{file.path} stays where it is: what needs it changed each time. Repair again.", path=file.path
+        )
+
+    def _copies(self, file: DamagedPack, name: str, needed: Needed) -> _Copies:
+        def wanted(block_id: bytes) -> bool:
+            return bool(needed.unknown) or block_id in needed.blocks
+
+        full = [each for each in file.frames if wanted(each) and not self._is_elsewhere(each, name)]
+        heads = [
+            each for each in (*file.heads, *file.torn) if wanted(each) and not self._is_elsewhere(each, name, head=True)
+        ]
+        return _Copies(tuple(full), tuple(heads))
+
+    def _is_elsewhere(self, block_id: bytes, name: str, *, head: bool = False) -> bool:
+        """Whether another pack has the block sound; or (head) its header at least."""
+        others = self._core.index.packs_of(block_id, stripped=head)
+        return any(self._is_sound(other, block_id, head=head) for other in others if other not in (name, *self._gone))
+
+    def _is_sound(self, name: str, block_id: bytes, *, head: bool) -> bool:
+        """Read once; that the pack is still there is asked each time."""
+        try:
+            with self._core.files.holding(name) as file:
+                if head:
+                    file.read_head(block_id)
+                    return True
+                key = (name, block_id)
+                if key not in self._sound:
+                    file.check_payloads(block_id)
+                    self._sound[key] = True
+                return block_id in file.frames
+        except StoreError:
+            return False
+
+    def _is_covered(self, file: DamagedPack, name: str, copies: _Copies) -> bool:
+        """Whether this pack may go now: what is needed of it is in the new pack, or elsewhere."""
+        self._core.files.close_stale()
+        now = self._copies(file, name, needed_now(self._core))
+        return set(now.full) <= set(copies.full) and set(now.heads) <= {*copies.full, *copies.heads}
+
+    @contextlib.contextmanager
+    def _written(self, file: DamagedPack, copies: _Copies) -> Iterator[tuple[TempFile, bytes] | None]:
+        """A new pack, flushed and read back; None if there is nothing to copy."""
+        if not copies:
+            yield None
+            return
+        with self._core.poisoning(), self._core.folder.temps.new() as temp:
+            writer = PackWriter(temp)
+            for block_id in copies.full:
+                writer.add_copy(file, block_id)
+            for block_id in copies.heads:
+                writer.add_stripped(file, block_id)
+            pack_id = writer.finish()
+            self._run.bytes_written += temp.size_bytes
+            yield temp, pack_id
+
+    def _let_go(self, name: str, new: str) -> None:
+        if new != name:
+            self._core.index.drop_packs([name])
+        self._core.unreadable_packs.pop(name, None)
+        self._core.files.close_stale()
+
+    def _tell(self, name: str, new: str, copies: _Copies, size_bytes: int, place: str) -> None:
+        path = self._core.folder.path_of(name)
+        if copies:
+            full = [format_plural(len(copies.full), "sound block")] if copies.full else []
+            heads = [format_plural(len(copies.heads), "header")] if copies.heads else []
+            what = f"It has {' and '.join([*full, *heads])} of a damaged pack."
+            self._run.did("copy", self._core.folder.path_of(new), size_bytes, what)
+        if new != name:
+            self._gone.add(name)
+            self._run.did("move", path, 0, f"It is damaged, and moves to {DAMAGED}/{os.path.basename(place)}.")
+
+
+def _planned_name(file: DamagedPack, copies: _Copies) -> str:
+    """The name of the new pack: that of the damaged file, if all frames of that are sound; "" without one."""
+    if not copies:
+        return ""
+    offset, frames = HEADER_BYTES, []
+    kinds = {**file.frames, **file.heads, **file.torn}
+    for block_id in (*copies.full, *copies.heads):
+        frames.append(dataclasses.replace(kinds[block_id], offset=offset))
+        offset += kinds[block_id].frame_bytes
+    return pack_name(pack_id_of(Directory(tuple(frames), frozenset(copies.heads)).encode()))

@@ -1,0 +1,84 @@
+"""Files that a repair may take from: manifests, packs, and bundles of format 1 in any folders. They are only read.
+
+A name is believed in nothing: a manifest's digest and a block's id prove what is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+from ..checking.packs import manifest_in
+from ..disk.paths import closing_fd, io_error, open_foreign_file
+from ..errors import Corruption, LimitExceeded
+from ..folder.folder import MANIFEST_SUFFIX, PACK_SUFFIX
+from ..format.damaged_pack import DamagedPack
+from ..format.frames import FrameReader
+from ..format.manifest import bundle_id_of
+from ..format.manifest_file import read_manifest_bytes
+from ..format.pack import PackFile
+from ..format_1.bundle import FrameFile
+
+_NAME: Final = re.compile(r".*(\.mvm|\.mvp|\.mvb|\.mvr)(\.[0-9]+)?", re.ASCII | re.DOTALL)
+"""Behind the ending a number may stand, as in `damaged`."""
+
+_MANIFEST: Final = re.compile(r"([0-9a-f]{64})\.mvm(\.[0-9]+)?", re.ASCII)
+
+
+def list_sources(folders: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """The paths of all files with a fitting ending in these folders, and in the folders in them, sorted; links to
+    folders are not followed. Raises StoreIoError."""
+    found: set[str] = set()
+    for folder in folders:
+        top = os.path.abspath(os.fspath(folder))
+        for path, _, names in os.walk(top, onerror=_refuse):
+            found.update(os.path.join(path, name) for name in names if _NAME.fullmatch(name))
+    return sorted(found)
+
+
+def _refuse(error: OSError) -> None:
+    raise io_error(error, "list", str(error.filename)) from error
+
+
+def is_manifest(path: str) -> bool:
+    return _ending(path) == MANIFEST_SUFFIX
+
+
+def _ending(path: str) -> str:
+    match = _NAME.fullmatch(os.path.basename(path))
+    return match[1] if match else ""
+
+
+def open_source(path: str) -> FrameReader:
+    """Open a file with frames; a damaged one as what is sound in it. Raises StoreIoError, UnsupportedFormat."""
+    kind = PackFile if _ending(path) == PACK_SUFFIX else FrameFile
+    try:
+        return kind(open_foreign_file(path), path, None)
+    except (Corruption, LimitExceeded):
+        return DamagedPack(open_foreign_file(path), path, None)
+
+
+def manifests_in(path: str, wanted: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Those of the `wanted` manifests that a file holds sound: id, encoded. Raises StoreIoError, UnsupportedFormat."""
+    try:
+        encoded = _read_manifest(path, wanted) if is_manifest(path) else _manifest_beside_frames(path)
+    except (Corruption, LimitExceeded):
+        return
+    if encoded and (found := bundle_id_of(encoded)) in wanted:
+        yield found, encoded
+
+
+def _read_manifest(path: str, wanted: Collection[bytes]) -> bytes:
+    match = _MANIFEST.fullmatch(os.path.basename(path))
+    promised = bytes.fromhex(match[1]) if match else b""
+    if promised not in wanted:
+        return b""
+    with closing_fd(open_foreign_file(path)) as fd:
+        return read_manifest_bytes(fd, path, promised)
+
+
+def _manifest_beside_frames(path: str) -> bytes:
+    with open_source(path) as file:
+        return manifest_in(file)

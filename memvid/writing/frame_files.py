@@ -1,0 +1,88 @@
+"""The packs of an open store, opened on demand: a few at a time, shared by all who read blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from ..disk.paths import Closing
+from ..errors import StoreIoError
+from ..folder.folder import StoreFolder, id_in
+from ..folder.store_file import BUNDLES
+from ..format.frames import FrameReader
+from ..format.pack import PackFile
+from ..format_1.bundle import FrameFile
+from ..index.index import PackRow
+from ..limits import MAX_OPEN_ANCESTORS
+
+
+def open_frames(folder: StoreFolder, name: str) -> FrameReader:
+    """Open a pack by its name: of this format, or a bundle of a store that was carried over, whose id does not matter.
+
+    Raises:
+        BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat, Corruption
+    """
+    fd, path = folder.open_name(name)
+    if name.startswith(f"{BUNDLES}/"):
+        return FrameFile(fd, path, None)
+    return PackFile(fd, path, id_in(name))
+
+
+def pack_row(folder: StoreFolder, name: str) -> PackRow:
+    """What the index keeps of a pack. Raises as `open_frames`."""
+    with open_frames(folder, name) as file:
+        return PackRow(name, file.file_bytes, tuple(file.frames), tuple(file.heads))
+
+
+class FrameFiles(Closing):
+    """Open packs by name. Closes the least recently used first, never one that is in use. Safe from several threads."""
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self._folder = folder
+        self._files: OrderedDict[str, FrameReader] = OrderedDict()
+        self._users: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def holding(self, name: str) -> Iterator[FrameReader]:
+        """A pack, open for the block. Raises as `open_frames`."""
+        with self._lock:
+            file = self._files.get(name)
+            if file is None:
+                file = self._files[name] = open_frames(self._folder, name)
+            self._files.move_to_end(name)
+            self._users[name] = self._users.get(name, 0) + 1
+            self._close_surplus()
+        try:
+            yield file
+        finally:
+            with self._lock:
+                self._users[name] -= 1
+                if not self._users[name]:
+                    del self._users[name]
+
+    def name_of(self, file: FrameReader) -> str:
+        """The name by which an open pack was opened."""
+        with self._lock:
+            return next(name for name, each in self._files.items() if each is file)
+
+    def close_stale(self) -> None:
+        """Close those whose names mean other files by now, or none, and that are in no use."""
+        with self._lock:
+            for name in [name for name in self._files if not self._users.get(name)]:
+                status, stamp = self._folder.status_of(name), self._files[name].stamp()
+                if status is None or (status.st_dev, status.st_ino) != stamp[:2]:
+                    self._files.pop(name).close()
+
+    def _close_surplus(self) -> None:
+        for name in list(self._files)[: max(0, len(self._files) - MAX_OPEN_ANCESTORS)]:
+            if not self._users.get(name):
+                self._files.pop(name).close()
+
+    def close(self) -> None:
+        with self._lock:
+            while self._files:
+                with contextlib.suppress(StoreIoError):
+                    self._files.popitem()[1].close()

@@ -1,0 +1,119 @@
+"""What is needed: the blocks that manifests name. The one ground on which a pack is removed.
+
+Collected from the manifests themselves, and never from the index. Each is read once: it cannot change. While one cannot
+be read, or is missing, its needs are unknown, and nothing may be removed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ..disk.paths import closing_fd
+from ..errors import StoreError
+from ..folder.folder import StoreFolder, manifest_name
+from ..format.manifest_file import read_manifest
+from ..format.records import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """The ids of all blocks that versions name now. `stripped`: those that only stripped versions name, of which the
+    header is enough. `unknown`: why needs are unknown; then nothing may be removed."""
+
+    blocks: frozenset[bytes]
+    stripped: frozenset[bytes]
+    unknown: tuple[Finding, ...]
+
+
+class Needs:
+    """The needs of one open store's versions, remembered by manifest: 32 bytes a block. Thread-safe."""
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self._folder = folder
+        self._of: dict[bytes, tuple[bytes, ...]] = {}
+        self._with_end: set[bytes] = set()
+        """Versions with a record of their last position. It is needed of a stripped one too: it tells in which calls
+        the tokens were read, and what came out."""
+        self._ids: dict[bytes, bytes] = {}  # one object for each id: versions of a session share most
+        self._last: tuple[object, tuple[frozenset[bytes], frozenset[bytes]]] | None = None
+        self._lock = threading.Lock()
+
+    def now(
+        self,
+        known: Collection[bytes],
+        stripped: Collection[bytes],
+        pinned: Collection[bytes],
+        but_for: Collection[bytes] = (),
+    ) -> Needed:
+        """The needs of all manifests that are there.
+
+        known: the versions that the index tells of; one without a file is missing, and its needs are unknown. stripped:
+        the versions that need no keys and values. pinned: blocks that are needed whatever manifests say. but_for: these
+        versions count as deleted, for a dry run.
+
+        Raises:
+            StoreIoError: the folder cannot be listed.
+        """
+        with self._lock:
+            there = self._folder.list_versions()
+            unknown = [self._missing(bundle_id) for bundle_id in sorted(set(known) - there - set(but_for))]
+            for bundle_id in there - self._of.keys():
+                finding = self._read(bundle_id)
+                if finding is not None:
+                    unknown.append(finding)
+            for gone in self._of.keys() - there:
+                del self._of[gone]
+                self._with_end.discard(gone)
+            blocks, heads = self._wanted(frozenset(stripped), frozenset(but_for))
+            held = frozenset(pinned)
+            return Needed(blocks if held <= blocks else blocks | held, heads - held if held else heads, tuple(unknown))
+
+    def _wanted(
+        self, stripped: frozenset[bytes], but_for: frozenset[bytes]
+    ) -> tuple[frozenset[bytes], frozenset[bytes]]:
+        """The blocks that versions name, and those of them of which the header is enough. Counted anew only if versions
+        or strips have changed: a repack asks before each step."""
+        asked = (frozenset(self._of), stripped, but_for)
+        if self._last is None or self._last[0] != asked:
+            full: set[bytes] = set()
+            heads: set[bytes] = set()
+            for bundle_id, blocks in self._of.items():
+                if bundle_id in but_for:
+                    continue
+                (heads if bundle_id in stripped else full).update(blocks)
+                if bundle_id in stripped and bundle_id in self._with_end:
+                    full.add(blocks[-1])
+            self._ids = {each: each for each in full | heads}
+            self._last = asked, (frozenset(full | heads), frozenset(heads - full))
+        return self._last[1]
+
+    def of(self, bundle_id: bytes) -> tuple[bytes, ...]:
+        """The blocks that a version names; none if its manifest cannot be read."""
+        with self._lock:
+            if bundle_id not in self._of:
+                self._read(bundle_id)
+            return self._of.get(bundle_id, ())
+
+    def _read(self, bundle_id: bytes) -> Finding | None:
+        name = manifest_name(bundle_id)
+        try:
+            fd, path = self._folder.open_name(name)
+            with closing_fd(fd):
+                manifest = read_manifest(fd, path, bundle_id)
+        except StoreError as error:
+            return Finding(self._folder.path_of(name), error.code, error.message)
+        self._of[bundle_id] = tuple(self._ids.setdefault(entry.id, entry.id) for entry in manifest.blocks)
+        if manifest.blocks and manifest.blocks[-1].kind == "state":
+            self._with_end.add(bundle_id)
+        return None
+
+    def _missing(self, bundle_id: bytes) -> Finding:
+        path = self._folder.path_of(manifest_name(bundle_id))
+        return Finding(
+            path,
+            "bundle_missing",
+            f"{path} is missing: what its version needs is unknown. Put it back from a backup, or delete the version "
+            "(`torpor rm SESSION@VERSION`).",
+        )

@@ -1,0 +1,190 @@
+"""Reads a version across the packs that hold its blocks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ..disk.paths import Closing
+from ..errors import (
+    PUT_BACK,
+    BlockMissing,
+    BundleMissing,
+    CorruptBundle,
+    StoreClosed,
+    StoreError,
+)
+from ..format.blocks import BlockEntry, BlockHeader, span_parents
+from ..format.frames import FrameReader, Head, require_promised
+from ..format.manifest import Manifest, whole_before
+from ..limits import MAX_REMEMBERED_HEAD_BYTES
+from .frame_files import FrameFiles
+
+T = TypeVar("T")
+Locate = Callable[[bytes, bool], list[str]]
+"""The packs that may have a block; True: also those with its header alone, behind the others."""
+
+
+class BundleReader(Closing):
+    """Reads the state of one version from all packs that hold its blocks. Close it when done.
+
+    While it is open, its blocks are pinned: this process keeps their packs. Another process may move a block meanwhile,
+    and a file may be put back: a block that is not found is looked for once more. One that is damaged is read from
+    another pack that has it.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        bundle_id: bytes,
+        path: str,
+        files: FrameFiles,
+        locate: Locate,
+        look_again: Callable[[], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        """path: of the manifest, for messages. locate, look_again: see `StoreCore`."""
+        self.manifest = manifest
+        self.bundle_id = bundle_id
+        self.path = path
+        self.entries = manifest.blocks
+        self._files = files
+        self._locate = locate
+        self._look_again = look_again
+        self._on_close = on_close
+        self._closed = False
+        self._parents = span_parents(self.entries)
+        self._headers: dict[bytes, BlockHeader] = {}
+        self._remembered_bytes = 0
+        self._looking = threading.Lock()
+
+    def close(self) -> None:
+        """Close the files and let go of the pins. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._files.close()
+            self._on_close()
+
+    def read_header(self, entry: BlockEntry) -> BlockHeader:
+        """The block's header, with its id recomputed; read once, then remembered, up to MAX_REMEMBERED_HEAD_BYTES. A
+        stripped block has one too.
+
+        Raises:
+            CorruptBundle, BlockMissing, and the errors of opening a pack.
+        """
+        known = None if self._closed else self._headers.get(entry.id)
+        if known is None:
+            known = self._read(entry, lambda file: self._head(file, entry)[0], stripped=True)
+        return known
+
+    def read_slots_into(self, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]]) -> None:
+        """Fill writable byte buffers with slots of one block: for each (index of the slot, buffers), in order, its raw
+        bytes, hashed while the processor still has them. The sizes must add up to each slot's.
+
+        Raises:
+            CorruptBlock: the bytes differ from those written; the content of the buffers is then undefined.
+            BlockMissing: no pack has its keys and values.
+        """
+        asked = list(targets)
+
+        def read(file: FrameReader) -> None:
+            header, head = self._head(file, entry)
+            file.read_slots_into(entry.id, header, head, asked)
+
+        self._read(entry, read)
+
+    def read_slot(self, entry: BlockEntry, slot_index: int) -> bytearray:
+        """A slot's raw bytes in memory of their own."""
+        data = bytearray(self.read_header(entry).slots[slot_index][0].size_bytes)
+        self.read_slots_into(entry, [(slot_index, [memoryview(data)])])
+        return data
+
+    def tokens(self) -> bytes:
+        """The token ledger: uint32 little-endian ids of all spans in order, from the block headers. A stripped version
+        has it too."""
+        ledger = b"".join(self.read_header(entry).tokens for entry in self.entries if entry.kind == "span")
+        if len(ledger) != 4 * self.manifest.token_count:
+            raise CorruptBundle(
+                f"{self.path}: the blocks hold {len(ledger) // 4} tokens, not {self.manifest.token_count}.",
+                path=self.path,
+                part="manifest",
+            )
+        return ledger
+
+    def has(self, entry: BlockEntry) -> bool:
+        """Whether a pack has all of a block, by the index: its keys and values too."""
+        return bool(self._locate(entry.id, False))
+
+    def whole_up_to(self) -> int:
+        """How many of the version's first tokens need only what packs have that are there, in whole blocks."""
+        for entry in self.entries:
+            if not self.has(entry):
+                return whole_before(self.manifest, entry)
+        return self.manifest.token_count
+
+    @contextmanager
+    def holding(self, entry: BlockEntry, *, checked: bool = False) -> Iterator[FrameReader]:
+        """The pack to copy a block from; the block's head has been compared with the manifest. checked: with every byte
+        of the block right, whatever other packs have of it."""
+
+        def name_of(file: FrameReader) -> str:
+            head = self._head(file, entry)
+            file.frame_of(entry.id)
+            if checked:
+                file.check_block(entry.id, known=head)
+            return self._files.name_of(file)
+
+        with self._files.holding(self._read(entry, name_of)) as file:
+            yield file
+
+    def _head(self, file: FrameReader, entry: BlockEntry) -> Head:
+        known = file.checked_heads.get(entry.id)
+        if known is None:
+            known = file.read_head(entry.id)
+            identity_digest = self.manifest.identity.digest
+            require_promised(known[0], entry, self._parents.get(entry.id), identity_digest, self.path)
+            head_bytes = (file.heads.get(entry.id) or file.frame_of(entry.id)).head_bytes
+            if self._remembered_bytes + head_bytes <= MAX_REMEMBERED_HEAD_BYTES:
+                self._remembered_bytes += head_bytes
+                file.checked_heads[entry.id] = known
+                self._headers[entry.id] = known[0]
+        return known
+
+    def _read(self, entry: BlockEntry, use: Callable[[FrameReader], T], *, stripped: bool = False) -> T:
+        """What `use` makes of the first pack that has the block as it was written."""
+        tried: set[str] = set()
+        failure: StoreError | None = None
+        for is_last in (False, True):
+            for name in self._locate(entry.id, stripped):
+                if name in tried:
+                    continue
+                tried.add(name)
+                try:
+                    if self._closed:
+                        raise StoreClosed("This bundle reader was closed.", path=self.path)
+                    with self._files.holding(name) as file:
+                        return use(file)
+                except (BlockMissing, BundleMissing):
+                    tried.discard(name)  # it may be put back
+                except StoreClosed:
+                    raise
+                except StoreError as error:  # damaged, or refused by the system: another pack may have it
+                    failure = failure or error
+            if failure is not None or is_last:
+                break
+            with self._looking:
+                self._look_again()
+        raise failure or self._missing(entry)
+
+    def _missing(self, entry: BlockEntry) -> BlockMissing:
+        uri, version, whole = self.manifest.uri, self.manifest.version, self.whole_up_to()
+        way = f" `torpor wake {uri}@{version} --at {whole}` goes on from there." if whole else ""
+        return BlockMissing(
+            f"No pack has the block at token {entry.start} of version {version} of {uri} "
+            f"({entry.id.hex()[:16]}). The version is whole up to token {whole}.{way} {PUT_BACK}",
+            block_id=entry.id.hex(),
+            path=self.path,
+            whole_up_to=whole,
+        )

@@ -1,0 +1,95 @@
+"""Removes packs that nothing needs: the one place where bytes of blocks go.
+
+Rule: what is needed is collected from manifests, and what a pack has from the pack itself. While the needs of a version
+are unknown, no pack goes; one that cannot be read never goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from ..errors import StoreError
+from ..folder.marks import Marks
+from ..format.records import Finding
+from .core import StoreCore
+from .frame_files import open_frames
+from .needs import Needed
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The packs that went, with their bytes; and why others could not be looked at."""
+
+    packs: dict[str, int]
+    problems: tuple[Finding, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.packs.values())
+
+
+def needed_now(
+    core: StoreCore, *, strips: Collection[bytes] = (), deletes: Collection[bytes] = (), pins: bool = True
+) -> Needed:
+    """The needs of all versions at this moment, and of what this process uses. Under `committing` it stays true. Where
+    the marks cannot be read, no version counts as stripped; nor does one behind which turns stand in the journal, for
+    these become a version with its blocks. For a dry run: as if these versions were stripped, or deleted. pins:
+    whether what this process uses counts. Raises StoreIoError."""
+    stripped: frozenset[bytes] = frozenset()
+    with contextlib.suppress(StoreError):
+        stripped = Marks.load(core.folder).stripped.difference(core.journal.bases().values())
+    pinned = core.pins.blocks() if pins else ()
+    return core.needs.now(core.index.bundle_ids(), stripped.union(strips), pinned, deletes)
+
+
+def remove_unneeded(core: StoreCore, names: Iterable[str], *, dry_run: bool = False) -> Removed:
+    """Remove those of these packs of which no block is needed. Those that only this process uses wait until it does not
+    (`remove_waiting`). Needs no room. Call it while `committing`, but for a dry run.
+
+    Raises:
+        StoreIoError, DurabilityLost: some of them may be gone.
+    """
+    asked = sorted(names)
+    if not asked:
+        return Removed({})
+    needed = needed_now(core)
+    if needed.unknown:
+        return Removed({}, needed.unknown)
+    dead = {name: size for name in asked if (size := dead_bytes(core, name, needed)) is not None}
+    if not dry_run:
+        core.remove_packs(dead)
+        if core.pins.blocks():
+            unpinned = needed_now(core, pins=False)
+            kept = (name for name in asked if name not in dead)
+            core.waiting.update(name for name in kept if dead_bytes(core, name, unpinned) is not None)
+    return Removed(dead)
+
+
+def remove_waiting(core: StoreCore) -> None:
+    """Remove the packs that a delete left because this process used them. Raises StoreError."""
+    with core.committing():
+        waiting = set(core.waiting)
+        core.waiting.clear()
+        remove_unneeded(core, waiting)
+
+
+def dead_bytes(core: StoreCore, name: str, needed: Needed) -> int | None:
+    """The bytes of a pack of which no block is needed; None for one that is needed, missing or unreadable."""
+    try:
+        with open_frames(core.folder, name) as file:
+            is_needed = any(block in needed.blocks for blocks in (file.frames, file.heads) for block in blocks)
+            return None if is_needed else file.file_bytes
+    except StoreError:
+        return None
+
+
+def packs_with(core: StoreCore, bundle_ids: Iterable[bytes]) -> set[str]:
+    """The packs that may have blocks of these versions: where to look, and no more. Reads their manifests."""
+    return {
+        name
+        for bundle_id in bundle_ids
+        for block_id in core.needs.of(bundle_id)
+        for name in core.index.packs_of(block_id, stripped=True)
+    }

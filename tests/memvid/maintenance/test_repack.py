@@ -1,0 +1,479 @@
+"""Repack: what nothing needs leaves the disk, blocks come to lie in few packs, and no moment of it loses a byte."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec
+from torpor.memvid.disk.budget import Budget
+from torpor.memvid.errors import BlockMissing, NoSpace, StoreIoError
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.marks import Marks
+from torpor.memvid.maintenance import repack as repacking
+from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy
+from torpor.memvid.store import Store
+from torpor.tests.memvid.format_1_stores import SMALL, case
+from torpor.tests.memvid.maintenance.crash_rig import Crash, all_blocks, cut_off
+from torpor.tests.memvid.store_making import (
+    FORK_URI,
+    OTHER_URI,
+    PLANES_BYTES,
+    URI,
+    flip,
+    manifest_path,
+    meanwhile,
+    names,
+    pack_of,
+    packs_of,
+    put,
+    refusing,
+    reopened,
+    require_awake,
+    sleep,
+    spoil,
+    token_ids,
+    write,
+)
+
+FEW = RepackPolicy(max_packs=3)
+
+
+def sleeps(store: Store, count: int, *, uri: SessionUri = URI, seed: int = 0) -> list[Receipt]:
+    """Versions of one session, each 256 tokens longer than the last."""
+    made: list[Receipt] = []
+    for number in range(1, count + 1):
+        made.append(sleep(store, 256 * number, uri=uri, seed=seed, before=made[-1] if made else None))
+    return made
+
+
+def require_all(store: Store, count: int, *, uri: SessionUri = URI, seed: int = 0) -> None:
+    for number in range(1, count + 1):
+        require_awake(store, 256 * number, uri=uri, version=number, seed=seed)
+
+
+def kinds(report: Any) -> list[str]:
+    return sorted(action.kind for action in report.actions)
+
+
+def left_by_a_delete(store: Store, receipt: Receipt) -> list[Path]:
+    """The packs of `receipt`, as a delete leaves them that cannot unlink them."""
+    kept = {path: path.read_bytes() for path in packs_of(store, receipt)}
+    store.delete_session(receipt.uri)
+    for path, data in kept.items():
+        path.write_bytes(data)
+    store._core.look_again()
+    return list(kept)
+
+
+def test_packs_that_nothing_needs_go_and_the_figures_tell(store: Store) -> None:
+    sleep(store)
+    gone = sleep(store, uri=OTHER_URI, seed=1)
+    (pack,) = left_by_a_delete(store, gone)
+    size = pack.stat().st_size
+    plan = store.repack(dry_run=True)
+    assert pack.exists()
+    report = store.repack()
+    assert [(action.kind, action.path, action.size_bytes) for action in report.actions] == [("remove", str(pack), size)]
+    assert (plan.actions, plan.bytes_freed) == (report.actions, report.bytes_freed)
+    assert (report.bytes_freed, report.bytes_written, report.problems) == (size, 0, ())
+    require_awake(store, 300)
+    assert store.repack().actions == ()
+
+
+def test_a_pack_that_is_mostly_unneeded_is_written_anew_with_its_blocks_alone(store: Store) -> None:
+    first = sleep(store, 300)
+    sleep(store, 600, before=first)
+    store.delete_version(URI, 1)  # its tail and state; the first span is the next version's too
+    before = sum(path.stat().st_size for path in Path(store.path, "packs").iterdir())
+    report = store.repack(policy=CLEARING)
+    after = sum(path.stat().st_size for path in Path(store.path, "packs").iterdir())
+    assert kinds(report) == ["rewrite"]
+    assert before - after == report.bytes_freed - report.bytes_written > 0
+    assert {entry.id for entry in first.entries[1:]} & all_blocks(store) == set()
+    require_awake(store, 600)
+    with reopened(store, anew=True) as store:
+        require_awake(store, 600)
+
+
+def test_a_session_of_many_packs_comes_to_lie_in_few_in_the_order_of_a_wake(store: Store) -> None:
+    made = sleeps(store, 5)
+    assert len(packs_of(store, made[-1])) == 5
+    report = store.repack(policy=FEW)
+    assert kinds(report) == ["rewrite"]
+    (pack,) = packs_of(store, made[-1])
+    with repacking.open_frames(store._core.folder, str(pack.relative_to(store.path))) as file:
+        assert list(file.frames)[: len(made[-1].entries)] == [entry.id for entry in made[-1].entries]
+    require_all(store, 5)
+    assert store.repack(policy=FEW).actions == ()
+    with reopened(store, anew=True) as store:
+        require_all(store, 5)
+
+
+def test_a_repack_of_one_session_leaves_the_packs_of_others(store: Store) -> None:
+    sleeps(store, 5)
+    others = sleeps(store, 5, uri=OTHER_URI, seed=1)
+    before = set(packs_of(store, others[-1]))
+    store.repack(URI, policy=FEW)
+    assert set(packs_of(store, others[-1])) == before
+    require_all(store, 5)
+    require_all(store, 5, uri=OTHER_URI, seed=1)
+
+
+def test_what_forks_share_is_not_joined(store: Store) -> None:
+    base = sleep(store, 1280)
+    forks = sleeps_behind(store, base, 4)
+    shared = packs_of(store, base)
+    report = store.repack(policy=RepackPolicy(max_packs=1))
+    assert kinds(report) == ["rewrite"]
+    assert packs_of(store, base) == shared
+    assert len(packs_of(store, forks[-1])) == 2
+    require_awake(store, 1280)
+    require_awake(store, 1280 + 4 * 256, uri=FORK_URI)
+
+
+def sleeps_behind(store: Store, base: Receipt, count: int) -> list[Receipt]:
+    """Versions of a fork."""
+    made = [base]
+    for number in range(1, count + 1):
+        made.append(sleep(store, 1280 + 256 * number, uri=FORK_URI, before=made[-1]))
+    return made
+
+
+def test_a_reader_reads_on_while_its_packs_are_written_anew(store: Store) -> None:
+    made = sleeps(store, 5)
+    with store.open_session(URI) as reader:
+        reader.read_slot(made[-1].entries[0], 0)
+        store.repack(policy=FEW)
+        for entry in made[-1].entries:
+            reader.read_slot(entry, 0)
+    require_all(store, 5)
+
+
+def test_a_sleep_that_refers_to_a_block_meanwhile_keeps_it(store: Store) -> None:
+    """The block is dead when the repack looks, and needed when it would go."""
+    gone = sleep(store, 512, uri=OTHER_URI)
+    assert left_by_a_delete(store, gone)
+
+    def again() -> None:
+        sleep(store, 512, uri=FORK_URI)
+
+    with meanwhile(repacking, "plan_repack", again, after=True):
+        store.repack()
+    require_awake(store, 512, uri=FORK_URI)
+
+
+def test_a_sleep_that_refers_to_what_a_rewrite_leaves_out_keeps_the_old_pack(store: Store) -> None:
+    first = sleep(store, 600)
+    sleep(store, 512, uri=OTHER_URI)
+    store.delete_session(URI)
+    pack = pack_of(store, first)
+
+    def again() -> None:
+        sleep(store, 600, uri=FORK_URI)
+
+    with meanwhile(repacking.PackWriter, "finish", again):
+        store.repack(policy=CLEARING)
+    assert pack.exists()
+    require_awake(store, 600, uri=FORK_URI)
+    store.repack(policy=CLEARING)
+    require_awake(store, 600, uri=FORK_URI)
+    require_awake(store, 512, uri=OTHER_URI)
+
+
+def test_a_manifest_that_goes_missing_meanwhile_stops_every_removal(store: Store) -> None:
+    sleeps(store, 5)
+    lost = sleep(store, uri=OTHER_URI, seed=1)
+    store.tag(OTHER_URI, 1, "kept")
+    path = manifest_path(store, lost.bundle_id)
+    with store.open_session(URI, 5):
+        store.delete_version(URI, 5)  # a dead pack
+    before = names(store.path)
+    good = path.read_bytes()
+    with meanwhile(repacking, "plan_repack", path.unlink, after=True):
+        report = store.repack(policy=FEW)
+    assert [finding.path for finding in report.problems] == [str(path)]
+    put(path, good)
+    assert names(store.path) == before
+    assert Marks.load(store._core.folder).tagged(OTHER_URI, "kept") == lost.bundle_id
+    require_awake(store, 300, uri=OTHER_URI, seed=1)
+
+
+def test_a_new_pack_does_not_bring_back_what_was_deleted_meanwhile(store: Store) -> None:
+    made = sleeps(store, 5)
+    with meanwhile(repacking.PackWriter, "finish", lambda: store.delete_session(URI)):
+        store.repack(policy=FEW)
+    assert all_blocks(store).isdisjoint(entry.id for entry in made[-1].entries)
+    assert names(store.path) == set()
+
+
+def test_a_block_that_lies_twice_is_proven_before_its_other_copy_goes(store: Store) -> None:
+    twice = sleep(store, 512)
+    pack = pack_of(store, twice)
+    copy = pack.read_bytes()
+    store.repack(policy=FEW)
+    sleep(store, 512 + 256, before=twice)
+    store.repack(policy=RepackPolicy(max_packs=1))
+    assert not pack.exists()
+    put(pack, copy)
+    (new,) = packs_of(store, twice)
+    report = store.repack()
+    assert [(action.kind, action.path) for action in report.actions] == [("remove", str(pack))]
+    put(pack, copy)
+    spoil(store, twice, 0)  # the new copy: the old one is needed
+    report = store.repack()
+    assert report.problems
+    require_awake(store, 512, version=1)
+    require_awake(store, 768)
+    assert new != pack
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_pack_whose_other_copies_are_all_damaged_stays_as_it_is(store: Store, version: int) -> None:
+    first = sleep(store, 600)
+    pack = pack_of(store, first)
+    copy = pack.read_bytes()
+    sleep(store, 900, before=first)
+    store.repack(policy=RepackPolicy(max_packs=1))
+    spoil(store, first, *range(4))
+    put(pack, copy)
+    if version == 2:
+        store.strip(URI, 1)  # so that of this pack only a part is needed
+    store.repack()
+    store.repack()
+    assert version == 2 or pack.read_bytes() == copy
+    with store.open_session(URI, version) as reader:
+        reader.read_slot(reader.entries[0], 0)
+
+
+def test_a_pack_with_a_damaged_needed_block_is_told_and_left(store: Store) -> None:
+    made = sleeps(store, 5)
+    bad = pack_of(store, made[0])
+    spoil(store, made[0], 0)
+    data = bad.read_bytes()
+    report = store.repack(policy=FEW)
+    assert [finding.path for finding in report.problems] == [str(bad)]
+    assert bad.read_bytes() == data
+    assert len(packs_of(store, made[-1])) == 2
+    report = store.repack(policy=RepackPolicy(max_packs=1))  # one sound pack is left beside it: nothing to join
+    assert ([finding.path for finding in report.problems], report.actions) == ([str(bad)], ())
+    spoil(store, made[0], 0)  # as it was
+    require_all(store, 5)
+
+
+def test_a_damaged_block_that_nothing_needs_does_not_keep_its_pack(store: Store) -> None:
+    made = [sleep(store, 300)]
+    made.append(sleep(store, 600, before=made[0]))
+    spoil(store, made[0], 1)
+    store.delete_version(URI, 1)
+    assert store.repack(policy=CLEARING).problems == ()
+    require_awake(store, 600)
+
+
+def test_an_unreadable_pack_is_told_and_left(store: Store) -> None:
+    pack = pack_of(store, sleep(store))
+    flip(pack, 3)
+    with reopened(store, anew=True) as store:
+        report = store.repack()
+        assert [finding.path for finding in report.problems] == [str(pack)]
+        assert pack.exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_while_a_manifest_is_missing_or_damaged_nothing_goes(store: Store, damage: str) -> None:
+    sleep(store)
+    lost = sleep(store, uri=OTHER_URI, seed=1)
+    path = manifest_path(store, lost.bundle_id)
+    good = path.read_bytes()
+    path.unlink() if damage == "missing" else flip(path, 100)
+    store = reopened(store, anew=damage == "damaged")
+    store.tag(URI, 1, "kept")
+    before = names(store.path)
+    report = store.repack(policy=CLEARING)
+    assert [finding.path for finding in report.problems] == [str(path)]
+    assert names(store.path) == before
+    put(path, good)
+    assert store.repack(policy=CLEARING).actions == ()
+    require_awake(store, 300, uri=OTHER_URI, seed=1)
+    store.close()
+
+
+def test_marks_of_versions_that_are_gone_go_and_others_stay(store: Store) -> None:
+    first, second = sleep(store), sleep(store, 400)
+    store.tag(URI, 1, "gone")
+    store.pin(URI, 2)
+    store._core.index.forget_in_file(store._core.folder, [first.bundle_id])
+    manifest_path(store, first.bundle_id).unlink()
+    with reopened(store, anew=True) as store:
+        report = store.repack()
+        assert "unmark" in kinds(report)
+        assert Marks.load(store._core.folder).bundle_ids == {second.bundle_id}
+
+
+def test_leftovers_of_unfinished_writes_go(store: Store) -> None:
+    for top in ("versions", "packs"):
+        put(Path(store.path, top, "0123456789abcdef.tmp"), b"torn")
+    assert store.repack(dry_run=True).bytes_freed == 8
+    assert store.repack().bytes_freed == 8
+    assert names(store.path) == set()
+
+
+def test_what_a_client_handed_over_and_nobody_took_goes_after_a_day(store: Store) -> None:
+    incoming = Path(store.path, "incoming")
+    incoming.mkdir(mode=0o700)
+    for name, hours in (("a" * 64 + ".mvb", 25), ("b" * 64 + ".mvb", 23), ("notes.txt", 25)):
+        put(incoming / name, b"12345")
+        os.utime(incoming / name, (time.time() - hours * 3600,) * 2)
+    assert store.repack(dry_run=True).bytes_freed == store.repack().bytes_freed == 5
+    assert sorted(path.name[0] for path in incoming.iterdir()) == ["b", "n"]
+
+
+def test_cold_packs_are_compressed_once_and_warm_ones_never(store: Store) -> None:
+    receipt = sleep_raw_planes(store)
+    (pack,) = packs_of(store, receipt)
+    assert store.repack(policy=RepackPolicy(cold_after_seconds=3600)).actions == ()
+    report = store.repack(policy=RepackPolicy(cold_after_seconds=0))
+    assert kinds(report) == ["recompress"]
+    assert packs_of(store, receipt) != [pack]
+    assert report.bytes_written < report.bytes_freed
+    with store.open_session(URI) as reader:
+        assert bytes(reader.read_slot(reader.entries[0], 0)) == PLANES_BYTES[0]
+    assert store.repack(policy=RepackPolicy(cold_after_seconds=0)).actions == ()
+    sleep(store, uri=OTHER_URI)  # nothing in it shrinks
+    assert store.repack(policy=RepackPolicy(cold_after_seconds=0)).actions == ()
+
+
+def sleep_raw_planes(store: Store) -> Receipt:
+    """A session whose slots would shrink."""
+    specs = SlotSpec("0.k", "kv.k/1", "float16", (2, 64, 1280)), SlotSpec("0.v", "kv.v/1", "float16", (2, 64, 32))
+    slots = [SlotDraft(spec, [memoryview(data)]) for spec, data in zip(specs, PLANES_BYTES, strict=True)]
+    return write(store, [BlockDraft("span", 0, token_ids(0, 64), slots)], 64)
+
+
+def test_a_full_disk_ends_a_repack_and_leaves_the_store_as_it_was(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps(store, 5)
+    before = names(store.path)
+    monkeypatch.setattr(repacking.PackWriter, "finish", refusing(NoSpace("No room.")))
+    report = store.repack(policy=FEW)
+    assert [finding.code for finding in report.problems] == [NoSpace.code]
+    assert names(store.path) == before
+    require_all(store, 5)
+
+
+def test_half_of_the_days_budget_is_left_to_sleeps(store_path: Path) -> None:
+    with Store.open(store_path, writable=True) as store:
+        sleeps(store, 5)
+    with Store.open(store_path, writable=True, budget=Budget(max_bytes_per_day=1000)) as store:
+        report = store.repack(policy=FEW)
+        assert [finding.code for finding in report.problems] == ["budget_exceeded"]
+        require_all(store, 5)
+
+
+def test_a_repack_can_be_stopped_between_steps_and_finished_later(store: Store) -> None:
+    sleeps(store, 5)
+    sleeps(store, 5, uri=OTHER_URI, seed=1)
+    calls = itertools.count(1)
+    report = store.repack(policy=FEW, should_stop=lambda: next(calls) > 1)
+    assert kinds(report) == ["rewrite"]
+    assert kinds(store.repack(policy=FEW)) == ["rewrite"]
+    require_all(store, 5)
+    require_all(store, 5, uri=OTHER_URI, seed=1)
+
+
+def test_a_dry_run_works_beside_a_daemon_and_writes_nothing(store: Store) -> None:
+    sleeps(store, 5)
+    before = names(store.path)
+    with Store.open(store.path, writable=False) as beside:
+        assert kinds(beside.repack(policy=FEW, dry_run=True)) == ["rewrite"]
+    assert names(store.path) == before
+
+
+def prepare(store: Store) -> None:
+    """A store in which a repack has all kinds of things to do."""
+    sleeps(store, 5)
+    made = sleep(store, 300, uri=OTHER_URI, seed=1)
+    sleep(store, 600, uri=OTHER_URI, seed=1, before=made)
+    store.delete_version(OTHER_URI, 1)
+    sleep(store, uri=FORK_URI, seed=2)
+    with store.open_session(FORK_URI):
+        store.delete_session(FORK_URI)
+
+
+def require_prepared(store: Store) -> None:
+    require_all(store, 5)
+    require_awake(store, 600, uri=OTHER_URI, seed=1)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["publish", "remove", "flush"])
+def test_a_crash_at_any_change_of_the_folder_leaves_a_sound_store_and_the_next_run_finishes(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
+) -> None:
+    """Each call in turn is cut off: what follows it never happens."""
+    policy = RepackPolicy(max_packs=3, max_unneeded=0)
+    for at in itertools.count(1):
+        path = store_path / str(at)
+        with Store.open(path, writable=True) as store:
+            prepare(store)
+            with monkeypatch.context() as patched:
+                happened = cut_off(patched, name, at, after=after)
+                with contextlib.suppress(Crash):
+                    store.repack(policy=policy)
+                store.index.save = lambda *_, **__: None  # type: ignore[method-assign]
+        with Store.open(path, writable=True) as store:
+            assert store.opening.unreadable == ()
+            require_prepared(store)
+            store.repack(policy=policy)
+            require_prepared(store)
+            assert store.repack(policy=policy).actions == ()
+            assert len(names(path)) == 6 + 3  # manifests and packs
+        if not happened():
+            assert at > 1
+            return
+
+
+def test_a_pack_that_the_system_does_not_remove_is_told_and_goes_later(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps(store, 5)
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreFolder, "remove", refusing(StoreIoError("The system refused.")))
+        report = store.repack(policy=FEW)
+    assert [finding.code for finding in report.problems] == [StoreIoError.code]
+    require_all(store, 5)
+    assert kinds(store.repack(policy=FEW)) == ["remove"] * 5
+    require_all(store, 5)
+
+
+def test_a_repack_empties_the_folder_of_a_store_that_was_carried_over(store_path: Path) -> None:
+    with Store.open(case("chain", store_path), writable=True) as store:
+        assert any(name.startswith("bundles/") for name in store._core.folder.list_packs())
+        report = store.forget(OTHER_URI)
+        assert report.problems == ()
+        assert store.repack(dry_run=True).problems == ()
+        assert store.repack().problems == ()
+        assert not Path(store_path, "bundles").exists()
+        require_awake(store, 900, **SMALL)
+        require_awake(store, 600, version=1, **SMALL)
+        require_awake(store, 512, uri=FORK_URI, **SMALL)
+    with reopened(store, anew=True) as store:
+        require_awake(store, 900, **SMALL)
+
+
+def test_a_lost_block_is_still_lost_and_nothing_else(store: Store) -> None:
+    made = sleeps(store, 5)
+    pack = pack_of(store, made[1])
+    data = pack.read_bytes()
+    pack.unlink()
+    store.repack(policy=RepackPolicy(max_packs=2))
+    with pytest.raises(BlockMissing):
+        require_awake(store, 1280)
+    put(pack, data)
+    require_all(store, 5)

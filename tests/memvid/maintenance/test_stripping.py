@@ -1,0 +1,179 @@
+"""Strip: the ledger stays, keys and values go, and nobody else loses any."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from pathlib import Path
+
+import pytest
+from torpor.memvid.errors import BlockMissing, MarksLost, StoreError, StoreIoError
+from torpor.memvid.folder.marks import Marks
+from torpor.memvid.maintenance import stripping
+from torpor.memvid.maintenance.repack_plan import CLEARING
+from torpor.memvid.store import Store
+from torpor.tests.memvid.maintenance.crash_rig import Crash, cut_off
+from torpor.tests.memvid.store_making import (
+    FORK_URI,
+    OTHER_URI,
+    URI,
+    ledger,
+    names,
+    refusing,
+    reopened,
+    require_awake,
+    sleep,
+    token_ids,
+    turn,
+)
+
+
+def packs_bytes(store: Store) -> int:
+    return sum(path.stat().st_size for path in Path(store.path, "packs").iterdir())
+
+
+def require_stripped(store: Store, token_count: int, *, version: int | None = None, whole: int = 0) -> None:
+    with store.open_session(URI, version) as reader:
+        assert reader.tokens() == token_ids(0, token_count)
+        assert reader.whole_up_to() == whole
+        with pytest.raises(BlockMissing):
+            reader.read_slot(next(entry for entry in reader.entries if entry.start == whole), 0)
+        reader.read_slot(reader.entries[-1], 0)  # the record of the last position stays
+
+
+def test_a_stripped_version_keeps_its_ledger_and_its_id_and_its_bytes_leave_the_disk(store: Store) -> None:
+    receipt = sleep(store, 600)
+    store.tag(URI, 1, "kept")
+    before = packs_bytes(store)
+    plan = store.strip(URI, dry_run=True)
+    assert packs_bytes(store) == before
+    report = store.strip(URI)
+    assert (
+        [action.kind for action in plan.actions] == [action.kind for action in report.actions] == ["strip", "rewrite"]
+    )
+    assert report.bytes_freed == plan.bytes_freed == before
+    assert packs_bytes(store) < before / 2
+    assert store.versions(URI)[0].bundle_id == receipt.bundle_id
+    assert store.resolve_version(f"{URI}@kept").bundle_id == receipt.bundle_id
+    require_stripped(store, 600)
+    with reopened(store, anew=True) as store:
+        require_stripped(store, 600)
+        assert store.repack(policy=CLEARING).actions == ()
+
+
+def test_blocks_that_other_versions_and_sessions_need_stay(store: Store) -> None:
+    first = sleep(store, 600)
+    sleep(store, 900, before=first)
+    sleep(store, 512, uri=FORK_URI)
+    store.strip(URI, 1)
+    require_stripped(store, 600, version=1, whole=512)
+    require_awake(store, 900)
+    require_awake(store, 512, uri=FORK_URI)
+    store.strip(URI, 2)
+    require_stripped(store, 900, whole=512)
+    require_awake(store, 512, uri=FORK_URI)
+    store.delete_session(FORK_URI)
+    store.repack(policy=CLEARING)
+    require_stripped(store, 900)
+    require_stripped(store, 600, version=1)
+
+
+def test_a_stripped_version_whose_blocks_come_back_is_whole(store: Store) -> None:
+    first = sleep(store, 512)
+    store.strip(URI)
+    sleep(store, 512)  # the tokens were read again
+    require_awake(store, 512, version=1)
+    require_awake(store, 512)
+    assert store.strip(URI, 1).problems == ()
+    store.repack(policy=CLEARING)
+    require_awake(store, 512, version=1)
+    for entry in store.open_bundle(first.bundle_id).entries:  # no header lies beside a whole block
+        assert len(store.index.packs_of(entry.id, stripped=True)) == 1
+
+
+def test_stripping_twice_changes_nothing(store: Store) -> None:
+    sleep(store, 512)
+    store.strip(URI)
+    before = names(store.path)
+    report = store.strip(URI)
+    assert (report.bytes_freed, report.bytes_written, report.problems) == (0, 0, ())
+    assert names(store.path) == before
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["running", "reopened"])
+def test_turns_behind_a_version_become_a_version_first(store: Store, cut: bool) -> None:
+    sleep(store, 512)
+    sleep(store, 512, uri=OTHER_URI, seed=1)
+    store.acknowledge([turn(store, 20)])
+    store.strip(URI)
+    if cut:
+        store = reopened(store)
+    assert len(store.versions(URI)) == 2
+    assert ledger(store) == token_ids(0, 532)
+    with store.open_session(URI) as reader:
+        assert reader.whole_up_to() == 0  # all of the session was asked for
+    require_awake(store, 512, uri=OTHER_URI, seed=1)
+    store.close()
+
+
+def test_turns_of_a_fork_behind_a_version_keep_the_blocks(store: Store) -> None:
+    base = sleep(store, 512)
+    record = turn(store, 20)
+    store.acknowledge([type(record)(FORK_URI, record.session, None, base.bundle_id, 512, None)])
+    store.strip(URI)
+    assert ledger(store, FORK_URI) == token_ids(0, 532)
+    with store.open_session(FORK_URI) as reader:
+        assert reader.whole_up_to() == 512
+    assert store.acknowledged() == []
+
+
+def test_turns_that_come_behind_a_stripped_version_keep_what_is_there(store: Store) -> None:
+    """A mark is set, and the bytes are not gone yet."""
+    sleep(store, 512)
+    with contextlib.suppress(Crash), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stripping, "repack_packs", refusing(Crash))
+        store.strip(URI)
+    store.acknowledge([turn(store, 20)])
+    store.repack(policy=CLEARING)
+    with reopened(store) as store:
+        assert ledger(store) == token_ids(0, 532)
+
+
+def test_without_marks_nothing_is_stripped(store: Store) -> None:
+    sleep(store, 512)
+    Path(store.path, "marks.json").unlink()
+    with pytest.raises(MarksLost):
+        store.strip(URI)
+    store.repack(policy=CLEARING)
+    require_awake(store, 512)
+
+
+def test_a_mark_that_cannot_be_written_strips_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep(store, 512)
+    with monkeypatch.context() as patched:
+        patched.setattr(Marks, "save", refusing(StoreIoError("The system refused.")))
+        with pytest.raises(StoreError):
+            store.strip(URI)
+    store.repack(policy=CLEARING)
+    require_awake(store, 512)
+
+
+@pytest.mark.parametrize("name", ["publish", "remove"])
+def test_a_crash_leaves_a_version_whole_or_stripped_and_the_next_repack_finishes(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for at in itertools.count(1):
+        path = store_path / str(at)
+        with Store.open(path, writable=True) as store:
+            sleep(store, 900, before=sleep(store, 600))
+            with monkeypatch.context() as patched, contextlib.suppress(Crash):
+                happened = cut_off(patched, name, at, after=True)
+                store.strip(URI, 1)
+        with Store.open(path, writable=True) as store:
+            require_awake(store, 900)
+            store.repack(policy=CLEARING)
+            require_awake(store, 900)
+            require_stripped(store, 600, version=1, whole=512)
+        if not happened():
+            assert at > 1
+            return

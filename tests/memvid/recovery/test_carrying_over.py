@@ -1,0 +1,542 @@
+"""A store of format 1 becomes one of format 2: nothing is lost, no key is copied, and it may be cut off anywhere."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torpor.memvid import errors
+from torpor.memvid.disk.lock import StoreLock
+from torpor.memvid.disk.paths import closing_fd, open_root
+from torpor.memvid.disk.sealed_json import SealedFormat
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.store_file import load_store_uuid
+from torpor.memvid.format.ledger_tail import unread_of
+from torpor.memvid.index.index import Index
+from torpor.memvid.recovery.carrying_over import carry_over, is_of_format_1
+from torpor.memvid.recovery.restoring import restore_store_file
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.format_1_stores import (
+    CASES,
+    DATA,
+    EXPECTED,
+    LOST_URI,
+    NEW_URI,
+    RELEASED,
+    ROTTEN_URI,
+    SMALL,
+    TORN_URI,
+    bundle_of,
+    case,
+    claims,
+    damage_manifest,
+    digest_of,
+    private_copy,
+)
+from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, PLANES_URI, URI, flip
+
+TORN = next(one["bundle_id"] for one in EXPECTED if one["session"] == str(TORN_URI))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The fixture: a store of the last Torpor of format 1."""
+    return private_copy(DATA / "format-1-whole" / "store", tmp_path / "store")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A store of format 1 with two versions of one session, and another session."""
+    return case("small", tmp_path / "store")
+
+
+def carry(path: Path, killing: int = 0) -> bool:
+    """As an opening does, under the lock; the so-many-th change, and none after it, is made. Whether it came to its
+    end."""
+    with closing_fd(open_root(str(path), "store.json")) as fd, StoreLock(fd, str(path)):
+        if is_of_format_1(fd, str(path)):
+            try:
+                with killed_at(killing) if killing else nullcontext():
+                    carry_over(fd, str(path))
+            except Killed:
+                return False
+        return True
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    """Every file but the index and the lock, and every folder."""
+    return {
+        str(item.relative_to(path)): item.read_bytes() if item.is_file() else b""
+        for item in sorted(path.rglob("*"))
+        if item.name not in ("index.sqlite", "lock")
+    }
+
+
+def missing(path: Path) -> list[Any]:
+    """What the index tells of versions."""
+    with closing_fd(open_root(str(path), "store.json")) as fd:
+        folder = StoreFolder(str(path), os.dup(fd), load_store_uuid(fd, str(path)))
+        try:
+            index, _ = Index.load(folder)
+            with index:
+                return index.all_rows()
+        finally:
+            folder.close()
+
+
+def missing_in(place: Path) -> str:
+    """The version of the fixture of which there is nothing but a note."""
+    notes = {file.name[:64] for file in (place / "absent").iterdir()}
+    (found,) = notes - {file.name[:64] for file in place.rglob("*.mvb*")}
+    return found
+
+
+def rows(store: Store) -> list[tuple[str, int, str]]:
+    return sorted((str(row.uri), row.version, row.bundle_id.hex()) for row in store.index.all_rows())
+
+
+def rows_in(place: Path) -> list[tuple[str, int, str]]:
+    """The versions of a store of format 1, as `rows` gives them once it is carried over."""
+    return [(*claim, path.stem) for claim, path in claims(place).items()]
+
+
+# --- the fixture
+
+
+def test_each_version_is_read_bit_for_bit_as_the_last_torpor_of_format_1_read_it(place: Path) -> None:
+    keys = {str(file.relative_to(place)): file.read_bytes() for file in (place / "bundles").rglob("*.mv*")}
+    with Store.open(place, writable=True) as store:
+        listed = {(str(row.uri), row.version): row for row in store.index.all_rows()}
+        for version in EXPECTED:
+            if version["state"] is None:
+                continue
+            row = listed[version["session"], version["version"]]
+            assert row.bundle_id.hex() == version["bundle_id"]
+            with store.open_session(row.uri, row.version) as reader:
+                assert digest_of(reader) == version["state"]
+        with store.open_session(ROTTEN_URI) as reader, pytest.raises(errors.CorruptBlock):
+            digest_of(reader)
+    moved = next(name for name in tree(place) if name.startswith("bundles/be/"))
+    assert {name: data for name, data in tree(place).items() if name in keys} == keys, "no key is written anew"
+    assert moved.endswith(".mvb")
+
+
+def test_what_was_lost_or_damaged_is_told_and_its_numbers_stay_taken(place: Path) -> None:
+    with Store.open(place, writable=True) as store:
+        told = {finding.code for finding in store.opening.unreadable}
+        assert told == {"corrupt_bundle", "bundle_mismatch", "bundle_missing"}
+        assert any(TORN in finding.path for finding in store.opening.unreadable)
+        assert [row.version for row in store.versions(LOST_URI)] == [1, 2]
+        with pytest.raises(errors.BundleMissing):
+            store.open_session(LOST_URI, 1)
+        with store.open_session(LOST_URI, 2) as reader:
+            assert reader.whole_up_to() == 0
+        assert store.repack().bytes_freed == 0
+    with Store.open(place, writable=True) as store:
+        assert {finding.code for finding in store.opening.unreadable} == {"bundle_mismatch", "bundle_missing"}
+
+
+def test_marks_and_turns_come_along(place: Path) -> None:
+    with Store.open(place, writable=True) as store:
+        assert set(store.marks(URI).tags) == {"before-refactor"}
+        assert store.marks(URI).pins == {store.versions(URI)[1].bundle_id}
+        assert set(store.marks(LOST_URI).tags) == {"lost"}
+        assert store.opening.turns_replayed == 2
+        with store.open_session(URI) as reader:
+            assert (reader.manifest.version, unread_of(reader.manifest)) == (4, 5)
+        with store.open_session(NEW_URI) as reader:
+            assert unread_of(reader.manifest) == 7
+
+
+def test_a_damaged_manifest_that_is_put_right_makes_its_version_whole(place: Path) -> None:
+    with Store.open(place, writable=True):
+        pass
+    flip(place / "versions" / f"{TORN}.mvm", 64 + 100)  # behind its header, where the fixture's maker flipped it
+    with Store.open(place, writable=True) as store:
+        assert all(TORN not in finding.path for finding in store.opening.unreadable)
+        with store.open_session(TORN_URI) as reader:
+            assert reader.tokens() == making.token_ids(0, 300, 5)
+            assert making.contents(reader) == making.expected(300, seed=5, **SMALL)
+
+
+def test_an_older_torpor_refuses_it_and_a_reader_waits_for_it(place: Path) -> None:
+    before = tree(place)
+    with pytest.raises(errors.UnsupportedFormat, match="torpor ensure"):
+        Store.open(place, writable=False)
+    assert tree(place) == before
+    with Store.open(place, writable=True):
+        pass
+    with pytest.raises(errors.UnsupportedFormat):  # as it reads the file, before it looks at anything else
+        SealedFormat("torpor.store", 1, 4096, 64).decode((place / "store.json").read_bytes(), "store.json")
+    with Store.open(place, writable=False) as store:
+        assert len(store.versions(URI)) == 4
+    assert not [name for name in tree(place) if name.startswith(("absent", "quarantine", "rewrites", "group"))]
+
+
+def test_a_released_fixture_with_codecs_comes_over(tmp_path: Path) -> None:
+    place = private_copy(DATA / "format-1", tmp_path / "store")
+    listed = {version["bundle_id"]: version["state"] for version in RELEASED}
+    with Store.open(place, writable=True) as store:
+        assert store.opening.unreadable == ()
+        for row in store.index.all_rows():
+            with store.open_session(row.uri, row.version) as reader:
+                assert digest_of(reader) == listed.pop(row.bundle_id.hex())
+    assert not listed
+
+
+# --- cut off
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+_CALLS = ("rename", "unlink", "mkdir", "rmdir", "fsync", "writev", "pwrite")
+
+
+@contextmanager
+def killed_at(number: int) -> Iterator[list[str]]:
+    """The so-many-th change is not made, and none after it. Gives the changes, by name."""
+    made: list[str] = []
+    real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _CALLS}
+
+    def dying(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made.append(name)
+            if len(made) >= number:
+                raise Killed
+            return real[name](*args, **kwargs)
+
+        return call
+
+    for name in _CALLS:
+        setattr(os, name, dying(name))
+    try:
+        yield made
+    finally:
+        for name in _CALLS:
+            setattr(os, name, real[name])
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_kill_at_each_step_and_another_run_give_the_same_store(place: Path, tmp_path: Path, part: int) -> None:
+    shutil.copytree(place, tmp_path / "whole")
+    carry(tmp_path / "whole")
+    wanted, rows_wanted = tree(tmp_path / "whole"), missing(tmp_path / "whole")
+    assert len(rows_wanted) == 1
+    for number in itertools.count(1 + part, 4):
+        cut = tmp_path / "cut"
+        shutil.copytree(place, cut)
+        if carry(cut, number):
+            assert number > 50
+            break
+        carry(cut)
+        assert (tree(cut), missing(cut)) == (wanted, rows_wanted), number
+        shutil.rmtree(cut)
+
+
+@pytest.mark.parametrize("number", [1, 8, 20, 35, 50])
+def test_an_older_torpor_may_use_a_store_that_was_cut_off(place: Path, number: int) -> None:
+    """It finds each version's file as it was. What it then does to the files is done here by hand."""
+    (deleted,) = (version["bundle_id"] for version in EXPECTED if version["session"] == str(OTHER_URI))
+    (slept,) = (version["bundle_id"] for version in RELEASED if version["session"] == str(PLANES_URI))
+    before = tree(place)
+    assert not carry(place, number)
+    now = tree(place)
+    assert now["store.json"] == before["store.json"]
+    assert {name for name in before if name.endswith(".mvb")} <= now.keys()
+    assert all(now[name] == data for name, data in before.items() if name.startswith("bundles/"))
+    (place / "bundles" / deleted[:2] / f"{deleted}.mvb").unlink()
+    put_in(place, CASES / "planes.mvb", slept)
+    with Store.open(place, writable=True) as store:
+        assert store.find_session(OTHER_URI) is None, "what is deleted does not come back"
+        with store.open_session(PLANES_URI) as reader:
+            assert reader.bundle_id.hex() == slept
+            assert making.contents(reader) == [list(making.PLANES_BYTES)]
+
+
+@pytest.mark.parametrize("failure", [errno.ENOSPC, errno.EIO])
+def test_a_failed_call_leaves_a_store_that_the_next_opening_carries_over(
+    small: Path, monkeypatch: pytest.MonkeyPatch, failure: int
+) -> None:
+    calls = itertools.count(1)
+    real = os.writev
+    monkeypatch.setattr(
+        os, "writev", lambda *args: real(*args) if next(calls) < 3 else (_ for _ in ()).throw(OSError(failure, "no"))
+    )
+    with pytest.raises((errors.NoSpace, errors.StoreIoError)):
+        Store.open(small, writable=True)
+    monkeypatch.undo()
+    with Store.open(small, writable=True) as store:
+        assert len(rows(store)) == 3
+        assert store.opening.unreadable == ()
+
+
+# --- what lies in the way
+
+
+def test_two_bundles_that_were_swapped_are_both_versions(small: Path) -> None:
+    wanted = rows_in(small)
+    one, two = bundle_of(small, URI), bundle_of(small, OTHER_URI)
+    one.rename(small / "aside")
+    two.rename(one)
+    (small / "aside").rename(two)
+    with Store.open(small, writable=True) as store:
+        assert rows(store) == wanted
+        assert store.opening.unreadable == ()
+        with store.open_session(OTHER_URI) as reader:
+            assert reader.tokens() == making.token_ids(0, 300, 2)
+
+
+def test_a_bundle_with_another_one_in_its_place_is_a_damaged_version(small: Path) -> None:
+    one, two = bundle_of(small, URI), bundle_of(small, OTHER_URI)
+    shutil.copy(two, one)
+    with Store.open(small, writable=True) as store:
+        assert {finding.code for finding in store.opening.unreadable} == {"bundle_mismatch", "truncated"}
+        assert store.repack().bytes_freed == 0
+        with store.open_session(OTHER_URI) as reader:
+            assert reader.tokens() == making.token_ids(0, 300, 2)
+
+
+def put_in(place: Path, file: Path, bundle_id: str) -> None:
+    """Copy a bundle's file to its place in a store of format 1."""
+    folder = place / "bundles" / bundle_id[:2]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    making.put(folder / f"{bundle_id}.mvb", file.read_bytes())
+
+
+def rival(path: Path) -> Path:
+    """Another store, in which the other session's first version has other tokens, and is younger: its file."""
+    return bundle_of(case("rival", path), OTHER_URI)
+
+
+def test_of_two_bundles_for_one_version_the_younger_counts_and_the_other_is_kept(small: Path, tmp_path: Path) -> None:
+    file = rival(tmp_path / "later")
+    put_in(small, file, file.stem)
+    with Store.open(small, writable=True) as store:
+        assert [row.bundle_id.hex() for row in store.versions(OTHER_URI)] == [file.stem]
+        assert [finding.code for finding in store.opening.unreadable] == ["version_mismatch"]
+    assert len(list((small / "damaged").glob("*.mvm"))) == 1
+
+
+def quarantined(small: Path, file: Path, ending: str = ".mvb") -> Path:
+    target = small / "quarantine" / f"{file.stem}{ending}.1"
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    shutil.move(file, target)
+    return target
+
+
+def test_a_version_in_quarantine_is_none_beside_a_live_one(small: Path, tmp_path: Path) -> None:
+    file = rival(tmp_path / "later")
+    quarantined(small, file)
+    with Store.open(small, writable=True) as store:
+        assert len(store.versions(OTHER_URI)) == 1
+        assert store.versions(OTHER_URI)[0].bundle_id.hex() != file.stem
+        assert [finding.code for finding in store.opening.unreadable] == ["version_mismatch"]
+    assert (small / "damaged" / f"{file.stem}.mvb.1").is_file()
+
+
+def test_a_version_in_quarantine_comes_in_with_its_frames(small: Path) -> None:
+    wanted, file = rows_in(small), bundle_of(small, URI)
+    quarantined(small, file)
+    with Store.open(small, writable=True) as store:
+        assert rows(store) == wanted
+        with store.open_session(URI) as reader:
+            assert reader.tokens() == making.token_ids(0, 600)
+            assert making.contents(reader) == making.expected(600, **SMALL)
+
+
+@pytest.mark.parametrize("ending", [".mvr", ".mvd"])
+def test_blocks_in_quarantine_come_in_and_no_version(small: Path, ending: str) -> None:
+    second = bundle_of(small, URI, 2)
+    quarantined(small, bundle_of(small, URI), ending)
+    with Store.open(small, writable=True) as store:
+        assert [row.bundle_id.hex() for row in store.versions(URI)] == [second.stem]
+        with store.open_session(URI) as reader:
+            assert making.contents(reader) == making.expected(600, **SMALL)
+
+
+def test_a_damaged_live_file_gives_way_to_a_right_one_in_quarantine(small: Path) -> None:
+    file = bundle_of(small, OTHER_URI)
+    good = damage_manifest(file)
+    making.put(small / "quarantine" / f"{file.name}.3", good)
+    with Store.open(small, writable=True) as store:
+        with store.open_session(OTHER_URI) as reader:
+            assert reader.tokens() == making.token_ids(0, 300, 2)
+        assert [finding.path for finding in store.opening.unreadable] == [str(file)]
+    assert file.read_bytes() == good
+    assert (small / "damaged" / file.name).is_file()
+    with Store.open(small, writable=True) as store:
+        assert store.opening.unreadable == ()
+
+
+def test_what_is_no_bundle_in_quarantine_goes_to_damaged(small: Path) -> None:
+    making.put(small / "quarantine" / f"{64 * 'a'}.mvb.1", b"nothing")
+    making.put(small / "quarantine" / "marks.json.1", b"{}")
+    (small / "quarantine" / "mine").mkdir()
+    with Store.open(small, writable=True) as store:
+        assert [finding.code for finding in store.opening.unreadable] == ["truncated"]
+        assert len(rows(store)) == 3
+    assert {file.name for file in (small / "damaged").iterdir()} == {f"{64 * 'a'}.mvb.1", "marks.json.1"}
+    assert (small / "quarantine" / "mine").is_dir(), "what is somebody's own stays"
+
+
+def test_damaged_marks_are_kept_and_told(small: Path) -> None:
+    flip(small / "marks.json", 40)
+    bad = (small / "marks.json").read_bytes()
+    with Store.open(small, writable=True) as store:
+        assert [finding.code for finding in store.opening.unreadable] == ["corrupt_marks"]
+        assert not store.marks(URI).tags
+    assert [file.read_bytes() for file in (small / "damaged").iterdir()] == [bad]
+
+
+def test_marks_that_are_lost_stay_lost_and_none_are_none(small: Path, tmp_path: Path) -> None:
+    (small / "marks.json").unlink()
+    with Store.open(small, writable=True) as store, pytest.raises(errors.MarksLost):
+        store.marks(URI)
+    with Store.open(case("rival", tmp_path / "unmarked"), writable=True) as store:
+        assert not store.marks(URI).tags
+
+
+def test_the_sessions_of_a_group_that_was_not_finished_stay(small: Path) -> None:
+    making.put(small / "group.json", (CASES / "group.json").read_bytes())
+    with Store.open(small, writable=True) as store:
+        assert store.find_session(OTHER_URI) is not None
+    assert not (small / "group.json").exists()
+
+
+def test_turns_of_a_session_whose_delete_was_cut_off_go_with_it(place: Path) -> None:
+    """The fixture has turns of two sessions; the delete had retired the three versions of one of them."""
+    for version in EXPECTED:
+        if version["session"] == str(URI):
+            file = place / "bundles" / version["bundle_id"][:2] / f"{version['bundle_id']}.mvb"
+            file.rename(file.with_suffix(".mvr"))
+    with Store.open(place, writable=True) as store:
+        assert store.find_session(URI) is None
+        assert not store.has_turns(URI)
+        assert (store.opening.turns_replayed, store.opening.journal) == (1, ())
+        with store.open_session(NEW_URI) as reader:
+            assert unread_of(reader.manifest) == 7
+
+
+def test_a_file_that_a_delete_has_emptied_goes(small: Path) -> None:
+    file = bundle_of(small, OTHER_URI)
+    file.unlink()
+    making.put(file.with_suffix(".mvr"), b"")
+    with Store.open(small, writable=True) as store:
+        assert store.opening.unreadable == ()
+    assert not file.with_suffix(".mvr").exists()
+
+
+def test_a_damaged_header_costs_frames_and_not_the_version(small: Path) -> None:
+    file = bundle_of(small, OTHER_URI)
+    flip(file, 10)
+    with Store.open(small, writable=True) as store:
+        assert [finding.code for finding in store.opening.unreadable] == ["corrupt_bundle"]
+        with store.open_session(OTHER_URI) as reader:
+            assert reader.whole_up_to() == 0
+
+
+def test_a_bundle_that_cannot_be_opened_now_ends_the_opening_and_nothing_is_given_up(small: Path) -> None:
+    wanted, file = rows_in(small), bundle_of(small, OTHER_URI)
+    os.link(file, small.parent / "second name")
+    with pytest.raises(errors.UnsafePath):
+        Store.open(small, writable=True)
+    (small.parent / "second name").unlink()
+    with Store.open(small, writable=True) as store:
+        assert rows(store) == wanted
+
+
+@pytest.mark.parametrize(("failure", "ends"), [(errno.EACCES, True), (errno.EIO, False)])
+def test_a_bundle_that_the_system_does_not_read_is_damaged_only_if_its_disk_says_so(
+    small: Path, monkeypatch: pytest.MonkeyPatch, failure: int, ends: bool
+) -> None:
+    wanted, inode = rows_in(small), bundle_of(small, OTHER_URI).stat().st_ino
+    real = os.pread
+
+    def pread(fd: int, size: int, at: int) -> bytes:
+        if os.fstat(fd).st_ino == inode:
+            raise OSError(failure, "injected")
+        return real(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", pread)
+    if ends:
+        with pytest.raises(errors.StoreIoError):
+            Store.open(small, writable=True)
+        monkeypatch.undo()
+    with Store.open(small, writable=True) as store:
+        assert (rows(store) == wanted) == ends
+        assert bool(store.opening.unreadable) != ends
+
+
+def test_notes_stay_until_the_index_tells_what_they_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Index, "save", lambda *_, **__: None)
+    with pytest.raises(errors.StoreIoError):
+        carry(place)
+    monkeypatch.undo()
+    assert (place / "absent" / f"{missing_in(place)}.json").exists()
+    carry(place)
+    assert [row.version for row in missing(place)] == [1]
+
+
+def test_a_note_that_cannot_be_read_is_told(place: Path) -> None:
+    note = place / "absent" / f"{missing_in(place)}.json"
+    flip(note, 40)
+    with Store.open(place, writable=True) as store:
+        assert any(str(note) == finding.path for finding in store.opening.unreadable)
+        assert [row.version for row in store.versions(LOST_URI)] == [2]
+    assert not (place / "absent").exists()
+
+
+@pytest.mark.parametrize("what", ["damaged", "missing"])
+def test_a_store_without_its_store_file_is_made_one_of_format_1_again(small: Path, what: str) -> None:
+    good = (small / "store.json").read_bytes()
+    if what == "damaged":
+        flip(small / "store.json", 40)
+    else:
+        (small / "store.json").unlink()
+    with pytest.raises((errors.CorruptStoreFile, errors.NotAStore), match="torpor repair"):
+        Store.open(small, writable=True)
+    restore_store_file(small)
+    assert (small / "store.json").read_bytes() == good
+    with Store.open(small, writable=True) as store:
+        assert len(rows(store)) == 3
+
+
+# --- what a carried-over store can do
+
+
+def test_a_carried_over_store_forgets_sleeps_and_repacks_until_the_old_folder_is_empty(small: Path) -> None:
+    secret = making.token_ids(0, 256, 2)
+    with Store.open(small, writable=True) as store:
+        assert any(secret in file.read_bytes() for file in small.rglob("*.mvb"))
+        assert store.forget(OTHER_URI).problems == ()
+        assert not any(secret in file.read_bytes() for file in small.rglob("*") if file.is_file())
+        with store.open_session(URI, 1) as reader:
+            assert making.contents(reader) == making.expected(300, **SMALL)
+        assert store.verify(deep=True).findings == ()
+        store.delete_session(URI)
+        store.repack()
+    assert not [name for name in tree(small) if name.endswith((".mvb", ".mvr", ".mvp", ".mvm"))]
+
+
+def test_the_fixture_verifies_with_what_is_damaged_in_it_and_forgets(place: Path) -> None:
+    with Store.open(place, writable=True) as store:
+        found = {finding.code for finding in store.verify(deep=True).findings}
+        assert {"bundle_mismatch", "corrupt_block"} <= found
+        store.delete_session(LOST_URI)
+        before = {version["session"]: version for version in EXPECTED if version["state"] is not None}
+        store.forget(FORK_URI)
+        for name, version in before.items():
+            if name != str(FORK_URI):
+                with store.open_session(SessionUri.parse(name), version["version"]) as reader:
+                    assert digest_of(reader) == version["state"]
