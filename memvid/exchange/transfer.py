@@ -23,7 +23,8 @@ import os
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
 from ..disk.targets import new_file
-from ..errors import NameTaken, ReadBackFailed, StoreError, StoreIoError
+from ..errors import CorruptMarks, MarksLost, NameTaken, ReadBackFailed, StoreError, StoreIoError
+from ..folder.marks import Marks
 from ..format.blocks import BlockEntry
 from ..format.ledger_tail import unread_of
 from ..format.manifest import Manifest
@@ -142,7 +143,19 @@ def _import(core: StoreCore, file: ExportedFile, as_uri: SessionUri | None, on_p
 
 
 def _take(core: StoreCore, file: ExportedFile, manifest: Manifest) -> Receipt:
-    return Intake(core, _NOTHING_IMPORTED).take(manifest.blocks, lambda _: manifest, file.holding)
+    with core.pinning() as pin:
+        core.pins.extend(pin, (entry.id for entry in manifest.blocks))
+        receipt = Intake(core, _NOTHING_IMPORTED).take(manifest.blocks, lambda _: manifest, file.holding)
+        _end_strip(core, receipt)
+    return receipt
+
+
+def _end_strip(core: StoreCore, receipt: Receipt) -> None:
+    """The keys and values of a stripped version have come back: it needs them from now on."""
+    with core.committing(), contextlib.suppress(CorruptMarks, MarksLost):
+        marks = Marks.load(core.folder)
+        if receipt.bundle_id in marks.stripped:
+            marks.unstrip(receipt.uri, receipt.bundle_id).save(core.folder)
 
 
 def _import_as_next(core: StoreCore, file: ExportedFile, uri: SessionUri) -> Receipt:

@@ -198,6 +198,11 @@ class Marks:
         marks = self.session(uri)
         return self._with(uri, replace(marks, stripped=marks.stripped.union(map(_require_id, bundle_ids))))
 
+    def unstrip(self, uri: SessionUri, bundle_id: bytes) -> Marks:
+        """A version needs its keys and values again."""
+        marks = self.session(uri)
+        return self._with(uri, replace(marks, stripped=marks.stripped - {bundle_id}))
+
     def without(self, uri: SessionUri) -> Marks:
         """No marks of this session: it was deleted or forgotten."""
         return self._with(uri, _NO_MARKS)

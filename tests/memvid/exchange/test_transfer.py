@@ -26,6 +26,7 @@ from torpor.memvid.format.manifest import Manifest
 from torpor.memvid.format.pack import PackFile
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.limits import MAX_IMPORTED_VERSION, MAX_VERSION
+from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.reader import BundleReader
@@ -934,3 +935,16 @@ def test_what_cannot_be_adopted_stays_in_incoming(store: Store, other: Store, ta
         other.adopt_incoming(bundle_id)
     assert waiting.exists()
     assert rows(other) == []
+
+
+def test_an_import_makes_a_stripped_version_whole_and_it_stays_so(store: Store, target: Path) -> None:
+    """Its keys and values have come back, so the strip goes: else the next repack lets go of them again."""
+    first = sleep(store, 600)
+    exported(store, target)
+    store.strip(URI)
+    with store.open_session(URI) as reader:
+        assert reader.whole_up_to() == 0
+    assert store.import_file(target).bundle_id == first.bundle_id
+    store.repack(policy=CLEARING)
+    require_awake(store, 600)
+    assert store.import_file(target).blocks_new == 0
