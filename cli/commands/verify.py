@@ -84,6 +84,8 @@ def _document(
 def _harm(report: VerifyReport, damaged: Sequence[SessionDamage]) -> str:
     """How much is not whole, in a sentence."""
     found = format_plural(len(report.findings), "finding")
+    if not damaged and any(finding.path.endswith(".mvm") for finding in report.findings):
+        return f"{found}: a version's manifest cannot be read, and nothing tells which one it is. All others are whole."
     if not damaged:
         return f"{found}, but every version is whole."
     of = format_plural(len(damaged), "session")

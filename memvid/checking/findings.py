@@ -55,8 +55,12 @@ def finding_of_manifest(core: StoreCore, bundle_id: bytes, row: IndexRow | None,
     path = core.folder.path_of(manifest_name(bundle_id))
     if not is_damage(error):
         return Finding(path, error.code, error.message)
-    whose = f" It is version {row.version} of {row.uri}." if row is not None else ""
-    way = f"delete the version (`torpor rm {row.uri}@{row.version}`)" if row is not None else "remove the file"
+    if row is not None:
+        whose = f" It is version {row.version} of {row.uri}."
+        way = f"delete the version (`torpor rm {row.uri}@{row.version}`)"
+    else:
+        whose = " Nothing else tells which version it is; it may be the newest of a session."
+        way = "move it away to do without that version"
     advice = (
         f"Put it back, or let `torpor repair --from FOLDER` take it from a backup; without one, {way}. Until then no "
         "pack is removed."

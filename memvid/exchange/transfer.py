@@ -23,7 +23,7 @@ import os
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
 from ..disk.targets import new_file
-from ..errors import CorruptMarks, MarksLost, NameTaken, ReadBackFailed, StoreError, StoreIoError
+from ..errors import BlockMissing, CorruptMarks, MarksLost, NameTaken, ReadBackFailed, StoreError, StoreIoError
 from ..folder.marks import Marks
 from ..format.blocks import BlockEntry
 from ..format.ledger_tail import unread_of
@@ -54,9 +54,18 @@ def export_version(
     replacing: bool = False,
 ) -> ExportReport:
     """Write an open version with all its blocks to one file. See `Store.export_session`."""
-    with new_file(core.folder.root_fd, target, replacing=replacing) as temp:
-        _write_whole(temp, reader, on_progress)
     manifest = reader.manifest
+    try:
+        with new_file(core.folder.root_fd, target, replacing=replacing) as temp:
+            _write_whole(temp, reader, on_progress)
+    except BlockMissing as error:
+        if reader.bundle_id in Marks.load(core.folder).stripped:
+            raise BlockMissing(
+                f"Version {manifest.version} of {manifest.uri} is stripped: it has no keys and values to export. Use "
+                "the session, put it to sleep, and export the version that comes of it.",
+                **error.details,
+            ) from error
+        raise
     return ExportReport(
         uri=manifest.uri,
         version=manifest.version,

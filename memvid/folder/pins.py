@@ -13,7 +13,7 @@ class Pins:
     def __init__(self) -> None:
         self._held: dict[int, set[bytes]] = {}
         self._next = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a generator that is collected within lets go of its pin
 
     def add(self, block_ids: Iterable[bytes] = ()) -> int:
         """Pin these; the number by which they are released."""

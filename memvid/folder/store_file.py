@@ -157,6 +157,12 @@ def has_manifests(root_fd: int, path: str) -> bool:
     return _has_names(root_fd, VERSIONS, ".mvm", path)
 
 
+def has_own_packs(root_fd: int, path: str) -> bool:
+    """Whether `packs` has a pack. A store of format 1 has none, and a carrying over makes none: so it is of format 2,
+    whatever an older store.json says that was put back."""
+    return _has_names(root_fd, PACKS, ".mvp", path)
+
+
 def has_bundles(root_fd: int, path: str) -> bool:
     """Whether `bundles` has a file with the name of a bundle of format 1."""
     with contextlib.suppress(OSError, StoreError), opened_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}") as fd:

@@ -54,6 +54,7 @@ from ..folder.store_file import (
     DAMAGED,
     STORE_FILE,
     create_folders,
+    has_own_packs,
     uuid_of_format_1,
     write_store_file,
 )
@@ -127,6 +128,19 @@ class _Carrying:
     def run(self) -> tuple[Finding, ...]:
         folder = self.folder
         folder.remove_leftovers()
+        if not self._is_done():
+            self._carry()
+        self._remove_leftovers()
+        write_store_file(folder.root_fd, folder.path, folder.uuid, replacing=True)
+        return tuple(self.findings)
+
+    def _is_done(self) -> bool:
+        """Whether an earlier run has come to its marks, the last thing: then an older store.json was put back, and what
+        `bundles/` has tells no more which versions there are."""
+        root_fd, path = self.folder.root_fd, self.folder.path
+        return has_own_packs(root_fd, path) or uuid_in_marks(root_fd, path) == self.folder.uuid
+
+    def _carry(self) -> None:
         index = self._index()
         with contextlib.closing(index):
             self._look_at_bundles()
@@ -136,9 +150,6 @@ class _Carrying:
             self._drop_deleted_turns()
             self._note_missing(index)
             self._carry_marks()
-            self._remove_leftovers()
-        write_store_file(folder.root_fd, folder.path, folder.uuid, replacing=True)
-        return tuple(self.findings)
 
     def _tell(self, path: str, error: StoreError) -> None:
         self.findings.append(Finding(path, error.code, error.message))
@@ -295,14 +306,14 @@ class _Carrying:
     # --- manifests
 
     def _write_manifests(self) -> None:
-        """Each version gets its manifest; one that an earlier run wrote, of a version that is none now, goes. A damaged
-        one is a file, too: so it is told of, may be replaced by a right one, and no pack goes that it may need."""
+        """Each version gets its manifest; one of a version that is none now moves to damaged/. A damaged one is a file,
+        too: so it is told of, may be replaced by a right one, and no pack goes that it may need."""
         folder = self.folder
         wanted = dict(self.damaged)
         wanted |= {one.bundle_id: encode_manifest_file(one.encoded) for one in self.versions.values()}
         there = folder.list_versions()
         for bundle_id in sorted(there - wanted.keys()):
-            folder.remove(manifest_name(bundle_id))
+            folder.move_to_damaged(manifest_name(bundle_id))
         for bundle_id, data in sorted(wanted.items()):
             if bundle_id in there and self._has(manifest_name(bundle_id), data):
                 continue
@@ -378,8 +389,6 @@ class _Carrying:
     def _carry_marks(self) -> None:
         folder = self.folder
         path = folder.path_of(MARKS_FILE)
-        if uuid_in_marks(folder.root_fd, folder.path) is not None:
-            return  # a run that was cut off has written it
         try:
             data = read_small(folder.root_fd, MARKS_FILE, MAX_MARKS_BYTES, path)
         except FileNotFoundError:

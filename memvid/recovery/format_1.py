@@ -15,7 +15,7 @@ from ..disk.paths import list_names, read_at, read_small, stat_open
 from ..disk.sealed_json import SealedFormat
 from ..errors import PUT_BACK, CorruptBundle, Corruption, LimitExceeded, StoreError, Truncated, UnsupportedFormat
 from ..folder.marks import MARKS_FILE, Marks, SessionMarks, uuid_in_marks
-from ..folder.store_file import has_bundles, has_manifests
+from ..folder.store_file import has_bundles, has_manifests, has_own_packs
 from ..format.lossy import Lossy
 from ..format.manifest import Manifest, bundle_id_of, decode_manifest
 from ..format.manifest_file import encode_manifest_file
@@ -112,7 +112,7 @@ def uuid_without_store_file(root_fd: int, path: str) -> str | None:
     """The uuid of a store of format 1 that lacks its store.json, by its marks; "" where they do not tell it. None for
     any other folder: marks of format 2 come last in a carrying over, and without marks no manifest is there before it.
     Raises UnsafePath, StoreIoError."""
-    if not has_bundles(root_fd, path) or uuid_in_marks(root_fd, path) is not None:
+    if not has_bundles(root_fd, path) or has_own_packs(root_fd, path) or uuid_in_marks(root_fd, path) is not None:
         return None
     with contextlib.suppress(
         FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError, UnsupportedFormat

@@ -107,9 +107,10 @@ class StoreCore:
                 if self._lock is not None:
                     stack.callback(self._lock.close)
                 stack.callback(self.index.close)
-                stack.callback(self.journal.close, tidying=self.writable)
+                may_write = self.writable and self._holds_lock()
+                stack.callback(self.journal.close, tidying=may_write)
                 stack.callback(self.files.close)
-                if self.writable and self._holds_lock():
+                if may_write:
                     self.index.save(self.folder, always=True)
                 self._closed = True
 
@@ -387,7 +388,7 @@ class StoreCore:
         """Those of the blocks that no pack has all of now, by the packs' own directories."""
         missing = set(block_ids)
         for name, some in self.index.packs_with(missing).items():
-            if not missing.isdisjoint(some):
+            if not missing.isdisjoint(some) and self.folder.has(name):  # one that is read outlives its name
                 with contextlib.suppress(StoreError), self.files.holding(name) as file:
                     missing.difference_update(block_id for block_id in some if block_id in file.frames)
         return missing

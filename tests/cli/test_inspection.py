@@ -536,3 +536,12 @@ def test_doctor_names_what_waits_in_words_for_one_and_for_several() -> None:
     config = {"path": "c.toml", "problem": None, "waits_for_restart": ["batch", "canary"], "waits_for_disuse": ["qwen"]}
     waiting = "; only a restart will change: batch, canary; in memory until no request uses them: qwen"
     assert _describe_config(config) == f"; configured by c.toml{waiting}"
+
+
+def test_a_damaged_manifest_that_nothing_tells_of_is_not_called_harmless(made_store: MadeStore) -> None:
+    newest = made_store.manifests[1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    (made_store.path / "index.sqlite").unlink()
+    text = made_store("verify").out
+    assert "a version's manifest cannot be read, and nothing tells which one it is. All others are whole." in text
+    assert "it may be the newest of a session" in text.replace("\n", " ")

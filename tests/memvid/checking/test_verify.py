@@ -148,7 +148,7 @@ def test_a_damaged_manifest_is_told_with_its_version(store: Store, at: int) -> N
         assert f"torpor rm {URI}@1" in report.findings[0].message
     with reopened(store, anew=True) as again:
         (finding,) = again.verify(deep=False).findings
-        assert (finding.path, "remove the file" in finding.message) == (str(path), True)
+        assert (finding.path, "it may be the newest of a session" in finding.message) == (str(path), True)
 
 
 def test_a_missing_manifest_is_told_while_the_index_knows_of_it(store: Store) -> None:

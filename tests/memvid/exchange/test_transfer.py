@@ -944,6 +944,9 @@ def test_an_import_makes_a_stripped_version_whole_and_it_stays_so(store: Store, 
     store.strip(URI)
     with store.open_session(URI) as reader:
         assert reader.whole_up_to() == 0
+    with pytest.raises(errors.BlockMissing, match="is stripped: it has no keys and values to export"):
+        store.export_session(URI, None, target.with_name("again"))
+    assert os.listdir(target.parent) == [target.name]
     assert store.import_file(target).bundle_id == first.bundle_id
     store.repack(policy=CLEARING)
     require_awake(store, 600)

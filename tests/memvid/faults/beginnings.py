@@ -21,7 +21,7 @@ SECOND: Final = Version(URI, 2, 516)
 FORK: Final = Version(OTHER_URI, 1, 520)
 
 T = TypeVar("T")
-_LEAST: Final = 12
+_LEAST: Final = 4
 """How much there is to choose from in each scenario, at least."""
 
 

@@ -52,10 +52,10 @@ class Damage:
         return self.how == MISSING and self.name.endswith(".mvm")
 
     def undo(self, path: Path) -> None:
-        """Put the file back, whatever is in its place now."""
+        """Put the file back, unless the store has another one in its place by now."""
         file = path / self.name
-        if self.name == "marks.json" and file.exists() and file.read_bytes() != self.left:
-            return  # newer ones are in its place
+        if file.exists() and file.read_bytes() != self.left:
+            return
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
         file.write_bytes(self.data)

@@ -133,7 +133,8 @@ def _run(scenario: Scenario, path: Path, tape: Tape, pair: tuple[Fault, Fault]) 
         if fault.what not in ("kill", "error"):
             striker.damage(fault)
     allowed = tape.allowed
-    if is_refused and not striker.damages and not striker.is_dead and allowed.before <= allowed.after:
+    is_refused &= not striker.damages and not striker.is_dead and not scenario.sees.is_gradual
+    if is_refused and allowed.before <= allowed.after:
         allowed = Allowed(allowed.before, allowed.before)  # a sleep that was refused has left nothing
     if later := [fault for fault in pair if fault.in_recovery]:
         again = Striker(path, later)

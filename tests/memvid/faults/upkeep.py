@@ -146,9 +146,9 @@ def back_up(path: Path, tape: Tape) -> None:
     with Store.open(path, writable=True) as store:
         for number, adds in ((1, [FIRST, SECOND, FORK]), (2, [small])):
             facts = [Mark("backed up", str(fact)) for fact in adds]
-            with tape.step(store, adds=facts, is_outside=True, is_gradual=True) as unsure:
-                if store.backup(target).problems:
-                    unsure.update(facts)
+            with tape.step(store, adds=facts, is_outside=True, is_gradual=True):
+                for problem in store.backup(target).problems:
+                    raise StoreIoError(problem.message)  # it says that it could not
             if number == 1:
                 tape.sleep(store, small)
                 tape.delete(store, OTHER_URI)
@@ -306,10 +306,8 @@ def _repair(path: Path, tape: Tape, mended: list[Mark], sources: Sequence[Path] 
         report = store.repair(sources=sources)
         with by_hand():
             whole = set(whole_ones(store))
-        if not whole.issuperset(mended):
-            if not report.problems:
-                raise Broken("not all was mended, and nothing is told")
-            raise StoreIoError("A part of it was refused.")
+        if not whole.issuperset(mended):  # a part of it was refused, or harmed meanwhile
+            raise StoreIoError(f"{len(report.problems)} problems.")
 
 
 def repair_again(store: Store) -> None:

@@ -540,3 +540,33 @@ def test_the_fixture_verifies_with_what_is_damaged_in_it_and_forgets(place: Path
             if name != str(FORK_URI):
                 with store.open_session(SessionUri.parse(name), version["version"]) as reader:
                     assert digest_of(reader) == version["state"]
+
+
+@pytest.mark.parametrize("repacks", [False, True])
+def test_an_older_store_json_that_is_put_back_takes_no_version(place: Path, repacks: bool) -> None:
+    """What `bundles/` has tells only once which versions there are."""
+    old = (place / "store.json").read_bytes()
+    with Store.open(place, writable=True) as store:
+        if repacks:
+            store.repack()
+        making.sleep(store, 600, uri=NEW_URI)
+        store.delete_session(FORK_URI)
+    wanted = set(os.listdir(place / "versions"))
+    (place / "store.json").write_bytes(old)
+    (place / "index.sqlite").unlink()
+    with Store.open(place, writable=True) as store:
+        assert set(os.listdir(place / "versions")) == wanted
+        making.require_awake(store, 600, uri=NEW_URI)
+
+
+def test_an_older_file_of_marks_beside_a_missing_store_json_takes_no_version(place: Path) -> None:
+    old = (place / "marks.json").read_bytes()
+    with Store.open(place, writable=True) as store:
+        making.sleep(store, 600, uri=NEW_URI)
+    wanted = set(os.listdir(place / "versions"))
+    (place / "store.json").unlink()
+    (place / "marks.json").write_bytes(old)
+    restore_store_file(place)
+    with Store.open(place, writable=True) as store:
+        assert set(os.listdir(place / "versions")) == wanted
+        making.require_awake(store, 600, uri=NEW_URI)

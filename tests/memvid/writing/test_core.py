@@ -45,6 +45,7 @@ from torpor.tests.memvid.store_making import (
     sleep,
     spoil,
     token_ids,
+    turn,
 )
 
 
@@ -349,3 +350,26 @@ def test_a_manifest_that_is_there_after_its_pins_is_needed_by_whoever_deletes_la
     ):
         store.open_bundle(chain[1].bundle_id)
     require_awake(store, 600)
+
+
+def test_a_writer_that_has_lost_the_lock_leaves_the_journal_to_the_next_one(store: Store, store_path: Path) -> None:
+    """It had emptied its own, and would have removed the file: by then it has the turns of another writer."""
+    first = sleep(store, 600)
+    store.acknowledge([turn(store, 5)])
+    sleep(store, 605, before=first)
+    (store_path / "lock").unlink()
+    with Store.open(store_path, writable=True) as other:
+        other.acknowledge([turn(other, 7)])
+        journal = store_path / "journal" / "turns.mvj"
+        written = journal.read_bytes()
+        store.close()
+        assert journal.read_bytes() == written
+
+
+def test_a_sleep_refers_to_no_pack_that_is_gone_though_somebody_reads_it(store: Store) -> None:
+    first = sleep(store, 600)
+    (pack,) = packs_of(store, first)
+    with store._core.files.holding(f"packs/{pack.name}"):
+        pack.unlink()
+        with pytest.raises(BlockMissing):
+            sleep(store, 900, before=first)
