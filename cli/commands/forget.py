@@ -36,5 +36,5 @@ def forget(
     nothing = f"nothing of {plain(session)} is in the store"
     status = write_report(output, "forget", report, nothing=nothing)
     if report.problems and not dry_run:
-        output.remark(f"not proven: the problems name places with bytes of {session}; solve them and forget it again")
+        output.remark(f"not proven: what the problems name may hold bytes of {session}; solve them and forget it again")
     return status

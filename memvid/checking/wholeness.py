@@ -61,7 +61,7 @@ def finding_of(version: DamagedVersion, path: str, lack: Lack) -> Finding:
     """The finding that a version is not whole. path: of its manifest."""
     uri, whole = version.uri, version.whole_up_to
     is_usable = whole and not version.is_stripped
-    way = f"`torpor wake {uri}@{version.version} --at {whole}` goes on from there. " if is_usable else ""
+    way = f" `torpor wake {uri}@{version.version} --at {whole}` goes on from there." if is_usable else ""
     if version.is_stripped:
         what = f"Version {version.version} of {uri} is stripped, and has its tokens up to token {whole} alone"
     else:
@@ -71,8 +71,8 @@ def finding_of(version: DamagedVersion, path: str, lack: Lack) -> Finding:
     else:
         code, why = BlockMissing.code, "no pack has a sound copy of what stands behind it"
     message = (
-        f"{what}: {why} ({_told(lack.blocks)}). {way}Put the missing pack back, or let `torpor repair --from FOLDER` "
-        "take it from a backup."
+        f"{what}: {why} ({_told(lack.blocks)}). Put the missing pack back, or let `torpor repair --from FOLDER` take "
+        f"it from a backup.{way}"
     )
     return Finding(path, code, message)
 

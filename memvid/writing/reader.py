@@ -183,7 +183,7 @@ class BundleReader(Closing):
         way = f" `torpor wake {uri}@{version} --at {whole}` goes on from there." if whole else ""
         return BlockMissing(
             f"No pack has the block at token {entry.start} of version {version} of {uri} "
-            f"({entry.id.hex()[:16]}). The version is whole up to token {whole}.{way} {PUT_BACK}",
+            f"({entry.id.hex()[:16]}). The version is whole up to token {whole}. {PUT_BACK}{way}",
             block_id=entry.id.hex(),
             path=self.path,
             whole_up_to=whole,
