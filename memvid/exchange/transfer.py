@@ -27,7 +27,7 @@ from ..errors import BlockMissing, CorruptMarks, MarksLost, NameTaken, ReadBackF
 from ..folder.marks import Marks
 from ..format.blocks import BlockEntry
 from ..format.ledger_tail import unread_of
-from ..format.manifest import Manifest
+from ..format.manifest import Manifest, bundle_id_of
 from ..format.pack_writer import PackWriter
 from ..format.records import ExportReport, Progress, Receipt
 from ..index.index import WRITTEN_BYTES
@@ -154,9 +154,17 @@ def _import(core: StoreCore, file: ExportedFile, as_uri: SessionUri | None, on_p
 def _take(core: StoreCore, file: ExportedFile, manifest: Manifest) -> Receipt:
     with core.pinning() as pin:
         core.pins.extend(pin, (entry.id for entry in manifest.blocks))
+        is_stripped = bundle_id_of(manifest.encode()) in _stripped(core)  # asked first: behind a commit nothing may fail
         receipt = Intake(core, _NOTHING_IMPORTED).take(manifest.blocks, lambda _: manifest, file.holding)
-        _end_strip(core, receipt)
+        if is_stripped:
+            _end_strip(core, receipt)
     return receipt
+
+
+def _stripped(core: StoreCore) -> frozenset[bytes]:
+    with contextlib.suppress(CorruptMarks, MarksLost):
+        return Marks.load(core.folder).stripped
+    return frozenset()
 
 
 def _end_strip(core: StoreCore, receipt: Receipt) -> None:
