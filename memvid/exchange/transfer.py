@@ -154,7 +154,7 @@ def _import(core: StoreCore, file: ExportedFile, as_uri: SessionUri | None, on_p
 def _take(core: StoreCore, file: ExportedFile, manifest: Manifest) -> Receipt:
     with core.pinning() as pin:
         core.pins.extend(pin, (entry.id for entry in manifest.blocks))
-        is_stripped = bundle_id_of(manifest.encode()) in _stripped(core)  # asked first: behind a commit nothing may fail
+        is_stripped = bundle_id_of(manifest.encode()) in _stripped(core)  # before the commit: nothing fails behind it
         receipt = Intake(core, _NOTHING_IMPORTED).take(manifest.blocks, lambda _: manifest, file.holding)
         if is_stripped:
             _end_strip(core, receipt)
