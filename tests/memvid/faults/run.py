@@ -57,7 +57,7 @@ def of_this_share() -> list[str]:
 
 def run_kill(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T1, in process: a kill before each call that changes something, and with the write before it torn."""
-    strides = {"stride": full or 31, "torn_stride": full or 61, "second_stride": 4 if full else 199}
+    strides = {"stride": full or 31, "torn_stride": full or 61, "second_stride": 4 if full else 19}
     jobs = [
         partial(kill.sweep, scenario, base / str(number), first=number, **strides)
         for number, scenario in enumerate(scenarios, start=share())
