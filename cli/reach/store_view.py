@@ -16,7 +16,7 @@ from ...memvid.disk import lock
 from ...memvid.disk.location import default_store_path
 from ...memvid.errors import PUT_BACK, BundleMissing, StoreError
 from ...memvid.folder.folder import StoreFolder, manifest_name
-from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks
+from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, stripped_in
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.blocks import SlotSpec
@@ -157,10 +157,8 @@ def tell_stripped(place: Path, versions: Sequence[MutableMapping[str, Any]]) -> 
 
 def _stripped_in(folder: StoreFolder | None) -> frozenset[str]:
     """The bundle ids of stripped versions, in hex; none if the marks cannot be read, which is told elsewhere."""
-    with contextlib.suppress(StoreError):
-        if folder is not None:
-            return frozenset(bundle_id.hex() for bundle_id in Marks.load(folder).stripped)
-    return frozenset()
+    found = None if folder is None else stripped_in(folder)
+    return frozenset(bundle_id.hex() for bundle_id in found or ())
 
 
 def _missing_manifest(folder: StoreFolder, hex_id: str) -> str | None:

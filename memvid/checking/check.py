@@ -13,10 +13,11 @@ from typing import Final
 
 from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import manifest_name
-from ..folder.marks import Marks
+from ..folder.marks import stripped_in
 from ..format.manifest import Manifest
 from ..format.records import DamagedVersion, Finding, IndexRow, Progress
 from ..writing.core import StoreCore
+from ..writing.removal import packs_of
 from .findings import finding_of_manifest, finding_of_missing
 from .packs import PackCheck, check_pack
 from .promised import require_same_as_row, still_missing
@@ -83,7 +84,7 @@ class Check:
     def read_versions(self, rows: Iterable[IndexRow], others: Iterable[bytes]) -> None:
         """Check the manifests of these versions, and of those that the index does not tell of, against the blocks that
         were found."""
-        self._stripped = _stripped_in(self.core)
+        self._stripped = stripped_in(self.core.folder)
         for row in sorted(rows, key=lambda row: (row.uri, row.version, row.bundle_id)):
             self._read_version(row.bundle_id, row)
         for bundle_id in sorted(others):
@@ -118,12 +119,12 @@ class Check:
     def look_for_blocks(self) -> None:
         """Look for what versions lack in packs that came meanwhile."""
         for _ in range(_LOOKS):
-            self._stripped = _stripped_in(self.core) if self._suspects else self._stripped
+            self._stripped = stripped_in(self.core.folder) if self._suspects else self._stripped
             lacking = {entry.id for _, lack in self.lacks() for entry in lack.blocks}
             if not lacking:
                 return
             self.core.look_again()
-            new = packs_with(self.core, lacking) - self._read
+            new = packs_of(self.core, lacking) - self._read
             if not new:
                 return
             for name in sorted(new):
@@ -158,16 +159,3 @@ class Check:
                 findings.append(finding_of(version, self._path_of(one.bundle_id), lack))
                 damaged.append(version)
         return findings, damaged
-
-
-def packs_with(core: StoreCore, block_ids: Iterable[bytes]) -> set[str]:
-    """The packs that may have one of these blocks, or its header."""
-    return {name for block_id in block_ids for name in core.index.packs_of(block_id, stripped=True)}
-
-
-def _stripped_in(core: StoreCore) -> frozenset[bytes] | None:
-    """The versions that need no keys and values; None where the marks cannot be read."""
-    try:
-        return Marks.load(core.folder).stripped
-    except StoreError:
-        return None

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from ..format.records import Progress, VerifyReport
 from ..uri import SessionUri
 from ..writing.core import StoreCore
-from .check import Check, packs_with
+from ..writing.removal import packs_of
+from .check import Check
 from .findings import findings_of_pack, findings_of_store
 
 
@@ -39,7 +40,7 @@ def verify_store(
         findings, others = [], set()
         rows = {row.bundle_id: row for row in core.index.versions(uri)}
         wanted = {block_id for bundle_id in rows for block_id in core.needs.of(bundle_id)}
-        check.read_packs(packs_with(core, wanted), wanted)
+        check.read_packs(packs_of(core, wanted), wanted)
     check.read_versions(rows.values(), others)
     check.look_for_blocks()
     of_versions, damaged = check.tell()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..errors import BlockMissing, CorruptBundle
 from ..format.blocks import BlockEntry, span_parents
-from ..format.manifest import Manifest, whole_before
+from ..format.manifest import Manifest, end_record_of, whole_before
 from ..format.records import DamagedVersion, Finding
 from .packs import PackCheck, said_of
 
@@ -40,10 +40,9 @@ def lack_of(manifest: Manifest, found: FoundBlocks, *, is_stripped: bool | None)
     """What a version lacks; None if it is whole. A stripped one needs the headers of its blocks, which have its tokens,
     and the record at its end. is_stripped: None where that is unknown; a header is enough then."""
     blocks, is_other = [], False
-    parents = span_parents(manifest.blocks)
+    parents, end = span_parents(manifest.blocks), end_record_of(manifest)
     for entry in manifest.blocks:
-        is_end = entry is manifest.blocks[-1] and entry.kind == "state"
-        heads_are_enough = is_stripped is None or (is_stripped and not is_end)
+        heads_are_enough = is_stripped is None or (is_stripped and entry is not end)
         said = found.head_of(entry.id) if heads_are_enough else found.full.get(entry.id)
         if said != said_of(entry, parents[entry.id], manifest.identity.digest):
             blocks.append(entry)

@@ -37,7 +37,7 @@ from ..errors import (
     UnsupportedFormat,
 )
 from ..folder.folder import StoreFolder, manifest_name
-from ..folder.marks import MARKS_FILE, Marks
+from ..folder.marks import MARKS_FILE, Marks, stripped_in
 from ..folder.new_store import create_store
 from ..folder.store_file import (
     has_store_file,
@@ -85,7 +85,7 @@ def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
 def copy_versions(core: StoreCore, into: StoreCore, on_progress: Progress | None = None) -> MaintenanceReport:
     """Write into the backup what it lacks. See `Store.backup`."""
     core.look_again()
-    stripped = _stripped(core)
+    stripped = stripped_in(core.folder) or frozenset()
     rows = sorted(core.index.all_rows(), key=lambda row: (row.created_ns, row.uri, row.version))
     missing = [row for row in rows if _lacks(into, row, is_stripped=row.bundle_id in stripped)]
     others = _others(core, into, missing)
@@ -103,12 +103,6 @@ def copy_versions(core: StoreCore, into: StoreCore, on_progress: Progress | None
             on_progress(min(run.bytes_written, total), total)
     run.bytes_written += _copy_marks(run, into)
     return run.report()
-
-
-def _stripped(core: StoreCore) -> frozenset[bytes]:
-    with contextlib.suppress(StoreError):
-        return Marks.load(core.folder).stripped
-    return frozenset()
 
 
 def _lacks(into: StoreCore, row: IndexRow, *, is_stripped: bool) -> bool:

@@ -25,9 +25,8 @@ from ..format.frames import FrameReader, require_promised
 from ..format.manifest import Manifest, bundle_id_of, decode_manifest
 from ..format.pack import PackFile
 from ..format.records import Progress
-from ..format.sealing import PACK_MAGIC
+from ..format.sealing import BUNDLE_MAGIC, PACK_MAGIC
 from ..format_1.bundle import BundleFile
-from ..format_1.layout import HEADER_MAGIC
 from ..limits import MAX_EXPANSION, MAX_SMALL_BUNDLE_BYTES
 
 _TENSORS_HEADER: Final = struct.Struct("<Q1s")  # a safetensors file: the length of its list, and the list's first byte
@@ -44,7 +43,7 @@ class ExportedFile(Closing):
             StoreIoError, CorruptBundle, Truncated, TrailingData, UnsupportedFormat, BundleMismatch, LimitExceeded
         """
         with undoing(partial(os.close, fd)):
-            is_old = read_at(fd, 0, len(HEADER_MAGIC), path) == HEADER_MAGIC
+            is_old = read_at(fd, 0, len(BUNDLE_MAGIC), path) == BUNDLE_MAGIC
         self.frames: FrameReader
         self.frames = file = BundleFile(fd, path, None) if is_old else PackFile(fd, path, None)
         self.path = path
@@ -84,8 +83,8 @@ def open_exported(path: str) -> int:
     """
     fd = open_foreign_file(path)
     with undoing(partial(os.close, fd)):
-        begin = read_at(fd, 0, max(len(HEADER_MAGIC), _TENSORS_HEADER.size), path)
-        if not any(magic.startswith(begin[: len(magic)]) for magic in (PACK_MAGIC, HEADER_MAGIC)):
+        begin = read_at(fd, 0, max(len(BUNDLE_MAGIC), _TENSORS_HEADER.size), path)
+        if not any(magic.startswith(begin[: len(magic)]) for magic in (PACK_MAGIC, BUNDLE_MAGIC)):
             what = "no exported session, or one whose beginning is damaged"
             if _begins_as_tensors(begin, stat_open(fd, path).st_size):
                 what = "a safetensors file, such as `torpor export-kv` writes for other tools"

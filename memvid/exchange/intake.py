@@ -21,7 +21,6 @@ from ..errors import ReadBackFailed, StoreError
 from ..format.blocks import BlockEntry
 from ..format.frames import FrameReader
 from ..format.layout import Frame
-from ..format.ledger_tail import unread_of
 from ..format.manifest import Manifest, bundle_id_of
 from ..format.manifest_file import encode_manifest_file
 from ..format.pack import pack_file_bytes
@@ -29,6 +28,7 @@ from ..format.pack_writer import PackWriter
 from ..format.records import Receipt
 from ..index.index import row_of
 from ..writing.core import StoreCore
+from ..writing.sleeping import receipt_of
 
 Source = Callable[[BlockEntry, bool], AbstractContextManager[FrameReader]]
 """The file to copy a block from; True: with every byte of the block right. One that has its header alone
@@ -68,7 +68,7 @@ class Intake:
                 packs = stack.enter_context(self._packed(lacking, source, room))
                 if self._commit(draft, packs, {entry.id for entry in lacking}, room):
                     self.sound.update(entry.id for entry in lacking)
-                    return draft.receipt(pack_bytes, len(lacking))
+                    return receipt_of(draft.manifest, draft.bundle_id, pack_bytes + draft.manifest_bytes, len(lacking))
         raise AssertionError("a version with all its blocks in its own pack is led right")
 
     def _has(self, block_id: bytes) -> bool:
@@ -143,22 +143,6 @@ class _Draft:
         self.bundle_id = bundle_id_of(encoded)
         self.data = encode_manifest_file(encoded)
         self.manifest_bytes = 0
-
-    def receipt(self, pack_bytes: int, blocks_new: int) -> Receipt:
-        manifest = self.manifest
-        return Receipt(
-            uri=manifest.uri,
-            version=manifest.version,
-            bundle_id=self.bundle_id,
-            parent=manifest.parent,
-            token_count=manifest.token_count,
-            bytes_written=pack_bytes + self.manifest_bytes,
-            logical_bytes=manifest.logical_bytes,
-            blocks_new=blocks_new,
-            blocks_reused=len(manifest.blocks) - blocks_new,
-            entries=manifest.blocks,
-            unread_tokens=unread_of(manifest),
-        )
 
 
 def _bytes_of(blocks: Sequence[BlockEntry], source: Source) -> int:

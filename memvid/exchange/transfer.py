@@ -24,10 +24,10 @@ from ..disk.clock import now_ns
 from ..disk.durable import TempFile
 from ..disk.targets import new_file
 from ..errors import BlockMissing, CorruptMarks, MarksLost, NameTaken, ReadBackFailed, StoreError, StoreIoError
-from ..folder.marks import Marks
+from ..folder.marks import Marks, stripped_in
 from ..format.blocks import BlockEntry
 from ..format.ledger_tail import unread_of
-from ..format.manifest import Manifest, bundle_id_of
+from ..format.manifest import Manifest
 from ..format.pack_writer import PackWriter
 from ..format.records import ExportReport, Progress, Receipt
 from ..index.index import WRITTEN_BYTES
@@ -59,7 +59,7 @@ def export_version(
         with new_file(core.folder.root_fd, target, replacing=replacing) as temp:
             _write_whole(temp, reader, on_progress)
     except BlockMissing as error:
-        if reader.bundle_id in Marks.load(core.folder).stripped:
+        if reader.bundle_id in (stripped_in(core.folder) or ()):
             raise BlockMissing(
                 f"Version {manifest.version} of {manifest.uri} is stripped: it has no keys and values to export. Use "
                 "the session, put it to sleep, and export the version that comes of it.",
@@ -154,14 +154,15 @@ def _import(core: StoreCore, file: ExportedFile, as_uri: SessionUri | None, on_p
 def _take(core: StoreCore, file: ExportedFile, manifest: Manifest) -> Receipt:
     with core.pinning() as pin:
         core.pins.extend(pin, (entry.id for entry in manifest.blocks))
-        is_stripped = bundle_id_of(manifest.encode()) in _stripped(core)  # before the commit: nothing fails behind it
+        stripped = _stripped(core)  # before the commit: nothing fails behind it
         receipt = Intake(core, _NOTHING_IMPORTED).take(manifest.blocks, lambda _: manifest, file.holding)
-        if is_stripped:
+        if receipt.bundle_id in stripped:
             _end_strip(core, receipt)
     return receipt
 
 
 def _stripped(core: StoreCore) -> frozenset[bytes]:
+    """As `stripped_in`; but what the system refuses to read refuses the import: it may not leave a strip behind."""
     with contextlib.suppress(CorruptMarks, MarksLost):
         return Marks.load(core.folder).stripped
     return frozenset()

@@ -25,8 +25,9 @@ from typing import Final
 from ..disk import durable
 from ..disk.paths import list_names, open_file, open_folder, opened_folder, stat_name, undoing
 from ..errors import PUT_BACK, BundleMissing, NotAStore, StoreClosed, StoreError
-from ..folder.temps import Temps
+from .damaged import free_name
 from .store_file import BUNDLES, DAMAGED, PACKS, VERSIONS
+from .temps import Temps
 
 MANIFEST_SUFFIX: Final = ".mvm"
 PACK_SUFFIX: Final = ".mvp"
@@ -198,7 +199,7 @@ class StoreFolder:
         path = f"{self.path}/{DAMAGED}"
         try:
             with opened_folder(self.root_fd, DAMAGED, path) as damaged_fd, self._folder_of(name) as (fd, own):
-                new = _free_name(own, list_names(damaged_fd, path))
+                new = free_name(own, list_names(damaged_fd, path))
                 size_bytes = stat_name(fd, own, self.path_of(name)).st_size
                 try:
                     os.rename(own, new, src_dir_fd=fd, dst_dir_fd=damaged_fd)
@@ -241,10 +242,6 @@ class StoreFolder:
         statuses = {name: self.status_of(name) for name in (*names, *self.list_packs())}
         return {name: status.st_size for name, status in statuses.items() if status is not None}
 
-    def recount(self) -> None:
-        """Files came or went without this object."""
-        self._held_bytes = None
-
     def _count(self, size_bytes: int) -> None:
         if self._held_bytes is not None:
             self._held_bytes += size_bytes
@@ -252,11 +249,3 @@ class StoreFolder:
     @property
     def packs_fd(self) -> int:
         return self._fds[PACKS]
-
-
-def _free_name(name: str, taken: list[str]) -> str:
-    """The name, with a number behind it if it is taken."""
-    number, new = 1, name
-    while new in taken:
-        number, new = number + 1, f"{name}.{number + 1}"
-    return new

@@ -46,6 +46,7 @@ from ..format.journal import (
 from ..format.records import Finding
 from ..limits import KIB, MAX_JOURNAL_BYTES, MAX_JOURNAL_RECORD_BYTES, MIB
 from ..uri import SessionUri
+from .damaged import free_name
 from .store_file import JOURNAL
 from .temps import Temps
 
@@ -169,10 +170,7 @@ class Journal(Closing):
         self._fd = self._folder_fd = -1
 
     def _put_aside(self) -> None:
-        name, number = f"{TURNS_FILE}.aside", 1
-        while name in list_names(self._folder_fd, self.folder_path):
-            number += 1
-            name = f"{TURNS_FILE}.aside.{number}"
+        name = free_name(f"{TURNS_FILE}.aside", list_names(self._folder_fd, self.folder_path))
         durable.rename(self._folder_fd, TURNS_FILE, name, self.folder_path)
         durable.sync_folder(self._folder_fd, self.folder_path)
         os.close(self._fd)

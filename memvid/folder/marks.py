@@ -30,6 +30,7 @@ from ..errors import (
     LimitExceeded,
     MarkNotFound,
     MarksLost,
+    StoreError,
     TagTaken,
     UnsupportedFormat,
 )
@@ -296,6 +297,14 @@ def decode_marks(data: bytes, store_uuid: str, path: str) -> Marks:
             path=path,
             reason=reason_of(error),
         ) from error
+
+
+def stripped_in(folder: StoreFolder) -> frozenset[bytes] | None:
+    """The versions that need no keys and values; None where the marks cannot be read, which others tell."""
+    try:
+        return Marks.load(folder).stripped
+    except StoreError:
+        return None
 
 
 def uuid_in_marks(root_fd: int, path: str) -> str | None:

@@ -149,7 +149,7 @@ def require_creatable(root_fd: int, path: str, own_files: tuple[str, ...]) -> No
 def looks_like_store(root_fd: int, path: str) -> bool:
     """Whether a folder is recognisably a store, with or without a store.json: `versions`, `packs` or `bundles` has a
     file with the name of a manifest, a pack, or a bundle of format 1."""
-    return has_manifests(root_fd, path) or _has_names(root_fd, PACKS, ".mvp", path) or has_bundles(root_fd, path)
+    return has_manifests(root_fd, path) or has_own_packs(root_fd, path) or has_bundles(root_fd, path)
 
 
 def has_manifests(root_fd: int, path: str) -> bool:

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from ..errors import StoreClosed, StoreError, StoreIoError
-from ..format.blocks import BlockHeader
-from ..format.blocks import block_id as block_id_of
-from ..format.frames import FrameReader, Head
-from ..format.layout import (
+from ..limits import CHUNK_BYTES, MAX_MANIFEST_BYTES
+from .blocks import BlockHeader
+from .blocks import block_id as block_id_of
+from .frames import FrameReader, Head
+from .layout import (
     FRAME_MAGIC,
     PREFIX_BYTES,
     Frame,
@@ -22,7 +23,6 @@ from ..format.layout import (
     decode_frame_head,
     head_bytes_told,
 )
-from ..limits import CHUNK_BYTES, MAX_MANIFEST_BYTES
 
 _MARK: Final = re.compile(re.escape(FRAME_MAGIC))
 _OVERLAP_BYTES: Final = len(FRAME_MAGIC) - 1

@@ -70,10 +70,6 @@ class FrameReader(Closing):
     def stamp(self) -> Stamp:
         return stamp_of(stat_open(self._fd, self.path))
 
-    def was_emptied(self) -> bool:
-        """Whether the file was cut short since it was opened, as a delete on a full disk does."""
-        return stat_open(self._fd, self.path).st_size < self.file_bytes
-
     def frame_of(self, block_id: bytes) -> Frame:
         """A block's frame. Raises BlockMissing unless this file holds it."""
         frame = self.frames.get(block_id)

@@ -137,6 +137,13 @@ def bundle_id_of(encoded: bytes) -> bytes:
     return blake3(encoded).digest()
 
 
+def end_record_of(manifest: Manifest) -> BlockEntry | None:
+    """The state record that ends a version: it tells in which calls the tokens were read, and what came out. So a
+    stripped version needs it too."""
+    last = manifest.blocks[-1] if manifest.blocks else None
+    return last if last is not None and last.kind == "state" else None
+
+
 def whole_before(manifest: Manifest, entry: BlockEntry) -> int:
     """How many of a version's first tokens it has without `entry`. The record of its last position has the logits
     there, so what lacks that is whole up to the token before."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..disk.paths import read_at, stat_open
 from ..errors import PUT_BACK, BundleMismatch, LimitExceeded
-from ..format.manifest import Manifest, bundle_id_of, decode_manifest
 from ..limits import MAX_MANIFEST_BYTES
+from .manifest import Manifest, bundle_id_of, decode_manifest
 from .sealing import HEADER_BYTES, MANIFEST_MAGIC, encode_header, require_header
 
 

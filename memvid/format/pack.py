@@ -20,11 +20,11 @@ from typing import Any, Final, NoReturn
 from blake3 import blake3
 
 from ..errors import PUT_BACK, BundleMismatch, CorruptBundle, LimitExceeded, StoreError
-from ..format.frames import FrameReader
-from ..format.layout import ALIGNMENT, PREFIX_BYTES, Frame
-from ..format.manifest import bundle_id_of
-from ..format.packing import pack, unpack
 from ..limits import MAX_DIRECTORY_BYTES, MAX_FRAME_BYTES, MAX_FRAMES, MAX_MANIFEST_BYTES
+from .frames import FrameReader
+from .layout import ALIGNMENT, PREFIX_BYTES, Frame
+from .manifest import bundle_id_of
+from .packing import pack, unpack
 from .sealing import HEADER_BYTES, PACK_MAGIC, require_header
 
 TRAILER_MAGIC: Final = b"MVPTAIL\n"

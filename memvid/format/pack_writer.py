@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from ..disk.durable import TempFile
 from ..errors import Corruption, LimitExceeded, ReadBackFailed
-from ..format.frames import FrameReader
-from ..format.layout import Frame, StoredSlot, aligned, encode_frame_head, frame_bytes_for
-from ..format.writer import Buffers, PreparedBlock, compressed_slots, stored_slot
 from ..limits import MAX_BUNDLE_BYTES, MAX_FRAMES
+from .frames import FrameReader
+from .layout import Frame, StoredSlot, aligned, encode_frame_head, frame_bytes_for
 from .pack import Directory, PackFile, Trailer, encode_section, pack_id_of
 from .sealing import HEADER_BYTES, PACK_MAGIC, encode_header
+from .writer import Buffers, PreparedBlock, compressed_slots, stored_slot
 
 T = TypeVar("T")
 Room = Callable[[int], None]
@@ -118,11 +118,6 @@ class PackWriter:
         if self._room is not None:
             self._room(sum(memoryview(buffer).nbytes for buffer in buffers))
         self._temp.append(buffers)
-
-    def flush(self) -> None:
-        """Flush what was added so far, so that `finish` has little to flush. Raises DurabilityLost, NoSpace,
-        StoreIoError."""
-        self._temp.sync()
 
     def finish(self, manifest: bytes = b"") -> bytes:
         """Write manifest, directory, trailer and header, flush, and read everything back. Returns the pack id.

@@ -148,21 +148,8 @@ _LARGE_CONTAINERS: Final = (b"\xdc", b"\xdd", b"\xde", b"\xdf")
 _COUNTED: Final = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I", 2)}
 
 
-def length_of_first(data: bytes | memoryview, what: str) -> int:
-    """The length in bytes of the document at the start of `data`; other bytes may follow it.
-
-    Raises:
-        CorruptBundle, LimitExceeded: there is none.
-    """
-    try:
-        return _require_few_nodes(memoryview(data), what)
-    except _Refused as error:
-        raise CorruptBundle(f"{what} is not valid: {error}.", part=what) from error
-
-
-def _require_few_nodes(data: memoryview, what: str) -> int:
-    """Walk the document without building it; a hostile 32 MiB of empty lists would take gigabytes once built. Returns
-    its end, which may be past the end of `data`."""
+def _require_few_nodes(data: memoryview, what: str) -> None:
+    """Walk the document without building it; a hostile 32 MiB of empty lists would take gigabytes once built."""
     position, nodes, open_values = 0, 0, 1
     end = len(data)
     while open_values:
@@ -175,7 +162,6 @@ def _require_few_nodes(data: memoryview, what: str) -> int:
         skip, added = _node(data, position)
         position += skip
         open_values += added
-    return position
 
 
 def _node(data: memoryview, position: int) -> tuple[int, int]:

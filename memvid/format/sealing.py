@@ -1,6 +1,6 @@
-"""The first 64 bytes of manifest and pack files: kind, format version and length, sealed by a digest.
+"""The first 64 bytes of manifests, packs and bundles of format 1: kind, format version and length, sealed by a digest.
 
-Rule: every later version seals its first bytes in the same way, so that damage is not mistaken for a later version.
+Rule: every version seals its first bytes in the same way, so that damage is not mistaken for a later version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from ..limits import MAX_BUNDLE_BYTES
 FORMAT_VERSION: Final = 2
 MANIFEST_MAGIC: Final = b"\x89MVM\r\n\x1a\n"  # like PNG's: a transfer in text mode breaks it
 PACK_MAGIC: Final = b"\x89MVP\r\n\x1a\n"
-_KINDS: Final = {MANIFEST_MAGIC: "manifest", PACK_MAGIC: "pack"}
+BUNDLE_MAGIC: Final = b"\x89MVB\r\n\x1a\n"
+_KINDS: Final = {MANIFEST_MAGIC: "manifest", PACK_MAGIC: "pack", BUNDLE_MAGIC: "bundle"}
+_OLDER: Final = {BUNDLE_MAGIC: 1}
+"""The format version of kinds that are not written any more."""
+
 _HEADER: Final = struct.Struct("<8sIIQ8x")  # magic, version, header bytes, file bytes, zeros
 _DIGEST_BYTES: Final = 32
 HEADER_BYTES: Final = _HEADER.size + _DIGEST_BYTES
@@ -35,7 +39,7 @@ def require_header(data: bytes, magic: bytes, actual_bytes: int, path: str) -> N
     Raises:
         Truncated, TrailingData, CorruptBundle, UnsupportedFormat
     """
-    kind = _KINDS[magic]
+    kind, supported = _KINDS[magic], _OLDER.get(magic, FORMAT_VERSION)
     if len(data) < HEADER_BYTES:
         raise Truncated(f"{path} ends after {len(data)} bytes, within its header.", path=path, size_bytes=actual_bytes)
     found, version, _, file_bytes = _HEADER.unpack_from(data)
@@ -44,13 +48,13 @@ def require_header(data: bytes, magic: bytes, actual_bytes: int, path: str) -> N
         _refuse(path, f"it does not begin like a {kind}")
     if blake3(fixed).digest() != data[_HEADER.size : HEADER_BYTES]:
         _refuse(path, "its digest differs")
-    if version != FORMAT_VERSION:
+    if version != supported:
         raise UnsupportedFormat(
-            f"{path} has format version {version}; this program reads version {FORMAT_VERSION}. "
+            f"{path} has format version {version}; this program reads version {supported}. "
             "Use the Torpor that wrote it. The file was not touched.",
             path=path,
             found=version,
-            supported=FORMAT_VERSION,
+            supported=supported,
         )
     if fixed != _HEADER.pack(magic, version, HEADER_BYTES, file_bytes) or file_bytes > MAX_BUNDLE_BYTES:
         _refuse(path, "its length is another, its unused bytes are not zero, or the file is too large")

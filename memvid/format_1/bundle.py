@@ -7,19 +7,17 @@ from ..errors import (
     BundleMismatch,
     CorruptBundle,
 )
-from ..format.frames import FrameReader, require_promised
+from ..format.frames import FrameReader
 from ..format.manifest import Manifest, bundle_id_of, decode_manifest
+from ..format.sealing import HEADER_BYTES
 from .directory import Directory, decode_directory, digest_of
 from .layout import (
-    HEADER_BYTES,
     LIVE_SUFFIX,
     TRAILER_BYTES,
     Trailer,
     decode_trailer,
     require_header,
 )
-
-__all__ = ["BundleFile", "FrameFile", "require_promised"]
 
 
 class FrameFile(FrameReader):
@@ -68,7 +66,7 @@ class BundleFile(FrameFile):
         if self.manifest is None and self.path.endswith(LIVE_SUFFIX):
             raise CorruptBundle(
                 f"{self.path} has the ending of a version, but no manifest: its session cannot be told. Put the right "
-                "file back from a backup, or let `torpor repair` set it aside.",
+                "file back from a backup.",
                 path=self.path,
                 part="manifest",
             )

@@ -13,8 +13,8 @@ from ..errors import CorruptBundle, StoreError
 from ..format.blocks import ID_BYTES
 from ..format.layout import ALIGNMENT, PREFIX_BYTES, Frame
 from ..format.packing import unpack
+from ..format.sealing import HEADER_BYTES
 from ..limits import MAX_BLOCKS, MAX_DIRECTORY_BYTES, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HOLDERS
-from .layout import HEADER_BYTES
 
 _DOMAIN: Final = "torpor.directory/1"
 _KEYS: Final = {"frames", "holders", "places"}

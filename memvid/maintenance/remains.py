@@ -38,9 +38,8 @@ from ..folder.strangers import list_strangers
 from ..format.manifest import Manifest, decode_manifest
 from ..format.manifest_file import read_manifest
 from ..format.pack import PackFile
-from ..format.sealing import MANIFEST_MAGIC, PACK_MAGIC
+from ..format.sealing import BUNDLE_MAGIC, MANIFEST_MAGIC, PACK_MAGIC
 from ..format_1.bundle import BundleFile
-from ..format_1.layout import HEADER_MAGIC as BUNDLE_MAGIC
 from ..index.index import COUNT_NAME, INDEX_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore

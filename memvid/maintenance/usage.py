@@ -23,12 +23,12 @@ from ..disk.paths import closing_fd, list_names, open_folder, plain_bytes
 from ..disk.room import free_bytes_of
 from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import manifest_name
-from ..folder.marks import Marks
+from ..folder.marks import stripped_in
 from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, VERSIONS
 from ..folder.strangers import list_strangers
 from ..format.frames import FrameReader
 from ..format.layout import Frame
-from ..format.manifest import Manifest
+from ..format.manifest import Manifest, end_record_of
 from ..format.records import Finding, IndexRow, SessionUsage, UsageReport
 from ..index.index import INDEX_FILE
 from ..uri import SessionUri
@@ -60,9 +60,9 @@ class _Needs:
     _same: dict[_Users, _Users] = field(default_factory=dict)
 
     def add(self, manifest: Manifest, *, is_stripped: bool) -> None:
+        end = end_record_of(manifest)
         for entry in manifest.blocks:
-            is_end = entry is manifest.blocks[-1] and entry.kind == "state"
-            users = self.heads if is_stripped and not is_end else self.full
+            users = self.heads if is_stripped and entry is not end else self.full
             before = users.get(entry.id, _NONE)
             if manifest.uri not in before:
                 after = before | {manifest.uri}
@@ -114,7 +114,7 @@ def usage(core: StoreCore) -> UsageReport:
     core.require_open()
     core.look_again()
     tally = _Tally()
-    stripped = _stripped(core)
+    stripped = stripped_in(core.folder) or frozenset()
     rows = core.index.all_rows()
     users = _add_versions(core, rows, stripped, tally)
     _add_rows(core, rows, stripped, tally)
@@ -152,14 +152,6 @@ def _session_usage(uri: SessionUri, one: _Session) -> SessionUsage:
         exclusive_bytes=one.exclusive_bytes,
         stripped_versions=one.stripped_versions,
     )
-
-
-def _stripped(core: StoreCore) -> frozenset[bytes]:
-    """None where the marks cannot be read: verify tells that."""
-    try:
-        return Marks.load(core.folder).stripped
-    except StoreError:
-        return frozenset()
 
 
 # --- versions

@@ -46,7 +46,8 @@ from ..errors import (
     UnsupportedFormat,
     VersionMismatch,
 )
-from ..folder.folder import StoreFolder, id_in, manifest_name
+from ..folder.damaged import free_name
+from ..folder.folder import MANIFEST_SUFFIX, StoreFolder, id_in, manifest_name
 from ..folder.journal import Journal
 from ..folder.marks import MARKS_FILE, Marks, encode_marks, uuid_in_marks, write_marks
 from ..folder.store_file import (
@@ -205,7 +206,7 @@ class _Carrying:
         younger, older = sorted((version, other), key=lambda one: one.age, reverse=True)
         self.versions[version.claim] = younger
         self._tell_rival(older, younger, path)
-        self._keep_in_damaged(f"{older.bundle_id.hex()}.mvm", encode_manifest_file(older.encoded))
+        self._keep_in_damaged(f"{older.bundle_id.hex()}{MANIFEST_SUFFIX}", encode_manifest_file(older.encoded))
 
     def _look_at_misnamed(self) -> None:
         """A bundle under another one's name counts by its content. The one that should be there is missing, unless its
@@ -289,9 +290,7 @@ class _Carrying:
         folder = self.folder
         durable.make_folder(folder.root_fd, DAMAGED, folder.path)
         with opened_folder(folder.root_fd, DAMAGED, folder.path_of(DAMAGED)) as to_fd:
-            number, free = 1, new
-            while free in list_names(to_fd, folder.path_of(DAMAGED)):
-                number, free = number + 1, f"{new}.{number + 1}"
+            free = free_name(new, list_names(to_fd, folder.path_of(DAMAGED)))
             self._rename(fd, name, to_fd, free, folder.path_of(DAMAGED))
 
     def _rename(self, fd: int, name: str, to_fd: int, new: str, to_path: str) -> None:

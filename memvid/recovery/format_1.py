@@ -20,8 +20,9 @@ from ..format.lossy import Lossy
 from ..format.manifest import Manifest, bundle_id_of, decode_manifest
 from ..format.manifest_file import encode_manifest_file
 from ..format.records import IndexRow
+from ..format.sealing import HEADER_BYTES
 from ..format_1.bundle import FrameFile
-from ..format_1.layout import HEADER_BYTES, TRAILER_BYTES, Trailer, decode_trailer
+from ..format_1.layout import TRAILER_BYTES, Trailer, decode_trailer
 from ..limits import MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_NOTE_BYTES, MAX_NOTE_NODES, MAX_VERSION
 from ..uri import SessionUri, require_tag
 

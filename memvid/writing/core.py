@@ -36,7 +36,7 @@ from ..folder.pins import Pins
 from ..format.manifest import Manifest
 from ..format.manifest_file import read_manifest
 from ..format.records import Finding, IndexRow
-from ..index.index import Index, PackRow
+from ..index.index import Index, PackRow, row_of
 from ..limits import MAX_VERSION
 from ..uri import SessionUri
 from .frame_files import FrameFiles, pack_row
@@ -364,8 +364,6 @@ class StoreCore:
 
     def enter_version(self, bundle_id: bytes) -> Finding | None:
         """Let the index know a version; why it cannot be read, if so."""
-        from ..index.index import row_of
-
         name = manifest_name(bundle_id)
         try:
             manifest = self.read_manifest(bundle_id)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..disk.paths import closing_fd
 from ..errors import StoreError
 from ..folder.folder import StoreFolder, manifest_name
+from ..format.manifest import end_record_of
 from ..format.manifest_file import read_manifest
 from ..format.records import Finding
 
@@ -34,8 +35,7 @@ class Needs:
         self._folder = folder
         self._of: dict[bytes, tuple[bytes, ...]] = {}
         self._with_end: set[bytes] = set()
-        """Versions with a record of their last position. It is needed of a stripped one too: it tells in which calls
-        the tokens were read, and what came out."""
+        """Versions with a record of their last position, which is needed of a stripped one too."""
         self._ids: dict[bytes, bytes] = {}  # one object for each id: versions of a session share most
         self._last: tuple[object, tuple[frozenset[bytes], frozenset[bytes]]] | None = None
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ class Needs:
         except StoreError as error:
             return Finding(self._folder.path_of(name), error.code, error.message)
         self._of[bundle_id] = tuple(self._ids.setdefault(entry.id, entry.id) for entry in manifest.blocks)
-        if manifest.blocks and manifest.blocks[-1].kind == "state":
+        if end_record_of(manifest) is not None:
             self._with_end.add(bundle_id)
         return None
 

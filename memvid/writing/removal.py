@@ -6,12 +6,11 @@ are unknown, no pack goes; one that cannot be read never goes.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ..errors import StoreError
-from ..folder.marks import Marks
+from ..folder.marks import stripped_in
 from ..format.records import Finding
 from .core import StoreCore
 from .frame_files import open_frames
@@ -37,9 +36,7 @@ def needed_now(
     the marks cannot be read, no version counts as stripped; nor does one behind which turns stand in the journal, for
     these become a version with its blocks. For a dry run: as if these versions were stripped, or deleted. pins:
     whether what this process uses counts. Raises StoreIoError."""
-    stripped: frozenset[bytes] = frozenset()
-    with contextlib.suppress(StoreError):
-        stripped = Marks.load(core.folder).stripped.difference(core.journal.bases().values())
+    stripped = (stripped_in(core.folder) or frozenset()).difference(core.journal.bases().values())
     pinned = core.pins.blocks() if pins else ()
     return core.needs.now(core.index.bundle_ids(), stripped.union(strips), pinned, deletes)
 
@@ -54,17 +51,19 @@ def remove_unneeded(core: StoreCore, names: Iterable[str], *, dry_run: bool = Fa
     asked = sorted(names)
     if not asked:
         return Removed({})
-    needed = needed_now(core)
+    needed = needed_now(core, pins=False)
     if needed.unknown:
         return Removed({}, needed.unknown)
-    dead = {name: size for name in asked if (size := dead_bytes(core, name, needed)) is not None}
+    idle = _dead(core, asked, needed)
+    dead = _dead(core, idle, needed_now(core)) if core.pins.blocks() else idle
     if not dry_run:
         core.remove_packs(dead)
-        if core.pins.blocks():
-            unpinned = needed_now(core, pins=False)
-            kept = (name for name in asked if name not in dead)
-            core.waiting.update(name for name in kept if dead_bytes(core, name, unpinned) is not None)
+        core.waiting.update(idle.keys() - dead.keys())
     return Removed(dead)
+
+
+def _dead(core: StoreCore, names: Iterable[str], needed: Needed) -> dict[str, int]:
+    return {name: size for name in names if (size := dead_bytes(core, name, needed)) is not None}
 
 
 def remove_waiting(core: StoreCore) -> None:
@@ -87,9 +86,9 @@ def dead_bytes(core: StoreCore, name: str, needed: Needed) -> int | None:
 
 def packs_with(core: StoreCore, bundle_ids: Iterable[bytes]) -> set[str]:
     """The packs that may have blocks of these versions: where to look, and no more. Reads their manifests."""
-    return {
-        name
-        for bundle_id in bundle_ids
-        for block_id in core.needs.of(bundle_id)
-        for name in core.index.packs_of(block_id, stripped=True)
-    }
+    return packs_of(core, (block_id for bundle_id in bundle_ids for block_id in core.needs.of(bundle_id)))
+
+
+def packs_of(core: StoreCore, block_ids: Iterable[bytes]) -> set[str]:
+    """The packs that may have one of these blocks, or its header."""
+    return {name for block_id in block_ids for name in core.index.packs_of(block_id, stripped=True)}

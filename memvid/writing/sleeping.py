@@ -156,19 +156,7 @@ class _Sleep:
                     self._request.before_publishing()
                 self._core.publish_version(self._packs, temp, bundle_id, row_of(manifest, bundle_id, len(data)))
                 self._room.settle()  # after the files count: for a moment they count twice, which never exceeds it
-        return Receipt(
-            uri=manifest.uri,
-            version=manifest.version,
-            bundle_id=bundle_id,
-            parent=manifest.parent,
-            token_count=manifest.token_count,
-            bytes_written=self._pack_bytes() + len(data),
-            logical_bytes=manifest.logical_bytes,
-            blocks_new=len(self._written),
-            blocks_reused=len(manifest.blocks) - len(self._written),
-            entries=manifest.blocks,
-            unread_tokens=unread_of(manifest),
-        )
+        return receipt_of(manifest, bundle_id, self._pack_bytes() + len(data), len(self._written))
 
     def _write_again(self, gone: Sequence[bytes]) -> None:
         """Blocks that left their packs before the commit: written from memory, or the sleep fails."""
@@ -273,6 +261,23 @@ class _Sleep:
             session=session if covered is None else {**session, COVERS: covered},
             environment={**environment(), WRITTEN_BYTES: str(self._pack_bytes())},
         )
+
+
+def receipt_of(manifest: Manifest, bundle_id: bytes, bytes_written: int, blocks_new: int) -> Receipt:
+    """The receipt of a version that is in the store."""
+    return Receipt(
+        uri=manifest.uri,
+        version=manifest.version,
+        bundle_id=bundle_id,
+        parent=manifest.parent,
+        token_count=manifest.token_count,
+        bytes_written=bytes_written,
+        logical_bytes=manifest.logical_bytes,
+        blocks_new=blocks_new,
+        blocks_reused=len(manifest.blocks) - blocks_new,
+        entries=manifest.blocks,
+        unread_tokens=unread_of(manifest),
+    )
 
 
 def with_name_of_its_own(core: StoreCore, manifest: Manifest) -> Manifest:

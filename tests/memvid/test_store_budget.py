@@ -247,6 +247,6 @@ def test_a_count_that_cannot_be_kept_does_not_fail_the_sleep(store: Store, monke
 
 
 def test_without_a_budget_no_file_is_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoreFolder, "recount", lambda *_: pytest.fail("it looked"))
+    monkeypatch.setattr(StoreFolder, "sizes", lambda *_: pytest.fail("it looked"))
     sleep(store, 300)
     assert isinstance(span(0, 1), BlockDraft)
