@@ -151,9 +151,13 @@ def _removals(store: Store) -> Iterator[str]:
 
 
 def awake(store: Store) -> Awake:
+    """The versions that wake, without those that need not: a stripped one does, until a repack."""
     found = {}
     for latest in store.iter_sessions():
+        stripped = store.marks_to_show(latest.uri).stripped
         for row in store.versions(latest.uri):
+            if row.bundle_id in stripped:
+                continue
             with contextlib.suppress(StoreError), store.open_session(row.uri, row.version) as reader:
                 found[row.uri, row.version] = hashlib.sha256(repr(contents(reader)).encode()).hexdigest()
     return found
