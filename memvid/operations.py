@@ -88,13 +88,15 @@ def set_mark(
         store.untag(uri, untag)  # raises where there was none
         assert named is not None
         return _marks_of(store, uri, named)
+    if pinned is False:
+        uri, bundle_id = store.resolve_pinned(text)
+        store.unpin(uri, bundle_id)
+        return _marks_of(store, uri, bundle_id)
     row = store.resolve_version(text)
     if tag is not None:
         store.tag(row.uri, row.version, tag, move=move)
-    elif pinned:
-        store.pin(row.uri, row.version)
     else:
-        store.unpin(row.uri, row.version)
+        store.pin(row.uri, row.version)
     return _marks_of(store, row.uri, row.bundle_id)
 
 

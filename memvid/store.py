@@ -40,7 +40,7 @@ from .recovery.replaying import keep_turns_behind, replay
 from .uri import SessionUri
 from .writing import deletion
 from .writing.core import StoreCore
-from .writing.removal import packs_with, remove_unneeded, remove_waiting
+from .writing.removal import remove_waiting
 from .writing.sleeping import VersionDraft, write_version
 
 
@@ -177,7 +177,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
     def delete_session(self, uri: SessionUri) -> DeleteReport:
         """Delete all versions of a session, and its part of the journal. Needs no disk space.
 
-        A crash leaves the session as it was, or without some of its older versions, or without its last turns, or gone.
+        A crash leaves the session as it was, or without its tags and pins, some of its older versions, or its last
+        turns, or gone.
         Blocks that others need stay.
 
         Raises:
@@ -203,10 +204,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             if len(self.index.versions(uri)) == 1 and not self._core.journal.has(uri):
                 return self.delete_session(uri)
             keep_turns_behind(self._core, None, [row.bundle_id])
-            candidates = packs_with(self._core, [row.bundle_id])
-            bytes_freed = deletion.drop_versions(self._core, [row.bundle_id])
-            removed = remove_unneeded(self._core, candidates)
-            return DeleteReport(uri, 1, bytes_freed + removed.size_bytes, problems=removed.problems)
+            return deletion.delete_version(self._core, row)
 
 
 def _import_upkeep() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from typing import Final
 
 from ..checking.promised import require_same_as_row
 from ..disk.paths import Closing, undoing
@@ -12,13 +13,15 @@ from ..errors import (
     SessionNotFound,
 )
 from ..folder.folder import manifest_name
-from ..folder.marks import Marks
+from ..folder.marks import Marks, findings_of_missing
 from ..folder.versions import describe_versions, select_version
 from ..format.blocks import BlockEntry
-from ..format.records import IndexRow, OpenReport, StoreStatistics
+from ..format.records import Finding, IndexRow, OpenReport, StoreStatistics
 from ..uri import SessionUri, not_found, parse_reference, parse_version_reference
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader
+
+_MISSING_TOLD: Final = 8
 
 
 class Sessions(Closing):
@@ -91,7 +94,7 @@ class Sessions(Closing):
         """
         self._core.require_open()
         wanted = parse_reference(text)
-        if wanted in also or self.index.find(wanted) is not None or self._core.journal.has(wanted):
+        if wanted in also or self.can_be_deleted(wanted):
             return wanted
         raise not_found(wanted, {*also, *self.index.near(wanted)})
 
@@ -100,9 +103,13 @@ class Sessions(Closing):
         return self.index.find(uri, version)
 
     def can_be_deleted(self, uri: SessionUri) -> bool:
-        """Whether a delete finds anything of a session."""
+        """Whether there is anything of a session: a version, turns, or a tag or a pin of a version that is missing."""
         self._core.require_open()
-        return self.index.find(uri) is not None or self._core.journal.has(uri)
+        return self.index.find(uri) is not None or self._core.journal.has(uri) or bool(self._missing(uri))
+
+    def _missing(self, uri: SessionUri) -> list[Finding]:
+        """The versions of a session that only a tag or a pin tells of."""
+        return findings_of_missing(self._core.folder, self.index.bundle_ids(), uri)
 
     def versions(self, uri: SessionUri) -> list[IndexRow]:
         """All versions of a session, oldest first."""
@@ -182,6 +189,9 @@ class Sessions(Closing):
                 session=str(uri),
                 suggestions=[],
             )
+        if not versions and (missing := self._missing(uri)):
+            message = " ".join(finding.message for finding in missing[:_MISSING_TOLD])
+            return SessionNotFound(message, session=str(uri), version=version, suggestions=[])
         if not versions:
             return not_found(uri, (near for near in self.index.near(uri) if near != uri))
         return SessionNotFound(

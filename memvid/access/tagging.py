@@ -6,11 +6,19 @@ reported. `folder/marks.py` defines marks.
 
 from __future__ import annotations
 
-from ..errors import PUT_BACK, BundleMissing, CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat
+from ..errors import (
+    PUT_BACK,
+    BundleMissing,
+    CorruptMarks,
+    MarksLost,
+    SessionNotFound,
+    UnsafePath,
+    UnsupportedFormat,
+)
 from ..folder.folder import manifest_name
 from ..folder.marks import Marks, SessionMarks
 from ..format.records import IndexRow
-from ..uri import SessionUri
+from ..uri import SessionUri, parse_version_reference
 from .sessions import Sessions
 
 
@@ -50,13 +58,27 @@ class Tagging(Sessions):
             Marks.load(self._core.folder).pin(uri, row.bundle_id).save(self._core.folder)
             return row
 
-    def unpin(self, uri: SessionUri, version: int | None) -> IndexRow:
-        """Give a version back to the retention. Raises MarkNotFound, and as `tag` does."""
-        self.require_session(uri, version)
+    def resolve_pinned(self, text: str) -> tuple[SessionUri, bytes]:
+        """The session and bundle that `text` means, as `resolve_version` does; also a pinned version that is missing,
+        by digits of its id. Raises as `resolve_version`, CorruptMarks, MarksLost."""
+        try:
+            row = self.resolve_version(text)
+            return row.uri, row.bundle_id
+        except SessionNotFound:
+            name, selector = parse_version_reference(text)
+            digits = selector.id_prefix if selector is not None else None
+            if digits is None:
+                raise
+            uri = self.resolve(name)
+            found = [each for each in self.marks(uri).pins if each.hex().startswith(digits)]
+            if len(found) != 1:
+                raise
+            return uri, found[0]
+
+    def unpin(self, uri: SessionUri, bundle_id: bytes) -> None:
+        """Give a version back to the retention, also one that is not there any more. Raises as `untag` does."""
         with self._core.committing():
-            row = self.require_session(uri, version)
-            Marks.load(self._core.folder).unpin(uri, row.bundle_id).save(self._core.folder)
-            return row
+            Marks.load(self._core.folder).unpin(uri, bundle_id).save(self._core.folder)
 
     def marks(self, uri: SessionUri) -> SessionMarks:
         """A session's tags, pins and strips. Raises CorruptMarks, MarksLost, UnsupportedFormat, UnsafePath."""

@@ -8,7 +8,7 @@ from typing import Final
 from ..errors import PUT_BACK, BundleMissing, Corruption, IndexFailed, LimitExceeded, StoreError
 from ..folder.folder import manifest_name
 from ..folder.journal import Journal, waiting_finding
-from ..folder.marks import MARKS_FILE, Marks
+from ..folder.marks import MARKS_FILE, Marks, findings_of_missing
 from ..folder.store_file import JOURNAL, STORE_FILE, require_store_file
 from ..folder.strangers import list_strangers
 from ..format.records import Finding, IndexRow
@@ -96,6 +96,7 @@ def _of_small_files(core: StoreCore) -> list[Finding]:
         findings.append(_found(f"{core.path}/{STORE_FILE}", error))
     try:
         Marks.load(core.folder)
+        findings += findings_of_missing(core.folder, core.index.bundle_ids())
     except StoreError as error:
         findings.append(_found(f"{core.path}/{MARKS_FILE}", error))
     return findings

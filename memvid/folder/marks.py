@@ -1,8 +1,8 @@
 """Tags, pins and strips: the marks of versions, in STORE/marks.json. Primary data: nothing can rebuild it.
 
-Owns the file and its strict reader. A mark names a version by its bundle id, and the caller checks whether it exists.
-A stripped version needs no keys and values: `maintenance/stripping.py`. Marks are values; a change gives new ones,
-`save` makes them durable.
+Owns the file and its strict reader. A mark names a version by its bundle id. A mark goes before its version does, so
+one without a version tells of a version that is missing. A stripped version needs no keys and values:
+`maintenance/stripping.py`. Marks are values; a change gives new ones, `save` makes them durable.
 
 Rules:
 - The file is there from the store's beginning. It has a digest over all of it (`sealed_json`); a reader takes it whole,
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -24,6 +24,8 @@ from ..disk import durable
 from ..disk.paths import read_small
 from ..disk.sealed_json import SealedFormat, reason_of
 from ..errors import (
+    PUT_BACK,
+    BundleMissing,
     CorruptMarks,
     InvalidTag,
     InvalidUri,
@@ -34,9 +36,10 @@ from ..errors import (
     TagTaken,
     UnsupportedFormat,
 )
+from ..format.records import Finding
 from ..limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_STRIPS
 from ..uri import VERSION_MARK, SessionUri, require_tag
-from .folder import StoreFolder
+from .folder import StoreFolder, manifest_name
 
 MARKS_FILE: Final = "marks.json"
 MARKS_VERSION: Final = 2
@@ -142,14 +145,10 @@ class Marks:
     def tagged(self, uri: SessionUri, tag: str) -> bytes | None:
         return self.session(uri).tags.get(tag)
 
-    def dangling(self, known: Container[bytes]) -> list[tuple[SessionUri, bytes]]:
-        """The marked bundles that are not among `known`, each with its session."""
-        return [
-            (uri, bundle_id)
-            for uri, marks in sorted(self.sessions.items())
-            for bundle_id in sorted(marks.bundle_ids)
-            if bundle_id not in known
-        ]
+    @property
+    def named(self) -> frozenset[bytes]:
+        """The versions with a tag or a pin: one that is not there is missing, whether the index tells of it or not."""
+        return frozenset(each for each, marks in self._by_bundle.items() if marks.keeps)
 
     # --- changing
 
@@ -204,14 +203,10 @@ class Marks:
         marks = self.session(uri)
         return self._with(uri, replace(marks, stripped=marks.stripped - {bundle_id}))
 
-    def without(self, uri: SessionUri) -> Marks:
-        """No marks of this session: it was deleted or forgotten."""
-        return self._with(uri, _NO_MARKS)
-
-    def without_bundles(self, bundle_ids: Iterable[bytes]) -> Marks:
-        """No marks of these versions, in any session: they are gone."""
+    def without_bundles(self, bundle_ids: Iterable[bytes], *, strips: bool = True) -> Marks:
+        """No marks of these versions, in any session; or (without `strips`) no tags and pins."""
         gone = frozenset(bundle_ids)
-        return Marks(self.store_uuid, {uri: _left(marks, gone) for uri, marks in self.sessions.items()})
+        return Marks(self.store_uuid, {uri: _left(marks, gone, strips) for uri, marks in self.sessions.items()})
 
     def with_those_of(self, later: Marks) -> Marks:
         """These marks and those of another value; where both have a tag, it names the version that it names there. A
@@ -226,9 +221,9 @@ class Marks:
         return Marks(self.store_uuid, {**self.sessions, uri: marks})
 
 
-def _left(marks: SessionMarks, gone: frozenset[bytes]) -> SessionMarks:
+def _left(marks: SessionMarks, gone: frozenset[bytes], strips: bool) -> SessionMarks:
     tags = {tag: named for tag, named in marks.tags.items() if named not in gone}
-    return SessionMarks(tags, marks.pins - gone, marks.stripped - gone)
+    return SessionMarks(tags, marks.pins - gone, marks.stripped - gone if strips else marks.stripped)
 
 
 def _joined(marks: SessionMarks, later: SessionMarks) -> SessionMarks:
@@ -299,12 +294,45 @@ def decode_marks(data: bytes, store_uuid: str, path: str) -> Marks:
         ) from error
 
 
-def stripped_in(folder: StoreFolder) -> frozenset[bytes] | None:
-    """The versions that need no keys and values; None where the marks cannot be read, which others tell."""
+def marks_in(folder: StoreFolder) -> Marks | None:
+    """The marks; None where they cannot be read, which others tell."""
     try:
-        return Marks.load(folder).stripped
+        return Marks.load(folder)
     except StoreError:
         return None
+
+
+def findings_of_missing(folder: StoreFolder, rows: Collection[bytes], uri: SessionUri | None = None) -> list[Finding]:
+    """The versions, of one session or of all, that only a tag or a pin tells of: they have no manifest, and are not
+    among `rows`. A daemon may delete versions meanwhile, and their tags and pins go first. Raises StoreIoError."""
+    marks = marks_in(folder)
+    if marks is None or not (lost := marks.named.difference(rows) - folder.list_versions()):
+        return []
+    marks = marks_in(folder) or marks
+    return [
+        Finding(folder.path_of(manifest_name(each)), BundleMissing.code, _told_of_missing(folder, its_uri, each, marks))
+        for its_uri, of in sorted(marks.sessions.items())
+        for each in sorted(lost.intersection(of.pins.union(of.tags.values())))
+        if uri in (None, its_uri)
+    ]
+
+
+def _told_of_missing(folder: StoreFolder, uri: SessionUri, bundle_id: bytes, marks: Marks) -> str:
+    of = marks.of(bundle_id)
+    ways = [f"`torpor untag {uri} {tag}`" for tag in of.tags]
+    ways += [f"`torpor unpin {_reference(uri, bundle_id)}`"] if of.pinned else []
+    names = [f"the tag {tag}" for tag in of.tags] + ["a pin"] * of.pinned
+    return (
+        f"The manifest of a version of {uri} ({folder.path_of(manifest_name(bundle_id))}) is missing: "
+        f"{' and '.join(names)} still {'names' if len(names) == 1 else 'name'} it. {PUT_BACK} To do without that "
+        f"version: {', '.join(ways)}. Until then no pack is removed."
+    )
+
+
+def stripped_in(folder: StoreFolder) -> frozenset[bytes] | None:
+    """The versions that need no keys and values; None where the marks cannot be read, which others tell."""
+    marks = marks_in(folder)
+    return None if marks is None else marks.stripped
 
 
 def uuid_in_marks(root_fd: int, path: str) -> str | None:

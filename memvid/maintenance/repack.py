@@ -167,16 +167,17 @@ def _tell(run: MaintenanceRun, step: Step, path: str, before: int, after: int) -
 
 
 def _unmark_dangling(run: MaintenanceRun) -> None:
-    """The marks of versions that are gone go: no version is missing, as needs are known."""
+    """The strips of versions that are gone go: no version is missing, as needs are known."""
     core = run.core
     try:
         with core.committing():
             if needed_now(core).unknown:
                 return
             marks = Marks.load(core.folder)
-            dangling = marks.dangling(core.folder.list_versions())
+            there = core.folder.list_versions()
+            dangling = [(uri, each) for uri, of in marks.sessions.items() for each in sorted(of.stripped - there)]
             if dangling:
-                run.bytes_written += marks.without_bundles(one for _, one in dangling).save(core.folder)
+                run.bytes_written += marks.without_bundles(each for _, each in dangling).save(core.folder)
     except _FATAL:
         raise
     except StoreError as error:

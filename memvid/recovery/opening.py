@@ -12,7 +12,7 @@ from ..disk.lock import StoreLock
 from ..disk.paths import stamp_of, stat_name, undoing
 from ..errors import PUT_BACK, StoreError
 from ..folder.folder import StoreFolder, manifest_name
-from ..folder.marks import MARKS_FILE
+from ..folder.marks import MARKS_FILE, findings_of_missing
 from ..folder.new_store import create_store
 from ..folder.store_file import has_store_file, load_store_uuid, require_creatable
 from ..format.records import Finding, IndexRow, OpenReport
@@ -91,7 +91,7 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
     if missing and not core.has_lock:  # the daemon beside us may have deleted them since we read the index
         with load_index(folder, writable=False)[0] as latest:
             index.drop(missing - latest.bundle_ids())
-    unreadable += _missing(core, missing)
+    unreadable += [*_missing(core, missing), *findings_of_missing(folder, index.bundle_ids())]
     if why is not None and core.has_lock:
         index.save(folder, always=True)  # a file that cannot be used does not stay, and this work is not done twice
     return OpenReport(

@@ -41,7 +41,7 @@ from ..errors import (
 )
 from ..folder.damaged import move_small
 from ..folder.folder import manifest_name
-from ..folder.marks import MARKS_FILE, Marks
+from ..folder.marks import MARKS_FILE, Marks, findings_of_missing, marks_in
 from ..folder.store_file import PACKS, STORE_FILE, require_store_file, write_store_file
 from ..format.frames import FrameReader
 from ..format.manifest import Manifest, decode_manifest
@@ -157,7 +157,7 @@ def _telling(run: MaintenanceRun, path: str) -> Iterator[None]:
 
 def _unreadable_manifests(core: StoreCore) -> set[bytes]:
     there = core.folder.list_versions()
-    wanted = core.index.bundle_ids() - there
+    wanted = _promised(core) - there
     for bundle_id in there:
         try:
             core.read_manifest(bundle_id)
@@ -167,13 +167,19 @@ def _unreadable_manifests(core: StoreCore) -> set[bytes]:
     return wanted
 
 
+def _promised(core: StoreCore) -> set[bytes]:
+    """The versions that the index tells of, and those with a tag or a pin."""
+    marks = marks_in(core.folder)
+    return core.index.bundle_ids().union(marks.named if marks is not None else ())
+
+
 def _put_manifest(core: StoreCore, bundle_id: bytes, encoded: bytes) -> bool:
     """False if the version was deleted meanwhile."""
     with core.poisoning(), core.folder.manifest_temps.new() as temp:
         temp.append([encode_manifest_file(encoded)])
         temp.sync()
         with core.committing():
-            if not core.index.knows(bundle_id) and not core.folder.has_manifest(bundle_id):
+            if bundle_id not in _promised(core) and not core.folder.has_manifest(bundle_id):
                 return False
             core.folder.publish(temp, manifest_name(bundle_id))
             core.enter_version(bundle_id)
@@ -277,6 +283,7 @@ def _copy(run: MaintenanceRun, file: FrameReader, block_ids: Collection[bytes], 
 def _tell_the_rest(run: MaintenanceRun, check: Check, taken: dict[bytes, Manifest]) -> None:
     core = run.core
     findings, _ = check.tell()
+    findings += findings_of_missing(core.folder, core.index.bundle_ids())
     if run.dry_run:  # as if these were there
         paths = {core.folder.path_of(manifest_name(bundle_id)): bundle_id for bundle_id in taken}
         findings = [finding for finding in findings if finding.path not in paths]

@@ -66,6 +66,8 @@ class StoreCore:
         """Packs that are there and tell nothing, and why."""
         self.unreadable_versions: set[bytes] = set()
         """Manifests that could not be read when the store was opened. A delete and a sleep try again first."""
+        self.marked_still: set[bytes] = set()
+        """Versions that were deleted, and whose tags or pins found no room to go. They are not missing."""
         self.waiting: set[str] = set()
         """Packs that go once this process uses them no more; `remove_waiting` does that, where it is set."""
         self.remove_waiting: Callable[[], None] | None = None

@@ -1,6 +1,9 @@
-"""Deletes versions: their rows, their manifests, then the packs that only these needed. Needs no disk space.
+"""Deletes versions: their tags and pins, their rows, their manifests, the packs that only these needed, and their
+strips. Needs no disk space.
 
 Rules:
+- A tag or a pin goes before its version: one without a version tells of a version that is missing. Where there is no
+  room to write the others anew, it goes last. A strip always goes last: without it its version would count as damaged.
 - The index's file lets go of a version before its manifest goes: else an opening would call it missing.
 - Manifests go oldest first. The session's part of the journal goes before the newest manifest: so what a cut-off delete
   leaves is a session without its oldest versions, or without its last turns, or none.
@@ -10,13 +13,13 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 from ..disk.paths import undoing
 from ..errors import DurabilityLost, StoreError
 from ..folder.folder import manifest_name
-from ..folder.marks import Marks
+from ..folder.marks import Marks, marks_in
 from ..format.records import DeleteReport, IndexRow
 from ..uri import SessionUri
 from .core import StoreCore
@@ -32,12 +35,15 @@ def delete_session(
     Raises:
         StoreIoError, DurabilityLost: a part of it may be gone.
     """
-    candidates = packs_with(core, (row.bundle_id for row in rows))
-    bytes_freed = drop_versions(core, [row.bundle_id for row in rows[:-1]])
-    core.journal.drop(uri)
-    bytes_freed += drop_versions(core, [row.bundle_id for row in rows[-1:]])
-    _drop_marks(core, uri)
-    removed = remove_unneeded(core, candidates)
+    bundle_ids = [row.bundle_id for row in rows]
+    marks = marks_in(core.folder)
+    marked = marks.session(uri).bundle_ids if marks is not None else frozenset()
+    candidates = packs_with(core, bundle_ids)
+    with unmarking(core, marked.union(bundle_ids)):
+        bytes_freed = _drop(core, bundle_ids[:-1])
+        core.journal.drop(uri)
+        bytes_freed += _drop(core, bundle_ids[-1:])
+        removed = remove_unneeded(core, candidates)
     return DeleteReport(
         uri,
         versions_deleted=len(rows),
@@ -47,9 +53,28 @@ def delete_session(
     )
 
 
-def drop_versions(core: StoreCore, bundle_ids: Sequence[bytes]) -> int:
-    """Let versions go, in this order: index, then manifests, durably. The bytes freed; their packs stay. Call it while
-    `committing`. Raises StoreIoError, DurabilityLost: the first ones may be gone."""
+def delete_version(core: StoreCore, row: IndexRow) -> DeleteReport:
+    """Delete one version, and leave the turns of its session. Call it while `committing`.
+
+    Raises:
+        StoreIoError, DurabilityLost: a part of it may be gone.
+    """
+    candidates = packs_with(core, [row.bundle_id])
+    with unmarking(core, [row.bundle_id]):
+        bytes_freed = _drop(core, [row.bundle_id])
+        removed = remove_unneeded(core, candidates)
+    return DeleteReport(row.uri, 1, bytes_freed + removed.size_bytes, problems=removed.problems)
+
+
+def drop_versions(core: StoreCore, bundle_ids: Sequence[bytes]) -> None:
+    """Let versions go, durably; their packs stay. Call it while `committing`. Raises StoreIoError, DurabilityLost: the
+    first ones may be gone."""
+    with unmarking(core, bundle_ids):
+        _drop(core, bundle_ids)
+
+
+def _drop(core: StoreCore, bundle_ids: Sequence[bytes]) -> int:
+    """In this order: index, then manifests, durably. The bytes freed."""
     if not bundle_ids:
         return 0
     core.index.forget_in_file(core.folder, bundle_ids)
@@ -69,13 +94,23 @@ def _enter_again(core: StoreCore, rows: Iterable[IndexRow]) -> None:
         core.index.add_all(rows)
 
 
-def _drop_marks(core: StoreCore, uri: SessionUri) -> None:
-    """The session's marks go too. Where that fails they name nothing, and the next repack lets them go. Raises
-    DurabilityLost."""
+@contextlib.contextmanager
+def unmarking(core: StoreCore, bundle_ids: Collection[bytes]) -> Iterator[None]:
+    """Take the marks of versions that go within this. Raises DurabilityLost."""
+    _unmark(core, bundle_ids, strips=False)
+    yield
+    _unmark(core, core.marked_still.union(bundle_ids), strips=True)
+
+
+def _unmark(core: StoreCore, bundle_ids: Collection[bytes], *, strips: bool) -> None:
+    """Without room for it, or where the marks cannot be read, they stay as they are."""
+    core.marked_still.update(bundle_ids)
     try:
         marks = Marks.load(core.folder)
-        if marks.session(uri):
-            marks.without(uri).save(core.folder)
+        left = marks.without_bundles(bundle_ids, strips=strips)
+        if left.sessions != marks.sessions:
+            left.save(core.folder)
+        core.marked_still.difference_update(bundle_ids)
     except DurabilityLost:
         raise
     except StoreError:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ..errors import StoreError
-from ..folder.marks import stripped_in
+from ..folder.marks import Marks, marks_in
 from ..format.records import Finding
 from .core import StoreCore
 from .frame_files import open_frames
@@ -34,11 +34,14 @@ def needed_now(
 ) -> Needed:
     """The needs of all versions at this moment, and of what this process uses. Under `committing` it stays true. Where
     the marks cannot be read, no version counts as stripped; nor does one behind which turns stand in the journal, for
-    these become a version with its blocks. For a dry run: as if these versions were stripped, or deleted. pins:
-    whether what this process uses counts. Raises StoreIoError."""
-    stripped = (stripped_in(core.folder) or frozenset()).difference(core.journal.bases().values())
+    these become a version with its blocks. As if these versions were stripped, or deleted. pins: whether what this
+    process uses counts. Raises StoreIoError."""
+    marks = marks_in(core.folder) or Marks(core.folder.uuid)
+    stripped = marks.stripped.difference(core.journal.bases().values())
     pinned = core.pins.blocks() if pins else ()
-    return core.needs.now(core.index.bundle_ids(), stripped.union(strips), pinned, deletes)
+    return core.needs.now(
+        core.index.bundle_ids() | (marks.named - core.marked_still), stripped.union(strips), pinned, deletes
+    )
 
 
 def remove_unneeded(core: StoreCore, names: Iterable[str], *, dry_run: bool = False) -> Removed:

@@ -32,6 +32,11 @@ COMPRESSIBLE = (b"torpor sleeps, torpor wakes. " * 9)[:240]
 IDENTITY = Identity((("compute_dtype", "float32"), ("weights", "0123456789abcdef")))
 
 
+def id_of(store: Store, uri: SessionUri, version: int | None = None) -> bytes:
+    """The bundle id of a version, the latest if none is named."""
+    return store.require_session(uri, version).bundle_id
+
+
 def token_ids(start: int, count: int, seed: int = 0) -> bytes:
     return struct.pack(f"<{count}I", *((position * 7 + seed * 13) % 50_000 for position in range(start, start + count)))
 

@@ -26,7 +26,7 @@ from torpor.memvid.folder.retention import Retention
 from torpor.memvid.maintenance.repack_plan import RepackPolicy
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making
-from torpor.tests.memvid.store_making import expected, sleep, token_ids
+from torpor.tests.memvid.store_making import expected, id_of, sleep, token_ids
 
 URIS = tuple(SessionUri("default", name) for name in ("agent", "fork", "other"))
 SIZES = {"layers": 1, "heads": 1, "dim": 1}
@@ -148,7 +148,7 @@ class History:
             with contextlib.suppress(SessionNotFound):
                 self.store.pin(uri, None)
             with contextlib.suppress(SessionNotFound, MarkNotFound):
-                self.store.unpin(uri, None)
+                self.store.unpin(uri, id_of(self.store, uri))
         elif choice == 3:
             versions = [row.version for row in self.store.versions(uri)]
             assert versions == sorted(set(versions))

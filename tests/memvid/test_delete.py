@@ -158,7 +158,7 @@ def test_no_turn_is_acknowledged_behind_a_version_that_goes_meanwhile(store: Sto
                 asked[0].result(0.05)
 
         with (
-            meanwhile(deletion, "drop_versions", acknowledge)
+            meanwhile(deletion, "_drop", acknowledge)
             if how == "session"
             else meanwhile(Index, "forget_in_file", acknowledge)
         ):

@@ -308,7 +308,14 @@ class SoundStore(RuleBasedStateMachine):
             return
         mark = Mark("pin", str(version.uri), version.number)
         if mark in self.world:
-            self.do(Operation("unpin", lambda store: store.unpin(version.uri, version.number), removes=[mark]), fault)
+            self.do(
+                Operation(
+                    "unpin",
+                    lambda store: store.unpin(version.uri, making.id_of(store, version.uri, version.number)),
+                    removes=[mark],
+                ),
+                fault,
+            )
         else:
             self.do(Operation("pin", lambda store: store.pin(version.uri, version.number), [mark]), fault)
 

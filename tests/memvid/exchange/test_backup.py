@@ -26,6 +26,7 @@ from torpor.tests.memvid.store_making import (
     URI,
     contents,
     expected,
+    id_of,
     manifest_path,
     pack_of,
     require_awake,
@@ -161,7 +162,7 @@ def prune_and_begin_anew(store: Store, path: Path) -> None:
     store.delete_session(URI)
     with Store.open(path.with_name("copy"), writable=True) as copy:
         copy.untag(URI, "kept")
-        copy.unpin(URI, 3)
+        copy.unpin(URI, id_of(copy, URI, 3))
         copy.prune(Retention(keep_last=1))
     sleep(store, 40, seed=7)
 

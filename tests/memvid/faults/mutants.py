@@ -48,11 +48,11 @@ SWAPS: Final = (
     ),
     Mutant(
         "the index's file still tells of what is deleted",
-        (Edit("deletion", "drop_versions", "core.index.forget_in_file("),),
+        (Edit("deletion", "_drop", "core.index.forget_in_file("),),
     ),
     Mutant(
         "the index's file lets go once the manifests are gone",
-        (Edit("deletion", "drop_versions", "core.index.forget_in_file(", before="core.folder.flush(names)"),),
+        (Edit("deletion", "_drop", "core.index.forget_in_file(", before="core.folder.flush(names)"),),
     ),
     Mutant(
         "a removed index is taken for gone, though its removal was not flushed",
@@ -60,11 +60,28 @@ SWAPS: Final = (
     ),
     Mutant(
         "the newest version goes first",
-        (Edit("deletion", "delete_session", put_in="rows = rows[::-1]", before="candidates ="),),
+        (Edit("deletion", "delete_session", put_in="bundle_ids = bundle_ids[::-1]", before="marks ="),),
     ),
     Mutant(
         "the turns of a session go after its newest version",
-        (Edit("deletion", "delete_session", "core.journal.drop(uri)", before="_drop_marks("),),
+        (Edit("deletion", "delete_session", "core.journal.drop(uri)", before="removed ="),),
+    ),
+    Mutant(
+        "a tag goes after its version",
+        (Edit("deletion", "unmarking", "_unmark(core, bundle_ids, strips=False)"),),
+        test="sweep:kill:marks",
+    ),
+    Mutant(
+        "a strip goes before its version",
+        (
+            Edit(
+                "deletion",
+                "unmarking",
+                "_unmark(core, bundle_ids, strips=False)",
+                "_unmark(core, bundle_ids, strips=True)",
+            ),
+        ),
+        test="sweep:kill:strip",
     ),
     Mutant(
         "old packs go before the new one has its name",
@@ -107,6 +124,11 @@ _NEEDS: Final = (
         test="sweep:put_back:",
     ),
     Mutant(
+        "a version that only a tag tells of needs nothing",
+        (Edit("removal", "needed_now", "marks =", "marks = Marks(core.folder.uuid)"),),
+        test="tests/memvid/writing/test_marking.py::test_a_version_that_only_a_tag_or_a_pin_tells_of_is_missing",
+    ),
+    Mutant(
         "what a reader has open is removed",
         (
             Edit(
@@ -125,7 +147,7 @@ _NEEDS: Final = (
     ),
     Mutant(
         "rows of a deleted version go after its manifest",
-        (Edit("deletion", "drop_versions", "core.index.drop([bundle_id])", after="with undoing("),),
+        (Edit("deletion", "_drop", "core.index.drop([bundle_id])", after="with undoing("),),
         test="sweep:errno:delete",
     ),
 )

@@ -30,7 +30,7 @@ from torpor.tests.memvid.faults.worlds import (
     sleep,
     versions_of,
 )
-from torpor.tests.memvid.store_making import OTHER_URI, URI
+from torpor.tests.memvid.store_making import OTHER_URI, URI, id_of
 
 THIRD: Final = SessionUri("work", "third")
 _SMALL: Final = [Version(SessionUri("work", f"small.{number}"), 1, 4 + number, seed=number) for number in range(5)]
@@ -201,7 +201,7 @@ def marks(path: Path, tape: Tape) -> None:
         with tape.step(store, adds=[moved], removes=[tag]):
             store.tag(URI, 2, "kept", move=True)
         with tape.step(store, removes=[pin]):
-            store.unpin(URI, 2)
+            store.unpin(URI, id_of(store, URI, 2))
         with tape.step(store, removes=[moved]):
             store.untag(URI, "kept")
         with tape.step(store, adds=[other]):

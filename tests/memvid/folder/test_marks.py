@@ -36,7 +36,7 @@ from torpor.tests.memvid.store_making import refusing, taking_at_most
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 SCOUT = SessionUri("default", "scout")
 WRITER = SessionUri("work", "writer")
-A, B, C = bytes([0xAA]) * 32, bytes([0xBB]) * 32, bytes([0xCC]) * 32
+A, B, C, D = (bytes([each]) * 32 for each in (0xAA, 0xBB, 0xCC, 0xDD))
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_marks_read_back_as_they_were_saved(folder: StoreFolder) -> None:
     assert marks.of(A) == VersionMarks(("before-refactor",), pinned=False)
     assert marks.of(B) == VersionMarks((), pinned=True)
     assert marks.session(SCOUT) == SessionMarks({"before-refactor": A}, frozenset({B}))
-    marks.without(SCOUT).save(folder)
+    marks.without_bundles([A, B]).save(folder)
     assert Marks.load(folder) == Marks(folder.uuid).tag(WRITER, C, "draft")
     assert b"scout" not in file_of(folder).read_bytes()
 
@@ -85,7 +85,7 @@ def test_a_tag_names_one_version_and_moves_only_on_purpose() -> None:
 def test_a_change_leaves_the_marks_that_it_came_from() -> None:
     marks = some_marks()
     before = encode_marks(marks)
-    marks.untag(SCOUT, "v1.0").unpin(SCOUT, A).without(SCOUT)
+    marks.untag(SCOUT, "v1.0").unpin(SCOUT, A).without_bundles([A, B])
     assert encode_marks(marks) == before
 
 
@@ -102,10 +102,10 @@ def test_marks_of_two_are_all_there_and_a_tag_that_both_have_is_the_latters() ->
     assert joined == some_marks().tag(SCOUT, C, "v1.0", move=True).tag(WRITER, C, "draft")
 
 
-def test_marks_of_versions_that_are_not_there_are_told() -> None:
-    marks = some_marks().tag(WRITER, C, "draft")
-    assert marks.dangling({A, B, C}) == []
-    assert marks.dangling({C}) == [(SCOUT, A), (SCOUT, B)]
+def test_a_tag_and_a_pin_name_a_version_and_a_strip_does_not() -> None:
+    marks = some_marks().tag(WRITER, C, "draft").strip(WRITER, [D])
+    assert marks.named == {A, B, C}
+    assert marks.without_bundles([A, B, C, D], strips=False) == Marks(UUID).strip(WRITER, [D])
 
 
 @pytest.mark.parametrize(
@@ -505,7 +505,7 @@ def test_threat_28_what_a_save_that_was_killed_leaves_is_removed_as_a_leftover(
 
 
 @settings(max_examples=30)
-@given(st.lists(st.sampled_from(["tag", "move", "untag", "pin", "unpin", "without", "gone"]), max_size=30), st.data())
+@given(st.lists(st.sampled_from(["tag", "move", "untag", "pin", "unpin", "gone"]), max_size=30), st.data())
 def test_t7_marks_agree_with_a_dictionary(steps: list[str], data: st.DataObject) -> None:
     """Any run of changes gives what plain dictionaries give, and says no where they have nothing to take away."""
     marks = Marks(UUID)
@@ -529,10 +529,6 @@ def test_t7_marks_agree_with_a_dictionary(steps: list[str], data: st.DataObject)
             elif step == "unpin":
                 marks = marks.unpin(uri, bundle_id)
                 pins.remove((uri, bundle_id))
-            elif step == "without":
-                marks = marks.without(uri)
-                tags = {key: named for key, named in tags.items() if key[0] != uri}
-                pins = {key for key in pins if key[0] != uri}
             else:
                 marks = marks.without_bundles([bundle_id])
                 tags = {key: named for key, named in tags.items() if named != bundle_id}
@@ -553,7 +549,7 @@ def test_a_strip_names_versions_until_they_are_gone_and_stays_with_its_own_store
     assert marks.stripped == {A, B}
     assert (marks.of(A).stripped, marks.of(A).keeps, marks.of(C).stripped) == (True, False, False)
     assert marks.without_bundles([A]).stripped == {B}
-    assert marks.without(SCOUT) == Marks(UUID)
+    assert marks.without_bundles([A, B]) == Marks(UUID)
     assert Marks(UUID).pin(SCOUT, C).with_those_of(marks).stripped == frozenset()
     assert marks.with_those_of(Marks(UUID).pin(SCOUT, C)).stripped == {A, B}
 

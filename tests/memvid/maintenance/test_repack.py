@@ -303,13 +303,13 @@ def test_while_a_manifest_is_missing_or_damaged_nothing_goes(store: Store, damag
     store.close()
 
 
-def test_marks_of_versions_that_are_gone_go_and_others_stay(store: Store) -> None:
+def test_strips_of_versions_that_are_gone_go_and_others_stay(store: Store) -> None:
     first, second = sleep(store), sleep(store, 400)
-    store.tag(URI, 1, "gone")
-    store.pin(URI, 2)
+    store.strip(URI)
     store._core.index.forget_in_file(store._core.folder, [first.bundle_id])
     manifest_path(store, first.bundle_id).unlink()
     with reopened(store, anew=True) as store:
+        assert store.opening.unreadable == ()
         report = store.repack()
         assert "unmark" in kinds(report)
         assert Marks.load(store._core.folder).bundle_ids == {second.bundle_id}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
@@ -18,10 +19,23 @@ from torpor.memvid.errors import (
     SessionNotFound,
     TagTaken,
 )
-from torpor.memvid.folder.marks import Marks
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.marks import Marks, SessionMarks
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.maintenance.repack_plan import CLEARING
+from torpor.memvid.operations import set_mark
 from torpor.memvid.store import Store
-from torpor.tests.memvid.store_making import OTHER_URI, URI, manifest_path, refusing, reopened, sleep
+from torpor.memvid.writing.core import StoreCore
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    id_of,
+    manifest_path,
+    refusing,
+    reopened,
+    require_awake,
+    sleep,
+)
 
 
 @pytest.fixture
@@ -74,14 +88,14 @@ def test_without_a_version_the_newest_one_is_marked(three: Store) -> None:
     assert three.tag(URI, None, "now").version == 3
     assert three.pin(URI, None).version == 3
     assert three.marks(URI).pins == {three.versions(URI)[2].bundle_id}
-    three.unpin(URI, 3)
+    three.unpin(URI, id_of(three, URI, 3))
     assert not three.marks(URI).pins
     with pytest.raises(MarkNotFound):
-        three.unpin(URI, 3)
+        three.unpin(URI, id_of(three, URI, 3))
 
 
 def test_what_is_not_there_cannot_be_marked(three: Store) -> None:
-    for mark in (lambda: three.tag(URI, 9, "x"), lambda: three.pin(OTHER_URI, None), lambda: three.unpin(URI, 9)):
+    for mark in (lambda: three.tag(URI, 9, "x"), lambda: three.pin(OTHER_URI, None)):
         with pytest.raises(SessionNotFound):
             mark()
     with pytest.raises(MarkNotFound):
@@ -108,7 +122,7 @@ def test_a_read_only_store_reads_marks_and_sets_none(three: Store, store_path: P
             lambda: reader.tag(URI, 1, "x"),
             lambda: reader.untag(URI, "first"),
             lambda: reader.pin(URI, 1),
-            lambda: reader.unpin(URI, 1),
+            lambda: reader.unpin(URI, id_of(reader, URI, 1)),
         ):
             with pytest.raises(ReadOnlyStore):
                 change()
@@ -147,7 +161,7 @@ def test_lost_marks_are_not_none_until_somebody_says_so(three: Store, store_path
 
 def test_marks_that_were_all_taken_off_are_lost_too_with_their_file(three: Store, store_path: Path) -> None:
     three.pin(URI, 1)
-    three.unpin(URI, 1)
+    three.unpin(URI, id_of(three, URI, 1))
     (store_path / "marks.json").unlink()
     with pytest.raises(MarksLost):
         three.marks(URI)
@@ -204,3 +218,125 @@ def test_a_tag_whose_version_was_lost_says_so(three: Store, store_path: Path) ->
     manifest_path(three, three.versions(URI)[0].bundle_id).unlink()
     with reopened(three, anew=True) as again, pytest.raises(SessionNotFound, match="names the bundle"):
         again.resolve_version("agent@first")
+
+
+# --- a tag or a pin whose version is missing
+
+
+def lose(store: Store, version: int) -> tuple[Path, Path]:
+    """Take the manifest of a version away, and the index with all that it tells; where it was and where it is."""
+    file = manifest_path(store, id_of(store, URI, version))
+    store.close()
+    return file, file.rename(Path(store.path).parent / "away")
+
+
+@pytest.mark.parametrize(("version", "mark"), [(2, "tag"), (3, "tag"), (3, "pin")])
+def test_a_version_that_only_a_tag_or_a_pin_tells_of_is_missing(three: Store, version: int, mark: str) -> None:
+    if mark == "tag":
+        three.tag(URI, version, "good")
+    else:
+        three.pin(URI, version)
+    packs = {*Path(three.path, "packs").iterdir()}
+    lost = id_of(three, URI, version)
+    file, away = lose(three, version)
+    with reopened(three, anew=True) as store:
+        (told,) = store.opening.unreadable
+        assert (told.path, told.code) == (str(file), "bundle_missing")
+        way = "torpor untag torpor://default/agent good" if mark == "tag" else f"torpor unpin {URI}@{lost.hex()[:12]}"
+        assert way in told.message
+        assert told in store.verify(deep=False).findings
+        assert told in store.verify(URI, deep=False).findings
+        assert told in store.repair().problems
+        for report in (store.repack(policy=CLEARING), store.prune(Retention(keep_last=1))):
+            assert str(file) in {problem.path for problem in report.problems}
+        assert {*Path(store.path, "packs").iterdir()} >= packs  # whatever it needs is still there
+        away.rename(file)
+        assert store.verify(deep=True).findings == ()
+    with reopened(store) as store:
+        assert store.opening.unreadable == ()
+        require_awake(store, 10 * version, version=version)
+
+
+def test_a_tag_and_a_pin_of_a_missing_version_are_taken_away(three: Store) -> None:
+    three.tag(URI, 2, "good")
+    three.pin(URI, 3)
+    second, third = id_of(three, URI, 2), id_of(three, URI, 3)
+    manifest_path(three, second).unlink()
+    lose(three, 3)
+    with reopened(three, anew=True) as store:
+        assert len(store.opening.unreadable) == 2
+        with pytest.raises(SessionNotFound):
+            set_mark(store, f"agent@{'0' * 12}", pinned=False)
+        with pytest.raises(SessionNotFound):
+            set_mark(store, "agent@7", pinned=False)
+        freed = set_mark(store, f"agent@{third.hex()[:12]}", pinned=False)
+        assert (freed.bundle_id, freed.version, freed.pinned) == (third, None, False)
+        assert set_mark(store, "agent", untag="good").bundle_id == second
+        assert store.verify(deep=True).findings == ()
+        assert store.repack(policy=CLEARING).problems == ()
+
+
+def test_a_session_of_which_only_a_tag_is_left_says_so_and_can_be_deleted(store: Store) -> None:
+    sleep(store)
+    store.tag(URI, 1, "good")
+    lose(store, 1)
+    with reopened(store, anew=True) as store:
+        with pytest.raises(SessionNotFound, match=r"manifest of a version .* is missing: the tag good still names it"):
+            store.open_session(URI)
+        assert store.resolve("agent") == URI
+        assert store.delete_session(URI).problems == ()
+        assert store.marks(URI) == SessionMarks()
+    with reopened(store, anew=True) as store:
+        assert store.opening.unreadable == ()
+
+
+def test_repair_takes_a_missing_version_with_a_tag_from_a_backup(three: Store, tmp_path: Path) -> None:
+    three.tag(URI, 3, "good")
+    three.backup(tmp_path / "copy")
+    lose(three, 3)
+    with reopened(three, anew=True) as store:
+        assert [action.kind for action in store.repair(sources=[str(tmp_path / "copy")]).actions] == ["copy"]
+        assert store.resolve_version("agent@good").version == 3
+
+
+def test_tags_and_pins_go_before_their_versions_and_strips_behind_them(three: Store) -> None:
+    for version in (1, 2, 3):
+        three.tag(URI, version, f"t{version}")
+        three.pin(URI, version)
+        three.strip(URI, version)
+    real, seen = StoreFolder.remove, []
+
+    def remove(folder: StoreFolder, name: str, **how: bool) -> int:
+        if name.startswith("versions/"):
+            of = Marks.load(folder).of(bytes.fromhex(name[9:73]))
+            seen.append((of.tags, of.pinned, of.stripped))
+        return real(folder, name, **how)
+
+    with mock.patch.object(StoreFolder, "remove", remove):
+        three.delete_version(URI, 1)
+        assert Marks.load(three._core.folder).bundle_ids == {row.bundle_id for row in three.versions(URI)}
+        three.delete_session(URI)
+    assert seen == [((), False, True)] * 3
+    assert Marks.load(three._core.folder) == Marks(three.uuid)
+
+
+def test_without_room_for_other_marks_a_delete_takes_its_own_last(three: Store) -> None:
+    three.pin(URI, 3)
+    packs = Path(three.path, "packs")
+    real, full = Marks.save, [True]
+
+    def save(marks: Marks, folder: StoreFolder) -> int:
+        if full[0]:
+            raise NoSpace("The disk is full.", path=folder.path)
+        return real(marks, folder)
+
+    def remove(core: StoreCore, names: Iterable[str]) -> dict[str, int]:
+        full[0] = False
+        return removed(core, names)
+
+    removed = StoreCore.remove_packs
+    with mock.patch.object(Marks, "save", save), mock.patch.object(StoreCore, "remove_packs", remove):
+        assert three.delete_session(URI).problems == ()
+    assert not full[0]
+    assert list(packs.iterdir()) == []
+    assert Marks.load(three._core.folder) == Marks(three.uuid)
