@@ -82,7 +82,9 @@ class Exchanging(Sessions):
         a first version, with the imported bundle as parent.
 
         Raises:
-            NameTaken: the store has other versions of that session, even if none of them can be read.
+            NameTaken: the store has other versions of that session, even if none of them can be read, or its first one
+                is being written.
+            CorruptMarks, MarksLost: the store has this version; it may be stripped by marks that cannot be read.
             StoreIoError: the file cannot be read, or is no file.
             Corruption, LimitExceeded, UnsupportedFormat: it is no bundle, damaged, not whole, or of a later version.
             NoSpace, BudgetExceeded, ReadBackFailed: the store is as it was before.

@@ -247,15 +247,16 @@ def _is_promised(core: StoreCore, bundle_id: bytes) -> bool:
 
 
 def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
-    """Tags and pins of the versions in the backup, beside those that it alone has; and strips of those that are not
-    whole there. The bytes written."""
+    """Tags and pins of the versions in the backup, beside those that it has; and strips of those that are stripped
+    here and not whole there, beside those of which only the backup knows. The bytes written."""
     core = run.core
     try:
         marks = Marks.load(core.folder)
         present = Marks.load(into.folder)
         ours = marks.without_bundles(marks.bundle_ids - into.index.rows_of(marks.bundle_ids).keys())
-        known = core.index.rows_of(present.bundle_ids).keys()
-        wanted = _unmarked(present, known).with_those_of(ours)
+        wanted = present.with_those_of(ours)
+        for bundle_id in core.index.rows_of(present.stripped):
+            wanted = wanted.unstrip(bundle_id)
         for uri, of in ours.sessions.items():
             wanted = wanted.strip(uri, _not_whole(into, of.stripped))
     except StoreError as error:
@@ -263,14 +264,6 @@ def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
         return 0
     with into.committing():
         return 0 if wanted == present else wanted.save(into.folder)
-
-
-def _unmarked(marks: Marks, bundle_ids: Iterable[bytes]) -> Marks:
-    """Without the tags and pins of these versions: the store's count. Strips are the backup's own."""
-    left = marks.without_bundles(bundle_ids)
-    for uri, of in marks.sessions.items():
-        left = left.strip(uri, of.stripped)
-    return left
 
 
 def _not_whole(into: StoreCore, bundle_ids: Iterable[bytes]) -> list[bytes]:

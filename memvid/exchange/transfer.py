@@ -154,18 +154,22 @@ def _import(core: StoreCore, file: ExportedFile, as_uri: SessionUri | None, on_p
 def _take(core: StoreCore, file: ExportedFile, manifest: Manifest) -> Receipt:
     with core.pinning() as pin:
         core.pins.extend(pin, (entry.id for entry in manifest.blocks))
-        stripped = _stripped(core)  # before the commit: nothing fails behind it
+        stripped = _stripped(core, manifest)  # before the commit: nothing fails behind it
         receipt = Intake(core, _NOTHING_IMPORTED).take(manifest.blocks, lambda _: manifest, file.holding)
         if receipt.bundle_id in stripped:
             _end_strip(core, receipt)
     return receipt
 
 
-def _stripped(core: StoreCore) -> frozenset[bytes]:
-    """As `stripped_in`; but what the system refuses to read refuses the import: it may not leave a strip behind."""
-    with contextlib.suppress(CorruptMarks, MarksLost):
+def _stripped(core: StoreCore, manifest: Manifest) -> frozenset[bytes]:
+    """The stripped versions. Marks that cannot be read refuse the import of a version that is there: it may be stripped
+    by them, and would be again once they are put back. Raises CorruptMarks, MarksLost."""
+    try:
         return Marks.load(core.folder).stripped
-    return frozenset()
+    except (CorruptMarks, MarksLost):
+        if core.index.find(manifest.uri, manifest.version) is not None:
+            raise
+        return frozenset()
 
 
 def _end_strip(core: StoreCore, receipt: Receipt) -> None:
@@ -173,7 +177,7 @@ def _end_strip(core: StoreCore, receipt: Receipt) -> None:
     with core.committing(), contextlib.suppress(CorruptMarks, MarksLost):
         marks = Marks.load(core.folder)
         if receipt.bundle_id in marks.stripped:
-            marks.unstrip(receipt.uri, receipt.bundle_id).save(core.folder)
+            marks.unstrip(receipt.bundle_id).save(core.folder)
 
 
 def _import_as_next(core: StoreCore, file: ExportedFile, uri: SessionUri) -> Receipt:
@@ -197,7 +201,7 @@ def _import_as_next(core: StoreCore, file: ExportedFile, uri: SessionUri) -> Rec
 def _require_free(core: StoreCore, imported: Manifest, uri: SessionUri) -> None:
     """Refuse a name of which the store has a version, even one that cannot be read: the file would hide its tokens, or
     mix two histories."""
-    if core.index.find(uri) is not None:
+    if core.index.find(uri) is not None or core.journal.has(uri) or core.being_written(uri):
         raise NameTaken(
             f"The store has {uri} already, and an import adds to no session. Import the file under a name that is "
             f"free (`--as NAME`), or remove that session first (`torpor rm {uri}`).",
@@ -221,4 +225,8 @@ def _earlier_import(core: StoreCore, file: ExportedFile, uri: SessionUri) -> Man
 
 
 def _same_state(one: Manifest, other: Manifest) -> bool:
-    return (one.identity, one.blocks, one.session) == (other.identity, other.blocks, other.session)
+    """By their bytes: a map may have a number that is not itself."""
+    return (
+        dataclasses.replace(other, session=one.session, blocks=one.blocks, identity=one.identity).encode()
+        == other.encode()
+    )

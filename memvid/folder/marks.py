@@ -198,10 +198,12 @@ class Marks:
         marks = self.session(uri)
         return self._with(uri, replace(marks, stripped=marks.stripped.union(map(_require_id, bundle_ids))))
 
-    def unstrip(self, uri: SessionUri, bundle_id: bytes) -> Marks:
+    def unstrip(self, bundle_id: bytes) -> Marks:
         """A version needs its keys and values again."""
-        marks = self.session(uri)
-        return self._with(uri, replace(marks, stripped=marks.stripped - {bundle_id}))
+        gone = {bundle_id}
+        return Marks(
+            self.store_uuid, {uri: replace(of, stripped=of.stripped - gone) for uri, of in self.sessions.items()}
+        )
 
     def without_bundles(self, bundle_ids: Iterable[bytes], *, strips: bool = True) -> Marks:
         """No marks of these versions, in any session; or (without `strips`) no tags and pins."""

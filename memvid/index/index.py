@@ -282,8 +282,9 @@ class Index(Closing):
         )
         return [str(name) for (name,) in rows]
 
-    def packs_with(self, block_ids: Collection[bytes]) -> dict[str, list[bytes]]:
-        """The packs that may have all of some of these blocks, the newest first, each with these of its blocks."""
+    def packs_with(self, block_ids: Collection[bytes], *, stripped: bool = False) -> dict[str, list[bytes]]:
+        """The packs that may have all of some of these blocks, or (stripped) their headers at least, the newest first,
+        each with these of its blocks."""
         by_key: dict[int, list[bytes]] = {}
         for block_id in block_ids:
             by_key.setdefault(block_key(block_id), []).append(block_id)
@@ -292,9 +293,9 @@ class Index(Closing):
             some = keys[at : at + _ASKED_AT_ONCE]
             marks = ", ".join("?" * len(some))
             rows = self._select(
-                f"SELECT name, block FROM blocks JOIN packs ON pack = number WHERE block IN ({marks}) AND stripped = 0 "
-                "ORDER BY number DESC",
-                tuple(some),
+                f"SELECT name, block FROM blocks JOIN packs ON pack = number WHERE block IN ({marks}) "
+                "AND stripped <= ? ORDER BY number DESC",
+                (*some, int(stripped)),
             )
             for name, key in rows:
                 found.setdefault(name, []).extend(by_key[key])

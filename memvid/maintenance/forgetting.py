@@ -16,7 +16,6 @@ This module knows only the store's own files; docs/reference/format.md tells the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Final
 
 from ..disk import durable
@@ -26,7 +25,7 @@ from ..folder.folder import manifest_name
 from ..folder.marks import MARKS_FILE, Marks
 from ..folder.store_file import BUNDLES, PACKS, VERSIONS
 from ..format.manifest import map_tells_of
-from ..format.records import Action, IndexRow, MaintenanceReport
+from ..format.records import Action, MaintenanceReport
 from ..format_1.bundle import BundleFile
 from ..recovery.replaying import keep_turns_behind
 from ..uri import SessionUri, not_found
@@ -50,26 +49,29 @@ def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceRep
     """See `Store.forget`. A session without versions may have bytes left by an earlier delete or forget."""
     core.begin_upkeep(dry_run=dry_run)
     core.look_again()
-    rows = core.index.versions(uri)
-    forgetting = _Forget(core, uri, rows, dry_run=dry_run)
+    forgetting = _Forget(core, uri, dry_run=dry_run)
     forgetting.delete()
     forgetting.clear()
     forgetting.prove()
     report = forgetting.run.report()
-    if not rows and not report.actions and not report.problems:
+    if not report.actions and not report.problems:
         unknown = not_found(uri, core.index.near(uri))
         raise SessionNotFound(f"{unknown.message} Nothing of it is in the store.", **unknown.details)
     return report
 
 
 class _Forget:
-    def __init__(self, core: StoreCore, uri: SessionUri, rows: Sequence[IndexRow], *, dry_run: bool) -> None:
+    def __init__(self, core: StoreCore, uri: SessionUri, *, dry_run: bool) -> None:
         self.run = MaintenanceRun(core, "forget", dry_run)
         self._core = core
         self._uri = uri
-        self._rows = rows
-        self._ids = frozenset(row.bundle_id for row in rows)
-        self._blocks = frozenset(block for row in rows for block in core.needs.of(row.bundle_id))
+        self._look()
+
+    def _look(self) -> None:
+        """The versions that go."""
+        self._rows = self._core.index.versions(self._uri)
+        self._ids = frozenset(row.bundle_id for row in self._rows)
+        self._blocks = frozenset(block for each in self._ids for block in self._core.needs.of(each))
 
     # --- doing
 
@@ -77,21 +79,28 @@ class _Forget:
         """The session's manifests, turns and marks, and what the index has of it."""
         core, run = self._core, self.run
         turns_go, had_marks = core.journal.has(self._uri), self._is_marked()
-        sizes = [core.folder.status_of(manifest_name(row.bundle_id)) for row in self._rows]
-        if not run.dry_run:
-            with core.committing(), core.journal.lock:  # no turn may come behind a version that goes
+        if run.dry_run:
+            sizes = self._sizes()
+        else:
+            with core.committing(), core.journal.lock:  # no version may come, and no turn behind one that goes
+                self._look()
+                sizes = self._sizes()
                 keep_turns_behind(core, self._uri, self._ids)
-                deleted = delete_session(core, self._uri, core.index.versions(self._uri))
-                run.bytes_freed += deleted.bytes_freed - sum(status.st_size for status in sizes if status)
+                deleted = delete_session(core, self._uri, self._rows)
+                run.bytes_freed += deleted.bytes_freed - sum(sizes)
                 turns_go = self._erase_turns() and turns_go
                 core.index.remove_file(core.folder, erasing=True)
-        for row, status in zip(self._rows, sizes, strict=True):
+        for row, size_bytes in zip(self._rows, sizes, strict=True):
             path = core.folder.path_of(manifest_name(row.bundle_id))
-            run.freed("remove", path, status.st_size if status else 0, "It is a version of the session.", row)
+            run.freed("remove", path, size_bytes, "It is a version of the session.", row)
         if turns_go:
             run.actions.append(Action("remove", core.journal.path, self._uri, None, 0, "It had turns of the session."))
         if had_marks:
             run.actions.append(Action("unmark", self._marks_path, self._uri, None, 0, "Its tags and pins go."))
+
+    def _sizes(self) -> list[int]:
+        statuses = [self._core.folder.status_of(manifest_name(row.bundle_id)) for row in self._rows]
+        return [status.st_size if status is not None else 0 for status in statuses]
 
     def _erase_turns(self) -> bool:
         """Whether they are gone."""
@@ -163,7 +172,7 @@ class _Forget:
             self._foretell()
             return
         self._look_at_marks()
-        needed = self._core.needs.now(self._core.index.bundle_ids(), (), ())  # what is only in use is not needed
+        needed = needed_now(self._core, pins=False)  # what is only in use is not needed
         if not needed.unknown:  # that is told already
             self._look_at_packs(needed.blocks)
             for remain in find_remains(self._core, self._uri, needed.blocks):

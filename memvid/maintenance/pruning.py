@@ -31,6 +31,7 @@ from ..folder.folder import manifest_name
 from ..folder.marks import Marks
 from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
 from ..format.ledgers import in_common, ledger_tokens
+from ..format.manifest import end_record_of
 from ..format.records import Action, Finding, IndexRow, MaintenanceReport
 from ..uri import SessionUri
 from ..writing import deletion
@@ -207,8 +208,10 @@ def _problem(core: StoreCore, row: IndexRow, *, is_stripped: bool) -> Finding | 
     try:
         manifest = core.read_manifest(row.bundle_id)
         require_same_as_row(row, row.uri, manifest, path)
-        if not is_stripped:
-            _require_blocks(core, [entry.id for entry in manifest.blocks], path)
+        end = end_record_of(manifest)
+        heads = [entry.id for entry in manifest.blocks if entry is not end] if is_stripped else []
+        _require_blocks(core, heads, path, stripped=True)
+        _require_blocks(core, [entry.id for entry in manifest.blocks[len(heads) :]], path)
     except (StoreClosed, StoreIoError):
         raise
     except StoreError as error:
@@ -217,12 +220,12 @@ def _problem(core: StoreCore, row: IndexRow, *, is_stripped: bool) -> Finding | 
     return None
 
 
-def _require_blocks(core: StoreCore, block_ids: Sequence[bytes], path: str) -> None:
+def _require_blocks(core: StoreCore, block_ids: Sequence[bytes], path: str, *, stripped: bool = False) -> None:
     """Raises BlockMissing."""
-    missing = core.missing_of(block_ids)
+    missing = core.missing_of(block_ids, stripped=stripped)
     if missing:
         core.look_again()  # moved meanwhile, or put back
-        missing = core.missing_of(missing)
+        missing = core.missing_of(missing, stripped=stripped)
     if missing:
         first = next(block_id for block_id in block_ids if block_id in missing)
         raise BlockMissing(f"No pack has its block {first.hex()[:16]}.", block_id=first.hex(), path=path)

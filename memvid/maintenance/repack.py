@@ -399,15 +399,15 @@ class _Repack:
         return first.frames.keys() | first.heads.keys() == set(wanted)
 
     def _prove(self, step: Step) -> dict[bytes, tuple[str, bool]]:
-        """Of the blocks with their home elsewhere those that were read there and are right: the pack, and whether it
-        has the header alone."""
+        """Of the blocks with their home elsewhere those that were read there and are right: the pack, and whether its
+        header alone was read."""
         own = {pack.name for pack in step.olds}
         proven = {}
         for block in step.elsewhere:
             only_head = self._only_head(step, block)
             for name in self._core.index.packs_of(block, stripped=only_head):
-                if name not in own and (is_head := self._checked(name, block, only_head=only_head)) is not None:
-                    proven[block] = name, is_head
+                if name not in own and self._is_sound(name, block, only_head=only_head):
+                    proven[block] = name, only_head
                     break
         return proven
 
@@ -418,7 +418,7 @@ class _Repack:
         names += [pack.name for pack in step.olds if pack.has(block)]
         names += self._core.index.packs_of(block, stripped=only_head)
         for name in dict.fromkeys(names):
-            if self._checked(name, block, only_head=only_head) is None:
+            if not self._is_sound(name, block, only_head=only_head):
                 continue
             with self._core.files.holding(name) as file:
                 if only_head:
@@ -432,24 +432,22 @@ class _Repack:
         """Whether a block's header is enough, or is all that there is in the old packs."""
         return block in self._needed.stripped or not any(block in pack.frames for pack in step.olds)
 
-    def _checked(self, name: str, block: bytes, *, only_head: bool) -> bool | None:
-        """Whether a pack has the header alone of a block; None if it has not all that is asked for, as it was written.
-        Damage is told, and so is a refusal of the system; a missing pack went meanwhile."""
+    def _is_sound(self, name: str, block: bytes, *, only_head: bool) -> bool:
+        """Whether a pack has a block, or its header, as it was written. Damage is told, and so is a refusal of the
+        system; a missing pack went meanwhile."""
         try:
             with self._core.files.holding(name) as file:
-                is_head = block in file.heads
-                if block not in file.frames and not (is_head and only_head):
-                    return None
-                if only_head:
+                if only_head and (block in file.frames or block in file.heads):
                     file.read_head(block)
-                else:
+                    return True
+                if block in file.frames:
                     file.check_block(block)
-                return is_head
+                    return True
         except BundleMissing:
-            return None
+            pass
         except (Corruption, StoreIoError) as error:
             self._tell(self._core.folder.path_of(name), error)
-            return None
+        return False
 
     def _commit(
         self,
@@ -487,7 +485,8 @@ class _Repack:
 
 def _is_free(pack: PackView, needed: Needed, copies: Mapping[bytes, bool]) -> bool:
     """Whether a pack may go: each block of it that is needed has a copy, with keys and values where they are needed and
-    this pack has them. copies: whether the copy is a header alone."""
+    this pack has them: what is needed may have changed since the copy was made. copies: whether of the copy the header
+    alone is there, or was read."""
     return all(
         block in copies and not (copies[block] and block in pack.frames and block not in needed.stripped)
         for block in pack.blocks

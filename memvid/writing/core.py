@@ -384,13 +384,14 @@ class StoreCore:
             found = [self.enter_version(bundle_id) for bundle_id in sorted(self.unreadable_versions)]
             return [finding for finding in found if finding is not None]
 
-    def missing_of(self, block_ids: Collection[bytes]) -> set[bytes]:
-        """Those of the blocks that no pack has all of now, by the packs' own directories."""
+    def missing_of(self, block_ids: Collection[bytes], *, stripped: bool = False) -> set[bytes]:
+        """Those of the blocks that no pack has all of now, or (stripped) the header of, by the packs' own
+        directories."""
         missing = set(block_ids)
-        for name, some in self.index.packs_with(missing).items():
+        for name, some in self.index.packs_with(missing, stripped=stripped).items():
             if not missing.isdisjoint(some) and self.folder.has(name):  # one that is read outlives its name
                 with contextlib.suppress(StoreError), self.files.holding(name) as file:
-                    missing.difference_update(block_id for block_id in some if block_id in file.frames)
+                    missing -= {each for each in some if each in file.frames or (stripped and each in file.heads)}
         return missing
 
     def find_sound(self, block_id: bytes) -> str | None:

@@ -12,10 +12,12 @@ import pytest
 from torpor.memvid import SessionUri
 from torpor.memvid.errors import NoSpace, NotAStore, StoreIoError, StoreLocked, TargetExists, UnsafePath
 from torpor.memvid.exchange import backup
+from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.frames import FrameReader
 from torpor.memvid.format.layout import Frame
 from torpor.memvid.format.records import MaintenanceReport
+from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making
@@ -93,16 +95,12 @@ def test_a_second_backup_writes_what_is_new_and_nothing_else(source: Path, tmp_p
     back_up(source, copy)
     before = state_of(copy)
     assert (back_up(source, copy).actions, state_of(copy)) == ((), before)
-    with Store.open(source, writable=True) as store:
-        with store.open_session(URI) as newest:
-            sleep(store, 1500, before=newest)
-        store.untag(URI, "kept")
+    with Store.open(source, writable=True) as store, store.open_session(URI) as newest:
+        sleep(store, 1500, before=newest)
     report = back_up(source, copy)
     assert [(action.kind, action.version) for action in report.actions] == [("copy", 5)]
     assert state_of(copy).items() >= before.items()
     require_whole(copy, (*COUNTS, 1500))
-    with Store.open(copy, writable=False) as store:
-        assert not store.marks(URI).tags
 
 
 def test_a_backup_beside_a_store_that_sleeps_repacks_and_deletes_is_whole(source: Path, tmp_path: Path) -> None:
@@ -308,6 +306,38 @@ def test_a_stripped_version_goes_with_its_ledger_and_its_mark(source: Path, tmp_
         with copy.open_session(OTHER_URI) as reader:
             assert reader.tokens() == token_ids(0, 800, 3)
     require_whole(tmp_path / "copy")
+
+
+def test_a_version_that_is_whole_again_is_stripped_in_no_backup(source: Path, tmp_path: Path) -> None:
+    with Store.open(source, writable=True) as store:
+        store.export_session(OTHER_URI, None, tmp_path / "exported")
+        store.strip(OTHER_URI)
+        store.backup(tmp_path / "copy")
+        store.import_file(tmp_path / "exported")
+        assert store.backup(tmp_path / "copy").problems == ()
+    with Store.open(tmp_path / "copy", writable=True) as copy:
+        assert copy.marks(OTHER_URI).stripped == frozenset()
+        copy.repack(policy=CLEARING)
+        require_awake(copy, 800, uri=OTHER_URI, seed=3)
+
+
+@pytest.mark.parametrize("how", ["taken away", "lost"])
+def test_no_tag_and_no_pin_leaves_a_backup(source: Path, tmp_path: Path, how: str) -> None:
+    back_up(source, tmp_path / "copy")
+    with Store.open(source, writable=True) as store:
+        marks = store.marks(URI)
+        assert marks.tags
+        assert marks.pins
+        if how == "lost":
+            (source / "marks.json").write_bytes(b"damaged")
+            store.repair()
+        else:
+            Marks(store.uuid).save(store._core.folder)
+        store.tag(URI, 1, "later")
+    assert back_up(source, tmp_path / "copy").problems == ()
+    with Store.open(tmp_path / "copy", writable=False) as copy:
+        assert copy.marks(URI).tags == {**marks.tags, "later": copy.versions(URI)[0].bundle_id}
+        assert copy.marks(URI).pins == marks.pins
 
 
 def test_a_backup_of_format_1_is_carried_over_and_goes_on(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import shutil
@@ -280,3 +281,21 @@ def test_a_repack_under_way_brings_nothing_back(store: Store) -> None:
     with meanwhile(forgetting, "repack_packs", lambda: store.repack(policy=CLEARING)):
         assert store.forget(SECRET).problems == ()
     require_gone(store, shared=2)
+
+
+def test_a_version_that_comes_behind_the_look_goes_too_and_a_forks_turns_behind_it_stay(store: Store) -> None:
+    sleep(store, 300)
+
+    def come() -> None:
+        sleep(store, 600)
+        behind = dataclasses.replace(turn(store, 5), uri=FORK_URI, newest=None, held=512)
+        store.acknowledge([behind])
+
+    with meanwhile(forgetting._Forget, "delete", come):
+        report = store.forget(URI)
+    assert report.problems == ()
+    assert store.versions(URI) == []
+    assert ledger(store, FORK_URI) == token_ids(0, 512) + token_ids(600, 5)
+    store = reopened(store)
+    assert (store.opening.journal, store.verify(deep=True).findings) == ((), ())
+    store.close()

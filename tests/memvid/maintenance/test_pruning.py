@@ -309,10 +309,26 @@ def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(
 def test_a_stripped_newest_version_counts_as_one_that_can_be_woken(store: Store) -> None:
     sleep(store, 100)
     newest = sleep(store, 200, seed=1)
-    strip(store, newest)
-    lose_pack(store, newest)
+    store.strip(URI, newest.version)
+    assert store._core.missing_of([newest.entries[0].id]) == {newest.entries[0].id}
     report = store.prune(LAST)
     assert (versions(store), report.problems) == ([2], ())
+
+
+@pytest.mark.parametrize("what", ["header", "end"])
+def test_a_stripped_newest_version_whose_tokens_are_lost_costs_no_whole_one(store: Store, what: str) -> None:
+    sleep(store, 100)
+    newest = sleep(store, 300, seed=1)
+    block = newest.entries[0 if what == "header" else -1]
+    if what == "header":
+        store.strip(URI, newest.version)
+    else:  # its end record is needed whole
+        strip(store, newest)
+    for name in store.index.packs_of(block.id, stripped=True):
+        Path(store.path, name).unlink()
+    report = store.prune(LAST)
+    assert versions(store) == [1, 2]
+    assert [problem.code for problem in report.problems] == ["block_missing"]
 
 
 @pytest.mark.parametrize("only", [URI, None], ids=["one session", "all"])

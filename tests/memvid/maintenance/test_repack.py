@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec
@@ -15,8 +16,9 @@ from torpor.memvid.disk.budget import Budget
 from torpor.memvid.errors import BlockMissing, NoSpace, StoreIoError
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
+from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.maintenance import repack as repacking
-from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy
+from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy, Step
 from torpor.memvid.store import Store
 from torpor.tests.memvid.format_1_stores import SMALL, case
 from torpor.tests.memvid.maintenance.crash_rig import Crash, all_blocks, cut_off
@@ -26,6 +28,7 @@ from torpor.tests.memvid.store_making import (
     PLANES_BYTES,
     URI,
     flip,
+    frame_in,
     manifest_path,
     meanwhile,
     names,
@@ -37,6 +40,7 @@ from torpor.tests.memvid.store_making import (
     require_awake,
     sleep,
     spoil,
+    spoil_frame,
     token_ids,
     write,
 )
@@ -477,3 +481,38 @@ def test_a_lost_block_is_still_lost_and_nothing_else(store: Store) -> None:
         require_awake(store, 1280)
     put(pack, data)
     require_all(store, 5)
+
+
+@pytest.mark.parametrize("how", ["import", "sleep"])
+def test_a_copy_of_which_the_header_alone_was_read_takes_no_pack_away(store: Store, tmp_path: Path, how: str) -> None:
+    """A stripped block lies in two packs, and one copy is damaged; while they are repacked a version comes that needs
+    its keys and values, and finds them sound in the other one."""
+    wanted, other = sleep(store, 512, seed=1), sleep(store, 256, uri=OTHER_URI, seed=9)
+    store.export_session(URI, None, tmp_path / "exported")
+    core, sound = store._core, pack_of(store, wanted)
+    with core.folder.temps.new() as temp:
+        writer = PackWriter(temp)
+        for entry in (*other.entries, *wanted.entries):
+            with core.files.holding(store.index.packs_of(entry.id)[0]) as file:
+                writer.add_copy(file, entry.id)
+        pack_id = writer.finish()
+        with core.committing():
+            joined = Path(store.path, core.publish_pack(temp, pack_id))
+            Marks.load(core.folder).strip(URI, [wanted.bundle_id]).save(core.folder)
+    spoil_frame(joined, frame_in(joined, wanted.entries[0].id))
+    store = reopened(store)
+    real, uri = repacking._Repack._try, URI if how == "import" else FORK_URI
+    done: list[Receipt] = []
+
+    def attempt(self: repacking._Repack, step: Step) -> set[str]:
+        if not done and any(pack.name.endswith(sound.name) for pack in step.olds):
+            done.append(
+                store.import_file(tmp_path / "exported") if how == "import" else sleep(store, 512, uri=uri, seed=1)
+            )
+        return real(self, step)
+
+    with mock.patch.object(repacking._Repack, "_try", attempt):
+        store.repack()
+    assert done
+    require_awake(store, 512, uri=uri, seed=1)
+    store.close()
