@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Final
 
-from ..errors import PUT_BACK, BundleMissing, Corruption, IndexFailed, LimitExceeded, StoreError
+from ..errors import PUT_BACK, AmbiguousVersion, BundleMissing, Corruption, IndexFailed, LimitExceeded, StoreError
 from ..folder.folder import manifest_name
 from ..folder.journal import Journal, waiting_finding
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing
 from ..folder.store_file import JOURNAL, STORE_FILE, require_store_file
 from ..folder.strangers import list_strangers
+from ..folder.versions import told_of_rivals
 from ..format.records import Finding, IndexRow
 from ..index.index import Index
+from ..uri import SessionUri
 from ..writing.core import StoreCore
 from .packs import PackCheck
 
@@ -66,6 +69,18 @@ def finding_of_manifest(core: StoreCore, bundle_id: bytes, row: IndexRow | None,
         "pack is removed."
     )
     return Finding(path, error.code, f"{error.message.replace(PUT_BACK, '').strip()}{whose} {advice}")
+
+
+def findings_of_rivals(core: StoreCore, rows: Iterable[IndexRow]) -> list[Finding]:
+    """The findings that several versions of a session have one number."""
+    by_claim: dict[tuple[SessionUri, int], list[IndexRow]] = {}
+    for row in rows:
+        by_claim.setdefault((row.uri, row.version), []).append(row)
+    return [
+        Finding(core.folder.path_of(manifest_name(rivals[0].bundle_id)), AmbiguousVersion.code, told_of_rivals(rivals))
+        for _, rivals in sorted(by_claim.items())
+        if len(rivals) > 1
+    ]
 
 
 def _advised(error: StoreError, advice: str) -> str:

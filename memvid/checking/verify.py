@@ -13,7 +13,7 @@ from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.removal import packs_of
 from .check import Check
-from .findings import findings_of_pack, findings_of_store
+from .findings import findings_of_pack, findings_of_rivals, findings_of_store
 
 
 def verify_store(
@@ -42,6 +42,7 @@ def verify_store(
         rows = {row.bundle_id: row for row in core.index.versions(uri)}
         wanted = {block_id for bundle_id in rows for block_id in core.needs.of(bundle_id)}
         check.read_packs(packs_of(core, wanted), wanted)
+    findings += findings_of_rivals(core, rows.values())
     check.read_versions(rows.values(), others)
     check.look_for_blocks()
     of_versions, damaged = check.tell()

@@ -5,12 +5,13 @@ Pure. Owns the rule that a selector means exactly one version: several are an er
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ..errors import AmbiguousVersion, SessionNotFound
 from ..format.records import IndexRow
 from ..uri import VERSION_MARK, Selector, SessionUri
+from .folder import manifest_name
 from .marks import Marks
 
 _SHORT_ID_DIGITS: Final = 12
@@ -21,16 +22,34 @@ def select_version(uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, sele
     """The one version among a session's `rows` (all of them) that `selector` means.
 
     Raises:
-        AmbiguousVersion: it means several; `candidates` lists a reference to each.
+        AmbiguousVersion: it means several, `candidates` lists a reference to each; or several have its number.
         SessionNotFound: it means none.
     """
     tagged = marks.tagged(uri, selector.tag) if selector.tag is not None else None
     matches = [row for row in rows if _means(selector, tagged, row)]
+    rivals = rivals_of(rows, matches[0].version) if matches else []
+    if len(rivals) > 1:
+        raise AmbiguousVersion(
+            told_of_rivals(rivals), session=str(uri), selector=selector.text, candidates=_references(uri, rivals)
+        )
     if len(matches) > 1:
         raise _ambiguous(uri, matches, selector)
     if not matches:
         raise _no_version(uri, rows, marks, selector, tagged)
     return matches[0]
+
+
+def rivals_of(rows: Iterable[IndexRow], version: int) -> list[IndexRow]:
+    """The versions with this number: more than one, where a manifest was put back whose number was given again."""
+    return [row for row in rows if row.version == version]
+
+
+def told_of_rivals(rivals: Sequence[IndexRow]) -> str:
+    names = " and ".join(manifest_name(row.bundle_id) for row in rivals)
+    return (
+        f"{rivals[0].uri} has {len(rivals)} versions with the number {rivals[0].version}, as when one was put back "
+        f"after its number was given again. Stop the daemon, and move all but one of {names} out of the store's folder."
+    )
 
 
 def _means(selector: Selector, tagged: bytes | None, row: IndexRow) -> bool:
@@ -42,16 +61,19 @@ def _means(selector: Selector, tagged: bytes | None, row: IndexRow) -> bool:
 
 
 def _ambiguous(uri: SessionUri, matches: Sequence[IndexRow], selector: Selector) -> AmbiguousVersion:
-    # whole ids: a shorter one could be what was ambiguous
-    candidates = [f"{uri}{VERSION_MARK}{row.bundle_id.hex()}" for row in matches]
     shown = ", ".join(f"version {row.version} ({row.bundle_id.hex()})" for row in matches[:_MAX_LISTED])
     more = f" and {len(matches) - _MAX_LISTED} more" if len(matches) > _MAX_LISTED else ""
     return AmbiguousVersion(
         f"{uri}{VERSION_MARK}{selector.text} means {len(matches)} versions: {shown}{more}. Give more digits of the id.",
         session=str(uri),
         selector=selector.text,
-        candidates=candidates,
+        candidates=_references(uri, matches),
     )
+
+
+def _references(uri: SessionUri, rows: Iterable[IndexRow]) -> list[str]:
+    """With whole ids: a shorter one could be what was ambiguous."""
+    return [f"{uri}{VERSION_MARK}{row.bundle_id.hex()}" for row in rows]
 
 
 def _no_version(

@@ -172,7 +172,7 @@ def _frame(data: bytes, line: tuple[Any, ...]) -> Frame:
     try:
         return _readable_frame(data, line)
     except (struct.error, ValueError, OverflowError):
-        return Frame(line[0], b"", [], readable=False)
+        return Frame(line[0], b"", [], readable=False, is_stripped=bool(line[4]))
 
 
 def _readable_frame(data: bytes, line: tuple[Any, ...]) -> Frame:
