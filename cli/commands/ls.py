@@ -15,7 +15,7 @@ from ..reach.store_view import (
     describe_holder,
     find_holder,
     find_marks_problem,
-    find_missing_manifests,
+    find_unreadable,
     list_store,
     open_store,
 )
@@ -43,10 +43,10 @@ MARKS = {  # by field of a session: the mark behind its state, its style and its
     "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
     "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),
     "durability": ("-", "yellow", "made to be thrown away: a crash loses what it did since its last version"),
-    "file_missing": (
+    "unreadable": (
         "!",
         "red",
-        "its newest version has no manifest: if awake, put it to sleep, and it has one; if not, ask torpor verify",
+        "its newest version has no sound manifest: if awake, put it to sleep, and it has one; else ask torpor verify",
     ),
 }
 STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
@@ -74,9 +74,9 @@ def ls(
     holder = find_holder(Path(place)) if unserved else None
     ended = find_ended_daemon() if unserved and holder is None else None
     problems = [problem for problem in (ended, find_marks_problem(Path(place))) if problem]
-    missing = find_missing_manifests(Path(place), sessions)
+    unreadable = find_unreadable(Path(place), sessions)
     if as_json:
-        problems += missing
+        problems += unreadable
         body = {"source": source, "store": place, "sessions": sessions, "problems": problems, "locked_by": holder}
         output.document("ls", body | {"journalled": [str(uri) for uri in journalled]})
         return
