@@ -6,12 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from ..checking.promised import require_same_as_row
 from ..disk.paths import Closing, undoing
-from ..errors import (
-    PUT_BACK,
-    BundleMissing,
-    SessionNotFound,
-)
-from ..folder.folder import manifest_name
+from ..errors import BundleMissing, SessionNotFound
 from ..folder.marks import Marks
 from ..folder.versions import describe_versions, select_version
 from ..format.blocks import BlockEntry
@@ -52,15 +47,10 @@ class Sessions(Closing):
             raise self._not_found(uri, version)
         try:
             reader = self.open_bundle(row.bundle_id)
-        except BundleMissing as error:
+        except BundleMissing:
             if self._was_deleted(row):
                 raise self._not_found(uri, version, but=row) from None
-            path = self._core.folder.path_of(manifest_name(row.bundle_id))
-            raise BundleMissing(
-                f"The manifest of version {row.version} of {uri} ({path}) is missing. {PUT_BACK}",
-                bundle_id=row.bundle_id.hex(),
-                path=path,
-            ) from error
+            raise
         with undoing(reader.close):
             require_same_as_row(row, uri, reader.manifest, reader.path)
         return reader

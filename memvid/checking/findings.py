@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from ..errors import PUT_BACK, BundleMissing, Corruption, IndexFailed, LimitExceeded, StoreError
-from ..folder.folder import manifest_name
+from ..errors import PUT_BACK, Corruption, IndexFailed, LimitExceeded, StoreError
 from ..folder.journal import Journal, waiting_finding
 from ..folder.marks import MARKS_FILE, Marks
 from ..folder.store_file import JOURNAL, STORE_FILE, require_store_file
 from ..folder.strangers import list_strangers
-from ..format.records import Finding, IndexRow
+from ..format.records import Finding
 from ..index.index import Index
 from ..writing.core import StoreCore
 from .packs import PackCheck
@@ -22,7 +21,7 @@ _SECOND_LOOK_S: Final = 0.1
 
 _REPAIR: Final = "`torpor repair` copies what is sound in it to a new pack, and moves it away."
 
-# --- packs and manifests
+# --- packs
 
 
 def findings_of_pack(core: StoreCore, check: PackCheck) -> list[Finding]:
@@ -37,35 +36,6 @@ def is_damage(fault: StoreError) -> bool:
     """Whether a fault says that bytes are not those that were written; else the system refused them, or they are of a
     later version."""
     return isinstance(fault, Corruption | LimitExceeded)
-
-
-def finding_of_missing(core: StoreCore, row: IndexRow) -> Finding:
-    """The finding that a version has no manifest."""
-    path = core.folder.path_of(manifest_name(row.bundle_id))
-    message = (
-        f"The manifest of version {row.version} of {row.uri} ({path}) is missing. Put it back, or let `torpor repair "
-        f"--from FOLDER` take it from a backup; without one, delete the version (`torpor rm {row.uri}@{row.version}`). "
-        "Until then no pack is removed."
-    )
-    return Finding(path, BundleMissing.code, message)
-
-
-def finding_of_manifest(core: StoreCore, bundle_id: bytes, row: IndexRow | None, error: StoreError) -> Finding:
-    """The finding that a manifest is damaged, or cannot be read."""
-    path = core.folder.path_of(manifest_name(bundle_id))
-    if not is_damage(error):
-        return Finding(path, error.code, error.message)
-    if row is not None:
-        whose = f" It is version {row.version} of {row.uri}."
-        way = f"delete the version (`torpor rm {row.uri}@{row.version}`)"
-    else:
-        whose = " Nothing else tells which version it is; it may be the newest of a session."
-        way = "move it away to do without that version"
-    advice = (
-        f"Put it back, or let `torpor repair --from FOLDER` take it from a backup; without one, {way}. Until then no "
-        "pack is removed."
-    )
-    return Finding(path, error.code, f"{error.message.replace(PUT_BACK, '').strip()}{whose} {advice}")
 
 
 def _advised(error: StoreError, advice: str) -> str:
