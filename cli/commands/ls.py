@@ -69,11 +69,11 @@ def ls(
     [cyan]torpor ls --store /backup/store[/]
     """
     output = Output(as_json=as_json)
-    source, place, sessions, journalled = _load_sessions(namespace, socket, store)
+    source, place, sessions, journalled, unknown = _load_sessions(namespace, socket, store)
     unserved = source == "store" and store is None
     holder = find_holder(Path(place)) if unserved else None
     ended = find_ended_daemon() if unserved and holder is None else None
-    problems = [problem for problem in (ended, find_marks_problem(Path(place))) if problem]
+    problems = [problem for problem in (ended, find_marks_problem(Path(place)), *unknown) if problem]
     unreadable = find_unreadable(Path(place), sessions)
     if as_json:
         problems += unreadable
@@ -106,18 +106,20 @@ def ls(
 
 def _load_sessions(
     namespace: str | None, socket: Path | None, store: Path | None
-) -> tuple[str, str, list[dict[str, Any]], list[SessionUri]]:
-    """Give the listing's source (daemon or store), the store's path, the sessions, and those with turns that the
-    journal of a store alone has."""
+) -> tuple[str, str, list[dict[str, Any]], list[SessionUri], list[dict[str, Any]]]:
+    """Give the listing's source (daemon or store), the store's path, the sessions, those with turns that the journal of
+    a store alone has, and manifests that cannot be read and may be of any session."""
     daemon = find_daemon(socket, store)
     if daemon is not None:
         with daemon:
             listed = daemon.list_sessions(namespace)
-            return "daemon", daemon.status().store, [asdict(info) for info in listed], []
+            status = daemon.status()
+            return "daemon", status.store, [asdict(info) for info in listed], [], list(map(asdict, status.unreadable))
     path = store or default_store_path()
     with open_store(path) as opened:
         journalled = [uri for uri in opened.acknowledged() if namespace in (None, uri.namespace)]
-        return "store", str(path), list_store(opened, namespace), journalled
+        unknown = list(map(asdict, opened.unreadable()))
+        return "store", str(path), list_store(opened, namespace), journalled, unknown
 
 
 def render_sessions(sessions: list[dict[str, Any]]) -> Any:

@@ -10,7 +10,7 @@ from ..errors import BundleMissing, SessionNotFound
 from ..folder.marks import Marks
 from ..folder.versions import describe_versions, select_version
 from ..format.blocks import BlockEntry
-from ..format.records import IndexRow, OpenReport, StoreStatistics
+from ..format.records import Finding, IndexRow, OpenReport, StoreStatistics
 from ..uri import SessionUri, not_found, parse_reference, parse_version_reference
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader
@@ -119,6 +119,12 @@ class Sessions(Closing):
         """How many packs a wake of these blocks may open, by the index."""
         self._core.require_open()
         return len(self.index.packs_with([entry.id for entry in entries]))
+
+    def unreadable(self) -> list[Finding]:
+        """The manifests that cannot be read, and of which nothing tells whose they are: each may be the newest version
+        of a session. They are tried again; one that was put back is its session's from now on."""
+        self._core.require_open()
+        return self._core.read_again()
 
     def statistics(self) -> StoreStatistics:
         self._core.require_open()

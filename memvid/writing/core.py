@@ -378,6 +378,9 @@ class StoreCore:
         try:
             manifest = self.read_manifest(bundle_id)
             status = self.folder.status_of(name)
+        except BundleMissing:  # it was moved away, or deleted
+            self.unreadable_versions.discard(bundle_id)
+            return None
         except StoreError as error:
             self.unreadable_versions.add(bundle_id)
             return Finding(self.folder.path_of(name), error.code, error.message)

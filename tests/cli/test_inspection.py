@@ -14,7 +14,9 @@ from torpor.cli.commands.show import render_detail
 from torpor.cli.commands.verify import SESSIONS_SHOWN
 from torpor.cli.serve.doctor import _describe_config, _describe_queue
 from torpor.cli.view.formatting import format_time
+from torpor.daemon.api.store import MaintenanceProblem
 from torpor.memvid.errors import PUT_BACK, Corruption, Truncated
+from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri, parse_reference
 from torpor.tests.cli.cli_rig import MadeStore, Torpor, flip, pretend_terminal, unstyled
@@ -96,6 +98,22 @@ def test_ls_marks_a_session_whose_newest_version_has_no_sound_manifest(
     listed = ask("ls")
     assert [line.split()[0] for line in listed.out.splitlines() if "!\t" in line] == ["default/agent"]
     assert "! its newest version has no sound manifest: if awake, put it to sleep" in listed.err
+
+
+@pytest.mark.parametrize("beside_a_daemon", [False, True])
+def test_ls_tells_of_a_manifest_that_may_be_of_any_session(
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, beside_a_daemon: bool
+) -> None:
+    flip(made_store.manifests[1], 200)
+    (made_store.path / INDEX_FILE).unlink()
+    (told,) = made_store("ls", "--json").document["problems"]
+    assert (told["code"], told["path"]) == ("bundle_mismatch", str(made_store.manifests[1]))
+    assert "it may be the newest of a session" in told["message"]
+    daemon.service.store = str(made_store.path)
+    daemon.service.unreadable = (MaintenanceProblem(**told),)
+    ask = torpor if beside_a_daemon else made_store
+    assert ask("ls", "--json").document["problems"] == [told]
+    assert "it may be the newest of a session" in ask("ls").err
 
 
 def test_ls_of_another_namespace_is_empty(made_store: MadeStore) -> None:

@@ -53,3 +53,36 @@ def test_all_tell_of_a_manifest_of_an_unknown_version_alike(store: Store, store_
         assert told.endswith(f"{unknown} {ADVICE} {way}")
         found = [*again.verify(deep=False).findings, *again.repack().problems, *again.usage().problems]
         assert [finding.message for finding in found] == [told] * 3
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_what_nothing_tells_of_may_be_the_newest_of_a_session(store: Store, store_path: Path, writable: bool) -> None:
+    for count in (300, 600):
+        last = sleep(store, count)
+    path = manifest_path(store, last.bundle_id)
+    good = flip(path, 200)
+    assert store.unreadable() == [], "the index tells whose it is"
+    store.close()
+    (store_path / INDEX_FILE).unlink()
+    with Store.open(store_path, writable=writable) as again:
+        (told,) = again.unreadable()
+        assert (told.path, told.code) == (str(path), "bundle_mismatch")
+        assert "it may be the newest of a session" in told.message
+        path.unlink()
+        assert again.unreadable() == []
+        path.write_bytes(good)
+        again.verify(deep=False)
+        assert [row.version for row in again.versions(URI)] == [1, 2]
+
+
+def test_what_was_put_back_is_its_sessions(store: Store, store_path: Path) -> None:
+    for count in (300, 600):
+        last = sleep(store, count)
+    path = manifest_path(store, last.bundle_id)
+    good = flip(path, 200)
+    store.close()
+    (store_path / INDEX_FILE).unlink()
+    with Store.open(store_path, writable=True) as again:
+        path.write_bytes(good)
+        assert again.unreadable() == []
+        assert [row.version for row in again.versions(URI)] == [1, 2]
