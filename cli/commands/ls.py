@@ -118,7 +118,7 @@ def _load_sessions(
     path = store or default_store_path()
     with open_store(path) as opened:
         journalled = [uri for uri in opened.acknowledged() if namespace in (None, uri.namespace)]
-        unknown = list(map(asdict, opened.unreadable()))
+        unknown = [{"code": one.code, "path": one.path, "message": one.message} for one in opened.unreadable()]
         return "store", str(path), list_store(opened, namespace), journalled, unknown
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import manifest_name
 from ..folder.marks import stripped_in
+from ..folder.store_file import PACKS
 from ..format.manifest import Manifest
 from ..format.records import DamagedVersion, Finding, IndexRow, Progress
 from ..writing.core import StoreCore
@@ -152,10 +153,11 @@ class Check:
             if one.row is not None and one.bundle_id in gone:
                 findings.append(finding_of_missing(self._path_of(one.bundle_id), one.row))
             elif one.why is not None:
-                findings.append(Finding(self._path_of(one.bundle_id), one.why.code, one.why.message))
+                whose = (str(one.row.uri), one.row.version) if one.row is not None else (None, None)
+                findings.append(Finding(self._path_of(one.bundle_id), one.why.code, one.why.message, *whose))
             elif one.manifest is not None and (lack := self.lack_of(one.bundle_id, one.manifest)) is not None:
                 is_stripped = bool(self.is_stripped(one.bundle_id))
                 version = damaged_version(one.manifest, one.bundle_id, lack, is_stripped=is_stripped)
-                findings.append(finding_of(version, self._path_of(one.bundle_id), lack))
+                findings.append(finding_of(version, self.core.folder.path_of(PACKS), lack))
                 damaged.append(version)
         return findings, damaged

@@ -64,11 +64,14 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault: where, its error code, and a sentence."""
+    """A fault: where, its error code, and a sentence. `session` and `version`: the version that is not whole by it, if
+    it is one of a version."""
 
     path: str
     code: str
     message: str
+    session: str | None = None
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
