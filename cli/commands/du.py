@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from ...memvid.format.records import SessionUsage, UsageReport
 from ...memvid.units import format_bytes, format_count
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
-from ..reach.store_view import choose_served_store, find_holder, open_store
+from ..reach.store_view import choose_served_store, open_store
 from ..view.disk import budgets_in, remark_on_room
 from ..view.output import Output, facts_table, plain, render_problem, rows_table
 
@@ -49,29 +49,27 @@ def du(
     with open_store(path) as opened:
         only = opened.resolve(session) if session is not None else None
         report = opened.usage()
-    # An index that was made anew does not know what was written today; the copy on the disk lags behind a writer.
-    counted = opened.opening.index_rebuilt is None and find_holder(path) is None
     sessions = [usage for usage in report.sessions if only in (None, usage.uri)]
     if as_json:
-        output.document("du", document_of(report, sessions, path, counted=counted) | {"disk": disk})
+        output.document("du", document_of(report, sessions, path) | {"disk": disk})
         return
     if sessions:
         output.show(render_sessions(sessions))
     if only is None:
-        output.show(render_store(report, path, disk, counted=counted))
+        output.show(render_store(report, path, disk))
         remark_on_room(output, path)
     for problem in report.problems:
         output.line(render_problem(asdict(problem)))
 
 
-def document_of(report: UsageReport, sessions: list[SessionUsage], path: Path, *, counted: bool) -> dict[str, Any]:
-    """The figures of the JSON document; `counted`: whether today's written bytes are known."""
+def document_of(report: UsageReport, sessions: list[SessionUsage], path: Path) -> dict[str, Any]:
+    """The figures of the JSON document."""
     listed = []
     for usage in sessions:
         figures = asdict(usage)
         del figures["uri"]
         listed.append({"session": str(usage.uri), **figures})
-    return {"store": str(path), **asdict(report), "written_today_known": counted, "sessions": listed}
+    return {"store": str(path), **asdict(report), "sessions": listed}
 
 
 def render_sessions(sessions: list[SessionUsage]) -> RenderableType:
@@ -91,9 +89,9 @@ def render_sessions(sessions: list[SessionUsage]) -> RenderableType:
     return table
 
 
-def render_store(report: UsageReport, path: Path, disk: dict[str, Any] | None, *, counted: bool) -> RenderableType:
+def render_store(report: UsageReport, path: Path, disk: dict[str, Any] | None) -> RenderableType:
     """Draw the space of the whole store. disk: as of the status of a daemon that serves it, which alone knows its
-    budgets. counted: whether today's written bytes are known."""
+    budgets."""
     facts = facts_table()
     facts.add_row("  store", plain(path))
     facts.add_row("  on disk", format_bytes(report.file_bytes))
@@ -103,8 +101,7 @@ def render_store(report: UsageReport, path: Path, disk: dict[str, Any] | None, *
     facts.add_row("  shared", f"{format_bytes(report.shared_bytes)} that several sessions need, counted once")
     hint = ": torpor repack gives back what is worth it" if report.unneeded_bytes else ""
     facts.add_row("  unneeded", f"{format_bytes(report.unneeded_bytes)}{hint}")
-    at_least = "" if counted else ", at least: the index that counts it is older than the store"
-    facts.add_row("  written today", format_bytes(report.written_today_bytes) + at_least)
+    facts.add_row("  written today", f"{format_bytes(report.written_today_bytes)} at least: what the index has counted")
     facts.add_row("  free on the disk", format_bytes(report.free_bytes))
     if disk is not None:
         facts.add_row("  budgets", ", ".join(budgets_in(disk)) or "none (torpor serve --store-budget)")

@@ -15,7 +15,7 @@ from ..reach.store_view import (
     describe_holder,
     find_holder,
     find_marks_problem,
-    find_missing_manifests,
+    find_unreadable,
     list_store,
     open_store,
 )
@@ -43,10 +43,10 @@ MARKS = {  # by field of a session: the mark behind its state, its style and its
     "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
     "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),
     "durability": ("-", "yellow", "made to be thrown away: a crash loses what it did since its last version"),
-    "file_missing": (
+    "unreadable": (
         "!",
         "red",
-        "its newest version has no manifest: if awake, put it to sleep, and it has one; if not, ask torpor verify",
+        "its newest version has no sound manifest: if awake, put it to sleep, and it has one; else ask torpor verify",
     ),
 }
 STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
@@ -69,14 +69,14 @@ def ls(
     [cyan]torpor ls --store /backup/store[/]
     """
     output = Output(as_json=as_json)
-    source, place, sessions, journalled = _load_sessions(namespace, socket, store)
+    source, place, sessions, journalled, unknown = _load_sessions(namespace, socket, store)
     unserved = source == "store" and store is None
     holder = find_holder(Path(place)) if unserved else None
     ended = find_ended_daemon() if unserved and holder is None else None
-    problems = [problem for problem in (ended, find_marks_problem(Path(place))) if problem]
-    missing = find_missing_manifests(Path(place), sessions)
+    problems = [problem for problem in (ended, find_marks_problem(Path(place)), *unknown) if problem]
+    unreadable = find_unreadable(Path(place), sessions)
     if as_json:
-        problems += missing
+        problems += unreadable
         body = {"source": source, "store": place, "sessions": sessions, "problems": problems, "locked_by": holder}
         output.document("ls", body | {"journalled": [str(uri) for uri in journalled]})
         return
@@ -106,18 +106,20 @@ def ls(
 
 def _load_sessions(
     namespace: str | None, socket: Path | None, store: Path | None
-) -> tuple[str, str, list[dict[str, Any]], list[SessionUri]]:
-    """Give the listing's source (daemon or store), the store's path, the sessions, and those with turns that the
-    journal of a store alone has."""
+) -> tuple[str, str, list[dict[str, Any]], list[SessionUri], list[dict[str, Any]]]:
+    """Give the listing's source (daemon or store), the store's path, the sessions, those with turns that the journal of
+    a store alone has, and manifests that cannot be read and may be of any session."""
     daemon = find_daemon(socket, store)
     if daemon is not None:
         with daemon:
             listed = daemon.list_sessions(namespace)
-            return "daemon", daemon.status().store, [asdict(info) for info in listed], []
+            status = daemon.status()
+            return "daemon", status.store, [asdict(info) for info in listed], [], list(map(asdict, status.unreadable))
     path = store or default_store_path()
     with open_store(path) as opened:
         journalled = [uri for uri in opened.acknowledged() if namespace in (None, uri.namespace)]
-        return "store", str(path), list_store(opened, namespace), journalled
+        unknown = [{"code": one.code, "path": one.path, "message": one.message} for one in opened.unreadable()]
+        return "store", str(path), list_store(opened, namespace), journalled, unknown
 
 
 def render_sessions(sessions: list[dict[str, Any]]) -> Any:

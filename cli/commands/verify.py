@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Annotated, Any
 
-from ...memvid.format.records import VerifyReport
+from ...memvid.format.records import Finding, VerifyReport
 from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY, OK
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption, option
 from ..reach.store_view import choose_store, open_store
-from ..view.damage import SessionDamage, VersionState, damage_by_session, findings_of
+from ..view.damage import SessionDamage, VersionState, damage_by_session
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain, render_problem
 
@@ -48,14 +48,13 @@ def verify(
     with open_store(path) as opened, output.progress("verifying", unit="bytes") as on_progress:
         uri = opened.resolve(session) if session is not None else None
         report = opened.verify(uri, deep=deep, on_progress=on_progress)
-        findings = findings_of(opened, report)
         damaged = damage_by_session(opened, report)
     seconds = time.perf_counter() - started
     status = OK if report.ok else INTEGRITY
     if as_json:
-        output.document("verify", _document(report, findings, damaged) | {"store": str(path), "seconds": seconds})
+        output.document("verify", _document(report, damaged) | {"store": str(path), "seconds": seconds})
         return status.number
-    _write_files(output, findings)
+    _write_files(output, report.findings)
     _write_sessions(output, damaged)
     checked = (
         f"{format_plural(report.bundles_checked, 'version')}, {format_plural(report.blocks_checked, 'block')},"
@@ -68,15 +67,13 @@ def verify(
     return status.number
 
 
-def _document(
-    report: VerifyReport, findings: Sequence[Mapping[str, Any]], damaged: Sequence[SessionDamage]
-) -> dict[str, Any]:
+def _document(report: VerifyReport, damaged: Sequence[SessionDamage]) -> dict[str, Any]:
     return {
         "ok": report.ok,
         "bundles_checked": report.bundles_checked,
         "blocks_checked": report.blocks_checked,
         "bytes_checked": report.bytes_checked,
-        "findings": findings,
+        "findings": [asdict(each) for each in report.findings],
         "sessions": [asdict(each) for each in damaged],
     }
 
@@ -93,11 +90,11 @@ def _harm(report: VerifyReport, damaged: Sequence[SessionDamage]) -> str:
     return f"{not_whole} of {of} {'is' if len(report.damaged) == 1 else 'are'} not whole, {found}."
 
 
-def _write_files(output: Output, findings: Sequence[Mapping[str, Any]]) -> None:
+def _write_files(output: Output, findings: Sequence[Finding]) -> None:
     """Write the findings of files; those of versions are told by session."""
     for finding in findings:
-        if finding["version"] is None:
-            output.line(render_problem(finding))
+        if finding.version is None:
+            output.line(render_problem(asdict(finding)))
 
 
 def _write_sessions(output: Output, damaged: Sequence[SessionDamage]) -> None:

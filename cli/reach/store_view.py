@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...memvid.disk import lock
 from ...memvid.disk.location import default_store_path
-from ...memvid.errors import PUT_BACK, BundleMissing, StoreError
+from ...memvid.disk.paths import closing_fd
+from ...memvid.errors import PUT_BACK, StoreError
 from ...memvid.folder.folder import StoreFolder, manifest_name
 from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, stripped_in
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
@@ -22,6 +23,7 @@ from ...memvid.folder.versions import lineage_of
 from ...memvid.format.blocks import SlotSpec
 from ...memvid.format.lossy import Lossy
 from ...memvid.format.manifest import Manifest
+from ...memvid.format.manifest_file import read_manifest_bytes
 from ...memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
 from ...memvid.store import IndexRow, Store
 from .daemon_link import find_daemon
@@ -128,22 +130,21 @@ def find_marks_problem(place: Path) -> dict[str, str] | None:
     return None
 
 
-def find_missing_manifests(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -> list[dict[str, str]]:
-    """Find the sessions of a listing whose newest version has no manifest: each with code, path and sentence. Sets
-    `file_missing` in every session, and `stripped`. Looks names up, and reads no manifest."""
+def find_unreadable(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -> list[dict[str, str]]:
+    """Find the sessions of a listing whose newest version's manifest is missing or damaged: each with code, path
+    and sentence. Sets `unreadable` in every session, and `stripped`."""
     problems = []
     with _folder_of(place) as folder:
         stripped = _stripped_in(folder)
         for info in sessions:
             bundle_id = info["bundle_id"]
-            path = None if folder is None or bundle_id is None else _missing_manifest(folder, bundle_id)
-            info["file_missing"], info["stripped"] = path is not None, bundle_id in stripped
-            if path is not None:
+            fault = None if folder is None or bundle_id is None else _fault_of_manifest(folder, bundle_id)
+            info["unreadable"], info["stripped"] = fault is not None, bundle_id in stripped
+            if fault is not None:
+                why = fault.message.replace(PUT_BACK, "").strip()
                 remedy = _KEEP_AWAKE.format(info["session"]) if info["state"] == "awake" else PUT_BACK
-                message = (
-                    f"Version {info['version']} of {info['session']} has no manifest: it cannot be woken. {remedy}"
-                )
-                problems.append({"code": BundleMissing.code, "path": path, "message": message})
+                message = f"Version {info['version']} of {info['session']} cannot be woken: {why} {remedy}"
+                problems.append({"code": fault.code, "path": fault.details["path"], "message": message})
     return problems
 
 
@@ -161,13 +162,18 @@ def _stripped_in(folder: StoreFolder | None) -> frozenset[str]:
     return frozenset(bundle_id.hex() for bundle_id in found or ())
 
 
-def _missing_manifest(folder: StoreFolder, hex_id: str) -> str | None:
-    """The path where a manifest is missing; None if the file is there, or that cannot be told."""
+def _fault_of_manifest(folder: StoreFolder, hex_id: str) -> StoreError | None:
+    """Why a manifest cannot be read, with its path; None if it can."""
     try:
         bundle_id = bytes.fromhex(hex_id)
-        return None if folder.has_manifest(bundle_id) else folder.path_of(manifest_name(bundle_id))
-    except (ValueError, StoreError):
-        return None  # another fault, which `verify` reports
+        fd, path = folder.open_name(manifest_name(bundle_id))
+        with closing_fd(fd):
+            read_manifest_bytes(fd, path, bundle_id)
+    except StoreError as error:
+        return error
+    except ValueError:  # no id: a daemon's fault
+        pass
+    return None
 
 
 @contextlib.contextmanager

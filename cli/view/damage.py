@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...errors import TorporError
 from ...memvid.errors import BundleMissing
@@ -53,21 +52,6 @@ def damage_by_session(store: Store, report: VerifyReport) -> list[SessionDamage]
         damaged.setdefault(each.uri, {})[each.version] = each
     missing = {finding.path for finding in report.findings if finding.code == BundleMissing.code}
     return [_damage_of(store, uri, damaged[uri], missing) for uri in sorted(damaged)]
-
-
-def findings_of(store: Store, report: VerifyReport) -> list[dict[str, Any]]:
-    """The findings, each with the session and the version that it says is not whole; None where it is of a file that no
-    version lacks."""
-    versions = {_manifest_path(store, each): each for each in report.damaged}
-    found = []
-    for finding in report.findings:
-        version = versions.get(finding.path)
-        named = {"session": str(version.uri), "version": version.version} if version else dict.fromkeys(_NAMED)
-        found.append({**asdict(finding), **named})
-    return found
-
-
-_NAMED = ("session", "version")
 
 
 def add_suggestion(error: TorporError, store_path: Path, session: str) -> None:

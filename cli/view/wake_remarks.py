@@ -12,7 +12,7 @@ from .output import Output, plain
 
 
 def remark_on_wake(output: Output, woken: WakeResult) -> None:
-    """Say if the state was recomputed or is lossy, or if something else computed it."""
+    """Say if the state was recomputed or is lossy, if something else computed it, or if there may be a newer one."""
     if woken.recomputed:
         again = woken.recomputed
         bits = "the same to the bit" if again.same_logits else "not the same to the bit"
@@ -25,6 +25,10 @@ def remark_on_wake(output: Output, woken: WakeResult) -> None:
         output.remark(f"[yellow]lossy[/]: {describe_loss(woken.lossy)}")
     if woken.differs:
         output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(woken.differs))}")
+    if woken.unreadable:
+        others = len(woken.unreadable) - 1
+        more = f" Likewise {format_plural(others, 'more manifest')}: torpor ls names all." if others else ""
+        output.remark(f"[yellow]there may be a newer version[/]: {plain(woken.unreadable[0].message)}{more}")
 
 
 def remark_on_look(output: Output, session: str, look: Look | None) -> None:

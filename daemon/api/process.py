@@ -11,6 +11,7 @@ from pydantic import Field
 
 from .limits import MAX_EVENT_NAME_CHARS, MAX_EVENT_NAMES
 from .records import Count, Listed, ModelName, ProcessId, Request, Result, Seconds, SessionText
+from .store import MaintenanceProblem
 
 
 class ModelInfo(Result):
@@ -109,7 +110,8 @@ class StatusResult(Result):
     """The daemon as a whole. prefix_hits, prefix_misses: new sessions since the start that shared a prefix with another
     session, and those that did not; cached_tokens: tokens the hits did not prefill; batched_tokens: tokens that several
     sessions wrote in one model call; scrub: None where it is off; config: None without a file; aliases: other names of
-    models, maybe with `*` and `?`, each with the name it stands for; disk: None where the system does not tell."""
+    models, maybe with `*` and `?`, each with the name it stands for; disk: None where the system does not tell;
+    unreadable: as in `WakeResult`."""
 
     version: str
     pid: ProcessId
@@ -129,6 +131,7 @@ class StatusResult(Result):
     config: ConfigInfo | None = None
     aliases: tuple[tuple[str, str], ...] = ()
     disk: DiskInfo | None = None
+    unreadable: tuple[MaintenanceProblem, ...] = ()
 
     def model_named(self, name: str) -> ModelInfo | None:
         """A served model by its name, or by an alias."""

@@ -12,6 +12,7 @@ from .events import Listener, Reporting
 from .limits import MAX_NAMED_SESSIONS
 from .records import Count, Label, Listed, Position, Request, Result, Seconds, SessionText, Version
 from .session import Look, Lossy, Recomputed, SessionInfo
+from .store import MaintenanceProblem
 
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 
@@ -70,6 +71,7 @@ class WakeResult(Result):
     lossy: None where all of it is exact.
     recomputed: None unless a part was computed again, and may differ from the original.
     look: None unless it is awake at an earlier token or version than its last, with nothing read or written there.
+    unreadable: manifests that cannot be read, and of which nothing tells whose they are: one may be a newer version.
     """
 
     session: str
@@ -86,6 +88,7 @@ class WakeResult(Result):
     lossy: Lossy | None = None
     recomputed: Recomputed | None = None
     look: Look | None = None
+    unreadable: tuple[MaintenanceProblem, ...] = ()
 
 
 class WakePlanResult(Result):

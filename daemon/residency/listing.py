@@ -15,6 +15,7 @@ from ...memvid.folder.marks import SessionMarks
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.lossy import LOSSY
 from ...memvid.format.lossy import Lossy as StoredLossy
+from ...memvid.format.records import Finding
 from ...memvid.store import IndexRow, Store
 from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
@@ -35,6 +36,7 @@ from ..sessions.origin import FOLDED_FROM, FORKED_FROM, origin_in
 from ..sessions.sessions import Durable, Session
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.forking import Forked, ForkOrder
+from ..sleep.maintenance import problems_told
 from ..sleep.waking import durable_of
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 from .awake import LeftLook
@@ -295,8 +297,10 @@ def wake_result(
     already_awake: bool = False,
     canary: Verdict = "not_run",
     canary_seconds: float = 0.0,
+    unreadable: Sequence[Finding] = (),
 ) -> WakeResult:
-    """The report of a wake. tokens_prefilled: tokens that the model computed. newest: the session's newest version."""
+    """The report of a wake. tokens_prefilled: tokens that the model computed. newest: the session's newest version.
+    unreadable: manifests of which one may be a newer one."""
     return WakeResult(
         session=str(live.uri),
         version=live.durable.version if live.durable else None,
@@ -312,6 +316,7 @@ def wake_result(
         lossy=_lossy(live.loss),
         recomputed=live.recomputed,
         look=look_of(live, newest),
+        unreadable=problems_told(unreadable),
     )
 
 

@@ -305,6 +305,7 @@ class Residency:
         return None
 
     async def _wake(self, use: Use, order: WakeOrder, model: LoadedModel, emit: OnEvent, started: float) -> WakeResult:
+        unreadable = await self._hibernation.threads.on_io(self._store.unreadable)
         newest = self.standing.require_row(use.uri)
         woken = await self._hibernation.waking.wake(use.uri, order, model, emit)
         woken.session.rewound = order.version not in (None, newest.version)
@@ -317,6 +318,7 @@ class Residency:
             seconds=time.monotonic() - started,
             canary=woken.canary,
             canary_seconds=woken.canary_seconds,
+            unreadable=unreadable,
         )
         return use.woken
 

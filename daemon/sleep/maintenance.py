@@ -10,15 +10,14 @@ import asyncio
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ...memvid import operations
-from ...memvid.format.records import Action, Finding, MaintenanceReport
+from ...memvid.format.records import Finding, MaintenanceReport
 from ...memvid.operations import Order
 from ...memvid.store import Store
-from ...memvid.uri import SessionUri
 from ..api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from ..errors import ServiceClosed
 from .disk_space import Stop, Way
@@ -106,14 +105,3 @@ def with_awake(result: MaintenanceResult, session: str, token_count: int) -> Mai
     tokens = f"{token_count:,} token{'' if token_count == 1 else 's'}"
     awake = MaintenanceAction("remove", "", session, None, 0, f"the awake session, {tokens}, leaves memory")
     return dataclasses.replace(result, actions=(awake, *result.actions))
-
-
-def with_healings(report: MaintenanceReport, foreseen: Mapping[SessionUri, tuple[int, str]]) -> MaintenanceReport:
-    """The plan of a repair with the sessions that are healed behind it. foreseen: their newest versions, and a sentence
-    on the healing."""
-    healings = [Action(HEAL, "", uri, version, 0, sentence) for uri, (version, sentence) in foreseen.items()]
-    return dataclasses.replace(report, actions=(*report.actions, *healings))
-
-
-HEAL = "heal"
-"""The kind of a healing in a report."""

@@ -33,7 +33,7 @@ from ...errors import TorporError
 from ...memvid.errors import Corruption, SessionNotFound, StoreError
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.lossy import LOSSY
-from ...memvid.format.records import DamagedVersion, VerifyReport
+from ...memvid.format.records import Action, DamagedVersion, MaintenanceReport, VerifyReport
 from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
@@ -83,6 +83,15 @@ class _Found:
         return passes.whole_calls(self.first_broken) if by_token else max(self.records, default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Foreseen:
+    """The plan for the newest version of a session. is_healed: that version is whole then, and not another one."""
+
+    version: int
+    sentence: str
+    is_healed: bool = True
+
+
 @dataclass(eq=False, repr=False)
 class Healing:
     """Repairs the store, and heals sessions, each in its turn."""
@@ -130,30 +139,37 @@ class Healing:
         tried = await self._heal(report)
         return tried > self.failed - failed
 
-    async def foresee(self) -> dict[SessionUri, tuple[int, str]]:
-        """The plan of `heal`: the damaged newest versions, and a sentence on each. Memory and disk space are not
-        checked."""
-        damaged = self._to_heal(await asyncio.to_thread(self._verify))
-        told = {each.uri: await self._foresee(each) for each in damaged}
-        return {uri: each for uri, each in told.items() if each is not None}
+    async def foresee(self, plan: MaintenanceReport) -> MaintenanceReport:
+        """The plan of a repair with that of `heal` behind it: the damaged newest versions, each with a sentence; and
+        without the problems that go with it. Memory and disk space are not checked."""
+        report = await asyncio.to_thread(self._verify)
+        told = [(each, foreseen) for each in self._to_heal(report) if (foreseen := await self._foresee(each))]
+        healings = [Action("heal", "", each.uri, foreseen.version, 0, foreseen.sentence) for each, foreseen in told]
+        blocks = {block for each, foreseen in told if foreseen.is_healed for block in each.blocks}
+        healed = {
+            (str(each.uri), each.version) for each in report.damaged if each.blocks and blocks.issuperset(each.blocks)
+        }
+        left = tuple(problem for problem in plan.problems if (problem.session, problem.version) not in healed)
+        return replace(plan, actions=(*plan.actions, *healings), problems=left)
 
-    async def _foresee(self, damaged: DamagedVersion) -> tuple[int, str] | None:
+    async def _foresee(self, damaged: DamagedVersion) -> _Foreseen | None:
         uri = damaged.uri
         try:
             async with self._residency.turn(uri):
                 return await self._foresee_in_turn(damaged)
         except TorporError as error:
-            row = self._store.find_session(uri)
-            return None if row is None else (row.version, f"It is not computed again: {sentence_of(error)}")
+            if (row := self._store.find_session(uri)) is None:
+                return None
+            return _Foreseen(row.version, f"It is not computed again: {sentence_of(error)}", is_healed=False)
 
-    async def _foresee_in_turn(self, damaged: DamagedVersion) -> tuple[int, str] | None:
+    async def _foresee_in_turn(self, damaged: DamagedVersion) -> _Foreseen | None:
         uri = damaged.uri
         row = self._store.find_session(uri)
         if row is None:
             return None  # deleted meanwhile
         live = self._residency.awake.get(uri)
         if live is not None and live.holds_all_of(row.bundle_id):
-            return row.version, "It is awake, and is written anew."
+            return _Foreseen(row.version, "It is awake, and is written anew.")
         found = await self._hibernation.threads.on_io(lambda: self._look(row, damaged))
         if found is None:
             return None
@@ -162,7 +178,8 @@ class Healing:
             with self._store.open_session(uri, row.version) as reader:
                 require_same(reader.manifest.identity, model.identity, model=model.name)
         computed = format_plural(len(found.tokens) - found.first_broken, "token")
-        return row.version, f"{computed} or more that are damaged, or stand behind that, are computed again."
+        sentence = f"{computed} or more that are damaged, or stand behind that, are computed again."
+        return _Foreseen(row.version, sentence, is_healed=found.end is not None)
 
     def _verify(self) -> VerifyReport:
         return self._store.verify(deep=True, pace=self._require_going_on)

@@ -14,6 +14,7 @@ from ..memory.model_registry import Place
 from ..options.serve_options import ServeOptions
 from ..parts import Parts
 from ..residency import listing
+from ..sleep.maintenance import problems_told
 from ..tasks.pieces import in_pieces
 from .answering import answers
 
@@ -42,6 +43,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
         config=None if parts.config is None else parts.config.info(),
         aliases=parts.options.aliases,
         disk=None if room is None else _disk_of(parts.options, room),
+        unreadable=problems_told(await asyncio.to_thread(parts.store.unreadable)),
     )
 
 

@@ -17,7 +17,7 @@ from ..errors import SessionAwake, SessionExists
 from ..memory.line import Use
 from ..models.models import LoadedModel
 from ..parts import Parts
-from ..sleep.maintenance import joined, result_of, with_awake, with_healings
+from ..sleep.maintenance import joined, result_of, with_awake
 from ..sleep.quantising import report_of
 from ..tasks.cancellation import to_the_end
 from .answering import answers
@@ -174,7 +174,7 @@ async def _repair(parts: Parts, *, dry_run: bool) -> api.MaintenanceResult:
     repairing = partial(parts.store.repair, dry_run=dry_run)
     report = await to_the_end(parts.maintenance.run(repairing))
     if dry_run:
-        return result_of(with_healings(report, await parts.healing.foresee()))
+        return result_of(await parts.healing.foresee(report))
     if report.problems and await parts.healing.heal():
         report = joined(report, await to_the_end(parts.maintenance.run(repairing)))
     return result_of(report)

@@ -49,8 +49,9 @@ async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
         if live is None:
             return await _wake(parts, use, order, request.emit, started)
         require_as_ordered(live, order, parts.residency.standing.find_row(use.uri, version))
-        newest = parts.store.find_session(use.uri)
-        return listing.wake_result(live, newest, seconds=time.monotonic() - started, already_awake=True)
+        unreadable = await parts.hibernation.threads.on_io(parts.store.unreadable)
+        newest, seconds = parts.store.find_session(use.uri), time.monotonic() - started
+        return listing.wake_result(live, newest, seconds=seconds, already_awake=True, unreadable=unreadable)
 
 
 @answers(api.PlanWakeRequest, told=False)

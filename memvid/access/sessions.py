@@ -7,12 +7,7 @@ from typing import Final
 
 from ..checking.promised import require_same_as_row
 from ..disk.paths import Closing, undoing
-from ..errors import (
-    PUT_BACK,
-    BundleMissing,
-    SessionNotFound,
-)
-from ..folder.folder import manifest_name
+from ..errors import BundleMissing, SessionNotFound
 from ..folder.marks import Marks, findings_of_missing
 from ..folder.versions import describe_versions, select_version
 from ..format.blocks import BlockEntry
@@ -55,15 +50,10 @@ class Sessions(Closing):
             raise self._not_found(uri, version)
         try:
             reader = self.open_bundle(row.bundle_id)
-        except BundleMissing as error:
+        except BundleMissing:
             if self._was_deleted(row):
                 raise self._not_found(uri, version, but=row) from None
-            path = self._core.folder.path_of(manifest_name(row.bundle_id))
-            raise BundleMissing(
-                f"The manifest of version {row.version} of {uri} ({path}) is missing. {PUT_BACK}",
-                bundle_id=row.bundle_id.hex(),
-                path=path,
-            ) from error
+            raise
         with undoing(reader.close):
             require_same_as_row(row, uri, reader.manifest, reader.path)
         return reader
@@ -136,6 +126,12 @@ class Sessions(Closing):
         """How many packs a wake of these blocks may open, by the index."""
         self._core.require_open()
         return len(self.index.packs_with([entry.id for entry in entries]))
+
+    def unreadable(self) -> list[Finding]:
+        """The manifests that cannot be read, and of which nothing tells whose they are: each may be the newest version
+        of a session. They are tried again; one that was put back is its session's from now on."""
+        self._core.require_open()
+        return self._core.read_again()
 
     def statistics(self) -> StoreStatistics:
         self._core.require_open()

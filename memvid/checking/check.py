@@ -14,11 +14,12 @@ from typing import Final
 from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import manifest_name
 from ..folder.marks import stripped_in
+from ..folder.store_file import PACKS
 from ..format.manifest import Manifest
 from ..format.records import DamagedVersion, Finding, IndexRow, Progress
 from ..writing.core import StoreCore
 from ..writing.removal import packs_of
-from .findings import finding_of_manifest, finding_of_missing
+from ..writing.unreadable import finding_of_missing
 from .packs import PackCheck, check_pack
 from .promised import require_same_as_row, still_missing
 from .wholeness import FoundBlocks, Lack, damaged_version, finding_of, lack_of
@@ -150,12 +151,13 @@ class Check:
             if one.row is not None and (one.bundle_id in gone or one.why is not None):
                 damaged.append(DamagedVersion(one.row.uri, one.row.version, one.bundle_id, 0))
             if one.row is not None and one.bundle_id in gone:
-                findings.append(finding_of_missing(self.core, one.row))
+                findings.append(finding_of_missing(self._path_of(one.bundle_id), one.row))
             elif one.why is not None:
-                findings.append(finding_of_manifest(self.core, one.bundle_id, one.row, one.why))
+                whose = (str(one.row.uri), one.row.version) if one.row is not None else (None, None)
+                findings.append(Finding(self._path_of(one.bundle_id), one.why.code, one.why.message, *whose))
             elif one.manifest is not None and (lack := self.lack_of(one.bundle_id, one.manifest)) is not None:
                 is_stripped = bool(self.is_stripped(one.bundle_id))
                 version = damaged_version(one.manifest, one.bundle_id, lack, is_stripped=is_stripped)
-                findings.append(finding_of(version, self._path_of(one.bundle_id), lack))
+                findings.append(finding_of(version, self.core.folder.path_of(PACKS), lack))
                 damaged.append(version)
         return findings, damaged

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from ..errors import PUT_BACK, AmbiguousVersion, BundleMissing, Corruption, IndexFailed, LimitExceeded, StoreError
+from ..errors import PUT_BACK, AmbiguousVersion, Corruption, IndexFailed, LimitExceeded, StoreError
 from ..folder.folder import manifest_name
 from ..folder.journal import Journal, waiting_finding
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing
@@ -25,7 +25,7 @@ _SECOND_LOOK_S: Final = 0.1
 
 _REPAIR: Final = "`torpor repair` copies what is sound in it to a new pack, and moves it away."
 
-# --- packs and manifests
+# --- packs
 
 
 def findings_of_pack(core: StoreCore, check: PackCheck) -> list[Finding]:
@@ -42,39 +42,10 @@ def is_damage(fault: StoreError) -> bool:
     return isinstance(fault, Corruption | LimitExceeded)
 
 
-def finding_of_missing(core: StoreCore, row: IndexRow) -> Finding:
-    """The finding that a version has no manifest."""
-    path = core.folder.path_of(manifest_name(row.bundle_id))
-    message = (
-        f"The manifest of version {row.version} of {row.uri} ({path}) is missing. Put it back, or let `torpor repair "
-        f"--from FOLDER` take it from a backup; without one, delete the version (`torpor rm {row.uri}@{row.version}`). "
-        "Until then no pack is removed."
-    )
-    return Finding(path, BundleMissing.code, message)
-
-
-def finding_of_manifest(core: StoreCore, bundle_id: bytes, row: IndexRow | None, error: StoreError) -> Finding:
-    """The finding that a manifest is damaged, or cannot be read."""
-    path = core.folder.path_of(manifest_name(bundle_id))
-    if not is_damage(error):
-        return Finding(path, error.code, error.message)
-    if row is not None:
-        whose = f" It is version {row.version} of {row.uri}."
-        way = f"delete the version (`torpor rm {row.uri}@{row.version}`)"
-    else:
-        whose = " Nothing else tells which version it is; it may be the newest of a session."
-        way = "move it away to do without that version"
-    advice = (
-        f"Put it back, or let `torpor repair --from FOLDER` take it from a backup; without one, {way}. Until then no "
-        "pack is removed."
-    )
-    return Finding(path, error.code, f"{error.message.replace(PUT_BACK, '').strip()}{whose} {advice}")
-
-
 def findings_of_rivals(core: StoreCore, rows: Iterable[IndexRow]) -> list[Finding]:
     """The findings that several versions of a session have one number."""
     by_claim: dict[tuple[SessionUri, int], list[IndexRow]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.bundle_id):
         by_claim.setdefault((row.uri, row.version), []).append(row)
     return [
         Finding(core.folder.path_of(manifest_name(rivals[0].bundle_id)), AmbiguousVersion.code, told_of_rivals(rivals))

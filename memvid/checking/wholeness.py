@@ -57,7 +57,7 @@ def damaged_version(manifest: Manifest, bundle_id: bytes, lack: Lack, *, is_stri
 
 
 def finding_of(version: DamagedVersion, path: str, lack: Lack) -> Finding:
-    """The finding that a version is not whole. path: of its manifest."""
+    """The finding that a version is not whole. path: where packs are, for of a missing one nothing else is known."""
     uri, whole = version.uri, version.whole_up_to
     is_usable = whole and not version.is_stripped
     way = f" `torpor wake {uri}@{version.version} --at {whole}` goes on from there." if is_usable else ""
@@ -73,7 +73,7 @@ def finding_of(version: DamagedVersion, path: str, lack: Lack) -> Finding:
         f"{what}: {why} ({_told(lack.blocks)}). Put the missing pack back, or let `torpor repair --from FOLDER` take "
         f"it from a backup.{way}"
     )
-    return Finding(path, code, message)
+    return Finding(path, code, message, str(uri), version.version)
 
 
 def _told(blocks: Sequence[BlockEntry]) -> str:

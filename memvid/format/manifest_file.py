@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..disk.paths import read_at, stat_open
-from ..errors import PUT_BACK, BundleMismatch, LimitExceeded
+from ..errors import BundleMismatch, LimitExceeded
 from ..limits import MAX_MANIFEST_BYTES
 from .manifest import Manifest, bundle_id_of, decode_manifest
 from .sealing import HEADER_BYTES, MANIFEST_MAGIC, encode_header, require_header
@@ -39,7 +39,7 @@ def read_manifest_bytes(fd: int, path: str, bundle_id: bytes) -> bytes:
     found = bundle_id_of(encoded)
     if found != bundle_id:
         raise BundleMismatch(
-            f"{path} is damaged, or another version's: its content is not what its name promises. {PUT_BACK}",
+            f"{path} is damaged, or another version's: its content is not what its name promises.",
             path=path,
             expected=bundle_id.hex(),
             found=found.hex(),

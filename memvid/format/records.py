@@ -64,11 +64,14 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault: where, its error code, and a sentence."""
+    """A fault: where, its error code, and a sentence. `session` and `version`: the version that is not whole by it, if
+    it is one of a version."""
 
     path: str
     code: str
     message: str
+    session: str | None = None
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,7 @@ class UsageReport:
     `shared_bytes` counts a frame that several sessions need once; a repack can free `unneeded_bytes`: frames that no
     version needs, and second copies. Manifests and packs that cannot be read (`problems`) count as `unreadable_bytes`
     alone. Versions whose manifests are missing are `problems` too, and have no bytes. The budgets compare
-    `written_today_bytes` and `free_bytes` (of the disk).
+    `written_today_bytes`, as far as the index was not lost since, and `free_bytes` (of the disk).
     """
 
     file_bytes: int

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..checking.findings import finding_of_manifest, finding_of_missing
 from ..checking.promised import still_missing
 from ..disk import durable
 from ..disk.budget import utc_day
@@ -34,6 +33,7 @@ from ..index.index import INDEX_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.frame_files import open_frames
+from ..writing.unreadable import finding_of_missing
 
 _Users = frozenset[SessionUri]
 _NONE: _Users = frozenset()
@@ -116,7 +116,7 @@ def usage(core: StoreCore) -> UsageReport:
     tally = _Tally()
     stripped = stripped_in(core.folder) or frozenset()
     rows = core.index.all_rows()
-    users = _add_versions(core, rows, stripped, tally)
+    users = _add_versions(core, stripped, tally)
     _add_rows(core, rows, stripped, tally)
     _add_packs(core, users, tally)
     places = _places(core)
@@ -157,9 +157,8 @@ def _session_usage(uri: SessionUri, one: _Session) -> SessionUsage:
 # --- versions
 
 
-def _add_versions(core: StoreCore, rows: Iterable[IndexRow], stripped: frozenset[bytes], tally: _Tally) -> _Needs:
+def _add_versions(core: StoreCore, stripped: frozenset[bytes], tally: _Tally) -> _Needs:
     users = _Needs()
-    by_id = {row.bundle_id: row for row in rows}
     for bundle_id in sorted(core.folder.list_versions()):
         status = core.folder.status_of(manifest_name(bundle_id))
         if status is None:
@@ -173,7 +172,8 @@ def _add_versions(core: StoreCore, rows: Iterable[IndexRow], stripped: frozenset
         except StoreError as error:
             tally.version_bytes += status.st_size
             tally.unreadable_bytes += status.st_size
-            tally.problems.append(finding_of_manifest(core, bundle_id, by_id.get(bundle_id), error))
+            path = core.folder.path_of(manifest_name(bundle_id))
+            tally.problems.append(Finding(path, error.code, error.message))
             continue
         tally.version_bytes += status.st_size
         tally.give([manifest.uri], status.st_size)
@@ -189,7 +189,7 @@ def _add_rows(core: StoreCore, rows: Iterable[IndexRow], stripped: frozenset[byt
             continue  # it was deleted meanwhile
         tally.add_row(row, is_stripped=row.bundle_id in stripped)
         if row.bundle_id in missing:
-            tally.problems.append(finding_of_missing(core, row))
+            tally.problems.append(finding_of_missing(core.folder.path_of(manifest_name(row.bundle_id)), row))
 
 
 # --- packs

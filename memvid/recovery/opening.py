@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from ..disk.lock import StoreLock
 from ..disk.paths import stamp_of, stat_name, undoing
-from ..errors import PUT_BACK, StoreError
+from ..errors import StoreError
 from ..folder.folder import StoreFolder, manifest_name
 from ..folder.marks import MARKS_FILE, findings_of_missing
 from ..folder.new_store import create_store
@@ -18,6 +18,7 @@ from ..folder.store_file import has_store_file, load_store_uuid, require_creatab
 from ..format.records import Finding, IndexRow, OpenReport
 from ..index.index import INDEX_FILE, Index, row_of
 from ..writing.core import StoreCore
+from ..writing.unreadable import finding_of_missing
 
 _TRIES = 10
 
@@ -122,9 +123,7 @@ def _row_or_finding(core: StoreCore, bundle_id: bytes) -> IndexRow | Finding:
 def _missing(core: StoreCore, bundle_ids: Iterable[bytes]) -> list[Finding]:
     """The versions whose manifests are missing."""
     rows = core.index.rows_of(sorted(bundle_ids))
-    findings = []
-    for row in sorted(rows.values(), key=lambda row: (row.uri, row.version)):
-        path = core.folder.path_of(manifest_name(row.bundle_id))
-        message = f"The manifest of version {row.version} of {row.uri} ({path}) is missing. {PUT_BACK}"
-        findings.append(Finding(path, "bundle_missing", message))
-    return findings
+    return [
+        finding_of_missing(core.folder.path_of(manifest_name(row.bundle_id)), row)
+        for row in sorted(rows.values(), key=lambda row: (row.uri, row.version))
+    ]

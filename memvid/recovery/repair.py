@@ -285,11 +285,11 @@ def _tell_the_rest(run: MaintenanceRun, check: Check, taken: dict[bytes, Manifes
     findings, _ = check.tell()
     findings += findings_of_missing(core.folder, core.index.bundle_ids())
     if run.dry_run:  # as if these were there
-        paths = {core.folder.path_of(manifest_name(bundle_id)): bundle_id for bundle_id in taken}
+        paths = {core.folder.path_of(manifest_name(bundle_id)) for bundle_id in taken}
         findings = [finding for finding in findings if finding.path not in paths]
-        for path, bundle_id in paths.items():
+        for bundle_id in taken:
             if lack := check.lack_of(bundle_id, taken[bundle_id]):
                 is_stripped = bool(check.is_stripped(bundle_id))
                 version = damaged_version(taken[bundle_id], bundle_id, lack, is_stripped=is_stripped)
-                findings.append(finding_of(version, path, lack))
+                findings.append(finding_of(version, core.folder.path_of(PACKS), lack))
     run.problems += [*findings, *find_strangers(core)]

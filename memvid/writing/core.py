@@ -23,6 +23,7 @@ from ..disk.room import free_bytes_of
 from ..errors import (
     PUT_BACK,
     BundleMissing,
+    Corruption,
     DurabilityLost,
     LimitExceeded,
     LockLost,
@@ -42,6 +43,7 @@ from ..uri import SessionUri
 from .frame_files import FrameFiles, pack_row
 from .needs import Needs
 from .reader import BundleReader
+from .unreadable import sentence_of
 
 
 class StoreCore:
@@ -61,7 +63,7 @@ class StoreCore:
         self.journal = journal
         self.pins = Pins()
         self.files = FrameFiles(folder)
-        self.needs = Needs(folder)
+        self.needs = Needs(folder, self.read_manifest)
         self.unreadable_packs: dict[str, StoreError] = {}
         """Packs that are there and tell nothing, and why."""
         self.unreadable_versions: set[bytes] = set()
@@ -232,10 +234,18 @@ class StoreCore:
     # --- manifests
 
     def read_manifest(self, bundle_id: bytes) -> Manifest:
-        """The manifest of a version. Raises BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat, Corruption."""
-        fd, path = self.folder.open_name(manifest_name(bundle_id))
-        with closing_fd(fd):
-            return read_manifest(fd, path, bundle_id)
+        """The manifest of a version. Raises BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat, Corruption,
+        LimitExceeded."""
+        try:
+            fd, path = self.folder.open_name(manifest_name(bundle_id))
+            with closing_fd(fd):
+                return read_manifest(fd, path, bundle_id)
+        except (Corruption, LimitExceeded) as error:
+            row = self.index.rows_of([bundle_id]).get(bundle_id)
+            path = self.folder.path_of(manifest_name(bundle_id))
+            raise type(error)(
+                sentence_of(error, path, row), **{**error.details, "bundle_id": bundle_id.hex()}
+            ) from error
 
     def open_reader(self, bundle_id: bytes) -> BundleReader:
         """Open a version for reading. Raises as `read_manifest`."""
@@ -370,6 +380,9 @@ class StoreCore:
         try:
             manifest = self.read_manifest(bundle_id)
             status = self.folder.status_of(name)
+        except BundleMissing:  # it was moved away, or deleted
+            self.unreadable_versions.discard(bundle_id)
+            return None
         except StoreError as error:
             self.unreadable_versions.add(bundle_id)
             return Finding(self.folder.path_of(name), error.code, error.message)

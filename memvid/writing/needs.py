@@ -7,14 +7,12 @@ be read, or is missing, its needs are unknown, and nothing may be removed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ..disk.paths import closing_fd
 from ..errors import StoreError
 from ..folder.folder import StoreFolder, manifest_name
-from ..format.manifest import end_record_of
-from ..format.manifest_file import read_manifest
+from ..format.manifest import Manifest, end_record_of
 from ..format.records import Finding
 
 
@@ -31,8 +29,9 @@ class Needed:
 class Needs:
     """The needs of one open store's versions, remembered by manifest: 32 bytes a block. Thread-safe."""
 
-    def __init__(self, folder: StoreFolder) -> None:
+    def __init__(self, folder: StoreFolder, read_manifest: Callable[[bytes], Manifest]) -> None:
         self._folder = folder
+        self._read_manifest = read_manifest
         self._of: dict[bytes, tuple[bytes, ...]] = {}
         self._with_end: set[bytes] = set()
         """Versions with a record of their last position, which is needed of a stripped one too."""
@@ -57,12 +56,13 @@ class Needs:
             StoreIoError: the folder cannot be listed.
         """
         with self._lock:
-            there = self._folder.list_versions()
-            unknown = [self._missing(bundle_id) for bundle_id in sorted(set(known) - there - set(but_for))]
-            for bundle_id in there - self._of.keys():
+            there, unknown = set(self._folder.list_versions()), []
+            for bundle_id in sorted((there - self._of.keys()) | (set(known) - there - set(but_for))):
                 finding = self._read(bundle_id)
                 if finding is not None:
                     unknown.append(finding)
+                else:
+                    there.add(bundle_id)
             for gone in self._of.keys() - there:
                 del self._of[gone]
                 self._with_end.discard(gone)
@@ -97,23 +97,11 @@ class Needs:
             return self._of.get(bundle_id, ())
 
     def _read(self, bundle_id: bytes) -> Finding | None:
-        name = manifest_name(bundle_id)
         try:
-            fd, path = self._folder.open_name(name)
-            with closing_fd(fd):
-                manifest = read_manifest(fd, path, bundle_id)
+            manifest = self._read_manifest(bundle_id)
         except StoreError as error:
-            return Finding(self._folder.path_of(name), error.code, error.message)
+            return Finding(self._folder.path_of(manifest_name(bundle_id)), error.code, error.message)
         self._of[bundle_id] = tuple(self._ids.setdefault(entry.id, entry.id) for entry in manifest.blocks)
         if end_record_of(manifest) is not None:
             self._with_end.add(bundle_id)
         return None
-
-    def _missing(self, bundle_id: bytes) -> Finding:
-        path = self._folder.path_of(manifest_name(bundle_id))
-        return Finding(
-            path,
-            "bundle_missing",
-            f"{path} is missing: what its version needs is unknown. Put it back from a backup, or delete the version "
-            "(`torpor rm SESSION@VERSION`).",
-        )

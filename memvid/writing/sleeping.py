@@ -259,8 +259,15 @@ class _Sleep:
             created_ns=now_ns(),
             blocks=tuple(entry.held_by(None) for entry in entries),
             session=session if covered is None else {**session, COVERS: covered},
-            environment={**environment(), WRITTEN_BYTES: str(self._pack_bytes())},
+            environment={**environment(), WRITTEN_BYTES: str(self._pack_bytes() + self._stand_in_bytes())},
         )
+
+    def _stand_in_bytes(self) -> int:
+        """What the version before has written, where it ends in a ledger alone: it goes, and its blocks are this one's
+        then."""
+        parent = self._request.parent or b""
+        row = self._core.index.rows_of([parent]).get(parent)
+        return row.bundle_bytes if row is not None and row.uri == self._request.uri and row.unread_tokens else 0
 
 
 def receipt_of(manifest: Manifest, bundle_id: bytes, bytes_written: int, blocks_new: int) -> Receipt:

@@ -14,9 +14,11 @@ from torpor.cli.commands.show import render_detail
 from torpor.cli.commands.verify import SESSIONS_SHOWN
 from torpor.cli.serve.doctor import _describe_config, _describe_queue
 from torpor.cli.view.formatting import format_time
-from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
+from torpor.daemon.api.store import MaintenanceProblem
+from torpor.memvid.errors import PUT_BACK, Corruption, Truncated
+from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store
-from torpor.memvid.uri import SessionUri
+from torpor.memvid.uri import SessionUri, parse_reference
 from torpor.tests.cli.cli_rig import MadeStore, Torpor, flip, pretend_terminal, unstyled
 from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
@@ -67,29 +69,51 @@ def test_looking_tells_of_a_daemon_that_ended_without_a_stop(
     assert made_store("ls", "--json").document["problems"] == []
 
 
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
 @pytest.mark.parametrize("beside_a_daemon", [False, True])
-def test_ls_marks_a_session_whose_newest_version_has_no_manifest(
-    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, beside_a_daemon: bool
+def test_ls_marks_a_session_whose_newest_version_has_no_sound_manifest(
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, beside_a_daemon: bool, damage: str
 ) -> None:
     torpor("append", "agent", "one")
     torpor("append", "fresh", "one")
     daemon.service.sessions["agent"].now(bundle_id=made_store.manifests[1].stem, version=2)
     daemon.service.store = str(made_store.path)
     ask = torpor if beside_a_daemon else made_store
-    assert not any(info["file_missing"] for info in ask("ls", "--json").document["sessions"])
-    assert "has no manifest" not in ask("ls").err
+    assert not any(info["unreadable"] for info in ask("ls", "--json").document["sessions"])
+    assert "manifest" not in ask("ls").err
     made_store.manifests[0].unlink()  # of an earlier version: that is for verify
-    made_store.manifests[1].unlink()
+    if damage == "missing":
+        made_store.manifests[1].unlink()
+    else:
+        flip(made_store.manifests[1], 200)
     told = ask("ls", "--json").document
-    assert [info["name"] for info in told["sessions"] if info["file_missing"]] == ["agent"]
+    assert [info["name"] for info in told["sessions"] if info["unreadable"]] == ["agent"]
     (problem,) = told["problems"]
-    assert (problem["code"], problem["path"]) == ("bundle_missing", str(made_store.manifests[1]))
-    assert "Version 2 of torpor://default/agent has no manifest" in problem["message"]
+    code, what = {"missing": ("bundle_missing", "missing"), "flipped": ("bundle_mismatch", "damaged")}[damage]
+    assert (problem["code"], problem["path"]) == (code, str(made_store.manifests[1]))
+    cannot = f"Version 2 of torpor://default/agent cannot be woken: {made_store.manifests[1]} is {what}"
+    assert problem["message"].startswith(cannot)
     remedy = "`torpor sleep torpor://default/agent` writes it anew" if beside_a_daemon else PUT_BACK
     assert remedy in problem["message"]
     listed = ask("ls")
     assert [line.split()[0] for line in listed.out.splitlines() if "!\t" in line] == ["default/agent"]
-    assert "! its newest version has no manifest: if awake, put it to sleep" in listed.err
+    assert "! its newest version has no sound manifest: if awake, put it to sleep" in listed.err
+
+
+@pytest.mark.parametrize("beside_a_daemon", [False, True])
+def test_ls_tells_of_a_manifest_that_may_be_of_any_session(
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, beside_a_daemon: bool
+) -> None:
+    flip(made_store.manifests[1], 200)
+    (made_store.path / INDEX_FILE).unlink()
+    (told,) = made_store("ls", "--json").document["problems"]
+    assert (told["code"], told["path"]) == ("bundle_mismatch", str(made_store.manifests[1]))
+    assert "it may be the newest of a session" in told["message"]
+    daemon.service.store = str(made_store.path)
+    daemon.service.unreadable = (MaintenanceProblem(**told),)
+    ask = torpor if beside_a_daemon else made_store
+    assert ask("ls", "--json").document["problems"] == [told]
+    assert "it may be the newest of a session" in ask("ls").err
 
 
 def test_ls_of_another_namespace_is_empty(made_store: MadeStore) -> None:
@@ -451,12 +475,13 @@ def test_who_looks_and_who_wakes_are_advised_alike(
     torpor("append", "agent", "one")
     torpor("sleep", "agent")
     daemon.service.store = str(made_store.path)
-    fault = BundleMissing if damage == "missing" else Truncated
-    daemon.service.fault = fault(f"{damaged} is not whole.", path=str(damaged))
-    advised = f"{damaged} is not whole. {PUT_BACK} {session['goes_on']}"
+    with Store.open(made_store.path, writable=False) as store, pytest.raises(Corruption) as raised:
+        store.open_session(parse_reference("agent"))
+    daemon.service.fault = raised.value
+    advised = f"{raised.value.message} {session['goes_on']}"
     assert torpor("wake", "agent", "--json").error["error"]["message"] == advised
     shown = made_store("show", "agent", "--json").error["error"]["message"]
-    assert shown.endswith(f"{PUT_BACK} {session['goes_on']} Besides it has version 1: `torpor show {AGENT}@1`.")
+    assert shown == f"{advised} Besides it has version 1: `torpor show {AGENT}@1`."
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def info(**changes: Any) -> dict[str, Any]:
         "stored_bytes": 5,
         "dirty": True,
         "durability": "none",
-        "file_missing": True,
+        "unreadable": True,
         "stripped": True,
         "unread_tokens": 2,
         "lossy": {"bits": 8, "tokens": 3},

@@ -263,6 +263,7 @@ def test_wake_says_that_nothing_was_prefilled(torpor: Torpor, asleep: ServerThre
     assert torpor("wake", "a", "--version", "1", "--json").document["tokens_prefilled"] == 0
 
 
+DAMAGED = MaintenanceProblem("/store/versions/a.mvm", "corrupt_bundle", "It may be the newest.")
 AGAIN = "1,276 tokens from token 1,024 of version 3 were"
 
 
@@ -279,6 +280,8 @@ AGAIN = "1,276 tokens from token 1,024 of version 3 were"
         ("recomputed", Recomputed(3, 1024, 1276, True), "is the same to the bit"),
         ("recomputed", Recomputed(3, 1024, 1276, False), "is not the same to the bit"),
         ("lossy", Lossy(8, 7680), "lossy: keys and values of the first 7,680 tokens were kept in 8 bits; "),
+        ("unreadable", (DAMAGED,), "there may be a newer version: It may be the newest.\n"),
+        ("unreadable", (DAMAGED,) * 3, "It may be the newest. Likewise 2 more manifests: torpor ls names all.\n"),
     ],
 )
 def test_wake_tells_in_one_line_in_what_a_session_is_not_as_it_was(

@@ -72,6 +72,7 @@ class FakeService(Verbs, Awaiting):
         self.artifact = "{}\n"
         self.lossy: session.Lossy | None = None
         self.recomputed: session.Recomputed | None = None
+        self.unreadable: tuple[store.MaintenanceProblem, ...] = ()
         self.left: str | None = None  # why no session can be warmed
         self.fail_clear: dict[str, str] = {}
         self.prefilled_by_wakes = 0
@@ -118,7 +119,7 @@ class FakeService(Verbs, Awaiting):
         awake = sum(session.info.state == "awake" for session in self.sessions.values())
         models, asleep, queue = (self.model,), len(self.sessions) - awake, process.QueueInfo(0, 0, 512)
         told = process.StatusResult("0.1.0", os.getpid(), self.store, models, awake, asleep, memory, "none", 0.5, queue)
-        return replace(told, aliases=self.aliases)
+        return replace(told, aliases=self.aliases, unreadable=self.unreadable)
 
     async def _create(self, request: session.CreateRequest) -> session.SessionInfo:
         if request.session in self.sessions:
@@ -255,6 +256,7 @@ class FakeService(Verbs, Awaiting):
             self.differs,
             lossy=self.lossy,
             recomputed=self.recomputed,
+            unreadable=self.unreadable,
         )
 
     async def _list(self, request: session.ListRequest) -> session.ListResult:

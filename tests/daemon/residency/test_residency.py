@@ -21,6 +21,7 @@ from torpor.daemon.memory.memory import DEFAULT_SHARE, default_budget
 from torpor.daemon.service import Service
 from torpor.daemon.verbs import forking as forking_verbs
 from torpor.memvid.errors import SessionNotFound, StoreIoError
+from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store
 from torpor.snapshot import memory as system_memory
 from torpor.snapshot.errors import NotEnoughMemory
@@ -32,7 +33,9 @@ from torpor.tests.daemon.session_rig import (
     SAMPLED,
     STEP,
     Rigged,
+    flip,
     held_up,
+    manifest_of,
     manifests,
     most,
     packs,
@@ -692,3 +695,22 @@ async def test_what_the_budget_has_and_the_system_has_not_is_refused_before_it_i
     assert await rig.fingerprint("a") == before
     assert (await rig.service.status()).memory.reserved_bytes == 0
     await rig.service.append("a", tokens=tokens_of(2, 600))
+
+
+async def test_a_wake_tells_of_a_manifest_that_may_be_a_newer_version(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.asleep("a", tokens_of(1, 8))
+        await rig.wake("a")
+        await rig.service.append("a", tokens=tokens_of(2, 8))
+        newest = manifest_of(store, bytes.fromhex((await rig.sleep("a")).bundle_id))
+    flip(newest, 200)
+    (store / INDEX_FILE).unlink()
+    async with open_rig() as rig:
+        woken = await rig.wake("a")
+        assert (woken.version, [each.path for each in woken.unreadable]) == (1, [str(newest)])
+        again = await rig.wake("a")
+        assert (again.already_awake, again.unreadable) == (True, woken.unreadable)
+        assert (await rig.service.status()).unreadable == woken.unreadable
+        flip(newest, 200)
+        await rig.sleep("a")
+        assert (await rig.wake("a")).unreadable == ()

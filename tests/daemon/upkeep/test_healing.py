@@ -398,9 +398,25 @@ async def test_a_planned_repair_tells_of_the_healing(rig: Rigged, store: Path) -
     last = plan.actions[-1]
     assert (last.session, last.version) == (str(A), 1)
     assert last.reason.startswith("1,044 tokens or more")
+    assert plan.problems == ()
     assert newest(rig) == (1, 1300), "nothing was done"
     done = await rig.service.maintain(operation="repair")
     assert (newest(rig), done.problems) == ((2, 1300), ())
+
+
+async def test_a_planned_repair_tells_of_what_the_healing_leaves(rig: Rigged, store: Path) -> None:
+    for seed, name in enumerate("ab"):
+        await rig.asleep(name, tokens_of(seed, 1300))
+        await rig.wake(name)
+        await rig.service.append(name, tokens=tokens_of(2, 300))
+        await rig.sleep(name)
+    await asyncio.to_thread(damage, store, "a", span=1)  # of both versions
+    await asyncio.to_thread(damage, store, "b", version=1)  # the newest has another last span
+    plan = await rig.service.maintain(operation="repair", dry_run=True)
+    assert [(each.session, each.version) for each in plan.actions if each.kind == "heal"] == [(str(A), 2)]
+    assert [each.message.partition(" is ")[0] for each in plan.problems] == ["Version 1 of torpor://default/b"]
+    done = await rig.service.maintain(operation="repair")
+    assert [each.message for each in done.problems] == [each.message for each in plan.problems]
 
 
 async def test_a_planned_repair_says_where_this_daemon_heals_nothing(rig: Rigged, store: Path) -> None:
@@ -417,8 +433,8 @@ async def test_a_planned_repair_says_where_this_daemon_heals_nothing(rig: Rigged
 async def test_a_planned_repair_tells_of_a_session_that_too_many_wait_for_and_of_the_others(
     rig: Rigged, store: Path
 ) -> None:
-    for name in "ab":
-        await rig.asleep(name, TEXT)
+    for seed, name in enumerate("ab"):
+        await rig.asleep(name, tokens_of(seed, 1300))
         await asyncio.to_thread(damage, store, name, span=1)
     async with crowded(rig, "a"):
         plan = await rig.service.maintain(operation="repair", dry_run=True)

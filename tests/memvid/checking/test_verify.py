@@ -79,7 +79,8 @@ def test_a_missing_pack_is_told_with_the_token_up_to_which_each_version_is_whole
     report = store.verify(URI if one else None, deep=deep)
     assert (codes(report), whole(report)) == (["block_missing"], [(2, 256)])
     (finding,) = report.findings
-    assert finding.path == str(manifest_path(store, second.bundle_id))
+    assert finding.path == f"{store.path}/packs", "the manifest is sound"
+    assert (finding.session, finding.version) == (str(URI), 2)
     assert "whole up to token 256" in finding.message
     assert f"torpor wake {URI}@2 --at 256" in finding.message
     assert report.damaged[0].blocks == tuple(entry.id for entry in second.entries[1:])

@@ -188,3 +188,16 @@ def test_beside_a_daemon_a_version_deleted_meanwhile_is_left_out(store: Store) -
         with meanwhile(type(reader._core.index), "all_rows", lambda: store.delete_session(OTHER_URI), after=True):
             report = reader.usage()
         assert ([one.uri for one in report.sessions], report.problems) == ([URI], ())
+
+
+def test_what_a_session_has_stored_includes_what_a_stand_in_wrote(store: Store) -> None:
+    stand_in = sleep(store, 1024, unread=10)
+    stand_in_bytes = size(manifest_path(store, stand_in.bundle_id))
+    sleep(store, 1034, before=stand_in)
+    assert len(store.drop_stand_ins(URI).actions) == 1
+    report = store.usage()
+    told = of(report, URI)
+    assert told.versions == 1
+    assert told.stored_bytes == told.exclusive_bytes + report.unneeded_bytes + stand_in_bytes
+    ((listed, stored_bytes),) = next(store.iter_listed(None, 10))
+    assert (listed.version, stored_bytes) == (2, told.stored_bytes)

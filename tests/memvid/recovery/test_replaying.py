@@ -335,7 +335,7 @@ def test_turns_whose_bundle_is_gone_wait_until_it_is_put_back(path: Path) -> Non
     for is_repaired in (False, True):
         with Store.open(path, writable=True) as store:
             assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
-            assert "is missing. Put the file back" in store.opening.journal[0].message
+            assert "is missing. Put it back" in store.opening.journal[0].message
             assert ledger(store, OTHER_URI) == token_ids(0, 4)
             with pytest.raises(errors.JournalWaits, match="fork an earlier version"):
                 store.open_session(URI)

@@ -1,0 +1,35 @@
+"""What is told of a manifest that is missing or damaged: one sentence with one advice, whoever meets it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..errors import BundleMissing, StoreError
+from ..format.records import Finding, IndexRow
+
+_ADVICE: Final = (
+    "Put it back, or let `torpor repair --from FOLDER` take it from a backup; without one, {}. Until then no pack is "
+    "removed."
+)
+
+
+def finding_of_missing(path: str, row: IndexRow) -> Finding:
+    """The finding that a version has no manifest."""
+    message = f"The manifest of version {row.version} of {row.uri} ({path}) is missing. {_advice_for(row)}"
+    return Finding(path, BundleMissing.code, message, str(row.uri), row.version)
+
+
+def sentence_of(error: StoreError, path: str, row: IndexRow | None) -> str:
+    """What is told of a manifest that is missing or damaged by this error. row: the version that it is, if anything
+    tells."""
+    if isinstance(error, BundleMissing):
+        return error.message if row is None else finding_of_missing(path, row).message
+    what = error.message
+    if row is not None:
+        return f"{what} It is version {row.version} of {row.uri}. {_advice_for(row)}"
+    unknown = "Nothing else tells which version it is; it may be the newest of a session."
+    return f"{what} {unknown} {_ADVICE.format('move it away to do without that version')}"
+
+
+def _advice_for(row: IndexRow) -> str:
+    return _ADVICE.format(f"delete the version (`torpor rm {row.uri}@{row.version}`)")
