@@ -188,6 +188,15 @@ def stat_open(fd: int, path: str) -> os.stat_result:
         raise io_error(error, "look at", path) from error
 
 
+def is_named(folder_fd: int, name: str, fd: int, path: str) -> bool:
+    """Whether a folder has an open file or folder under this name. Raises StoreIoError."""
+    try:
+        named = stat_name(folder_fd, name, path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, stat_open(fd, path))
+
+
 def stamp_of(status: os.stat_result) -> Stamp:
     """The stamp of a file: another file of the same name has another, and so has this one after a write."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

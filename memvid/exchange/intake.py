@@ -62,7 +62,7 @@ class Intake:
                 lacking = [entry for entry in blocks if is_last or not self._has(entry.id)]
                 pack_bytes = _bytes_of(lacking, source)
                 draft = _Draft(manifest_for(pack_bytes))
-                if not self._has_manifest(draft.bundle_id):
+                if is_last or not self._has_manifest(draft.bundle_id):
                     draft.manifest_bytes = len(draft.data)
                 room.require(pack_bytes + draft.manifest_bytes)
                 packs = stack.enter_context(self._packed(lacking, source, room))
@@ -101,7 +101,7 @@ class Intake:
     def _commit(
         self, draft: _Draft, packs: Sequence[tuple[TempFile, bytes]], written: Collection[bytes], room: Meter
     ) -> bool:
-        """Whether it was done; else a block that was not copied has left the store."""
+        """Whether it was done; else the manifest, or a block that was not copied, has left the store."""
         manifest, core = draft.manifest, self.core
         with ExitStack() as stack:
             temp = None
@@ -112,7 +112,8 @@ class Intake:
                 temp.sync()
             stack.enter_context(core.committing())
             core.files.close_stale()
-            if core.missing_of({entry.id for entry in manifest.blocks} - set(written)):
+            is_deleted = temp is None and not core.folder.has_manifest(draft.bundle_id)
+            if is_deleted or core.missing_of({entry.id for entry in manifest.blocks} - set(written)):
                 self.sound.clear()
                 return False
             row = row_of(manifest, draft.bundle_id, len(draft.data))

@@ -17,14 +17,15 @@ A pack is known by its name relative to the store. No file is changed once it ha
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..disk import durable
-from ..disk.paths import list_names, open_file, open_folder, opened_folder, stat_name, undoing
-from ..errors import PUT_BACK, BundleMissing, NotAStore, StoreClosed, StoreError
+from ..disk.paths import is_named, list_names, open_file, open_folder, opened_folder, stat_name, undoing
+from ..errors import PUT_BACK, BundleMissing, NotAStore, StoreClosed, StoreError, StoreIoError
 from .damaged import free_name
 from .store_file import BUNDLES, DAMAGED, PACKS, VERSIONS
 from .temps import Temps
@@ -94,6 +95,20 @@ class StoreFolder:
     def _require_open(self) -> None:
         if self.root_fd < 0:
             raise StoreClosed(f"The store {self.path} was closed.", path=self.path)
+
+    def require_in_place(self) -> None:
+        """Raise StoreIoError if `versions` or `packs` has been moved away since it was opened: what is written into it
+        would be in no store."""
+        self._require_open()
+        for name in (VERSIONS, PACKS):
+            path = f"{self.path}/{name}"
+            if not is_named(self.root_fd, name, self._fds[name], path):
+                raise StoreIoError(
+                    f"{path} is another folder than when the store was opened. Put it back, or open the store again "
+                    "(start the daemon anew).",
+                    path=path,
+                    errno=errno.ESTALE,
+                )
 
     def path_of(self, name: str) -> str:
         """For messages only; files are opened by descriptor."""

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from ..disk import durable
-from ..disk.paths import Closing, list_names, open_file, open_folder, read_at, stat_name, stat_open, undoing
+from ..disk.paths import Closing, is_named, list_names, open_file, open_folder, read_at, stat_open, undoing
 from ..errors import CorruptJournal, DurabilityLost, JournalWaits, LimitExceeded, NoSpace, StoreError, StoreIoError
 from ..format.journal import (
     END_BYTES,
@@ -397,7 +397,7 @@ class Journal(Closing):
 
     def _is_in_place(self) -> bool:
         """Whether the open file still has its name in the store: what is written into another one is lost."""
-        return _has_name(self._folder_fd, TURNS_FILE, self._fd, self.path) and _has_name(
+        return is_named(self._folder_fd, TURNS_FILE, self._fd, self.path) and is_named(
             self._folder.root_fd, JOURNAL, self._folder_fd, self.folder_path
         )
 
@@ -470,7 +470,7 @@ class Journal(Closing):
     def _open_folder(self) -> None:
         """Open the folder that the store has now; make it if it has none."""
         root_fd, moved = self._folder.root_fd, self._folder_fd
-        if moved >= 0 and _has_name(root_fd, JOURNAL, moved, self.folder_path):
+        if moved >= 0 and is_named(root_fd, JOURNAL, moved, self.folder_path):
             return
         durable.make_folder(root_fd, JOURNAL, self._folder.path)
         self._folder_fd = open_folder(root_fd, JOURNAL, self.folder_path)
@@ -497,14 +497,6 @@ class Journal(Closing):
 def _bytes_but(room: dict[SessionUri, int], uris: Collection[SessionUri]) -> int:
     """The bytes in the file that are taken for other sessions than these."""
     return sum(size_of(count) for uri, count in list(room.items()) if uri not in uris)
-
-
-def _has_name(folder_fd: int, name: str, fd: int, path: str) -> bool:
-    try:
-        named = stat_name(folder_fd, name, path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(named, stat_open(fd, path))
 
 
 def waiting_finding(path: str, uri: SessionUri, reason: str) -> Finding:

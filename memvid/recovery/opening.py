@@ -92,6 +92,7 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
     if missing and not core.has_lock:  # the daemon beside us may have deleted them since we read the index
         with load_index(folder, writable=False)[0] as latest:
             index.drop(missing - latest.bundle_ids())
+    missing -= core.drop_superseded(missing)
     unreadable += [*_missing(core, missing), *findings_of_missing(folder, index.bundle_ids())]
     if why is not None and core.has_lock:
         index.save(folder, always=True)  # a file that cannot be used does not stay, and this work is not done twice

@@ -153,9 +153,11 @@ class StoreCore:
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
-        """The one thread that may rename and remove files and change the index, while the lock is still ours."""
+        """The one thread that may rename and remove files and change the index, while the lock is still ours. Raises
+        also StoreIoError: `versions` or `packs` was moved away."""
         with self._writing, self.poisoning():
             self.require_writable()
+            self.folder.require_in_place()
             yield
             self.index.save(self.folder)
 
@@ -360,8 +362,22 @@ class StoreCore:
             self.index.drop_packs(known - there)
             for name in sorted(there - known):
                 self.enter_pack(name)
-            for bundle_id in sorted(self.folder.list_versions() - self.index.bundle_ids()):
+            versions, rows = self.folder.list_versions(), self.index.bundle_ids()
+            for bundle_id in sorted(versions - rows):
                 self.enter_version(bundle_id)
+            if versions - rows:
+                self.drop_superseded(rows - versions)
+
+    def drop_superseded(self, missing: Iterable[bytes]) -> set[bytes]:
+        """Let the index forget those of these versions without a manifest whose number another one has, with a
+        manifest: the index was of another moment than the files. Which they are."""
+        gone = set()
+        for row in self.index.rows_of(missing).values():
+            rivals = [each.bundle_id for each in self.index.versions(row.uri) if each.version == row.version]
+            if any(each != row.bundle_id and self.folder.has_manifest(each) for each in rivals):
+                gone.add(row.bundle_id)
+        self.index.drop(gone)
+        return gone
 
     def enter_pack(self, name: str) -> PackRow | None:
         """Let the index know a pack; None if it cannot be read, which is noted."""

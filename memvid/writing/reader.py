@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from ..disk.paths import Closing
 from ..errors import (
@@ -25,6 +25,10 @@ from .frame_files import FrameFiles
 T = TypeVar("T")
 Locate = Callable[[bytes, bool], list[str]]
 """The packs that may have a block; True: also those with its header alone, behind the others."""
+
+
+_LOOKS: Final = 64
+"""How often packs are looked for again: each look that finds others follows a repack."""
 
 
 class BundleReader(Closing):
@@ -156,8 +160,10 @@ class BundleReader(Closing):
         """What `use` makes of the first pack that has the block as it was written."""
         tried: set[str] = set()
         failure: StoreError | None = None
-        for is_last in (False, True):
-            for name in self._locate(entry.id, stripped):
+        before: list[str] | None = None
+        for _ in range(_LOOKS):
+            names = self._locate(entry.id, stripped)
+            for name in names:
                 if name in tried:
                     continue
                 tried.add(name)
@@ -172,8 +178,9 @@ class BundleReader(Closing):
                     raise
                 except StoreError as error:  # damaged, or refused by the system: another pack may have it
                     failure = failure or error
-            if failure is not None or is_last:
+            if failure is not None or (before is not None and set(names) <= set(before)):
                 break
+            before = names
             with self._looking:
                 self._look_again()
         raise failure or self._missing(entry)

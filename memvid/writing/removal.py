@@ -36,12 +36,10 @@ def needed_now(
     the marks cannot be read, no version counts as stripped; nor does one behind which turns stand in the journal, for
     these become a version with its blocks. As if these versions were stripped, or deleted. pins: whether what this
     process uses counts. Raises StoreIoError."""
-    marks = marks_in(core.folder) or Marks(core.folder.uuid)
-    stripped = marks.stripped.difference(core.journal.bases().values())
+    marks, bases = marks_in(core.folder) or Marks(core.folder.uuid), frozenset(core.journal.bases().values())
+    known = core.index.bundle_ids() | (marks.named - core.marked_still) | bases
     pinned = core.pins.blocks() if pins else ()
-    return core.needs.now(
-        core.index.bundle_ids() | (marks.named - core.marked_still), stripped.union(strips), pinned, deletes
-    )
+    return core.needs.now(known, (marks.stripped - bases).union(strips), pinned, deletes)
 
 
 def remove_unneeded(core: StoreCore, names: Iterable[str], *, dry_run: bool = False) -> Removed:

@@ -20,6 +20,7 @@ from blake3 import blake3
 from torpor.memvid import BlockDraft, BlockEntry, Receipt, SessionUri, SlotDraft, SlotSpec, errors
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.disk.durable import TempFile
+from torpor.memvid.exchange import intake
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.folder.temps import Temps
 from torpor.memvid.format.manifest import Manifest
@@ -984,3 +985,15 @@ def test_a_map_with_a_number_that_is_not_itself_is_imported_once(store: Store, t
     first = store.import_file(target, as_uri=OTHER_URI)
     again = store.import_file(target, as_uri=OTHER_URI)
     assert (again.bundle_id, again.bytes_written) == (first.bundle_id, 0)
+
+
+def test_an_import_of_a_version_that_is_deleted_meanwhile_is_there_once_it_is_acknowledged(
+    store: Store, target: Path
+) -> None:
+    sleep(store)
+    store.export_session(URI, None, target)
+    with meanwhile(intake.Intake, "_packed", lambda: store.delete_session(URI)):
+        receipt = store.import_file(target)
+    assert store._core.folder.has_manifest(receipt.bundle_id)
+    assert store.verify(deep=True).findings == ()
+    require_awake(store, 300)

@@ -175,7 +175,7 @@ _RECORDS: Final = (
     _check(
         "a journal that has left its place is written on",
         f"{_FOLDER}test_a_file_that_has_left_its_place_is_written_anew_before_the_next_record",
-        Edit("folder.journal", "Journal._is_in_place", "return _has_name", "return True"),
+        Edit("folder.journal", "Journal._is_in_place", "return is_named", "return True"),
     ),
     _check(
         "a refused record stays in the file",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0) ->
     with repeatable(seed=2), Shim(moments):
         scenario.run(work, Tape(world))
         moments.keep()
-    of_a_store = [files for files in moments.files.values() if (files / "store.json").is_file()]
+    of_a_store = [files for files in moments.files.values() if _is_readable(files)]
     pairs = list(itertools.product(of_a_store, moments.indexes.values()))
     result = Swept(scenario.name)
     alone: dict[Path, Awake] = {}
@@ -100,6 +101,12 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0) ->
                     alone[files] = awake(store)
             result.counts["awake"] += require_kept(_mix(base / "mixed", files, index), alone[files])
     return result
+
+
+def _is_readable(files: Path) -> bool:
+    """Not before there is a store.json, nor while that is of format 1: it is carried over first."""
+    store_file = files / "store.json"
+    return store_file.is_file() and json.loads(store_file.read_bytes())["version"] == 2
 
 
 def _mix(target: Path, *sources: Path) -> Path:

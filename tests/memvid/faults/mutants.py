@@ -110,7 +110,14 @@ SWAPS: Final = (
 _NEEDS: Final = (
     Mutant(
         "what is needed is asked of the index",
-        (Edit("needs", "Needs.now", "there =", "there = self._folder.list_versions() & set(known)"),),
+        (
+            Edit(
+                "needs",
+                "Needs.now",
+                "there, unknown =",
+                "there, unknown = self._folder.list_versions() & set(known), []",
+            ),
+        ),
         test="sweep:errno:lose_index",
     ),
     Mutant(
@@ -119,8 +126,8 @@ _NEEDS: Final = (
         test="sweep:put_back:",
     ),
     Mutant(
-        "a missing manifest needs nothing",
-        (Edit("needs", "Needs.now", "unknown =", "unknown = []"),),
+        "a manifest that is missing or damaged needs nothing",
+        (Edit("needs", "Needs.now", "unknown.append(finding)", "pass"),),
         test="sweep:put_back:",
     ),
     Mutant(

@@ -517,3 +517,31 @@ def test_the_rows_are_those_that_a_new_index_has(made: Store) -> None:
         receipt: Receipt = sleep(again, 20, seed=9)
         assert len(packs_of(again, receipt)) == 1
         assert pack_of(again, receipt).exists()
+
+
+@pytest.mark.parametrize("when", ["at an opening", "while open"])
+def test_an_index_of_another_moment_hides_no_version_whose_number_it_gives_to_another(
+    tmp_path: Path, when: str
+) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    with Store.open(ours, writable=True) as store:
+        sleep(store, 20)
+    shutil.copytree(ours, theirs)
+    for path, tokens in ((ours, 30), (theirs, 40)):  # the younger one is the other store's
+        with Store.open(path, writable=True) as store:
+            receipt = sleep(store, tokens, seed=tokens)
+        if path == ours:
+            mine = manifest_path(store, receipt.bundle_id)
+    own = mine.read_bytes()
+    shutil.copy2(theirs / INDEX_FILE, ours / INDEX_FILE)
+    if when == "while open":
+        mine.unlink()
+    with Store.open(ours, writable=True) as store:
+        if when == "while open":
+            put(mine, own)
+            store._core.look_again()
+        assert store.verify(deep=True).findings == ()
+        require_awake(store, 30, seed=30)
+        assert [row.version for row in store.versions(URI)] == [1, 2]
+    with Store.open(ours, writable=True) as store:
+        assert store.opening.unreadable == ()

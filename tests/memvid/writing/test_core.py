@@ -20,9 +20,11 @@ from torpor.memvid.errors import (
     ReadOnlyStore,
     StoreClosed,
     StoreError,
+    StoreIoError,
     UnsafePath,
 )
 from torpor.memvid.format.pack_writer import PackWriter
+from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.frame_files import FrameFiles
@@ -41,6 +43,8 @@ from torpor.tests.memvid.store_making import (
     packs_of,
     put,
     refusing,
+    remove_index,
+    reopened,
     require_awake,
     sleep,
     spoil,
@@ -373,3 +377,54 @@ def test_a_sleep_refers_to_no_pack_that_is_gone_though_somebody_reads_it(store: 
         pack.unlink()
         with pytest.raises(BlockMissing):
             sleep(store, 900, before=first)
+
+
+@pytest.mark.parametrize("top", ["versions", "packs"])
+def test_nothing_is_committed_into_a_folder_that_was_moved_away(
+    store: Store, store_path: Path, tmp_path: Path, top: str
+) -> None:
+    first = sleep(store)
+    (store_path / top).rename(tmp_path / "away")
+    for put_there in (lambda: None, lambda: shutil.copytree(tmp_path / "away", store_path / top)):
+        put_there()
+        with pytest.raises(StoreIoError, match=f"{top} is another folder than when the store was opened"):
+            sleep(store, 700, before=first)
+    shutil.rmtree(store_path / top)
+    (tmp_path / "away").rename(store_path / top)
+    sleep(store, 700, before=first)
+    with reopened(store) as store:
+        require_awake(store, 700)
+
+
+def test_a_reader_follows_blocks_through_several_repacks(store: Store, store_path: Path) -> None:
+    first = sleep(store)
+    sleep(store, 600, before=first)
+    with Store.open(store_path, writable=False) as beside, beside.open_session(URI) as reader:
+        store.repack(policy=RepackPolicy(max_packs=1, max_unneeded=0.0))
+        with meanwhile(reader, "_look_again", lambda: again(store), after=True):
+            assert contents(reader) == expected(600)
+
+
+def again(store: Store) -> None:
+    """Let all blocks lie in another pack once more."""
+    store.delete_version(URI, 1)
+    assert store.repack(policy=CLEARING).actions
+
+
+def test_a_version_behind_which_turns_stand_is_missing_without_its_manifest(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    """The journal names it, so its packs stay though the index that told of it is lost, too."""
+    first = sleep(store)
+    store.acknowledge([turn(store, 20)])
+    shutil.copytree(store_path, tmp_path / "killed")
+    path = tmp_path / "killed" / manifest_path(store, first.bundle_id).relative_to(store_path)
+    away = path.rename(tmp_path / "away")
+    remove_index(tmp_path / "killed")
+    with Store.open(tmp_path / "killed", writable=True) as killed:
+        report = killed.repack()
+        assert [problem.path for problem in report.problems] == [str(path)]
+    away.rename(path)
+    with Store.open(tmp_path / "killed", writable=True) as killed:
+        assert killed.verify(deep=True).findings == ()
+        assert killed.require_session(URI).unread_tokens == 20
