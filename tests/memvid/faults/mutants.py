@@ -132,7 +132,7 @@ _NEEDS: Final = (
     ),
     Mutant(
         "a version that only a tag tells of needs nothing",
-        (Edit("removal", "needed_now", "marks =", "marks = Marks(core.folder.uuid)"),),
+        (Edit("removal", "needed_now", "known =", "known = core.index.bundle_ids()"),),
         test="tests/memvid/writing/test_marking.py::test_a_version_that_only_a_tag_or_a_pin_tells_of_is_missing",
     ),
     Mutant(
@@ -142,7 +142,7 @@ _NEEDS: Final = (
                 "removal",
                 "needed_now",
                 "return core.needs.now(",
-                "return core.needs.now(core.index.bundle_ids(), stripped.union(strips), (), deletes)",
+                "return core.needs.now(known, (marks.stripped - bases).union(strips), (), deletes)",
             ),
         ),
         test="tests/memvid/test_delete.py::test_a_reader_goes_on_when_its_session_is_deleted",
