@@ -8,17 +8,19 @@ import itertools
 import os
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, SlotDraft, SlotSpec
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.folder import manifest_name
+from torpor.memvid.folder.marks import Marks
 from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.format.layout import Frame
 from torpor.memvid.format.ledger_tail import UNREAD, tail_of
 from torpor.memvid.format.pack import PackFile
+from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store
 from torpor.memvid.writing.reader import BundleReader
@@ -254,15 +256,38 @@ def spoil(store: Store, receipt: Receipt, *numbers: int) -> None:
         spoil_frame(pack, frame_in(pack, receipt.entries[number].id))
 
 
+def copy_blocks(
+    store: Store, block_ids: Iterable[bytes], *, stripped: Container[bytes] = (), removing: Iterable[Path] = ()
+) -> Path:
+    """Write blocks into one new pack, of some the header alone, and then remove packs, as a repack does; the new."""
+    core = store._core
+    with core.folder.temps.new() as temp:
+        writer = PackWriter(temp)
+        for block_id in block_ids:
+            with core.files.holding(core.index.packs_of(block_id)[0]) as file:
+                (writer.add_stripped if block_id in stripped else writer.add_copy)(file, block_id)
+        pack_id = writer.finish()
+        with core.committing():
+            new = core.publish_pack(temp, pack_id)
+            core.remove_packs({f"packs/{pack.name}" for pack in removing} - {new})
+    return Path(store.path, new)
+
+
+def mark_stripped(store: Store, receipt: Receipt) -> None:
+    """Mark a version as one that needs no keys and values, and leave them where they are."""
+    core = store._core
+    with core.committing():
+        Marks.load(core.folder).strip(receipt.uri, [receipt.bundle_id]).save(core.folder)
+
+
+def tree(path: str | Path, pattern: str = "*") -> dict[str, bytes]:
+    """Every file of a folder, or of those in it that fit, with its bytes."""
+    root = Path(path)
+    return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob(pattern)) if file.is_file()}
+
+
 def remove_index(path: Path) -> None:
     (path / INDEX_FILE).unlink(missing_ok=True)
-
-
-def make_prefixes(store: Store) -> None:
-    """Make all folders for manifests and packs, so that none is made, and flushed, by what comes."""
-    for top in ("versions", "packs"):
-        for number in range(256):
-            Path(store.path, top, f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ from torpor.tests.memvid.store_making import (
     flip,
     ledger,
     manifest_path,
+    mark_stripped,
     meanwhile,
     names,
     pack_of,
@@ -450,9 +451,7 @@ def test_a_pack_that_cannot_be_read_is_not_removed(store: Store) -> None:
 
 def test_what_a_stripped_version_alone_names_of_a_pack_keeps_the_pack(store: Store) -> None:
     first = sleep(store, 600)
-    row = store.find_session(URI)
-    assert row is not None
-    Marks.load(store._core.folder).strip(URI, [first.bundle_id]).save(store._core.folder)
+    mark_stripped(store, first)
     sleep(store, 600, uri=OTHER_URI)
     store.delete_session(OTHER_URI)
     require_awake(store, 600)

@@ -33,17 +33,13 @@ from torpor.tests.memvid.store_making import (
     spoil,
     state,
     token_ids,
+    tree,
     write,
 )
 
 SPEC = SlotSpec("0.k", "kv.k/1", "bfloat16", (2, 10, 4))
 NOT_CONTIGUOUS = SlotDraft(SlotSpec("x", "state.x/1", "uint8", (4,)), [memoryview(bytes(8))[::2]])
 UUID = "1b671a64-40d5-491e-99b0-da01ff1f3341"
-
-
-def tree(path: Path) -> dict[str, bytes]:
-    """Every file of a folder with its bytes."""
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 # --- exactness

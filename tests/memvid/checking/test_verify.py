@@ -10,19 +10,21 @@ import pytest
 from torpor.memvid import Receipt, errors
 from torpor.memvid.access import upkeep
 from torpor.memvid.checking import check, packs
-from torpor.memvid.folder.marks import Marks
 from torpor.memvid.format.records import VerifyReport
 from torpor.memvid.store import Store
 from torpor.tests.memvid.format_1_stores import case
 from torpor.tests.memvid.store_making import (
     OTHER_URI,
     URI,
+    copy_blocks,
     flip,
     frame_in,
     manifest_path,
+    mark_stripped,
     meanwhile,
     names,
     pack_of,
+    packs_of,
     put,
     remove_index,
     reopened,
@@ -39,12 +41,6 @@ def codes(report: VerifyReport) -> list[str]:
 def whole(report: VerifyReport) -> list[tuple[int, int]]:
     """The versions that are not whole: number, and up to which token they are."""
     return [(one.version, one.whole_up_to) for one in report.damaged]
-
-
-def strip(store: Store, receipt: Receipt) -> None:
-    core = store._core
-    with core.committing():
-        Marks.load(core.folder).strip(receipt.uri, [receipt.bundle_id]).save(core.folder)
 
 
 def second_copy(store: Store, receipt: Receipt, number: int = 0) -> Path:
@@ -175,7 +171,7 @@ def test_a_manifest_that_says_other_than_the_index_is_told(store: Store, monkeyp
 
 def test_a_stripped_version_without_keys_and_values_is_no_finding(store: Store) -> None:
     receipt = sleep(store, 700)
-    strip(store, receipt)
+    mark_stripped(store, receipt)
     found = check.FoundBlocks()
     manifest = store._core.read_manifest(receipt.bundle_id)
     found.take(packs.check_pack(store._core.folder, store.index.packs_of(receipt.entries[0].id)[0], deep=True))
@@ -194,7 +190,7 @@ def test_a_stripped_version_without_keys_and_values_is_no_finding(store: Store) 
 
 def test_a_stripped_version_without_its_tokens_is_told_as_one(store: Store) -> None:
     receipt = sleep(store, 700)
-    strip(store, receipt)
+    mark_stripped(store, receipt)
     pack_of(store, receipt).unlink()
     report = store.verify(deep=False)
     assert (whole(report), report.damaged[0].is_stripped) == ([(1, 0)], True)
@@ -298,28 +294,12 @@ def test_beside_a_daemon_a_version_deleted_meanwhile_is_no_finding_and_a_missing
 
 def test_blocks_that_move_while_they_are_looked_for_are_found(store: Store) -> None:
     receipt = sleep(store, 700)
-    core, name = store._core, store.index.packs_of(receipt.entries[0].id)[0]
-
-    def move() -> None:
-        """As a repack does."""
-        from torpor.memvid.format.pack_writer import PackWriter
-        from torpor.memvid.writing.frame_files import open_frames
-
-        with open_frames(core.folder, name) as file, core.folder.temps.new() as temp:
-            writer = PackWriter(temp)
-            for block_id in reversed(list(file.frames)):
-                writer.add_copy(file, block_id)
-            pack_id = writer.finish()
-            with core.committing():
-                core.publish_pack(temp, pack_id)
-                core.remove_packs([name])
-
+    ids = [entry.id for entry in receipt.entries]
     for uri in (None, URI):
         for deep in (False, True):
-            if core.folder.has(name):
-                with meanwhile(check, "check_pack", move):
-                    assert store.verify(uri, deep=deep).findings == ()
-                name = store.index.packs_of(receipt.entries[0].id)[0]
+            ids.reverse()
+            with meanwhile(check, "check_pack", lambda: copy_blocks(store, ids, removing=packs_of(store, receipt))):
+                assert store.verify(uri, deep=deep).findings == ()
     assert len(names(store.path)) == 2
 
 

@@ -26,14 +26,13 @@ from torpor.tests.memvid.store_making import (
     require_awake,
     sleep,
     span,
+    tree,
 )
 
 
 def files(store: Store) -> dict[str, bytes]:
     """All manifests and packs, and what lies beside them."""
-    root = Path(store.path)
-    found = [*(root / "versions").iterdir(), *(root / "packs").iterdir()]
-    return {str(file.relative_to(root)): file.read_bytes() for file in found}
+    return tree(store.path, "versions/*") | tree(store.path, "packs/*")
 
 
 @pytest.fixture

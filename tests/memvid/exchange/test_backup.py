@@ -70,7 +70,7 @@ def require_whole(path: Path, counts: tuple[int, ...] = COUNTS, **sizes: int) ->
 
 
 def state_of(path: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*.mv[mp]")}
+    return making.tree(path, "*.mv[mp]")
 
 
 def test_a_backup_is_a_store_with_all_that_sleeps_and_its_marks(source: Path, tmp_path: Path) -> None:

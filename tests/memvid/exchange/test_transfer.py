@@ -64,11 +64,7 @@ def target(tmp_path: Path) -> Path:
 
 def tree(path: Path) -> dict[str, bytes]:
     """Every file but the index, whose pages may move without its rows changing."""
-    return {
-        str(file.relative_to(path)): file.read_bytes()
-        for file in sorted(path.rglob("*"))
-        if file.is_file() and not file.name.startswith("index.sqlite")
-    }
+    return {name: data for name, data in making.tree(path).items() if not name.startswith("index.sqlite")}
 
 
 def exported(store: Store, target: Path, uri: SessionUri = URI, version: int | None = None) -> Path:
@@ -263,7 +259,7 @@ def test_an_export_finds_a_block_that_was_moved_while_it_ran(store: Store, targe
     """Another process writes the packs anew, and removes the old ones."""
     second = sleep(store, 900, before=sleep(store, 600))
     with Store.open(store.path, writable=False) as reader:
-        moved: list[str] = []
+        moved: list[Path] = []
 
         def move(_done: int, _total: int) -> None:
             if not moved:
@@ -276,18 +272,10 @@ def test_an_export_finds_a_block_that_was_moved_while_it_ran(store: Store, targe
     require_awake(other, 900)
 
 
-def _move_blocks(store: Store, receipt: Receipt) -> list[str]:
+def _move_blocks(store: Store, receipt: Receipt) -> list[Path]:
     """Copy a version's blocks into one new pack, and remove the packs in which they were."""
-    old = sorted({name for entry in receipt.entries for name in store.index.packs_of(entry.id)})
-    with store.open_session(URI) as reader, store._core.folder.temps.new() as temp:
-        writer = PackWriter(temp)
-        for entry in sorted(reader.entries, key=lambda entry: entry.id):
-            with reader.holding(entry) as file:
-                writer.add_copy(file, entry.id)
-        pack_id = writer.finish()
-        with store._core.committing():
-            store._core.publish_pack(temp, pack_id)
-            store._core.remove_packs(old)
+    old = packs_of(store, receipt)
+    making.copy_blocks(store, sorted(entry.id for entry in receipt.entries), removing=old)
     return old
 
 

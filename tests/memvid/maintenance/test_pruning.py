@@ -14,7 +14,6 @@ import pytest
 from torpor.memvid import Receipt, SessionUri, errors
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import Journal
-from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.lossy import Lossy
 from torpor.memvid.index.index import Index
@@ -29,6 +28,7 @@ from torpor.tests.memvid.store_making import (
     expected,
     flip,
     manifest_path,
+    mark_stripped,
     meanwhile,
     names,
     pack_of,
@@ -58,12 +58,6 @@ def versions(store: Store) -> list[int]:
 def kinds(store: Store) -> list[str]:
     """How many manifests and packs there are, by ending."""
     return sorted(name[-4:] for name in names(store.path))
-
-
-def strip(store: Store, receipt: Receipt) -> None:
-    core = store._core
-    with core.committing():
-        Marks.load(core.folder).strip(receipt.uri, [receipt.bundle_id]).save(core.folder)
 
 
 def test_what_no_rule_keeps_goes_and_what_stays_wakes_to_the_bit(store: Store) -> None:
@@ -309,7 +303,7 @@ def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(
 def test_a_stripped_newest_version_counts_as_one_that_can_be_woken(store: Store) -> None:
     sleep(store, 100)
     newest = sleep(store, 200, seed=1)
-    strip(store, newest)
+    mark_stripped(store, newest)
     lose_pack(store, newest)
     report = store.prune(LAST)
     assert (versions(store), report.problems) == ([2], ())
@@ -481,9 +475,9 @@ def test_a_stand_in_stays_where_the_later_version_lacks_a_block_that_both_have(s
 
 def test_a_stand_in_stays_where_the_later_version_is_stripped_and_it_is_not(store: Store) -> None:
     receipts = stand_in_and_more(store, 536)
-    strip(store, receipts[2])
+    mark_stripped(store, receipts[2])
     assert store.drop_stand_ins(URI).actions == ()
-    strip(store, receipts[1])
+    mark_stripped(store, receipts[1])
     store.drop_stand_ins(URI)
     assert versions(store) == [1, 3]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torpor.memvid import Receipt, SessionUri
-from torpor.memvid.folder.marks import Marks
-from torpor.memvid.format.pack_writer import PackWriter
+from torpor.memvid import SessionUri
 from torpor.memvid.format.records import SessionUsage, UsageReport
 from torpor.memvid.store import Store
 from torpor.memvid.writing.frame_files import open_frames
@@ -15,9 +13,11 @@ from torpor.tests.memvid.store_making import (
     FORK_URI,
     OTHER_URI,
     URI,
+    copy_blocks,
     flip,
     frame_in,
     manifest_path,
+    mark_stripped,
     meanwhile,
     pack_of,
     put,
@@ -53,26 +53,11 @@ def size(path: Path) -> int:
     return path.stat().st_size
 
 
-def strip(store: Store, receipt: Receipt) -> None:
-    core = store._core
-    with core.committing():
-        Marks.load(core.folder).strip(receipt.uri, [receipt.bundle_id]).save(core.folder)
-
-
 def rewritten(store: Store, name: str, *, stripped: bool) -> Path:
     """Write a pack's blocks into a second one: all of them, or the headers of all but the record at the end."""
-    core = store._core
-    with open_frames(core.folder, name) as file, core.folder.temps.new() as temp:
-        writer = PackWriter(temp)
-        blocks = list(file.frames)
-        for block_id in reversed(blocks):
-            if stripped and block_id != blocks[-1]:
-                writer.add_stripped(file, block_id)
-            else:
-                writer.add_copy(file, block_id)
-        pack_id = writer.finish()
-        with core.committing():
-            return Path(store.path, core.publish_pack(temp, pack_id))
+    with open_frames(store._core.folder, name) as file:
+        *others, last = file.frames
+    return copy_blocks(store, [last, *reversed(others)], stripped=others if stripped else ())
 
 
 def test_an_empty_store_has_files_and_no_sessions(store: Store) -> None:
@@ -133,7 +118,7 @@ def test_of_a_stripped_version_headers_count_and_the_rest_is_unneeded(store: Sto
         store.delete_session(URI)
         assert not other.exists()
     frames = [frame_in(pack, entry.id) for entry in receipt.entries]
-    strip(store, receipt)
+    mark_stripped(store, receipt)
     report = store.usage()
     require_even(store, report)
     assert of(report, URI).stripped_versions == 1

@@ -14,7 +14,6 @@ from torpor.memvid.checking import packs
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
-from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.recovery import mending, repair
 from torpor.memvid.store import Store
@@ -26,6 +25,7 @@ from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
 from torpor.tests.memvid.store_making import (
     OTHER_URI,
     URI,
+    copy_blocks,
     flip,
     frame_in,
     manifest_path,
@@ -40,6 +40,7 @@ from torpor.tests.memvid.store_making import (
     sleep,
     spoil,
     spoil_frame,
+    tree,
 )
 
 
@@ -56,21 +57,10 @@ def damaged(store: Store) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def files(path: str | Path) -> dict[str, bytes]:
-    root = Path(path)
-    return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
-
-
 def copy_pack(store: Store, pack: Path) -> Path:
     """Let the store have all blocks of a pack a second time; the other pack."""
-    core = store._core
-    with open_frames(core.folder, f"packs/{pack.name}") as file, core.folder.temps.new() as temp:
-        writer = PackWriter(temp)
-        for block_id in reversed(list(file.frames)):
-            writer.add_copy(file, block_id)
-        pack_id = writer.finish()
-        with core.committing():
-            return Path(store.path, core.publish_pack(temp, pack_id))
+    with open_frames(store._core.folder, f"packs/{pack.name}") as file:
+        return copy_blocks(store, reversed([*file.frames]))
 
 
 @contextlib.contextmanager
@@ -204,10 +194,10 @@ def test_a_dry_run_changes_nothing_and_plans_the_same(store: Store, store_path: 
     receipt = sleep(store, 700)
     spoil(store, receipt, 1)
     flip(pack_of(store, sleep(store, 300, uri=OTHER_URI, seed=4)), -1)
-    before = files(store_path)
+    before = tree(store_path)
     with Store.open(store_path, writable=False) as reader:
         plan = reader.repair(dry_run=True)
-    assert files(store_path) == before
+    assert tree(store_path) == before
     done = store.repair()
     assert (kinds(plan), problems(plan)) == (kinds(done), problems(done))
 

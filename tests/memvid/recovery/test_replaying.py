@@ -12,25 +12,26 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid import SessionUri, errors
+from torpor.memvid import errors
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
-from torpor.memvid.format.ledger_tail import UNREAD, tail_of
+from torpor.memvid.format.ledger_tail import UNREAD
 from torpor.memvid.index.index import Index
 from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
 from torpor.memvid.store import Store
-from torpor.tests.memvid.store_making import OTHER_URI, URI, manifest_path, meanwhile, put, sleep, token_ids, turn
-
-
-def ledger(store: Store, uri: SessionUri = URI, version: int | None = None) -> bytes:
-    with store.open_session(uri, version) as reader:
-        return reader.tokens() + tail_of(reader.manifest)
-
-
-def remove_index(path: Path) -> None:
-    for file in path.glob("index.sqlite*"):
-        file.unlink()
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    ledger,
+    manifest_path,
+    meanwhile,
+    put,
+    remove_index,
+    sleep,
+    token_ids,
+    turn,
+)
 
 
 def lose_base(path: Path, count: int, *, of_other: int = 0) -> Path:

@@ -22,7 +22,6 @@ from torpor.memvid.errors import (
     StoreError,
     UnsafePath,
 )
-from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.frame_files import FrameFiles
@@ -32,6 +31,7 @@ from torpor.tests.memvid.store_making import (
     OTHER_URI,
     URI,
     contents,
+    copy_blocks,
     expected,
     flip,
     manifest_path,
@@ -55,21 +55,10 @@ def chain(store: Store) -> tuple[Receipt, Receipt]:
     return first, sleep(store, 900, before=first)
 
 
-def move(store: Store, receipt: Receipt, *, removing: bool = True) -> str:
-    """Write all blocks of a version into one new pack, and remove the packs that had them, as a repack does."""
-    core = store._core
-    old = [str(pack.relative_to(store.path)) for pack in packs_of(store, receipt)]
-    with core.folder.temps.new() as temp:
-        writer = PackWriter(temp)
-        for entry in receipt.entries:
-            with core.files.holding(core.index.packs_of(entry.id)[0]) as file:
-                writer.add_copy(file, entry.id)
-        pack_id = writer.finish()
-        with core.committing():
-            name = core.publish_pack(temp, pack_id)
-            if removing:
-                core.remove_packs(set(old) - {name})
-    return name
+def move(store: Store, receipt: Receipt, *, removing: bool = True) -> Path:
+    """Write all blocks of a version into one new pack, and remove the packs that had them."""
+    old = packs_of(store, receipt) if removing else []
+    return copy_blocks(store, (entry.id for entry in receipt.entries), removing=old)
 
 
 # --- readers that find a block wherever it went
@@ -138,7 +127,7 @@ def test_a_block_is_read_from_another_pack_where_one_is_damaged_or_refused(
     store: Store, chain: tuple[Receipt, Receipt], tmp_path: Path, how: str
 ) -> None:
     other = pack_of(store, chain[0])
-    new = Path(store.path, move(store, chain[1], removing=False))
+    new = move(store, chain[1], removing=False)
     copy = Path(shutil.copy2(new, tmp_path / "copy"))
     if how == "spoilt":
         for number in range(len(chain[1].entries)):
