@@ -165,10 +165,12 @@ def expected(token_count: int, *, seed: int = 0, **sizes: int) -> list[list[byte
 
 def contents(reader: BundleReader) -> list[list[bytes]]:
     """The raw bytes of every slot of every block, as the reader gives them."""
-    return [
-        [bytes(reader.read_slot(entry, slot)) for slot in range(len(reader.read_header(entry).slots))]
-        for entry in reader.entries
-    ]
+    return [read_block(reader, entry) for entry in reader.entries]
+
+
+def read_block(reader: BundleReader, entry: BlockEntry) -> list[bytes]:
+    """The raw bytes of each slot of a block."""
+    return [bytes(reader.read_slot(entry, slot)) for slot in range(len(reader.read_header(entry).slots))]
 
 
 def require_awake(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import shutil
@@ -27,6 +26,7 @@ from torpor.memvid.errors import (
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.marks import Marks
+from torpor.memvid.folder.retention import Retention
 from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store
 from torpor.memvid.writing import deletion
@@ -74,7 +74,7 @@ def test_a_delete_leaves_what_others_need_and_the_last_one_leaves_nothing(
         store.open_session(URI)
     held = sum((Path(store.path) / name).stat().st_size for name in names(store.path))
     assert store.delete_session(OTHER_URI).bytes_freed == held
-    assert names(store.path) == set()
+    assert (names(store.path), store.statistics().bundle_files) == (set(), 0)
 
 
 def test_all_versions_go_and_only_those_of_the_session(store: Store) -> None:
@@ -135,17 +135,17 @@ def test_a_deleted_session_s_turns_go_with_it(store: Store) -> None:
         assert (again.acknowledged(), list(again.iter_sessions())) == ([], [])
 
 
-def test_turns_of_another_session_outlive_the_version_that_they_stand_behind(store: Store) -> None:
-    sleep(store, 300)
-    store.acknowledge([dataclasses.replace(turn(store, 5), uri=OTHER_URI, newest=None)])
-    store.delete_session(URI)
-    assert (store.acknowledged(), ledger(store, OTHER_URI)) == ([], token_ids(0, 305))
-    with reopened(store, anew=True) as again:
-        assert ledger(again, OTHER_URI) == token_ids(0, 305)
+WAYS_OUT: dict[str, tuple[object, str, Callable[[Store], object]]] = {
+    "session": (deletion, "drop_versions", lambda store: store.delete_session(URI)),
+    "version": (Index, "forget_in_file", lambda store: store.delete_version(URI, 1)),
+    "prune": (Index, "forget_in_file", lambda store: store.prune(Retention(keep_last=1), URI)),
+}
 
 
-@pytest.mark.parametrize("how", ["session", "version"])
-def test_no_turn_is_acknowledged_behind_a_version_that_goes_meanwhile(store: Store, how: str) -> None:
+@pytest.mark.parametrize(("owner", "name", "remove"), WAYS_OUT.values(), ids=WAYS_OUT)
+def test_no_turn_is_acknowledged_behind_a_version_that_goes_meanwhile(
+    store: Store, owner: object, name: str, remove: Callable[[Store], object]
+) -> None:
     """Else it was lost with its base: between the look at the journal and the removal of the manifest."""
     sleep(store, 300)
     record = turn(store, 5)
@@ -158,12 +158,8 @@ def test_no_turn_is_acknowledged_behind_a_version_that_goes_meanwhile(store: Sto
             with pytest.raises(TimeoutError):
                 asked[0].result(0.05)
 
-        with (
-            meanwhile(deletion, "drop_versions", acknowledge)
-            if how == "session"
-            else meanwhile(Index, "forget_in_file", acknowledge)
-        ):
-            store.delete_session(URI) if how == "session" else store.delete_version(URI, 1)
+        with meanwhile(owner, name, acknowledge):
+            remove(store)
         with pytest.raises(BundleMissing, match="turns stand behind it"):
             asked[0].result(30)
     assert store.acknowledged() == []

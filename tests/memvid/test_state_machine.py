@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.faults import scenarios
 from torpor.tests.memvid.faults.damage import HOWS, Damage, Ward, files_of, strike
 from torpor.tests.memvid.faults.moments import EAGER
 from torpor.tests.memvid.faults.pairs import Fault, Killed, Striker, close_all_but, open_descriptors
@@ -72,12 +73,9 @@ class Operation:
     is_choosy: bool = False
 
 
-def marks_of(store: Store) -> Iterator[Mark]:
-    for row in store.iter_sessions():
-        numbers = {version.bundle_id: version.version for version in store.versions(row.uri)}
-        held = store.marks(row.uri)
-        yield from (Mark("tag", f"{row.uri}:{name}", numbers[one]) for name, one in held.tags.items() if one in numbers)
-        yield from (Mark("pin", str(row.uri), numbers[one]) for one in held.pins if one in numbers)
+def marks_of(store: Store) -> list[Mark]:
+    """Those of versions that are there."""
+    return [mark for mark in scenarios.marks_of(store) if mark.value is not None]
 
 
 SEES: Final = Sees(marks=marks_of)

@@ -90,7 +90,7 @@ def test_threat_13_a_size_of_zero_is_no_bytes_and_comes_back(store: Store) -> No
     """An empty cache has such slots; nothing may be read for them."""
     spec = SlotSpec("0.k", "kv.k/1", "bfloat16", (2, 0, 4))
     draft = BlockDraft("span", 0, token_ids(0, 1), [SlotDraft(spec, [])])
-    store.write_bundle(uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=[draft], session={}, token_count=1)
+    write(store, [draft], 1)
     with store.open_session(URI) as reader:
         assert reader.read_slot(reader.entries[0], 0) == b""
 

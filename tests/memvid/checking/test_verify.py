@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torpor.memvid import Receipt, errors
-from torpor.memvid.access import upkeep
 from torpor.memvid.checking import check, packs
 from torpor.memvid.format.records import VerifyReport
 from torpor.memvid.store import Store
@@ -332,9 +330,3 @@ def test_what_pace_raises_passes_through(store: Store, error: Exception) -> None
 def test_a_session_that_is_not_there_is_refused(store: Store) -> None:
     with pytest.raises(errors.SessionNotFound):
         store.verify(URI, deep=False)
-
-
-def test_the_report_of_an_open_store_is_the_one_of_this_format(store: Store) -> None:
-    assert upkeep.VerifyReport is VerifyReport
-    report: Any = store.verify(deep=False)
-    assert report.damaged == ()

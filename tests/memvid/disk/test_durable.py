@@ -17,7 +17,6 @@ from torpor.memvid.errors import DurabilityLost, InvalidDraft, NoSpace, ReadBack
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.index.index import Index
 from torpor.tests.memvid.store_making import (
-    IDENTITY,
     OTHER_URI,
     URI,
     pack_of,
@@ -27,6 +26,7 @@ from torpor.tests.memvid.store_making import (
     sleep,
     span,
     tree,
+    write,
 )
 
 
@@ -224,9 +224,7 @@ def test_where_the_rest_cannot_be_measured_a_full_disk_is_still_no_space(
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", failing(errno.ENOSPC, os.writev, after=0))
         with pytest.raises(NoSpace) as refusal:
-            store.write_bundle(
-                uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=512
-            )
+            write(store, blocks(), 512)
     assert "needed_bytes" not in refusal.value.details
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import errno
 import os
 import re
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from unittest import mock
 
 import pytest
 from blake3 import blake3
-from torpor.memvid import BlockDraft, BlockEntry, Receipt, SessionUri, SlotDraft, SlotSpec, errors
+from torpor.memvid import BlockEntry, Receipt, SessionUri, errors
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.exchange.incoming import hand_over
@@ -282,15 +281,6 @@ def _move_blocks(store: Store, receipt: Receipt) -> list[Path]:
 # --- there and back
 
 
-def planes_sleep(store: Store, uri: SessionUri) -> Receipt:
-    """Slots of two bytes an element that shrink, in 4,096 tokens' worth of bytes."""
-    values = struct.pack("<8192e", *(1 + (number % 97) / 1024 for number in range(8192)))
-    spec = SlotSpec("0.k", "kv.k/1", "float16", (2, 64, 64))
-    draft = BlockDraft("span", 0, making.token_ids(0, 64), [SlotDraft(spec, [memoryview(values)])])
-    return write(store, [draft], 64, uri=uri, compressed=True,
-    )  # fmt: skip
-
-
 def delta_chain(store: Store) -> None:
     first = sleep(store, 300)
     sleep(store, 900, before=sleep(store, 600, before=first))
@@ -304,7 +294,7 @@ def fork_of_two(store: Store) -> None:
 
 def compressed(store: Store) -> None:
     making.sleep_compressed(store)
-    planes_sleep(store, OTHER_URI)
+    making.sleep_planes(store, OTHER_URI)
 
 
 def moved(store: Store) -> None:
@@ -733,17 +723,15 @@ def test_a_manifest_over_blocks_of_another_chain_is_refused(store: Store, other:
     refused(other, target, errors.CorruptBundle)
 
 
-def test_a_file_that_lacks_a_block_of_its_manifest_is_refused(store: Store, other: Store, target: Path) -> None:
+@pytest.mark.parametrize("lacks", ["all of it", "its keys"])
+def test_a_file_that_lacks_a_block_of_its_manifest_is_refused(
+    store: Store, other: Store, target: Path, lacks: str
+) -> None:
     sleep(store, 512)
     with store.open_session(URI) as reader:
-        sealed(reader, reader.manifest, reader.entries[1:], target)
-    refused(other, target, errors.BlockMissing)
-
-
-def test_a_file_with_a_block_without_its_keys_is_refused(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 512)
-    with store.open_session(URI) as reader:
-        sealed(reader, reader.manifest, reader.entries, target, stripped=reader.entries[0].id)
+        first, *others = reader.entries
+        entries, stripped = (others, b"") if lacks == "all of it" else (reader.entries, first.id)
+        sealed(reader, reader.manifest, entries, target, stripped=stripped)
     refused(other, target, errors.BlockMissing)
 
 

@@ -24,7 +24,14 @@ from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
+from torpor.tests.memvid.faults.beginnings import (
+    FIRST,
+    FORK,
+    SECOND,
+    Scenario,
+    four_versions_and_a_fork,
+    two_versions_and_a_fork,
+)
 from torpor.tests.memvid.faults.moments import EAGER
 from torpor.tests.memvid.faults.shim import by_hand
 from torpor.tests.memvid.faults.worlds import (
@@ -404,19 +411,6 @@ def repack(path: Path, tape: Tape) -> None:
             store.repack()
 
 
-def small_sessions(path: Path) -> World:
-    """A session of four versions in four packs, the last needing all of them, and a fork of the second."""
-    receipts: list[object] = []
-    facts: set[Version | Mark] = set()
-    with Store.open(path, writable=True) as store:
-        for number, count in enumerate((260, 516, 772, 1028), start=1):
-            version = Version(URI, number, count)
-            receipts.append(sleep(store, version, receipts[-1] if receipts else None))
-            facts.add(version)
-        sleep(store, FORK, receipts[1])
-    return frozenset({*facts, FORK})
-
-
 def repack_into_one(path: Path, tape: Tape) -> None:
     """Packs are written anew into fewer; what they were needed for goes afterwards."""
     with Store.open(path, writable=True) as store:
@@ -482,7 +476,7 @@ SCENARIOS: Final = (
     Scenario("carry_over", functools.partial(of_format_1, DATA / "format-1-whole" / "store"), carry_over, CARRIED_OVER),
     Scenario("carry_over_small", functools.partial(of_format_1, CASES / "small"), carry_over, CARRIED_OVER),
     Scenario("repack", old_leftovers, repack),
-    Scenario("repack_into_one", small_sessions, repack_into_one),
+    Scenario("repack_into_one", four_versions_and_a_fork, repack_into_one),
     Scenario("compress", compressible, compress),
     Scenario("strip", two_versions_and_a_fork, strip),
 )

@@ -80,11 +80,12 @@ def test_nothing_of_a_forgotten_session_is_left_and_others_are_whole(store: Stor
     require_gone(store)
 
 
-def test_blocks_of_deleted_versions_in_packs_that_others_need_go_too(store: Store) -> None:
+@pytest.mark.parametrize("what", ["session", "version"])
+def test_blocks_of_what_was_deleted_in_packs_that_others_need_go_too(store: Store, what: str) -> None:
     """A fork needs the first blocks of a pack: the rest of it is nobody's."""
     secret(store, 600)
     sleep(store, 512, uri=FORK_URI, seed=5)
-    store.delete_version(SECRET, 1)
+    store.delete_session(SECRET) if what == "session" else store.delete_version(SECRET, 1)
     with pytest.raises(SessionNotFound):
         store.versions(SECRET) or store.require_session(SECRET)
     report = store.forget(SECRET)
@@ -237,14 +238,6 @@ def test_a_forget_that_was_cut_off_is_finished_by_another(
         if not happened():
             assert at > 1
             return
-
-
-def test_forgetting_after_a_delete_finds_what_is_left(store: Store) -> None:
-    secret(store, 600)
-    sleep(store, 512, uri=FORK_URI, seed=5)
-    store.delete_session(SECRET)
-    assert store.forget(SECRET).problems == ()
-    require_gone(store, shared=2)
 
 
 def test_the_index_keeps_no_name_of_a_deleted_row(store: Store) -> None:

@@ -234,10 +234,9 @@ def test_a_store_that_reads_beside_sees_every_version_or_none(store: Store, stor
 
 
 def test_what_turns_in_the_journal_stand_behind_stays(store: Store) -> None:
-    four_versions(store)
-    store.acknowledge([turn(store, 5)])
-    with mock.patch.object(Journal, "bases", return_value={URI: store.versions(URI)[1].bundle_id}):
-        store.prune(LAST)
+    base = four_versions(store)[1]
+    store.acknowledge([replace(turn(store, 5), base=base.bundle_id, held=400)])
+    store.prune(LAST)
     assert versions(store) == [2, 4]
 
 

@@ -542,31 +542,23 @@ def test_the_fixture_verifies_with_what_is_damaged_in_it_and_forgets(place: Path
                     assert digest_of(reader) == version["state"]
 
 
-@pytest.mark.parametrize("repacks", [False, True])
-def test_an_older_store_json_that_is_put_back_takes_no_version(place: Path, repacks: bool) -> None:
-    """What `bundles/` has tells only once which versions there are."""
-    old = (place / "store.json").read_bytes()
+@pytest.mark.parametrize(
+    ("older", "repacks"), [("store.json", False), ("store.json", True), ("marks.json", False), ("marks.json", True)]
+)
+def test_an_older_small_file_that_is_put_back_takes_no_version(place: Path, older: str, repacks: bool) -> None:
+    """What `bundles/` has tells only once which versions there are. The marks: beside a store.json that is missing."""
+    old = (place / older).read_bytes()
     with Store.open(place, writable=True) as store:
         if repacks:
             store.repack()
         making.sleep(store, 600, uri=NEW_URI)
         store.delete_session(FORK_URI)
     wanted = set(os.listdir(place / "versions"))
-    (place / "store.json").write_bytes(old)
+    (place / older).write_bytes(old)
+    if older == "marks.json":
+        (place / "store.json").unlink()
+        restore_store_file(place)
     (place / "index.sqlite").unlink()
-    with Store.open(place, writable=True) as store:
-        assert set(os.listdir(place / "versions")) == wanted
-        making.require_awake(store, 600, uri=NEW_URI)
-
-
-def test_an_older_file_of_marks_beside_a_missing_store_json_takes_no_version(place: Path) -> None:
-    old = (place / "marks.json").read_bytes()
-    with Store.open(place, writable=True) as store:
-        making.sleep(store, 600, uri=NEW_URI)
-    wanted = set(os.listdir(place / "versions"))
-    (place / "store.json").unlink()
-    (place / "marks.json").write_bytes(old)
-    restore_store_file(place)
     with Store.open(place, writable=True) as store:
         assert set(os.listdir(place / "versions")) == wanted
         making.require_awake(store, 600, uri=NEW_URI)

@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -15,9 +14,7 @@ import pytest
 from torpor.memvid import errors
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.journal import Journal
-from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.ledger_tail import UNREAD
-from torpor.memvid.index.index import Index
 from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
 from torpor.memvid.store import Store
 from torpor.tests.memvid.store_making import (
@@ -28,6 +25,7 @@ from torpor.tests.memvid.store_making import (
     meanwhile,
     put,
     remove_index,
+    reopened,
     sleep,
     token_ids,
     turn,
@@ -284,43 +282,10 @@ def test_a_session_that_has_nothing_but_turns_that_wait_is_told_as_such(path: Pa
         store.require_session(OTHER_URI)
 
 
-def test_a_prune_keeps_the_version_that_acknowledged_turns_stand_behind(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        first = store.find_session(URI)
-        assert first is not None
-        sleep(store, 40, seed=8)
-        record = turn(store, 5)
-        record = type(record)(URI, record.session, record.newest, first.bundle_id, 300, None)
-        store.acknowledge([record])
-        store.prune(Retention(keep_last=1), URI)
-        assert manifest_path(store, first.bundle_id).exists()
-
-
-def test_no_turn_is_acknowledged_behind_a_version_that_a_prune_takes_meanwhile(path: Path) -> None:
-    asked = list[Future[None]]()
-    with Store.open(path, writable=True) as store, ThreadPoolExecutor() as pool:
-        record = turn(store, 5)
-        sleep(store, 40, seed=8)
-
-        def acknowledge() -> None:
-            asked.append(pool.submit(store.acknowledge, [record]))
-            with pytest.raises(TimeoutError):
-                asked[0].result(0.05)
-
-        with meanwhile(Index, "forget_in_file", acknowledge):
-            store.prune(Retention(keep_last=1), URI)
-        with pytest.raises(errors.BundleMissing, match="turns stand behind it"):
-            asked[0].result()
-        assert store.acknowledged() == []
-
-
 @pytest.mark.parametrize("how", ["delete", "forget"])
 def test_turns_of_another_session_outlive_the_bundle_that_they_stand_behind(path: Path, how: str) -> None:
     with Store.open(path, writable=True) as store:
-        first = store.find_session(URI)
-        assert first is not None
-        record = dataclasses.replace(turn(store, 5), uri=OTHER_URI, newest=None)
-        store.acknowledge([record])
+        store.acknowledge([dataclasses.replace(turn(store, 5), uri=OTHER_URI, newest=None)])
         if how == "delete":
             store.delete_session(URI)
         else:
@@ -329,6 +294,8 @@ def test_turns_of_another_session_outlive_the_bundle_that_they_stand_behind(path
         assert ledger(store, OTHER_URI) == token_ids(0, 305)
         assert store.find_session(URI) is None
         assert store.verify(deep=True).ok
+        with reopened(store, anew=True) as again:
+            assert ledger(again, OTHER_URI) == token_ids(0, 305)
 
 
 def test_turns_whose_bundle_is_gone_wait_until_it_is_put_back(path: Path) -> None:

@@ -28,7 +28,6 @@ from torpor.memvid.errors import (
     InvalidDraft,
     LimitExceeded,
     NoSpace,
-    ReadBackFailed,
     StoreError,
     StoreIoError,
 )
@@ -403,20 +402,6 @@ def test_a_flush_that_fails_does_not_cost_another_session_the_same_pack(store: S
     with reopened(store) as again:
         assert again.find_session(OTHER_URI) is None
         require_awake(again, 600)
-
-
-def test_a_file_that_does_not_read_back_is_not_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = durable.TempFile.sync
-
-    def rot(temp: durable.TempFile) -> None:
-        real(temp)
-        if temp.path.startswith(f"{store.path}/packs"):
-            os.pwrite(temp.fd, b"rot", 2000)
-
-    monkeypatch.setattr(durable.TempFile, "sync", rot)
-    with pytest.raises(ReadBackFailed):
-        sleep(store, 300)
-    assert names(store.path) == set()
 
 
 def test_a_sleep_of_more_than_the_limits_is_refused(store: Store) -> None:
