@@ -300,6 +300,8 @@ def test_a_file_where_a_store_should_be_made_is_said_to_be_one_and_kept(tmp_path
     file.write_text("mine")
     with pytest.raises(errors.NotAStore, match="there is a file, not a folder"):
         Store.open(file / below, writable=True)
+    with pytest.raises(errors.StoreError):
+        Store.open(file / below, writable=False)
     assert file.read_text() == "mine"
 
 

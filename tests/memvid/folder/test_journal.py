@@ -27,10 +27,9 @@ from torpor.memvid.errors import (
 from torpor.memvid.folder import journal as module
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import TURNS_FILE, Journal
-from torpor.memvid.folder.store_file import open_or_make_root
 from torpor.memvid.format.journal import HEADER_BYTES, VOID, JournalRecord, size_of
 from torpor.memvid.format.ledger_tail import UNREAD
-from torpor.memvid.recovery.opening import create_store
+from torpor.memvid.store import Store
 from torpor.tests.memvid.store_making import IDENTITY, flip, refusing, token_ids
 
 ONE, TWO, THREE = (SessionUri("work", name) for name in ("first", "other", "third"))
@@ -554,36 +553,24 @@ def test_while_the_new_file_has_no_name_the_old_one_counts(
         assert read_again(folder)[TWO] == turn(TWO, 9)
 
 
-@pytest.mark.parametrize("what", ["removed", "moved", "another in its place"])
-def test_a_folder_that_has_left_its_place_is_made_anew_before_the_next_record(
-    folder: StoreFolder, journal: Journal, tmp_path: Path, what: str
-) -> None:
-    journal.append([turn(ONE, 3), turn(TWO, 4)])
-    moved = file_of(folder).parent.rename(tmp_path / "moved")
-    if what == "removed":
-        shutil.rmtree(moved)
-    elif what == "another in its place":
-        shutil.copytree(moved, file_of(folder).parent)
-    for count in (5, 7):
-        journal.append([turn(ONE, count)])
-        assert read_again(folder) == {ONE: turn(ONE, count), TWO: turn(TWO, 4)}
-
-
-@pytest.mark.parametrize("what", ["removed", "moved", "another in its place"])
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize("what", ["removed", "moved", "an earlier one in its place"])
 def test_a_file_that_has_left_its_place_is_written_anew_before_the_next_record(
-    folder: StoreFolder, journal: Journal, what: str
+    folder: StoreFolder, journal: Journal, tmp_path: Path, what: str, is_folder: bool
 ) -> None:
+    """is_folder: its folder has left its place, and it with that."""
+    place = file_of(folder).parent if is_folder else file_of(folder)
+    journal.append([turn(ONE, 2), turn(TWO, 4)])
+    (shutil.copytree if is_folder else shutil.copy2)(place, tmp_path / "earlier")
     journal.append([turn(ONE, 3)])
-    before = file_of(folder).read_bytes()
-    journal.append([turn(ONE, 5)])
+    moved = place.rename(tmp_path / "moved")
     if what == "removed":
-        file_of(folder).unlink()
-    else:
-        file_of(folder).rename(file_of(folder).with_name("elsewhere"))
-        if what == "another in its place":
-            file_of(folder).write_bytes(before)
-    journal.append([turn(TWO, 4)])
-    assert read_again(folder) == {ONE: turn(ONE, 5), TWO: turn(TWO, 4)}
+        shutil.rmtree(moved) if is_folder else moved.unlink()
+    elif what != "moved":
+        (tmp_path / "earlier").rename(place)
+    for count in (1, 5):
+        journal.append([turn(THREE, count)])
+        assert read_again(folder) == {ONE: turn(ONE, 3), TWO: turn(TWO, 4), THREE: turn(THREE, count)}
 
 
 @pytest.mark.parametrize("zeroed", [False, True])
@@ -657,8 +644,8 @@ def test_every_cut_of_a_journal_costs_what_stood_behind_it_and_is_told(folder: S
 
 
 def test_after_damage_the_next_record_is_written_into_a_new_file(folder: StoreFolder, faults: Faults) -> None:
-    data, ends = history(folder)
-    file_of(folder).write_bytes(data[: ends[1] + 9] + b"\xff" + data[ends[1] + 10 :])
+    _, ends = history(folder)
+    flip(file_of(folder), ends[1] + 9)
     journal = Journal.load(folder, writable=True)
     assert len(journal.findings) == 1
     journal.append([turn(THREE, 8)])
@@ -686,15 +673,10 @@ def test_of_much_damage_a_bounded_number_of_places_is_told(folder: StoreFolder) 
 
 
 def foreign(tmp_path: Path) -> bytes:
-    path = str(tmp_path / "elsewhere")
-    root_fd = open_or_make_root(path)
-    folder = StoreFolder(path, root_fd, create_store(root_fd, path))
-    journal = Journal.load(folder, writable=True)
-    journal.append([turn(ONE, 3)])
-    journal.close()
-    data = file_of(folder).read_bytes()
-    folder.close()
-    shutil.rmtree(path)
+    with Store.open(tmp_path / "elsewhere", writable=True) as store:
+        store.acknowledge([turn(ONE, 3)])
+        data = file_of(store._core.folder).read_bytes()
+    shutil.rmtree(tmp_path / "elsewhere")
     return data
 
 

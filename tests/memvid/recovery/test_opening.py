@@ -15,7 +15,7 @@ import pytest
 from blake3 import blake3
 from torpor.memvid import Receipt
 from torpor.memvid.disk import durable
-from torpor.memvid.errors import BundleMissing, NoSpace, NotAStore, StoreIoError, UnsafePath
+from torpor.memvid.errors import BundleMissing, NoSpace, NotAStore, StoreIoError
 from torpor.memvid.index import index as module
 from torpor.memvid.index.index import INDEX_FILE, Index
 from torpor.memvid.recovery import opening
@@ -237,19 +237,6 @@ def test_an_index_above_its_limit_is_not_written(made: Store, store_path: Path) 
         sleep(made, 10, uri=OTHER_URI)
         made.close()
     assert not (store_path / INDEX_FILE).exists()
-
-
-@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
-def test_threat_20_what_is_no_file_in_the_place_of_the_index_is_refused(
-    made: Store, store_path: Path, kind: str
-) -> None:
-    made.close()
-    file = store_path / INDEX_FILE
-    file.unlink()
-    {"link": lambda: file.symlink_to("/dev/zero"), "fifo": lambda: os.mkfifo(file), "folder": file.mkdir}[kind]()
-    for writable in (True, False):
-        with pytest.raises(UnsafePath):
-            Store.open(store_path, writable=writable)
 
 
 def test_a_disk_that_takes_no_index_fails_nothing(made: Store, store_path: Path) -> None:
