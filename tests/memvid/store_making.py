@@ -12,7 +12,8 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, SlotDraft, SlotSpec
+from blake3 import blake3
+from torpor.memvid import BlockDraft, BlockEntry, Identity, IndexRow, Receipt, SessionUri, SlotDraft, SlotSpec
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.marks import Marks
@@ -197,6 +198,13 @@ def reopened(store: Store, *, anew: bool = False) -> Store:
     return Store.open(store.path, writable=True)
 
 
+def index_row(uri: SessionUri, version: int, bundle_id: bytes, **changes: Any) -> IndexRow:
+    """The row of a version of so many tokens as its number."""
+    sizes = {"token_count": version, "bundle_bytes": 100, "logical_bytes": 1000, "created_ns": 1}
+    facts = {"parent": None, "identity_digest": b"\x11" * 32, "model": "demo", "labels": ()}
+    return IndexRow(uri=uri, version=version, bundle_id=bundle_id, **(sizes | facts | changes))  # type: ignore[arg-type]
+
+
 # --- its files
 
 
@@ -286,6 +294,12 @@ def tree(path: str | Path, pattern: str = "*") -> dict[str, bytes]:
     """Every file of a folder, or of those in it that fit, with its bytes."""
     root = Path(path)
     return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob(pattern)) if file.is_file()}
+
+
+def of_a_later_version(data: bytes) -> bytes:
+    """A file with a header whose digest says that the version after ours was written."""
+    fixed = data[:8] + b"\3" + data[9:32]
+    return fixed + blake3(fixed).digest() + data[64:]
 
 
 def remove_index(path: Path) -> None:

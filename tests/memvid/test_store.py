@@ -362,37 +362,34 @@ NOT_STORE_FILES = {
 }
 
 
+def require_refused(path: Path, kind: type[errors.StoreError], match: str | None = None) -> None:
+    """Nobody opens the store, and it is not touched."""
+    before = tree(path)
+    for writable in (True, False):
+        with pytest.raises(kind, match=match):
+            Store.open(path, writable=writable)
+    assert tree(path) == before
+
+
 @pytest.mark.parametrize("data", NOT_STORE_FILES.values(), ids=NOT_STORE_FILES)
 def test_a_store_json_that_is_not_valid_is_refused(store: Store, store_path: Path, data: bytes) -> None:
     sleep(store, 5)
     store.close()
     (store_path / "store.json").write_bytes(data)
-    before = tree(store_path)
-    for writable in (True, False):
-        with pytest.raises(errors.CorruptStoreFile, match=r"store\.json is damaged") as refusal:
-            Store.open(store_path, writable=writable)
-        assert "torpor repair" in refusal.value.message
-    assert tree(store_path) == before
+    require_refused(store_path, errors.CorruptStoreFile, r"store\.json is damaged.*torpor repair")
 
 
 def test_a_store_json_of_something_else_where_no_version_is_is_no_store(store_path: Path) -> None:
     store_path.mkdir()
     (store_path / "store.json").write_bytes(b"{}")
-    for writable in (True, False):
-        with pytest.raises(errors.NotAStore):
-            Store.open(store_path, writable=writable)
-    assert tree(store_path) == {"store.json": b"{}"}
+    require_refused(store_path, errors.NotAStore)
 
 
 def test_threat_23_a_store_of_a_later_version_is_refused_and_not_touched(store: Store, store_path: Path) -> None:
     sleep(store, 5)
     store.close()
     (store_path / "store.json").write_bytes(replace(_FORMAT, version=3).encode({"uuid": UUID, "new": [1]}))
-    before = tree(store_path)
-    for writable in (True, False):
-        with pytest.raises(errors.UnsupportedFormat):
-            Store.open(store_path, writable=writable)
-    assert tree(store_path) == before
+    require_refused(store_path, errors.UnsupportedFormat)
 
 
 @pytest.mark.parametrize("with_versions", [True, False])
@@ -401,12 +398,8 @@ def test_a_store_without_its_store_json_is_not_made_anew(store: Store, store_pat
         sleep(store, 5)
     store.close()
     (store_path / "store.json").unlink()
-    before = tree(store_path)
     if with_versions:
-        for writable in (True, False):
-            with pytest.raises(errors.NotAStore, match=r"store\.json is missing"):
-                Store.open(store_path, writable=writable)
-        assert tree(store_path) == before
+        require_refused(store_path, errors.NotAStore, r"store\.json is missing")
     else:  # as a making that was cut off leaves it
         with Store.open(store_path, writable=True) as again:
             sleep(again, 5)

@@ -13,6 +13,7 @@ from torpor.memvid.errors import AmbiguousVersion, InvalidTag, InvalidUri, Sessi
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.versions import describe_versions, select_version
 from torpor.memvid.uri import Selector, not_found, parse_reference, parse_selector, parse_version_reference, require_tag
+from torpor.tests.memvid.store_making import index_row
 
 KNOWN = [SessionUri("default", "scout"), SessionUri("work", "scout"), SessionUri("work", "writer")]
 
@@ -103,19 +104,7 @@ def test_any_text_is_a_name_or_a_typed_refusal(text: str) -> None:
 
 
 def row(version: int, bundle_id: str) -> IndexRow:
-    return IndexRow(
-        uri=WRITER,
-        version=version,
-        bundle_id=bytes.fromhex(bundle_id.ljust(64, "0")),
-        parent=None,
-        identity_digest=b"\x11" * 32,
-        token_count=1,
-        bundle_bytes=1,
-        logical_bytes=1,
-        created_ns=1,
-        model="demo",
-        labels=(),
-    )
+    return index_row(WRITER, version, bytes.fromhex(bundle_id.ljust(64, "0")))
 
 
 WRITER = SessionUri("work", "writer")

@@ -40,6 +40,7 @@ from torpor.tests.memvid.store_making import (
     meanwhile,
     packs_of,
     put,
+    refusing,
     require_awake,
     sleep,
     write,
@@ -152,7 +153,7 @@ def test_a_file_that_appears_while_the_export_runs_is_not_overwritten_on_a_disk_
 
 def test_an_export_whose_temporary_name_would_not_go_at_once_leaves_its_file_alone(store: Store, target: Path) -> None:
     sleep(store, 300)
-    with meanwhile(os, "unlink", mock.Mock(side_effect=OSError(errno.EIO, "once"))):
+    with meanwhile(os, "unlink", refusing(OSError(errno.EIO, "once"))):
         store.export_session(URI, None, target)
     assert [file.name for file in target.parent.iterdir() if file.is_file()] == [target.name]
 
@@ -213,7 +214,7 @@ def test_an_export_that_cannot_be_flushed_is_taken_back_and_the_store_writes_on(
 ) -> None:
     """Its disk may be another one than the store's."""
     sleep(store, 300)
-    failure = mock.Mock(side_effect=OSError(errno.EIO, "injected"))
+    failure = refusing(OSError(errno.EIO, "injected"))
     with meanwhile(os, "fsync", failure, at=at), pytest.raises(errors.DurabilityLost):
         store.export_session(URI, None, target)
     assert os.listdir(target.parent) == []
@@ -694,12 +695,11 @@ def test_foreign_files_are_refused(store: Store, other: Store, target: Path) -> 
 
 def test_threat_23_a_file_of_a_later_version_is_refused_as_such(store: Store, other: Store, target: Path) -> None:
     sleep(store, 300)
-    data = bytearray(exported(store, target).read_bytes())
-    data[8] = 3
-    target.write_bytes(data)
+    data = exported(store, target).read_bytes()
+    later = making.of_a_later_version(data)
+    target.write_bytes(later[:32] + data[32:])
     refused(other, target, errors.CorruptBundle)  # as long as its digest does not say that the 3 was written
-    data[32:64] = blake3(bytes(data[:32])).digest()
-    target.write_bytes(data)
+    target.write_bytes(later)
     assert refused(other, target, errors.UnsupportedFormat).found == 3
 
 

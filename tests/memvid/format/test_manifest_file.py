@@ -25,6 +25,7 @@ from torpor.tests.memvid.store_making import (
     OTHER_URI,
     URI,
     manifest_path,
+    of_a_later_version,
     put,
     require_awake,
     sleep,
@@ -88,10 +89,7 @@ def test_a_manifest_longer_than_any_of_ours_is_not_read(file: Path) -> None:
 
 
 def test_threat_23_a_manifest_of_a_later_version_is_refused_and_not_touched(store: Store, file: Path) -> None:
-    good = file.read_bytes()
-    fixed = bytearray(good[:32])
-    fixed[8] = 3
-    later = bytes(fixed) + blake3(fixed).digest() + good[64:]
+    later = of_a_later_version(file.read_bytes())
     file.write_bytes(later)
     with pytest.raises(UnsupportedFormat):
         store.open_session(URI)

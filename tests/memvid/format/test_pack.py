@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blake3 import blake3
 from torpor.memvid import Receipt
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.errors import (
@@ -46,6 +45,7 @@ from torpor.tests.memvid.store_making import (
     drafts,
     expected,
     names,
+    of_a_later_version,
     pack_of,
     put,
     require_awake,
@@ -141,12 +141,10 @@ def test_threat_23_a_pack_of_a_later_version_is_refused_and_damage_is_not_taken_
 ) -> None:
     _, pack = made
     good = pack.read_bytes()
-    fixed = bytearray(good[:32])
-    fixed[8] = 3
-    pack.write_bytes(fixed + good[32:])
+    later = of_a_later_version(good)
+    pack.write_bytes(later[:32] + good[32:])
     with pytest.raises(CorruptBundle):
         opened(pack)
-    later = bytes(fixed) + blake3(fixed).digest() + good[64:]
     pack.write_bytes(later)
     with pytest.raises(UnsupportedFormat) as refused:
         opened(pack)

@@ -17,6 +17,7 @@ from torpor.tests.memvid.store_making import (
     FORK_URI,
     OTHER_URI,
     URI,
+    index_row,
     names,
     pack_of,
     refusing,
@@ -27,19 +28,8 @@ from torpor.tests.memvid.store_making import (
 
 
 def row(uri: SessionUri, version: int, *, created_ns: int = 1, salt: int = 0) -> IndexRow:
-    return IndexRow(
-        uri=uri,
-        version=version,
-        bundle_id=f"{uri.namespace}/{uri.name} {version} {salt}".encode().ljust(32, b"."),
-        parent=None,
-        identity_digest=b"\x11" * 32,
-        token_count=version,
-        bundle_bytes=100,
-        logical_bytes=1000,
-        created_ns=created_ns,
-        model="demo",
-        labels=("a", "b"),
-    )
+    bundle_id = f"{uri.namespace}/{uri.name} {version} {salt}".encode().ljust(32, b".")
+    return index_row(uri, version, bundle_id, created_ns=created_ns, labels=("a", "b"))
 
 
 def block(number: int) -> bytes:

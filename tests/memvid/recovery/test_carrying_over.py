@@ -6,8 +6,7 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from torpor.memvid.recovery.restoring import restore_store_file
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.faults.shim import Call, Shim
 from torpor.tests.memvid.format_1_stores import (
     CASES,
     DATA,
@@ -200,31 +200,16 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-_CALLS = ("rename", "unlink", "mkdir", "rmdir", "fsync", "writev", "pwrite")
+def killed_at(number: int) -> Shim:
+    """The so-many-th change is not made, and none after it."""
+    changes = itertools.count(1)
 
+    def run(call: Call) -> Any:
+        if call.changes_state and next(changes) >= number:
+            raise Killed
+        return call.run()
 
-@contextmanager
-def killed_at(number: int) -> Iterator[list[str]]:
-    """The so-many-th change is not made, and none after it. Gives the changes, by name."""
-    made: list[str] = []
-    real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _CALLS}
-
-    def dying(name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            made.append(name)
-            if len(made) >= number:
-                raise Killed
-            return real[name](*args, **kwargs)
-
-        return call
-
-    for name in _CALLS:
-        setattr(os, name, dying(name))
-    try:
-        yield made
-    finally:
-        for name in _CALLS:
-            setattr(os, name, real[name])
+    return Shim(run)
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -253,14 +253,17 @@ def test_a_version_that_is_made_while_turns_wait_does_not_take_their_place(path:
 
 
 def test_turns_that_find_no_room_for_their_version_wait_and_their_session_is_not_used(path: Path) -> None:
+    """One that has nothing but turns, too: `there is no such session` would be wrong. It comes back with the room."""
     with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5)])
+        store.acknowledge([turn(store, 5), turn(store, 5, uri=OTHER_URI)])
 
     with (
         mock.patch("torpor.memvid.recovery.replaying.write_version", side_effect=errors.NoSpace("No room.")),
         Store.open(path, writable=True) as store,
     ):
-        assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
+        assert [finding.code for finding in store.opening.journal] == ["journal_waits"] * 2
+        with pytest.raises(errors.JournalWaits, match="could not be made a version: No room"):
+            store.require_session(OTHER_URI)
         with pytest.raises(errors.JournalWaits):
             store.open_session(URI)
         with pytest.raises(errors.JournalWaits):
@@ -268,18 +271,6 @@ def test_turns_that_find_no_room_for_their_version_wait_and_their_session_is_not
         store.open_session(URI, 1).close()
     with Store.open(path, writable=True) as store:
         assert ledger(store) == token_ids(0, 305)
-
-
-def test_a_session_that_has_nothing_but_turns_that_wait_is_told_as_such(path: Path) -> None:
-    """`there is no such session` would be wrong: it comes back once there is room."""
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5, uri=OTHER_URI)])
-    with (
-        mock.patch("torpor.memvid.recovery.replaying.write_version", side_effect=errors.NoSpace("No room.")),
-        Store.open(path, writable=True) as store,
-        pytest.raises(errors.JournalWaits, match="could not be made a version: No room"),
-    ):
-        store.require_session(OTHER_URI)
 
 
 @pytest.mark.parametrize("how", ["delete", "forget"])

@@ -286,16 +286,9 @@ class GivenUpError(Exception):
     pass
 
 
-def failing_at(call: str, at: int, error: Exception) -> Any:
-    """Let the so-many-th of these system calls fail from then on once."""
-    real, count = getattr(os, call), iter(range(1, 1000))
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if next(count) == at:
-            raise error
-        return real(*args, **kwargs)
-
-    return mock.patch.object(os, call, run)
+def failing_at(call: str, at: int, error: Exception) -> contextlib.AbstractContextManager[None]:
+    """Let the so-many-th of these system calls fail."""
+    return meanwhile(os, call, refusing(error), at=at)
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -387,17 +380,9 @@ def test_a_flush_that_fails_does_not_cost_another_session_the_same_pack(store: S
     """Two sessions with the same blocks sleep at once, and each writes them: the packs have one name."""
     with slowly(store, OTHER_URI, drafts(600), 600, failing=DurabilityLost) as done:
         done.append(sleep(store, 600))
-        real, count = os.fsync, iter(range(1, 100))
-
-        def fsync(fd: int) -> None:
-            if next(count) == 3:  # of the folder of packs, after the pack and the manifest
-                raise BROKEN
-            real(fd)
-
-        patch = mock.patch.object(os, "fsync", fsync)
-        patch.start()
-        done.append(patch)  # type: ignore[arg-type]
-    done[1].stop()  # type: ignore[attr-defined]
+        flush = failing_at("fsync", 3, BROKEN)  # of the folder of packs, after the pack and the manifest
+        flush.__enter__()
+    flush.__exit__(None, None, None)
     require_awake(store, 600)
     with reopened(store) as again:
         assert again.find_session(OTHER_URI) is None
