@@ -18,17 +18,7 @@ from torpor.memvid.folder.temps import Temps
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    drafts,
-    names,
-    require_awake,
-    sleep,
-    span,
-    state,
-    write,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, drafts, names, require_awake, sleep, span, state, write
 
 
 def bundle_bytes(path: Path) -> int:

@@ -11,15 +11,7 @@ from pathlib import Path
 import pytest
 from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store
 from torpor.memvid.errors import StoreError, StoreIoError
-from torpor.tests.memvid.store_making import (
-    URI,
-    contents,
-    raw_bytes,
-    require_awake,
-    sleep,
-    token_ids,
-    write,
-)
+from torpor.tests.memvid.store_making import URI, contents, raw_bytes, require_awake, sleep, token_ids, write
 
 TESTS = Path(__file__).resolve().parents[1]
 THREATS = (*range(1, 53), 60, 61)

@@ -10,26 +10,9 @@ from torpor.memvid import Receipt, errors
 from torpor.memvid.checking import check, packs
 from torpor.memvid.format.records import VerifyReport
 from torpor.memvid.store import Store
+from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import case
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    copy_blocks,
-    flip,
-    frame_in,
-    manifest_path,
-    mark_stripped,
-    meanwhile,
-    names,
-    pack_of,
-    packs_of,
-    put,
-    remove_index,
-    reopened,
-    sleep,
-    spoil,
-    turn,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, flip, manifest_path, meanwhile, pack_of, put, sleep, spoil
 
 
 def codes(report: VerifyReport) -> list[str]:
@@ -103,7 +86,7 @@ def test_a_damaged_frame_with_a_sound_copy_elsewhere_is_a_finding_of_the_pack_al
     receipt = sleep(store)
     first = second_copy(store, receipt)
     assert store.verify(deep=True).ok
-    frame = frame_in(first, receipt.entries[0].id)
+    frame = making.frame_in(first, receipt.entries[0].id)
     flip(first, frame.offset + frame.head_bytes + 3)
     report = store.verify(deep=True)
     assert (codes(report), report.findings[0].path, report.damaged) == (["corrupt_block"], str(first), ())
@@ -112,7 +95,7 @@ def test_a_damaged_frame_with_a_sound_copy_elsewhere_is_a_finding_of_the_pack_al
 def test_damaged_padding_is_a_finding_of_the_pack_alone(store: Store) -> None:
     receipt = sleep(store)
     pack = pack_of(store, receipt)
-    frame = frame_in(pack, receipt.entries[-1].id)  # its last slot, a key of 8 bytes, ends in zeros
+    frame = making.frame_in(pack, receipt.entries[-1].id)  # its last slot, a key of 8 bytes, ends in zeros
     flip(pack, frame.offset + frame.frame_bytes - 1)
     report = store.verify(deep=True)
     assert (codes(report), report.damaged) == (["corrupt_block"], ())
@@ -140,7 +123,7 @@ def test_a_damaged_manifest_is_told_with_its_version(store: Store, at: int) -> N
         assert whole(report) == [(1, 0)]
         assert report.findings[0].path == str(path)
         assert f"torpor rm {URI}@1" in report.findings[0].message
-    with reopened(store, anew=True) as again:
+    with making.reopened(store, anew=True) as again:
         (finding,) = again.verify(deep=False).findings
         assert (finding.path, "it may be the newest of a session" in finding.message) == (str(path), True)
 
@@ -151,9 +134,9 @@ def test_a_missing_manifest_is_told_while_the_index_knows_of_it(store: Store) ->
     for uri in (None, URI):
         report = store.verify(uri, deep=False)
         assert (codes(report), whole(report)) == (["bundle_missing"], [(1, 0)])
-    with reopened(store) as again:
+    with making.reopened(store) as again:
         assert codes(again.verify(deep=False)) == ["bundle_missing"]
-    remove_index(Path(store.path))
+    making.remove_index(Path(store.path))
     with Store.open(store.path, writable=True) as again:
         assert again.verify(deep=True).ok
 
@@ -169,7 +152,7 @@ def test_a_manifest_that_says_other_than_the_index_is_told(store: Store, monkeyp
 
 def test_a_stripped_version_without_keys_and_values_is_no_finding(store: Store) -> None:
     receipt = sleep(store, 700)
-    mark_stripped(store, receipt)
+    making.mark_stripped(store, receipt)
     found = check.FoundBlocks()
     manifest = store._core.read_manifest(receipt.bundle_id)
     found.take(packs.check_pack(store._core.folder, store.index.packs_of(receipt.entries[0].id)[0], deep=True))
@@ -188,7 +171,7 @@ def test_a_stripped_version_without_keys_and_values_is_no_finding(store: Store) 
 
 def test_a_stripped_version_without_its_tokens_is_told_as_one(store: Store) -> None:
     receipt = sleep(store, 700)
-    mark_stripped(store, receipt)
+    making.mark_stripped(store, receipt)
     pack_of(store, receipt).unlink()
     report = store.verify(deep=False)
     assert (whole(report), report.damaged[0].is_stripped) == ([(1, 0)], True)
@@ -214,7 +197,7 @@ def test_a_damaged_copy_of_the_index_is_told_and_a_missing_one_is_not(store: Sto
     flip(Path(store.path, "index.sqlite"), 4100)
     with Store.open(store.path, writable=False) as reader:
         assert codes(reader.verify(deep=False)) == ["index_failed"]
-    remove_index(Path(store.path))
+    making.remove_index(Path(store.path))
     with Store.open(store.path, writable=False) as reader:
         assert reader.verify(deep=False).ok
 
@@ -232,7 +215,7 @@ def test_what_belongs_to_nobody_is_told(store: Store) -> None:
 
 def test_damage_to_the_journal_and_turns_without_their_version_are_told(store: Store) -> None:
     receipt = sleep(store)
-    store.acknowledge([turn(store, 5)])
+    store.acknowledge([making.turn(store, 5)])
     assert store.verify(deep=False).ok
     manifest = manifest_path(store, receipt.bundle_id)
     good = manifest.read_bytes()
@@ -296,9 +279,11 @@ def test_blocks_that_move_while_they_are_looked_for_are_found(store: Store) -> N
     for uri in (None, URI):
         for deep in (False, True):
             ids.reverse()
-            with meanwhile(check, "check_pack", lambda: copy_blocks(store, ids, removing=packs_of(store, receipt))):
+            with meanwhile(
+                check, "check_pack", lambda: making.copy_blocks(store, ids, removing=making.packs_of(store, receipt))
+            ):
                 assert store.verify(uri, deep=deep).findings == ()
-    assert len(names(store.path)) == 2
+    assert len(making.names(store.path)) == 2
 
 
 # --- progress and pace

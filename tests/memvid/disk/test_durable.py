@@ -16,18 +16,8 @@ from torpor.memvid.disk import durable
 from torpor.memvid.errors import DurabilityLost, InvalidDraft, NoSpace, ReadBackFailed, StoreError, StoreIoError
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.index.index import Index
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    pack_of,
-    refusing,
-    reopened,
-    require_awake,
-    sleep,
-    span,
-    tree,
-    write,
-)
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import OTHER_URI, URI, pack_of, refusing, reopened, require_awake, sleep, tree
 
 
 def files(store: Store) -> dict[str, bytes]:
@@ -218,13 +208,13 @@ def test_where_the_rest_cannot_be_measured_a_full_disk_is_still_no_space(
     """The rest of a session holds what cannot be kept; that the disk is full came first."""
 
     def blocks() -> Iterator[BlockDraft]:
-        yield span(0, 256)
+        yield making.span(0, 256)
         raise InvalidDraft("The rest is no number.")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", failing(errno.ENOSPC, os.writev, after=0))
         with pytest.raises(NoSpace) as refusal:
-            write(store, blocks(), 512)
+            making.write(store, blocks(), 512)
     assert "needed_bytes" not in refusal.value.details
 
 

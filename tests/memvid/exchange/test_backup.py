@@ -20,19 +20,7 @@ from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import SMALL, case
-from torpor.tests.memvid.store_making import (
-    HEIR_URI,
-    OTHER_URI,
-    URI,
-    contents,
-    expected,
-    manifest_path,
-    pack_of,
-    require_awake,
-    sleep,
-    spoil,
-    token_ids,
-)
+from torpor.tests.memvid.store_making import HEIR_URI, OTHER_URI, URI, contents, manifest_path, require_awake, sleep
 
 COUNTS = (300, 600, 900, 1200)
 
@@ -66,7 +54,7 @@ def require_whole(path: Path, counts: tuple[int, ...] = COUNTS, **sizes: int) ->
         assert [row.token_count for row in store.versions(URI)] == list(counts)
         for row in store.versions(URI):
             with store.open_session(URI, row.version) as reader:
-                assert contents(reader) == expected(row.token_count, **sizes)
+                assert contents(reader) == making.expected(row.token_count, **sizes)
 
 
 def state_of(path: Path) -> dict[str, bytes]:
@@ -244,8 +232,8 @@ def test_a_version_that_is_missing_is_told(source: Path, tmp_path: Path) -> None
 def test_what_is_damaged_is_told_and_the_rest_is_copied(source: Path, tmp_path: Path) -> None:
     with Store.open(source, writable=True) as store:
         damaged = sleep(store, 40, uri=SessionUri("default", "rotten"), seed=8)
-        spoil(store, damaged, 0)
-        path = pack_of(store, damaged)
+        making.spoil(store, damaged, 0)
+        path = making.pack_of(store, damaged)
     report = back_up(source, tmp_path / "copy")
     assert [(problem.path, problem.code) for problem in report.problems] == [(str(path), "corrupt_block")]
     require_whole(tmp_path / "copy")
@@ -305,7 +293,7 @@ def test_a_stripped_version_goes_with_its_ledger_and_its_mark(source: Path, tmp_
     with Store.open(tmp_path / "copy", writable=True) as copy:
         assert copy.marks(OTHER_URI).stripped == {copy.versions(OTHER_URI)[0].bundle_id}
         with copy.open_session(OTHER_URI) as reader:
-            assert reader.tokens() == token_ids(0, 800, 3)
+            assert reader.tokens() == making.token_ids(0, 800, 3)
     require_whole(tmp_path / "copy")
 
 

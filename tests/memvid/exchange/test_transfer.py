@@ -31,20 +31,7 @@ from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    contents,
-    expected,
-    manifest_path,
-    meanwhile,
-    packs_of,
-    put,
-    refusing,
-    require_awake,
-    sleep,
-    write,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, meanwhile, packs_of, put, require_awake, sleep
 
 THIRD_URI = SessionUri("default", "third")
 
@@ -153,7 +140,7 @@ def test_a_file_that_appears_while_the_export_runs_is_not_overwritten_on_a_disk_
 
 def test_an_export_whose_temporary_name_would_not_go_at_once_leaves_its_file_alone(store: Store, target: Path) -> None:
     sleep(store, 300)
-    with meanwhile(os, "unlink", refusing(OSError(errno.EIO, "once"))):
+    with meanwhile(os, "unlink", making.refusing(OSError(errno.EIO, "once"))):
         store.export_session(URI, None, target)
     assert [file.name for file in target.parent.iterdir() if file.is_file()] == [target.name]
 
@@ -214,7 +201,7 @@ def test_an_export_that_cannot_be_flushed_is_taken_back_and_the_store_writes_on(
 ) -> None:
     """Its disk may be another one than the store's."""
     sleep(store, 300)
-    failure = refusing(OSError(errno.EIO, "injected"))
+    failure = making.refusing(OSError(errno.EIO, "injected"))
     with meanwhile(os, "fsync", failure, at=at), pytest.raises(errors.DurabilityLost):
         store.export_session(URI, None, target)
     assert os.listdir(target.parent) == []
@@ -376,7 +363,7 @@ def test_a_version_whose_manifest_is_lost_comes_back_by_the_import(
 ) -> None:
     sleep(store, 600)
     receipt = other.import_file(exported(store, target))
-    path = manifest_path(other, receipt.bundle_id)
+    path = making.manifest_path(other, receipt.bundle_id)
     if what.startswith("missing"):
         path.unlink()
     else:
@@ -410,7 +397,7 @@ def test_another_name_gives_a_new_manifest_with_the_imported_one_as_parent(
     receipt = other.import_file(target, as_uri=OTHER_URI)
     assert (receipt.uri, receipt.version, receipt.parent) == (OTHER_URI, 1, slept.bundle_id)
     with other.open_session(OTHER_URI) as reader, store.open_session(URI) as original:
-        assert contents(reader) == expected(600)
+        assert contents(reader) == making.expected(600)
         assert reader.manifest.session == original.manifest.session
         assert reader.manifest.identity == original.manifest.identity
     assert other.find_session(URI) is None
@@ -469,7 +456,7 @@ def test_an_import_adds_to_no_session(
     elif theirs == "one that goes on":
         sleep(store, 600, before=first)
     elif theirs == "one that only says so":
-        write(store, making.drafts(20, seed=77), 20, parent=ours.bundle_id, session={"model": "demo"})
+        making.write(store, making.drafts(20, seed=77), 20, parent=ours.bundle_id, session={"model": "demo"})
     else:
         store.delete_session(URI)
         sleep(store, 40)
@@ -493,7 +480,7 @@ def test_a_name_of_which_all_is_missing_is_taken(store: Store, other: Store, tar
     first = sleep(other, 600, uri=OTHER_URI, seed=7)
     own = tmp_path / "own.mvb"
     other.export_session(OTHER_URI, 1, own)
-    manifest_path(other, first.bundle_id).unlink()
+    making.manifest_path(other, first.bundle_id).unlink()
     sleep(store, 600)
     with contextlib.closing(making.reopened(other)) as again:
         with pytest.raises(errors.NameTaken):
@@ -505,7 +492,7 @@ def test_a_name_of_which_all_is_missing_is_taken(store: Store, other: Store, tar
 def test_a_name_whose_manifest_can_be_read_again_is_taken(store: Store, other: Store, target: Path) -> None:
     """It was damaged when the store was opened, and was put right since."""
     first = sleep(other, 600, uri=OTHER_URI, seed=7)
-    path = manifest_path(other, first.bundle_id)
+    path = making.manifest_path(other, first.bundle_id)
     good = making.flip(path, 80)
     sleep(store, 600)
     with contextlib.closing(making.reopened(other, anew=True)) as again:
@@ -547,7 +534,9 @@ def test_a_version_forked_from_the_imported_bundle_is_not_taken_for_its_import(
 ) -> None:
     slept = sleep(store, 600)
     exported(store, target)
-    write(store, (), 600, uri=OTHER_URI, parent=slept.bundle_id, reused=slept.entries, session={"model": "another"})
+    making.write(
+        store, (), 600, uri=OTHER_URI, parent=slept.bundle_id, reused=slept.entries, session={"model": "another"}
+    )
     with pytest.raises(errors.NameTaken):
         store.import_file(target, as_uri=OTHER_URI)
 

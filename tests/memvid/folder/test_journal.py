@@ -12,18 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid import SessionUri
+from torpor.memvid import SessionUri, errors
 from torpor.memvid.disk import durable
-from torpor.memvid.errors import (
-    BudgetExceeded,
-    CorruptJournal,
-    DurabilityLost,
-    JournalWaits,
-    LimitExceeded,
-    NoSpace,
-    StoreIoError,
-    UnsafePath,
-)
 from torpor.memvid.folder import journal as module
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import TURNS_FILE, Journal
@@ -198,7 +188,7 @@ def test_earlier_records_that_a_crash_left_are_void_after_the_next_opening(folde
     assert file_of(folder).read_bytes()[HEADER_BYTES : HEADER_BYTES + 4] == VOID
 
 
-@pytest.mark.parametrize("error", [NoSpace("full"), StoreIoError("broken")])
+@pytest.mark.parametrize("error", [errors.NoSpace("full"), errors.StoreIoError("broken")])
 def test_what_the_file_does_not_take_it_takes_with_the_next_flush(
     folder: StoreFolder, journal: Journal, faults: Faults, error: Exception
 ) -> None:
@@ -230,12 +220,12 @@ def test_a_delete_that_fails_has_changed_nothing(
 ) -> None:
     journal.append([turn(uri, 3) for uri in (ONE, *others)])
     journal.waiting[ONE] = "No room."
-    faults.fail(call, StoreIoError("broken"))
-    with pytest.raises(StoreIoError):
+    faults.fail(call, errors.StoreIoError("broken"))
+    with pytest.raises(errors.StoreIoError):
         journal.drop(ONE)
     assert journal.find(ONE) == turn(ONE, 3)
     assert set(read_again(folder)) == {ONE, *others}
-    with pytest.raises(JournalWaits):
+    with pytest.raises(errors.JournalWaits):
         journal.require_settled(ONE)
 
 
@@ -277,11 +267,11 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, folder: StoreFolder) -> None:
     def write(fd: int, offset: int, data: bytes, path: str) -> None:
         if offset + len(data) > os.fstat(fd).st_size:
             write_at(fd, offset, data[: len(data) // 2], path)
-            raise NoSpace("The disk is full.")
+            raise errors.NoSpace("The disk is full.")
         write_at(fd, offset, data, path)
 
     monkeypatch.setattr(durable, "write_at", write)
-    monkeypatch.setattr(durable.TempFile, "append", refusing(NoSpace("The disk is full.")))
+    monkeypatch.setattr(durable.TempFile, "append", refusing(errors.NoSpace("The disk is full.")))
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
@@ -296,13 +286,13 @@ def test_a_full_disk_refuses_the_room_and_not_the_record(
         reserve(journal, turn(ONE, 9_000))
     before = file_of(folder).stat().st_size
     full_disk(monkeypatch, folder)
-    with pytest.raises(NoSpace):
+    with pytest.raises(errors.NoSpace):
         reserve(journal, large)
     assert file_of(folder).stat().st_size == before
     journal.append([turn(ONE, 9_000)])
     assert read_again(folder) == {ONE: turn(ONE, 9_000)}
     assert findings(folder) == []
-    with pytest.raises(NoSpace):
+    with pytest.raises(errors.NoSpace):
         journal.append([large])
     assert read_again(folder) == {ONE: turn(ONE, 9_000)}
 
@@ -317,16 +307,16 @@ def test_room_is_asked_for_before_it_is_taken_and_only_then(journal: Journal, fo
     before = file_of(folder).stat().st_size
     journal.reserve(ONE, 4 * before, asked.append)
     assert before + asked[1] == file_of(folder).stat().st_size
-    refuse = refusing(BudgetExceeded("The disk must keep some free."))
+    refuse = refusing(errors.BudgetExceeded("The disk must keep some free."))
     size = file_of(folder).stat().st_size
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(errors.BudgetExceeded):
         journal.reserve(TWO, 9 * size, refuse)
     journal.reserve(TWO, payload, refuse)
     assert file_of(folder).stat().st_size == size
 
 
 def test_a_record_above_its_limit_is_refused_before_anything_is_taken(journal: Journal, folder: StoreFolder) -> None:
-    with pytest.raises(LimitExceeded, match="Put it to sleep"):
+    with pytest.raises(errors.LimitExceeded, match="Put it to sleep"):
         journal.reserve(ONE, module.MAX_JOURNAL_RECORD_BYTES + 1, lambda _: None)
     assert not file_of(folder).exists()
 
@@ -337,7 +327,7 @@ def test_a_journal_above_its_limit_is_refused(
     monkeypatch.setattr(module, "MAX_JOURNAL_BYTES", 1 << 18)
     for _ in range(4):  # what is void does not count
         journal.append([turn(ONE, 7_000), turn(TWO, 7_000)])
-    with pytest.raises(LimitExceeded, match="Put sessions to sleep"):
+    with pytest.raises(errors.LimitExceeded, match="Put sessions to sleep"):
         journal.append([turn(THREE, 60_000)])
     assert file_of(folder).stat().st_size <= 1 << 18
     assert set(read_again(folder)) == {ONE, TWO}
@@ -349,11 +339,11 @@ def test_a_delete_that_fails_leaves_what_was_reserved(
     journal.append([turn(ONE, 3), turn(TWO, 3)])
     reserve(journal, turn(ONE, 20_000))
     with monkeypatch.context() as patch:
-        Faults(patch).fail("write_at", StoreIoError("broken"))
-        with pytest.raises(StoreIoError):
+        Faults(patch).fail("write_at", errors.StoreIoError("broken"))
+        with pytest.raises(errors.StoreIoError):
             journal.drop(ONE)
     full_disk(monkeypatch, folder)
-    with pytest.raises(NoSpace):
+    with pytest.raises(errors.NoSpace):
         journal.append([turn(TWO, 15_000)])
     journal.append([turn(ONE, 20_000)])
     assert read_again(folder) == {ONE: turn(ONE, 20_000), TWO: turn(TWO, 3)}
@@ -371,9 +361,9 @@ def test_a_record_gives_back_the_room_that_it_did_not_need(
 def test_a_session_whose_turns_wait_takes_no_more(journal: Journal) -> None:
     journal.append([turn(ONE, 3)])
     journal.waiting[ONE] = "No room."
-    with pytest.raises(JournalWaits):
+    with pytest.raises(errors.JournalWaits):
         reserve(journal, turn(ONE, 4))
-    with pytest.raises(JournalWaits):
+    with pytest.raises(errors.JournalWaits):
         journal.append([turn(TWO, 4), turn(ONE, 4)])
     assert not journal.has(TWO)
     journal.cover(ONE)
@@ -420,8 +410,8 @@ def test_a_record_that_is_refused_does_not_count(
 ) -> None:
     journal.append([turn(ONE, 3)])
     faults.torn = torn
-    faults.fail("write_at", NoSpace("full"))
-    with pytest.raises(NoSpace):
+    faults.fail("write_at", errors.NoSpace("full"))
+    with pytest.raises(errors.NoSpace):
         journal.append([turn(ONE, 50), turn(TWO, 4)])
     faults.fails.clear()
     assert read_again(folder) == {ONE: turn(ONE, 3)}
@@ -436,21 +426,21 @@ def test_a_whole_record_that_is_refused_is_taken_back_durably(
 ) -> None:
     """The record is written, and the mark of another one is not: the turn is refused."""
     journal.append([turn(ONE, 3), turn(TWO, 3)])
-    faults.fail("write_at", NoSpace("full"))
+    faults.fail("write_at", errors.NoSpace("full"))
     journal.cover(ONE)
 
     def fail_for_marks(
         fd: int, offset: int, data: bytes, path: str, real: Callable[..., None] = durable.write_at
     ) -> None:
         if data == VOID:
-            raise NoSpace("full")
+            raise errors.NoSpace("full")
         real(fd, offset, data, path)
 
     faults.fails.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(durable, "write_at", fail_for_marks)
         faults.calls.clear()
-        with pytest.raises(NoSpace):
+        with pytest.raises(errors.NoSpace):
             journal.append([turn(TWO, 9)])
     assert faults.calls == ["write_at", "write_at", "sync_file"]  # the record, zeros, their flush
     assert read_again(folder)[TWO] == turn(TWO, 3)
@@ -468,13 +458,13 @@ def test_a_record_that_is_refused_and_cannot_be_taken_back_ends_writing(
 
     def write(fd: int, offset: int, data: bytes, path: str) -> None:
         if data == VOID or (call == "write_at" and not any(data)):
-            raise NoSpace("full")
+            raise errors.NoSpace("full")
         real(fd, offset, data, path)
 
     monkeypatch.setattr(durable, "write_at", write)
     if call == "sync_file":
-        monkeypatch.setattr(durable, "sync_file", refusing(DurabilityLost("flush")))
-    with pytest.raises(DurabilityLost, match="could not be taken back"):
+        monkeypatch.setattr(durable, "sync_file", refusing(errors.DurabilityLost("flush")))
+    with pytest.raises(errors.DurabilityLost, match="could not be taken back"):
         journal.append([turn(TWO, 9)])
 
 
@@ -483,8 +473,8 @@ def test_after_a_torn_record_that_cannot_be_taken_back_a_new_file_is_written(
 ) -> None:
     journal.append([turn(ONE, 3)])
     faults.torn = 60
-    faults.fail("write_at", StoreIoError("broken"))  # the zeros too
-    with pytest.raises(StoreIoError):
+    faults.fail("write_at", errors.StoreIoError("broken"))  # the zeros too
+    with pytest.raises(errors.StoreIoError):
         journal.append([turn(TWO, 50)])
     faults.fails.clear()
     faults.calls.clear()
@@ -498,9 +488,9 @@ def test_after_a_torn_record_that_cannot_be_taken_back_a_new_file_is_written(
 def test_a_flush_that_fails_ends_writing(journal: Journal, faults: Faults) -> None:
     journal.append([turn(ONE, 3)])
     for end in (lambda: journal.append([turn(ONE, 4)]), lambda: journal.cover(ONE), lambda: journal.drop(ONE)):
-        faults.fail("sync_file", DurabilityLost("flush"))
+        faults.fail("sync_file", errors.DurabilityLost("flush"))
         faults.fails["sync_folder"] = faults.fails["sync_file"]
-        with pytest.raises(DurabilityLost):
+        with pytest.raises(errors.DurabilityLost):
             end()
 
 
@@ -520,7 +510,7 @@ def test_marks_that_waited_are_not_written_into_a_new_file(
 ) -> None:
     journal.append([turn(ONE, 3)])
     journal.append([turn(TWO, 3)])
-    faults.fail("write_at", NoSpace("full"))
+    faults.fail("write_at", errors.NoSpace("full"))
     journal.cover(ONE)
     faults.fails.clear()
     fd = journal._fd
@@ -537,14 +527,14 @@ def test_while_the_new_file_has_no_name_the_old_one_counts(
 ) -> None:
     journal.append([turn(ONE, 3), turn(TWO, 3)])
     owner, name, error = {
-        "temporary file": (durable.TempFile, "append", NoSpace("full")),
+        "temporary file": (durable.TempFile, "append", errors.NoSpace("full")),
         "descriptor": (os, "dup", OSError(errno.EMFILE, "too many")),
         "rename": (os, "rename", OSError(errno.EMFILE, "too many")),
-        "flush of the folder": (durable, "sync_folder", DurabilityLost("flush")),
+        "flush of the folder": (durable, "sync_folder", errors.DurabilityLost("flush")),
     }[fails]
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, refusing(error))
-        with pytest.raises((StoreIoError, NoSpace, DurabilityLost)):
+        with pytest.raises((errors.StoreIoError, errors.NoSpace, errors.DurabilityLost)):
             journal.erase(ONE)
     assert TWO in read_again(folder)
     assert not list(Path(folder.path, "packs").glob("*.tmp"))
@@ -584,11 +574,11 @@ def test_a_record_that_rots_in_an_open_store_costs_no_other_and_is_told_at_the_n
     data[start:end] = bytes(end - start) if zeroed else data[start : end - 9] + b"\xff" * 9
     with file_of(folder).open("r+b") as file:
         file.write(data)
-    with pytest.raises(CorruptJournal):
+    with pytest.raises(errors.CorruptJournal):
         journal.find(ONE)
     journal.erase(THREE)  # which writes it anew
     assert journal.has(ONE)
-    with pytest.raises(CorruptJournal):
+    with pytest.raises(errors.CorruptJournal):
         journal.find(ONE)
     assert read_again(folder) == {TWO: turn(TWO, 4)}
     assert len(findings(folder)) == 1
@@ -714,7 +704,7 @@ def test_a_link_in_its_place_is_refused(folder: StoreFolder, tmp_path: Path) -> 
     file_of(folder).parent.mkdir(mode=0o700)
     file_of(folder).symlink_to(tmp_path / "elsewhere")
     for writable in (False, True):
-        with pytest.raises(UnsafePath):
+        with pytest.raises(errors.UnsafePath):
             Journal.load(folder, writable=writable)
 
 
@@ -723,8 +713,8 @@ def test_a_file_that_cannot_be_read_shuts_the_store_to_writers_alone(
 ) -> None:
     history(folder)
     monkeypatch.setattr(os, "pread", refusing(OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(StoreIoError, match="Put the disk right"):
+    with pytest.raises(errors.StoreIoError, match="Put the disk right"):
         Journal.load(folder, writable=True)
     journal = Journal.load(folder, writable=False)
-    assert [finding.code for finding in journal.findings] == [StoreIoError.code]
+    assert [finding.code for finding in journal.findings] == [errors.StoreIoError.code]
     journal.close()

@@ -9,21 +9,8 @@ from torpor.memvid import SessionUri
 from torpor.memvid.format.records import SessionUsage, UsageReport
 from torpor.memvid.store import Store
 from torpor.memvid.writing.frame_files import open_frames
-from torpor.tests.memvid.store_making import (
-    FORK_URI,
-    OTHER_URI,
-    URI,
-    copy_blocks,
-    flip,
-    frame_in,
-    manifest_path,
-    mark_stripped,
-    meanwhile,
-    pack_of,
-    put,
-    sleep,
-    turn,
-)
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, flip, manifest_path, pack_of, put, sleep, turn
 
 
 def require_even(store: Store, report: UsageReport) -> None:
@@ -57,7 +44,7 @@ def rewritten(store: Store, name: str, *, stripped: bool) -> Path:
     """Write a pack's blocks into a second one: all of them, or the headers of all but the record at the end."""
     with open_frames(store._core.folder, name) as file:
         *others, last = file.frames
-    return copy_blocks(store, [last, *reversed(others)], stripped=others if stripped else ())
+    return making.copy_blocks(store, [last, *reversed(others)], stripped=others if stripped else ())
 
 
 def test_an_empty_store_has_files_and_no_sessions(store: Store) -> None:
@@ -85,7 +72,7 @@ def test_frames_that_two_sessions_need_are_shared_and_count_once(store: Store) -
     second = sleep(store, 600, uri=FORK_URI, before=first)
     report = store.usage()
     require_even(store, report)
-    frames = [frame_in(pack_of(store, first), entry.id).frame_bytes for entry in first.entries]
+    frames = [making.frame_in(pack_of(store, first), entry.id).frame_bytes for entry in first.entries]
     rest = size(pack_of(store, first)) - sum(frames)
     assert report.shared_bytes == of(report, URI).shared_bytes == of(report, FORK_URI).shared_bytes
     assert report.shared_bytes == sum(frames[:2]) + rest
@@ -117,8 +104,8 @@ def test_of_a_stripped_version_headers_count_and_the_rest_is_unneeded(store: Sto
             break
         store.delete_session(URI)
         assert not other.exists()
-    frames = [frame_in(pack, entry.id) for entry in receipt.entries]
-    mark_stripped(store, receipt)
+    frames = [making.frame_in(pack, entry.id) for entry in receipt.entries]
+    making.mark_stripped(store, receipt)
     report = store.usage()
     require_even(store, report)
     assert of(report, URI).stripped_versions == 1
@@ -170,6 +157,8 @@ def test_beside_a_daemon_a_version_deleted_meanwhile_is_left_out(store: Store) -
     sleep(store, uri=OTHER_URI, seed=2)
     store._core.index.save(store._core.folder, always=True)
     with Store.open(store.path, writable=False) as reader:
-        with meanwhile(type(reader._core.index), "all_rows", lambda: store.delete_session(OTHER_URI), after=True):
+        with making.meanwhile(
+            type(reader._core.index), "all_rows", lambda: store.delete_session(OTHER_URI), after=True
+        ):
             report = reader.usage()
         assert ([one.uri for one in report.sessions], report.problems) == ([URI], ())

@@ -17,19 +17,8 @@ from torpor.memvid.folder.journal import Journal
 from torpor.memvid.format.ledger_tail import UNREAD
 from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
 from torpor.memvid.store import Store
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    ledger,
-    manifest_path,
-    meanwhile,
-    put,
-    remove_index,
-    reopened,
-    sleep,
-    token_ids,
-    turn,
-)
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import OTHER_URI, URI, ledger, manifest_path, meanwhile, sleep, token_ids, turn
 
 
 def lose_base(path: Path, count: int, *, of_other: int = 0) -> Path:
@@ -51,7 +40,7 @@ def journal_file(path: Path) -> Path:
 def put_journal(path: Path, data: bytes) -> None:
     """The journal is that of an earlier moment again."""
     journal_file(path).parent.mkdir(exist_ok=True)
-    put(journal_file(path), data)
+    making.put(journal_file(path), data)
 
 
 @pytest.fixture
@@ -202,7 +191,7 @@ def test_a_delete_that_was_cut_off_leaves_the_newest_version_with_its_turns_or_w
         with meanwhile(Journal, "drop", lambda: shutil.copytree(path, left), after=after):
             store.delete_session(URI)
     if not with_index:
-        remove_index(left)
+        making.remove_index(left)
     with Store.open(left, writable=True) as store:
         assert (store.opening.journal, store.opening.unreadable) == ((), ())
         assert ledger(store) == token_ids(0, 320 if after else 325)
@@ -227,7 +216,7 @@ def test_turns_whose_version_is_put_back_while_the_store_is_open_are_replayed_on
 def test_turns_wait_for_a_file_that_is_gone_with_the_index(path: Path) -> None:
     """Without the index nothing but the journal tells of the session, and no retired file says that it was deleted."""
     base = lose_base(path, 9)
-    remove_index(path)
+    making.remove_index(path)
     for _ in range(2):
         with Store.open(path, writable=True) as store:
             assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
@@ -285,7 +274,7 @@ def test_turns_of_another_session_outlive_the_bundle_that_they_stand_behind(path
         assert ledger(store, OTHER_URI) == token_ids(0, 305)
         assert store.find_session(URI) is None
         assert store.verify(deep=True).ok
-        with reopened(store, anew=True) as again:
+        with making.reopened(store, anew=True) as again:
             assert ledger(again, OTHER_URI) == token_ids(0, 305)
 
 

@@ -9,44 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from torpor.memvid import BlockDraft, Receipt
+from torpor.memvid import BlockDraft, Receipt, errors
 from torpor.memvid.disk import durable
-from torpor.memvid.errors import (
-    BlockMissing,
-    BundleMissing,
-    CorruptBlock,
-    Corruption,
-    DurabilityLost,
-    ReadOnlyStore,
-    StoreClosed,
-    StoreError,
-    UnsafePath,
-)
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.frame_files import FrameFiles
 from torpor.memvid.writing.removal import remove_unneeded
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    contents,
-    copy_blocks,
-    expected,
-    flip,
-    manifest_path,
-    meanwhile,
-    names,
-    pack_of,
-    packs_of,
-    put,
-    refusing,
-    require_awake,
-    sleep,
-    spoil,
-    token_ids,
-    turn,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, expected, pack_of, packs_of, require_awake, sleep
 
 
 @pytest.fixture
@@ -58,7 +28,7 @@ def chain(store: Store) -> tuple[Receipt, Receipt]:
 def move(store: Store, receipt: Receipt, *, removing: bool = True) -> Path:
     """Write all blocks of a version into one new pack, and remove the packs that had them."""
     old = packs_of(store, receipt) if removing else []
-    return copy_blocks(store, (entry.id for entry in receipt.entries), removing=old)
+    return making.copy_blocks(store, (entry.id for entry in receipt.entries), removing=old)
 
 
 # --- readers that find a block wherever it went
@@ -72,7 +42,7 @@ def test_a_reader_of_a_read_only_store_finds_a_block_that_another_process_moved(
         half = bytes(reader.read_slot(reader.entries[0], 0))
         move(store, chain[1])
         assert contents(reader) == expected(900)
-        assert reader.tokens() == token_ids(0, 900)
+        assert reader.tokens() == making.token_ids(0, 900)
         assert half == expected(900)[0][0]
 
 
@@ -100,7 +70,7 @@ def test_a_pack_put_back_under_an_open_reader_is_found(
     pack = pack_of(store, chain[0])
     with store.open_session(URI) as reader:
         away = pack.rename(tmp_path / "away")
-        with pytest.raises(BlockMissing) as refused:
+        with pytest.raises(errors.BlockMissing) as refused:
             contents(reader)
         assert refused.value.details["whole_up_to"] == 0
         assert pack.name not in {name.rpartition("/")[2] for name in store.index.pack_sizes()}
@@ -115,7 +85,7 @@ def test_a_reader_looks_again_once_for_a_block_and_then_says_up_to_where_the_ver
     looks: list[bool] = []
     real = StoreCore.look_again
     monkeypatch.setattr(StoreCore, "look_again", lambda core: (looks.append(True), real(core)))
-    with store.open_session(URI) as reader, pytest.raises(BlockMissing) as refused:
+    with store.open_session(URI) as reader, pytest.raises(errors.BlockMissing) as refused:
         contents(reader)
     assert looks == [True]
     assert refused.value.details["whole_up_to"] == 512
@@ -131,9 +101,9 @@ def test_a_block_is_read_from_another_pack_where_one_is_damaged_or_refused(
     copy = Path(shutil.copy2(new, tmp_path / "copy"))
     if how == "spoilt":
         for number in range(len(chain[1].entries)):
-            spoil(store, chain[1], number)
+            making.spoil(store, chain[1], number)
     elif how == "cut":
-        put(new, new.read_bytes()[:-5])
+        making.put(new, new.read_bytes()[:-5])
     elif how == "hard link":
         os.link(new, tmp_path / "second name")
     else:
@@ -149,8 +119,8 @@ def test_a_block_is_read_from_another_pack_where_one_is_damaged_or_refused(
 
 
 def test_damage_that_is_everywhere_is_told_of_the_newest_pack(store: Store, chain: tuple[Receipt, Receipt]) -> None:
-    spoil(store, chain[1], 0)
-    with store.open_session(URI) as reader, pytest.raises(CorruptBlock) as refused:
+    making.spoil(store, chain[1], 0)
+    with store.open_session(URI) as reader, pytest.raises(errors.CorruptBlock) as refused:
         contents(reader)
     assert refused.value.details["path"] == str(pack_of(store, chain[1]))
 
@@ -158,7 +128,7 @@ def test_damage_that_is_everywhere_is_told_of_the_newest_pack(store: Store, chai
 def test_a_pack_that_is_refused_by_the_system_is_told(store: Store, tmp_path: Path) -> None:
     receipt = sleep(store, 300)
     os.link(pack_of(store, receipt), tmp_path / "second name")
-    with store.open_session(URI) as reader, pytest.raises(UnsafePath, match="2 hard links"):
+    with store.open_session(URI) as reader, pytest.raises(errors.UnsafePath, match="2 hard links"):
         contents(reader)
 
 
@@ -209,9 +179,9 @@ def test_a_reader_pins_the_blocks_of_its_version_and_one_that_cannot_be_opened_p
         reader.close()
         reader.close()
         assert len(store._core.pins) == 0
-    put(manifest_path(store, chain[1].bundle_id), b"damaged")
+    making.put(making.manifest_path(store, chain[1].bundle_id), b"damaged")
     for bundle_id in (chain[1].bundle_id, bytes(32)):
-        with pytest.raises(Corruption):
+        with pytest.raises(errors.Corruption):
             store._core.open_reader(bundle_id)
     assert len(store._core.pins) == 0
 
@@ -225,7 +195,7 @@ def test_a_pack_with_a_pinned_block_stays_until_the_pin_goes(store: Store, chain
         assert len(left) == 1
         with core.committing():
             assert remove_unneeded(core, left).packs == {}
-    assert names(store.path) == set()
+    assert making.names(store.path) == set()
 
 
 def test_letting_go_of_a_pin_never_waits_for_a_writer(store: Store, chain: tuple[Receipt, Receipt]) -> None:
@@ -237,8 +207,8 @@ def test_letting_go_of_a_pin_never_waits_for_a_writer(store: Store, chain: tuple
 def test_a_failed_flush_is_remembered_and_every_later_write_refused(store: Store) -> None:
     sleep(store, 20)
     core = store._core
-    with pytest.raises(DurabilityLost), core.committing():
-        raise DurabilityLost("the first", path="there")
+    with pytest.raises(errors.DurabilityLost), core.committing():
+        raise errors.DurabilityLost("the first", path="there")
     for what in (
         lambda: sleep(store, 10),
         lambda: store.delete_session(URI),
@@ -246,7 +216,7 @@ def test_a_failed_flush_is_remembered_and_every_later_write_refused(store: Store
         lambda: store.tag(URI, 1, "x"),
         lambda: store.acknowledge([making.turn(store, 5)]),
     ):
-        with pytest.raises(DurabilityLost, match="the first") as refusal:
+        with pytest.raises(errors.DurabilityLost, match="the first") as refusal:
             what()
         assert refusal.value.path == "there"
     assert not core.writable
@@ -257,8 +227,8 @@ def test_a_store_whose_flush_failed_changes_nothing_in_closing(store: Store, mon
     sleep(store, 300)
     first = sleep(store, 600, uri=OTHER_URI, seed=1)
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "_sync", refusing(DurabilityLost("The flush failed.")))
-        with pytest.raises(DurabilityLost):
+        patch.setattr(durable, "_sync", making.refusing(errors.DurabilityLost("The flush failed.")))
+        with pytest.raises(errors.DurabilityLost):
             sleep(store, 700, uri=OTHER_URI, seed=1, before=first)
 
     def seen() -> dict[str, tuple[int, int]]:
@@ -278,7 +248,7 @@ def test_nothing_is_committed_where_nothing_may_be_written(store: Store, kind: s
     with Store.open(store.path, writable=False) as other:
         if kind == "closed":
             other.close()
-        error: type[StoreError] = StoreClosed if kind == "closed" else ReadOnlyStore
+        error: type[errors.StoreError] = errors.StoreClosed if kind == "closed" else errors.ReadOnlyStore
         with pytest.raises(error), other._core.committing():
             raise AssertionError("not reached")
 
@@ -288,11 +258,11 @@ def test_a_sleep_that_is_under_way_when_the_store_closes_is_not_acknowledged(sto
         yield from making.drafts(300)
         store.close()
 
-    with pytest.raises(StoreError):
+    with pytest.raises(errors.StoreError):
         making.write(store, blocks(), 300)
     with Store.open(store.path, writable=True) as again:
         assert again.find_session(URI) is None
-        assert names(store.path) == set()
+        assert making.names(store.path) == set()
 
 
 # --- what came into the folder without this object
@@ -304,7 +274,7 @@ def test_a_look_enters_what_came_and_lets_go_what_went(
     core = store._core
     with Store.open(tmp_path / "other", writable=True) as other:
         third = sleep(other, 300, uri=OTHER_URI, seed=7)
-        files = [manifest_path(other, third.bundle_id), *packs_of(other, third)]
+        files = [making.manifest_path(other, third.bundle_id), *packs_of(other, third)]
         for file in files:
             shutil.copy2(file, Path(store.path) / file.relative_to(other.path))
     gone = pack_of(store, chain[1], 3)
@@ -321,10 +291,10 @@ def test_a_pack_that_cannot_be_read_is_noted_until_it_can(store: Store, chain: t
     core, pack = store._core, pack_of(store, chain[0])
     name = str(pack.relative_to(store.path))
     store.index.drop_packs([name])
-    good = flip(pack, -3)
+    good = making.flip(pack, -3)
     core.look_again()
     assert list(core.unreadable_packs) == [name]
-    put(pack, good)
+    making.put(pack, good)
     core.look_again()
     assert core.unreadable_packs == {}
     require_awake(store, 900)
@@ -334,8 +304,8 @@ def test_a_manifest_that_is_there_after_its_pins_is_needed_by_whoever_deletes_la
     store: Store, chain: tuple[Receipt, Receipt]
 ) -> None:
     with (
-        meanwhile(StoreCore, "read_manifest", lambda: store.delete_version(URI, 2), after=True),
-        pytest.raises(BundleMissing),
+        making.meanwhile(StoreCore, "read_manifest", lambda: store.delete_version(URI, 2), after=True),
+        pytest.raises(errors.BundleMissing),
     ):
         store.open_bundle(chain[1].bundle_id)
     require_awake(store, 600)
@@ -344,11 +314,11 @@ def test_a_manifest_that_is_there_after_its_pins_is_needed_by_whoever_deletes_la
 def test_a_writer_that_has_lost_the_lock_leaves_the_journal_to_the_next_one(store: Store, store_path: Path) -> None:
     """It had emptied its own, and would have removed the file: by then it has the turns of another writer."""
     first = sleep(store, 600)
-    store.acknowledge([turn(store, 5)])
+    store.acknowledge([making.turn(store, 5)])
     sleep(store, 605, before=first)
     (store_path / "lock").unlink()
     with Store.open(store_path, writable=True) as other:
-        other.acknowledge([turn(other, 7)])
+        other.acknowledge([making.turn(other, 7)])
         journal = store_path / "journal" / "turns.mvj"
         written = journal.read_bytes()
         store.close()
@@ -360,5 +330,5 @@ def test_a_sleep_refers_to_no_pack_that_is_gone_though_somebody_reads_it(store: 
     (pack,) = packs_of(store, first)
     with store._core.files.holding(f"packs/{pack.name}"):
         pack.unlink()
-        with pytest.raises(BlockMissing):
+        with pytest.raises(errors.BlockMissing):
             sleep(store, 900, before=first)
