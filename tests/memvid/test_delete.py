@@ -164,15 +164,9 @@ def test_the_index_file_goes_before_a_manifest_and_manifests_before_packs(store:
     manifests = [manifest_path(store, one.bundle_id).name for one in (first, second)]
     with store:
         assert removals(store, lambda: store.delete_session(URI)) == [
-            "index.sqlite",
-            "flush .",
-            manifests[0],
-            "flush versions",
-            manifests[1],
-            "flush versions",
-            *packs,
+            "index.sqlite", "flush .", manifests[0], "flush versions", manifests[1], "flush versions", *packs,
             "flush packs",
-        ]
+        ]  # fmt: skip
 
 
 def copies_at_each_step(store: Store, to: Path, work: Callable[[], object]) -> Iterator[Path]:

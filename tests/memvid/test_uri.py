@@ -26,31 +26,13 @@ def test_uri_reads_back_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "writer",
-        "torpor://",
-        "torpor://work",
-        "torpor://work/",
-        "torpor:///writer",
-        "torpor://work/writer/extra",
-        "torpor://work/../writer",
-        "torpor://../writer",
-        "torpor://work/..",
-        "torpor://work/.",
-        "torpor://work//etc/passwd",
-        "torpor://work/.hidden",
-        "torpor://work/-rf",
-        "torpor://work/a b",
-        "torpor://work/a\x00b",
-        "torpor://work/a\n",
-        "torpor://work/ｗriter",
-        "torpor://wоrk/writer",  # a Cyrillic о
-        "torpor://work/" + "a" * 129,
-        "torpor://work/" + "a" * 4096,
-        "TORPOR://work/writer",
-        "http://work/writer",
+        "", "writer", "torpor://", "torpor://work", "torpor://work/", "torpor:///writer", "torpor://work/writer/extra",
+        "torpor://work/../writer", "torpor://../writer", "torpor://work/..", "torpor://work/.",
+        "torpor://work//etc/passwd", "torpor://work/.hidden", "torpor://work/-rf", "torpor://work/a b",
+        "torpor://work/a\x00b", "torpor://work/a\n", "torpor://work/ｗriter", "torpor://wоrk/writer",  # a Cyrillic о
+        "torpor://work/" + "a" * 129, "torpor://work/" + "a" * 4096, "TORPOR://work/writer", "http://work/writer",
     ],
-)
+)  # fmt: skip
 def test_threat_19_a_text_that_is_no_uri_is_refused(text: str) -> None:
     with pytest.raises(InvalidUri) as refusal:
         SessionUri.parse(text)
@@ -155,38 +137,13 @@ def test_a_selector_is_read_in_every_way_that_it_can_be_meant(text: str, selecto
 @pytest.mark.parametrize(
     "text",
     [
-        "writer@",
-        "writer@0",
-        "writer@03",
-        "writer@-1",
-        "writer@+1",
-        "writer@1.5",
-        "writer@1e3",
-        "writer@1_000",
-        "writer@３",
-        "writer@ 3",
-        "writer@3 ",
-        "writer@3\n",
-        "writer@3@4",
-        "writer@@3",
-        "writer@v1@v2",
-        "writer@latest/..",
-        "writer@../../etc/passwd",
-        "writer@9abcdef",  # seven digits of an id, and no tag begins with a digit
-        "writer@" + "a" * 65,
-        "writer@" + "9" * 17 + "x",
-        "writer@" + "9" * 5000,
-        "writer@tag\x00",
-        "writer@тег",
-        "@3",
-        "@",
-        "",
-        "torpor://work@3/writer",
-        "work@3/writer",
-        "torpor://work/@3",
-        "a b@3",
+        "writer@", "writer@0", "writer@03", "writer@-1", "writer@+1", "writer@1.5", "writer@1e3", "writer@1_000",
+        "writer@３", "writer@ 3", "writer@3 ", "writer@3\n", "writer@3@4", "writer@@3", "writer@v1@v2",
+        "writer@latest/..", "writer@../../etc/passwd", "writer@9abcdef",  # no tag begins with a digit
+        "writer@" + "a" * 65, "writer@" + "9" * 17 + "x", "writer@" + "9" * 5000, "writer@tag\x00", "writer@тег", "@3",
+        "@", "", "torpor://work@3/writer", "work@3/writer", "torpor://work/@3", "a b@3",
     ],
-)
+)  # fmt: skip
 def test_threat_19_a_text_that_is_no_reference_is_refused(text: str) -> None:
     with pytest.raises(InvalidUri) as refusal:
         parse_version_reference(text)

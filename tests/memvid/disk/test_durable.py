@@ -64,17 +64,9 @@ def test_t3_the_order_of_a_sleep_is_pack_flushed_and_read_back_manifest_flushed_
     """The flushes cannot be seen by killing a process, so their order is pinned here (promise 1)."""
     sleep(store, 300)
     assert [step for step in without_repeats(steps) if step != "read"] == [
-        "write",
-        "write header",
-        "fsync file",
-        "write",
-        "fsync file",
-        "pack",
-        "fsync folder",
-        "manifest",
-        "fsync folder",
-        "index row",
-    ]
+        "write", "write header", "fsync file", "write", "fsync file", "pack", "fsync folder", "manifest",
+        "fsync folder", "index row",
+    ]  # fmt: skip
     assert "read" in steps[steps.index("fsync file") : steps.index("pack")]
 
 

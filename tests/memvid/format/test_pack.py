@@ -261,14 +261,9 @@ def test_a_directory_is_read_in_one_form_only() -> None:
     assert decode_directory(stripped.encode(), HEADER_BYTES + 128, "x") == stripped
     data = good.encode()
     bad = [
-        b"",
-        b"\xc0",
-        data[:-1],
-        data + b"\0",
-        b"\x90",
-        data.replace(b"pack/2", b"pack/3"),
+        b"", b"\xc0", data[:-1], data + b"\0", b"\x90", data.replace(b"pack/2", b"pack/3"),
         b"\xdd\xff\xff\xff\xff" * 9,
-    ]
+    ]  # fmt: skip
     for changed in (*bad, data.replace(b"\0\0\0\0", b"\2\0\0\0")):
         with pytest.raises(errors.CorruptBundle):
             decode_directory(changed, HEADER_BYTES + 128, "x")
