@@ -7,6 +7,7 @@ import errno
 import os
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store
@@ -73,9 +74,7 @@ def test_threat_18_a_class_name_or_a_pickle_in_a_session_map_is_plain_data(
 # --- the disk goes away
 
 
-def test_threat_33_a_store_that_turns_read_only_under_us_refuses_to_sleep_and_goes_on_reading(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threat_33_a_store_that_turns_read_only_under_us_refuses_to_sleep_and_goes_on_reading(store: Store) -> None:
     before = sleep(store, 300)
     real = os.open
 
@@ -84,8 +83,7 @@ def test_threat_33_a_store_that_turns_read_only_under_us_refuses_to_sleep_and_go
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         return real(path, flags, *args, **kwargs)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", read_only)
+    with mock.patch.object(os, "open", read_only):
         with pytest.raises(StoreIoError) as refusal:
             sleep(store, 600, before=before)
         assert refusal.value.errno == errno.EROFS

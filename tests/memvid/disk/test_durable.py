@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from torpor.memvid import BlockDraft, Store
@@ -194,19 +195,15 @@ def test_a_quota_is_no_full_disk_and_tells_no_room(
     assert "free there" not in refusal.value.message
 
 
-def test_where_the_rest_cannot_be_measured_a_full_disk_is_still_no_space(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_rest_cannot_be_measured_a_full_disk_is_still_no_space(store: Store) -> None:
     """The rest of a session holds what cannot be kept; that the disk is full came first."""
 
     def blocks() -> Iterator[BlockDraft]:
         yield making.span(0, 256)
         raise InvalidDraft("The rest is no number.")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "writev", failing(errno.ENOSPC, os.writev, after=0))
-        with pytest.raises(NoSpace) as refusal:
-            making.write(store, blocks(), 512)
+    with mock.patch.object(os, "writev", failing(errno.ENOSPC, os.writev, after=0)), pytest.raises(NoSpace) as refusal:
+        making.write(store, blocks(), 512)
     assert "needed_bytes" not in refusal.value.details
 
 
@@ -218,14 +215,10 @@ def test_where_the_rest_cannot_be_measured_a_full_disk_is_still_no_space(
         (errno.EIO, "Input/output error."),
     ],
 )
-def test_what_may_not_be_written_says_what_to_do(
-    store: Store, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
-) -> None:
+def test_what_may_not_be_written_says_what_to_do(store: Store, number: int, advice: str) -> None:
     advice = advice.replace("user 0", f"user {os.geteuid()}")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "writev", failing(number, os.writev, after=0))
-        with pytest.raises(StoreIoError) as refusal:
-            sleep(store, 300)
+    with mock.patch.object(os, "writev", failing(number, os.writev, after=0)), pytest.raises(StoreIoError) as refusal:
+        sleep(store, 300)
     assert refusal.value.message.endswith(f": {advice}")
     assert refusal.value.errno == number
 
@@ -254,9 +247,7 @@ with Store.open({str(tmp_path / "store")!r}, writable=True) as store:
 
 
 @pytest.mark.parametrize("call", ["open", "rename"])
-def test_threat_30_a_full_folder_is_no_space_and_changes_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_threat_30_a_full_folder_is_no_space_and_changes_nothing(store: Store, call: str) -> None:
     sleep(store, 300)
     before = files(store)
     real = getattr(os, call)
@@ -266,32 +257,24 @@ def test_threat_30_a_full_folder_is_no_space_and_changes_nothing(
             return real(*args, **kwargs)
         raise OSError(errno.ENOSPC, "full")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, full)
-        with pytest.raises(NoSpace):
-            sleep(store, 10, uri=OTHER_URI)
+    with mock.patch.object(os, call, full), pytest.raises(NoSpace):
+        sleep(store, 10, uri=OTHER_URI)
     store.delete_session(OTHER_URI) if store.find_session(OTHER_URI) else None
     assert files(store) == before
     require_awake(store, 300)
 
 
-def test_threat_30_a_row_that_the_index_does_not_take_takes_the_version_back(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threat_30_a_row_that_the_index_does_not_take_takes_the_version_back(store: Store) -> None:
     sleep(store, 300)
     before = files(store)
     full = refusing(NoSpace("No room for the index."))
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, "add", full)
-        with pytest.raises(NoSpace):
-            sleep(store, 600)
+    with mock.patch.object(Index, "add", full), pytest.raises(NoSpace):
+        sleep(store, 600)
     assert files(store) == before
     require_awake(store, 300)
 
 
-def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(store: Store) -> None:
     real_writev, real_preadv = os.writev, os.preadv
 
     def short_write(fd: int, buffers: list[memoryview]) -> int:
@@ -300,10 +283,11 @@ def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(
     def short_read(fd: int, buffers: list[memoryview], offset: int) -> int:
         return real_preadv(fd, [buffers[0][:11]], offset)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "writev", short_write)
-        patch.setattr(os, "pwrite", lambda fd, data, offset, real=os.pwrite: real(fd, data[:5], offset))
-        patch.setattr(os, "preadv", short_read)
+    with (
+        mock.patch.object(os, "writev", short_write),
+        mock.patch.object(os, "pwrite", lambda fd, data, offset, real=os.pwrite: real(fd, data[:5], offset)),
+        mock.patch.object(os, "preadv", short_read),
+    ):
         sleep(store, 30)
         require_awake(store, 30)
     require_awake(store, 30)
@@ -311,12 +295,9 @@ def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
-def test_threat_31_a_failed_flush_is_never_acknowledged_and_ends_writing(
-    store: Store, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
+def test_threat_31_a_failed_flush_is_never_acknowledged_and_ends_writing(store: Store, after: int) -> None:
     sleep(store, 300)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", failing(errno.EIO, os.fsync, after=after))
+    with mock.patch.object(os, "fsync", failing(errno.EIO, os.fsync, after=after)):
         for number in range(4):
             try:
                 sleep(store, 600 + number)
@@ -336,7 +317,7 @@ def test_threat_31_a_failed_flush_is_never_acknowledged_and_ends_writing(
         assert again.verify(deep=True).ok
 
 
-def test_what_does_not_read_back_is_not_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_read_back_is_not_published(store: Store) -> None:
     """restic's habit: decode what was encoded before anyone relies on it. Here memory changes under the writer."""
     sleep(store, 300)
     before = files(store)
@@ -349,10 +330,8 @@ def test_what_does_not_read_back_is_not_published(store: Store, monkeypatch: pyt
         changed[2] = bytes([changed[2][0] ^ 1]) + changed[2][1:]  # of the first head's keys
         return real(fd, changed)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "writev", altered)
-        with pytest.raises(ReadBackFailed, match="still awake") as refusal:
-            sleep(store, 600)
+    with mock.patch.object(os, "writev", altered), pytest.raises(ReadBackFailed, match="still awake") as refusal:
+        sleep(store, 600)
     assert refusal.value.cause == "corrupt_block"
     assert files(store) == before
     require_awake(store, 300)
@@ -364,14 +343,13 @@ def test_what_does_not_read_back_is_not_published(store: Store, monkeypatch: pyt
 )
 @pytest.mark.parametrize("call", ["open", "writev", "pwrite", "preadv", "rename", "dup"])
 def test_t4_every_other_failure_is_typed_and_changes_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch, call: str, code: int, kind: type[StoreError]
+    store: Store, call: str, code: int, kind: type[StoreError]
 ) -> None:
     sleep(store, 300)
     before = files(store)
     found: set[tuple[type[StoreError], int]] = set()
     for after in range(12):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, failing(code, getattr(os, call), after=after))
+        with mock.patch.object(os, call, failing(code, getattr(os, call), after=after)):
             try:
                 sleep(store, 300, seed=after + 1, uri=OTHER_URI)
             except StoreError as error:

@@ -370,12 +370,10 @@ def test_a_folder_that_is_no_place_for_a_backup_is_refused_and_left_as_it_is(sou
 
 
 def test_a_disk_that_is_too_small_is_told_the_whole_size_before_anything_is_copied(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(backup, "free_bytes_of", lambda _fd, _path: 1000)
-        with pytest.raises(NoSpace) as refused:
-            back_up(source, tmp_path / "copy")
+    with mock.patch.object(backup, "free_bytes_of", return_value=1000), pytest.raises(NoSpace) as refused:
+        back_up(source, tmp_path / "copy")
     assert state_of(tmp_path / "copy") == {}
     back_up(source, tmp_path / "copy")
     taken = sum(len(data) for data in state_of(tmp_path / "copy").values())

@@ -259,14 +259,11 @@ Hurt = Callable[[Store, Receipt], None]
 
 @pytest.mark.parametrize("hurt", HURTS)
 @pytest.mark.parametrize("rule", [LAST, Retention(keep_days=1)], ids=["last", "days"])
-def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(
-    store: Store, monkeypatch: pytest.MonkeyPatch, hurt: Hurt, rule: Retention
-) -> None:
+def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(store: Store, hurt: Hurt, rule: Retention) -> None:
     day_ns = 24 * 60 * 60 * 10**9
     now_ns = time.time_ns()
     for number, tokens in enumerate((100, 200, 300)):
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "time_ns", lambda at=now_ns - (3 - number) * 10 * day_ns: at)
+        with mock.patch.object(time, "time_ns", lambda at=now_ns - (3 - number) * 10 * day_ns: at):
             newest = sleep(store, tokens, seed=number)
     hurt(store, newest)
     planned = store.prune(rule, dry_run=True)

@@ -415,12 +415,9 @@ def test_two_versions_of_one_number_are_the_same_with_any_index(store: Store, st
     assert all(one == [first.bundle_id, second.bundle_id] for one in told)
 
 
-def test_a_folder_that_cannot_be_listed_is_a_typed_error_and_leaves_no_lock(
-    made: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_listed_is_a_typed_error_and_leaves_no_lock(made: Store, store_path: Path) -> None:
     made.close()
-    with monkeypatch.context() as patch:
-        patch.setattr("torpor.memvid.folder.folder.list_names", making.refusing(StoreIoError("EIO")))
+    with mock.patch("torpor.memvid.folder.folder.list_names", making.refusing(StoreIoError("EIO"))):
         for writable in (True, False):
             with pytest.raises(StoreIoError):
                 Store.open(store_path, writable=writable)

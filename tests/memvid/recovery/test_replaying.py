@@ -362,9 +362,7 @@ def test_a_session_that_has_turns_alone_is_told_to_a_reader(path: Path) -> None:
         assert journal_file(path).read_bytes() == before
 
 
-def test_a_journal_that_the_disk_does_not_give_shuts_the_store_to_writers_alone(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_the_disk_does_not_give_shuts_the_store_to_writers_alone(path: Path) -> None:
     with Store.open(path, writable=True) as store:
         store.acknowledge([turn(store, 5)])
     real = os.pread
@@ -374,8 +372,7 @@ def test_a_journal_that_the_disk_does_not_give_shuts_the_store_to_writers_alone(
             raise OSError(errno.EIO, "Input/output error")
         return real(fd, count, offset)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", broken)
+    with mock.patch.object(os, "pread", broken):
         with pytest.raises(errors.StoreIoError, match="Put the disk right"):
             Store.open(path, writable=True)
         with Store.open(path, writable=False) as reader:

@@ -298,15 +298,14 @@ def test_a_sleep_that_fails_leaves_nothing_behind_and_takes_nothing(
 
 
 @pytest.mark.parametrize("step", ["add_pack", "add"])
-def test_a_version_that_cannot_be_entered_is_taken_back(
-    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_version_that_cannot_be_entered_is_taken_back(store: Store, step: str) -> None:
     first = sleep(store, 600)
     before = names(store.path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, step, making.refusing(errors.IndexFailed("no memory")))
-        with pytest.raises(errors.IndexFailed):
-            sleep(store, 900, before=first)
+    with (
+        mock.patch.object(Index, step, making.refusing(errors.IndexFailed("no memory"))),
+        pytest.raises(errors.IndexFailed),
+    ):
+        sleep(store, 900, before=first)
     assert names(store.path) == before
     with reopened(store) as again:
         assert [row.version for row in again.versions(URI)] == [1]
