@@ -18,9 +18,11 @@ from torpor.memvid.writing.removal import remove_unneeded
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, expected, pack_of, packs_of, require_awake, sleep
 
+Chain = tuple[Receipt, Receipt]
+
 
 @pytest.fixture
-def chain(store: Store) -> tuple[Receipt, Receipt]:
+def chain(store: Store) -> Chain:
     first = sleep(store, 600)
     return first, sleep(store, 900, before=first)
 
@@ -34,9 +36,7 @@ def move(store: Store, receipt: Receipt, *, removing: bool = True) -> Path:
 # --- readers that find a block wherever it went
 
 
-def test_a_reader_of_a_read_only_store_finds_a_block_that_another_process_moved(
-    store: Store, chain: tuple[Receipt, Receipt]
-) -> None:
+def test_a_reader_of_a_read_only_store_finds_a_block_that_another_process_moved(store: Store, chain: Chain) -> None:
     """Its pins are its own process's: the daemon beside it repacks as if nobody read."""
     with Store.open(store.path, writable=False) as beside, beside.open_session(URI) as reader:
         half = bytes(reader.read_slot(reader.entries[0], 0))
@@ -46,7 +46,7 @@ def test_a_reader_of_a_read_only_store_finds_a_block_that_another_process_moved(
         assert half == expected(900)[0][0]
 
 
-def test_readers_in_many_threads_look_again_at_once(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+def test_readers_in_many_threads_look_again_at_once(store: Store, chain: Chain) -> None:
     with Store.open(store.path, writable=False) as beside, beside.open_session(URI) as reader:
         move(store, chain[1])
         with ThreadPoolExecutor(8) as pool:
@@ -55,7 +55,7 @@ def test_readers_in_many_threads_look_again_at_once(store: Store, chain: tuple[R
 
 
 def test_a_version_that_came_after_a_reader_opened_is_not_listed_and_wakes_by_its_id(
-    store: Store, chain: tuple[Receipt, Receipt]
+    store: Store, chain: Chain
 ) -> None:
     with Store.open(store.path, writable=False) as beside:
         third = sleep(store, 1200, before=chain[1])
@@ -64,9 +64,7 @@ def test_a_version_that_came_after_a_reader_opened_is_not_listed_and_wakes_by_it
             assert contents(reader) == expected(1200)
 
 
-def test_a_pack_put_back_under_an_open_reader_is_found(
-    store: Store, chain: tuple[Receipt, Receipt], tmp_path: Path
-) -> None:
+def test_a_pack_put_back_under_an_open_reader_is_found(store: Store, chain: Chain, tmp_path: Path) -> None:
     pack = pack_of(store, chain[0])
     with store.open_session(URI) as reader:
         away = pack.rename(tmp_path / "away")
@@ -79,7 +77,7 @@ def test_a_pack_put_back_under_an_open_reader_is_found(
 
 
 def test_a_reader_looks_again_once_for_a_block_and_then_says_up_to_where_the_version_is_whole(
-    store: Store, chain: tuple[Receipt, Receipt], monkeypatch: pytest.MonkeyPatch
+    store: Store, chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack_of(store, chain[1], 3).unlink()
     looks: list[bool] = []
@@ -94,7 +92,7 @@ def test_a_reader_looks_again_once_for_a_block_and_then_says_up_to_where_the_ver
 
 @pytest.mark.parametrize("how", ["spoilt", "cut", "link", "hard link", "fifo", "another pack", "folder"])
 def test_a_block_is_read_from_another_pack_where_one_is_damaged_or_refused(
-    store: Store, chain: tuple[Receipt, Receipt], tmp_path: Path, how: str
+    store: Store, chain: Chain, tmp_path: Path, how: str
 ) -> None:
     other = pack_of(store, chain[0])
     new = move(store, chain[1], removing=False)
@@ -118,7 +116,7 @@ def test_a_block_is_read_from_another_pack_where_one_is_damaged_or_refused(
     require_awake(store, 900)
 
 
-def test_damage_that_is_everywhere_is_told_of_the_newest_pack(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+def test_damage_that_is_everywhere_is_told_of_the_newest_pack(store: Store, chain: Chain) -> None:
     making.spoil(store, chain[1], 0)
     with store.open_session(URI) as reader, pytest.raises(errors.CorruptBlock) as refused:
         contents(reader)
@@ -172,7 +170,7 @@ def test_version_numbers_that_are_being_written_are_not_given_again(store: Store
 
 
 def test_a_reader_pins_the_blocks_of_its_version_and_one_that_cannot_be_opened_pins_nothing(
-    store: Store, chain: tuple[Receipt, Receipt]
+    store: Store, chain: Chain
 ) -> None:
     with store.open_session(URI) as reader:
         assert set(store._core.pins.blocks()) == {entry.id for entry in reader.entries}
@@ -186,7 +184,7 @@ def test_a_reader_pins_the_blocks_of_its_version_and_one_that_cannot_be_opened_p
     assert len(store._core.pins) == 0
 
 
-def test_a_pack_with_a_pinned_block_stays_until_the_pin_goes(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+def test_a_pack_with_a_pinned_block_stays_until_the_pin_goes(store: Store, chain: Chain) -> None:
     core = store._core
     with core.pinning() as pin:
         core.pins.extend(pin, [chain[0].entries[0].id])
@@ -198,7 +196,7 @@ def test_a_pack_with_a_pinned_block_stays_until_the_pin_goes(store: Store, chain
     assert making.names(store.path) == set()
 
 
-def test_letting_go_of_a_pin_never_waits_for_a_writer(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+def test_letting_go_of_a_pin_never_waits_for_a_writer(store: Store, chain: Chain) -> None:
     reader = store.open_session(URI)
     with ThreadPoolExecutor(1) as pool, store._core.committing():
         pool.submit(reader.close).result(60)  # a deadlock would be an error here
@@ -268,9 +266,7 @@ def test_a_sleep_that_is_under_way_when_the_store_closes_is_not_acknowledged(sto
 # --- what came into the folder without this object
 
 
-def test_a_look_enters_what_came_and_lets_go_what_went(
-    store: Store, chain: tuple[Receipt, Receipt], tmp_path: Path
-) -> None:
+def test_a_look_enters_what_came_and_lets_go_what_went(store: Store, chain: Chain, tmp_path: Path) -> None:
     core = store._core
     with Store.open(tmp_path / "other", writable=True) as other:
         third = sleep(other, 300, uri=OTHER_URI, seed=7)
@@ -287,7 +283,7 @@ def test_a_look_enters_what_came_and_lets_go_what_went(
     require_awake(store, 900)
 
 
-def test_a_pack_that_cannot_be_read_is_noted_until_it_can(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+def test_a_pack_that_cannot_be_read_is_noted_until_it_can(store: Store, chain: Chain) -> None:
     core, pack = store._core, pack_of(store, chain[0])
     name = str(pack.relative_to(store.path))
     store.index.drop_packs([name])
@@ -300,9 +296,7 @@ def test_a_pack_that_cannot_be_read_is_noted_until_it_can(store: Store, chain: t
     require_awake(store, 900)
 
 
-def test_a_manifest_that_is_there_after_its_pins_is_needed_by_whoever_deletes_later(
-    store: Store, chain: tuple[Receipt, Receipt]
-) -> None:
+def test_a_manifest_that_is_there_after_its_pins_is_needed_by_whoever_deletes_later(store: Store, chain: Chain) -> None:
     with (
         making.meanwhile(StoreCore, "read_manifest", lambda: store.delete_version(URI, 2), after=True),
         pytest.raises(errors.BundleMissing),
