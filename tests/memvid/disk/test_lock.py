@@ -123,17 +123,18 @@ for how in ("close", "leave"):
 """
 
 
+def told_by(script: str, store_path: Path) -> str:
+    command = [sys.executable, "-c", script, str(store_path)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def test_a_forked_child_that_closes_the_store_or_leaves_it_leaves_its_parent_the_lock(store_path: Path) -> None:
-    command = [sys.executable, "-c", FORKER, str(store_path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stdout == "refused True\n" * 2
+    assert told_by(FORKER, store_path) == "refused True\n" * 2
 
 
 def test_a_forked_child_writes_nothing_and_leaves_its_parent_the_index(store_path: Path) -> None:
     """It has a copy of the parent's index in memory, and would put that in the place of the parent's."""
-    command = [sys.executable, "-c", FORKED, str(store_path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stdout == "refused True\nNone 0 [1, 2, 3]\n"
+    assert told_by(FORKED, store_path) == "refused True\nNone 0 [1, 2, 3]\n"
 
 
 def _is_lock(fd: int, store_path: Path) -> bool:

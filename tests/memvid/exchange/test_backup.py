@@ -14,7 +14,6 @@ from torpor.memvid.errors import NoSpace, NotAStore, StoreIoError, StoreLocked, 
 from torpor.memvid.exchange import backup
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.frames import FrameReader
-from torpor.memvid.format.layout import Frame
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
@@ -40,6 +39,13 @@ def source(tmp_path: Path) -> Path:
         store.tag(URI, 2, "kept")
         store.pin(URI, 3)
     return path
+
+
+def go_on(path: Path, *counts: int) -> None:
+    """The session sleeps with so many tokens, an opening each time."""
+    for count in counts:
+        with Store.open(path, writable=True) as store, store.open_session(URI) as newest:
+            sleep(store, count, before=newest)
 
 
 def back_up(source: Path, target: Path) -> MaintenanceReport:
@@ -80,9 +86,8 @@ def test_a_second_backup_writes_what_is_new_and_nothing_else(source: Path, tmp_p
     back_up(source, copy)
     before = state_of(copy)
     assert (back_up(source, copy).actions, state_of(copy)) == ((), before)
+    go_on(source, 1500)
     with Store.open(source, writable=True) as store:
-        with store.open_session(URI) as newest:
-            sleep(store, 1500, before=newest)
         store.untag(URI, "kept")
     report = back_up(source, copy)
     assert [(action.kind, action.version) for action in report.actions] == [("copy", 5)]
@@ -186,10 +191,8 @@ def test_a_backup_takes_nothing_away_for_a_session_that_was_begun_anew_and_copie
 def test_a_backup_keeps_what_a_store_that_was_rolled_back_has_no_more(source: Path, tmp_path: Path) -> None:
     copy, old = tmp_path / "copy", tmp_path / "old"
     shutil.copytree(source, old)
-    for path, counts in ((source, (1500, 1800)), (old, (1510,))):
-        for count in counts:
-            with Store.open(path, writable=True) as store, store.open_session(URI) as newest:
-                sleep(store, count, before=newest)
+    go_on(source, 1500, 1800)
+    go_on(old, 1510)
     back_up(source, copy)
     assert [problem.code for problem in back_up(old, copy).problems] == ["name_taken"]
     require_whole(copy, (*COUNTS, 1500, 1800))
@@ -310,12 +313,9 @@ def test_a_backup_of_format_1_is_carried_over_and_goes_on(tmp_path: Path) -> Non
 def test_a_backup_builds_no_version_on_blocks_of_its_own_that_have_rotted(source: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     back_up(source, copy)
-    with Store.open(copy, writable=True) as store:
-        making.spoil_frame(*_block_of(store, URI, 1))
-    with Store.open(source, writable=True) as store:
-        slept = store.open_session(URI)
-        with slept:
-            sleep(store, 1500, before=slept)
+    with Store.open(copy, writable=True) as store, store.open_session(URI, 1) as reader:
+        making.spoil(store, reader, 0)
+    go_on(source, 1500)
     assert back_up(source, copy).problems == ()
     with Store.open(copy, writable=True) as store:
         for row in store.versions(URI):
@@ -325,20 +325,11 @@ def test_a_backup_builds_no_version_on_blocks_of_its_own_that_have_rotted(source
     require_whole(copy, (*COUNTS, 1500))
 
 
-def _block_of(store: Store, uri: SessionUri, version: int) -> tuple[Path, Frame]:
-    """The first block of a version: its pack and its frame."""
-    with store.open_session(uri, version) as reader:
-        pack = Path(store.path, store.index.packs_of(reader.entries[0].id)[0])
-        return pack, making.frame_in(pack, reader.entries[0].id)
-
-
 def test_a_backup_reads_each_block_that_it_has_once_however_many_versions_refer_to_it(
     source: Path, tmp_path: Path
 ) -> None:
     back_up(source, tmp_path / "copy")
-    for count in (1500, 1800, 2100):
-        with Store.open(source, writable=True) as store, store.open_session(URI) as newest:
-            sleep(store, count, before=newest)
+    go_on(source, 1500, 1800, 2100)
     with mock.patch.object(StoreCore, "find_sound", autospec=True, side_effect=StoreCore.find_sound) as looked_for:
         back_up(source, tmp_path / "copy")
     found = [call.args[1] for call in looked_for.call_args_list]

@@ -49,6 +49,13 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "out" / "agent.mvb"
 
 
+@pytest.fixture
+def file(store: Store, target: Path) -> Path:
+    """A session of 600 tokens that sleeps in the store, exported."""
+    sleep(store, 600)
+    return exported(store, target)
+
+
 def tree(path: Path) -> dict[str, bytes]:
     """Every file but the index, whose pages may move without its rows changing."""
     return {name: data for name, data in making.tree(path).items() if not name.startswith("index.sqlite")}
@@ -343,49 +350,44 @@ def test_the_same_bundle_again_is_what_is_there_and_nothing_is_written(
     assert store.import_file(target).bytes_written == 0, "where it came from it is too"
 
 
-def test_the_same_bundle_again_writes_what_is_damaged_there(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    receipt = other.import_file(exported(store, target))
+def test_the_same_bundle_again_writes_what_is_damaged_there(other: Store, file: Path) -> None:
+    receipt = other.import_file(file)
     making.spoil(other, receipt, 1)
-    again = other.import_file(target)
+    again = other.import_file(file)
     assert (again.bundle_id, again.blocks_new, again.blocks_reused) == (receipt.bundle_id, 1, 3)
     require_awake(other, 600)
-    assert other.import_file(target).bytes_written == 0
+    assert other.import_file(file).bytes_written == 0
     making.spoil(other, receipt, 1)
-    rescue = other.import_file(target, as_uri=OTHER_URI)
+    rescue = other.import_file(file, as_uri=OTHER_URI)
     assert (rescue.blocks_new, rescue.blocks_reused) == (1, 3), "only the damaged block is not referred to"
     require_awake(other, 600, uri=OTHER_URI)
 
 
 @pytest.mark.parametrize("what", ["missing", "damaged", "missing with the index", "damaged without the index"])
-def test_a_version_whose_manifest_is_lost_comes_back_by_the_import(
-    store: Store, other: Store, target: Path, what: str
-) -> None:
-    sleep(store, 600)
-    receipt = other.import_file(exported(store, target))
+def test_a_version_whose_manifest_is_lost_comes_back_by_the_import(other: Store, file: Path, what: str) -> None:
+    receipt = other.import_file(file)
     path = making.manifest_path(other, receipt.bundle_id)
     if what.startswith("missing"):
         path.unlink()
     else:
         put(path, b"damaged")
     with contextlib.closing(making.reopened(other, anew="index" in what)) as again:
-        back = again.import_file(target)
+        back = again.import_file(file)
         assert (back.bundle_id, back.version, back.blocks_new) == (receipt.bundle_id, 1, 0)
         require_awake(again, 600)
-        assert again.import_file(target).bytes_written == 0
+        assert again.import_file(file).bytes_written == 0
     with Store.open(other.path, writable=True) as again:
         assert again.opening.unreadable == ()
 
 
-def test_a_failure_while_a_version_is_made_whole_leaves_the_version(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    receipt = other.import_file(exported(store, target))
+def test_a_failure_while_a_version_is_made_whole_leaves_the_version(other: Store, file: Path) -> None:
+    receipt = other.import_file(file)
     making.spoil(other, receipt, 1)
     before = tree(Path(other.path))
     with mock.patch.object(TempFile, "publish", side_effect=errors.NoSpace("injected")), pytest.raises(errors.NoSpace):
-        other.import_file(target)
+        other.import_file(file)
     assert tree(Path(other.path)) == before
-    other.import_file(target)
+    other.import_file(file)
     require_awake(other, 600)
 
 
@@ -405,11 +407,9 @@ def test_another_name_gives_a_new_manifest_with_the_imported_one_as_parent(
     require_awake(other, 900, uri=OTHER_URI)
 
 
-def test_two_imports_of_one_file_at_once_are_one(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    exported(store, target)
+def test_two_imports_of_one_file_at_once_are_one(other: Store, file: Path) -> None:
     receipts: list[Receipt] = []
-    threads = [threading.Thread(target=lambda: receipts.append(other.import_file(target))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: receipts.append(other.import_file(file))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -419,21 +419,18 @@ def test_two_imports_of_one_file_at_once_are_one(store: Store, other: Store, tar
     assert [version for _, version, _ in rows(other)] == [1]
 
 
-def test_a_version_that_is_being_written_is_taken(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    exported(store, target)
+def test_a_version_that_is_being_written_is_taken(other: Store, file: Path) -> None:
     with other._core.next_version(URI) as version:
         assert version == 1
-        assert other.import_file(target).version == 2
+        assert other.import_file(file).version == 2
 
 
-def test_an_import_under_another_name_is_not_done_twice(store: Store, other: Store, target: Path) -> None:
+def test_an_import_under_another_name_is_not_done_twice(other: Store, file: Path) -> None:
     """Who was cut off before the receipt asks again, perhaps after the session has gone on."""
-    sleep(store, 600)
-    first = other.import_file(exported(store, target), as_uri=OTHER_URI)
+    first = other.import_file(file, as_uri=OTHER_URI)
     sleep(other, 900, uri=first.uri, before=first)
     before, known = tree(Path(other.path)), rows(other)
-    again = other.import_file(target, as_uri=OTHER_URI)
+    again = other.import_file(file, as_uri=OTHER_URI)
     assert (again.uri, again.version, again.bundle_id) == (first.uri, first.version, first.bundle_id)
     assert (again.bytes_written, again.entries) == (0, first.entries)
     assert (tree(Path(other.path)), rows(other)) == (before, known)
@@ -475,31 +472,29 @@ def test_an_import_adds_to_no_session(
     assert len(other.versions(uri)) == 1, "as the message says"
 
 
-def test_a_name_of_which_all_is_missing_is_taken(store: Store, other: Store, target: Path, tmp_path: Path) -> None:
+def test_a_name_of_which_all_is_missing_is_taken(other: Store, file: Path, tmp_path: Path) -> None:
     """Else it is another session's once its file is back."""
     first = sleep(other, 600, uri=OTHER_URI, seed=7)
     own = tmp_path / "own.mvb"
     other.export_session(OTHER_URI, 1, own)
     making.manifest_path(other, first.bundle_id).unlink()
-    sleep(store, 600)
     with contextlib.closing(making.reopened(other)) as again:
         with pytest.raises(errors.NameTaken):
-            again.import_file(exported(store, target), as_uri=OTHER_URI)
+            again.import_file(file, as_uri=OTHER_URI)
         assert again.import_file(own).bundle_id == first.bundle_id, "the very version comes back"
         require_awake(again, 600, uri=OTHER_URI, seed=7)
 
 
-def test_a_name_whose_manifest_can_be_read_again_is_taken(store: Store, other: Store, target: Path) -> None:
+def test_a_name_whose_manifest_can_be_read_again_is_taken(other: Store, file: Path) -> None:
     """It was damaged when the store was opened, and was put right since."""
     first = sleep(other, 600, uri=OTHER_URI, seed=7)
     path = making.manifest_path(other, first.bundle_id)
     good = making.flip(path, 80)
-    sleep(store, 600)
     with contextlib.closing(making.reopened(other, anew=True)) as again:
         assert again.find_session(OTHER_URI) is None
         put(path, good)
         with pytest.raises(errors.NameTaken):
-            again.import_file(exported(store, target), as_uri=OTHER_URI)
+            again.import_file(file, as_uri=OTHER_URI)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -585,12 +580,8 @@ def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_writt
 # --- what changes while an import runs
 
 
-def test_blocks_that_leave_the_store_while_an_import_refers_to_them_are_copied(
-    store: Store, other: Store, target: Path
-) -> None:
+def test_blocks_that_leave_the_store_while_an_import_refers_to_them_are_copied(other: Store, file: Path) -> None:
     """The pins come too late for a removal that has looked at them before."""
-    sleep(store, 600)
-    exported(store, target)
     gone = sleep(other, 600, uri=OTHER_URI)
     core = other._core
 
@@ -598,7 +589,7 @@ def test_blocks_that_leave_the_store_while_an_import_refers_to_them_are_copied(
         core.remove_packs({name for entry in gone.entries for name in core.index.packs_of(entry.id)})
 
     with meanwhile(core, "missing_of", remove):
-        receipt = other.import_file(target)
+        receipt = other.import_file(file)
     assert receipt.blocks_new == len(receipt.entries)
     require_awake(other, 600)
 
@@ -819,12 +810,10 @@ def test_a_file_that_changes_while_it_is_imported_is_never_taken_half_and_half(
     assert nothing_came(other)
 
 
-def test_a_full_disk_leaves_the_store_as_it_was(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    exported(store, target)
+def test_a_full_disk_leaves_the_store_as_it_was(other: Store, file: Path) -> None:
     with mock.patch.object(os, "writev", side_effect=OSError(errno.ENOSPC, "injected")):
-        refused(other, target, errors.NoSpace)
-    other.import_file(target)
+        refused(other, file, errors.NoSpace)
+    other.import_file(file)
     require_awake(other, 600)
 
 
@@ -849,19 +838,18 @@ def test_what_the_last_torpor_of_format_1_exported_is_the_same_version_here(
 # --- what was handed to a running daemon
 
 
-def test_what_was_handed_over_is_adopted_and_removed(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    bundle_id = hand_over(other.path, str(exported(store, target)))
+def test_what_was_handed_over_is_adopted_and_removed(other: Store, file: Path) -> None:
+    bundle_id = hand_over(other.path, str(file))
     receipt = other.adopt_incoming(bundle_id)
     assert receipt.bundle_id == bundle_id
     require_awake(other, 600)
     assert list((Path(other.path) / "incoming").iterdir()) == []
     with pytest.raises(errors.BundleMissing):
         other.adopt_incoming(bundle_id)
-    hand_over(other.path, str(target))
+    hand_over(other.path, str(file))
     assert other.adopt_incoming(bundle_id).bytes_written == 0
     assert list((Path(other.path) / "incoming").iterdir()) == []
-    hand_over(other.path, str(target))
+    hand_over(other.path, str(file))
     assert other.adopt_incoming(bundle_id, as_uri=OTHER_URI).uri == OTHER_URI
 
 
@@ -890,12 +878,11 @@ def test_threat_20_21_what_is_not_ours_alone_in_incoming_is_refused(
     assert rows(other) == []
 
 
-def test_what_cannot_be_adopted_stays_in_incoming(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    bundle_id = hand_over(other.path, str(exported(store, target)))
+def test_what_cannot_be_adopted_stays_in_incoming(other: Store, file: Path) -> None:
+    bundle_id = hand_over(other.path, str(file))
     waiting = Path(other.path) / "incoming" / f"{bundle_id.hex()}.mvb"
-    with pack_file(waiting) as file:
-        making.spoil_frame(waiting, next(iter(file.frames.values())))
+    with pack_file(waiting) as pack:
+        making.spoil_frame(waiting, next(iter(pack.frames.values())))
     with pytest.raises(errors.CorruptBlock):
         other.adopt_incoming(bundle_id)
     assert waiting.exists()
