@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
-import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
@@ -558,9 +555,7 @@ def _anyhow(facts: Iterable[Version | Mark]) -> World:
 # --- the tests
 
 
-def run_machine(
-    machine: type[RuleBasedStateMachine], histories: int, length: int, *, fixed: bool = True, shrinking: bool = True
-) -> int:
+def run_machine(machine: type[RuleBasedStateMachine], histories: int, length: int, *, fixed: bool = True) -> int:
     """Run histories of at most `length` rules each; returns the steps taken."""
     before = STEPS.total()
     run_state_machine_as_test(
@@ -571,7 +566,7 @@ def run_machine(
             derandomize=fixed,
             database=None,
             deadline=None,
-            phases=(Phase.generate, Phase.shrink) if shrinking else (Phase.generate,),
+            phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
             print_blob=False,
             report_multiple_bugs=False,
@@ -602,29 +597,3 @@ def test_t7_the_same_for_many_steps_and_other_ones_each_time(machine: type[RuleB
     while steps < HEAVY_STEPS:
         steps += run_machine(machine, 100, 60, fixed=False)
         print(f"{machine.__name__}: {steps} steps")
-
-
-def search(name: str, most: int) -> dict[str, object]:
-    """Look for a fault of the code that is imported, in the bounded run, then on until so many steps were taken."""
-    machine = next(one for one in SHARE if one.__name__ == name)
-    began = time.monotonic()
-    is_in_share, what = True, None
-    try:
-        run_machine(machine, SHARE[machine], SHARE_LENGTH, shrinking=False)
-        is_in_share = False
-        while STEPS.total() < most:
-            run_machine(machine, 100, 60, fixed=False, shrinking=False)
-    except BaseException as failure:
-        what = failure
-    return {
-        "found": what is not None,
-        "in_share": what is not None and is_in_share,
-        "steps": STEPS.total(),
-        "by_operation": dict(STEPS),
-        "seconds": round(time.monotonic() - began, 1),
-        "as": f"{type(what).__name__}: {what}"[:2000],
-    }
-
-
-if __name__ == "__main__":
-    print(json.dumps(search(sys.argv[1], int(sys.argv[2])), indent=1))
