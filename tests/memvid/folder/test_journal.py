@@ -706,15 +706,3 @@ def test_a_link_in_its_place_is_refused(folder: StoreFolder, tmp_path: Path) -> 
     for writable in (False, True):
         with pytest.raises(errors.UnsafePath):
             Journal.load(folder, writable=writable)
-
-
-def test_a_file_that_cannot_be_read_shuts_the_store_to_writers_alone(
-    folder: StoreFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history(folder)
-    monkeypatch.setattr(os, "pread", refusing(OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(errors.StoreIoError, match="Put the disk right"):
-        Journal.load(folder, writable=True)
-    journal = Journal.load(folder, writable=False)
-    assert [finding.code for finding in journal.findings] == [errors.StoreIoError.code]
-    journal.close()

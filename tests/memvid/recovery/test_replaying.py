@@ -344,13 +344,6 @@ def test_the_room_to_be_kept_free_refuses_the_room_of_a_turn(path: Path, monkeyp
         store.acknowledge([turn(store, 5)])
 
 
-def test_the_journal_stands_in_the_usage_of_the_disk(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        assert store.usage().journal_bytes == 0
-        store.acknowledge([turn(store, 5)])
-        assert store.usage().journal_bytes == journal_file(path).stat().st_size
-
-
 def test_a_session_that_has_turns_alone_is_told_to_a_reader(path: Path) -> None:
     with Store.open(path, writable=True) as store:
         store.acknowledge([turn(store, 5, uri=OTHER_URI)])
