@@ -29,27 +29,12 @@ from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.faults import scenarios
+from torpor.tests.memvid.faults import scenarios, worlds
 from torpor.tests.memvid.faults.damage import HOWS, Damage, Ward, files_of, strike
 from torpor.tests.memvid.faults.moments import EAGER
 from torpor.tests.memvid.faults.pairs import Fault, Killed, Striker, close_all_but, open_descriptors
 from torpor.tests.memvid.faults.shim import Shim, repeatable
-from torpor.tests.memvid.faults.worlds import (
-    INDEX,
-    NOTHING_ELSE,
-    Allowed,
-    Broken,
-    Mark,
-    Sees,
-    Version,
-    World,
-    observe,
-    require_allowed,
-    require_clean,
-    require_right,
-    sleep,
-    versions_of,
-)
+from torpor.tests.memvid.faults.worlds import INDEX, Allowed, Mark, Version, World, observe, require_right, versions_of
 
 MEMORY: Final = Path("/dev/shm")
 URIS: Final = [SessionUri("work", name) for name in "abcd"]
@@ -75,7 +60,7 @@ def marks_of(store: Store) -> list[Mark]:
     return [mark for mark in scenarios.marks_of(store) if mark.value is not None]
 
 
-SEES: Final = Sees(marks=marks_of)
+SEES: Final = worlds.Sees(marks=marks_of)
 
 _uris = st.sampled_from(URIS)
 _faults = st.one_of(
@@ -161,11 +146,11 @@ class SoundStore(RuleBasedStateMachine):
     def look(self, allowed: Allowed) -> None:
         """What is there now must be allowed; it is the world then."""
         found = observe(self.store, allowed.before | allowed.after, SEES, self.read)
-        require_allowed(found, allowed)
+        worlds.require_allowed(found, allowed)
         self.world = found
 
     def sleep_now(self, store: Store, version: Version, before: Any = None) -> None:
-        sleep(store, version, before)
+        worlds.sleep(store, version, before)
         self.turns.pop(version.uri, None)
 
     def next_number(self, uri: SessionUri) -> int:
@@ -359,7 +344,7 @@ class SoundStore(RuleBasedStateMachine):
     @rule()
     def verify(self) -> None:
         STEPS["verify"] += 1
-        require_clean(self.store, self.path, NOTHING_ELSE, deep=True)
+        worlds.require_clean(self.store, self.path, worlds.NOTHING_ELSE, deep=True)
 
     # --- the process, its readers and its index
 
@@ -421,7 +406,7 @@ class SoundStore(RuleBasedStateMachine):
         STEPS["read_beside"] += 1
         with Store.open(self.path, writable=False) as beside:
             found = observe(beside, self.world, SEES)
-            require_allowed(found, Allowed(self.world, self.world))
+            worlds.require_allowed(found, Allowed(self.world, self.world))
 
     @invariant()
     def nothing_is_pinned_that_nobody_reads(self) -> None:
@@ -465,7 +450,7 @@ class DamagedStore(SoundStore):
         if self.ward is not None:
             try:
                 require_right(self.store, version)
-            except (Broken, StoreError):
+            except (worlds.Broken, StoreError):
                 return False
         return True
 
@@ -501,7 +486,7 @@ class DamagedStore(SoundStore):
     def sleep_now(self, store: Store, version: Version, before: Any = None) -> None:
         if self.ward is None:
             return super().sleep_now(store, version, before)
-        receipt = sleep(store, dataclasses.replace(version, number=0), before)
+        receipt = worlds.sleep(store, dataclasses.replace(version, number=0), before)
         self.world |= {dataclasses.replace(version, number=receipt.version)}  # acknowledged, and so it must stay
         self.turns.pop(version.uri, None)
         return None

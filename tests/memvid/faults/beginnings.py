@@ -111,7 +111,7 @@ def two_versions_and_a_fork(path: Path) -> World:
     return frozenset({FIRST, SECOND, FORK})
 
 
-def four_versions_and_a_fork(path: Path) -> World:
+def four_versions(path: Path) -> World:
     """A session of four versions in four packs, the last needing all of them, and a fork of the second."""
     receipts: list[Any] = []
     versions = [Version(URI, number, count) for number, count in enumerate((260, 516, 772, 1028), start=1)]

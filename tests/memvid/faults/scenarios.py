@@ -18,25 +18,9 @@ from torpor.memvid.format.records import Receipt
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.faults import turns, upkeep
-from torpor.tests.memvid.faults.beginnings import (
-    FIRST,
-    FORK,
-    SECOND,
-    Scenario,
-    four_versions_and_a_fork,
-    two_versions_and_a_fork,
-)
+from torpor.tests.memvid.faults.beginnings import FIRST, FORK, SECOND, Scenario, four_versions, two_versions_and_a_fork
 from torpor.tests.memvid.faults.shim import by_hand
-from torpor.tests.memvid.faults.worlds import (
-    INDEX,
-    Mark,
-    Sees,
-    Tape,
-    Version,
-    World,
-    sleep,
-    versions_of,
-)
+from torpor.tests.memvid.faults.worlds import INDEX, Mark, Sees, Tape, Version, World, sleep, versions_of
 from torpor.tests.memvid.store_making import OTHER_URI, URI
 
 THIRD: Final = SessionUri("work", "third")
@@ -237,11 +221,11 @@ SCENARIOS: Final = {
         Scenario("fork", two_versions_and_a_fork, fork),
         Scenario("delete", two_versions_and_a_fork, delete),
         Scenario("delete_fork", a_fork_alone, delete_fork),
-        Scenario("delete_version", four_versions_and_a_fork, delete_version),
+        Scenario("delete_version", four_versions, delete_version),
         Scenario("lose_index", two_versions_and_a_fork, lose_index),
         Scenario("recover", leftovers, recover),
         Scenario("many_changes", one_session, many_changes),
-        Scenario("prune", four_versions_and_a_fork, prune),
+        Scenario("prune", four_versions, prune),
         Scenario("stand_ins", one_session, stand_ins),
         Scenario("marks", two_versions_and_a_fork, marks, Sees(marks=marks_of)),
         Scenario("refused", one_session, refused),
