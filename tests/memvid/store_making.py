@@ -10,7 +10,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from blake3 import blake3
 from torpor.memvid import BlockDraft, BlockEntry, Identity, IndexRow, Receipt, SessionUri, SlotDraft, SlotSpec
@@ -225,6 +225,19 @@ def put(file: Path, data: bytes) -> None:
     """Write a file that belongs to its owner alone, as all of a store's do."""
     file.write_bytes(data)
     file.chmod(0o600)
+
+
+HARMS: Final[dict[str, Callable[[Path, Path], object]]] = {
+    "flipped": lambda file, _: flip(file, -40),
+    "cut": lambda file, _: put(file, file.read_bytes()[:-1]),
+    "empty": lambda file, _: put(file, b""),
+    "huge": lambda file, _: os.truncate(file, 1 << 40),
+    "hard link": lambda file, aside: os.link(file, aside),
+    "link": lambda file, aside: file.symlink_to(file.rename(aside)),
+    "fifo": lambda file, aside: (file.rename(aside), os.mkfifo(file, 0o600)),
+    "folder": lambda file, aside: (file.rename(aside), file.mkdir()),
+}
+"""What may become of a file: other bytes; or something else has its place, and it is aside."""
 
 
 def manifest_path(store: Store, bundle_id: bytes) -> Path:

@@ -320,18 +320,10 @@ def test_while_a_manifest_cannot_be_read_no_pack_goes(
     first, second = shared
     file, pack = manifest_path(store, second.bundle_id), making.pack_of(store, first)
     away = Path(shutil.copy2(file, tmp_path / "away"))
-    if damage == "flipped":
-        making.flip(file, -5)
-    elif damage == "cut":
-        making.put(file, file.read_bytes()[:-1])
+    if damage == "other":
+        shutil.copy2(manifest_path(store, first.bundle_id), file)
     else:
-        file.unlink()
-        {
-            "link": lambda: file.symlink_to(away),
-            "fifo": lambda: os.mkfifo(file),
-            "folder": file.mkdir,
-            "other": lambda: shutil.copy2(manifest_path(store, first.bundle_id), file),
-        }[damage]()
+        making.HARMS[damage](file, tmp_path / "aside")
     store = reopened(store, anew=True)
     (finding,) = store.opening.unreadable
     assert finding.path == str(file)

@@ -15,26 +15,16 @@ import pytest
 from torpor.memvid import Store
 from torpor.memvid.disk.paths import list_names, require_own_regular
 from torpor.memvid.errors import UnsafePath
-from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, manifest_path, pack_of, require_awake, sleep
-
-
-def as_symlink(path: Path, aside: Path) -> None:
-    path.rename(aside)
-    path.symlink_to(aside)
-
-
-def as_hard_link(path: Path, aside: Path) -> None:
-    os.link(path, aside)
-
-
-def as_fifo(path: Path, aside: Path) -> None:
-    path.rename(aside)
-    os.mkfifo(path, 0o600)
-
-
-def as_folder(path: Path, aside: Path) -> None:
-    path.rename(aside)
-    path.mkdir()
+from torpor.tests.memvid.store_making import (
+    HARMS,
+    OTHER_URI,
+    URI,
+    contents,
+    manifest_path,
+    pack_of,
+    require_awake,
+    sleep,
+)
 
 
 def as_socket(path: Path, aside: Path) -> None:
@@ -51,14 +41,15 @@ def as_device(path: Path, aside: Path) -> None:
         pytest.skip("only root makes devices")
 
 
-REPLACEMENTS = [as_symlink, as_hard_link, as_fifo, as_folder, as_socket, as_device]
+REPLACEMENTS = [*(HARMS[name] for name in ("link", "hard link", "fifo", "folder")), as_socket, as_device]
+NAMES = ["link", "hard link", "fifo", "folder", "socket", "device"]
 
 
 @pytest.mark.parametrize("kind", ["manifest", "pack"])
-@pytest.mark.parametrize("replace", REPLACEMENTS)
+@pytest.mark.parametrize("replace", REPLACEMENTS, ids=NAMES)
 @pytest.mark.timeout(20)
 def test_threats_20_21_a_manifest_or_pack_that_is_no_plain_file_is_refused(
-    store: Store, tmp_path: Path, replace: Callable[[Path, Path], None], kind: str
+    store: Store, tmp_path: Path, replace: Callable[[Path, Path], object], kind: str
 ) -> None:
     """Opening a FIFO would wait for ever; a link could lead anywhere."""
     sleep(store, 20, uri=OTHER_URI)
@@ -72,10 +63,10 @@ def test_threats_20_21_a_manifest_or_pack_that_is_no_plain_file_is_refused(
 
 
 @pytest.mark.parametrize("name", ["store.json", "lock", "index.sqlite"])
-@pytest.mark.parametrize("replace", REPLACEMENTS)
+@pytest.mark.parametrize("replace", REPLACEMENTS, ids=NAMES)
 @pytest.mark.timeout(20)
 def test_threats_20_21_a_file_of_the_store_that_is_no_plain_file_is_refused(
-    store: Store, store_path: Path, tmp_path: Path, name: str, replace: Callable[[Path, Path], None]
+    store: Store, store_path: Path, tmp_path: Path, name: str, replace: Callable[[Path, Path], object]
 ) -> None:
     sleep(store, 20)
     store.close()
@@ -89,7 +80,7 @@ def test_threats_20_21_a_file_of_the_store_that_is_no_plain_file_is_refused(
 def test_threat_20_a_linked_folder_is_refused(store: Store, store_path: Path, tmp_path: Path, name: str) -> None:
     sleep(store, 20)
     store.close()
-    as_symlink(store_path / name, tmp_path / "aside")
+    HARMS["link"](store_path / name, tmp_path / "aside")
     with pytest.raises(UnsafePath):
         Store.open(store_path, writable=True)
 

@@ -96,22 +96,12 @@ def test_a_block_is_read_from_another_pack_where_one_is_damaged_or_refused(
 ) -> None:
     other = pack_of(store, chain[0])
     new = move(store, chain[1], removing=False)
-    copy = Path(shutil.copy2(new, tmp_path / "copy"))
     if how == "spoilt":
-        for number in range(len(chain[1].entries)):
-            making.spoil(store, chain[1], number)
-    elif how == "cut":
-        making.put(new, new.read_bytes()[:-5])
-    elif how == "hard link":
-        os.link(new, tmp_path / "second name")
+        making.spoil(store, chain[1], *range(len(chain[1].entries)))
+    elif how == "another pack":
+        shutil.copy2(other, new)
     else:
-        new.unlink()
-        {
-            "link": lambda: new.symlink_to(copy),
-            "fifo": lambda: os.mkfifo(new),
-            "folder": new.mkdir,
-            "another pack": lambda: shutil.copy2(other, new),
-        }[how]()
+        making.HARMS[how](new, tmp_path / "aside")
     store._core.files.close()
     require_awake(store, 900)
 
