@@ -132,36 +132,26 @@ def full_disk(path: Path) -> os.statvfs_result:
     return os.statvfs_result((status.f_bsize, 4096, status.f_blocks, 9, 9, *tuple(status)[5:]))
 
 
-def put_to_sleep(store: Store, folder: Path) -> int:
-    return sleep(store, 1500, uri=OTHER_URI, seed=1).bytes_written
-
-
-def compress(store: Store, folder: Path) -> int:
-    return sleep(store, 1500, uri=OTHER_URI, seed=1, compressed=True).bytes_written
-
-
-def import_one(store: Store, folder: Path) -> int:
-    return store.import_file(folder / "other.mvp").bytes_written
-
-
 def hand_over_one(store: Store, folder: Path) -> int:
     hand_over(store.path, str(folder / "other.mvp"))
     return (folder / "other.mvp").stat().st_size
 
 
-def export_one(store: Store, folder: Path) -> int:
-    return store.export_session(URI, 2, folder / "mine.mvp").file_bytes
-
-
-def export_tensors(store: Store, folder: Path) -> int:
-    return store.export_tensors(URI, 2, folder / "mine.safetensors").file_bytes
+WORKS: dict[str, Callable[[Store, Path], int]] = {
+    "sleep": lambda store, _: sleep(store, 1500, uri=OTHER_URI, seed=1).bytes_written,
+    "compress": lambda store, _: sleep(store, 1500, uri=OTHER_URI, seed=1, compressed=True).bytes_written,
+    "import": lambda store, folder: store.import_file(folder / "other.mvp").bytes_written,
+    "hand over": hand_over_one,
+    "export": lambda store, folder: store.export_session(URI, 2, folder / "mine.mvp").file_bytes,
+    "export-kv": lambda store, folder: store.export_tensors(URI, 2, folder / "mine.safetensors").file_bytes,
+}
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("after", [0, 1, 4])
-@pytest.mark.parametrize("work", [put_to_sleep, compress, import_one, hand_over_one, export_one, export_tensors])
+@pytest.mark.parametrize("work", WORKS)
 def test_a_full_disk_tells_what_it_has_free_and_what_the_whole_work_needs(
-    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: Callable[[Store, Path], int], after: int
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: str, after: int
 ) -> None:
     """Not what the next piece needs: who frees that much only meets the next refusal."""
     with Store.open(tmp_path / "elsewhere", writable=True) as elsewhere:
@@ -169,17 +159,17 @@ def test_a_full_disk_tells_what_it_has_free_and_what_the_whole_work_needs(
         elsewhere.export_session(OTHER_URI, 1, tmp_path / "other.mvp")
     sleep(store, 1500, before=sleep(store, 1300))
     with monkeypatch.context() as patch:
-        call = "pwrite" if work is export_tensors and after else "writev"
-        after = 0 if work is hand_over_one else after  # it has but one write of this size
+        call = "pwrite" if work == "export-kv" and after else "writev"
+        after = 0 if work == "hand over" else after  # it has but one write of this size
         patch.setattr(os, call, failing(errno.ENOSPC, getattr(os, call), after=after))
         patch.setattr(os, "fstatvfs", lambda _: full_disk(tmp_path))
         with pytest.raises(NoSpace) as refusal:
-            work(store, tmp_path)
+            WORKS[work](store, tmp_path)
     found = re.search(r" This needs about ([0-9.]+) KiB, and ([0-9.]+) KiB are free there\.", refusal.value.message)
     assert found is not None, refusal.value.message
     needed, free = float(found[1]), float(found[2])
     assert (free > 36) == (after > 0)  # what was written of it goes with it
-    written = work(store, tmp_path) / 1024
+    written = WORKS[work](store, tmp_path) / 1024
     assert 0.95 * written < needed < 1.05 * written
 
 

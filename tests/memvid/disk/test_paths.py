@@ -15,16 +15,8 @@ import pytest
 from torpor.memvid import Store
 from torpor.memvid.disk.paths import list_names, require_own_regular
 from torpor.memvid.errors import UnsafePath
-from torpor.tests.memvid.store_making import (
-    HARMS,
-    OTHER_URI,
-    URI,
-    contents,
-    manifest_path,
-    pack_of,
-    require_awake,
-    sleep,
-)
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import HARMS, OTHER_URI, URI, contents, manifest_path, require_awake, sleep
 
 
 def as_socket(path: Path, aside: Path) -> None:
@@ -54,7 +46,7 @@ def test_threats_20_21_a_manifest_or_pack_that_is_no_plain_file_is_refused(
     """Opening a FIFO would wait for ever; a link could lead anywhere."""
     sleep(store, 20, uri=OTHER_URI)
     receipt = sleep(store, 300)
-    file = manifest_path(store, receipt.bundle_id) if kind == "manifest" else pack_of(store, receipt)
+    file = manifest_path(store, receipt.bundle_id) if kind == "manifest" else making.pack_of(store, receipt)
     replace(file, tmp_path / "aside")
     with pytest.raises(UnsafePath, match=file.name), store.open_session(URI) as reader:
         contents(reader)

@@ -23,34 +23,19 @@ from torpor.memvid.recovery.carrying_over import carry_over, is_of_format_1
 from torpor.memvid.recovery.restoring import restore_store_file
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.tests.memvid import format_1_stores as format_1
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.faults.shim import Call, Shim
-from torpor.tests.memvid.format_1_stores import (
-    CASES,
-    DATA,
-    EXPECTED,
-    LOST_URI,
-    NEW_URI,
-    RELEASED,
-    ROTTEN_URI,
-    SMALL,
-    TORN_URI,
-    bundle_of,
-    case,
-    claims,
-    damage_manifest,
-    digest_of,
-    private_copy,
-)
+from torpor.tests.memvid.format_1_stores import CASES, EXPECTED, LOST_URI, NEW_URI, SMALL, bundle_of, case, digest_of
 from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, PLANES_URI, URI, flip
 
-TORN = next(one["bundle_id"] for one in EXPECTED if one["session"] == str(TORN_URI))
+TORN = next(one["bundle_id"] for one in EXPECTED if one["session"] == str(format_1.TORN_URI))
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """The fixture: a store of the last Torpor of format 1."""
-    return private_copy(DATA / "format-1-whole" / "store", tmp_path / "store")
+    return format_1.private_copy(format_1.DATA / "format-1-whole" / "store", tmp_path / "store")
 
 
 @pytest.fixture
@@ -106,7 +91,7 @@ def rows(store: Store) -> list[tuple[str, int, str]]:
 
 def rows_in(place: Path) -> list[tuple[str, int, str]]:
     """The versions of a store of format 1, as `rows` gives them once it is carried over."""
-    return [(*claim, path.stem) for claim, path in claims(place).items()]
+    return [(*claim, path.stem) for claim, path in format_1.claims(place).items()]
 
 
 # --- the fixture
@@ -123,7 +108,7 @@ def test_each_version_is_read_bit_for_bit_as_the_last_torpor_of_format_1_read_it
             assert row.bundle_id.hex() == version["bundle_id"]
             with store.open_session(row.uri, row.version) as reader:
                 assert digest_of(reader) == version["state"]
-        with store.open_session(ROTTEN_URI) as reader, pytest.raises(errors.CorruptBlock):
+        with store.open_session(format_1.ROTTEN_URI) as reader, pytest.raises(errors.CorruptBlock):
             digest_of(reader)
     moved = next(name for name in tree(place) if name.startswith("bundles/be/"))
     assert {name: data for name, data in tree(place).items() if name in keys} == keys, "no key is written anew"
@@ -163,7 +148,7 @@ def test_a_damaged_manifest_that_is_put_right_makes_its_version_whole(place: Pat
     flip(place / "versions" / f"{TORN}.mvm", 64 + 100)  # behind its header, where the fixture's maker flipped it
     with Store.open(place, writable=True) as store:
         assert all(TORN not in finding.path for finding in store.opening.unreadable)
-        with store.open_session(TORN_URI) as reader:
+        with store.open_session(format_1.TORN_URI) as reader:
             assert reader.tokens() == making.token_ids(0, 300, 5)
             assert making.contents(reader) == making.expected(300, seed=5, **SMALL)
 
@@ -183,8 +168,8 @@ def test_an_older_torpor_refuses_it_and_a_reader_waits_for_it(place: Path) -> No
 
 
 def test_a_released_fixture_with_codecs_comes_over(tmp_path: Path) -> None:
-    place = private_copy(DATA / "format-1", tmp_path / "store")
-    listed = {version["bundle_id"]: version["state"] for version in RELEASED}
+    place = format_1.private_copy(format_1.DATA / "format-1", tmp_path / "store")
+    listed = {version["bundle_id"]: version["state"] for version in format_1.RELEASED}
     with Store.open(place, writable=True) as store:
         assert store.opening.unreadable == ()
         for row in store.index.all_rows():
@@ -233,7 +218,7 @@ def test_a_kill_at_each_step_and_another_run_give_the_same_store(place: Path, tm
 def test_an_older_torpor_may_use_a_store_that_was_cut_off(place: Path, number: int) -> None:
     """It finds each version's file as it was. What it then does to the files is done here by hand."""
     (deleted,) = (version["bundle_id"] for version in EXPECTED if version["session"] == str(OTHER_URI))
-    (slept,) = (version["bundle_id"] for version in RELEASED if version["session"] == str(PLANES_URI))
+    (slept,) = (version["bundle_id"] for version in format_1.RELEASED if version["session"] == str(PLANES_URI))
     before = tree(place)
     assert not carry(place, number)
     now = tree(place)
@@ -352,7 +337,7 @@ def test_blocks_in_quarantine_come_in_and_no_version(small: Path, ending: str) -
 
 def test_a_damaged_live_file_gives_way_to_a_right_one_in_quarantine(small: Path) -> None:
     file = bundle_of(small, OTHER_URI)
-    good = damage_manifest(file)
+    good = format_1.damage_manifest(file)
     making.put(small / "quarantine" / f"{file.name}.3", good)
     with Store.open(small, writable=True) as store:
         with store.open_session(OTHER_URI) as reader:
