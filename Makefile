@@ -46,7 +46,7 @@ compiled: install
 QUICK := tests/memvid tests/socket_api/wire tests/socket_api/test_imports.py tests/socket_api/test_protocol_doc.py \
 	tests/cli/view tests/cli/reach tests/cli/commands tests/cli/test_main.py tests/cli/test_commands_doc.py \
 	tests/cli/test_exit_codes.py tests/cli/test_hygiene.py tests/test_layers.py tests/test_errors.py
-NOT_QUICK := faults fuzz test_exhaustive_damage.py test_index_damage.py test_state_machine.py test_concurrency.py \
+NOT_QUICK := faults fuzz test_exhaustive_damage.py test_state_machine.py test_concurrency.py \
 	test_fuzz.py test_moments.py test_full_disk.py
 
 test-quick: install ## the tests of the store, the wire and the commands that take little, for every edit

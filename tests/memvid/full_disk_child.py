@@ -18,7 +18,7 @@ from typing import Any
 
 from torpor.memvid import StoreError
 from torpor.memvid.store import Store
-from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, sleep
+from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, remove_index, sleep
 
 MOUNT_KIB = 1024
 CHUNK = 4096
@@ -30,8 +30,7 @@ def main(folder: Path, free_kib: int) -> dict[str, str]:
     with Store.open(path, writable=True) as store:
         sleep(store, 600)
         sleep(store, 600, uri=OTHER_URI, seed=1)
-    for file in path.glob("index.sqlite*"):
-        file.unlink()
+    remove_index(path)
     with open(folder / "filling", "wb", buffering=0) as filling:
         while free_bytes(folder) > free_kib * 1024:
             filling.write(bytes(CHUNK))

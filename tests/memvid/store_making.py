@@ -8,17 +8,20 @@ import itertools
 import os
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, SlotDraft, SlotSpec
+from blake3 import blake3
+from torpor.memvid import BlockDraft, BlockEntry, Identity, IndexRow, Receipt, SessionUri, SlotDraft, SlotSpec
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.folder import manifest_name
+from torpor.memvid.folder.marks import Marks
 from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.format.layout import Frame
 from torpor.memvid.format.ledger_tail import UNREAD, tail_of
 from torpor.memvid.format.pack import PackFile
+from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store
 from torpor.memvid.writing.reader import BundleReader
@@ -168,10 +171,12 @@ def expected(token_count: int, *, seed: int = 0, **sizes: int) -> list[list[byte
 
 def contents(reader: BundleReader) -> list[list[bytes]]:
     """The raw bytes of every slot of every block, as the reader gives them."""
-    return [
-        [bytes(reader.read_slot(entry, slot)) for slot in range(len(reader.read_header(entry).slots))]
-        for entry in reader.entries
-    ]
+    return [read_block(reader, entry) for entry in reader.entries]
+
+
+def read_block(reader: BundleReader, entry: BlockEntry) -> list[bytes]:
+    """The raw bytes of each slot of a block."""
+    return [bytes(reader.read_slot(entry, slot)) for slot in range(len(reader.read_header(entry).slots))]
 
 
 def require_awake(
@@ -198,6 +203,13 @@ def reopened(store: Store, *, anew: bool = False) -> Store:
     return Store.open(store.path, writable=True)
 
 
+def index_row(uri: SessionUri, version: int, bundle_id: bytes, **changes: Any) -> IndexRow:
+    """The row of a version of so many tokens as its number."""
+    sizes = {"token_count": version, "bundle_bytes": 100, "logical_bytes": 1000, "created_ns": 1}
+    facts = {"parent": None, "identity_digest": b"\x11" * 32, "model": "demo", "labels": ()}
+    return IndexRow(uri=uri, version=version, bundle_id=bundle_id, **(sizes | facts | changes))  # type: ignore[arg-type]
+
+
 # --- its files
 
 
@@ -218,6 +230,19 @@ def put(file: Path, data: bytes) -> None:
     """Write a file that belongs to its owner alone, as all of a store's do."""
     file.write_bytes(data)
     file.chmod(0o600)
+
+
+HARMS: Final[dict[str, Callable[[Path, Path], object]]] = {
+    "flipped": lambda file, _: flip(file, -40),
+    "cut": lambda file, _: put(file, file.read_bytes()[:-1]),
+    "empty": lambda file, _: put(file, b""),
+    "huge": lambda file, _: os.truncate(file, 1 << 40),
+    "hard link": lambda file, aside: os.link(file, aside),
+    "link": lambda file, aside: file.symlink_to(file.rename(aside)),
+    "fifo": lambda file, aside: (file.rename(aside), os.mkfifo(file, 0o600)),
+    "folder": lambda file, aside: (file.rename(aside), file.mkdir()),
+}
+"""What may become of a file: other bytes; or something else has its place, and it is aside."""
 
 
 def manifest_path(store: Store, bundle_id: bytes) -> Path:
@@ -259,15 +284,44 @@ def spoil(store: Store, receipt: Receipt, *numbers: int) -> None:
         spoil_frame(pack, frame_in(pack, receipt.entries[number].id))
 
 
+def copy_blocks(
+    store: Store, block_ids: Iterable[bytes], *, stripped: Container[bytes] = (), removing: Iterable[Path] = ()
+) -> Path:
+    """Write blocks into one new pack, of some the header alone, and then remove packs, as a repack does; the new."""
+    core = store._core
+    with core.folder.temps.new() as temp:
+        writer = PackWriter(temp)
+        for block_id in block_ids:
+            with core.files.holding(core.index.packs_of(block_id)[0]) as file:
+                (writer.add_stripped if block_id in stripped else writer.add_copy)(file, block_id)
+        pack_id = writer.finish()
+        with core.committing():
+            new = core.publish_pack(temp, pack_id)
+            core.remove_packs({f"packs/{pack.name}" for pack in removing} - {new})
+    return Path(store.path, new)
+
+
+def mark_stripped(store: Store, receipt: Receipt) -> None:
+    """Mark a version as one that needs no keys and values, and leave them where they are."""
+    core = store._core
+    with core.committing():
+        Marks.load(core.folder).strip(receipt.uri, [receipt.bundle_id]).save(core.folder)
+
+
+def tree(path: str | Path, pattern: str = "*") -> dict[str, bytes]:
+    """Every file of a folder, or of those in it that fit, with its bytes."""
+    root = Path(path)
+    return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob(pattern)) if file.is_file()}
+
+
+def of_a_later_version(data: bytes) -> bytes:
+    """A file with a header whose digest says that the version after ours was written."""
+    fixed = data[:8] + b"\3" + data[9:32]
+    return fixed + blake3(fixed).digest() + data[64:]
+
+
 def remove_index(path: Path) -> None:
     (path / INDEX_FILE).unlink(missing_ok=True)
-
-
-def make_prefixes(store: Store) -> None:
-    """Make all folders for manifests and packs, so that none is made, and flushed, by what comes."""
-    for top in ("versions", "packs"):
-        for number in range(256):
-            Path(store.path, top, f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
 
 
 @contextlib.contextmanager

@@ -63,16 +63,9 @@ class History:
     def _work(self, number: int) -> None:
         drawn = random.Random(f"{self.seed} {number}")
         work: list[Callable[[random.Random], None]] = [
-            self.sleep_on,
-            self.sleep_on,
-            self.sleep_whole,
-            self.wake,
-            self.wake,
-            self.delete,
-            self.prune,
-            self.repack,
+            self.sleep_on, self.sleep_on, self.sleep_whole, self.wake, self.wake, self.delete, self.prune, self.repack,
             self.upkeep,
-        ]
+        ]  # fmt: skip
         try:
             for _ in range(self.steps):
                 if self.failures:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import shutil
@@ -14,45 +13,17 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import Receipt, SessionUri
+from torpor.memvid import Receipt, SessionUri, errors
 from torpor.memvid.disk import durable
-from torpor.memvid.errors import (
-    BlockMissing,
-    BundleMissing,
-    DurabilityLost,
-    NoSpace,
-    SessionNotFound,
-    StoreIoError,
-)
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import Journal
-from torpor.memvid.folder.marks import Marks
+from torpor.memvid.folder.retention import Retention
 from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store
 from torpor.memvid.writing import deletion
 from torpor.memvid.writing.core import StoreCore
-from torpor.tests.memvid.store_making import (
-    FORK_URI,
-    OTHER_URI,
-    URI,
-    contents,
-    expected,
-    flip,
-    ledger,
-    manifest_path,
-    meanwhile,
-    names,
-    pack_of,
-    put,
-    refusing,
-    remove_index,
-    reopened,
-    require_awake,
-    sleep,
-    spoil,
-    token_ids,
-    turn,
-)
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import OTHER_URI, URI, manifest_path, names, reopened, require_awake, sleep, turn
 
 
 @pytest.fixture
@@ -69,11 +40,11 @@ def test_a_delete_leaves_what_others_need_and_the_last_one_leaves_nothing(
     assert (report.versions_deleted, report.problems) == (1, ())
     assert len(names(store.path)) == 3
     require_awake(store, 900, uri=OTHER_URI)
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         store.open_session(URI)
     held = sum((Path(store.path) / name).stat().st_size for name in names(store.path))
     assert store.delete_session(OTHER_URI).bytes_freed == held
-    assert names(store.path) == set()
+    assert (names(store.path), store.statistics().bundle_files) == (set(), 0)
 
 
 def test_all_versions_go_and_only_those_of_the_session(store: Store) -> None:
@@ -120,7 +91,7 @@ def test_a_deleted_version_s_turns_are_the_next_version(store: Store) -> None:
     store.acknowledge([turn(store, 5)])
     store.delete_version(URI, 1)
     assert [row.version for row in store.versions(URI)] == [2]
-    assert (ledger(store), store.acknowledged()) == (token_ids(0, 305), [])
+    assert (making.ledger(store), store.acknowledged()) == (making.token_ids(0, 305), [])
 
 
 def test_a_deleted_session_s_turns_go_with_it(store: Store) -> None:
@@ -128,23 +99,23 @@ def test_a_deleted_session_s_turns_go_with_it(store: Store) -> None:
     store.acknowledge([turn(store, 5), turn(store, 9, uri=OTHER_URI)])
     store.delete_session(URI)
     store.delete_session(OTHER_URI)
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         store.delete_session(OTHER_URI)
     with reopened(store) as again:
         assert (again.acknowledged(), list(again.iter_sessions())) == ([], [])
 
 
-def test_turns_of_another_session_outlive_the_version_that_they_stand_behind(store: Store) -> None:
-    sleep(store, 300)
-    store.acknowledge([dataclasses.replace(turn(store, 5), uri=OTHER_URI, newest=None)])
-    store.delete_session(URI)
-    assert (store.acknowledged(), ledger(store, OTHER_URI)) == ([], token_ids(0, 305))
-    with reopened(store, anew=True) as again:
-        assert ledger(again, OTHER_URI) == token_ids(0, 305)
+WAYS_OUT: dict[str, tuple[object, str, Callable[[Store], object]]] = {
+    "session": (deletion, "_drop", lambda store: store.delete_session(URI)),
+    "version": (Index, "forget_in_file", lambda store: store.delete_version(URI, 1)),
+    "prune": (Index, "forget_in_file", lambda store: store.prune(Retention(keep_last=1), URI)),
+}
 
 
-@pytest.mark.parametrize("how", ["session", "version"])
-def test_no_turn_is_acknowledged_behind_a_version_that_goes_meanwhile(store: Store, how: str) -> None:
+@pytest.mark.parametrize(("owner", "name", "remove"), WAYS_OUT.values(), ids=WAYS_OUT)
+def test_no_turn_is_acknowledged_behind_a_version_that_goes_meanwhile(
+    store: Store, owner: object, name: str, remove: Callable[[Store], object]
+) -> None:
     """Else it was lost with its base: between the look at the journal and the removal of the manifest."""
     sleep(store, 300)
     record = turn(store, 5)
@@ -157,13 +128,9 @@ def test_no_turn_is_acknowledged_behind_a_version_that_goes_meanwhile(store: Sto
             with pytest.raises(TimeoutError):
                 asked[0].result(0.05)
 
-        with (
-            meanwhile(deletion, "_drop", acknowledge)
-            if how == "session"
-            else meanwhile(Index, "forget_in_file", acknowledge)
-        ):
-            store.delete_session(URI) if how == "session" else store.delete_version(URI, 1)
-        with pytest.raises(BundleMissing, match="turns stand behind it"):
+        with making.meanwhile(owner, name, acknowledge):
+            remove(store)
+        with pytest.raises(errors.BundleMissing, match="turns stand behind it"):
             asked[0].result(30)
     assert store.acknowledged() == []
 
@@ -197,15 +164,9 @@ def test_the_index_file_goes_before_a_manifest_and_manifests_before_packs(store:
     manifests = [manifest_path(store, one.bundle_id).name for one in (first, second)]
     with store:
         assert removals(store, lambda: store.delete_session(URI)) == [
-            "index.sqlite",
-            "flush .",
-            manifests[0],
-            "flush versions",
-            manifests[1],
-            "flush versions",
-            *packs,
+            "index.sqlite", "flush .", manifests[0], "flush versions", manifests[1], "flush versions", *packs,
             "flush packs",
-        ]
+        ]  # fmt: skip
 
 
 def copies_at_each_step(store: Store, to: Path, work: Callable[[], object]) -> Iterator[Path]:
@@ -243,7 +204,7 @@ def test_a_delete_that_is_cut_off_at_any_step_is_as_it_was_or_lacks_its_oldest_v
     for path in steps:
         for anew in (False, True):
             if anew:
-                remove_index(path)
+                making.remove_index(path)
             with Store.open(path, writable=True) as again:
                 assert again.opening.unreadable == (), "nothing of it is called missing"
                 left = [row.version for row in again.versions(URI)]
@@ -257,6 +218,15 @@ def test_a_delete_that_is_cut_off_at_any_step_is_as_it_was_or_lacks_its_oldest_v
         again.delete_session(OTHER_URI)
 
 
+def require_forgotten_once_a_manifest_goes(store: Store, copy: Path) -> None:
+    """A delete that is cut off behind the removal of a manifest leaves an index that does not call it missing."""
+    with making.meanwhile(StoreFolder, "remove", lambda: shutil.copytree(store.path, copy), after=True):
+        store.delete_session(URI)
+    (copy / "lock").unlink()
+    with Store.open(copy, writable=True) as again:
+        assert (again.opening.unreadable, again.find_session(URI)) == ((), None)
+
+
 def test_a_version_that_came_back_with_an_import_s_row_is_forgotten_too(store: Store, tmp_path: Path) -> None:
     """Its row is written anew, and the index's file tells of it still."""
     sleep(store, 300)
@@ -265,26 +235,17 @@ def test_a_version_that_came_back_with_an_import_s_row_is_forgotten_too(store: S
         row = store.find_session(URI)
         assert row is not None
         store.index.add(row)
-        copy = tmp_path / "copy"
-        with meanwhile(StoreFolder, "remove", lambda: shutil.copytree(store.path, copy), after=True):
-            store.delete_session(URI)
-    (copy / "lock").unlink()
-    with Store.open(copy, writable=True) as again:
-        assert (again.opening.unreadable, again.find_session(URI)) == ((), None)
+        require_forgotten_once_a_manifest_goes(store, tmp_path / "copy")
 
 
 def test_an_index_file_that_could_not_be_read_is_forgotten_too(store: Store, tmp_path: Path) -> None:
     """It may be readable again, and would call what was deleted meanwhile missing."""
     sleep(store, 300)
     store.close()
-    with mock.patch("torpor.memvid.index.index.read_small", refusing(StoreIoError("EIO"))):
+    with mock.patch("torpor.memvid.index.index.read_small", making.refusing(errors.StoreIoError("EIO"))):
         again = Store.open(store.path, writable=True)
-    copy = tmp_path / "copy"
-    with again, meanwhile(StoreFolder, "remove", lambda: shutil.copytree(store.path, copy), after=True):
-        again.delete_session(URI)
-    (copy / "lock").unlink()
-    with Store.open(copy, writable=True) as third:
-        assert (third.opening.unreadable, third.find_session(URI)) == ((), None)
+    with again:
+        require_forgotten_once_a_manifest_goes(again, tmp_path / "copy")
 
 
 @pytest.mark.parametrize("at", range(1, 7))
@@ -294,15 +255,10 @@ def test_a_delete_that_fails_at_any_step_leaves_whole_versions(store: Store, cal
     sleep(store, 900, before=sleep(store, 600, before=first))
     sleep(store, 700, uri=OTHER_URI, before=first)
     store = reopened(store)
-    real, count = getattr(os, call), iter(range(1, 100))
-
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        if next(count) == at:
-            raise OSError(errno.EIO, "Input/output error")
-        return real(*args, **kwargs)
-
-    kind = DurabilityLost if call == "fsync" else StoreIoError
-    with mock.patch.object(os, call, fail), contextlib.suppress(kind):
+    failure = making.refusing(OSError(errno.EIO, "Input/output error"))
+    kind = errors.DurabilityLost if call == "fsync" else errors.StoreIoError
+    may_be_fewer = contextlib.suppress(AssertionError)
+    with may_be_fewer, making.meanwhile(os, call, failure, at=at), contextlib.suppress(kind):
         store.delete_session(URI)
     with reopened(store) as again:
         assert again.opening.unreadable == ()
@@ -329,21 +285,10 @@ def test_a_delete_needs_no_room(store: Store, shared: tuple[Receipt, Receipt]) -
         ):
             assert store.delete_session(URI).problems == ()
             assert store.delete_version(OTHER_URI, 1).problems == ()
-            with pytest.raises(StoreIoError):
+            with pytest.raises(errors.StoreIoError):
                 sleep(store, 10)
         assert names(store.path) == set()
         sleep(store, 10)
-
-
-def test_a_full_disk_keeps_no_delete_from_happening_for_the_marks(store: Store) -> None:
-    sleep(store, 10)
-    store.tag(URI, 1, "first")
-    with mock.patch.object(Marks, "save", refusing(NoSpace("No room for marks.json."))):
-        assert store.delete_session(URI).versions_deleted == 1
-    assert store.find_session(URI) is None
-    sleep(store, 10, seed=1)
-    with pytest.raises(SessionNotFound):
-        store.resolve_version("agent@first")
 
 
 def test_marks_that_are_lost_or_damaged_stop_no_delete(store: Store, store_path: Path) -> None:
@@ -373,20 +318,12 @@ def test_while_a_manifest_cannot_be_read_no_pack_goes(
     store: Store, shared: tuple[Receipt, Receipt], tmp_path: Path, damage: str
 ) -> None:
     first, second = shared
-    file, pack = manifest_path(store, second.bundle_id), pack_of(store, first)
+    file, pack = manifest_path(store, second.bundle_id), making.pack_of(store, first)
     away = Path(shutil.copy2(file, tmp_path / "away"))
-    if damage == "flipped":
-        flip(file, -5)
-    elif damage == "cut":
-        put(file, file.read_bytes()[:-1])
+    if damage == "other":
+        shutil.copy2(manifest_path(store, first.bundle_id), file)
     else:
-        file.unlink()
-        {
-            "link": lambda: file.symlink_to(away),
-            "fifo": lambda: os.mkfifo(file),
-            "folder": file.mkdir,
-            "other": lambda: shutil.copy2(manifest_path(store, first.bundle_id), file),
-        }[damage]()
+        making.HARMS[damage](file, tmp_path / "aside")
     store = reopened(store, anew=True)
     (finding,) = store.opening.unreadable
     assert finding.path == str(file)
@@ -414,7 +351,7 @@ def test_while_a_manifest_is_missing_no_pack_goes_and_it_may_be_put_back(
         assert str(OTHER_URI) in store.opening.unreadable[0].message
     (problem,) = store.delete_session(URI).problems
     assert (problem.path, "torpor rm" in problem.message) == (str(file), True)
-    with pytest.raises(BundleMissing, match="is missing"):
+    with pytest.raises(errors.BundleMissing, match="is missing"):
         store.open_session(OTHER_URI)
     away.rename(file)
     require_awake(store, 900, uri=OTHER_URI)
@@ -429,37 +366,35 @@ def test_a_missing_version_can_be_deleted_and_then_packs_go_again(
     assert store.delete_session(URI).problems
     report = store.delete_version(OTHER_URI, 1)
     assert (report.versions_deleted, report.problems) == (1, ())
-    sleep(store, 900, uri=FORK_URI)
-    store.delete_session(FORK_URI)
+    sleep(store, 900, uri=making.FORK_URI)
+    store.delete_session(making.FORK_URI)
     with reopened(store) as again:
         assert (again.opening.unreadable, list(again.iter_sessions())) == ((), [])
 
 
 def test_a_pack_that_cannot_be_read_is_not_removed(store: Store) -> None:
     receipt = sleep(store, 300)
-    pack = pack_of(store, receipt)
-    good = flip(pack, -1)
+    pack = making.pack_of(store, receipt)
+    good = making.flip(pack, -1)
     store = reopened(store, anew=True)
     assert [finding.path for finding in store.opening.unreadable] == [str(pack)]
     assert store.delete_session(URI).problems == ()
     assert pack.exists()
-    put(pack, good)
+    making.put(pack, good)
     with reopened(store) as again:
         assert sleep(again, 300).blocks_new == 0
 
 
 def test_what_a_stripped_version_alone_names_of_a_pack_keeps_the_pack(store: Store) -> None:
     first = sleep(store, 600)
-    row = store.find_session(URI)
-    assert row is not None
-    Marks.load(store._core.folder).strip(URI, [first.bundle_id]).save(store._core.folder)
+    making.mark_stripped(store, first)
     sleep(store, 600, uri=OTHER_URI)
     store.delete_session(OTHER_URI)
     require_awake(store, 600)
 
 
 def test_damage_in_blocks_stops_no_delete(store: Store) -> None:
-    spoil(store, sleep(store, 300), 0)
+    making.spoil(store, sleep(store, 300), 0)
     assert store.delete_session(URI).problems == ()
     assert names(store.path) == set()
 
@@ -471,8 +406,8 @@ def test_a_reader_goes_on_when_its_session_is_deleted(store: Store) -> None:
     sleep(store, 900, before=sleep(store, 600))
     with store.open_session(URI) as reader:
         store.delete_session(URI)
-        assert contents(reader) == expected(900)
-        assert reader.tokens() == token_ids(0, 900)
+        assert making.contents(reader) == making.expected(900)
+        assert reader.tokens() == making.token_ids(0, 900)
     assert len(store._core.pins) == 0
     assert names(store.path) == set(), "the packs go when no reader holds them any more"
 
@@ -493,8 +428,8 @@ def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store) -> None
     """Between the reading of its manifest and the pinning of its blocks: not damage."""
     sleep(store, 700, before=sleep(store, 600))
     with (
-        meanwhile(StoreCore, "read_manifest", lambda: store.delete_session(URI), after=True),
-        pytest.raises(SessionNotFound),
+        making.meanwhile(StoreCore, "read_manifest", lambda: store.delete_session(URI), after=True),
+        pytest.raises(errors.SessionNotFound),
     ):
         store.open_session(URI)
     assert (names(store.path), len(store._core.pins)) == (set(), 0)
@@ -508,10 +443,10 @@ def test_a_session_deleted_beside_a_read_only_store_is_not_found(store: Store, s
         with reader.open_session(URI) as opened:
             one = opened.read_slot(opened.entries[0], 0)
             store.delete_session(URI)
-            assert bytes(one) == expected(700)[0][0]
-            with pytest.raises(BlockMissing):
-                contents(opened)
-        with pytest.raises(SessionNotFound):
+            assert bytes(one) == making.expected(700)[0][0]
+            with pytest.raises(errors.BlockMissing):
+                making.contents(opened)
+        with pytest.raises(errors.SessionNotFound):
             reader.open_session(URI)
         require_awake(reader, 300, uri=OTHER_URI, seed=1)
 
@@ -525,7 +460,7 @@ def test_a_read_only_store_that_opens_in_a_delete_calls_nothing_missing(
     store = reopened(store)
     with (
         store,
-        meanwhile(StoreFolder, "list_versions", lambda: store.delete_session(URI), at=at),
+        making.meanwhile(StoreFolder, "list_versions", lambda: store.delete_session(URI), at=at),
         Store.open(store_path, writable=False) as reader,
     ):
         assert [row.uri for row in reader.iter_sessions()] == [OTHER_URI]
@@ -536,12 +471,15 @@ def test_a_delete_that_fails_for_the_journal_keeps_the_newest_version(store: Sto
     sleep(store, 300)
     sleep(store, 400)
     store.acknowledge([turn(store, 5)])
-    with mock.patch.object(Journal, "settle", refusing(StoreIoError("no"))), pytest.raises(StoreIoError):
+    with (
+        mock.patch.object(Journal, "settle", making.refusing(errors.StoreIoError("no"))),
+        pytest.raises(errors.StoreIoError),
+    ):
         store.delete_session(URI)
     assert [row.version for row in store.versions(URI)] == [2]
     assert store.has_turns(URI)
     with reopened(store) as again:
-        assert ledger(again) == token_ids(0, 405)
+        assert making.ledger(again) == making.token_ids(0, 405)
 
 
 def test_many_versions_are_deleted_at_once(store: Store) -> None:

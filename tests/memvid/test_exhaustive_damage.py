@@ -1,14 +1,10 @@
-"""T5: every bit flipped, every cut, and every swap of what looks alike with all digests but block ids made right.
-
-With TORPOR_DAMAGE_REPORT=FILE each test adds its counts to that file, as JSON.
-"""
+"""T5: every bit flipped, every cut, and every swap of what looks alike with all digests but block ids made right."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,16 +31,9 @@ from torpor.tests.memvid.faults.worlds import sleep as put_to_sleep
 from torpor.tests.memvid.store_making import OTHER_URI, sleep, write
 from torpor.tests.shares import share
 
-REPORT = "TORPOR_DAMAGE_REPORT"
-
 
 def tell(what: str, count: int) -> None:
-    """Print a count, and add it to the report if there is to be one."""
     print(f"{what}: {count} tried, all detected")
-    if name := os.environ.get(REPORT):
-        path = Path(name)
-        counts = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(counts | {what: {"tried": count, "undetected": 0}}, indent=1, sort_keys=True) + "\n")
 
 
 # --- an exported file in parts that can be exchanged

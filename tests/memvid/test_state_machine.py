@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
-import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,26 +29,12 @@ from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.faults import scenarios, worlds
 from torpor.tests.memvid.faults.damage import HOWS, Damage, Ward, files_of, strike
 from torpor.tests.memvid.faults.moments import EAGER
 from torpor.tests.memvid.faults.pairs import Fault, Killed, Striker, close_all_but, open_descriptors
 from torpor.tests.memvid.faults.shim import Shim, repeatable
-from torpor.tests.memvid.faults.worlds import (
-    INDEX,
-    NOTHING_ELSE,
-    Allowed,
-    Broken,
-    Mark,
-    Sees,
-    Version,
-    World,
-    observe,
-    require_allowed,
-    require_clean,
-    require_right,
-    sleep,
-    versions_of,
-)
+from torpor.tests.memvid.faults.worlds import INDEX, Allowed, Mark, Version, World, observe, require_right, versions_of
 
 MEMORY: Final = Path("/dev/shm")
 URIS: Final = [SessionUri("work", name) for name in "abcd"]
@@ -72,15 +55,12 @@ class Operation:
     is_choosy: bool = False
 
 
-def marks_of(store: Store) -> Iterator[Mark]:
-    for row in store.iter_sessions():
-        numbers = {version.bundle_id: version.version for version in store.versions(row.uri)}
-        held = store.marks(row.uri)
-        yield from (Mark("tag", f"{row.uri}:{name}", numbers[one]) for name, one in held.tags.items() if one in numbers)
-        yield from (Mark("pin", str(row.uri), numbers[one]) for one in held.pins if one in numbers)
+def marks_of(store: Store) -> list[Mark]:
+    """Those of versions that are there."""
+    return [mark for mark in scenarios.marks_of(store) if mark.value is not None]
 
 
-SEES: Final = Sees(marks=marks_of)
+SEES: Final = worlds.Sees(marks=marks_of)
 
 _uris = st.sampled_from(URIS)
 _faults = st.one_of(
@@ -166,11 +146,11 @@ class SoundStore(RuleBasedStateMachine):
     def look(self, allowed: Allowed) -> None:
         """What is there now must be allowed; it is the world then."""
         found = observe(self.store, allowed.before | allowed.after, SEES, self.read)
-        require_allowed(found, allowed)
+        worlds.require_allowed(found, allowed)
         self.world = found
 
     def sleep_now(self, store: Store, version: Version, before: Any = None) -> None:
-        sleep(store, version, before)
+        worlds.sleep(store, version, before)
         self.turns.pop(version.uri, None)
 
     def next_number(self, uri: SessionUri) -> int:
@@ -371,7 +351,7 @@ class SoundStore(RuleBasedStateMachine):
     @rule()
     def verify(self) -> None:
         STEPS["verify"] += 1
-        require_clean(self.store, self.path, NOTHING_ELSE, deep=True)
+        worlds.require_clean(self.store, self.path, worlds.NOTHING_ELSE, deep=True)
 
     # --- the process, its readers and its index
 
@@ -433,7 +413,7 @@ class SoundStore(RuleBasedStateMachine):
         STEPS["read_beside"] += 1
         with Store.open(self.path, writable=False) as beside:
             found = observe(beside, self.world, SEES)
-            require_allowed(found, Allowed(self.world, self.world))
+            worlds.require_allowed(found, Allowed(self.world, self.world))
 
     @invariant()
     def nothing_is_pinned_that_nobody_reads(self) -> None:
@@ -477,7 +457,7 @@ class DamagedStore(SoundStore):
         if self.ward is not None:
             try:
                 require_right(self.store, version)
-            except (Broken, StoreError):
+            except (worlds.Broken, StoreError):
                 return False
         return True
 
@@ -513,7 +493,7 @@ class DamagedStore(SoundStore):
     def sleep_now(self, store: Store, version: Version, before: Any = None) -> None:
         if self.ward is None:
             return super().sleep_now(store, version, before)
-        receipt = sleep(store, dataclasses.replace(version, number=0), before)
+        receipt = worlds.sleep(store, dataclasses.replace(version, number=0), before)
         self.world |= {dataclasses.replace(version, number=receipt.version)}  # acknowledged, and so it must stay
         self.turns.pop(version.uri, None)
         return None
@@ -567,9 +547,7 @@ def _anyhow(facts: Iterable[Version | Mark]) -> World:
 # --- the tests
 
 
-def run_machine(
-    machine: type[RuleBasedStateMachine], histories: int, length: int, *, fixed: bool = True, shrinking: bool = True
-) -> int:
+def run_machine(machine: type[RuleBasedStateMachine], histories: int, length: int, *, fixed: bool = True) -> int:
     """Run histories of at most `length` rules each; returns the steps taken."""
     before = STEPS.total()
     run_state_machine_as_test(
@@ -580,7 +558,7 @@ def run_machine(
             derandomize=fixed,
             database=None,
             deadline=None,
-            phases=(Phase.generate, Phase.shrink) if shrinking else (Phase.generate,),
+            phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
             print_blob=False,
             report_multiple_bugs=False,
@@ -611,29 +589,3 @@ def test_t7_the_same_for_many_steps_and_other_ones_each_time(machine: type[RuleB
     while steps < HEAVY_STEPS:
         steps += run_machine(machine, 100, 60, fixed=False)
         print(f"{machine.__name__}: {steps} steps")
-
-
-def search(name: str, most: int) -> dict[str, object]:
-    """Look for a fault of the code that is imported, in the bounded run, then on until so many steps were taken."""
-    machine = next(one for one in SHARE if one.__name__ == name)
-    began = time.monotonic()
-    is_in_share, what = True, None
-    try:
-        run_machine(machine, SHARE[machine], SHARE_LENGTH, shrinking=False)
-        is_in_share = False
-        while STEPS.total() < most:
-            run_machine(machine, 100, 60, fixed=False, shrinking=False)
-    except BaseException as failure:
-        what = failure
-    return {
-        "found": what is not None,
-        "in_share": what is not None and is_in_share,
-        "steps": STEPS.total(),
-        "by_operation": dict(STEPS),
-        "seconds": round(time.monotonic() - began, 1),
-        "as": f"{type(what).__name__}: {what}"[:2000],
-    }
-
-
-if __name__ == "__main__":
-    print(json.dumps(search(sys.argv[1], int(sys.argv[2])), indent=1))

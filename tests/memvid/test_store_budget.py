@@ -18,17 +18,7 @@ from torpor.memvid.folder.temps import Temps
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    drafts,
-    names,
-    require_awake,
-    sleep,
-    span,
-    state,
-    write,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, drafts, names, require_awake, sleep, span, state, write
 
 
 def bundle_bytes(path: Path) -> int:
@@ -58,15 +48,14 @@ def test_a_store_is_never_larger_than_its_budget(store_path: Path) -> None:
 
 @pytest.mark.parametrize("bound", ["max_store_bytes", "max_bytes_per_day"])
 def test_a_sleep_that_cannot_fit_is_refused_with_its_size_before_any_of_it_is_written(
-    store_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+    store_path: Path, bound: str
 ) -> None:
     """So one that is tried again and again does not use up what others may write in a day."""
     raw = sum(slot.spec.size_bytes for draft in drafts(600) for slot in draft.slots)
     with Store.open(store_path.with_name("measured"), writable=True) as measured:
         whole = sleep(measured, 600).bytes_written
     with Store.open(store_path, writable=True, budget=Budget(**{bound: raw - 1})) as store:
-        with monkeypatch.context() as patched:
-            patched.setattr(Temps, "new", lambda *_: pytest.fail("it wrote"))
+        with mock.patch.object(Temps, "new", side_effect=AssertionError("it wrote")):
             for _ in range(3):
                 with pytest.raises(BudgetExceeded) as refusal:
                     sleep(store, 600)
@@ -114,9 +103,7 @@ def test_what_the_store_holds_is_kept_up_with_through_everything_that_changes_it
         assert store._core.folder.held_bytes() == bundle_bytes(store_path) == 0
 
 
-def test_a_day_s_writes_are_counted_across_openings_and_with_the_day_they_begin_anew(
-    store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_day_s_writes_are_counted_across_openings_and_with_the_day_they_begin_anew(store_path: Path) -> None:
     with Store.open(store_path, writable=True) as store:
         first = sleep(store, 300)
         assert store.index.written_on(utc_day(time.time_ns())) == first.bytes_written
@@ -127,8 +114,7 @@ def test_a_day_s_writes_are_counted_across_openings_and_with_the_day_they_begin_
             sleep(store, 300)
         assert refusal.value.details["which"] == "max_bytes_per_day"
         tomorrow = time.time_ns() + 86_400 * 10**9
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "time_ns", lambda: tomorrow)
+        with mock.patch.object(time, "time_ns", return_value=tomorrow):
             sleep(store, 300)
             with pytest.raises(BudgetExceeded):
                 sleep(store, 300, uri=OTHER_URI)
@@ -144,16 +130,14 @@ def test_what_a_refused_sleep_wrote_counts_for_the_day(store_path: Path) -> None
         assert not list(store_path.rglob("*.tmp"))
 
 
-def test_the_disk_keeps_free_what_it_should(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_keeps_free_what_it_should(store_path: Path) -> None:
     with Store.open(store_path, writable=True, budget=Budget(min_free_bytes=1_000_000)) as store:
         sleep(store, 300)
 
         class Full:
             f_bavail, f_blocks, f_frsize = 1_000_100, 2_000_000, 1
 
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "statvfs", lambda *_: Full)
-            patch.setattr(os, "fstatvfs", lambda *_: Full)
+        with mock.patch.object(os, "statvfs", return_value=Full), mock.patch.object(os, "fstatvfs", return_value=Full):
             with pytest.raises(BudgetExceeded) as refusal:
                 sleep(store, 300, uri=OTHER_URI)
             assert refusal.value.details["which"] == "min_free_bytes"

@@ -13,6 +13,7 @@ from torpor.memvid.errors import AmbiguousVersion, InvalidTag, InvalidUri, Sessi
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.versions import describe_versions, select_version
 from torpor.memvid.uri import Selector, not_found, parse_reference, parse_selector, parse_version_reference, require_tag
+from torpor.tests.memvid.store_making import index_row
 
 KNOWN = [SessionUri("default", "scout"), SessionUri("work", "scout"), SessionUri("work", "writer")]
 
@@ -25,31 +26,13 @@ def test_uri_reads_back_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "writer",
-        "torpor://",
-        "torpor://work",
-        "torpor://work/",
-        "torpor:///writer",
-        "torpor://work/writer/extra",
-        "torpor://work/../writer",
-        "torpor://../writer",
-        "torpor://work/..",
-        "torpor://work/.",
-        "torpor://work//etc/passwd",
-        "torpor://work/.hidden",
-        "torpor://work/-rf",
-        "torpor://work/a b",
-        "torpor://work/a\x00b",
-        "torpor://work/a\n",
-        "torpor://work/ｗriter",
-        "torpor://wоrk/writer",  # a Cyrillic о
-        "torpor://work/" + "a" * 129,
-        "torpor://work/" + "a" * 4096,
-        "TORPOR://work/writer",
-        "http://work/writer",
+        "", "writer", "torpor://", "torpor://work", "torpor://work/", "torpor:///writer", "torpor://work/writer/extra",
+        "torpor://work/../writer", "torpor://../writer", "torpor://work/..", "torpor://work/.",
+        "torpor://work//etc/passwd", "torpor://work/.hidden", "torpor://work/-rf", "torpor://work/a b",
+        "torpor://work/a\x00b", "torpor://work/a\n", "torpor://work/ｗriter", "torpor://wоrk/writer",  # a Cyrillic о
+        "torpor://work/" + "a" * 129, "torpor://work/" + "a" * 4096, "TORPOR://work/writer", "http://work/writer",
     ],
-)
+)  # fmt: skip
 def test_threat_19_a_text_that_is_no_uri_is_refused(text: str) -> None:
     with pytest.raises(InvalidUri) as refusal:
         SessionUri.parse(text)
@@ -103,19 +86,7 @@ def test_any_text_is_a_name_or_a_typed_refusal(text: str) -> None:
 
 
 def row(version: int, bundle_id: str) -> IndexRow:
-    return IndexRow(
-        uri=WRITER,
-        version=version,
-        bundle_id=bytes.fromhex(bundle_id.ljust(64, "0")),
-        parent=None,
-        identity_digest=b"\x11" * 32,
-        token_count=1,
-        bundle_bytes=1,
-        logical_bytes=1,
-        created_ns=1,
-        model="demo",
-        labels=(),
-    )
+    return index_row(WRITER, version, bytes.fromhex(bundle_id.ljust(64, "0")))
 
 
 WRITER = SessionUri("work", "writer")
@@ -166,38 +137,13 @@ def test_a_selector_is_read_in_every_way_that_it_can_be_meant(text: str, selecto
 @pytest.mark.parametrize(
     "text",
     [
-        "writer@",
-        "writer@0",
-        "writer@03",
-        "writer@-1",
-        "writer@+1",
-        "writer@1.5",
-        "writer@1e3",
-        "writer@1_000",
-        "writer@３",
-        "writer@ 3",
-        "writer@3 ",
-        "writer@3\n",
-        "writer@3@4",
-        "writer@@3",
-        "writer@v1@v2",
-        "writer@latest/..",
-        "writer@../../etc/passwd",
-        "writer@9abcdef",  # seven digits of an id, and no tag begins with a digit
-        "writer@" + "a" * 65,
-        "writer@" + "9" * 17 + "x",
-        "writer@" + "9" * 5000,
-        "writer@tag\x00",
-        "writer@тег",
-        "@3",
-        "@",
-        "",
-        "torpor://work@3/writer",
-        "work@3/writer",
-        "torpor://work/@3",
-        "a b@3",
+        "writer@", "writer@0", "writer@03", "writer@-1", "writer@+1", "writer@1.5", "writer@1e3", "writer@1_000",
+        "writer@３", "writer@ 3", "writer@3 ", "writer@3\n", "writer@3@4", "writer@@3", "writer@v1@v2",
+        "writer@latest/..", "writer@../../etc/passwd", "writer@9abcdef",  # no tag begins with a digit
+        "writer@" + "a" * 65, "writer@" + "9" * 17 + "x", "writer@" + "9" * 5000, "writer@tag\x00", "writer@тег", "@3",
+        "@", "", "torpor://work@3/writer", "work@3/writer", "torpor://work/@3", "a b@3",
     ],
-)
+)  # fmt: skip
 def test_threat_19_a_text_that_is_no_reference_is_refused(text: str) -> None:
     with pytest.raises(InvalidUri) as refusal:
         parse_version_reference(text)

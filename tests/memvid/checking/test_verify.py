@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torpor.memvid import Receipt, errors
-from torpor.memvid.access import upkeep
 from torpor.memvid.checking import check, packs
-from torpor.memvid.folder.marks import Marks
 from torpor.memvid.format.records import VerifyReport
 from torpor.memvid.store import Store
+from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import case
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    flip,
-    frame_in,
-    manifest_path,
-    meanwhile,
-    names,
-    pack_of,
-    put,
-    remove_index,
-    reopened,
-    sleep,
-    spoil,
-    turn,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, flip, manifest_path, meanwhile, pack_of, put, sleep, spoil
 
 
 def codes(report: VerifyReport) -> list[str]:
@@ -39,12 +22,6 @@ def codes(report: VerifyReport) -> list[str]:
 def whole(report: VerifyReport) -> list[tuple[int, int]]:
     """The versions that are not whole: number, and up to which token they are."""
     return [(one.version, one.whole_up_to) for one in report.damaged]
-
-
-def strip(store: Store, receipt: Receipt) -> None:
-    core = store._core
-    with core.committing():
-        Marks.load(core.folder).strip(receipt.uri, [receipt.bundle_id]).save(core.folder)
 
 
 def second_copy(store: Store, receipt: Receipt, number: int = 0) -> Path:
@@ -110,7 +87,7 @@ def test_a_damaged_frame_with_a_sound_copy_elsewhere_is_a_finding_of_the_pack_al
     receipt = sleep(store)
     first = second_copy(store, receipt)
     assert store.verify(deep=True).ok
-    frame = frame_in(first, receipt.entries[0].id)
+    frame = making.frame_in(first, receipt.entries[0].id)
     flip(first, frame.offset + frame.head_bytes + 3)
     report = store.verify(deep=True)
     assert (codes(report), report.findings[0].path, report.damaged) == (["corrupt_block"], str(first), ())
@@ -119,7 +96,7 @@ def test_a_damaged_frame_with_a_sound_copy_elsewhere_is_a_finding_of_the_pack_al
 def test_damaged_padding_is_a_finding_of_the_pack_alone(store: Store) -> None:
     receipt = sleep(store)
     pack = pack_of(store, receipt)
-    frame = frame_in(pack, receipt.entries[-1].id)  # its last slot, a key of 8 bytes, ends in zeros
+    frame = making.frame_in(pack, receipt.entries[-1].id)  # its last slot, a key of 8 bytes, ends in zeros
     flip(pack, frame.offset + frame.frame_bytes - 1)
     report = store.verify(deep=True)
     assert (codes(report), report.damaged) == (["corrupt_block"], ())
@@ -147,7 +124,7 @@ def test_a_damaged_manifest_is_told_with_its_version(store: Store, at: int) -> N
         assert whole(report) == [(1, 0)]
         assert report.findings[0].path == str(path)
         assert f"torpor rm {URI}@1" in report.findings[0].message
-    with reopened(store, anew=True) as again:
+    with making.reopened(store, anew=True) as again:
         (finding,) = again.verify(deep=False).findings
         assert (finding.path, "it may be the newest of a session" in finding.message) == (str(path), True)
 
@@ -158,9 +135,9 @@ def test_a_missing_manifest_is_told_while_the_index_knows_of_it(store: Store) ->
     for uri in (None, URI):
         report = store.verify(uri, deep=False)
         assert (codes(report), whole(report)) == (["bundle_missing"], [(1, 0)])
-    with reopened(store) as again:
+    with making.reopened(store) as again:
         assert codes(again.verify(deep=False)) == ["bundle_missing"]
-    remove_index(Path(store.path))
+    making.remove_index(Path(store.path))
     with Store.open(store.path, writable=True) as again:
         assert again.verify(deep=True).ok
 
@@ -176,7 +153,7 @@ def test_a_manifest_that_says_other_than_the_index_is_told(store: Store, monkeyp
 
 def test_a_stripped_version_without_keys_and_values_is_no_finding(store: Store) -> None:
     receipt = sleep(store, 700)
-    strip(store, receipt)
+    making.mark_stripped(store, receipt)
     found = check.FoundBlocks()
     manifest = store._core.read_manifest(receipt.bundle_id)
     found.take(packs.check_pack(store._core.folder, store.index.packs_of(receipt.entries[0].id)[0], deep=True))
@@ -195,7 +172,7 @@ def test_a_stripped_version_without_keys_and_values_is_no_finding(store: Store) 
 
 def test_a_stripped_version_without_its_tokens_is_told_as_one(store: Store) -> None:
     receipt = sleep(store, 700)
-    strip(store, receipt)
+    making.mark_stripped(store, receipt)
     pack_of(store, receipt).unlink()
     report = store.verify(deep=False)
     assert (whole(report), report.damaged[0].is_stripped) == ([(1, 0)], True)
@@ -221,7 +198,7 @@ def test_a_damaged_copy_of_the_index_is_told_and_a_missing_one_is_not(store: Sto
     flip(Path(store.path, "index.sqlite"), 4100)
     with Store.open(store.path, writable=False) as reader:
         assert codes(reader.verify(deep=False)) == ["index_failed"]
-    remove_index(Path(store.path))
+    making.remove_index(Path(store.path))
     with Store.open(store.path, writable=False) as reader:
         assert reader.verify(deep=False).ok
 
@@ -239,7 +216,7 @@ def test_what_belongs_to_nobody_is_told(store: Store) -> None:
 
 def test_damage_to_the_journal_and_turns_without_their_version_are_told(store: Store) -> None:
     receipt = sleep(store)
-    store.acknowledge([turn(store, 5)])
+    store.acknowledge([making.turn(store, 5)])
     assert store.verify(deep=False).ok
     manifest = manifest_path(store, receipt.bundle_id)
     good = manifest.read_bytes()
@@ -299,29 +276,15 @@ def test_beside_a_daemon_a_version_deleted_meanwhile_is_no_finding_and_a_missing
 
 def test_blocks_that_move_while_they_are_looked_for_are_found(store: Store) -> None:
     receipt = sleep(store, 700)
-    core, name = store._core, store.index.packs_of(receipt.entries[0].id)[0]
-
-    def move() -> None:
-        """As a repack does."""
-        from torpor.memvid.format.pack_writer import PackWriter
-        from torpor.memvid.writing.frame_files import open_frames
-
-        with open_frames(core.folder, name) as file, core.folder.temps.new() as temp:
-            writer = PackWriter(temp)
-            for block_id in reversed(list(file.frames)):
-                writer.add_copy(file, block_id)
-            pack_id = writer.finish()
-            with core.committing():
-                core.publish_pack(temp, pack_id)
-                core.remove_packs([name])
-
+    ids = [entry.id for entry in receipt.entries]
     for uri in (None, URI):
         for deep in (False, True):
-            if core.folder.has(name):
-                with meanwhile(check, "check_pack", move):
-                    assert store.verify(uri, deep=deep).findings == ()
-                name = store.index.packs_of(receipt.entries[0].id)[0]
-    assert len(names(store.path)) == 2
+            ids.reverse()
+            with meanwhile(
+                check, "check_pack", lambda: making.copy_blocks(store, ids, removing=making.packs_of(store, receipt))
+            ):
+                assert store.verify(uri, deep=deep).findings == ()
+    assert len(making.names(store.path)) == 2
 
 
 # --- progress and pace
@@ -353,9 +316,3 @@ def test_what_pace_raises_passes_through(store: Store, error: Exception) -> None
 def test_a_session_that_is_not_there_is_refused(store: Store) -> None:
     with pytest.raises(errors.SessionNotFound):
         store.verify(URI, deep=False)
-
-
-def test_the_report_of_an_open_store_is_the_one_of_this_format(store: Store) -> None:
-    assert upkeep.VerifyReport is VerifyReport
-    report: Any = store.verify(deep=False)
-    assert report.damaged == ()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from torpor.memvid import BlockDraft, Store
@@ -16,24 +17,13 @@ from torpor.memvid.disk import durable
 from torpor.memvid.errors import DurabilityLost, InvalidDraft, NoSpace, ReadBackFailed, StoreError, StoreIoError
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.index.index import Index
-from torpor.tests.memvid.store_making import (
-    IDENTITY,
-    OTHER_URI,
-    URI,
-    pack_of,
-    refusing,
-    reopened,
-    require_awake,
-    sleep,
-    span,
-)
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import OTHER_URI, URI, pack_of, refusing, reopened, require_awake, sleep, tree
 
 
 def files(store: Store) -> dict[str, bytes]:
     """All manifests and packs, and what lies beside them."""
-    root = Path(store.path)
-    found = [*(root / "versions").iterdir(), *(root / "packs").iterdir()]
-    return {str(file.relative_to(root)): file.read_bytes() for file in found}
+    return tree(store.path, "versions/*") | tree(store.path, "packs/*")
 
 
 @pytest.fixture
@@ -75,17 +65,9 @@ def test_t3_the_order_of_a_sleep_is_pack_flushed_and_read_back_manifest_flushed_
     """The flushes cannot be seen by killing a process, so their order is pinned here (promise 1)."""
     sleep(store, 300)
     assert [step for step in without_repeats(steps) if step != "read"] == [
-        "write",
-        "write header",
-        "fsync file",
-        "write",
-        "fsync file",
-        "pack",
-        "fsync folder",
-        "manifest",
-        "fsync folder",
-        "index row",
-    ]
+        "write", "write header", "fsync file", "write", "fsync file", "pack", "fsync folder", "manifest",
+        "fsync folder", "index row",
+    ]  # fmt: skip
     assert "read" in steps[steps.index("fsync file") : steps.index("pack")]
 
 
@@ -150,36 +132,26 @@ def full_disk(path: Path) -> os.statvfs_result:
     return os.statvfs_result((status.f_bsize, 4096, status.f_blocks, 9, 9, *tuple(status)[5:]))
 
 
-def put_to_sleep(store: Store, folder: Path) -> int:
-    return sleep(store, 1500, uri=OTHER_URI, seed=1).bytes_written
-
-
-def compress(store: Store, folder: Path) -> int:
-    return sleep(store, 1500, uri=OTHER_URI, seed=1, compressed=True).bytes_written
-
-
-def import_one(store: Store, folder: Path) -> int:
-    return store.import_file(folder / "other.mvp").bytes_written
-
-
 def hand_over_one(store: Store, folder: Path) -> int:
     hand_over(store.path, str(folder / "other.mvp"))
     return (folder / "other.mvp").stat().st_size
 
 
-def export_one(store: Store, folder: Path) -> int:
-    return store.export_session(URI, 2, folder / "mine.mvp").file_bytes
-
-
-def export_tensors(store: Store, folder: Path) -> int:
-    return store.export_tensors(URI, 2, folder / "mine.safetensors").file_bytes
+WORKS: dict[str, Callable[[Store, Path], int]] = {
+    "sleep": lambda store, _: sleep(store, 1500, uri=OTHER_URI, seed=1).bytes_written,
+    "compress": lambda store, _: sleep(store, 1500, uri=OTHER_URI, seed=1, compressed=True).bytes_written,
+    "import": lambda store, folder: store.import_file(folder / "other.mvp").bytes_written,
+    "hand over": hand_over_one,
+    "export": lambda store, folder: store.export_session(URI, 2, folder / "mine.mvp").file_bytes,
+    "export-kv": lambda store, folder: store.export_tensors(URI, 2, folder / "mine.safetensors").file_bytes,
+}
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("after", [0, 1, 4])
-@pytest.mark.parametrize("work", [put_to_sleep, compress, import_one, hand_over_one, export_one, export_tensors])
+@pytest.mark.parametrize("work", WORKS)
 def test_a_full_disk_tells_what_it_has_free_and_what_the_whole_work_needs(
-    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: Callable[[Store, Path], int], after: int
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: str, after: int
 ) -> None:
     """Not what the next piece needs: who frees that much only meets the next refusal."""
     with Store.open(tmp_path / "elsewhere", writable=True) as elsewhere:
@@ -187,17 +159,17 @@ def test_a_full_disk_tells_what_it_has_free_and_what_the_whole_work_needs(
         elsewhere.export_session(OTHER_URI, 1, tmp_path / "other.mvp")
     sleep(store, 1500, before=sleep(store, 1300))
     with monkeypatch.context() as patch:
-        call = "pwrite" if work is export_tensors and after else "writev"
-        after = 0 if work is hand_over_one else after  # it has but one write of this size
+        call = "pwrite" if work == "export-kv" and after else "writev"
+        after = 0 if work == "hand over" else after  # it has but one write of this size
         patch.setattr(os, call, failing(errno.ENOSPC, getattr(os, call), after=after))
         patch.setattr(os, "fstatvfs", lambda _: full_disk(tmp_path))
         with pytest.raises(NoSpace) as refusal:
-            work(store, tmp_path)
+            WORKS[work](store, tmp_path)
     found = re.search(r" This needs about ([0-9.]+) KiB, and ([0-9.]+) KiB are free there\.", refusal.value.message)
     assert found is not None, refusal.value.message
     needed, free = float(found[1]), float(found[2])
     assert (free > 36) == (after > 0)  # what was written of it goes with it
-    written = work(store, tmp_path) / 1024
+    written = WORKS[work](store, tmp_path) / 1024
     assert 0.95 * written < needed < 1.05 * written
 
 
@@ -213,21 +185,15 @@ def test_a_quota_is_no_full_disk_and_tells_no_room(
     assert "free there" not in refusal.value.message
 
 
-def test_where_the_rest_cannot_be_measured_a_full_disk_is_still_no_space(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_rest_cannot_be_measured_a_full_disk_is_still_no_space(store: Store) -> None:
     """The rest of a session holds what cannot be kept; that the disk is full came first."""
 
     def blocks() -> Iterator[BlockDraft]:
-        yield span(0, 256)
+        yield making.span(0, 256)
         raise InvalidDraft("The rest is no number.")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "writev", failing(errno.ENOSPC, os.writev, after=0))
-        with pytest.raises(NoSpace) as refusal:
-            store.write_bundle(
-                uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=512
-            )
+    with mock.patch.object(os, "writev", failing(errno.ENOSPC, os.writev, after=0)), pytest.raises(NoSpace) as refusal:
+        making.write(store, blocks(), 512)
     assert "needed_bytes" not in refusal.value.details
 
 
@@ -239,14 +205,10 @@ def test_where_the_rest_cannot_be_measured_a_full_disk_is_still_no_space(
         (errno.EIO, "Input/output error."),
     ],
 )
-def test_what_may_not_be_written_says_what_to_do(
-    store: Store, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
-) -> None:
+def test_what_may_not_be_written_says_what_to_do(store: Store, number: int, advice: str) -> None:
     advice = advice.replace("user 0", f"user {os.geteuid()}")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "writev", failing(number, os.writev, after=0))
-        with pytest.raises(StoreIoError) as refusal:
-            sleep(store, 300)
+    with mock.patch.object(os, "writev", failing(number, os.writev, after=0)), pytest.raises(StoreIoError) as refusal:
+        sleep(store, 300)
     assert refusal.value.message.endswith(f": {advice}")
     assert refusal.value.errno == number
 
@@ -275,9 +237,7 @@ with Store.open({str(tmp_path / "store")!r}, writable=True) as store:
 
 
 @pytest.mark.parametrize("call", ["open", "rename"])
-def test_threat_30_a_full_folder_is_no_space_and_changes_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_threat_30_a_full_folder_is_no_space_and_changes_nothing(store: Store, call: str) -> None:
     sleep(store, 300)
     before = files(store)
     real = getattr(os, call)
@@ -287,32 +247,24 @@ def test_threat_30_a_full_folder_is_no_space_and_changes_nothing(
             return real(*args, **kwargs)
         raise OSError(errno.ENOSPC, "full")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, full)
-        with pytest.raises(NoSpace):
-            sleep(store, 10, uri=OTHER_URI)
+    with mock.patch.object(os, call, full), pytest.raises(NoSpace):
+        sleep(store, 10, uri=OTHER_URI)
     store.delete_session(OTHER_URI) if store.find_session(OTHER_URI) else None
     assert files(store) == before
     require_awake(store, 300)
 
 
-def test_threat_30_a_row_that_the_index_does_not_take_takes_the_version_back(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threat_30_a_row_that_the_index_does_not_take_takes_the_version_back(store: Store) -> None:
     sleep(store, 300)
     before = files(store)
     full = refusing(NoSpace("No room for the index."))
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, "add", full)
-        with pytest.raises(NoSpace):
-            sleep(store, 600)
+    with mock.patch.object(Index, "add", full), pytest.raises(NoSpace):
+        sleep(store, 600)
     assert files(store) == before
     require_awake(store, 300)
 
 
-def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(store: Store) -> None:
     real_writev, real_preadv = os.writev, os.preadv
 
     def short_write(fd: int, buffers: list[memoryview]) -> int:
@@ -321,10 +273,11 @@ def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(
     def short_read(fd: int, buffers: list[memoryview], offset: int) -> int:
         return real_preadv(fd, [buffers[0][:11]], offset)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "writev", short_write)
-        patch.setattr(os, "pwrite", lambda fd, data, offset, real=os.pwrite: real(fd, data[:5], offset))
-        patch.setattr(os, "preadv", short_read)
+    with (
+        mock.patch.object(os, "writev", short_write),
+        mock.patch.object(os, "pwrite", lambda fd, data, offset, real=os.pwrite: real(fd, data[:5], offset)),
+        mock.patch.object(os, "preadv", short_read),
+    ):
         sleep(store, 30)
         require_awake(store, 30)
     require_awake(store, 30)
@@ -332,12 +285,9 @@ def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
-def test_threat_31_a_failed_flush_is_never_acknowledged_and_ends_writing(
-    store: Store, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
+def test_threat_31_a_failed_flush_is_never_acknowledged_and_ends_writing(store: Store, after: int) -> None:
     sleep(store, 300)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", failing(errno.EIO, os.fsync, after=after))
+    with mock.patch.object(os, "fsync", failing(errno.EIO, os.fsync, after=after)):
         for number in range(4):
             try:
                 sleep(store, 600 + number)
@@ -357,7 +307,7 @@ def test_threat_31_a_failed_flush_is_never_acknowledged_and_ends_writing(
         assert again.verify(deep=True).ok
 
 
-def test_what_does_not_read_back_is_not_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_read_back_is_not_published(store: Store) -> None:
     """restic's habit: decode what was encoded before anyone relies on it. Here memory changes under the writer."""
     sleep(store, 300)
     before = files(store)
@@ -370,10 +320,8 @@ def test_what_does_not_read_back_is_not_published(store: Store, monkeypatch: pyt
         changed[2] = bytes([changed[2][0] ^ 1]) + changed[2][1:]  # of the first head's keys
         return real(fd, changed)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "writev", altered)
-        with pytest.raises(ReadBackFailed, match="still awake") as refusal:
-            sleep(store, 600)
+    with mock.patch.object(os, "writev", altered), pytest.raises(ReadBackFailed, match="still awake") as refusal:
+        sleep(store, 600)
     assert refusal.value.cause == "corrupt_block"
     assert files(store) == before
     require_awake(store, 300)
@@ -385,14 +333,13 @@ def test_what_does_not_read_back_is_not_published(store: Store, monkeypatch: pyt
 )
 @pytest.mark.parametrize("call", ["open", "writev", "pwrite", "preadv", "rename", "dup"])
 def test_t4_every_other_failure_is_typed_and_changes_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch, call: str, code: int, kind: type[StoreError]
+    store: Store, call: str, code: int, kind: type[StoreError]
 ) -> None:
     sleep(store, 300)
     before = files(store)
     found: set[tuple[type[StoreError], int]] = set()
     for after in range(12):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, failing(code, getattr(os, call), after=after))
+        with mock.patch.object(os, call, failing(code, getattr(os, call), after=after)):
             try:
                 sleep(store, 300, seed=after + 1, uri=OTHER_URI)
             except StoreError as error:

@@ -15,7 +15,6 @@ from torpor.memvid.exchange import backup
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.frames import FrameReader
-from torpor.memvid.format.layout import Frame
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
@@ -27,14 +26,10 @@ from torpor.tests.memvid.store_making import (
     OTHER_URI,
     URI,
     contents,
-    expected,
     id_of,
     manifest_path,
-    pack_of,
     require_awake,
     sleep,
-    spoil,
-    token_ids,
 )
 
 COUNTS = (300, 600, 900, 1200)
@@ -57,6 +52,13 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
+def go_on(path: Path, *counts: int) -> None:
+    """The session sleeps with so many tokens, an opening each time."""
+    for count in counts:
+        with Store.open(path, writable=True) as store, store.open_session(URI) as newest:
+            sleep(store, count, before=newest)
+
+
 def back_up(source: Path, target: Path) -> MaintenanceReport:
     with Store.open(source, writable=False) as store:
         return store.backup(target)
@@ -69,11 +71,11 @@ def require_whole(path: Path, counts: tuple[int, ...] = COUNTS, **sizes: int) ->
         assert [row.token_count for row in store.versions(URI)] == list(counts)
         for row in store.versions(URI):
             with store.open_session(URI, row.version) as reader:
-                assert contents(reader) == expected(row.token_count, **sizes)
+                assert contents(reader) == making.expected(row.token_count, **sizes)
 
 
 def state_of(path: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*.mv[mp]")}
+    return making.tree(path, "*.mv[mp]")
 
 
 def test_a_backup_is_a_store_with_all_that_sleeps_and_its_marks(source: Path, tmp_path: Path) -> None:
@@ -95,8 +97,7 @@ def test_a_second_backup_writes_what_is_new_and_nothing_else(source: Path, tmp_p
     back_up(source, copy)
     before = state_of(copy)
     assert (back_up(source, copy).actions, state_of(copy)) == ((), before)
-    with Store.open(source, writable=True) as store, store.open_session(URI) as newest:
-        sleep(store, 1500, before=newest)
+    go_on(source, 1500)
     report = back_up(source, copy)
     assert [(action.kind, action.version) for action in report.actions] == [("copy", 5)]
     assert state_of(copy).items() >= before.items()
@@ -197,10 +198,8 @@ def test_a_backup_takes_nothing_away_for_a_session_that_was_begun_anew_and_copie
 def test_a_backup_keeps_what_a_store_that_was_rolled_back_has_no_more(source: Path, tmp_path: Path) -> None:
     copy, old = tmp_path / "copy", tmp_path / "old"
     shutil.copytree(source, old)
-    for path, counts in ((source, (1500, 1800)), (old, (1510,))):
-        for count in counts:
-            with Store.open(path, writable=True) as store, store.open_session(URI) as newest:
-                sleep(store, count, before=newest)
+    go_on(source, 1500, 1800)
+    go_on(old, 1510)
     back_up(source, copy)
     assert [problem.code for problem in back_up(old, copy).problems] == ["name_taken"]
     require_whole(copy, (*COUNTS, 1500, 1800))
@@ -243,8 +242,8 @@ def test_a_version_that_is_missing_is_told(source: Path, tmp_path: Path) -> None
 def test_what_is_damaged_is_told_and_the_rest_is_copied(source: Path, tmp_path: Path) -> None:
     with Store.open(source, writable=True) as store:
         damaged = sleep(store, 40, uri=SessionUri("default", "rotten"), seed=8)
-        spoil(store, damaged, 0)
-        path = pack_of(store, damaged)
+        making.spoil(store, damaged, 0)
+        path = making.pack_of(store, damaged)
     report = back_up(source, tmp_path / "copy")
     assert [(problem.path, problem.code) for problem in report.problems] == [(str(path), "corrupt_block")]
     require_whole(tmp_path / "copy")
@@ -304,7 +303,7 @@ def test_a_stripped_version_goes_with_its_ledger_and_its_mark(source: Path, tmp_
     with Store.open(tmp_path / "copy", writable=True) as copy:
         assert copy.marks(OTHER_URI).stripped == {copy.versions(OTHER_URI)[0].bundle_id}
         with copy.open_session(OTHER_URI) as reader:
-            assert reader.tokens() == token_ids(0, 800, 3)
+            assert reader.tokens() == making.token_ids(0, 800, 3)
     require_whole(tmp_path / "copy")
 
 
@@ -353,12 +352,9 @@ def test_a_backup_of_format_1_is_carried_over_and_goes_on(tmp_path: Path) -> Non
 def test_a_backup_builds_no_version_on_blocks_of_its_own_that_have_rotted(source: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     back_up(source, copy)
-    with Store.open(copy, writable=True) as store:
-        making.spoil_frame(*_block_of(store, URI, 1))
-    with Store.open(source, writable=True) as store:
-        slept = store.open_session(URI)
-        with slept:
-            sleep(store, 1500, before=slept)
+    with Store.open(copy, writable=True) as store, store.open_session(URI, 1) as reader:
+        making.spoil(store, reader, 0)
+    go_on(source, 1500)
     assert back_up(source, copy).problems == ()
     with Store.open(copy, writable=True) as store:
         for row in store.versions(URI):
@@ -368,20 +364,11 @@ def test_a_backup_builds_no_version_on_blocks_of_its_own_that_have_rotted(source
     require_whole(copy, (*COUNTS, 1500))
 
 
-def _block_of(store: Store, uri: SessionUri, version: int) -> tuple[Path, Frame]:
-    """The first block of a version: its pack and its frame."""
-    with store.open_session(uri, version) as reader:
-        pack = Path(store.path, store.index.packs_of(reader.entries[0].id)[0])
-        return pack, making.frame_in(pack, reader.entries[0].id)
-
-
 def test_a_backup_reads_each_block_that_it_has_once_however_many_versions_refer_to_it(
     source: Path, tmp_path: Path
 ) -> None:
     back_up(source, tmp_path / "copy")
-    for count in (1500, 1800, 2100):
-        with Store.open(source, writable=True) as store, store.open_session(URI) as newest:
-            sleep(store, count, before=newest)
+    go_on(source, 1500, 1800, 2100)
     with mock.patch.object(StoreCore, "find_sound", autospec=True, side_effect=StoreCore.find_sound) as looked_for:
         back_up(source, tmp_path / "copy")
     found = [call.args[1] for call in looked_for.call_args_list]
@@ -413,12 +400,10 @@ def test_a_folder_that_is_no_place_for_a_backup_is_refused_and_left_as_it_is(sou
 
 
 def test_a_disk_that_is_too_small_is_told_the_whole_size_before_anything_is_copied(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(backup, "free_bytes_of", lambda _fd, _path: 1000)
-        with pytest.raises(NoSpace) as refused:
-            back_up(source, tmp_path / "copy")
+    with mock.patch.object(backup, "free_bytes_of", return_value=1000), pytest.raises(NoSpace) as refused:
+        back_up(source, tmp_path / "copy")
     assert state_of(tmp_path / "copy") == {}
     back_up(source, tmp_path / "copy")
     taken = sum(len(data) for data in state_of(tmp_path / "copy").values())

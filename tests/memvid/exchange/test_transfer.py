@@ -7,7 +7,6 @@ import dataclasses
 import errno
 import os
 import re
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from unittest import mock
 
 import pytest
 from blake3 import blake3
-from torpor.memvid import BlockDraft, BlockEntry, Receipt, SessionUri, SlotDraft, SlotSpec, errors
+from torpor.memvid import BlockEntry, Receipt, SessionUri, errors
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.exchange import intake
@@ -33,19 +32,7 @@ from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    contents,
-    expected,
-    manifest_path,
-    meanwhile,
-    packs_of,
-    put,
-    require_awake,
-    sleep,
-    write,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, meanwhile, packs_of, put, require_awake, sleep
 
 THIRD_URI = SessionUri("default", "third")
 
@@ -63,13 +50,16 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "out" / "agent.mvb"
 
 
+@pytest.fixture
+def file(store: Store, target: Path) -> Path:
+    """A session of 600 tokens that sleeps in the store, exported."""
+    sleep(store, 600)
+    return exported(store, target)
+
+
 def tree(path: Path) -> dict[str, bytes]:
     """Every file but the index, whose pages may move without its rows changing."""
-    return {
-        str(file.relative_to(path)): file.read_bytes()
-        for file in sorted(path.rglob("*"))
-        if file.is_file() and not file.name.startswith("index.sqlite")
-    }
+    return {name: data for name, data in making.tree(path).items() if not name.startswith("index.sqlite")}
 
 
 def exported(store: Store, target: Path, uri: SessionUri = URI, version: int | None = None) -> Path:
@@ -158,7 +148,7 @@ def test_a_file_that_appears_while_the_export_runs_is_not_overwritten_on_a_disk_
 
 def test_an_export_whose_temporary_name_would_not_go_at_once_leaves_its_file_alone(store: Store, target: Path) -> None:
     sleep(store, 300)
-    with meanwhile(os, "unlink", mock.Mock(side_effect=OSError(errno.EIO, "once"))):
+    with meanwhile(os, "unlink", making.refusing(OSError(errno.EIO, "once"))):
         store.export_session(URI, None, target)
     assert [file.name for file in target.parent.iterdir() if file.is_file()] == [target.name]
 
@@ -219,7 +209,7 @@ def test_an_export_that_cannot_be_flushed_is_taken_back_and_the_store_writes_on(
 ) -> None:
     """Its disk may be another one than the store's."""
     sleep(store, 300)
-    failure = mock.Mock(side_effect=OSError(errno.EIO, "injected"))
+    failure = making.refusing(OSError(errno.EIO, "injected"))
     with meanwhile(os, "fsync", failure, at=at), pytest.raises(errors.DurabilityLost):
         store.export_session(URI, None, target)
     assert os.listdir(target.parent) == []
@@ -264,7 +254,7 @@ def test_an_export_finds_a_block_that_was_moved_while_it_ran(store: Store, targe
     """Another process writes the packs anew, and removes the old ones."""
     second = sleep(store, 900, before=sleep(store, 600))
     with Store.open(store.path, writable=False) as reader:
-        moved: list[str] = []
+        moved: list[Path] = []
 
         def move(_done: int, _total: int) -> None:
             if not moved:
@@ -277,31 +267,14 @@ def test_an_export_finds_a_block_that_was_moved_while_it_ran(store: Store, targe
     require_awake(other, 900)
 
 
-def _move_blocks(store: Store, receipt: Receipt) -> list[str]:
+def _move_blocks(store: Store, receipt: Receipt) -> list[Path]:
     """Copy a version's blocks into one new pack, and remove the packs in which they were."""
-    old = sorted({name for entry in receipt.entries for name in store.index.packs_of(entry.id)})
-    with store.open_session(URI) as reader, store._core.folder.temps.new() as temp:
-        writer = PackWriter(temp)
-        for entry in sorted(reader.entries, key=lambda entry: entry.id):
-            with reader.holding(entry) as file:
-                writer.add_copy(file, entry.id)
-        pack_id = writer.finish()
-        with store._core.committing():
-            store._core.publish_pack(temp, pack_id)
-            store._core.remove_packs(old)
+    old = packs_of(store, receipt)
+    making.copy_blocks(store, sorted(entry.id for entry in receipt.entries), removing=old)
     return old
 
 
 # --- there and back
-
-
-def planes_sleep(store: Store, uri: SessionUri) -> Receipt:
-    """Slots of two bytes an element that shrink, in 4,096 tokens' worth of bytes."""
-    values = struct.pack("<8192e", *(1 + (number % 97) / 1024 for number in range(8192)))
-    spec = SlotSpec("0.k", "kv.k/1", "float16", (2, 64, 64))
-    draft = BlockDraft("span", 0, making.token_ids(0, 64), [SlotDraft(spec, [memoryview(values)])])
-    return write(store, [draft], 64, uri=uri, compressed=True,
-    )  # fmt: skip
 
 
 def delta_chain(store: Store) -> None:
@@ -317,7 +290,7 @@ def fork_of_two(store: Store) -> None:
 
 def compressed(store: Store) -> None:
     making.sleep_compressed(store)
-    planes_sleep(store, OTHER_URI)
+    making.sleep_planes(store, OTHER_URI)
 
 
 def moved(store: Store) -> None:
@@ -378,49 +351,44 @@ def test_the_same_bundle_again_is_what_is_there_and_nothing_is_written(
     assert store.import_file(target).bytes_written == 0, "where it came from it is too"
 
 
-def test_the_same_bundle_again_writes_what_is_damaged_there(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    receipt = other.import_file(exported(store, target))
+def test_the_same_bundle_again_writes_what_is_damaged_there(other: Store, file: Path) -> None:
+    receipt = other.import_file(file)
     making.spoil(other, receipt, 1)
-    again = other.import_file(target)
+    again = other.import_file(file)
     assert (again.bundle_id, again.blocks_new, again.blocks_reused) == (receipt.bundle_id, 1, 3)
     require_awake(other, 600)
-    assert other.import_file(target).bytes_written == 0
+    assert other.import_file(file).bytes_written == 0
     making.spoil(other, receipt, 1)
-    rescue = other.import_file(target, as_uri=OTHER_URI)
+    rescue = other.import_file(file, as_uri=OTHER_URI)
     assert (rescue.blocks_new, rescue.blocks_reused) == (1, 3), "only the damaged block is not referred to"
     require_awake(other, 600, uri=OTHER_URI)
 
 
 @pytest.mark.parametrize("what", ["missing", "damaged", "missing with the index", "damaged without the index"])
-def test_a_version_whose_manifest_is_lost_comes_back_by_the_import(
-    store: Store, other: Store, target: Path, what: str
-) -> None:
-    sleep(store, 600)
-    receipt = other.import_file(exported(store, target))
-    path = manifest_path(other, receipt.bundle_id)
+def test_a_version_whose_manifest_is_lost_comes_back_by_the_import(other: Store, file: Path, what: str) -> None:
+    receipt = other.import_file(file)
+    path = making.manifest_path(other, receipt.bundle_id)
     if what.startswith("missing"):
         path.unlink()
     else:
         put(path, b"damaged")
     with contextlib.closing(making.reopened(other, anew="index" in what)) as again:
-        back = again.import_file(target)
+        back = again.import_file(file)
         assert (back.bundle_id, back.version, back.blocks_new) == (receipt.bundle_id, 1, 0)
         require_awake(again, 600)
-        assert again.import_file(target).bytes_written == 0
+        assert again.import_file(file).bytes_written == 0
     with Store.open(other.path, writable=True) as again:
         assert again.opening.unreadable == ()
 
 
-def test_a_failure_while_a_version_is_made_whole_leaves_the_version(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    receipt = other.import_file(exported(store, target))
+def test_a_failure_while_a_version_is_made_whole_leaves_the_version(other: Store, file: Path) -> None:
+    receipt = other.import_file(file)
     making.spoil(other, receipt, 1)
     before = tree(Path(other.path))
     with mock.patch.object(TempFile, "publish", side_effect=errors.NoSpace("injected")), pytest.raises(errors.NoSpace):
-        other.import_file(target)
+        other.import_file(file)
     assert tree(Path(other.path)) == before
-    other.import_file(target)
+    other.import_file(file)
     require_awake(other, 600)
 
 
@@ -432,7 +400,7 @@ def test_another_name_gives_a_new_manifest_with_the_imported_one_as_parent(
     receipt = other.import_file(target, as_uri=OTHER_URI)
     assert (receipt.uri, receipt.version, receipt.parent) == (OTHER_URI, 1, slept.bundle_id)
     with other.open_session(OTHER_URI) as reader, store.open_session(URI) as original:
-        assert contents(reader) == expected(600)
+        assert contents(reader) == making.expected(600)
         assert reader.manifest.session == original.manifest.session
         assert reader.manifest.identity == original.manifest.identity
     assert other.find_session(URI) is None
@@ -440,11 +408,9 @@ def test_another_name_gives_a_new_manifest_with_the_imported_one_as_parent(
     require_awake(other, 900, uri=OTHER_URI)
 
 
-def test_two_imports_of_one_file_at_once_are_one(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    exported(store, target)
+def test_two_imports_of_one_file_at_once_are_one(other: Store, file: Path) -> None:
     receipts: list[Receipt] = []
-    threads = [threading.Thread(target=lambda: receipts.append(other.import_file(target))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: receipts.append(other.import_file(file))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -454,13 +420,12 @@ def test_two_imports_of_one_file_at_once_are_one(store: Store, other: Store, tar
     assert [version for _, version, _ in rows(other)] == [1]
 
 
-def test_an_import_under_another_name_is_not_done_twice(store: Store, other: Store, target: Path) -> None:
+def test_an_import_under_another_name_is_not_done_twice(other: Store, file: Path) -> None:
     """Who was cut off before the receipt asks again, perhaps after the session has gone on."""
-    sleep(store, 600)
-    first = other.import_file(exported(store, target), as_uri=OTHER_URI)
+    first = other.import_file(file, as_uri=OTHER_URI)
     sleep(other, 900, uri=first.uri, before=first)
     before, known = tree(Path(other.path)), rows(other)
-    again = other.import_file(target, as_uri=OTHER_URI)
+    again = other.import_file(file, as_uri=OTHER_URI)
     assert (again.uri, again.version, again.bundle_id) == (first.uri, first.version, first.bundle_id)
     assert (again.bytes_written, again.entries) == (0, first.entries)
     assert (tree(Path(other.path)), rows(other)) == (before, known)
@@ -483,7 +448,7 @@ def test_an_import_adds_to_no_session(
     elif theirs == "one that goes on":
         sleep(store, 600, before=first)
     elif theirs == "one that only says so":
-        write(store, making.drafts(20, seed=77), 20, parent=ours.bundle_id, session={"model": "demo"})
+        making.write(store, making.drafts(20, seed=77), 20, parent=ours.bundle_id, session={"model": "demo"})
     else:
         store.delete_session(URI)
         sleep(store, 40)
@@ -502,31 +467,29 @@ def test_an_import_adds_to_no_session(
     assert len(other.versions(uri)) == 1, "as the message says"
 
 
-def test_a_name_of_which_all_is_missing_is_taken(store: Store, other: Store, target: Path, tmp_path: Path) -> None:
+def test_a_name_of_which_all_is_missing_is_taken(other: Store, file: Path, tmp_path: Path) -> None:
     """Else it is another session's once its file is back."""
     first = sleep(other, 600, uri=OTHER_URI, seed=7)
     own = tmp_path / "own.mvb"
     other.export_session(OTHER_URI, 1, own)
-    manifest_path(other, first.bundle_id).unlink()
-    sleep(store, 600)
+    making.manifest_path(other, first.bundle_id).unlink()
     with contextlib.closing(making.reopened(other)) as again:
         with pytest.raises(errors.NameTaken):
-            again.import_file(exported(store, target), as_uri=OTHER_URI)
+            again.import_file(file, as_uri=OTHER_URI)
         assert again.import_file(own).bundle_id == first.bundle_id, "the very version comes back"
         require_awake(again, 600, uri=OTHER_URI, seed=7)
 
 
-def test_a_name_whose_manifest_can_be_read_again_is_taken(store: Store, other: Store, target: Path) -> None:
+def test_a_name_whose_manifest_can_be_read_again_is_taken(other: Store, file: Path) -> None:
     """It was damaged when the store was opened, and was put right since."""
     first = sleep(other, 600, uri=OTHER_URI, seed=7)
-    path = manifest_path(other, first.bundle_id)
+    path = making.manifest_path(other, first.bundle_id)
     good = making.flip(path, 80)
-    sleep(store, 600)
     with contextlib.closing(making.reopened(other, anew=True)) as again:
         assert again.find_session(OTHER_URI) is None
         put(path, good)
         with pytest.raises(errors.NameTaken):
-            again.import_file(exported(store, target), as_uri=OTHER_URI)
+            again.import_file(file, as_uri=OTHER_URI)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -561,7 +524,9 @@ def test_a_version_forked_from_the_imported_bundle_is_not_taken_for_its_import(
 ) -> None:
     slept = sleep(store, 600)
     exported(store, target)
-    write(store, (), 600, uri=OTHER_URI, parent=slept.bundle_id, reused=slept.entries, session={"model": "another"})
+    making.write(
+        store, (), 600, uri=OTHER_URI, parent=slept.bundle_id, reused=slept.entries, session={"model": "another"}
+    )
     with pytest.raises(errors.NameTaken):
         store.import_file(target, as_uri=OTHER_URI)
 
@@ -610,12 +575,8 @@ def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_writt
 # --- what changes while an import runs
 
 
-def test_blocks_that_leave_the_store_while_an_import_refers_to_them_are_copied(
-    store: Store, other: Store, target: Path
-) -> None:
+def test_blocks_that_leave_the_store_while_an_import_refers_to_them_are_copied(other: Store, file: Path) -> None:
     """The pins come too late for a removal that has looked at them before."""
-    sleep(store, 600)
-    exported(store, target)
     gone = sleep(other, 600, uri=OTHER_URI)
     core = other._core
 
@@ -623,7 +584,7 @@ def test_blocks_that_leave_the_store_while_an_import_refers_to_them_are_copied(
         core.remove_packs({name for entry in gone.entries for name in core.index.packs_of(entry.id)})
 
     with meanwhile(core, "missing_of", remove):
-        receipt = other.import_file(target)
+        receipt = other.import_file(file)
     assert receipt.blocks_new == len(receipt.entries)
     require_awake(other, 600)
 
@@ -709,12 +670,11 @@ def test_foreign_files_are_refused(store: Store, other: Store, target: Path) -> 
 
 def test_threat_23_a_file_of_a_later_version_is_refused_as_such(store: Store, other: Store, target: Path) -> None:
     sleep(store, 300)
-    data = bytearray(exported(store, target).read_bytes())
-    data[8] = 3
-    target.write_bytes(data)
+    data = exported(store, target).read_bytes()
+    later = making.of_a_later_version(data)
+    target.write_bytes(later[:32] + data[32:])
     refused(other, target, errors.CorruptBundle)  # as long as its digest does not say that the 3 was written
-    data[32:64] = blake3(bytes(data[:32])).digest()
-    target.write_bytes(data)
+    target.write_bytes(later)
     assert refused(other, target, errors.UnsupportedFormat).found == 3
 
 
@@ -738,17 +698,15 @@ def test_a_manifest_over_blocks_of_another_chain_is_refused(store: Store, other:
     refused(other, target, errors.CorruptBundle)
 
 
-def test_a_file_that_lacks_a_block_of_its_manifest_is_refused(store: Store, other: Store, target: Path) -> None:
+@pytest.mark.parametrize("lacks", ["all of it", "its keys"])
+def test_a_file_that_lacks_a_block_of_its_manifest_is_refused(
+    store: Store, other: Store, target: Path, lacks: str
+) -> None:
     sleep(store, 512)
     with store.open_session(URI) as reader:
-        sealed(reader, reader.manifest, reader.entries[1:], target)
-    refused(other, target, errors.BlockMissing)
-
-
-def test_a_file_with_a_block_without_its_keys_is_refused(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 512)
-    with store.open_session(URI) as reader:
-        sealed(reader, reader.manifest, reader.entries, target, stripped=reader.entries[0].id)
+        first, *others = reader.entries
+        entries, stripped = (others, b"") if lacks == "all of it" else (reader.entries, first.id)
+        sealed(reader, reader.manifest, entries, target, stripped=stripped)
     refused(other, target, errors.BlockMissing)
 
 
@@ -847,12 +805,10 @@ def test_a_file_that_changes_while_it_is_imported_is_never_taken_half_and_half(
     assert nothing_came(other)
 
 
-def test_a_full_disk_leaves_the_store_as_it_was(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    exported(store, target)
+def test_a_full_disk_leaves_the_store_as_it_was(other: Store, file: Path) -> None:
     with mock.patch.object(os, "writev", side_effect=OSError(errno.ENOSPC, "injected")):
-        refused(other, target, errors.NoSpace)
-    other.import_file(target)
+        refused(other, file, errors.NoSpace)
+    other.import_file(file)
     require_awake(other, 600)
 
 
@@ -877,19 +833,18 @@ def test_what_the_last_torpor_of_format_1_exported_is_the_same_version_here(
 # --- what was handed to a running daemon
 
 
-def test_what_was_handed_over_is_adopted_and_removed(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    bundle_id = hand_over(other.path, str(exported(store, target)))
+def test_what_was_handed_over_is_adopted_and_removed(other: Store, file: Path) -> None:
+    bundle_id = hand_over(other.path, str(file))
     receipt = other.adopt_incoming(bundle_id)
     assert receipt.bundle_id == bundle_id
     require_awake(other, 600)
     assert list((Path(other.path) / "incoming").iterdir()) == []
     with pytest.raises(errors.BundleMissing):
         other.adopt_incoming(bundle_id)
-    hand_over(other.path, str(target))
+    hand_over(other.path, str(file))
     assert other.adopt_incoming(bundle_id).bytes_written == 0
     assert list((Path(other.path) / "incoming").iterdir()) == []
-    hand_over(other.path, str(target))
+    hand_over(other.path, str(file))
     assert other.adopt_incoming(bundle_id, as_uri=OTHER_URI).uri == OTHER_URI
 
 
@@ -918,12 +873,11 @@ def test_threat_20_21_what_is_not_ours_alone_in_incoming_is_refused(
     assert rows(other) == []
 
 
-def test_what_cannot_be_adopted_stays_in_incoming(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    bundle_id = hand_over(other.path, str(exported(store, target)))
+def test_what_cannot_be_adopted_stays_in_incoming(other: Store, file: Path) -> None:
+    bundle_id = hand_over(other.path, str(file))
     waiting = Path(other.path) / "incoming" / f"{bundle_id.hex()}.mvb"
-    with pack_file(waiting) as file:
-        making.spoil_frame(waiting, next(iter(file.frames.values())))
+    with pack_file(waiting) as pack:
+        making.spoil_frame(waiting, next(iter(pack.frames.values())))
     with pytest.raises(errors.CorruptBlock):
         other.adopt_incoming(bundle_id)
     assert waiting.exists()
@@ -975,12 +929,12 @@ def test_an_import_under_a_name_whose_first_version_is_being_written_is_refused(
             store.import_file(target, as_uri=URI)
         return {"model": "demo"}
 
-    assert write(store, making.drafts(300), 300, session=session).version == 1
+    assert making.write(store, making.drafts(300), 300, session=session).version == 1
     require_awake(store, 300)
 
 
 def test_a_map_with_a_number_that_is_not_itself_is_imported_once(store: Store, target: Path) -> None:
-    write(store, making.drafts(300), 300, session={"model": "demo", "n": float("nan")})
+    making.write(store, making.drafts(300), 300, session={"model": "demo", "n": float("nan")})
     store.export_session(URI, None, target)
     first = store.import_file(target, as_uri=OTHER_URI)
     again = store.import_file(target, as_uri=OTHER_URI)

@@ -109,3 +109,14 @@ def two_versions_and_a_fork(path: Path) -> World:
         second = sleep(store, SECOND, first)
         sleep(store, FORK, second)
     return frozenset({FIRST, SECOND, FORK})
+
+
+def four_versions(path: Path) -> World:
+    """A session of four versions in four packs, the last needing all of them, and a fork of the second."""
+    receipts: list[Any] = []
+    versions = [Version(URI, number, count) for number, count in enumerate((260, 516, 772, 1028), start=1)]
+    with Store.open(path, writable=True) as store:
+        for version in versions:
+            receipts.append(sleep(store, version, receipts[-1] if receipts else None))
+        sleep(store, FORK, receipts[1])
+    return frozenset({*versions, FORK})

@@ -19,19 +19,8 @@ from torpor.memvid.errors import StoreError
 from torpor.memvid.folder.folder import id_in
 from torpor.memvid.store import Store
 from torpor.memvid.writing.frame_files import open_frames
-from torpor.tests.memvid.faults.worlds import (
-    NOTHING_ELSE,
-    Allowed,
-    Broken,
-    Sees,
-    Version,
-    World,
-    observe,
-    require_allowed,
-    require_clean,
-    require_right,
-    require_usable,
-)
+from torpor.tests.memvid.faults import worlds
+from torpor.tests.memvid.faults.worlds import NOTHING_ELSE, Allowed, Broken, Sees, Version, World, observe
 
 MISSING: Final = "missing"
 HOWS: Final = (MISSING, "start", "middle", "end")
@@ -110,7 +99,7 @@ class Ward:
         for fact in sorted(allowed.before | allowed.after, key=str):
             if isinstance(fact, Version):
                 with contextlib.suppress(StoreError):
-                    require_right(store, fact)
+                    worlds.require_right(store, fact)
                     suffering.discard(fact)
         told = [*store.opening.unreadable, *store.verify(deep=True).findings]
         listed = [fact for fact in suffering if store.find_session(fact.uri, fact.number)]
@@ -194,7 +183,7 @@ def check_damaged(
         if not sees.is_damaged:
             ward.require_explained(store, suffering)
         is_damaged = dataclasses.replace(sees, is_damaged=sees.is_damaged or ward.lacks_manifests)
-        require_clean(store, path, is_damaged, deep=False)
-        after = require_usable(store, found)
+        worlds.require_clean(store, path, is_damaged, deep=False)
+        after = worlds.require_usable(store, found)
     with Store.open(path, writable=True) as store:
-        require_allowed(observe(store, after, sees), Allowed(after, after))
+        worlds.require_allowed(observe(store, after, sees), Allowed(after, after))

@@ -17,20 +17,12 @@ from torpor.memvid.errors import StoreError
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.tests.memvid.faults import worlds
 from torpor.tests.memvid.faults.beginnings import FIRST, FORK, SECOND, Swept, fresh
 from torpor.tests.memvid.faults.damage import HOWS, Ward, files_of, strike
 from torpor.tests.memvid.faults.moments import EAGER
 from torpor.tests.memvid.faults.shim import repeatable
-from torpor.tests.memvid.faults.worlds import (
-    INDEX,
-    Allowed,
-    Mark,
-    Version,
-    World,
-    require_only_needed,
-    sleep,
-    versions_of,
-)
+from torpor.tests.memvid.faults.worlds import INDEX, Allowed, Mark, Version, World, sleep, versions_of
 from torpor.tests.memvid.store_making import OTHER_URI, URI
 
 _THIRD: Final = Version(URI, 3, 772)
@@ -178,6 +170,6 @@ def _try(path: Path, world: World, name: str, how: str, *, is_open: bool, operat
     with Store.open(path, writable=True) as store:
         found = ward.require_whole(store, Allowed(before, before - work.may_go))
         store.repack()
-        require_only_needed(store)
+        worlds.require_only_needed(store)
     with Store.open(path, writable=True) as store:
         ward.require_whole(store, Allowed(found, found))

@@ -43,7 +43,7 @@ from torpor.tests.shares import share
 Report = dict[str, Any]
 FOUND: Final = 3
 _DELETES: Final = ("delete_fork", "delete")
-_EXPORTS: Final = ("export", "export_tensors")
+EXPORTS: Final = ("export", "export_tensors")
 """They change nothing in the store: it has one moment."""
 PAIRED: Final = ("create", "sleep_delta", "fork", "delete", "repack", "repair", "import", "strip")
 """The scenarios in which two faults at once are tried: small ones, for there are thousands of pairs in each."""
@@ -141,7 +141,7 @@ def run_moments(scenarios: list[Scenario], base: Path, full: int) -> Report:
     jobs = [
         partial(moments.sweep, scenario, base / str(number), stride=full or 67, first=number)
         for number, scenario in enumerate(scenarios, start=share())
-        if scenario.name not in _EXPORTS
+        if scenario.name not in EXPORTS
     ]
     return _report(_side_by_side(jobs), ("mixed", "awake"))
 

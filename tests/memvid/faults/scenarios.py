@@ -18,18 +18,9 @@ from torpor.memvid.format.records import Receipt
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.faults import turns, upkeep
-from torpor.tests.memvid.faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
+from torpor.tests.memvid.faults.beginnings import FIRST, FORK, SECOND, Scenario, four_versions, two_versions_and_a_fork
 from torpor.tests.memvid.faults.shim import by_hand
-from torpor.tests.memvid.faults.worlds import (
-    INDEX,
-    Mark,
-    Sees,
-    Tape,
-    Version,
-    World,
-    sleep,
-    versions_of,
-)
+from torpor.tests.memvid.faults.worlds import INDEX, Mark, Sees, Tape, Version, World, sleep, versions_of
 from torpor.tests.memvid.store_making import OTHER_URI, URI, id_of
 
 THIRD: Final = SessionUri("work", "third")
@@ -148,19 +139,6 @@ def refused(path: Path, tape: Tape) -> None:
         tape.sleep(store, Version(URI, 2, 30, seed=6))
 
 
-def many_versions(path: Path) -> World:
-    """Four versions in four packs, the last needing all of them, and a fork of the second."""
-    receipts: list[Receipt] = []
-    facts: set[Version | Mark] = set()
-    with Store.open(path, writable=True) as store:
-        for number, count in enumerate((260, 516, 772, 1028), start=1):
-            version = Version(URI, number, count)
-            receipts.append(sleep(store, version, receipts[-1] if receipts else None))
-            facts.add(version)
-        sleep(store, FORK, receipts[1])
-    return frozenset({*facts, FORK})
-
-
 def prune(path: Path, tape: Tape) -> None:
     with Store.open(path, writable=True) as store:
         store.pin(URI, 2)
@@ -243,11 +221,11 @@ SCENARIOS: Final = {
         Scenario("fork", two_versions_and_a_fork, fork),
         Scenario("delete", two_versions_and_a_fork, delete),
         Scenario("delete_fork", a_fork_alone, delete_fork),
-        Scenario("delete_version", many_versions, delete_version),
+        Scenario("delete_version", four_versions, delete_version),
         Scenario("lose_index", two_versions_and_a_fork, lose_index),
         Scenario("recover", leftovers, recover),
         Scenario("many_changes", one_session, many_changes),
-        Scenario("prune", many_versions, prune),
+        Scenario("prune", four_versions, prune),
         Scenario("stand_ins", one_session, stand_ins),
         Scenario("marks", two_versions_and_a_fork, marks, Sees(marks=marks_of)),
         Scenario("refused", one_session, refused),

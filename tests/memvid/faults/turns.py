@@ -15,7 +15,6 @@ from typing import Final
 from unittest import mock
 
 from torpor.memvid.folder import journal
-from torpor.memvid.format.ledger_tail import tail_of
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
@@ -38,8 +37,7 @@ def said(store: Store) -> Iterator[Mark]:
     """Which acknowledged turns the newest version of each session has."""
     for uri, seed in _SEEDS.items():
         for row in reversed(store.versions(uri)):
-            with store.open_session(uri, row.version) as reader:
-                ledger = reader.tokens() + tail_of(reader.manifest)
+            ledger = making.ledger(store, uri, row.version)
             count = len(ledger) // 4
             if ledger == making.token_ids(0, count, _USED):
                 continue

@@ -24,23 +24,11 @@ from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
+from torpor.tests.memvid.faults import worlds
+from torpor.tests.memvid.faults.beginnings import FIRST, FORK, SECOND, Scenario, four_versions, two_versions_and_a_fork
 from torpor.tests.memvid.faults.moments import EAGER
 from torpor.tests.memvid.faults.shim import by_hand
-from torpor.tests.memvid.faults.worlds import (
-    AFTERWARDS,
-    SIZES,
-    Broken,
-    Mark,
-    Sees,
-    Tape,
-    Version,
-    World,
-    observe,
-    require_right,
-    sleep,
-    versions_of,
-)
+from torpor.tests.memvid.faults.worlds import AFTERWARDS, SIZES, Broken, Mark, Sees, Tape, Version, World, sleep
 from torpor.tests.memvid.format_1_stores import CASES, DATA, private_copy
 from torpor.tests.memvid.store_making import OTHER_URI, URI
 
@@ -160,7 +148,7 @@ def backed_up(path: Path) -> Iterator[Mark]:
         return
     facts = {FIRST, SECOND, FORK, Version(SessionUri("work", "small"), 1, 8, seed=3)}
     with Store.open(target, writable=True) as store:
-        for fact in observe(store, frozenset(facts), Sees()):
+        for fact in worlds.observe(store, frozenset(facts), Sees()):
             yield Mark("backed up", str(fact))
 
 
@@ -269,7 +257,7 @@ def whole_ones(store: Store) -> Iterator[Mark]:
     """The versions that are now as they were put to sleep, each as far as it can be."""
     for version in (FIRST, SECOND, FORK, ALONE, _CUT):
         with contextlib.suppress(StoreError):
-            require_right(store, version)
+            worlds.require_right(store, version)
             yield _whole(version)
 
 
@@ -404,19 +392,6 @@ def repack(path: Path, tape: Tape) -> None:
             store.repack()
 
 
-def small_sessions(path: Path) -> World:
-    """A session of four versions in four packs, the last needing all of them, and a fork of the second."""
-    receipts: list[object] = []
-    facts: set[Version | Mark] = set()
-    with Store.open(path, writable=True) as store:
-        for number, count in enumerate((260, 516, 772, 1028), start=1):
-            version = Version(URI, number, count)
-            receipts.append(sleep(store, version, receipts[-1] if receipts else None))
-            facts.add(version)
-        sleep(store, FORK, receipts[1])
-    return frozenset({*facts, FORK})
-
-
 def repack_into_one(path: Path, tape: Tape) -> None:
     """Packs are written anew into fewer; what they were needed for goes afterwards."""
     with Store.open(path, writable=True) as store:
@@ -458,7 +433,7 @@ def strip(path: Path, tape: Tape) -> None:
     """Keys and values go, but those that the fork needs; the ledgers stay. Then the session goes on, and the fork is
     stripped and deleted."""
     with Store.open(path, writable=True) as store:
-        gone = versions_of(tape.world, URI)
+        gone = worlds.versions_of(tape.world, URI)
         with tape.step(store, adds=map(_stripped, gone), removes=gone):
             store.strip(URI)
         tape.sleep(store, Version(URI, 3, 40, seed=3))
@@ -482,7 +457,7 @@ SCENARIOS: Final = (
     Scenario("carry_over", functools.partial(of_format_1, DATA / "format-1-whole" / "store"), carry_over, CARRIED_OVER),
     Scenario("carry_over_small", functools.partial(of_format_1, CASES / "small"), carry_over, CARRIED_OVER),
     Scenario("repack", old_leftovers, repack),
-    Scenario("repack_into_one", small_sessions, repack_into_one),
+    Scenario("repack_into_one", four_versions, repack_into_one),
     Scenario("compress", compressible, compress),
     Scenario("strip", two_versions_and_a_fork, strip),
 )

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from torpor.memvid.errors import NoSpace, StoreError
 from torpor.memvid.folder.folder import manifest_name
-from torpor.memvid.format.blocks import BlockEntry
 from torpor.memvid.format.ledger_tail import tail_of
 from torpor.memvid.format.records import IndexRow
 from torpor.memvid.store import Store
@@ -267,7 +266,7 @@ def require_right(store: Store, fact: Version, row: IndexRow | None = None) -> N
             require_ledger(reader, fact)
         for entry, expected in zip(reader.entries, _expected(fact), strict=True):
             try:
-                found = read_block(reader, entry)
+                found = making.read_block(reader, entry)
             except StoreError:
                 if fact.whole is None or entry.end <= fact.whole:
                     raise
@@ -279,11 +278,6 @@ def require_right(store: Store, fact: Version, row: IndexRow | None = None) -> N
 def require_ledger(reader: BundleReader, fact: Version) -> None:
     if reader.tokens() != making.token_ids(0, fact.token_count, fact.seed):
         raise Broken(f"the tokens of {fact} are not those that were put to sleep", lost=True)
-
-
-def read_block(reader: BundleReader, entry: BlockEntry) -> list[bytes]:
-    """The raw bytes of each slot of a block."""
-    return [bytes(reader.read_slot(entry, slot)) for slot in range(len(reader.read_header(entry).slots))]
 
 
 def require_allowed(found: World, allowed: Allowed) -> None:

@@ -12,25 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid import SessionUri
+from torpor.memvid import SessionUri, errors
 from torpor.memvid.disk import durable
-from torpor.memvid.errors import (
-    BudgetExceeded,
-    CorruptJournal,
-    DurabilityLost,
-    JournalWaits,
-    LimitExceeded,
-    NoSpace,
-    StoreIoError,
-    UnsafePath,
-)
 from torpor.memvid.folder import journal as module
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import TURNS_FILE, Journal
-from torpor.memvid.folder.store_file import open_or_make_root
 from torpor.memvid.format.journal import HEADER_BYTES, VOID, JournalRecord, size_of
 from torpor.memvid.format.ledger_tail import UNREAD
-from torpor.memvid.recovery.opening import create_store
+from torpor.memvid.store import Store
 from torpor.tests.memvid.store_making import IDENTITY, flip, refusing, token_ids
 
 ONE, TWO, THREE = (SessionUri("work", name) for name in ("first", "other", "third"))
@@ -199,7 +188,7 @@ def test_earlier_records_that_a_crash_left_are_void_after_the_next_opening(folde
     assert file_of(folder).read_bytes()[HEADER_BYTES : HEADER_BYTES + 4] == VOID
 
 
-@pytest.mark.parametrize("error", [NoSpace("full"), StoreIoError("broken")])
+@pytest.mark.parametrize("error", [errors.NoSpace("full"), errors.StoreIoError("broken")])
 def test_what_the_file_does_not_take_it_takes_with_the_next_flush(
     folder: StoreFolder, journal: Journal, faults: Faults, error: Exception
 ) -> None:
@@ -231,12 +220,12 @@ def test_a_delete_that_fails_has_changed_nothing(
 ) -> None:
     journal.append([turn(uri, 3) for uri in (ONE, *others)])
     journal.waiting[ONE] = "No room."
-    faults.fail(call, StoreIoError("broken"))
-    with pytest.raises(StoreIoError):
+    faults.fail(call, errors.StoreIoError("broken"))
+    with pytest.raises(errors.StoreIoError):
         journal.drop(ONE)
     assert journal.find(ONE) == turn(ONE, 3)
     assert set(read_again(folder)) == {ONE, *others}
-    with pytest.raises(JournalWaits):
+    with pytest.raises(errors.JournalWaits):
         journal.require_settled(ONE)
 
 
@@ -278,11 +267,11 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, folder: StoreFolder) -> None:
     def write(fd: int, offset: int, data: bytes, path: str) -> None:
         if offset + len(data) > os.fstat(fd).st_size:
             write_at(fd, offset, data[: len(data) // 2], path)
-            raise NoSpace("The disk is full.")
+            raise errors.NoSpace("The disk is full.")
         write_at(fd, offset, data, path)
 
     monkeypatch.setattr(durable, "write_at", write)
-    monkeypatch.setattr(durable.TempFile, "append", refusing(NoSpace("The disk is full.")))
+    monkeypatch.setattr(durable.TempFile, "append", refusing(errors.NoSpace("The disk is full.")))
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
@@ -297,13 +286,13 @@ def test_a_full_disk_refuses_the_room_and_not_the_record(
         reserve(journal, turn(ONE, 9_000))
     before = file_of(folder).stat().st_size
     full_disk(monkeypatch, folder)
-    with pytest.raises(NoSpace):
+    with pytest.raises(errors.NoSpace):
         reserve(journal, large)
     assert file_of(folder).stat().st_size == before
     journal.append([turn(ONE, 9_000)])
     assert read_again(folder) == {ONE: turn(ONE, 9_000)}
     assert findings(folder) == []
-    with pytest.raises(NoSpace):
+    with pytest.raises(errors.NoSpace):
         journal.append([large])
     assert read_again(folder) == {ONE: turn(ONE, 9_000)}
 
@@ -318,16 +307,16 @@ def test_room_is_asked_for_before_it_is_taken_and_only_then(journal: Journal, fo
     before = file_of(folder).stat().st_size
     journal.reserve(ONE, 4 * before, asked.append)
     assert before + asked[1] == file_of(folder).stat().st_size
-    refuse = refusing(BudgetExceeded("The disk must keep some free."))
+    refuse = refusing(errors.BudgetExceeded("The disk must keep some free."))
     size = file_of(folder).stat().st_size
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(errors.BudgetExceeded):
         journal.reserve(TWO, 9 * size, refuse)
     journal.reserve(TWO, payload, refuse)
     assert file_of(folder).stat().st_size == size
 
 
 def test_a_record_above_its_limit_is_refused_before_anything_is_taken(journal: Journal, folder: StoreFolder) -> None:
-    with pytest.raises(LimitExceeded, match="Put it to sleep"):
+    with pytest.raises(errors.LimitExceeded, match="Put it to sleep"):
         journal.reserve(ONE, module.MAX_JOURNAL_RECORD_BYTES + 1, lambda _: None)
     assert not file_of(folder).exists()
 
@@ -338,7 +327,7 @@ def test_a_journal_above_its_limit_is_refused(
     monkeypatch.setattr(module, "MAX_JOURNAL_BYTES", 1 << 18)
     for _ in range(4):  # what is void does not count
         journal.append([turn(ONE, 7_000), turn(TWO, 7_000)])
-    with pytest.raises(LimitExceeded, match="Put sessions to sleep"):
+    with pytest.raises(errors.LimitExceeded, match="Put sessions to sleep"):
         journal.append([turn(THREE, 60_000)])
     assert file_of(folder).stat().st_size <= 1 << 18
     assert set(read_again(folder)) == {ONE, TWO}
@@ -350,11 +339,11 @@ def test_a_delete_that_fails_leaves_what_was_reserved(
     journal.append([turn(ONE, 3), turn(TWO, 3)])
     reserve(journal, turn(ONE, 20_000))
     with monkeypatch.context() as patch:
-        Faults(patch).fail("write_at", StoreIoError("broken"))
-        with pytest.raises(StoreIoError):
+        Faults(patch).fail("write_at", errors.StoreIoError("broken"))
+        with pytest.raises(errors.StoreIoError):
             journal.drop(ONE)
     full_disk(monkeypatch, folder)
-    with pytest.raises(NoSpace):
+    with pytest.raises(errors.NoSpace):
         journal.append([turn(TWO, 15_000)])
     journal.append([turn(ONE, 20_000)])
     assert read_again(folder) == {ONE: turn(ONE, 20_000), TWO: turn(TWO, 3)}
@@ -372,9 +361,9 @@ def test_a_record_gives_back_the_room_that_it_did_not_need(
 def test_a_session_whose_turns_wait_takes_no_more(journal: Journal) -> None:
     journal.append([turn(ONE, 3)])
     journal.waiting[ONE] = "No room."
-    with pytest.raises(JournalWaits):
+    with pytest.raises(errors.JournalWaits):
         reserve(journal, turn(ONE, 4))
-    with pytest.raises(JournalWaits):
+    with pytest.raises(errors.JournalWaits):
         journal.append([turn(TWO, 4), turn(ONE, 4)])
     assert not journal.has(TWO)
     journal.cover(ONE)
@@ -421,8 +410,8 @@ def test_a_record_that_is_refused_does_not_count(
 ) -> None:
     journal.append([turn(ONE, 3)])
     faults.torn = torn
-    faults.fail("write_at", NoSpace("full"))
-    with pytest.raises(NoSpace):
+    faults.fail("write_at", errors.NoSpace("full"))
+    with pytest.raises(errors.NoSpace):
         journal.append([turn(ONE, 50), turn(TWO, 4)])
     faults.fails.clear()
     assert read_again(folder) == {ONE: turn(ONE, 3)}
@@ -437,21 +426,21 @@ def test_a_whole_record_that_is_refused_is_taken_back_durably(
 ) -> None:
     """The record is written, and the mark of another one is not: the turn is refused."""
     journal.append([turn(ONE, 3), turn(TWO, 3)])
-    faults.fail("write_at", NoSpace("full"))
+    faults.fail("write_at", errors.NoSpace("full"))
     journal.cover(ONE)
 
     def fail_for_marks(
         fd: int, offset: int, data: bytes, path: str, real: Callable[..., None] = durable.write_at
     ) -> None:
         if data == VOID:
-            raise NoSpace("full")
+            raise errors.NoSpace("full")
         real(fd, offset, data, path)
 
     faults.fails.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(durable, "write_at", fail_for_marks)
         faults.calls.clear()
-        with pytest.raises(NoSpace):
+        with pytest.raises(errors.NoSpace):
             journal.append([turn(TWO, 9)])
     assert faults.calls == ["write_at", "write_at", "sync_file"]  # the record, zeros, their flush
     assert read_again(folder)[TWO] == turn(TWO, 3)
@@ -469,13 +458,13 @@ def test_a_record_that_is_refused_and_cannot_be_taken_back_ends_writing(
 
     def write(fd: int, offset: int, data: bytes, path: str) -> None:
         if data == VOID or (call == "write_at" and not any(data)):
-            raise NoSpace("full")
+            raise errors.NoSpace("full")
         real(fd, offset, data, path)
 
     monkeypatch.setattr(durable, "write_at", write)
     if call == "sync_file":
-        monkeypatch.setattr(durable, "sync_file", refusing(DurabilityLost("flush")))
-    with pytest.raises(DurabilityLost, match="could not be taken back"):
+        monkeypatch.setattr(durable, "sync_file", refusing(errors.DurabilityLost("flush")))
+    with pytest.raises(errors.DurabilityLost, match="could not be taken back"):
         journal.append([turn(TWO, 9)])
 
 
@@ -484,8 +473,8 @@ def test_after_a_torn_record_that_cannot_be_taken_back_a_new_file_is_written(
 ) -> None:
     journal.append([turn(ONE, 3)])
     faults.torn = 60
-    faults.fail("write_at", StoreIoError("broken"))  # the zeros too
-    with pytest.raises(StoreIoError):
+    faults.fail("write_at", errors.StoreIoError("broken"))  # the zeros too
+    with pytest.raises(errors.StoreIoError):
         journal.append([turn(TWO, 50)])
     faults.fails.clear()
     faults.calls.clear()
@@ -499,9 +488,9 @@ def test_after_a_torn_record_that_cannot_be_taken_back_a_new_file_is_written(
 def test_a_flush_that_fails_ends_writing(journal: Journal, faults: Faults) -> None:
     journal.append([turn(ONE, 3)])
     for end in (lambda: journal.append([turn(ONE, 4)]), lambda: journal.cover(ONE), lambda: journal.drop(ONE)):
-        faults.fail("sync_file", DurabilityLost("flush"))
+        faults.fail("sync_file", errors.DurabilityLost("flush"))
         faults.fails["sync_folder"] = faults.fails["sync_file"]
-        with pytest.raises(DurabilityLost):
+        with pytest.raises(errors.DurabilityLost):
             end()
 
 
@@ -521,7 +510,7 @@ def test_marks_that_waited_are_not_written_into_a_new_file(
 ) -> None:
     journal.append([turn(ONE, 3)])
     journal.append([turn(TWO, 3)])
-    faults.fail("write_at", NoSpace("full"))
+    faults.fail("write_at", errors.NoSpace("full"))
     journal.cover(ONE)
     faults.fails.clear()
     fd = journal._fd
@@ -538,14 +527,14 @@ def test_while_the_new_file_has_no_name_the_old_one_counts(
 ) -> None:
     journal.append([turn(ONE, 3), turn(TWO, 3)])
     owner, name, error = {
-        "temporary file": (durable.TempFile, "append", NoSpace("full")),
+        "temporary file": (durable.TempFile, "append", errors.NoSpace("full")),
         "descriptor": (os, "dup", OSError(errno.EMFILE, "too many")),
         "rename": (os, "rename", OSError(errno.EMFILE, "too many")),
-        "flush of the folder": (durable, "sync_folder", DurabilityLost("flush")),
+        "flush of the folder": (durable, "sync_folder", errors.DurabilityLost("flush")),
     }[fails]
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, refusing(error))
-        with pytest.raises((StoreIoError, NoSpace, DurabilityLost)):
+        with pytest.raises((errors.StoreIoError, errors.NoSpace, errors.DurabilityLost)):
             journal.erase(ONE)
     assert TWO in read_again(folder)
     assert not list(Path(folder.path, "packs").glob("*.tmp"))
@@ -554,36 +543,24 @@ def test_while_the_new_file_has_no_name_the_old_one_counts(
         assert read_again(folder)[TWO] == turn(TWO, 9)
 
 
-@pytest.mark.parametrize("what", ["removed", "moved", "another in its place"])
-def test_a_folder_that_has_left_its_place_is_made_anew_before_the_next_record(
-    folder: StoreFolder, journal: Journal, tmp_path: Path, what: str
-) -> None:
-    journal.append([turn(ONE, 3), turn(TWO, 4)])
-    moved = file_of(folder).parent.rename(tmp_path / "moved")
-    if what == "removed":
-        shutil.rmtree(moved)
-    elif what == "another in its place":
-        shutil.copytree(moved, file_of(folder).parent)
-    for count in (5, 7):
-        journal.append([turn(ONE, count)])
-        assert read_again(folder) == {ONE: turn(ONE, count), TWO: turn(TWO, 4)}
-
-
-@pytest.mark.parametrize("what", ["removed", "moved", "another in its place"])
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize("what", ["removed", "moved", "an earlier one in its place"])
 def test_a_file_that_has_left_its_place_is_written_anew_before_the_next_record(
-    folder: StoreFolder, journal: Journal, what: str
+    folder: StoreFolder, journal: Journal, tmp_path: Path, what: str, is_folder: bool
 ) -> None:
+    """is_folder: its folder has left its place, and it with that."""
+    place = file_of(folder).parent if is_folder else file_of(folder)
+    journal.append([turn(ONE, 2), turn(TWO, 4)])
+    (shutil.copytree if is_folder else shutil.copy2)(place, tmp_path / "earlier")
     journal.append([turn(ONE, 3)])
-    before = file_of(folder).read_bytes()
-    journal.append([turn(ONE, 5)])
+    moved = place.rename(tmp_path / "moved")
     if what == "removed":
-        file_of(folder).unlink()
-    else:
-        file_of(folder).rename(file_of(folder).with_name("elsewhere"))
-        if what == "another in its place":
-            file_of(folder).write_bytes(before)
-    journal.append([turn(TWO, 4)])
-    assert read_again(folder) == {ONE: turn(ONE, 5), TWO: turn(TWO, 4)}
+        shutil.rmtree(moved) if is_folder else moved.unlink()
+    elif what != "moved":
+        (tmp_path / "earlier").rename(place)
+    for count in (1, 5):
+        journal.append([turn(THREE, count)])
+        assert read_again(folder) == {ONE: turn(ONE, 3), TWO: turn(TWO, 4), THREE: turn(THREE, count)}
 
 
 @pytest.mark.parametrize("zeroed", [False, True])
@@ -597,11 +574,11 @@ def test_a_record_that_rots_in_an_open_store_costs_no_other_and_is_told_at_the_n
     data[start:end] = bytes(end - start) if zeroed else data[start : end - 9] + b"\xff" * 9
     with file_of(folder).open("r+b") as file:
         file.write(data)
-    with pytest.raises(CorruptJournal):
+    with pytest.raises(errors.CorruptJournal):
         journal.find(ONE)
     journal.erase(THREE)  # which writes it anew
     assert journal.has(ONE)
-    with pytest.raises(CorruptJournal):
+    with pytest.raises(errors.CorruptJournal):
         journal.find(ONE)
     assert read_again(folder) == {TWO: turn(TWO, 4)}
     assert len(findings(folder)) == 1
@@ -657,8 +634,8 @@ def test_every_cut_of_a_journal_costs_what_stood_behind_it_and_is_told(folder: S
 
 
 def test_after_damage_the_next_record_is_written_into_a_new_file(folder: StoreFolder, faults: Faults) -> None:
-    data, ends = history(folder)
-    file_of(folder).write_bytes(data[: ends[1] + 9] + b"\xff" + data[ends[1] + 10 :])
+    _, ends = history(folder)
+    flip(file_of(folder), ends[1] + 9)
     journal = Journal.load(folder, writable=True)
     assert len(journal.findings) == 1
     journal.append([turn(THREE, 8)])
@@ -686,15 +663,10 @@ def test_of_much_damage_a_bounded_number_of_places_is_told(folder: StoreFolder) 
 
 
 def foreign(tmp_path: Path) -> bytes:
-    path = str(tmp_path / "elsewhere")
-    root_fd = open_or_make_root(path)
-    folder = StoreFolder(path, root_fd, create_store(root_fd, path))
-    journal = Journal.load(folder, writable=True)
-    journal.append([turn(ONE, 3)])
-    journal.close()
-    data = file_of(folder).read_bytes()
-    folder.close()
-    shutil.rmtree(path)
+    with Store.open(tmp_path / "elsewhere", writable=True) as store:
+        store.acknowledge([turn(ONE, 3)])
+        data = file_of(store._core.folder).read_bytes()
+    shutil.rmtree(tmp_path / "elsewhere")
     return data
 
 
@@ -732,17 +704,5 @@ def test_a_link_in_its_place_is_refused(folder: StoreFolder, tmp_path: Path) -> 
     file_of(folder).parent.mkdir(mode=0o700)
     file_of(folder).symlink_to(tmp_path / "elsewhere")
     for writable in (False, True):
-        with pytest.raises(UnsafePath):
+        with pytest.raises(errors.UnsafePath):
             Journal.load(folder, writable=writable)
-
-
-def test_a_file_that_cannot_be_read_shuts_the_store_to_writers_alone(
-    folder: StoreFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history(folder)
-    monkeypatch.setattr(os, "pread", refusing(OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(StoreIoError, match="Put the disk right"):
-        Journal.load(folder, writable=True)
-    journal = Journal.load(folder, writable=False)
-    assert [finding.code for finding in journal.findings] == [StoreIoError.code]
-    journal.close()

@@ -12,6 +12,7 @@ from torpor.memvid import IndexRow, SessionUri
 from torpor.memvid.errors import InvalidPolicy
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import EARLIEST_NS, Retention, RetentionPlan, plan_retention
+from torpor.tests.memvid.store_making import index_row
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 SCOUT = SessionUri("default", "scout")
@@ -27,19 +28,7 @@ def id_of(uri: SessionUri, version: int) -> bytes:
 
 
 def row(version: int, created_ns: int = NOW_NS, uri: SessionUri = SCOUT) -> IndexRow:
-    return IndexRow(
-        uri=uri,
-        version=version,
-        bundle_id=id_of(uri, version),
-        parent=None,
-        identity_digest=b"\x11" * 32,
-        token_count=version,
-        bundle_bytes=100,
-        logical_bytes=1000,
-        created_ns=created_ns,
-        model="demo",
-        labels=(),
-    )
+    return index_row(uri, version, id_of(uri, version), created_ns=created_ns)
 
 
 def daily(count: int, until_ns: int = NOW_NS, uri: SessionUri = SCOUT) -> list[IndexRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from torpor.memvid import BlockDraft, Receipt, SlotDraft, SlotSpec
@@ -111,12 +112,10 @@ def test_a_frame_in_the_payload_of_a_sound_frame_is_none_of_the_pack(store: Stor
         assert list(file.frames) == ids(outer)
 
 
-def test_a_frame_that_begins_between_two_reads_is_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_begins_between_two_reads_is_found(store: Store) -> None:
     receipt = sleep(store, 20)
-    with monkeypatch.context() as patch:
-        patch.setattr(damaged_pack, "CHUNK_BYTES", 67)
-        with opened(pack_of(store, receipt)) as file:
-            assert list(file.frames) == ids(receipt)
+    with mock.patch.object(damaged_pack, "CHUNK_BYTES", 67), opened(pack_of(store, receipt)) as file:
+        assert list(file.frames) == ids(receipt)
 
 
 def test_a_file_full_of_false_starts_is_given_up_in_time(

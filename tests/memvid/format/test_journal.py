@@ -255,30 +255,15 @@ DOCUMENT: dict[str, Any] = {
 @pytest.mark.parametrize(
     "change",
     [
-        {"uri": "no uri"},
-        {"uri": 1},
-        {"session": []},
-        {"newest": [1]},
-        {"newest": [1, None]},
-        {"newest": [-1, BUNDLE]},
-        {"newest": [True, BUNDLE]},
-        {"newest": [MAX_VERSION + 1, BUNDLE]},
-        {"newest": [1, BUNDLE[1:]]},
-        {"newest": 1},
-        {"base": b""},
-        {"base": str(URI)},
-        {"base": None},
-        {"held": -1},
-        {"held": MAX_TOKENS + 1},
-        {"held": 1.0},
-        {"identity": [["weights", "1"]]},
-        {"base": None, "identity": [["weights", "1"]]},
-        {"base": None, "held": 0, "identity": [["weights", 1]]},
-        {"base": None, "held": 0, "identity": [["weights"]]},
-        {"base": None, "held": 0, "identity": "weights"},
+        {"uri": "no uri"}, {"uri": 1}, {"session": []}, {"newest": [1]}, {"newest": [1, None]},
+        {"newest": [-1, BUNDLE]}, {"newest": [True, BUNDLE]}, {"newest": [MAX_VERSION + 1, BUNDLE]},
+        {"newest": [1, BUNDLE[1:]]}, {"newest": 1}, {"base": b""}, {"base": str(URI)}, {"base": None}, {"held": -1},
+        {"held": MAX_TOKENS + 1}, {"held": 1.0}, {"identity": [["weights", "1"]]},
+        {"base": None, "identity": [["weights", "1"]]}, {"base": None, "held": 0, "identity": [["weights", 1]]},
+        {"base": None, "held": 0, "identity": [["weights"]]}, {"base": None, "held": 0, "identity": "weights"},
         {"base": None, "held": 0, "identity": [["weights", "1"]] * (MAX_IDENTITY_PARTS + 1)},
     ],
-)
+)  # fmt: skip
 def test_a_record_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
     assert JournalRecord.decode(pack(DOCUMENT, "a record")).held == 300
     with pytest.raises(CorruptJournal):

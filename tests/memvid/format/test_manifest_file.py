@@ -7,29 +7,13 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from torpor.memvid.errors import (
-    BundleMismatch,
-    Corruption,
-    LimitExceeded,
-    OwnerMismatch,
-    TrailingData,
-    Truncated,
-    UnsupportedFormat,
-    VersionMismatch,
-)
+from torpor.memvid import errors
 from torpor.memvid.format.manifest import Manifest, bundle_id_of
 from torpor.memvid.format.manifest_file import encode_manifest_file, manifest_file_bytes, read_manifest
 from torpor.memvid.limits import MAX_MANIFEST_BYTES
 from torpor.memvid.store import Store
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    manifest_path,
-    put,
-    require_awake,
-    sleep,
-    taking_at_most,
-)
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import OTHER_URI, URI, manifest_path, put, require_awake, sleep, taking_at_most
 
 
 def read(file: Path, bundle_id: bytes) -> Manifest:
@@ -66,7 +50,7 @@ def test_t5_a_flipped_bit_in_any_byte_is_found(file: Path) -> None:
         bad = bytearray(good)
         bad[byte] ^= 1 << byte % 8
         file.write_bytes(bad)
-        with pytest.raises(Corruption):
+        with pytest.raises(errors.Corruption):
             read(file, id_of(file))
 
 
@@ -74,26 +58,23 @@ def test_threat_1_a_manifest_cut_or_longer_is_refused(file: Path) -> None:
     good = file.read_bytes()
     for size in range(len(good)):
         file.write_bytes(good[:size])
-        with pytest.raises(Truncated):
+        with pytest.raises(errors.Truncated):
             read(file, id_of(file))
     file.write_bytes(good + b"\0")
-    with pytest.raises(TrailingData):
+    with pytest.raises(errors.TrailingData):
         read(file, id_of(file))
 
 
 def test_a_manifest_longer_than_any_of_ours_is_not_read(file: Path) -> None:
     os.truncate(file, 1 << 40)
-    with taking_at_most(1 << 20), pytest.raises(LimitExceeded, match=str(MAX_MANIFEST_BYTES)):
+    with taking_at_most(1 << 20), pytest.raises(errors.LimitExceeded, match=str(MAX_MANIFEST_BYTES)):
         read(file, id_of(file))
 
 
 def test_threat_23_a_manifest_of_a_later_version_is_refused_and_not_touched(store: Store, file: Path) -> None:
-    good = file.read_bytes()
-    fixed = bytearray(good[:32])
-    fixed[8] = 3
-    later = bytes(fixed) + blake3(fixed).digest() + good[64:]
+    later = making.of_a_later_version(file.read_bytes())
     file.write_bytes(later)
-    with pytest.raises(UnsupportedFormat):
+    with pytest.raises(errors.UnsupportedFormat):
         store.open_session(URI)
     assert file.read_bytes() == later
 
@@ -104,7 +85,7 @@ def test_threat_7_gm2_files_of_two_sessions_swapped_are_refused(store: Store, fi
     put(file, two)
     put(other, one)
     for uri in (URI, OTHER_URI):
-        with pytest.raises(BundleMismatch):
+        with pytest.raises(errors.BundleMismatch):
             store.open_session(uri)
     put(file, one)
     put(other, two)
@@ -117,10 +98,10 @@ def test_threat_7_gm3_a_row_pointed_at_another_version_is_refused(store: Store, 
     other = sleep(store, 300, uri=OTHER_URI, seed=2)
     change = store.index._connection.execute
     change("UPDATE versions SET version = 5 WHERE bundle_id = ?", (id_of(file),))
-    with pytest.raises(VersionMismatch):
+    with pytest.raises(errors.VersionMismatch):
         store.open_session(URI)
     change("UPDATE versions SET name = 'agent', version = 7 WHERE bundle_id = ?", (other.bundle_id,))
-    with pytest.raises(OwnerMismatch):
+    with pytest.raises(errors.OwnerMismatch):
         store.open_session(URI)
     require_awake(store, 400, version=second.version)
 
@@ -129,7 +110,7 @@ def test_a_manifest_that_is_sealed_and_no_manifest_is_refused(store: Store, file
     for encoded in (b"", b"\xc0", b"\x80", b"\x81\xa1a\xa1b", os.urandom(40)):
         bundle_id = bundle_id_of(encoded)
         put(manifest_path(store, bundle_id), encode_manifest_file(encoded))
-        with pytest.raises(Corruption):
+        with pytest.raises(errors.Corruption):
             store.open_bundle(bundle_id)
     with Store.open(store.path, writable=False) as again:
         assert len(again.opening.unreadable) == 5

@@ -2,7 +2,7 @@
 
 A program is a list of steps, each a byte that says what and some bytes of arguments; what is missing counts as zero.
 Steps on tables come first and work through SQLite, so that the file stays a sound database with wrong content; steps
-on bytes then change pages, header and side files as they lie.
+on bytes then change pages and header as they lie.
 """
 
 from __future__ import annotations
@@ -14,29 +14,27 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
-from blake3 import blake3
 from torpor.tests.memvid.fuzz.mutation import INTERESTING, TEXTS
 
-STEPS: Final = 14
-RESUM, SUMS = 12, 13
-LIKELY: Final = ("status", "namespace", "name", "version", "token_count", "unsettled")
+STEPS: Final = 11
+LIKELY: Final = ("namespace", "name", "version", "bundle_id", "token_count", "unread_tokens")
 SCHEMA_CHANGES: Final = (
-    "DROP INDEX one_live_version",
-    "DROP TABLE refs",
-    "DROP TABLE bundles",
-    "DROP TABLE meta",
-    "ALTER TABLE bundles ADD COLUMN more TEXT",
-    "CREATE VIEW seen AS SELECT * FROM bundles",
-    "CREATE TRIGGER grow AFTER INSERT ON bundles BEGIN DELETE FROM bundles; END",
-    "CREATE TRIGGER shrink AFTER DELETE ON bundles BEGIN SELECT raise(FAIL, 'no'); END",
-    "ALTER TABLE bundles RENAME TO sessions",
+    "DROP INDEX by_session",
+    "DROP TABLE blocks",
+    "DROP TABLE packs",
+    "DROP TABLE versions",
+    "ALTER TABLE versions ADD COLUMN more TEXT",
+    "ALTER TABLE versions RENAME TO sessions",
+    "CREATE VIEW seen AS SELECT * FROM versions",
+    "CREATE TRIGGER grow AFTER INSERT ON versions BEGIN DELETE FROM versions; END",
+    "CREATE TRIGGER shrink AFTER DELETE ON versions BEGIN SELECT raise(FAIL, 'no'); END",
     "CREATE TABLE extra (a, b, c)",
-    "DELETE FROM bundles",
-    "DELETE FROM meta",
-    "DELETE FROM refs",
-    "UPDATE bundles SET status = 'unreadable'",
-    "UPDATE bundles SET status = 'shadowed'",
-    "UPDATE bundles SET status = 'nothing'",
+    "DELETE FROM versions",
+    "DELETE FROM packs",
+    "DELETE FROM blocks",
+    "UPDATE blocks SET stripped = 1 - stripped",
+    "UPDATE blocks SET pack = pack % 3 + 1",
+    "UPDATE packs SET size_bytes = 0",
 )
 
 
@@ -60,11 +58,6 @@ class Reader:
         return int.from_bytes(self.take(size), "little")
 
 
-def resums(program: bytes) -> bool:
-    """Whether a program makes the sums right again: then the index says what an attacker wants, not what damage did."""
-    return any(step == RESUM for step, _ in _steps(program))
-
-
 def _steps(program: bytes) -> list[tuple[int, bytes]]:
     reader = Reader(program)
     steps: list[tuple[int, bytes]] = []
@@ -74,31 +67,23 @@ def _steps(program: bytes) -> list[tuple[int, bytes]]:
     return steps
 
 
-def apply(image: bytes, sums: bytes, program: bytes) -> tuple[bytes, bytes, bytes]:
-    """(index file, its -wal, its page sums) after a program was run on the index file `image`."""
+def apply(image: bytes, program: bytes) -> bytes:
+    """The body of an index file after a program was run on the one of `image`."""
     steps = _steps(program)
     tables = [(step, arguments) for step, arguments in steps if step < 5]
-    pages = [(step, arguments) for step, arguments in steps if 5 <= step < RESUM]
     if tables:
         image = _with_tables_changed(image, tables)
-    for step, arguments in steps:
-        if step == SUMS:
-            sums, _ = _with_bytes_changed(sums, [(5 + arguments[0] % 4, arguments[1:])])
-    image, wal = _with_bytes_changed(image, pages)
-    if resums(program):
-        sums = b"".join(blake3(image[at : at + 4096]).digest(16) for at in range(0, len(image), 4096))
-    return image, wal, sums
+    return _with_bytes_changed(image, [(step, arguments) for step, arguments in steps if step >= 5])
 
 
 def _with_tables_changed(image: bytes, steps: Sequence[tuple[int, bytes]]) -> bytes:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     with contextlib.closing(connection):
-        connection.deserialize(image[:18] + b"\x01\x01" + image[20:])  # a journal mode that memory has
+        connection.deserialize(image)
         for step, arguments in steps:
             with contextlib.suppress(sqlite3.Error, OverflowError, IndexError, ValueError, UnicodeError):
                 _table_step(connection, step, Reader(arguments))
-        changed = connection.serialize()
-    return changed[:18] + image[18:20] + changed[20:]
+        return connection.serialize()
 
 
 def _table_step(connection: sqlite3.Connection, step: int, reader: Reader) -> None:
@@ -106,9 +91,9 @@ def _table_step(connection: sqlite3.Connection, step: int, reader: Reader) -> No
         connection.execute(SCHEMA_CHANGES[reader.number() % len(SCHEMA_CHANGES)])
         return
     names = sorted(name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
-    table = (["bundles"] * 3 + names)[reader.number() % (3 + len(names))]
-    columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-    rows = connection.execute(f"SELECT * FROM {table}").fetchall()
+    table = (["versions"] * 3 + names)[reader.number() % (3 + len(names))]
+    rows = (found := connection.execute(f"SELECT * FROM {table}")).fetchall()
+    columns = [column for column, *_ in found.description]
     if not rows:
         return
     row = rows[reader.number() % len(rows)]
@@ -152,8 +137,8 @@ def _value(reader: Reader, now: Any, other: Any) -> Any:
     return other
 
 
-def _with_bytes_changed(image: bytes, steps: Sequence[tuple[int, bytes]]) -> tuple[bytes, bytes]:
-    data, wal = bytearray(image), b""
+def _with_bytes_changed(image: bytes, steps: Sequence[tuple[int, bytes]]) -> bytes:
+    data = bytearray(image)
     for step, arguments in steps:
         reader = Reader(arguments)
         at = reader.number(4) % len(data) if data else 0
@@ -168,34 +153,10 @@ def _with_bytes_changed(image: bytes, steps: Sequence[tuple[int, bytes]]) -> tup
             page = at // 4096 * 4096
             data[page : page + 4096] = bytes(len(data[page : page + 4096]))
         elif step == 9:
-            wal = _wal(bytes(data), reader)
-        elif step == 10:
             data[at % 100 : at % 100 + 4] = reader.take(4)[: len(data)]  # the file's header
         elif data:
             data[at] ^= 1 << reader.number() % 8
-    return bytes(data), wal
-
-
-def _wal(data: bytes, reader: Reader) -> bytes:
-    """A write-ahead log with one frame, its checksums right: SQLite takes the page in it for the newer one."""
-    page_size = 4096
-    number = reader.number() % max(1, len(data) // page_size)
-    page = bytearray(data[number * page_size : (number + 1) * page_size].ljust(page_size, b"\x00"))
-    page[reader.number(2) % page_size] = reader.number()
-    header = struct.pack(">8I", 0x377F0682, 3007000, page_size, 0, 1, 2, 0, 0)[:24]
-    first = _checksum(header, (0, 0))
-    frame = struct.pack(">2I", number + 1, len(data) // page_size)
-    second = _checksum(frame + page, first)
-    return header + struct.pack(">2I", *first) + frame + struct.pack(">4I", 1, 2, *second) + bytes(page)
-
-
-def _checksum(data: bytes, start: tuple[int, int]) -> tuple[int, int]:
-    one, two = start
-    words = struct.unpack(f"<{len(data) // 4}I", data)
-    for at in range(0, len(words), 2):
-        one = (one + words[at] + two) & 0xFFFFFFFF
-        two = (two + words[at + 1] + one) & 0xFFFFFFFF
-    return one, two
+    return bytes(data)
 
 
 def change(program: bytes, rng: Random) -> bytes:
@@ -205,15 +166,13 @@ def change(program: bytes, rng: Random) -> bytes:
     if choice < 3 or not buffer:
         step = rng.randrange(STEPS)
         arguments = rng.randbytes(rng.choice((4, 8, 16)))
-        if rng.random() < 0.4:  # a value of a bundle's row: whose it is, which version, or any other
+        if rng.random() < 0.4:  # a value of a version's row: whose it is, which version, or any other
             step = rng.randrange(3)
             arguments = bytes(
                 [0, rng.randrange(8), rng.randrange(256), rng.randrange(8), rng.choice((1, 5, 5, 6, 7, 9, 9))]
             )
             arguments += rng.randbytes(8)
-            if rng.random() < 0.5:
-                buffer += bytes([RESUM, *bytes(16)])
-        if step in (5, 6, 11):  # where there is something
+        if step in (5, 6, 10):  # where there is something
             arguments = (rng.randrange(rng.choice((100, 4096, 1 << 16)))).to_bytes(4, "little") + arguments
         buffer += bytes([step]) + arguments.ljust(40 if step == 6 else 16, b"\x00")[: 40 if step == 6 else 16]
     elif choice == 3:

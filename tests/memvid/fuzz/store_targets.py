@@ -226,7 +226,7 @@ class IndexTarget(InStore):
     def check(self, data: bytes) -> str:
         template = self._template
         template.restore(indexed=False)
-        image, _, _ = index_program.apply(template.index[:-40], b"", data)
+        image = index_program.apply(template.index[:-40], data)
         with Store.open(template.path, writable=False) as store:
             sealed = image + index._tail_of(image, store._core.folder)
         write(template.path / INDEX_FILE, sealed)

@@ -13,33 +13,13 @@ from torpor.memvid.disk.budget import utc_day
 from torpor.memvid.errors import DurabilityLost, IndexFailed, SessionNotFound, StoreClosed
 from torpor.memvid.index.index import INDEX_FILE, Index, PackRow, block_key
 from torpor.memvid.store import Store
-from torpor.tests.memvid.store_making import (
-    FORK_URI,
-    OTHER_URI,
-    URI,
-    names,
-    pack_of,
-    refusing,
-    reopened,
-    require_awake,
-    sleep,
-)
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, index_row, names, refusing, reopened, sleep
 
 
 def row(uri: SessionUri, version: int, *, created_ns: int = 1, salt: int = 0) -> IndexRow:
-    return IndexRow(
-        uri=uri,
-        version=version,
-        bundle_id=f"{uri.namespace}/{uri.name} {version} {salt}".encode().ljust(32, b"."),
-        parent=None,
-        identity_digest=b"\x11" * 32,
-        token_count=version,
-        bundle_bytes=100,
-        logical_bytes=1000,
-        created_ns=created_ns,
-        model="demo",
-        labels=("a", "b"),
-    )
+    bundle_id = f"{uri.namespace}/{uri.name} {version} {salt}".encode().ljust(32, b".")
+    return index_row(uri, version, bundle_id, created_ns=created_ns, labels=("a", "b"))
 
 
 def block(number: int) -> bytes:
@@ -202,7 +182,7 @@ def test_where_the_file_cannot_be_forgotten_nothing_is_deleted(store: Store, mon
             with pytest.raises(DurabilityLost):
                 store.delete_session(URI)
         assert names(store.path) == before
-        require_awake(store, 300)
+        making.require_awake(store, 300)
 
 
 def test_an_index_that_fails_is_a_typed_error(store: Store) -> None:
@@ -213,7 +193,7 @@ def test_an_index_that_fails_is_a_typed_error(store: Store) -> None:
     store.index._connection.execute("DROP TABLE versions")
     with pytest.raises(IndexFailed):
         store.versions(URI)
-    assert pack_of(store, receipt).exists()
+    assert making.pack_of(store, receipt).exists()
 
 
 def test_a_closed_index_says_that_the_store_is_closed(index: Index) -> None:

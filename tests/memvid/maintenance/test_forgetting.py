@@ -16,27 +16,9 @@ from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.maintenance import forgetting
 from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
+from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.maintenance.crash_rig import Crash, all_blocks, cut_off
-from torpor.tests.memvid.store_making import (
-    FORK_URI,
-    OTHER_URI,
-    URI,
-    expected,
-    flip,
-    ledger,
-    manifest_path,
-    meanwhile,
-    names,
-    pack_of,
-    put,
-    remove_index,
-    reopened,
-    require_awake,
-    sleep,
-    token_ids,
-    turn,
-    write,
-)
+from torpor.tests.memvid.store_making import FORK_URI, manifest_path, names, put, reopened, require_awake, sleep, turn
 
 SECRET = SessionUri("default", "a-name-that-nobody-may-find")
 
@@ -54,10 +36,10 @@ def require_gone(store: Store, *, seed: int = 5, token_count: int = 600, shared:
     path = store.path
     store.close()
     assert files_with(path, SECRET.name.encode()) == []
-    for block in expected(token_count, seed=seed)[shared:]:
+    for block in making.expected(token_count, seed=seed)[shared:]:
         for slot in block:
             assert files_with(path, slot[:16]) == []
-    assert files_with(path, token_ids(token_count - 8, 8, seed)) == []
+    assert files_with(path, making.token_ids(token_count - 8, 8, seed)) == []
 
 
 def codes(report: MaintenanceReport) -> dict[str, str]:
@@ -77,15 +59,16 @@ def test_nothing_of_a_forgotten_session_is_left_and_others_are_whole(store: Stor
     assert report.problems == plan.problems == ()
     assert report.bytes_freed == pytest.approx(plan.bytes_freed)
     require_awake(store, 300)
-    assert store.has_turns(URI)
+    assert store.has_turns(making.URI)
     require_gone(store)
 
 
-def test_blocks_of_deleted_versions_in_packs_that_others_need_go_too(store: Store) -> None:
+@pytest.mark.parametrize("what", ["session", "version"])
+def test_blocks_of_what_was_deleted_in_packs_that_others_need_go_too(store: Store, what: str) -> None:
     """A fork needs the first blocks of a pack: the rest of it is nobody's."""
     secret(store, 600)
     sleep(store, 512, uri=FORK_URI, seed=5)
-    store.delete_version(SECRET, 1)
+    store.delete_session(SECRET) if what == "session" else store.delete_version(SECRET, 1)
     with pytest.raises(SessionNotFound):
         store.versions(SECRET) or store.require_session(SECRET)
     report = store.forget(SECRET)
@@ -107,7 +90,7 @@ def test_what_others_share_stays_and_is_told(store: Store) -> None:
 
 def test_versions_and_turns_that_name_the_session_are_told(store: Store) -> None:
     secret(store)
-    write(store, [], 0, uri=FORK_URI, session={"forked_from": {"session": str(SECRET)}})
+    making.write(store, [], 0, uri=FORK_URI, session={"forked_from": {"session": str(SECRET)}})
     report = store.forget(SECRET)
     assert [action.session for action in report.actions if action.kind == "keep"] == [FORK_URI]
     assert "origin" in report.actions[-1].reason
@@ -119,13 +102,13 @@ def test_turns_of_others_behind_it_become_a_version(store: Store) -> None:
     record = turn(store, 20, uri=SECRET)
     store.acknowledge([type(record)(FORK_URI, record.session, None, base, 512, None)])
     assert store.forget(SECRET).problems == ()
-    assert len(ledger(store, FORK_URI)) == 4 * 532
+    assert len(making.ledger(store, FORK_URI)) == 4 * 532
 
 
 def test_an_unknown_session_is_told_apart_from_a_forgotten_one(store: Store) -> None:
     secret(store)
     with pytest.raises(SessionNotFound) as refusal:
-        store.forget(OTHER_URI)
+        store.forget(making.OTHER_URI)
     assert "Nothing of it is in the store" in refusal.value.message
     require_awake(store, 600, uri=SECRET, seed=5)
 
@@ -142,7 +125,7 @@ def test_a_session_that_somebody_reads_is_told_and_goes_with_its_reader(store: S
 
 def test_a_version_that_comes_meanwhile_is_told(store: Store) -> None:
     secret(store)
-    with meanwhile(forgetting, "find_remains", lambda: secret(store, 300)):
+    with making.meanwhile(forgetting, "find_remains", lambda: secret(store, 300)):
         report = store.forget(SECRET)
     assert set(codes(report).values()) == {forgetting.NOT_FORGOTTEN}
     assert store.forget(SECRET).problems == ()
@@ -171,8 +154,8 @@ def test_while_needs_are_unknown_nothing_goes_from_packs_and_it_is_told(store: S
 
 def test_an_unreadable_pack_is_told(store: Store) -> None:
     secret(store)
-    pack = pack_of(store, sleep(store))
-    flip(pack, 3)
+    pack = making.pack_of(store, sleep(store))
+    making.flip(pack, 3)
     report = store.forget(SECRET)
     assert codes(report) == {pack.name: forgetting.CANNOT_BE_TOLD}
 
@@ -185,7 +168,7 @@ def test_what_repair_moved_away_goes_if_it_is_the_sessions_and_is_told_if_nobody
     manifest = manifest_path(store, store.versions(SECRET)[0].bundle_id)
     for file in (manifest, Path(store.path, store.index.packs_of(store.open_session(SECRET).entries[0].id)[0])):
         shutil.copy(file, damaged)
-    for file in (manifest_path(store, other.bundle_id), pack_of(store, other)):
+    for file in (manifest_path(store, other.bundle_id), making.pack_of(store, other)):
         shutil.copy(file, damaged / f"{file.name}.2")
     put(damaged / "marks.json", b"{}")
     put(damaged / "torn.mvp", b"torn")
@@ -240,14 +223,6 @@ def test_a_forget_that_was_cut_off_is_finished_by_another(
             return
 
 
-def test_forgetting_after_a_delete_finds_what_is_left(store: Store) -> None:
-    secret(store, 600)
-    sleep(store, 512, uri=FORK_URI, seed=5)
-    store.delete_session(SECRET)
-    assert store.forget(SECRET).problems == ()
-    require_gone(store, shared=2)
-
-
 def test_the_index_keeps_no_name_of_a_deleted_row(store: Store) -> None:
     for number in range(40):
         sleep(store, 4, uri=SessionUri("default", f"many-{number}"), seed=number)
@@ -268,7 +243,7 @@ def test_a_lost_index_and_a_dry_run_beside_a_daemon(store: Store) -> None:
     assert {action.kind for action in report.actions} == {"remove"}
     assert names(store.path) == before
     store.close()
-    remove_index(Path(store.path))
+    making.remove_index(Path(store.path))
     with Store.open(store.path, writable=True) as store:
         assert store.forget(SECRET).problems == ()
         assert all_blocks(store) == set()
@@ -278,7 +253,7 @@ def test_a_lost_index_and_a_dry_run_beside_a_daemon(store: Store) -> None:
 def test_a_repack_under_way_brings_nothing_back(store: Store) -> None:
     secret(store, 600)
     sleep(store, 512, uri=FORK_URI, seed=5)
-    with meanwhile(forgetting, "repack_packs", lambda: store.repack(policy=CLEARING)):
+    with making.meanwhile(forgetting, "repack_packs", lambda: store.repack(policy=CLEARING)):
         assert store.forget(SECRET).problems == ()
     require_gone(store, shared=2)
 
@@ -288,14 +263,14 @@ def test_a_version_that_comes_behind_the_look_goes_too_and_a_forks_turns_behind_
 
     def come() -> None:
         sleep(store, 600)
-        behind = dataclasses.replace(turn(store, 5), uri=FORK_URI, newest=None, held=512)
+        behind = dataclasses.replace(making.turn(store, 5), uri=FORK_URI, newest=None, held=512)
         store.acknowledge([behind])
 
-    with meanwhile(forgetting._Forget, "delete", come):
-        report = store.forget(URI)
+    with making.meanwhile(forgetting._Forget, "delete", come):
+        report = store.forget(making.URI)
     assert report.problems == ()
-    assert store.versions(URI) == []
-    assert ledger(store, FORK_URI) == token_ids(0, 512) + token_ids(600, 5)
-    store = reopened(store)
+    assert store.versions(making.URI) == []
+    assert making.ledger(store, FORK_URI) == making.token_ids(0, 512) + making.token_ids(600, 5)
+    store = making.reopened(store)
     assert (store.opening.journal, store.verify(deep=True).findings) == ((), ())
     store.close()

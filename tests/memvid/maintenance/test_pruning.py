@@ -14,7 +14,6 @@ import pytest
 from torpor.memvid import Receipt, SessionUri, errors
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import Journal
-from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.lossy import Lossy
 from torpor.memvid.index.index import Index
@@ -22,23 +21,8 @@ from torpor.memvid.maintenance import pruning
 from torpor.memvid.store import Store
 from torpor.memvid.writing import deletion
 from torpor.memvid.writing.core import StoreCore
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    contents,
-    expected,
-    flip,
-    manifest_path,
-    meanwhile,
-    names,
-    pack_of,
-    put,
-    refusing,
-    reopened,
-    require_awake,
-    sleep,
-    turn,
-)
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import OTHER_URI, URI, meanwhile, names, pack_of, reopened, require_awake, sleep
 
 LAST = Retention(keep_last=1)
 
@@ -58,12 +42,6 @@ def versions(store: Store) -> list[int]:
 def kinds(store: Store) -> list[str]:
     """How many manifests and packs there are, by ending."""
     return sorted(name[-4:] for name in names(store.path))
-
-
-def strip(store: Store, receipt: Receipt) -> None:
-    core = store._core
-    with core.committing():
-        Marks.load(core.folder).strip(receipt.uri, [receipt.bundle_id]).save(core.folder)
 
 
 def test_what_no_rule_keeps_goes_and_what_stays_wakes_to_the_bit(store: Store) -> None:
@@ -152,7 +130,7 @@ def test_an_open_reader_of_a_pruned_version_finishes_and_the_next_removal_takes_
     with store.open_session(URI, 2) as reader:
         store.prune(LAST)
         assert pack.exists()
-        assert contents(reader) == expected(400)
+        assert making.contents(reader) == making.expected(400)
 
 
 def test_an_awake_session_whose_parent_was_pruned_can_sleep_whole(store: Store) -> None:
@@ -174,7 +152,7 @@ def test_without_marks_nothing_is_dropped(store: Store, store_path: Path, how: s
     if how == "missing":
         marks.unlink()
     else:
-        put(marks, marks.read_bytes()[:-3])
+        making.put(marks, marks.read_bytes()[:-3])
     before = names(store_path)
     for act in (lambda: store.prune(LAST), lambda: store.drop_stand_ins(URI)):
         with pytest.raises((errors.CorruptMarks, errors.MarksLost)):
@@ -197,7 +175,7 @@ def test_a_prune_that_is_cut_off_has_dropped_only_what_no_rule_keeps_and_another
     sleep(store, 20, uri=OTHER_URI, seed=2)
     with (
         contextlib.suppress(KeyboardInterrupt, AssertionError),  # not each is called twice
-        meanwhile(owner, name, refusing(KeyboardInterrupt), at=at),
+        meanwhile(owner, name, making.refusing(KeyboardInterrupt), at=at),
     ):
         store.prune(LAST)
     with reopened(store, anew=anew) as again:
@@ -240,17 +218,16 @@ def test_a_store_that_reads_beside_sees_every_version_or_none(store: Store, stor
 
 
 def test_what_turns_in_the_journal_stand_behind_stays(store: Store) -> None:
-    four_versions(store)
-    store.acknowledge([turn(store, 5)])
-    with mock.patch.object(Journal, "bases", return_value={URI: store.versions(URI)[1].bundle_id}):
-        store.prune(LAST)
+    base = four_versions(store)[1]
+    store.acknowledge([replace(making.turn(store, 5), base=base.bundle_id, held=400)])
+    store.prune(LAST)
     assert versions(store) == [2, 4]
 
 
 def test_a_prune_takes_no_room(store: Store) -> None:
     four_versions(store)
     full = errors.NoSpace("full")
-    with mock.patch("torpor.memvid.disk.durable.TempFile.append", refusing(full)):
+    with mock.patch("torpor.memvid.disk.durable.TempFile.append", making.refusing(full)):
         store.prune(LAST)
     assert versions(store) == [4]
     with reopened(store) as again:
@@ -265,15 +242,15 @@ def lose_pack(store: Store, receipt: Receipt) -> None:
 
 
 def lose_manifest(store: Store, receipt: Receipt) -> None:
-    manifest_path(store, receipt.bundle_id).unlink()
+    making.manifest_path(store, receipt.bundle_id).unlink()
 
 
 def damage_manifest(store: Store, receipt: Receipt) -> None:
-    flip(manifest_path(store, receipt.bundle_id), 100)
+    making.flip(making.manifest_path(store, receipt.bundle_id), 100)
 
 
 def damage_pack(store: Store, receipt: Receipt) -> None:
-    flip(pack_of(store, receipt, -1), 20)
+    making.flip(pack_of(store, receipt, -1), 20)
 
 
 HURTS = [lose_pack, lose_manifest, damage_manifest, damage_pack]
@@ -282,21 +259,18 @@ Hurt = Callable[[Store, Receipt], None]
 
 @pytest.mark.parametrize("hurt", HURTS)
 @pytest.mark.parametrize("rule", [LAST, Retention(keep_days=1)], ids=["last", "days"])
-def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(
-    store: Store, monkeypatch: pytest.MonkeyPatch, hurt: Hurt, rule: Retention
-) -> None:
+def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(store: Store, hurt: Hurt, rule: Retention) -> None:
     day_ns = 24 * 60 * 60 * 10**9
     now_ns = time.time_ns()
     for number, tokens in enumerate((100, 200, 300)):
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "time_ns", lambda at=now_ns - (3 - number) * 10 * day_ns: at)
+        with mock.patch.object(time, "time_ns", lambda at=now_ns - (3 - number) * 10 * day_ns: at):
             newest = sleep(store, tokens, seed=number)
     hurt(store, newest)
     planned = store.prune(rule, dry_run=True)
     report = store.prune(rule)
     assert versions(store) == [2, 3]
     assert [one.version for one in report.actions if one.session == URI] == [1]
-    path = str(manifest_path(store, newest.bundle_id))
+    path = str(making.manifest_path(store, newest.bundle_id))
     assert {one.path for one in report.problems} == {path}
     assert "cannot be woken" in report.problems[0].message
     assert planned.actions == report.actions
@@ -323,7 +297,7 @@ def test_a_stripped_newest_version_whose_tokens_are_lost_costs_no_whole_one(stor
     if what == "header":
         store.strip(URI, newest.version)
     else:  # its end record is needed whole
-        strip(store, newest)
+        making.mark_stripped(store, newest)
     for name in store.index.packs_of(block.id, stripped=True):
         Path(store.path, name).unlink()
     report = store.prune(LAST)
@@ -341,7 +315,7 @@ def test_a_version_that_cannot_be_woken_is_told_also_where_nothing_goes(store: S
         report = store.prune(LAST, only, dry_run=dry_run)
         assert versions(store) == [1, 2]
         assert [(one.code, one.path) for one in report.problems] == [
-            ("bundle_missing", str(manifest_path(store, lost.bundle_id)))
+            ("bundle_missing", str(making.manifest_path(store, lost.bundle_id)))
         ]
 
 
@@ -373,7 +347,7 @@ def test_a_pack_that_is_put_back_makes_its_version_count_again(store: Store) -> 
     good = pack.read_bytes()
     pack.unlink()
     store._core.look_again()
-    put(pack, good)
+    making.put(pack, good)
     assert store.prune(LAST).problems == ()
     assert versions(store) == [2]
 
@@ -485,7 +459,7 @@ def test_a_stand_in_stays_where_the_later_version_cannot_be_woken(store: Store, 
     hurt(store, receipts[2])
     assert store.drop_stand_ins(URI).actions == ()
     for path, data in before.items():
-        put(path, data)
+        making.put(path, data)
     store.drop_stand_ins(URI)
     assert versions(store) == [1, 3]
 
@@ -497,9 +471,9 @@ def test_a_stand_in_stays_where_the_later_version_lacks_a_block_that_both_have(s
 
 def test_a_stand_in_stays_where_the_later_version_is_stripped_and_it_is_not(store: Store) -> None:
     receipts = stand_in_and_more(store, 536)
-    strip(store, receipts[2])
+    making.mark_stripped(store, receipts[2])
     assert store.drop_stand_ins(URI).actions == ()
-    strip(store, receipts[1])
+    making.mark_stripped(store, receipts[1])
     store.drop_stand_ins(URI)
     assert versions(store) == [1, 3]
 

@@ -12,20 +12,9 @@ from torpor.memvid.folder.marks import Marks
 from torpor.memvid.maintenance import stripping
 from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
+from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.maintenance.crash_rig import Crash, cut_off
-from torpor.tests.memvid.store_making import (
-    FORK_URI,
-    OTHER_URI,
-    URI,
-    ledger,
-    names,
-    refusing,
-    reopened,
-    require_awake,
-    sleep,
-    token_ids,
-    turn,
-)
+from torpor.tests.memvid.store_making import FORK_URI, URI, ledger, reopened, require_awake, sleep, token_ids, turn
 
 
 def packs_bytes(store: Store) -> int:
@@ -94,16 +83,16 @@ def test_a_stripped_version_whose_blocks_come_back_is_whole(store: Store) -> Non
 def test_stripping_twice_changes_nothing(store: Store) -> None:
     sleep(store, 512)
     store.strip(URI)
-    before = names(store.path)
+    before = making.names(store.path)
     report = store.strip(URI)
     assert (report.bytes_freed, report.bytes_written, report.problems) == (0, 0, ())
-    assert names(store.path) == before
+    assert making.names(store.path) == before
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["running", "reopened"])
 def test_turns_behind_a_version_become_a_version_first(store: Store, cut: bool) -> None:
     sleep(store, 512)
-    sleep(store, 512, uri=OTHER_URI, seed=1)
+    sleep(store, 512, uri=making.OTHER_URI, seed=1)
     store.acknowledge([turn(store, 20)])
     store.strip(URI)
     if cut:
@@ -112,7 +101,7 @@ def test_turns_behind_a_version_become_a_version_first(store: Store, cut: bool) 
     assert ledger(store) == token_ids(0, 532)
     with store.open_session(URI) as reader:
         assert reader.whole_up_to() == 0  # all of the session was asked for
-    require_awake(store, 512, uri=OTHER_URI, seed=1)
+    require_awake(store, 512, uri=making.OTHER_URI, seed=1)
     store.close()
 
 
@@ -131,7 +120,7 @@ def test_turns_that_come_behind_a_stripped_version_keep_what_is_there(store: Sto
     """A mark is set, and the bytes are not gone yet."""
     sleep(store, 512)
     with contextlib.suppress(Crash), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(stripping, "repack_packs", refusing(Crash))
+        patched.setattr(stripping, "repack_packs", making.refusing(Crash))
         store.strip(URI)
     store.acknowledge([turn(store, 20)])
     store.repack(policy=CLEARING)
@@ -151,7 +140,7 @@ def test_without_marks_nothing_is_stripped(store: Store) -> None:
 def test_a_mark_that_cannot_be_written_strips_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sleep(store, 512)
     with monkeypatch.context() as patched:
-        patched.setattr(Marks, "save", refusing(StoreIoError("The system refused.")))
+        patched.setattr(Marks, "save", making.refusing(StoreIoError("The system refused.")))
         with pytest.raises(StoreError):
             store.strip(URI)
     store.repack(policy=CLEARING)

@@ -6,8 +6,7 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +23,19 @@ from torpor.memvid.recovery.carrying_over import carry_over, is_of_format_1
 from torpor.memvid.recovery.restoring import restore_store_file
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.tests.memvid import format_1_stores as format_1
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.format_1_stores import (
-    CASES,
-    DATA,
-    EXPECTED,
-    LOST_URI,
-    NEW_URI,
-    RELEASED,
-    ROTTEN_URI,
-    SMALL,
-    TORN_URI,
-    bundle_of,
-    case,
-    claims,
-    damage_manifest,
-    digest_of,
-    private_copy,
-)
+from torpor.tests.memvid.faults.shim import Call, Shim
+from torpor.tests.memvid.format_1_stores import CASES, EXPECTED, LOST_URI, NEW_URI, SMALL, bundle_of, case, digest_of
 from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, PLANES_URI, URI, flip
 
-TORN = next(one["bundle_id"] for one in EXPECTED if one["session"] == str(TORN_URI))
+TORN = next(one["bundle_id"] for one in EXPECTED if one["session"] == str(format_1.TORN_URI))
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """The fixture: a store of the last Torpor of format 1."""
-    return private_copy(DATA / "format-1-whole" / "store", tmp_path / "store")
+    return format_1.private_copy(format_1.DATA / "format-1-whole" / "store", tmp_path / "store")
 
 
 @pytest.fixture
@@ -106,7 +91,7 @@ def rows(store: Store) -> list[tuple[str, int, str]]:
 
 def rows_in(place: Path) -> list[tuple[str, int, str]]:
     """The versions of a store of format 1, as `rows` gives them once it is carried over."""
-    return [(*claim, path.stem) for claim, path in claims(place).items()]
+    return [(*claim, path.stem) for claim, path in format_1.claims(place).items()]
 
 
 # --- the fixture
@@ -123,7 +108,7 @@ def test_each_version_is_read_bit_for_bit_as_the_last_torpor_of_format_1_read_it
             assert row.bundle_id.hex() == version["bundle_id"]
             with store.open_session(row.uri, row.version) as reader:
                 assert digest_of(reader) == version["state"]
-        with store.open_session(ROTTEN_URI) as reader, pytest.raises(errors.CorruptBlock):
+        with store.open_session(format_1.ROTTEN_URI) as reader, pytest.raises(errors.CorruptBlock):
             digest_of(reader)
     moved = next(name for name in tree(place) if name.startswith("bundles/be/"))
     assert {name: data for name, data in tree(place).items() if name in keys} == keys, "no key is written anew"
@@ -163,7 +148,7 @@ def test_a_damaged_manifest_that_is_put_right_makes_its_version_whole(place: Pat
     flip(place / "versions" / f"{TORN}.mvm", 64 + 100)  # behind its header, where the fixture's maker flipped it
     with Store.open(place, writable=True) as store:
         assert all(TORN not in finding.path for finding in store.opening.unreadable)
-        with store.open_session(TORN_URI) as reader:
+        with store.open_session(format_1.TORN_URI) as reader:
             assert reader.tokens() == making.token_ids(0, 300, 5)
             assert making.contents(reader) == making.expected(300, seed=5, **SMALL)
 
@@ -183,8 +168,8 @@ def test_an_older_torpor_refuses_it_and_a_reader_waits_for_it(place: Path) -> No
 
 
 def test_a_released_fixture_with_codecs_comes_over(tmp_path: Path) -> None:
-    place = private_copy(DATA / "format-1", tmp_path / "store")
-    listed = {version["bundle_id"]: version["state"] for version in RELEASED}
+    place = format_1.private_copy(format_1.DATA / "format-1", tmp_path / "store")
+    listed = {version["bundle_id"]: version["state"] for version in format_1.RELEASED}
     with Store.open(place, writable=True) as store:
         assert store.opening.unreadable == ()
         for row in store.index.all_rows():
@@ -200,31 +185,16 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-_CALLS = ("rename", "unlink", "mkdir", "rmdir", "fsync", "writev", "pwrite")
+def killed_at(number: int) -> Shim:
+    """The so-many-th change is not made, and none after it."""
+    changes = itertools.count(1)
 
+    def run(call: Call) -> Any:
+        if call.changes_state and next(changes) >= number:
+            raise Killed
+        return call.run()
 
-@contextmanager
-def killed_at(number: int) -> Iterator[list[str]]:
-    """The so-many-th change is not made, and none after it. Gives the changes, by name."""
-    made: list[str] = []
-    real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _CALLS}
-
-    def dying(name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            made.append(name)
-            if len(made) >= number:
-                raise Killed
-            return real[name](*args, **kwargs)
-
-        return call
-
-    for name in _CALLS:
-        setattr(os, name, dying(name))
-    try:
-        yield made
-    finally:
-        for name in _CALLS:
-            setattr(os, name, real[name])
+    return Shim(run)
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -248,7 +218,7 @@ def test_a_kill_at_each_step_and_another_run_give_the_same_store(place: Path, tm
 def test_an_older_torpor_may_use_a_store_that_was_cut_off(place: Path, number: int) -> None:
     """It finds each version's file as it was. What it then does to the files is done here by hand."""
     (deleted,) = (version["bundle_id"] for version in EXPECTED if version["session"] == str(OTHER_URI))
-    (slept,) = (version["bundle_id"] for version in RELEASED if version["session"] == str(PLANES_URI))
+    (slept,) = (version["bundle_id"] for version in format_1.RELEASED if version["session"] == str(PLANES_URI))
     before = tree(place)
     assert not carry(place, number)
     now = tree(place)
@@ -367,7 +337,7 @@ def test_blocks_in_quarantine_come_in_and_no_version(small: Path, ending: str) -
 
 def test_a_damaged_live_file_gives_way_to_a_right_one_in_quarantine(small: Path) -> None:
     file = bundle_of(small, OTHER_URI)
-    good = damage_manifest(file)
+    good = format_1.damage_manifest(file)
     making.put(small / "quarantine" / f"{file.name}.3", good)
     with Store.open(small, writable=True) as store:
         with store.open_session(OTHER_URI) as reader:
@@ -542,31 +512,23 @@ def test_the_fixture_verifies_with_what_is_damaged_in_it_and_forgets(place: Path
                     assert digest_of(reader) == version["state"]
 
 
-@pytest.mark.parametrize("repacks", [False, True])
-def test_an_older_store_json_that_is_put_back_takes_no_version(place: Path, repacks: bool) -> None:
-    """What `bundles/` has tells only once which versions there are."""
-    old = (place / "store.json").read_bytes()
+@pytest.mark.parametrize(
+    ("older", "repacks"), [("store.json", False), ("store.json", True), ("marks.json", False), ("marks.json", True)]
+)
+def test_an_older_small_file_that_is_put_back_takes_no_version(place: Path, older: str, repacks: bool) -> None:
+    """What `bundles/` has tells only once which versions there are. The marks: beside a store.json that is missing."""
+    old = (place / older).read_bytes()
     with Store.open(place, writable=True) as store:
         if repacks:
             store.repack()
         making.sleep(store, 600, uri=NEW_URI)
         store.delete_session(FORK_URI)
     wanted = set(os.listdir(place / "versions"))
-    (place / "store.json").write_bytes(old)
+    (place / older).write_bytes(old)
+    if older == "marks.json":
+        (place / "store.json").unlink()
+        restore_store_file(place)
     (place / "index.sqlite").unlink()
-    with Store.open(place, writable=True) as store:
-        assert set(os.listdir(place / "versions")) == wanted
-        making.require_awake(store, 600, uri=NEW_URI)
-
-
-def test_an_older_file_of_marks_beside_a_missing_store_json_takes_no_version(place: Path) -> None:
-    old = (place / "marks.json").read_bytes()
-    with Store.open(place, writable=True) as store:
-        making.sleep(store, 600, uri=NEW_URI)
-    wanted = set(os.listdir(place / "versions"))
-    (place / "store.json").unlink()
-    (place / "marks.json").write_bytes(old)
-    restore_store_file(place)
     with Store.open(place, writable=True) as store:
         assert set(os.listdir(place / "versions")) == wanted
         making.require_awake(store, 600, uri=NEW_URI)

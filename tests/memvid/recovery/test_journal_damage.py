@@ -17,9 +17,8 @@ from torpor.memvid import SessionUri
 from torpor.memvid.folder import journal
 from torpor.memvid.folder.store_file import load_store_uuid, open_existing_root
 from torpor.memvid.format.journal import END_BYTES, HEADER_BYTES, JournalRecord, Key, scan
-from torpor.memvid.format.ledger_tail import tail_of
 from torpor.memvid.store import Store
-from torpor.tests.memvid.store_making import URI, sleep, token_ids, turn
+from torpor.tests.memvid.store_making import URI, ledger, sleep, token_ids, turn
 from torpor.tests.shares import share
 
 NEW, SLEPT, BACK, GONE = (SessionUri("work", name) for name in ("new", "slept", "back", "gone"))
@@ -117,10 +116,9 @@ def _counts(store: Store) -> dict[SessionUri, int]:
 
 
 def _count(store: Store, uri: SessionUri) -> int:
-    with store.open_session(uri) as reader:
-        ledger = reader.tokens() + tail_of(reader.manifest)
-    assert ledger == token_ids(0, len(ledger) // 4, SEEDS[uri]), f"{uri} has tokens that are not its own"
-    return len(ledger) // 4
+    found = ledger(store, uri)
+    assert found == token_ids(0, len(found) // 4, SEEDS[uri]), f"{uri} has tokens that are not its own"
+    return len(found) // 4
 
 
 def hit_by(made: Made, damaged: Iterable[int]) -> set[SessionUri]:

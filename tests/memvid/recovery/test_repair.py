@@ -14,7 +14,6 @@ from torpor.memvid.checking import packs
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
-from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.recovery import mending, repair
 from torpor.memvid.store import Store
@@ -22,25 +21,9 @@ from torpor.memvid.writing import deletion
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.frame_files import open_frames
 from torpor.memvid.writing.removal import remove_unneeded
+from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    flip,
-    frame_in,
-    manifest_path,
-    meanwhile,
-    names,
-    pack_of,
-    packs_of,
-    put,
-    refusing,
-    reopened,
-    require_awake,
-    sleep,
-    spoil,
-    spoil_frame,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, flip, manifest_path, names, pack_of, require_awake, sleep
 
 
 def kinds(report: MaintenanceReport) -> list[str]:
@@ -56,21 +39,10 @@ def damaged(store: Store) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def files(path: str | Path) -> dict[str, bytes]:
-    root = Path(path)
-    return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
-
-
 def copy_pack(store: Store, pack: Path) -> Path:
     """Let the store have all blocks of a pack a second time; the other pack."""
-    core = store._core
-    with open_frames(core.folder, f"packs/{pack.name}") as file, core.folder.temps.new() as temp:
-        writer = PackWriter(temp)
-        for block_id in reversed(list(file.frames)):
-            writer.add_copy(file, block_id)
-        pack_id = writer.finish()
-        with core.committing():
-            return Path(store.path, core.publish_pack(temp, pack_id))
+    with open_frames(store._core.folder, f"packs/{pack.name}") as file:
+        return making.copy_blocks(store, reversed([*file.frames]))
 
 
 @contextlib.contextmanager
@@ -78,7 +50,7 @@ def moved_away(path: Path) -> Iterator[None]:
     good = path.read_bytes()
     path.unlink()
     yield
-    put(path, good)
+    making.put(path, good)
 
 
 @pytest.fixture
@@ -107,7 +79,7 @@ def test_a_pack_with_a_damaged_frame_of_reference_is_mended_whole(store: Store, 
     assert (problems(report), kinds(report)[:1]) == ([], ["copy"])
     require_awake(store, 700)
     assert store.verify(deep=True).ok
-    with reopened(store, anew=True) as again:
+    with making.reopened(store, anew=True) as again:
         require_awake(again, 700)
         assert again.repair().actions == ()
 
@@ -117,7 +89,7 @@ def test_sound_frames_of_a_damaged_pack_are_copied_and_the_version_is_told_as_wh
 ) -> None:
     receipt = sleep(store, 700)
     pack = pack_of(store, receipt)
-    spoil(store, receipt, 1)
+    making.spoil(store, receipt, 1)
     report = store.repair()
     assert (kinds(report), problems(report)) == (["copy", "move"], ["block_missing"])
     assert f"torpor wake {URI}@1 --at 256" in report.problems[0].message
@@ -150,7 +122,7 @@ def test_a_frame_whose_other_copy_is_damaged_is_copied(store: Store) -> None:
     pack = pack_of(store, receipt)
     first, second = sorted([pack, copy_pack(store, pack)])
     flip(first, -1)
-    spoil_frame(second, frame_in(second, receipt.entries[1].id))
+    making.spoil_frame(second, making.frame_in(second, receipt.entries[1].id))
     assert store.repair().problems == ()
     require_awake(store, 700)
     assert store.verify(deep=True).ok
@@ -178,7 +150,7 @@ def test_while_needs_are_unknown_every_sound_frame_is_kept(store: Store) -> None
     good = flip(manifest, 80)
     report = store.repair()
     assert problems(report) == ["bundle_mismatch"]
-    put(manifest, good)
+    making.put(manifest, good)
     require_awake(store, 700)
     assert store.verify(deep=True).ok
 
@@ -187,11 +159,11 @@ def test_two_damaged_packs_give_one_whole_version(store: Store) -> None:
     receipt = sleep(store, 700)
     first = pack_of(store, receipt)
     good = first.read_bytes()
-    spoil(store, receipt, 0)
+    making.spoil(store, receipt, 0)
     sleep(store, 700, uri=OTHER_URI)
-    put(first, good)
-    second = next(pack for pack in packs_of(store, receipt) if pack != first)
-    frame = frame_in(first, receipt.entries[1].id)
+    making.put(first, good)
+    second = next(pack for pack in making.packs_of(store, receipt) if pack != first)
+    frame = making.frame_in(first, receipt.entries[1].id)
     flip(second, -1)
     flip(first, -1)
     assert problems(store.repair()) == []
@@ -202,12 +174,12 @@ def test_two_damaged_packs_give_one_whole_version(store: Store) -> None:
 
 def test_a_dry_run_changes_nothing_and_plans_the_same(store: Store, store_path: Path) -> None:
     receipt = sleep(store, 700)
-    spoil(store, receipt, 1)
+    making.spoil(store, receipt, 1)
     flip(pack_of(store, sleep(store, 300, uri=OTHER_URI, seed=4)), -1)
-    before = files(store_path)
+    before = making.tree(store_path)
     with Store.open(store_path, writable=False) as reader:
         plan = reader.repair(dry_run=True)
-    assert files(store_path) == before
+    assert making.tree(store_path) == before
     done = store.repair()
     assert (kinds(plan), problems(plan)) == (kinds(done), problems(done))
 
@@ -242,7 +214,7 @@ def test_a_block_whose_other_copy_goes_meanwhile_is_copied_after_all(store: Stor
     first = pack_of(store, sleep(store, 700))
     second = copy_pack(store, first)
     flip(first, -1)
-    with meanwhile(mending.Mending, "_is_covered", second.unlink):
+    with making.meanwhile(mending.Mending, "_is_covered", second.unlink):
         report = store.repair()
     assert kinds(report) == ["copy"]
     require_awake(store, 700)
@@ -258,7 +230,7 @@ def test_a_damaged_manifest_stays_until_a_source_has_it_and_no_pack_goes_meanwhi
     flip(path, 100)
     report = store.repair()
     assert (report.actions, problems(report)) == ((), ["bundle_mismatch"])
-    with reopened(store, anew=True) as again:
+    with making.reopened(store, anew=True) as again:
         sleep(again, uri=OTHER_URI, seed=3)
         again.delete_session(OTHER_URI)
         assert problems(again.repair()) == ["bundle_mismatch"]
@@ -291,7 +263,7 @@ def test_missing_blocks_come_back_from_a_backup_also_a_damaged_one(
     pack = pack_of(store, receipt)
     pack.unlink()
     copy = backup / "packs" / pack.name
-    frame = frame_in(copy, receipt.entries[1].id)
+    frame = making.frame_in(copy, receipt.entries[1].id)
     good = flip(copy, frame.offset + frame.head_bytes)
     if not whole_directory:
         flip(copy, -1)
@@ -300,7 +272,7 @@ def test_missing_blocks_come_back_from_a_backup_also_a_damaged_one(
     assert store.repair(sources=[backup]).actions == (), "it has the header of the damaged block already"
     with store.open_session(URI) as reader:
         assert len(reader.tokens()) == 2800
-    put(copy, good)
+    making.put(copy, good)
     report = store.repair(sources=[backup])
     assert (kinds(report), problems(report)) == (["copy"], [])
     require_awake(store, 700)
@@ -340,8 +312,8 @@ def test_sources_are_believed_in_nothing(store: Store, tmp_path: Path) -> None:
     other = sleep(store, 300, uri=OTHER_URI, seed=3)
     shutil.copy(manifest_path(store, other.bundle_id), evil / manifest.name)
     shutil.copy(pack_of(store, other), evil / pack.name)
-    put(evil / "junk.mvp", b"junk" * 1000)
-    put(evil / "empty.mvm", b"")
+    making.put(evil / "junk.mvp", b"junk" * 1000)
+    making.put(evil / "empty.mvm", b"")
     manifest.unlink()
     pack.unlink()
     report = store.repair(sources=[evil])
@@ -349,7 +321,7 @@ def test_sources_are_believed_in_nothing(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_done(store: Store, tmp_path: Path) -> None:
-    spoil(store, sleep(store), 0)
+    making.spoil(store, sleep(store), 0)
     before = names(store.path)
     with pytest.raises(errors.StoreIoError):
         store.repair(sources=[tmp_path / "nowhere"])
@@ -417,9 +389,12 @@ def test_a_repair_that_is_cut_off_loses_nothing_and_another_run_finishes(
     store: Store, owner: type, name: str, after: bool
 ) -> None:
     hurt(store)
-    with pytest.raises(KeyboardInterrupt), meanwhile(owner, name, refusing(KeyboardInterrupt), after=after):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        making.meanwhile(owner, name, making.refusing(KeyboardInterrupt), after=after),
+    ):
         store.repair()
-    with reopened(store, anew=True) as again:
+    with making.reopened(store, anew=True) as again:
         assert again.repair().problems == ()
         require_awake(again, 700)
         require_awake(again, 300, uri=OTHER_URI, seed=2)
@@ -429,7 +404,7 @@ def test_a_repair_that_is_cut_off_loses_nothing_and_another_run_finishes(
 @pytest.mark.parametrize("error", [errors.NoSpace("full"), errors.StoreIoError("bad", path="/disk")])
 def test_a_disk_that_refuses_stops_it_with_the_damaged_file_in_its_place(store: Store, error: Exception) -> None:
     hurt(store)
-    with mock.patch.object(durable.TempFile, "append", refusing(error)), pytest.raises(type(error)):
+    with mock.patch.object(durable.TempFile, "append", making.refusing(error)), pytest.raises(type(error)):
         store.repair()
     assert store.repair().problems == ()
     require_awake(store, 700)
@@ -438,7 +413,7 @@ def test_a_disk_that_refuses_stops_it_with_the_damaged_file_in_its_place(store: 
 def test_a_failed_flush_stops_all_writing(store: Store) -> None:
     hurt(store)
     with (
-        mock.patch.object(durable.TempFile, "sync", refusing(errors.DurabilityLost("lost"))),
+        mock.patch.object(durable.TempFile, "sync", making.refusing(errors.DurabilityLost("lost"))),
         pytest.raises(errors.DurabilityLost),
     ):
         store.repair()

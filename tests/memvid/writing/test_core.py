@@ -9,89 +9,45 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from torpor.memvid import BlockDraft, Receipt
+from torpor.memvid import BlockDraft, Receipt, errors
 from torpor.memvid.disk import durable
-from torpor.memvid.errors import (
-    BlockMissing,
-    BundleMissing,
-    CorruptBlock,
-    Corruption,
-    DurabilityLost,
-    ReadOnlyStore,
-    StoreClosed,
-    StoreError,
-    StoreIoError,
-    UnsafePath,
-)
-from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.frame_files import FrameFiles
 from torpor.memvid.writing.removal import remove_unneeded
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    contents,
-    expected,
-    flip,
-    manifest_path,
-    meanwhile,
-    names,
-    pack_of,
-    packs_of,
-    put,
-    refusing,
-    remove_index,
-    reopened,
-    require_awake,
-    sleep,
-    spoil,
-    token_ids,
-    turn,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, expected, pack_of, packs_of, require_awake, sleep
+
+Chain = tuple[Receipt, Receipt]
 
 
 @pytest.fixture
-def chain(store: Store) -> tuple[Receipt, Receipt]:
+def chain(store: Store) -> Chain:
     first = sleep(store, 600)
     return first, sleep(store, 900, before=first)
 
 
-def move(store: Store, receipt: Receipt, *, removing: bool = True) -> str:
-    """Write all blocks of a version into one new pack, and remove the packs that had them, as a repack does."""
-    core = store._core
-    old = [str(pack.relative_to(store.path)) for pack in packs_of(store, receipt)]
-    with core.folder.temps.new() as temp:
-        writer = PackWriter(temp)
-        for entry in receipt.entries:
-            with core.files.holding(core.index.packs_of(entry.id)[0]) as file:
-                writer.add_copy(file, entry.id)
-        pack_id = writer.finish()
-        with core.committing():
-            name = core.publish_pack(temp, pack_id)
-            if removing:
-                core.remove_packs(set(old) - {name})
-    return name
+def move(store: Store, receipt: Receipt, *, removing: bool = True) -> Path:
+    """Write all blocks of a version into one new pack, and remove the packs that had them."""
+    old = packs_of(store, receipt) if removing else []
+    return making.copy_blocks(store, (entry.id for entry in receipt.entries), removing=old)
 
 
 # --- readers that find a block wherever it went
 
 
-def test_a_reader_of_a_read_only_store_finds_a_block_that_another_process_moved(
-    store: Store, chain: tuple[Receipt, Receipt]
-) -> None:
+def test_a_reader_of_a_read_only_store_finds_a_block_that_another_process_moved(store: Store, chain: Chain) -> None:
     """Its pins are its own process's: the daemon beside it repacks as if nobody read."""
     with Store.open(store.path, writable=False) as beside, beside.open_session(URI) as reader:
         half = bytes(reader.read_slot(reader.entries[0], 0))
         move(store, chain[1])
         assert contents(reader) == expected(900)
-        assert reader.tokens() == token_ids(0, 900)
+        assert reader.tokens() == making.token_ids(0, 900)
         assert half == expected(900)[0][0]
 
 
-def test_readers_in_many_threads_look_again_at_once(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+def test_readers_in_many_threads_look_again_at_once(store: Store, chain: Chain) -> None:
     with Store.open(store.path, writable=False) as beside, beside.open_session(URI) as reader:
         move(store, chain[1])
         with ThreadPoolExecutor(8) as pool:
@@ -100,7 +56,7 @@ def test_readers_in_many_threads_look_again_at_once(store: Store, chain: tuple[R
 
 
 def test_a_version_that_came_after_a_reader_opened_is_not_listed_and_wakes_by_its_id(
-    store: Store, chain: tuple[Receipt, Receipt]
+    store: Store, chain: Chain
 ) -> None:
     with Store.open(store.path, writable=False) as beside:
         third = sleep(store, 1200, before=chain[1])
@@ -109,13 +65,11 @@ def test_a_version_that_came_after_a_reader_opened_is_not_listed_and_wakes_by_it
             assert contents(reader) == expected(1200)
 
 
-def test_a_pack_put_back_under_an_open_reader_is_found(
-    store: Store, chain: tuple[Receipt, Receipt], tmp_path: Path
-) -> None:
+def test_a_pack_put_back_under_an_open_reader_is_found(store: Store, chain: Chain, tmp_path: Path) -> None:
     pack = pack_of(store, chain[0])
     with store.open_session(URI) as reader:
         away = pack.rename(tmp_path / "away")
-        with pytest.raises(BlockMissing) as refused:
+        with pytest.raises(errors.BlockMissing) as refused:
             contents(reader)
         assert refused.value.details["whole_up_to"] == 0
         assert pack.name not in {name.rpartition("/")[2] for name in store.index.pack_sizes()}
@@ -124,13 +78,13 @@ def test_a_pack_put_back_under_an_open_reader_is_found(
 
 
 def test_a_reader_looks_again_once_for_a_block_and_then_says_up_to_where_the_version_is_whole(
-    store: Store, chain: tuple[Receipt, Receipt], monkeypatch: pytest.MonkeyPatch
+    store: Store, chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack_of(store, chain[1], 3).unlink()
     looks: list[bool] = []
     real = StoreCore.look_again
     monkeypatch.setattr(StoreCore, "look_again", lambda core: (looks.append(True), real(core)))
-    with store.open_session(URI) as reader, pytest.raises(BlockMissing) as refused:
+    with store.open_session(URI) as reader, pytest.raises(errors.BlockMissing) as refused:
         contents(reader)
     assert looks == [True]
     assert refused.value.details["whole_up_to"] == 512
@@ -139,33 +93,23 @@ def test_a_reader_looks_again_once_for_a_block_and_then_says_up_to_where_the_ver
 
 @pytest.mark.parametrize("how", ["spoilt", "cut", "link", "hard link", "fifo", "another pack", "folder"])
 def test_a_block_is_read_from_another_pack_where_one_is_damaged_or_refused(
-    store: Store, chain: tuple[Receipt, Receipt], tmp_path: Path, how: str
+    store: Store, chain: Chain, tmp_path: Path, how: str
 ) -> None:
     other = pack_of(store, chain[0])
-    new = Path(store.path, move(store, chain[1], removing=False))
-    copy = Path(shutil.copy2(new, tmp_path / "copy"))
+    new = move(store, chain[1], removing=False)
     if how == "spoilt":
-        for number in range(len(chain[1].entries)):
-            spoil(store, chain[1], number)
-    elif how == "cut":
-        put(new, new.read_bytes()[:-5])
-    elif how == "hard link":
-        os.link(new, tmp_path / "second name")
+        making.spoil(store, chain[1], *range(len(chain[1].entries)))
+    elif how == "another pack":
+        shutil.copy2(other, new)
     else:
-        new.unlink()
-        {
-            "link": lambda: new.symlink_to(copy),
-            "fifo": lambda: os.mkfifo(new),
-            "folder": new.mkdir,
-            "another pack": lambda: shutil.copy2(other, new),
-        }[how]()
+        making.HARMS[how](new, tmp_path / "aside")
     store._core.files.close()
     require_awake(store, 900)
 
 
-def test_damage_that_is_everywhere_is_told_of_the_newest_pack(store: Store, chain: tuple[Receipt, Receipt]) -> None:
-    spoil(store, chain[1], 0)
-    with store.open_session(URI) as reader, pytest.raises(CorruptBlock) as refused:
+def test_damage_that_is_everywhere_is_told_of_the_newest_pack(store: Store, chain: Chain) -> None:
+    making.spoil(store, chain[1], 0)
+    with store.open_session(URI) as reader, pytest.raises(errors.CorruptBlock) as refused:
         contents(reader)
     assert refused.value.details["path"] == str(pack_of(store, chain[1]))
 
@@ -173,7 +117,7 @@ def test_damage_that_is_everywhere_is_told_of_the_newest_pack(store: Store, chai
 def test_a_pack_that_is_refused_by_the_system_is_told(store: Store, tmp_path: Path) -> None:
     receipt = sleep(store, 300)
     os.link(pack_of(store, receipt), tmp_path / "second name")
-    with store.open_session(URI) as reader, pytest.raises(UnsafePath, match="2 hard links"):
+    with store.open_session(URI) as reader, pytest.raises(errors.UnsafePath, match="2 hard links"):
         contents(reader)
 
 
@@ -217,21 +161,21 @@ def test_version_numbers_that_are_being_written_are_not_given_again(store: Store
 
 
 def test_a_reader_pins_the_blocks_of_its_version_and_one_that_cannot_be_opened_pins_nothing(
-    store: Store, chain: tuple[Receipt, Receipt]
+    store: Store, chain: Chain
 ) -> None:
     with store.open_session(URI) as reader:
         assert set(store._core.pins.blocks()) == {entry.id for entry in reader.entries}
         reader.close()
         reader.close()
         assert len(store._core.pins) == 0
-    put(manifest_path(store, chain[1].bundle_id), b"damaged")
+    making.put(making.manifest_path(store, chain[1].bundle_id), b"damaged")
     for bundle_id in (chain[1].bundle_id, bytes(32)):
-        with pytest.raises(Corruption):
+        with pytest.raises(errors.Corruption):
             store._core.open_reader(bundle_id)
     assert len(store._core.pins) == 0
 
 
-def test_a_pack_with_a_pinned_block_stays_until_the_pin_goes(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+def test_a_pack_with_a_pinned_block_stays_until_the_pin_goes(store: Store, chain: Chain) -> None:
     core = store._core
     with core.pinning() as pin:
         core.pins.extend(pin, [chain[0].entries[0].id])
@@ -240,10 +184,10 @@ def test_a_pack_with_a_pinned_block_stays_until_the_pin_goes(store: Store, chain
         assert len(left) == 1
         with core.committing():
             assert remove_unneeded(core, left).packs == {}
-    assert names(store.path) == set()
+    assert making.names(store.path) == set()
 
 
-def test_letting_go_of_a_pin_never_waits_for_a_writer(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+def test_letting_go_of_a_pin_never_waits_for_a_writer(store: Store, chain: Chain) -> None:
     reader = store.open_session(URI)
     with ThreadPoolExecutor(1) as pool, store._core.committing():
         pool.submit(reader.close).result(60)  # a deadlock would be an error here
@@ -252,8 +196,8 @@ def test_letting_go_of_a_pin_never_waits_for_a_writer(store: Store, chain: tuple
 def test_a_failed_flush_is_remembered_and_every_later_write_refused(store: Store) -> None:
     sleep(store, 20)
     core = store._core
-    with pytest.raises(DurabilityLost), core.committing():
-        raise DurabilityLost("the first", path="there")
+    with pytest.raises(errors.DurabilityLost), core.committing():
+        raise errors.DurabilityLost("the first", path="there")
     for what in (
         lambda: sleep(store, 10),
         lambda: store.delete_session(URI),
@@ -261,7 +205,7 @@ def test_a_failed_flush_is_remembered_and_every_later_write_refused(store: Store
         lambda: store.tag(URI, 1, "x"),
         lambda: store.acknowledge([making.turn(store, 5)]),
     ):
-        with pytest.raises(DurabilityLost, match="the first") as refusal:
+        with pytest.raises(errors.DurabilityLost, match="the first") as refusal:
             what()
         assert refusal.value.path == "there"
     assert not core.writable
@@ -272,8 +216,8 @@ def test_a_store_whose_flush_failed_changes_nothing_in_closing(store: Store, mon
     sleep(store, 300)
     first = sleep(store, 600, uri=OTHER_URI, seed=1)
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "_sync", refusing(DurabilityLost("The flush failed.")))
-        with pytest.raises(DurabilityLost):
+        patch.setattr(durable, "_sync", making.refusing(errors.DurabilityLost("The flush failed.")))
+        with pytest.raises(errors.DurabilityLost):
             sleep(store, 700, uri=OTHER_URI, seed=1, before=first)
 
     def seen() -> dict[str, tuple[int, int]]:
@@ -293,7 +237,7 @@ def test_nothing_is_committed_where_nothing_may_be_written(store: Store, kind: s
     with Store.open(store.path, writable=False) as other:
         if kind == "closed":
             other.close()
-        error: type[StoreError] = StoreClosed if kind == "closed" else ReadOnlyStore
+        error: type[errors.StoreError] = errors.StoreClosed if kind == "closed" else errors.ReadOnlyStore
         with pytest.raises(error), other._core.committing():
             raise AssertionError("not reached")
 
@@ -303,23 +247,21 @@ def test_a_sleep_that_is_under_way_when_the_store_closes_is_not_acknowledged(sto
         yield from making.drafts(300)
         store.close()
 
-    with pytest.raises(StoreError):
+    with pytest.raises(errors.StoreError):
         making.write(store, blocks(), 300)
     with Store.open(store.path, writable=True) as again:
         assert again.find_session(URI) is None
-        assert names(store.path) == set()
+        assert making.names(store.path) == set()
 
 
 # --- what came into the folder without this object
 
 
-def test_a_look_enters_what_came_and_lets_go_what_went(
-    store: Store, chain: tuple[Receipt, Receipt], tmp_path: Path
-) -> None:
+def test_a_look_enters_what_came_and_lets_go_what_went(store: Store, chain: Chain, tmp_path: Path) -> None:
     core = store._core
     with Store.open(tmp_path / "other", writable=True) as other:
         third = sleep(other, 300, uri=OTHER_URI, seed=7)
-        files = [manifest_path(other, third.bundle_id), *packs_of(other, third)]
+        files = [making.manifest_path(other, third.bundle_id), *packs_of(other, third)]
         for file in files:
             shutil.copy2(file, Path(store.path) / file.relative_to(other.path))
     gone = pack_of(store, chain[1], 3)
@@ -332,25 +274,23 @@ def test_a_look_enters_what_came_and_lets_go_what_went(
     require_awake(store, 900)
 
 
-def test_a_pack_that_cannot_be_read_is_noted_until_it_can(store: Store, chain: tuple[Receipt, Receipt]) -> None:
+def test_a_pack_that_cannot_be_read_is_noted_until_it_can(store: Store, chain: Chain) -> None:
     core, pack = store._core, pack_of(store, chain[0])
     name = str(pack.relative_to(store.path))
     store.index.drop_packs([name])
-    good = flip(pack, -3)
+    good = making.flip(pack, -3)
     core.look_again()
     assert list(core.unreadable_packs) == [name]
-    put(pack, good)
+    making.put(pack, good)
     core.look_again()
     assert core.unreadable_packs == {}
     require_awake(store, 900)
 
 
-def test_a_manifest_that_is_there_after_its_pins_is_needed_by_whoever_deletes_later(
-    store: Store, chain: tuple[Receipt, Receipt]
-) -> None:
+def test_a_manifest_that_is_there_after_its_pins_is_needed_by_whoever_deletes_later(store: Store, chain: Chain) -> None:
     with (
-        meanwhile(StoreCore, "read_manifest", lambda: store.delete_version(URI, 2), after=True),
-        pytest.raises(BundleMissing),
+        making.meanwhile(StoreCore, "read_manifest", lambda: store.delete_version(URI, 2), after=True),
+        pytest.raises(errors.BundleMissing),
     ):
         store.open_bundle(chain[1].bundle_id)
     require_awake(store, 600)
@@ -359,11 +299,11 @@ def test_a_manifest_that_is_there_after_its_pins_is_needed_by_whoever_deletes_la
 def test_a_writer_that_has_lost_the_lock_leaves_the_journal_to_the_next_one(store: Store, store_path: Path) -> None:
     """It had emptied its own, and would have removed the file: by then it has the turns of another writer."""
     first = sleep(store, 600)
-    store.acknowledge([turn(store, 5)])
+    store.acknowledge([making.turn(store, 5)])
     sleep(store, 605, before=first)
     (store_path / "lock").unlink()
     with Store.open(store_path, writable=True) as other:
-        other.acknowledge([turn(other, 7)])
+        other.acknowledge([making.turn(other, 7)])
         journal = store_path / "journal" / "turns.mvj"
         written = journal.read_bytes()
         store.close()
@@ -375,7 +315,7 @@ def test_a_sleep_refers_to_no_pack_that_is_gone_though_somebody_reads_it(store: 
     (pack,) = packs_of(store, first)
     with store._core.files.holding(f"packs/{pack.name}"):
         pack.unlink()
-        with pytest.raises(BlockMissing):
+        with pytest.raises(errors.BlockMissing):
             sleep(store, 900, before=first)
 
 
@@ -387,12 +327,12 @@ def test_nothing_is_committed_into_a_folder_that_was_moved_away(
     (store_path / top).rename(tmp_path / "away")
     for put_there in (lambda: None, lambda: shutil.copytree(tmp_path / "away", store_path / top)):
         put_there()
-        with pytest.raises(StoreIoError, match=f"{top} is another folder than when the store was opened"):
+        with pytest.raises(errors.StoreIoError, match=f"{top} is another folder than when the store was opened"):
             sleep(store, 700, before=first)
     shutil.rmtree(store_path / top)
     (tmp_path / "away").rename(store_path / top)
     sleep(store, 700, before=first)
-    with reopened(store) as store:
+    with making.reopened(store) as store:
         require_awake(store, 700)
 
 
@@ -401,7 +341,7 @@ def test_a_reader_follows_blocks_through_several_repacks(store: Store, store_pat
     sleep(store, 600, before=first)
     with Store.open(store_path, writable=False) as beside, beside.open_session(URI) as reader:
         store.repack(policy=RepackPolicy(max_packs=1, max_unneeded=0.0))
-        with meanwhile(reader, "_look_again", lambda: again(store), after=True):
+        with making.meanwhile(reader, "_look_again", lambda: again(store), after=True):
             assert contents(reader) == expected(600)
 
 
@@ -416,11 +356,11 @@ def test_a_version_behind_which_turns_stand_is_missing_without_its_manifest(
 ) -> None:
     """The journal names it, so its packs stay though the index that told of it is lost, too."""
     first = sleep(store)
-    store.acknowledge([turn(store, 20)])
+    store.acknowledge([making.turn(store, 20)])
     shutil.copytree(store_path, tmp_path / "killed")
-    path = tmp_path / "killed" / manifest_path(store, first.bundle_id).relative_to(store_path)
+    path = tmp_path / "killed" / making.manifest_path(store, first.bundle_id).relative_to(store_path)
     away = path.rename(tmp_path / "away")
-    remove_index(tmp_path / "killed")
+    making.remove_index(tmp_path / "killed")
     with Store.open(tmp_path / "killed", writable=True) as killed:
         report = killed.repack()
         assert [problem.path for problem in report.problems] == [str(path)]

@@ -15,23 +15,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri
+from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, errors
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import Budget
-from torpor.memvid.errors import (
-    BlockMissing,
-    BudgetExceeded,
-    BundleMissing,
-    Corruption,
-    DurabilityLost,
-    IndexFailed,
-    InvalidDraft,
-    LimitExceeded,
-    NoSpace,
-    ReadBackFailed,
-    StoreError,
-    StoreIoError,
-)
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.pins import Pins
 from torpor.memvid.format import manifest_file
@@ -42,28 +28,7 @@ from torpor.memvid.store import Store
 from torpor.memvid.writing import sleeping
 from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.store_making import (
-    FORK_URI,
-    IDENTITY,
-    OTHER_URI,
-    URI,
-    drafts,
-    expected,
-    flushes,
-    ledger,
-    manifest_path,
-    meanwhile,
-    names,
-    pack_of,
-    packs_of,
-    refusing,
-    reopened,
-    require_awake,
-    sleep,
-    spoil,
-    token_ids,
-    turn,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, drafts, names, pack_of, reopened, require_awake, sleep
 
 WAIT = 30
 """Seconds after which something that must happen has not."""
@@ -77,7 +42,7 @@ def write(store: Store, uri: SessionUri, blocks: Iterable[BlockDraft], tokens: i
 
 
 def test_a_small_sleep_costs_four_flushes_in_this_order(store: Store) -> None:
-    with flushes() as told:
+    with making.flushes() as told:
         sleep(store, 300)
     pack, manifest, packs, versions = told
     assert (Path(pack).suffix, Path(manifest).suffix) == (".tmp", ".tmp")
@@ -88,15 +53,15 @@ def test_a_small_sleep_costs_four_flushes_in_this_order(store: Store) -> None:
 def test_a_fork_and_a_version_of_a_ledger_cost_two_flushes(store: Store) -> None:
     first = sleep(store, 512)
     for work in (
-        lambda: write(store, FORK_URI, [], 512, parent=first.bundle_id, reused=first.entries),
+        lambda: write(store, making.FORK_URI, [], 512, parent=first.bundle_id, reused=first.entries),
         lambda: write(store, OTHER_URI, drafts(512), 512),  # all of it is in the store
-        lambda: write(store, SessionUri("x", "ledger"), [], 0, session={UNREAD: {"tokens": token_ids(0, 40)}}),
+        lambda: write(store, SessionUri("x", "ledger"), [], 0, session={UNREAD: {"tokens": making.token_ids(0, 40)}}),
     ):
         before = names(store.path)
-        with flushes() as told:
+        with making.flushes() as told:
             receipt = work()
         assert [Path(path).parent.name for path in told] == ["versions", "store"], told
-        assert receipt.bytes_written == manifest_path(store, receipt.bundle_id).stat().st_size < 2000
+        assert receipt.bytes_written == making.manifest_path(store, receipt.bundle_id).stat().st_size < 2000
         assert len(names(store.path) - before) == 1
 
 
@@ -111,21 +76,21 @@ def test_a_pack_has_its_name_durably_before_the_manifest_has(store: Store, monke
         seen.append((name, {one for one in names(store.path) if not one.endswith(".tmp")}))
 
     monkeypatch.setattr(StoreFolder, "publish", look)
-    with flushes() as told:
+    with making.flushes() as told:
         receipt = sleep(store, 300)
     (pack, after_pack), (manifest, _) = seen
     assert (pack[:6], after_pack) == ("packs/", {pack})
-    assert manifest == str(manifest_path(store, receipt.bundle_id).relative_to(store.path))
+    assert manifest == str(making.manifest_path(store, receipt.bundle_id).relative_to(store.path))
 
 
 def test_the_index_tells_of_a_version_only_once_it_is_durable(store: Store) -> None:
-    with flushes() as told:
+    with making.flushes() as told:
 
         def look() -> None:
             assert len(told) == 4
             assert store.find_session(URI) is None
 
-        with meanwhile(Index, "add", look):
+        with making.meanwhile(Index, "add", look):
             sleep(store, 300)
 
 
@@ -136,7 +101,7 @@ def test_the_same_tokens_with_other_bytes_or_under_another_identity_are_another_
     sleep(store, 300, seed=1)
     altered = drafts(300, seed=1)
     altered[0] = dataclasses.replace(altered[0], slots=drafts(300, seed=2)[0].slots)
-    for blocks, identity in ((altered, IDENTITY), (drafts(300, seed=1), Identity((("weights", "other"),)))):
+    for blocks, identity in ((altered, making.IDENTITY), (drafts(300, seed=1), Identity((("weights", "other"),)))):
         receipt = write(store, OTHER_URI, blocks, 300, identity=identity)
         assert (receipt.blocks_new, receipt.blocks_reused) == (3, 0), "each names the one before it as its parent"
 
@@ -157,7 +122,7 @@ def test_a_block_that_is_in_no_pack_any_more_cannot_be_reused(store: Store) -> N
     second = sleep(store, 900, before=first)
     pack_of(store, first).unlink()
     before = names(store.path)
-    with pytest.raises(BlockMissing):
+    with pytest.raises(errors.BlockMissing):
         sleep(store, 1200, before=second)
     assert names(store.path) == before
     sleep(store, 1200)
@@ -171,7 +136,7 @@ def test_a_pack_that_is_put_back_is_reused_at_once(store: Store, tmp_path: Path)
     copy = pack.rename(tmp_path / "away")
     sleep(store, 600, uri=OTHER_URI)  # all anew, in a pack of the same name
     pack.unlink()
-    with pytest.raises(BlockMissing):
+    with pytest.raises(errors.BlockMissing):
         sleep(store, 900, before=first)
     copy.rename(pack)
     assert sleep(store, 900, before=first).blocks_reused == 2
@@ -192,10 +157,10 @@ def test_blocks_that_went_to_a_pack_which_this_object_does_not_know_are_found(st
 
 def test_a_version_whose_manifest_is_missing_is_no_parent(store: Store, tmp_path: Path) -> None:
     first = sleep(store, 600)
-    away = manifest_path(store, first.bundle_id).rename(tmp_path / "away")
-    with pytest.raises(BundleMissing):
+    away = making.manifest_path(store, first.bundle_id).rename(tmp_path / "away")
+    with pytest.raises(errors.BundleMissing):
         sleep(store, 900, before=first)
-    away.rename(manifest_path(store, first.bundle_id))
+    away.rename(making.manifest_path(store, first.bundle_id))
     assert sleep(store, 900, before=first).version == 2
 
 
@@ -204,9 +169,12 @@ def test_what_the_system_refuses_to_open_cannot_be_reused_and_the_state_can_stil
     store: Store, tmp_path: Path, what: str
 ) -> None:
     first = sleep(store, 600)
-    os.link(manifest_path(store, first.bundle_id) if what == "manifest" else pack_of(store, first), tmp_path / "second")
+    os.link(
+        making.manifest_path(store, first.bundle_id) if what == "manifest" else pack_of(store, first),
+        tmp_path / "second",
+    )
     store._core.files.close()
-    with pytest.raises(BlockMissing) as refused:
+    with pytest.raises(errors.BlockMissing) as refused:
         sleep(store, 900, before=first)
     assert refused.value.details.get("reason") == ("unsafe_path" if what == "manifest" else None)
     write(store, URI, drafts(900), 900, parent=first.bundle_id)
@@ -224,7 +192,7 @@ def test_what_becomes_unreadable_while_a_version_is_written_is_written_too(store
     receipt = write(store, OTHER_URI, blocks(), 900)
     assert (receipt.blocks_new, receipt.blocks_reused) == (5, 0)
     require_awake(store, 900, uri=OTHER_URI)
-    with store.open_session(URI) as reader, pytest.raises(BlockMissing) as refused:
+    with store.open_session(URI) as reader, pytest.raises(errors.BlockMissing) as refused:
         making.contents(reader)
     assert refused.value.details["whole_up_to"] == 512
 
@@ -235,7 +203,7 @@ def test_state_records_may_be_left_out_of_what_is_reused_and_nothing_else(store:
     one, between, two, _ = first.entries
     new = [making.state(512, seed=1)]
     for wrong in ((one, between, between), (between, one, two), (two,), (between, two)):
-        with pytest.raises(InvalidDraft):
+        with pytest.raises(errors.InvalidDraft):
             write(store, URI, new, 512, parent=first.bundle_id, reused=wrong)
     second = write(store, URI, new, 512, parent=first.bundle_id, reused=(one, two))
     assert [entry.kind for entry in second.entries] == ["span", "span", "state"]
@@ -255,7 +223,7 @@ def test_state_records_may_be_left_out_of_what_is_reused_and_nothing_else(store:
 def test_what_is_not_the_beginning_of_the_parent_s_chain_is_not_reused(store: Store, choose: Any) -> None:
     first = sleep(store, 600)
     reused: tuple[BlockEntry, ...] = choose(first.entries)
-    with pytest.raises(InvalidDraft):
+    with pytest.raises(errors.InvalidDraft):
         write(store, URI, drafts(900, first=512), 900, parent=first.bundle_id, reused=reused)
     assert len(store.versions(URI)) == 1
 
@@ -267,11 +235,11 @@ def test_a_doubted_block_is_read_before_a_version_refers_to_it(store: Store, cut
         pack_of(store, first).write_bytes(pack_of(store, first).read_bytes()[:-1])
         store._core.files.close()
     else:
-        spoil(store, first, 1)
+        making.spoil(store, first, 1)
     more = {"parent": first.bundle_id, "reused": first.entries[:2]}
     before = names(store.path)
     for doubted in (first.entries[1:2], first.entries[:2]):
-        with pytest.raises(Corruption):
+        with pytest.raises(errors.Corruption):
             write(store, URI, drafts(900, first=512), 900, doubted=doubted, **more)
     assert names(store.path) == before
     if not cut:
@@ -287,16 +255,9 @@ class GivenUpError(Exception):
     pass
 
 
-def failing_at(call: str, at: int, error: Exception) -> Any:
-    """Let the so-many-th of these system calls fail from then on once."""
-    real, count = getattr(os, call), iter(range(1, 1000))
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if next(count) == at:
-            raise error
-        return real(*args, **kwargs)
-
-    return mock.patch.object(os, call, run)
+def failing_at(call: str, at: int, error: Exception) -> contextlib.AbstractContextManager[None]:
+    """Let the so-many-th of these system calls fail."""
+    return making.meanwhile(os, call, making.refusing(error), at=at)
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -306,16 +267,16 @@ BROKEN = OSError(errno.EIO, "Input/output error")
 @pytest.mark.parametrize(
     ("call", "at", "error", "kind"),
     [
-        *(("writev", at, FULL, NoSpace) for at in range(1, 5)),
-        ("pwrite", 1, FULL, NoSpace),
-        *(("rename", at, FULL, NoSpace) for at in (1, 2)),
-        *(("fsync", at, BROKEN, DurabilityLost) for at in (1, 2, 3, 4)),
-        ("dup", 1, OSError(errno.EMFILE, "Too many open files"), StoreIoError),
+        *(("writev", at, FULL, errors.NoSpace) for at in range(1, 5)),
+        ("pwrite", 1, FULL, errors.NoSpace),
+        *(("rename", at, FULL, errors.NoSpace) for at in (1, 2)),
+        *(("fsync", at, BROKEN, errors.DurabilityLost) for at in (1, 2, 3, 4)),
+        ("dup", 1, OSError(errno.EMFILE, "Too many open files"), errors.StoreIoError),
     ],
 )
 @pytest.mark.parametrize("again", [False, True])
 def test_a_sleep_that_fails_leaves_nothing_behind_and_takes_nothing(
-    store: Store, call: str, at: int, error: OSError, kind: type[StoreError], again: bool
+    store: Store, call: str, at: int, error: OSError, kind: type[errors.StoreError], again: bool
 ) -> None:
     first = sleep(store, 600)
     before = names(store.path)
@@ -327,8 +288,8 @@ def test_a_sleep_that_fails_leaves_nothing_behind_and_takes_nothing(
     assert len(store._core.pins) == 0
     assert store._core.index.pack_sizes().keys() == {name for name in before if name.startswith("packs/")}
     require_awake(store, 600)
-    if kind is DurabilityLost:
-        with pytest.raises(DurabilityLost):
+    if kind is errors.DurabilityLost:
+        with pytest.raises(errors.DurabilityLost):
             sleep(store, 900)
         store = reopened(store)
     with store:
@@ -337,15 +298,14 @@ def test_a_sleep_that_fails_leaves_nothing_behind_and_takes_nothing(
 
 
 @pytest.mark.parametrize("step", ["add_pack", "add"])
-def test_a_version_that_cannot_be_entered_is_taken_back(
-    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_version_that_cannot_be_entered_is_taken_back(store: Store, step: str) -> None:
     first = sleep(store, 600)
     before = names(store.path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, step, refusing(IndexFailed("no memory")))
-        with pytest.raises(IndexFailed):
-            sleep(store, 900, before=first)
+    with (
+        mock.patch.object(Index, step, making.refusing(errors.IndexFailed("no memory"))),
+        pytest.raises(errors.IndexFailed),
+    ):
+        sleep(store, 900, before=first)
     assert names(store.path) == before
     with reopened(store) as again:
         assert [row.version for row in again.versions(URI)] == [1]
@@ -354,19 +314,22 @@ def test_a_version_that_cannot_be_entered_is_taken_back(
 
 
 def test_an_interrupt_after_the_row_was_written_takes_it_back(store: Store) -> None:
-    with pytest.raises(KeyboardInterrupt), meanwhile(Index, "add", refusing(KeyboardInterrupt), after=True):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        making.meanwhile(Index, "add", making.refusing(KeyboardInterrupt), after=True),
+    ):
         sleep(store, 300)
     assert (names(store.path), store.find_session(URI)) == (set(), None)
 
 
 def test_a_version_that_can_neither_be_entered_nor_taken_back_ends_writing(store: Store) -> None:
     with (
-        mock.patch.object(Index, "add", refusing(IndexFailed("no memory"))),
-        mock.patch.object(durable, "remove", refusing(StoreIoError("no right"))),
-        pytest.raises(DurabilityLost, match="could not be taken back"),
+        mock.patch.object(Index, "add", making.refusing(errors.IndexFailed("no memory"))),
+        mock.patch.object(durable, "remove", making.refusing(errors.StoreIoError("no right"))),
+        pytest.raises(errors.DurabilityLost, match="could not be taken back"),
     ):
         sleep(store, 300)
-    with pytest.raises(DurabilityLost):
+    with pytest.raises(errors.DurabilityLost):
         sleep(store, 300)
     assert len(names(store.path)) == 2
     with reopened(store) as again:  # the version is whole, and was not acknowledged: it is there
@@ -377,8 +340,8 @@ def test_while_a_manifest_that_failed_may_come_back_its_pack_stays(store: Store)
     """The flush of its name failed, and so does that of its removal: a power cut may bring the name back."""
     with (
         failing_at("fsync", 4, BROKEN),
-        mock.patch.object(StoreFolder, "flush", refusing(DurabilityLost("x"))),
-        pytest.raises(DurabilityLost),
+        mock.patch.object(StoreFolder, "flush", making.refusing(errors.DurabilityLost("x"))),
+        pytest.raises(errors.DurabilityLost),
     ):
         sleep(store, 300)
     assert [name[:6] for name in names(store.path)] == ["packs/"]
@@ -386,47 +349,25 @@ def test_while_a_manifest_that_failed_may_come_back_its_pack_stays(store: Store)
 
 def test_a_flush_that_fails_does_not_cost_another_session_the_same_pack(store: Store) -> None:
     """Two sessions with the same blocks sleep at once, and each writes them: the packs have one name."""
-    with slowly(store, OTHER_URI, drafts(600), 600, failing=DurabilityLost) as done:
+    with slowly(store, OTHER_URI, drafts(600), 600, failing=errors.DurabilityLost) as done:
         done.append(sleep(store, 600))
-        real, count = os.fsync, iter(range(1, 100))
-
-        def fsync(fd: int) -> None:
-            if next(count) == 3:  # of the folder of packs, after the pack and the manifest
-                raise BROKEN
-            real(fd)
-
-        patch = mock.patch.object(os, "fsync", fsync)
-        patch.start()
-        done.append(patch)  # type: ignore[arg-type]
-    done[1].stop()  # type: ignore[attr-defined]
+        flush = failing_at("fsync", 3, BROKEN)  # of the folder of packs, after the pack and the manifest
+        flush.__enter__()
+    flush.__exit__(None, None, None)
     require_awake(store, 600)
     with reopened(store) as again:
         assert again.find_session(OTHER_URI) is None
         require_awake(again, 600)
 
 
-def test_a_file_that_does_not_read_back_is_not_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = durable.TempFile.sync
-
-    def rot(temp: durable.TempFile) -> None:
-        real(temp)
-        if temp.path.startswith(f"{store.path}/packs"):
-            os.pwrite(temp.fd, b"rot", 2000)
-
-    monkeypatch.setattr(durable.TempFile, "sync", rot)
-    with pytest.raises(ReadBackFailed):
-        sleep(store, 300)
-    assert names(store.path) == set()
-
-
 def test_a_sleep_of_more_than_the_limits_is_refused(store: Store) -> None:
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(errors.LimitExceeded):
         write(store, URI, [], MAX_TOKENS + 1)
-    with mock.patch.object(sleeping, "MAX_BLOCKS", 3), pytest.raises(LimitExceeded):
+    with mock.patch.object(sleeping, "MAX_BLOCKS", 3), pytest.raises(errors.LimitExceeded):
         write(store, URI, drafts(900), 900)
-    with mock.patch("torpor.memvid.format.pack_writer.MAX_FRAMES", 2), pytest.raises(LimitExceeded):
+    with mock.patch("torpor.memvid.format.pack_writer.MAX_FRAMES", 2), pytest.raises(errors.LimitExceeded):
         write(store, URI, drafts(900), 900)
-    with mock.patch("torpor.memvid.format.pack_writer.MAX_BUNDLE_BYTES", 5000), pytest.raises(LimitExceeded):
+    with mock.patch("torpor.memvid.format.pack_writer.MAX_BUNDLE_BYTES", 5000), pytest.raises(errors.LimitExceeded):
         write(store, URI, drafts(900), 900)
     assert names(store.path) == set()
 
@@ -435,7 +376,7 @@ def test_a_version_is_given_up_until_it_is_published_and_leaves_nothing(store: S
     first = sleep(store, 300)
     before = names(store.path)
     with pytest.raises(GivenUpError):
-        write(store, URI, drafts(900), 900, before_publishing=refusing(GivenUpError))
+        write(store, URI, drafts(900), 900, before_publishing=making.refusing(GivenUpError))
     assert names(store.path) == before
     assert [row.version for row in store.versions(URI)] == [first.version]
     assert write(store, URI, drafts(900), 900, before_publishing=lambda: None).version == first.version + 1
@@ -524,7 +465,7 @@ def test_threat_49_sleeps_of_one_session_at_once_get_a_version_each(store: Store
     assert sorted(versions) == list(range(1, 17))
     for version, seed in versions.items():
         with store.open_session(URI, version=version) as reader:
-            assert making.contents(reader) == expected(300, seed=seed)
+            assert making.contents(reader) == making.expected(300, seed=seed)
 
 
 def test_a_number_that_was_given_to_a_sleep_that_failed_is_a_gap_and_is_not_given_while_it_runs(store: Store) -> None:
@@ -544,7 +485,7 @@ def test_a_number_that_was_given_to_a_sleep_that_failed_is_a_gap_and_is_not_give
 def test_the_number_of_a_version_whose_manifest_is_missing_is_not_given_again(store: Store, tmp_path: Path) -> None:
     sleep(store, 300)
     second = sleep(store, 400)
-    file = manifest_path(store, second.bundle_id)
+    file = making.manifest_path(store, second.bundle_id)
     away = file.rename(tmp_path / "away")
     with reopened(store) as again:
         assert [finding.path for finding in again.opening.unreadable] == [str(file)]
@@ -557,7 +498,7 @@ def test_the_number_of_a_version_whose_manifest_is_missing_is_not_given_again(st
 def test_the_largest_number_is_the_last(store: Store) -> None:
     with mock.patch("torpor.memvid.writing.core.MAX_VERSION", 1):
         sleep(store, 300)
-        with pytest.raises(LimitExceeded, match="largest version number"):
+        with pytest.raises(errors.LimitExceeded, match="largest version number"):
             sleep(store, 300)
     assert sleep(store, 300).version == 2 < MAX_VERSION
 
@@ -583,7 +524,7 @@ def test_threat_51_what_a_failed_sleep_referred_to_goes_with_the_next_delete(sto
         assert pack_of(store, first).exists()
         yield from ()
 
-    with pytest.raises(InvalidDraft):
+    with pytest.raises(errors.InvalidDraft):
         write(store, OTHER_URI, blocks(), 900, parent=first.bundle_id, reused=first.entries[:2])
     assert len(store._core.pins) == 0
     sleep(store, 600)
@@ -621,7 +562,7 @@ def test_blocks_that_leave_at_the_last_moment_are_written_after_all(store: Store
     name = store.index.packs_of(first.entries[0].id)[0]
     with (
         store._core.files.holding(name) if held else contextlib.nullcontext(),
-        meanwhile(StoreCore, "missing_of", lambda: unpinned_delete(store, URI)),
+        making.meanwhile(StoreCore, "missing_of", lambda: unpinned_delete(store, URI)),
     ):
         receipt = write(store, OTHER_URI, drafts(600), 600)
     assert (receipt.blocks_new, receipt.blocks_reused) == (4, 0)
@@ -633,7 +574,7 @@ def test_blocks_that_leave_again_and_again_end_the_sleep(store: Store) -> None:
     with (
         mock.patch.object(StoreCore, "missing_of", lambda core, blocks: set(list(blocks)[:1])),
         mock.patch.object(sleeping, "_TRIES", 3),
-        pytest.raises(BlockMissing),
+        pytest.raises(errors.BlockMissing),
     ):
         write(store, OTHER_URI, drafts(600), 600)
     assert not list(Path(store.path).rglob("*.tmp"))
@@ -648,7 +589,7 @@ def test_a_block_that_is_deleted_and_not_in_memory_fails_the_sleep_by_name(
         monkeypatch.setattr(sleeping, "_SPARE_BYTES", 100)
     more = {"parent": base.bundle_id, "reused": base.entries[:2]} if how == "reused" else {}
 
-    with pytest.raises(BlockMissing):
+    with pytest.raises(errors.BlockMissing):
         write(store, OTHER_URI, losing_its_blocks(store, 512 if more else 0), 600, **more)
     assert store.find_session(OTHER_URI) is None
     assert names(store.path) == set()
@@ -658,7 +599,10 @@ def test_a_block_that_is_deleted_and_not_in_memory_fails_the_sleep_by_name(
 
 def test_where_no_file_can_be_opened_any_more_a_sleep_that_is_led_elsewhere_fails_by_name(store: Store) -> None:
     sleep(store, 600)
-    with failing_at("dup", 1, OSError(errno.EMFILE, "too many open files")), pytest.raises(StoreIoError) as refusal:
+    with (
+        failing_at("dup", 1, OSError(errno.EMFILE, "too many open files")),
+        pytest.raises(errors.StoreIoError) as refusal,
+    ):
         write(store, OTHER_URI, losing_its_blocks(store), 600)
     assert refusal.value.errno == errno.EMFILE
     assert names(store.path) == set()
@@ -668,16 +612,16 @@ def test_a_compressed_sleep_refers_to_what_lies_there_raw_and_the_other_way_roun
     flat = {"period": 16}
     raw = sleep(store, 600, **flat)
     assert sleep(store, 600, uri=OTHER_URI, compressed=True, **flat).blocks_new == 0
-    small = sleep(store, 600, uri=FORK_URI, seed=1, compressed=True, **flat)
+    small = sleep(store, 600, uri=making.FORK_URI, seed=1, compressed=True, **flat)
     assert small.bytes_written < raw.bytes_written
     assert sleep(store, 600, uri=SessionUri("x", "y"), seed=1, **flat).blocks_new == 0
-    for uri, seed in ((URI, 0), (OTHER_URI, 0), (FORK_URI, 1), (SessionUri("x", "y"), 1)):
+    for uri, seed in ((URI, 0), (OTHER_URI, 0), (making.FORK_URI, 1), (SessionUri("x", "y"), 1)):
         require_awake(store, 600, uri=uri, seed=seed, **flat)
 
 
 def test_a_sleep_refused_by_a_budget_halfway_leaves_nothing(store_path: Path) -> None:
     with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=20_000)) as store:
-        with pytest.raises(BudgetExceeded):
+        with pytest.raises(errors.BudgetExceeded):
             sleep(store, 2000, compressed=True)
         assert names(store_path) == set()
         sleep(store, 200)
@@ -691,13 +635,13 @@ def test_a_version_says_what_is_acknowledged_once_its_blocks_are_flushed_and_lea
 ) -> None:
     """A turn may end while the blocks are written, and the next one may have begun, with its room on the disk."""
     first = sleep(store, 300)
-    store.acknowledge([turn(store, 600)])
+    store.acknowledge([making.turn(store, 600)])
 
     def said() -> dict[str, Any]:
         assert list(Path(store.path).rglob("*.tmp")), "the blocks are there"
-        store.acknowledge([turn(store, 610)])
+        store.acknowledge([making.turn(store, 610)])
         store.make_room_to_acknowledge(URI, 5_000)
-        return {UNREAD: {"tokens": token_ids(812, 98)}}
+        return {UNREAD: {"tokens": making.token_ids(812, 98)}}
 
     receipt = write(store, URI, drafts(812), 812, parent=first.bundle_id, session=said)
     assert (receipt.ledger_tokens, store.acknowledged()) == (910, [])
@@ -711,35 +655,35 @@ def test_a_version_says_what_is_acknowledged_once_its_blocks_are_flushed_and_lea
 @pytest.mark.parametrize("covers", [True, False])
 def test_a_version_covers_the_turns_of_its_session_or_leaves_them(store: Store, covers: bool) -> None:
     sleep(store, 300)
-    store.acknowledge([turn(store, 5)])
+    store.acknowledge([making.turn(store, 5)])
     write(store, URI, drafts(40, seed=2), 40, covers=covers)
     assert store.has_turns(URI) is not covers
     with reopened(store) as again:
-        assert ledger(again) == (token_ids(0, 40, 2) if covers else token_ids(0, 305))
+        assert making.ledger(again) == (making.token_ids(0, 40, 2) if covers else making.token_ids(0, 305))
 
 
 def test_a_sleep_that_fails_leaves_the_turns(store: Store) -> None:
     sleep(store, 300)
-    store.acknowledge([turn(store, 5)])
-    with failing_at("rename", 2, FULL), pytest.raises(NoSpace):
+    store.acknowledge([making.turn(store, 5)])
+    with failing_at("rename", 2, FULL), pytest.raises(errors.NoSpace):
         sleep(store, 310)
     assert store.has_turns(URI)
     with reopened(store) as again:
-        assert ledger(again) == token_ids(0, 305)
+        assert making.ledger(again) == making.token_ids(0, 305)
 
 
 def test_a_manifest_above_its_limit_is_refused(store: Store) -> None:
-    with mock.patch("torpor.memvid.format.manifest.MAX_MANIFEST_BYTES", 200), pytest.raises(StoreError):
+    with mock.patch("torpor.memvid.format.manifest.MAX_MANIFEST_BYTES", 200), pytest.raises(errors.StoreError):
         sleep(store, 300)
     assert names(store.path) == set()
     receipt = sleep(store, 300)
-    with mock.patch.object(manifest_file, "MAX_MANIFEST_BYTES", 100), pytest.raises(LimitExceeded):
+    with mock.patch.object(manifest_file, "MAX_MANIFEST_BYTES", 100), pytest.raises(errors.LimitExceeded):
         store.open_bundle(receipt.bundle_id)
 
 
 def test_packs_have_what_was_written_and_nothing_of_what_was_there(store: Store) -> None:
     first = sleep(store, 600)
     second = sleep(store, 900, before=first)
-    one, two = packs_of(store, second)
+    one, two = making.packs_of(store, second)
     assert one == pack_of(store, first)
     assert {path.name for path in Path(store.path, "packs").iterdir()} == {one.name, two.name}
