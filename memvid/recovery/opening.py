@@ -26,7 +26,7 @@ def claim(root_fd: int, path: str) -> tuple[StoreLock, str, tuple[Finding, ...]]
     """Take a store's lock; make the store if the folder is empty, and carry over one of format 1. A store of a later
     version, or a folder of other things, is left as it is. The lock, the store's uuid, and what could not be carried
     over."""
-    from .carrying_over import carry_over, is_of_format_1
+    from .carrying_over import carry_over, finish, is_of_format_1
 
     if is_of_format_1(root_fd, path):
         pass
@@ -41,7 +41,9 @@ def claim(root_fd: int, path: str) -> tuple[StoreLock, str, tuple[Finding, ...]]
             told = carry_over(root_fd, path)
         elif not has_store_file(root_fd, path):
             create_store(root_fd, path)
-        return lock, load_store_uuid(root_fd, path), told
+        store_uuid = load_store_uuid(root_fd, path)
+        finish(root_fd, path, store_uuid)
+        return lock, store_uuid, told
 
 
 def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, str | None]:
