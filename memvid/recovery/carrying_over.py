@@ -15,8 +15,9 @@ Rules:
   in `bundles/`, and marks and notes stay as they are.
 - The marks become marks of version 2 once store.json is on the disk. So beside them, as beside a pack in `packs`, a
   store.json of version 1 is one that was put back by hand, and `bundles/` tells no more which versions there are.
-- What cannot be read is told, and stays. A damaged manifest of a version is one in `versions/`, too; what quarantine
-  had goes to `damaged/`.
+- What is damaged is told, and stays. A damaged manifest of a version, or a damaged note of one, is a damaged manifest
+  in `versions/`, too; the note, and what quarantine had, goes to `damaged/`. A bundle that its disk does not give is
+  damaged; any other read that fails ends the run, and the next opening tries again.
 - Of two bundles for one version of a session the younger is the version; one in quarantine is none beside another.
 """
 
@@ -153,8 +154,8 @@ def _duplicate(fd: int, path: str) -> int:
 @dataclass(slots=True)
 class _Carrying:
     """One run. versions: those in `bundles/` that are to be versions, by what they claim. damaged: those of which the
-    manifest is damaged, and what there is of it. misnamed: files with another bundle inside, by the id in the name.
-    missing: versions of which there is a note alone."""
+    manifest or the note is damaged, and what there is of the manifest. misnamed: files with another bundle inside, by
+    the id in the name. missing: versions of which there is a note alone."""
 
     folder: StoreFolder
     findings: list[Finding] = field(default_factory=list)
@@ -368,7 +369,8 @@ class _Carrying:
     # --- notes
 
     def _look_at_notes(self) -> None:
-        """Versions without a file."""
+        """Versions without a file. One of which the note is damaged is a damaged version: its id is all that is known,
+        and no pack goes that it may need."""
         folder, path = self.folder, self.folder.path_of(NOTES)
         there = {version.bundle_id for version in self.versions.values()}
         with contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, NOTES, path) as fd:
@@ -376,11 +378,16 @@ class _Carrying:
                 if (bundle_id := bytes.fromhex(match[1])) in there:
                     continue
                 own = f"{path}/{match[0]}"
+                data = read_small(fd, match[0], MAX_NOTE_BYTES, own)
                 try:
-                    row = decode_note(read_small(fd, match[0], MAX_NOTE_BYTES, own), bundle_id)
+                    row = decode_note(data, bundle_id)
                 except MALFORMED as error:
-                    message = f"{own} told of a missing version and cannot be read: {reason_of(error)}. {PUT_BACK}"
+                    kept = self._keep_in_damaged(match[0], data)
+                    message = (
+                        f"{own} told of a missing version, and is damaged: {reason_of(error)}. It moves to {kept}."
+                    )
                     self.findings.append(Finding(own, CorruptBundle.code, message))
+                    self.damaged.setdefault(bundle_id, b"")
                     continue
                 if (row.uri, row.version) not in self.versions:
                     self.missing.append(row)

@@ -561,13 +561,39 @@ def test_notes_stay_until_the_index_tells_what_they_told(place: Path, monkeypatc
     assert [row.version for row in missing(place)] == [1]
 
 
-def test_a_note_that_cannot_be_read_is_told(place: Path) -> None:
+def test_a_damaged_note_is_told_and_kept_and_no_pack_goes_that_its_version_may_need(place: Path) -> None:
     note = place / "absent" / f"{missing_in(place)}.json"
     flip(note, 40)
-    with Store.open(place, writable=True) as store:
-        assert any(str(note) == finding.path for finding in store.opening.unreadable)
-        assert [row.version for row in store.versions(LOST_URI)] == [2]
+    bad = note.read_bytes()
+    for number in range(2):
+        with Store.open(place, writable=True) as store:
+            told = {finding.path for finding in store.opening.unreadable}
+            assert str(place / "versions" / f"{note.stem}.mvm") in told
+            assert (str(note) in told) == (number == 0)
+            assert [row.version for row in store.versions(LOST_URI)] == [2]
+            if number:
+                store.delete_session(OTHER_URI)
+            assert store.repack().bytes_freed == 0
     assert not (place / "absent").exists()
+    assert (place / "damaged" / note.name).read_bytes() == bad
+
+
+def test_a_note_that_is_not_read_now_ends_the_opening_and_is_not_given_up(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inode, real = (place / "absent" / f"{missing_in(place)}.json").stat().st_ino, os.read
+
+    def read(fd: int, size: int) -> bytes:
+        if os.fstat(fd).st_ino == inode:
+            raise OSError(errno.EIO, "injected")
+        return real(fd, size)
+
+    monkeypatch.setattr(os, "read", read)
+    with pytest.raises(errors.StoreIoError):
+        Store.open(place, writable=True)
+    monkeypatch.undo()
+    with Store.open(place, writable=True) as store:
+        assert [row.version for row in store.versions(LOST_URI)] == [1, 2]
 
 
 @pytest.mark.parametrize("what", ["damaged", "missing"])
