@@ -143,6 +143,17 @@ def _renew_marks(root_fd: int, path: str, store_uuid: str) -> None:
         write_marks(root_fd, packs_fd, path, encode_marks(marks))
 
 
+def manifest_in_bundle(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
+    """The manifest in a version's own bundle; None without one, or if it cannot be read."""
+    try:
+        fd, path = folder.open_name(_bundle_name(bundle_id.hex() + _LIVE))
+        with closing_fd(fd):
+            version = read_version(fd, path)
+    except StoreError:
+        return None
+    return version.encoded if version.bundle_id == bundle_id else None
+
+
 def _duplicate(fd: int, path: str) -> int:
     """Another descriptor. Raises StoreIoError."""
     try:

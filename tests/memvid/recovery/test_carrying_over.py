@@ -681,3 +681,37 @@ def test_an_older_store_json_brings_nothing_back_that_was_deleted(small: Path) -
     (small / "store.json").write_bytes(old)
     with Store.open(small, writable=True) as store:
         assert rows(store) == wanted
+
+
+@pytest.mark.parametrize("what", ["missing", "damaged"])
+def test_a_bundle_that_is_put_back_makes_its_version_whole_without_a_command(small: Path, what: str) -> None:
+    bundle = bundle_of(small, OTHER_URI)
+    good = bundle.read_bytes()
+    if what == "damaged":
+        damage_manifest(bundle)
+    with Store.open(small, writable=True):
+        pass
+    if what == "missing":
+        (small / "versions" / f"{bundle.stem}.mvm").unlink()
+        bundle.unlink()
+    with Store.open(small, writable=True) as store:
+        assert [finding.path for finding in store.opening.unreadable] == [
+            str(small / "versions" / f"{bundle.stem}.mvm")
+        ]
+    making.put(bundle, good)
+    with Store.open(small, writable=True) as store:
+        assert store.opening.unreadable == ()
+        with store.open_session(OTHER_URI) as reader:
+            assert reader.tokens() == making.token_ids(0, 300, 2)
+            assert making.contents(reader) == making.expected(300, seed=2, **SMALL)
+
+
+def test_a_bundle_of_a_deleted_version_that_is_put_back_is_a_pack_alone(small: Path) -> None:
+    bundle = bundle_of(small, OTHER_URI)
+    good = bundle.read_bytes()
+    with Store.open(small, writable=True) as store:
+        store.delete_session(OTHER_URI)
+    making.put(bundle, good)
+    with Store.open(small, writable=True) as store:
+        assert store.opening.unreadable == ()
+        assert store.find_session(OTHER_URI) is None
