@@ -188,6 +188,13 @@ class StoreFolder:
             temp.publish(fd, own, os.path.dirname(self.path_of(name)), replacing=replaced is not None)
         self._count(temp.size_bytes - (replaced.st_size if replaced else 0))
 
+    def write_manifest(self, bundle_id: bytes, data: bytes) -> None:
+        """Write the file of a manifest, durably. Raises as `publish`."""
+        with self.manifest_temps.new() as temp:
+            temp.append([data])
+            temp.sync()
+            self.publish(temp, manifest_name(bundle_id))
+
     def remove(self, name: str, *, flushing: bool = True) -> int:
         """Remove a manifest or pack, durably; without `flushing` the caller flushes (`flush`). The bytes freed; 0 if it
         was not there. Needs no room. Raises StoreIoError, DurabilityLost."""

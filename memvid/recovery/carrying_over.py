@@ -10,10 +10,14 @@ its own; `bundles/` stays as a second folder of packs. What that store kept else
     marks.json            its tags and pins
 
 Rules:
-- Under the lock. Each step may be cut off and done again, with the same result. store.json comes last: until then an
-  older Torpor opens the store as it is, and may change it; so each run begins with what is in `bundles/`.
-- What cannot be read is told, and stays. A damaged manifest of a version is one in `versions/`, too; what quarantine
-  had goes to `damaged/`.
+- Under the lock. Each step may be cut off and done again, with the same result. store.json of version 2 is the point
+  of no return: until then an older Torpor opens the store as it is, and may change it; so each run begins with what is
+  in `bundles/`, and marks and notes stay as they are.
+- The marks become marks of version 2 once store.json is on the disk. So beside them, as beside a pack in `packs`, a
+  store.json of version 1 is one that was put back by hand, and `bundles/` tells no more which versions there are.
+- What is damaged is told, and stays. A damaged manifest of a version, or a damaged note of one, is a damaged manifest
+  in `versions/`, too; the note, and what quarantine had, goes to `damaged/`. A bundle that its disk does not give is
+  damaged; any other read that fails ends the run, and the next opening tries again.
 - Of two bundles for one version of a session the younger is the version; one in quarantine is none beside another.
 """
 
@@ -49,10 +53,11 @@ from ..errors import (
 from ..folder.damaged import free_name
 from ..folder.folder import MANIFEST_SUFFIX, StoreFolder, id_in, manifest_name
 from ..folder.journal import Journal
-from ..folder.marks import MARKS_FILE, Marks, encode_marks, uuid_in_marks, write_marks
+from ..folder.marks import MARKS_FILE, encode_marks, uuid_in_marks, write_marks
 from ..folder.store_file import (
     BUNDLES,
     DAMAGED,
+    PACKS,
     STORE_FILE,
     create_folders,
     has_own_packs,
@@ -66,7 +71,6 @@ from ..index.index import INDEX_FILE, Index
 from ..limits import MAX_MARKS_BYTES, MAX_NOTE_BYTES
 from ..uri import SessionUri
 from .format_1 import (
-    INDEX_FILES,
     LEFTOVERS,
     MALFORMED,
     MOVED_NAME,
@@ -77,6 +81,7 @@ from .format_1 import (
     damaged_manifest,
     decode_note,
     decode_old_marks,
+    encode_no_old_marks,
     has_frames,
     is_marked,
     read_version,
@@ -92,7 +97,8 @@ def is_of_format_1(root_fd: int, path: str) -> bool:
 
 
 def carry_over(root_fd: int, path: str) -> tuple[Finding, ...]:
-    """Make a store of format 1 one of format 2; what could not come in whole. Call it under the store's lock.
+    """Make a store of format 1 one of format 2; what could not come in whole. Call it under the store's lock, and then
+    `finish`.
 
     Raises:
         NoSpace, StoreIoError, UnsafePath, DurabilityLost: open it again, and it goes on.
@@ -107,6 +113,47 @@ def carry_over(root_fd: int, path: str) -> tuple[Finding, ...]:
         return _Carrying(folder).run()
 
 
+def finish(root_fd: int, path: str, store_uuid: str) -> None:
+    """What follows store.json: the marks become those of version 2, then what nothing reads any more goes. Each opening
+    to write calls it, for a run may have been cut off there; without `bundles` there is nothing to do.
+
+    Raises:
+        NoSpace, StoreIoError, UnsafePath, DurabilityLost
+    """
+    if BUNDLES not in list_names(root_fd, path):
+        return
+    with contextlib.suppress(FileNotFoundError):
+        _renew_marks(root_fd, path, store_uuid)
+    with contextlib.suppress(FileNotFoundError), opened_folder(root_fd, NOTES, f"{path}/{NOTES}") as fd:
+        _remove(fd, f"{path}/{NOTES}", NOTE_NAME.fullmatch)
+    _remove(root_fd, path, LEFTOVERS.fullmatch)
+    for name in (NOTES, QUARANTINE):
+        _remove_folder(root_fd, name, path)
+
+
+def _renew_marks(root_fd: int, path: str, store_uuid: str) -> None:
+    """Make marks of version 1 those of version 2; others stay. Raises FileNotFoundError, and as `finish`."""
+    data = read_small(root_fd, MARKS_FILE, MAX_MARKS_BYTES, f"{path}/{MARKS_FILE}")
+    try:
+        marks = decode_old_marks(data, store_uuid, f"{path}/{MARKS_FILE}")
+    except MALFORMED:
+        return
+    with opened_folder(root_fd, PACKS, f"{path}/{PACKS}") as packs_fd:
+        durable.sync_folder(root_fd, path)  # store.json first, also if the run was cut off before its flush
+        write_marks(root_fd, packs_fd, path, encode_marks(marks))
+
+
+def manifest_in_bundle(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
+    """The manifest in a version's own bundle; None without one, or if it cannot be read."""
+    try:
+        fd, path = folder.open_name(_bundle_name(bundle_id.hex() + _LIVE))
+        with closing_fd(fd):
+            version = read_version(fd, path)
+    except StoreError:
+        return None
+    return version.encoded if version.bundle_id == bundle_id else None
+
+
 def _duplicate(fd: int, path: str) -> int:
     """Another descriptor. Raises StoreIoError."""
     try:
@@ -118,51 +165,42 @@ def _duplicate(fd: int, path: str) -> int:
 @dataclass(slots=True)
 class _Carrying:
     """One run. versions: those in `bundles/` that are to be versions, by what they claim. damaged: those of which the
-    manifest is damaged, and what there is of it. misnamed: files with another bundle inside, by the id in the name."""
+    manifest or the note is damaged, and what there is of the manifest. misnamed: files with another bundle inside, by
+    the id in the name. missing: versions of which there is a note alone."""
 
     folder: StoreFolder
     findings: list[Finding] = field(default_factory=list)
     versions: dict[tuple[SessionUri, int], OldVersion] = field(default_factory=dict)
     damaged: dict[bytes, bytes] = field(default_factory=dict)
     misnamed: dict[bytes, str] = field(default_factory=dict)
+    missing: list[IndexRow] = field(default_factory=list)
 
     def run(self) -> tuple[Finding, ...]:
         folder = self.folder
         folder.remove_leftovers()
         if not self._is_done():
             self._carry()
-        self._remove_leftovers()
         write_store_file(folder.root_fd, folder.path, folder.uuid, replacing=True)
         return tuple(self.findings)
 
     def _is_done(self) -> bool:
-        """Whether an earlier run has come to its marks, the last thing: then an older store.json was put back, and what
-        `bundles/` has tells no more which versions there are."""
+        """Whether the store was one of format 2 already: then an older store.json was put back."""
         root_fd, path = self.folder.root_fd, self.folder.path
         return has_own_packs(root_fd, path) or uuid_in_marks(root_fd, path) == self.folder.uuid
 
     def _carry(self) -> None:
-        index = self._index()
-        with contextlib.closing(index):
-            self._look_at_bundles()
-            self._look_at_misnamed()
-            self._take_in_quarantine()
-            self._write_manifests()
-            self._drop_deleted_turns()
-            self._note_missing(index)
-            self._carry_marks()
+        self._mark_for_the_first_time()
+        self._look_at_bundles()
+        self._look_at_misnamed()
+        self._take_in_quarantine()
+        self._look_at_notes()
+        self._write_manifests()
+        self._drop_deleted_turns()
+        self._write_index()
+        self._set_damaged_marks_aside()
 
     def _tell(self, path: str, error: StoreError) -> None:
         self.findings.append(Finding(path, error.code, error.message))
-
-    # --- the index
-
-    def _index(self) -> Index:
-        """What an earlier run has kept of missing versions; else an empty one, and the old files are gone."""
-        index, why = Index.load(self.folder)
-        if why is not None:
-            _remove(self.folder.root_fd, self.folder.path, INDEX_FILES.fullmatch)
-        return index
 
     # --- what lies in bundles/
 
@@ -316,10 +354,7 @@ class _Carrying:
         for bundle_id, data in sorted(wanted.items()):
             if bundle_id in there and self._has(manifest_name(bundle_id), data):
                 continue
-            with folder.manifest_temps.new() as temp:
-                temp.append([data])
-                temp.sync()
-                folder.publish(temp, manifest_name(bundle_id))
+            folder.write_manifest(bundle_id, data)
         folder.flush(map(manifest_name, wanted))  # a run that was cut off may have published without a flush
 
     def _has(self, name: str, data: bytes) -> bool:
@@ -344,36 +379,45 @@ class _Carrying:
 
     # --- notes
 
-    def _note_missing(self, index: Index) -> None:
-        """Versions without a file: the index tells of them from now on. Then the notes go."""
-        folder = self.folder
-        taken = {version.bundle_id for version in self.versions.values()}
-        claimed = {*self.versions, *((row.uri, row.version) for row in index.all_rows())}
-        rows = [row for row in self._noted() if row.bundle_id not in taken and (row.uri, row.version) not in claimed]
-        index.add_all(rows)
-        index.save(folder, always=True)
-        if rows or index.bundle_ids():
-            self._require_saved(index)
-        path = folder.path_of(NOTES)
+    def _look_at_notes(self) -> None:
+        """Versions without a file. One of which the note is damaged is a damaged version: its id is all that is known,
+        and no pack goes that it may need."""
+        folder, path = self.folder, self.folder.path_of(NOTES)
+        there = {version.bundle_id for version in self.versions.values()}
         with contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, NOTES, path) as fd:
-            _remove(fd, path, NOTE_NAME.fullmatch)
-        _remove_folder(folder.root_fd, NOTES, folder.path)
-
-    def _noted(self) -> list[IndexRow]:
-        path = self.folder.path_of(NOTES)
-        rows: list[IndexRow] = []
-        with contextlib.suppress(FileNotFoundError), opened_folder(self.folder.root_fd, NOTES, path) as fd:
             for match in filter(None, map(NOTE_NAME.fullmatch, list_names(fd, path))):
+                if (bundle_id := bytes.fromhex(match[1])) in there:
+                    continue
                 own = f"{path}/{match[0]}"
+                data = read_small(fd, match[0], MAX_NOTE_BYTES, own)
                 try:
-                    rows.append(decode_note(read_small(fd, match[0], MAX_NOTE_BYTES, own), bytes.fromhex(match[1])))
+                    row = decode_note(data, bundle_id)
                 except MALFORMED as error:
-                    message = f"{own} told of a missing version and cannot be read: {reason_of(error)}. {PUT_BACK}"
+                    kept = self._keep_in_damaged(match[0], data)
+                    message = (
+                        f"{own} told of a missing version, and is damaged: {reason_of(error)}. It moves to {kept}."
+                    )
                     self.findings.append(Finding(own, CorruptBundle.code, message))
-        return rows
+                    self.damaged.setdefault(bundle_id, b"")
+                    continue
+                if (row.uri, row.version) not in self.versions:
+                    self.missing.append(row)
+
+    # --- the index
+
+    def _write_index(self) -> None:
+        """A new one, which tells of the missing versions. What an earlier run has written may tell of some that an
+        older Torpor has deleted since."""
+        folder = self.folder
+        _remove(folder.root_fd, folder.path, INDEX_FILE.__eq__)
+        if self.missing:
+            with contextlib.closing(Index(folder.path)) as index:
+                index.add_all(self.missing)
+                index.save(folder, always=True)
+                self._require_saved(index)
 
     def _require_saved(self, index: Index) -> None:
-        """The index's file is on the disk: the notes go, and nothing else tells of these versions."""
+        """The index's file is on the disk: the notes will go, and nothing else tells of these versions."""
         found, _ = Index.load(self.folder)
         with found:
             if found.bundle_ids() != index.bundle_ids():
@@ -385,28 +429,26 @@ class _Carrying:
 
     # --- marks
 
-    def _carry_marks(self) -> None:
-        folder = self.folder
-        path = folder.path_of(MARKS_FILE)
-        try:
-            data = read_small(folder.root_fd, MARKS_FILE, MAX_MARKS_BYTES, path)
-        except FileNotFoundError:
-            if not self._were_marked():
-                write_marks(folder.root_fd, folder.packs_fd, folder.path, encode_marks(Marks(folder.uuid)))
+    def _mark_for_the_first_time(self) -> None:
+        """A store that never had marks gets a file without one, of version 1, as an older Torpor makes it. Of a store
+        that had some they are lost, and stay so until somebody marks anew."""
+        folder, path = self.folder, self.folder.path_of(STORE_FILE)
+        if MARKS_FILE in list_names(folder.root_fd, folder.path):
             return
-        try:
-            marks = decode_old_marks(data, folder.uuid, path)
-        except MALFORMED as error:
-            kept = self._keep_in_damaged(f"{MARKS_FILE}.{blake3(data).hexdigest()[:8]}", data)
-            message = f"{path} is damaged: {reason_of(error)}. It is kept as {kept}; the tags and pins in it are lost."
-            self.findings.append(Finding(path, CorruptMarks.code, message))
-            marks = Marks(folder.uuid)
-        write_marks(folder.root_fd, folder.packs_fd, folder.path, encode_marks(marks))
+        if not is_marked(read_small(folder.root_fd, STORE_FILE, 4096, path), path):
+            write_marks(folder.root_fd, folder.packs_fd, folder.path, encode_no_old_marks(folder.uuid))
 
-    def _were_marked(self) -> bool:
-        """Whether there were marks: then they are lost, and stay so until somebody marks anew."""
-        path = self.folder.path_of(STORE_FILE)
-        return is_marked(read_small(self.folder.root_fd, STORE_FILE, 4096, path), path)
+    def _set_damaged_marks_aside(self) -> None:
+        folder, path = self.folder, self.folder.path_of(MARKS_FILE)
+        with contextlib.suppress(FileNotFoundError):
+            data = read_small(folder.root_fd, MARKS_FILE, MAX_MARKS_BYTES, path)
+            try:
+                decode_old_marks(data, folder.uuid, path)
+            except MALFORMED as error:
+                kept = self._keep_in_damaged(f"{MARKS_FILE}.{blake3(data).hexdigest()[:8]}", data)
+                message = f"{path} is damaged: {reason_of(error)}. It moves to {kept}; its tags and pins are lost."
+                self.findings.append(Finding(path, CorruptMarks.code, message))
+                write_marks(folder.root_fd, folder.packs_fd, folder.path, encode_no_old_marks(folder.uuid))
 
     def _keep_in_damaged(self, name: str, data: bytes) -> str:
         """Write a file into damaged/, unless it is there; its path."""
@@ -416,12 +458,6 @@ class _Carrying:
             if name not in list_names(fd, path):
                 durable.write_file(fd, name, data, path, temp_fd=folder.packs_fd)
         return f"{path}/{name}"
-
-    # --- leftovers
-
-    def _remove_leftovers(self) -> None:
-        _remove(self.folder.root_fd, self.folder.path, LEFTOVERS.fullmatch)
-        _remove_folder(self.folder.root_fd, QUARANTINE, self.folder.path)
 
 
 def _bundle_name(name: str) -> str:

@@ -28,9 +28,8 @@ from ..uri import SessionUri, require_tag
 
 QUARANTINE: Final = "quarantine"
 NOTES: Final = "absent"
-LEFTOVERS: Final = re.compile(r"group\.json|rewrites\.[0-9]{1,15}", re.ASCII)
+LEFTOVERS: Final = re.compile(r"group\.json|rewrites\.[0-9]{1,15}|index\.sqlite-(sums|wal|shm|journal)", re.ASCII)
 """Files of a store of format 1 that say nothing to one of format 2."""
-INDEX_FILES: Final = re.compile(r"index\.sqlite(-sums|-wal|-shm|-journal)?", re.ASCII)
 NOTE_NAME: Final = re.compile(r"([0-9a-f]{64})\.json", re.ASCII)
 MOVED_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvd|\.mvr)\.([1-9][0-9]{0,8})", re.ASCII)
 """A bundle's file in quarantine: a version, one that was being deleted, or blocks for others."""
@@ -111,8 +110,8 @@ def is_marked(data: bytes, path: str) -> bool:
 
 def uuid_without_store_file(root_fd: int, path: str) -> str | None:
     """The uuid of a store of format 1 that lacks its store.json, by its marks; "" where they do not tell it. None for
-    any other folder: marks of format 2 come last in a carrying over, and without marks no manifest is there before it.
-    Raises UnsafePath, StoreIoError."""
+    any other folder. Beside marks of version 1 and no pack of its own nothing was written in format 2: so a carrying
+    over may begin anew, also if the lost store.json was of version 2. Raises UnsafePath, StoreIoError."""
     if not has_bundles(root_fd, path) or has_own_packs(root_fd, path) or uuid_in_marks(root_fd, path) is not None:
         return None
     with contextlib.suppress(
@@ -126,6 +125,11 @@ def uuid_without_store_file(root_fd: int, path: str) -> str | None:
 def encode_old_store_file(root_fd: int, path: str, store_uuid: str) -> bytes:
     """A store.json of format 1, as the store had it."""
     return _STORE.encode({"uuid": store_uuid, "marked": MARKS_FILE in list_names(root_fd, path)})
+
+
+def encode_no_old_marks(store_uuid: str) -> bytes:
+    """The marks of a store of format 1 without tags and pins."""
+    return _MARKS.encode({"store": store_uuid, "sessions": {}})
 
 
 def decode_old_marks(data: bytes, store_uuid: str, path: str) -> Marks:

@@ -1,20 +1,22 @@
 """What an opening does: makes or claims a store, removes leftovers, and brings the index in line with the folder.
 
 The names in `versions` and `packs` are the truth. A file that the index does not know is read; a pack without a file
-leaves it. A version without a manifest stays, as one that is missing: it may be put back.
+leaves it. A version without a manifest stays, as one that is missing: it may be put back, also in a bundle of format 1.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 
 from ..disk.lock import StoreLock
 from ..disk.paths import stamp_of, stat_name, undoing
-from ..errors import StoreError
+from ..errors import NoSpace, StoreError
 from ..folder.folder import StoreFolder, manifest_name
 from ..folder.marks import MARKS_FILE, findings_of_missing
 from ..folder.new_store import create_store
 from ..folder.store_file import has_store_file, load_store_uuid, require_creatable
+from ..format.manifest_file import encode_manifest_file
 from ..format.records import Finding, IndexRow, OpenReport
 from ..index.index import INDEX_FILE, Index, row_of
 from ..writing.core import StoreCore
@@ -27,7 +29,7 @@ def claim(root_fd: int, path: str) -> tuple[StoreLock, str, tuple[Finding, ...]]
     """Take a store's lock; make the store if the folder is empty, and carry over one of format 1. A store of a later
     version, or a folder of other things, is left as it is. The lock, the store's uuid, and what could not be carried
     over."""
-    from .carrying_over import carry_over, is_of_format_1
+    from .carrying_over import carry_over, finish, is_of_format_1
 
     if is_of_format_1(root_fd, path):
         pass
@@ -42,7 +44,9 @@ def claim(root_fd: int, path: str) -> tuple[StoreLock, str, tuple[Finding, ...]]
             told = carry_over(root_fd, path)
         elif not has_store_file(root_fd, path):
             create_store(root_fd, path)
-        return lock, load_store_uuid(root_fd, path), told
+        store_uuid = load_store_uuid(root_fd, path)
+        finish(root_fd, path, store_uuid)
+        return lock, store_uuid, told
 
 
 def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, str | None]:
@@ -79,9 +83,12 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
     unreadable = [*told]
     unreadable += [finding for name in sorted(there - known) if (finding := _enter_pack(core, name)) is not None]
     there_versions, known_versions = folder.list_versions(), index.bundle_ids()
+    there_versions |= {each for each in sorted(known_versions - there_versions) if _came_back(core, each)}
     rows: list[IndexRow] = []
     for bundle_id in sorted(there_versions - known_versions):
         found = _row_or_finding(core, bundle_id)
+        if isinstance(found, Finding) and _came_back(core, bundle_id):
+            found = _row_or_finding(core, bundle_id)
         if isinstance(found, Finding):
             core.unreadable_versions.add(bundle_id)
             unreadable.append(found)
@@ -109,6 +116,19 @@ def _enter_pack(core: StoreCore, name: str) -> Finding | None:
         return None
     error = core.unreadable_packs[name]
     return Finding(core.folder.path_of(name), error.code, error.message)
+
+
+def _came_back(core: StoreCore, bundle_id: bytes) -> bool:
+    """Whether a version without a sound manifest got it from its bundle of format 1, which was put back."""
+    if core.has_lock:
+        from .carrying_over import manifest_in_bundle
+
+        encoded = manifest_in_bundle(core.folder, bundle_id)
+        with contextlib.suppress(NoSpace):
+            if encoded is not None:
+                core.folder.write_manifest(bundle_id, encode_manifest_file(encoded))
+                return True
+    return False
 
 
 def _row_or_finding(core: StoreCore, bundle_id: bytes) -> IndexRow | Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import shutil
 from contextlib import nullcontext
@@ -19,7 +20,7 @@ from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.store_file import load_store_uuid
 from torpor.memvid.format.ledger_tail import unread_of
 from torpor.memvid.index.index import Index
-from torpor.memvid.recovery.carrying_over import carry_over, is_of_format_1
+from torpor.memvid.recovery import carrying_over
 from torpor.memvid.recovery.restoring import restore_store_file
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -48,21 +49,22 @@ def carry(path: Path, killing: int = 0) -> bool:
     """As an opening does, under the lock; the so-many-th change, and none after it, is made. Whether it came to its
     end."""
     with closing_fd(open_root(str(path), "store.json")) as fd, StoreLock(fd, str(path)):
-        if is_of_format_1(fd, str(path)):
-            try:
-                with killed_at(killing) if killing else nullcontext():
-                    carry_over(fd, str(path))
-            except Killed:
-                return False
+        try:
+            with killed_at(killing) if killing else nullcontext():
+                if carrying_over.is_of_format_1(fd, str(path)):
+                    carrying_over.carry_over(fd, str(path))
+                carrying_over.finish(fd, str(path), load_store_uuid(fd, str(path)))
+        except Killed:
+            return False
         return True
 
 
 def tree(path: Path) -> dict[str, bytes]:
-    """Every file but the index and the lock, and every folder."""
+    """Every file but the index, the lock and temporary ones, which an opening removes, and every folder."""
     return {
         str(item.relative_to(path)): item.read_bytes() if item.is_file() else b""
         for item in sorted(path.rglob("*"))
-        if item.name not in ("index.sqlite", "lock")
+        if item.name not in ("index.sqlite", "lock") and item.suffix != ".tmp"
     }
 
 
@@ -214,24 +216,101 @@ def test_a_kill_at_each_step_and_another_run_give_the_same_store(place: Path, tm
         shutil.rmtree(cut)
 
 
-@pytest.mark.parametrize("number", [1, 8, 20, 35, 50])
+def cut_before(path: Path, step: str, of: Any = carrying_over) -> None:
+    """An opening to write that is killed at the first call of a function."""
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of, step, die)
+        with pytest.raises(Killed):
+            Store.open(path, writable=True)
+
+
+@pytest.mark.parametrize("number", [1, 8, 20, 35, 50, 0])
 def test_an_older_torpor_may_use_a_store_that_was_cut_off(place: Path, number: int) -> None:
-    """It finds each version's file as it was. What it then does to the files is done here by hand."""
+    """It finds each version's file, note and mark as it was. What it then does to the files is done here by hand. 0: it
+    was cut off at the last moment before store.json."""
     (deleted,) = (version["bundle_id"] for version in EXPECTED if version["session"] == str(OTHER_URI))
     (slept,) = (version["bundle_id"] for version in format_1.RELEASED if version["session"] == str(PLANES_URI))
-    before = tree(place)
-    assert not carry(place, number)
+    before, note = tree(place), place / "absent" / f"{missing_in(place)}.json"
+    if number:
+        assert not carry(place, number)
+    else:
+        cut_before(place, "write_store_file")
     now = tree(place)
-    assert now["store.json"] == before["store.json"]
     assert {name for name in before if name.endswith(".mvb")} <= now.keys()
-    assert all(now[name] == data for name, data in before.items() if name.startswith("bundles/"))
+    for name, data in before.items():
+        if name.startswith(("bundles/", "absent/", "store.json", "marks.json")):
+            assert now[name] == data, name
     (place / "bundles" / deleted[:2] / f"{deleted}.mvb").unlink()
     put_in(place, CASES / "planes.mvb", slept)
+    note.unlink()
+    making.put(place / "index.sqlite-sums", b"an older Torpor's")
     with Store.open(place, writable=True) as store:
         assert store.find_session(OTHER_URI) is None, "what is deleted does not come back"
+        assert [row.version for row in store.versions(LOST_URI)] == [2]
         with store.open_session(PLANES_URI) as reader:
             assert reader.bundle_id.hex() == slept
             assert making.contents(reader) == [list(making.PLANES_BYTES)]
+    assert not (place / "index.sqlite-sums").exists()
+
+
+def test_behind_store_json_there_is_no_way_back_and_the_next_opening_ends_it(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place, tmp_path / "whole")
+    carry(tmp_path / "whole")
+    old = {name: (place / name).read_bytes() for name in ("store.json", "marks.json")}
+    cut_before(place, "finish")
+    assert (place / "marks.json").read_bytes() == old["marks.json"]
+    with Store.open(place, writable=False) as store:
+        assert [row.version for row in store.versions(LOST_URI)] == [1, 2], "a reader is told what is missing"
+    for how in ("as it is", "put back", "made again"):
+        cut = tmp_path / how
+        shutil.copytree(place, cut)
+        if how == "put back":
+            (cut / "store.json").write_bytes(old["store.json"])
+        elif how == "made again":
+            (cut / "store.json").unlink()
+            restore_store_file(cut)
+        carry(cut)
+        (tmp_path / "whole" / "damaged").mkdir(exist_ok=True)
+        (cut / "damaged").mkdir(exist_ok=True)
+        assert tree(cut) == tree(tmp_path / "whole")
+        assert missing(cut) == missing(tmp_path / "whole")
+    with Store.open(place, writable=True) as store:
+        assert set(store.marks(URI).tags) == {"before-refactor"}
+    assert not (place / "absent").exists()
+
+
+def test_marks_of_version_2_prove_that_store_json_is_on_the_disk(small: Path) -> None:
+    """An opening may meet a name that a run which was cut off has not flushed."""
+    cut_before(small, "finish")
+    made: list[str] = []
+
+    def note(call: Call) -> Any:
+        made.extend([call.name] * call.changes_state)
+        return call.run()
+
+    with closing_fd(open_root(str(small), "store.json")) as fd, Shim(note):
+        carrying_over.finish(fd, str(small), load_store_uuid(fd, str(small)))
+    assert made[0] == "fsync"
+    assert "rename" in made
+
+
+def test_a_store_that_never_had_marks_has_some_before_it_has_a_manifest(tmp_path: Path) -> None:
+    """They tell repair that the carrying over is not done, and under which uuid."""
+    place = case("rival", tmp_path / "store")
+    wanted, uuid = rows_in(place), json.loads((place / "store.json").read_text())["uuid"]
+    cut_before(place, "flush", StoreFolder)
+    assert list((place / "versions").glob("*.mvm"))
+    (place / "store.json").unlink()
+    restore_store_file(place)
+    made = json.loads((place / "store.json").read_text())
+    assert (made["uuid"], made["version"]) == (uuid, 1)
+    with Store.open(place, writable=True) as store:
+        assert rows(store) == wanted
+        assert not store.marks(OTHER_URI).tags
 
 
 @pytest.mark.parametrize("failure", [errno.ENOSPC, errno.EIO])
@@ -458,13 +537,39 @@ def test_notes_stay_until_the_index_tells_what_they_told(place: Path, monkeypatc
     assert [row.version for row in missing(place)] == [1]
 
 
-def test_a_note_that_cannot_be_read_is_told(place: Path) -> None:
+def test_a_damaged_note_is_told_and_kept_and_no_pack_goes_that_its_version_may_need(place: Path) -> None:
     note = place / "absent" / f"{missing_in(place)}.json"
     flip(note, 40)
-    with Store.open(place, writable=True) as store:
-        assert any(str(note) == finding.path for finding in store.opening.unreadable)
-        assert [row.version for row in store.versions(LOST_URI)] == [2]
+    bad = note.read_bytes()
+    for number in range(2):
+        with Store.open(place, writable=True) as store:
+            told = {finding.path for finding in store.opening.unreadable}
+            assert str(place / "versions" / f"{note.stem}.mvm") in told
+            assert (str(note) in told) == (number == 0)
+            assert [row.version for row in store.versions(LOST_URI)] == [2]
+            if number:
+                store.delete_session(OTHER_URI)
+            assert store.repack().bytes_freed == 0
     assert not (place / "absent").exists()
+    assert (place / "damaged" / note.name).read_bytes() == bad
+
+
+def test_a_note_that_is_not_read_now_ends_the_opening_and_is_not_given_up(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inode, real = (place / "absent" / f"{missing_in(place)}.json").stat().st_ino, os.read
+
+    def read(fd: int, size: int) -> bytes:
+        if os.fstat(fd).st_ino == inode:
+            raise OSError(errno.EIO, "injected")
+        return real(fd, size)
+
+    monkeypatch.setattr(os, "read", read)
+    with pytest.raises(errors.StoreIoError):
+        Store.open(place, writable=True)
+    monkeypatch.undo()
+    with Store.open(place, writable=True) as store:
+        assert [row.version for row in store.versions(LOST_URI)] == [1, 2]
 
 
 @pytest.mark.parametrize("what", ["damaged", "missing"])
@@ -532,3 +637,62 @@ def test_an_older_small_file_that_is_put_back_takes_no_version(place: Path, olde
     with Store.open(place, writable=True) as store:
         assert set(os.listdir(place / "versions")) == wanted
         making.require_awake(store, 600, uri=NEW_URI)
+
+
+def test_an_older_file_of_marks_beside_a_missing_store_json_takes_no_version(place: Path) -> None:
+    old = (place / "marks.json").read_bytes()
+    with Store.open(place, writable=True) as store:
+        making.sleep(store, 600, uri=NEW_URI)
+    wanted = set(os.listdir(place / "versions"))
+    (place / "store.json").unlink()
+    (place / "marks.json").write_bytes(old)
+    restore_store_file(place)
+    with Store.open(place, writable=True) as store:
+        assert set(os.listdir(place / "versions")) == wanted
+        making.require_awake(store, 600, uri=NEW_URI)
+
+
+def test_an_older_store_json_brings_nothing_back_that_was_deleted(small: Path) -> None:
+    """Also where no pack tells that the store is of format 2."""
+    old = (small / "store.json").read_bytes()
+    with Store.open(small, writable=True) as store:
+        store.delete_version(URI, 1)
+        wanted = rows(store)
+    assert not list((small / "packs").iterdir())
+    (small / "store.json").write_bytes(old)
+    with Store.open(small, writable=True) as store:
+        assert rows(store) == wanted
+
+
+@pytest.mark.parametrize("what", ["missing", "damaged"])
+def test_a_bundle_that_is_put_back_makes_its_version_whole_without_a_command(small: Path, what: str) -> None:
+    bundle = bundle_of(small, OTHER_URI)
+    good = bundle.read_bytes()
+    if what == "damaged":
+        format_1.damage_manifest(bundle)
+    with Store.open(small, writable=True):
+        pass
+    if what == "missing":
+        (small / "versions" / f"{bundle.stem}.mvm").unlink()
+        bundle.unlink()
+    with Store.open(small, writable=True) as store:
+        assert [finding.path for finding in store.opening.unreadable] == [
+            str(small / "versions" / f"{bundle.stem}.mvm")
+        ]
+    making.put(bundle, good)
+    with Store.open(small, writable=True) as store:
+        assert store.opening.unreadable == ()
+        with store.open_session(OTHER_URI) as reader:
+            assert reader.tokens() == making.token_ids(0, 300, 2)
+            assert making.contents(reader) == making.expected(300, seed=2, **SMALL)
+
+
+def test_a_bundle_of_a_deleted_version_that_is_put_back_is_a_pack_alone(small: Path) -> None:
+    bundle = bundle_of(small, OTHER_URI)
+    good = bundle.read_bytes()
+    with Store.open(small, writable=True) as store:
+        store.delete_session(OTHER_URI)
+    making.put(bundle, good)
+    with Store.open(small, writable=True) as store:
+        assert store.opening.unreadable == ()
+        assert store.find_session(OTHER_URI) is None
