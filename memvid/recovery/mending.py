@@ -39,18 +39,22 @@ class _Copies:
 
 
 class Mending:
-    """The damaged packs of one repair. What is found in them is added to `found`."""
+    """The damaged packs of one repair. What is found in them is added to `found`. `made`: the packs that it has made
+    anew; what lay there before is in `damaged`, or in them."""
 
-    def __init__(self, run: MaintenanceRun, found: FoundBlocks) -> None:
+    def __init__(self, run: MaintenanceRun, found: FoundBlocks, made: set[str]) -> None:
         self._run = run
         self._core = run.core
         self._found = found
         self._gone: set[str] = set()
+        self._made = made
         self._sound: dict[tuple[str, bytes], bool] = {}
 
     def mend(self, name: str) -> None:
         """Mend a pack. Raises NoSpace, StoreIoError (of the store's disk), DurabilityLost, LockLost."""
         path = self._core.folder.path_of(name)
+        if name in self._made:
+            return
         try:
             fd, _ = self._core.folder.open_name(name)
             with DamagedPack(fd, path, None) as file:
@@ -85,6 +89,7 @@ class Mending:
                 if not self._is_covered(file, name, copies):
                     continue
                 new = self._core.publish_pack(*written) if written else ""
+                self._made.add(new)
                 place = self._core.folder.move_to_damaged(name) if new != name else ""
                 self._let_go(name, new)
                 self._tell(name, new, copies, written[0].size_bytes if written else 0, place)
@@ -152,15 +157,18 @@ class Mending:
         self._core.files.close_stale()
 
     def _tell(self, name: str, new: str, copies: _Copies, size_bytes: int, place: str) -> None:
-        path = self._core.folder.path_of(name)
+        self._tell_copy(new, copies, size_bytes)
+        if new != name:
+            self._gone.add(name)
+            path = self._core.folder.path_of(name)
+            self._run.did("move", path, 0, f"It is damaged, and moves to {DAMAGED}/{os.path.basename(place)}.")
+
+    def _tell_copy(self, new: str, copies: _Copies, size_bytes: int) -> None:
         if copies:
             full = [format_plural(len(copies.full), "sound block")] if copies.full else []
             heads = [format_plural(len(copies.heads), "header")] if copies.heads else []
             what = f"It has {' and '.join([*full, *heads])} of a damaged pack."
             self._run.did("copy", self._core.folder.path_of(new), size_bytes, what)
-        if new != name:
-            self._gone.add(name)
-            self._run.did("move", path, 0, f"It is damaged, and moves to {DAMAGED}/{os.path.basename(place)}.")
 
 
 def _planned_name(file: DamagedPack, copies: _Copies) -> str:

@@ -19,8 +19,10 @@ from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.format.layout import Frame
 from torpor.memvid.format.ledger_tail import UNREAD, tail_of
 from torpor.memvid.format.pack import PackFile
+from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store
+from torpor.memvid.writing.frame_files import open_frames
 from torpor.memvid.writing.reader import BundleReader
 
 URI = SessionUri("default", "agent")
@@ -257,6 +259,26 @@ def spoil(store: Store, receipt: Receipt, *numbers: int) -> None:
     for number in numbers:
         pack = pack_of(store, receipt, number)
         spoil_frame(pack, frame_in(pack, receipt.entries[number].id))
+
+
+def copy_pack(store: Store, pack: Path) -> Path:
+    """Let the store have all blocks of a pack a second time; the other pack."""
+    core = store._core
+    with open_frames(core.folder, f"packs/{pack.name}") as file, core.folder.temps.new() as temp:
+        writer = PackWriter(temp)
+        for block_id in reversed(list(file.frames)):
+            writer.add_copy(file, block_id)
+        pack_id = writer.finish()
+        with core.committing():
+            return Path(store.path, core.publish_pack(temp, pack_id))
+
+
+def rotate(paths: list[Path]) -> None:
+    """Let each file lie under the name of the next one."""
+    contents = [path.read_bytes() for path in paths]
+    for path, content in zip(paths, [contents[-1], *contents], strict=False):
+        path.unlink()
+        put(path, content)
 
 
 def remove_index(path: Path) -> None:
