@@ -3,9 +3,11 @@
 The steps, in this order; each is durable before the next begins, and each may be the last:
 1. store.json and marks.json: a damaged one moves to `damaged`, and is made anew.
 2. Manifests that are missing or damaged are copied from the sources, if their digest is right.
-3. Damaged packs: their sound frames that are sound nowhere else and needed go into a new pack, then the damaged file
+3. A block of which several packs have a damaged frame is put together, if each slot is sound in one of them: a wake
+   reads it so, and the damaged files move away.
+4. Damaged packs: their sound frames that are sound nowhere else and needed go into a new pack, then the damaged file
    moves to `damaged`. Of a block with damaged keys and values the header is kept, for it has the tokens.
-4. Blocks that versions lack are copied from the sources into new packs.
+5. Blocks that versions lack are copied from the sources into new packs, or put together from several.
 
 Rules:
 - The folders that are named are sources, and so are `damaged`, for what had to give way to a file with its name
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..checking.check import Check
 from ..checking.findings import find_strangers, findings_of_pack, is_damage
@@ -50,9 +52,11 @@ from ..format.manifest import Manifest, decode_manifest
 from ..format.manifest_file import encode_manifest_file
 from ..format.pack_writer import PackWriter
 from ..format.records import MaintenanceReport
+from ..format.writer import joined_block
 from ..units import format_plural
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
+from ..writing.removal import needed_now
 from .mending import Mending
 from .sources import is_manifest, list_sources, manifest_named, manifests_in, open_source
 
@@ -69,7 +73,7 @@ def repair(core: StoreCore, *, dry_run: bool, sources: Sequence[str | os.PathLik
         taken = _take_manifests(run, files)
         check = Check(core, deep=True)
         check.read_packs(core.folder.list_packs())
-        _mend_packs(run, check, set())
+        _mend_packs(run, check, _join_torn(run, check))
         _read_versions(run, check)
         _take_blocks(run, check, files, taken)
         _tell_the_rest(run, check, taken)
@@ -234,13 +238,29 @@ def _read_versions(run: MaintenanceRun, check: Check) -> None:
     check.look_for_blocks()
 
 
+def _join_torn(run: MaintenanceRun, check: Check) -> set[str]:
+    """Put together the needed blocks of which packs have damaged frames alone. The names of the new packs."""
+    needed = needed_now(run.core)
+    torn: dict[bytes, list[str]] = {}
+    for name, pack in sorted(check.faulty.items()):
+        for block_id in pack.heads.keys() - check.found.full.keys():
+            if needed.unknown or block_id in needed.blocks:
+                torn.setdefault(block_id, []).append(run.core.folder.path_of(name))
+    return _join(run, check, torn)
+
+
 def _take_blocks(run: MaintenanceRun, check: Check, files: Sequence[str], taken: dict[bytes, Manifest]) -> None:
-    """Copy what versions lack from the sources: whole blocks first, then headers of those that no file has whole."""
+    """Copy what versions lack from the sources: whole blocks first, then such as can be put together, then headers of
+    those that no file has whole."""
     lacking = _lacking(run, check, taken)
     places = [path for path in (*files, *_in_damaged(run)) if not is_manifest(path)] if lacking else []
+    torn: dict[bytes, list[str]] = {}
     for path in places:
         with _telling(run, path), open_source(path) as file:
             _take_from(run, check, file, lacking, whole=True)
+            for block_id in lacking & (file.frames.keys() | getattr(file, "torn", {}).keys()):
+                torn.setdefault(block_id, []).append(path)
+    _join(run, check, {block_id: paths for block_id, paths in torn.items() if block_id in lacking})
     lacking = {each for each in _lacking(run, check, taken) if check.found.head_of(each) is None}
     for path in places if lacking else ():
         with _telling(run, path), open_source(path) as file:
@@ -284,6 +304,41 @@ def _copy(run: MaintenanceRun, file: FrameReader, block_ids: Collection[bytes], 
     what = format_plural(len(block_ids), "block" if whole else "header")
     planned = sum(file.frames[each].frame_bytes for each in block_ids) if whole else 0
     _write_pack(run, add, planned, f"{what} that versions lack, from {os.path.dirname(file.path)}.")
+
+
+def _join(run: MaintenanceRun, check: Check, torn: Mapping[bytes, Sequence[str]]) -> set[str]:
+    """Put blocks together, as far as each slot is sound in one file. torn: the files with a damaged frame of each. The
+    names of the new packs."""
+    groups: dict[tuple[str, ...], list[bytes]] = {}
+    for block_id, paths in torn.items():
+        if len(paths) > 1:
+            groups.setdefault(tuple(paths), []).append(block_id)
+    made = set()
+    for paths, block_ids in groups.items():
+        with contextlib.ExitStack() as stack:
+            files = []
+            for path in paths:
+                with _telling(run, path):
+                    files.append(stack.enter_context(open_source(path)))
+            made.add(_join_from(run, check, files, block_ids))
+    return made
+
+
+def _join_from(run: MaintenanceRun, check: Check, files: Sequence[FrameReader], block_ids: Sequence[bytes]) -> str:
+    blocks = (joined_block(files, block_id) for block_id in block_ids)
+    joined = {block.id: block.header for block in blocks if block is not None}
+    if not joined:
+        return ""
+
+    def add(writer: PackWriter) -> None:
+        for block_id in joined:
+            if block := joined_block(files, block_id):
+                writer.add(block)
+
+    what = f"{format_plural(len(joined), 'block')} put together from {len(files)} files with damaged ones."
+    name = _write_pack(run, add, sum(header.raw_bytes for header in joined.values()), what)
+    check.found.full.update((block_id, said_by(header)) for block_id, header in joined.items())
+    return name
 
 
 def _write_pack(run: MaintenanceRun, add: Callable[[PackWriter], None], planned_bytes: int, reason: str) -> str:

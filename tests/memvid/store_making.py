@@ -273,6 +273,16 @@ def copy_pack(store: Store, pack: Path) -> Path:
             return Path(store.path, core.publish_pack(temp, pack_id))
 
 
+def in_pieces(store: Store, receipt: Receipt) -> Path:
+    """Let a block lie in two packs, damaged in another slot in each; the second pack."""
+    pack, block_id = pack_of(store, receipt), receipt.entries[0].id
+    other = copy_pack(store, pack)
+    first, last = frame_in(pack, block_id), frame_in(other, block_id)
+    flip(pack, first.offset + first.head_bytes + 5)
+    flip(other, last.offset + last.frame_bytes - 70)
+    return other
+
+
 def rotate(paths: list[Path]) -> None:
     """Let each file lie under the name of the next one."""
     contents = [path.read_bytes() for path in paths]

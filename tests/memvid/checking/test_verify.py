@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid import Receipt, errors
+from torpor.memvid import Receipt, SessionUri, errors
 from torpor.memvid.access import upkeep
 from torpor.memvid.checking import check, packs
 from torpor.memvid.folder.marks import Marks
@@ -19,6 +19,7 @@ from torpor.tests.memvid.store_making import (
     URI,
     flip,
     frame_in,
+    in_pieces,
     manifest_path,
     meanwhile,
     names,
@@ -55,6 +56,16 @@ def second_copy(store: Store, receipt: Receipt, number: int = 0) -> Path:
     sleep(store, receipt.token_count, uri=OTHER_URI)
     put(first, good)
     return first
+
+
+@pytest.mark.parametrize("uri", [None, URI])
+def test_a_block_in_pieces_that_a_wake_reads_is_not_lost(store: Store, uri: SessionUri | None) -> None:
+    receipt = sleep(store, 700)
+    other = in_pieces(store, receipt)
+    report = store.verify(uri, deep=True)
+    assert (codes(report), whole(report)) == (["corrupt_block"] * 2, [])
+    other.unlink()
+    assert whole(store.verify(uri, deep=True)) == [(1, 0)]
 
 
 @pytest.mark.parametrize("deep", [False, True])

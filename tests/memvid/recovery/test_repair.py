@@ -27,6 +27,7 @@ from torpor.tests.memvid.store_making import (
     copy_pack,
     flip,
     frame_in,
+    in_pieces,
     manifest_path,
     meanwhile,
     names,
@@ -236,7 +237,7 @@ def test_a_block_whose_other_copy_goes_meanwhile_is_copied_after_all(store: Stor
     require_awake(store, 700)
 
 
-# --- names that were mixed up
+# --- names that were mixed up, blocks in pieces
 
 
 MIXED = [(SessionUri("mixed", f"s{number}"), number) for number in range(3)]
@@ -299,6 +300,38 @@ def test_a_manifest_is_found_by_its_digest_whatever_its_name(store: Store, backu
     shutil.move(path, backup / f"{'ab' * 32}.mvm")
     assert problems(store.repair(sources=[backup])) == []
     require_awake(store, 300)
+
+
+def test_a_block_in_pieces_is_put_together_before_its_packs_move(store: Store) -> None:
+    receipt = sleep(store, 700)
+    in_pieces(store, receipt)
+    require_awake(store, 700)
+    with mock.patch.object(durable.TempFile, "append", refusing(errors.NoSpace("full"))):
+        with pytest.raises(errors.NoSpace):
+            store.repair()
+        require_awake(store, 700)
+    plan, report = store.repair(dry_run=True), store.repair()
+    assert "put together from 2 files" in plan.actions[0].reason == report.actions[0].reason
+    assert problems(plan) == problems(report) == []
+    require_awake(store, 700)
+    assert store.verify(deep=True).ok
+    assert store.repair().actions == ()
+
+
+def test_pieces_in_packs_without_a_directory_and_in_sources_are_put_together(store: Store, backup: Path) -> None:
+    receipt = sleep(store, 700)
+    other = in_pieces(store, receipt)
+    flip(other, -1)
+    shutil.copytree(store.path, backup)
+    assert problems(store.repair()) == []
+    require_awake(store, 700)
+    with Store.open(backup, writable=True) as lacking:
+        pieces = backup.parent / "pieces"
+        pieces.mkdir()
+        shutil.move(backup / "packs" / other.name, pieces)
+        assert problems(lacking.repair()) == ["block_missing"]
+        assert problems(lacking.repair(sources=[pieces])) == []
+        require_awake(lacking, 700)
 
 
 # --- manifests and sources

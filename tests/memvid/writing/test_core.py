@@ -162,6 +162,16 @@ def test_a_reader_of_a_read_only_store_finds_a_block_that_another_process_moved(
         assert half == expected(900)[0][0]
 
 
+def test_a_slot_that_is_damaged_is_read_from_another_pack(store: Store) -> None:
+    receipt = sleep(store)
+    making.in_pieces(store, receipt)
+    with store.open_session(URI) as reader:
+        sizes = [len(slot) for slot in expected(300)[0]]
+        read = [bytearray(size) for size in sizes]
+        reader.read_slots_into(reader.entries[0], [(at, [memoryview(one)]) for at, one in enumerate(read)])
+    assert list(map(bytes, read)) == expected(300)[0]
+
+
 def test_readers_in_many_threads_look_again_at_once(store: Store, chain: tuple[Receipt, Receipt]) -> None:
     with Store.open(store.path, writable=False) as beside, beside.open_session(URI) as reader:
         move(store, chain[1])
