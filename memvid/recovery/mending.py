@@ -11,10 +11,13 @@ from typing import Final
 
 from ..checking.packs import said_by
 from ..checking.wholeness import FoundBlocks
+from ..disk.budget import utc_day
+from ..disk.clock import now_ns
 from ..disk.durable import TempFile
+from ..disk.paths import open_foreign_file
 from ..errors import BundleMissing, ReadBackFailed, StoreBusy, StoreError, StoreIoError
 from ..folder.folder import pack_name
-from ..folder.store_file import DAMAGED
+from ..folder.store_file import DAMAGED, PACKS
 from ..format.damaged_pack import DamagedPack
 from ..format.pack import Directory, pack_id_of
 from ..format.pack_writer import PackWriter
@@ -68,6 +71,18 @@ class Mending:
             self._run.fail(path, error)  # it stays where it is
         except (ReadBackFailed, StoreBusy) as error:
             self._run.fail(path, error)
+
+    def keep(self, path: str, needed: Needed) -> None:
+        """Copy what is needed of a file that goes, and sound in no pack. Raises StoreError."""
+        with DamagedPack(open_foreign_file(path), path, None) as file:
+            copies = self._copies(file, "", needed)
+            new, size_bytes = PACKS, 0
+            if copies and not self._run.dry_run:
+                with self._written(file, copies) as written, self._core.committing():
+                    assert written is not None
+                    new, size_bytes = self._core.publish_pack(*written), written[0].size_bytes
+                    self._core.count_written(utc_day(now_ns()), size_bytes)
+            self._tell_copy(new, copies, size_bytes)
 
     def _take_note(self, file: DamagedPack) -> None:
         for block_id in file.frames:
