@@ -150,7 +150,8 @@ class Upkeep(Sessions):
         """Read every byte; copy sound frames out of damaged packs, and move the damaged files to `damaged/`. Gives
         nothing up: a version that lacks blocks stays, whole up to the first of them.
 
-        sources: folders, as a backup or `damaged/`, whose packs and manifests are copied as far as versions lack them.
+        sources: folders, as a backup, whose packs and manifests are copied as far as versions lack them; `damaged/` is
+        looked into last.
         A dry run returns the plan, also in a store opened for reading.
 
         Raises:

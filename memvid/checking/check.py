@@ -7,6 +7,7 @@ read, memory with the number of blocks.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,10 +18,11 @@ from ..folder.marks import stripped_in
 from ..folder.store_file import PACKS
 from ..format.manifest import Manifest
 from ..format.records import DamagedVersion, Finding, IndexRow, Progress
+from ..format.writer import joined_block
 from ..writing.core import StoreCore
 from ..writing.removal import packs_of
 from ..writing.unreadable import finding_of_missing
-from .packs import PackCheck, check_pack
+from .packs import PackCheck, check_pack, said_by
 from .promised import require_same_as_row, still_missing
 from .wholeness import FoundBlocks, Lack, damaged_version, finding_of, lack_of
 
@@ -118,7 +120,16 @@ class Check:
     # --- the end
 
     def look_for_blocks(self) -> None:
-        """Look for what versions lack in packs that came meanwhile."""
+        """Look for what versions lack in several damaged frames, of which each slot is read where it is sound, and in
+        packs that came meanwhile."""
+        for block_id in {entry.id for _, lack in self.lacks() for entry in lack.blocks}:
+            with contextlib.ExitStack() as stack:
+                files = []
+                for name in self.core.index.packs_of(block_id):
+                    with contextlib.suppress(StoreError):
+                        files.append(stack.enter_context(self.core.files.holding(name)))
+                if block := joined_block(files, block_id):
+                    self.found.full[block_id] = said_by(block.header)
         for _ in range(_LOOKS):
             self._stripped = stripped_in(self.core.folder) if self._suspects else self._stripped
             lacking = {entry.id for _, lack in self.lacks() for entry in lack.blocks}

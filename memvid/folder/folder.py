@@ -5,7 +5,7 @@ Owns the names of manifest and pack files. Knows nothing of their contents.
     versions/<64 hex>.mvm      a manifest: that a version exists, and all that it is
     packs/<64 hex>.mvp         a pack: frames of blocks
     */*.tmp                    a file that is being written; removed at the next opening to write
-    damaged/                   what repair moved out of the way; nothing reads it
+    damaged/                   what had to give way; only repair looks there, for what versions lack
     bundles/ab/<64 hex>.mvb    of a store that was carried over from format 1: its frames count as a pack's
 
 Both folders are flat: a file is written in the folder in which it gets its name, so that one flush of one folder makes
@@ -24,8 +24,20 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..disk import durable
-from ..disk.paths import is_named, list_names, open_file, open_folder, opened_folder, stat_name, undoing
+from ..disk.paths import (
+    closing_fd,
+    is_named,
+    list_names,
+    open_file,
+    open_folder,
+    opened_folder,
+    read_at,
+    stat_name,
+    stat_open,
+    undoing,
+)
 from ..errors import PUT_BACK, BundleMissing, NotAStore, StoreClosed, StoreError, StoreIoError
+from ..limits import CHUNK_BYTES
 from .damaged import free_name
 from .store_file import BUNDLES, DAMAGED, PACKS, VERSIONS
 from .temps import Temps
@@ -181,8 +193,9 @@ class StoreFolder:
 
     def publish(self, temp: durable.TempFile, name: str) -> None:
         """Give a flushed temporary file its name, durably: one of `temps` a pack's, one of `manifest_temps` a
-        manifest's. A file that is there under it has the same content, or is damaged: it is replaced, and not taken
-        back where the flush fails, for others may need it. Raises NoSpace, StoreIoError, DurabilityLost."""
+        manifest's. A file that is there under it is replaced, so it must hold nothing else (`StoreCore.publish`); the
+        new one is not taken back then where the flush fails, for others may need it. Raises NoSpace, StoreIoError,
+        DurabilityLost."""
         replaced = self.status_of(name)
         with self._folder_of(name) as (fd, own):
             temp.publish(fd, own, os.path.dirname(self.path_of(name)), replacing=replaced is not None)
@@ -233,6 +246,18 @@ class StoreFolder:
             raise BundleMissing(f"{self.path_of(name)} is missing.", path=self.path_of(name)) from error
         self._count(-size_bytes)
         return f"{path}/{new}"
+
+    def copy_to_damaged(self, name: str) -> None:
+        """Copy a manifest that is not what its name says, durably. Raises as `move_to_damaged`."""
+        durable.make_folder(self.root_fd, DAMAGED, self.path)
+        fd, path = self.open_name(name)
+        with closing_fd(fd), self.manifest_temps.new() as temp:
+            for offset in range(0, stat_open(fd, path).st_size, CHUNK_BYTES):
+                temp.append([read_at(fd, offset, CHUNK_BYTES, path)])
+            temp.sync()
+            with opened_folder(self.root_fd, DAMAGED, f"{self.path}/{DAMAGED}") as damaged_fd:
+                new = free_name(os.path.basename(name), list_names(damaged_fd, f"{self.path}/{DAMAGED}"))
+                temp.publish(damaged_fd, new, f"{self.path}/{DAMAGED}")
 
     def remove_old_folder(self) -> bool:
         """Remove `bundles/` once no pack is left in it; whether it went. What else lies there stays, and so does the

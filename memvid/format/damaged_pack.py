@@ -56,6 +56,10 @@ class DamagedPack(FrameReader):
         self.heads = {each: frame for each, frame in self.heads.items() if each not in self.frames}
         self.torn = {each: frame for each, frame in self.torn.items() if each not in self.frames | self.heads}
 
+    def frame_of(self, block_id: bytes) -> Frame:
+        """As every file with frames, and a torn one too: some slots of it may be sound."""
+        return self.torn.get(block_id) or super().frame_of(block_id)
+
     def read_head(self, block_id: bytes) -> Head:
         """As every file with frames, and of a torn one too."""
         frame = self.torn.get(block_id)

@@ -19,8 +19,8 @@ def encode_manifest_file(encoded: bytes) -> bytes:
     return encode_header(MANIFEST_MAGIC, manifest_file_bytes(encoded)) + encoded
 
 
-def read_manifest_bytes(fd: int, path: str, bundle_id: bytes) -> bytes:
-    """The manifest's bytes in an open file, whose digest is `bundle_id`.
+def read_manifest_bytes(fd: int, path: str, bundle_id: bytes | None) -> bytes:
+    """The manifest's bytes in an open file, whose digest is `bundle_id`; None: whatever it is.
 
     Raises:
         UnsupportedFormat, Truncated, TrailingData, CorruptBundle, BundleMismatch, LimitExceeded, StoreIoError
@@ -37,7 +37,7 @@ def read_manifest_bytes(fd: int, path: str, bundle_id: bytes) -> bytes:
     require_header(data[:HEADER_BYTES], MANIFEST_MAGIC, len(data), path)
     encoded = data[HEADER_BYTES:]
     found = bundle_id_of(encoded)
-    if found != bundle_id:
+    if bundle_id is not None and found != bundle_id:
         raise BundleMismatch(
             f"{path} is damaged, or another version's: its content is not what its name promises.",
             path=path,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from blake3 import blake3
 
-from ..errors import CorruptBundle, InvalidDraft, LimitExceeded
+from ..errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
 from ..limits import MAX_BLOCK_HEADER_BYTES, MAX_SLOTS
 from .blocks import BLOCK_KINDS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec, block_id
 from .codecs import PLANES_CODE, RAW_CODE, encode_slot
@@ -72,6 +73,25 @@ def compressed_slots(source: FrameReader, block_id: bytes) -> tuple[bytes, list[
         source.read_slots_into(block_id, header, head, [(index, [raw])])
         payloads.append(stored_slot(spec, [raw], digest, compressed=True))
     return head.block_header, payloads
+
+
+def joined_block(files: Sequence[FrameReader], block_id: bytes) -> PreparedBlock | None:
+    """A block put together slot by slot from damaged frames in several files; None if a slot is sound in none."""
+    block: tuple[bytes, BlockHeader] | None = None
+    found: dict[int, memoryview] = {}
+    for file in files if len(files) > 1 else ():
+        with contextlib.suppress(StoreError):
+            header, head = file.read_head(block_id)
+            block = head.block_header, header
+            for index in set(range(min(len(head.stored), len(header.slots)))) - found.keys():
+                raw = memoryview(bytearray(header.slots[index][0].size_bytes))
+                with contextlib.suppress(StoreError):
+                    file.read_slots_into(block_id, header, head, [(index, [raw])])
+                    found[index] = raw
+    if block is None or len(found) < len(block[1].slots):
+        return None
+    slots = tuple((SlotDraft(spec, [found[at]]), [found[at]]) for at, (spec, _) in enumerate(block[1].slots))
+    return PreparedBlock(block_id, *block, slots)
 
 
 def _byte_views(slot: SlotDraft) -> list[memoryview]:

@@ -18,15 +18,18 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
+from ..checking.packs import manifest_in
+from ..checking.wholeness import FoundBlocks
 from ..disk import durable
 from ..disk.paths import opened_folder
 from ..errors import BundleMissing, DurabilityLost, LockLost, MarksLost, SessionNotFound, StoreError
 from ..folder.folder import manifest_name
 from ..folder.marks import MARKS_FILE, Marks
-from ..folder.store_file import BUNDLES, PACKS, VERSIONS
-from ..format.manifest import map_tells_of
+from ..folder.store_file import PACKS, VERSIONS
+from ..format.frames import FrameReader
+from ..format.manifest import decode_manifest, map_tells_of
 from ..format.records import Action, MaintenanceReport
-from ..format_1.bundle import BundleFile
+from ..recovery.mending import Mending
 from ..recovery.replaying import keep_turns_behind
 from ..uri import SessionUri, not_found
 from ..writing.core import StoreCore
@@ -128,29 +131,34 @@ class _Forget:
     def clear(self) -> None:
         """Every block that nothing needs, wherever it lies."""
         remove_leftovers(self.run)
-        bundles = [name for name in self._core.folder.list_packs() if self._is_bundle_of(name)]
+        own = [name for name in self._core.folder.list_packs() if self._is_version(name)]
         deletes = self._ids if self.run.dry_run else ()
-        repack_packs(self.run, None, CLEARING, deletes=deletes, must_go=bundles)
+        repack_packs(self.run, None, CLEARING, deletes=deletes, must_go=own)
         needed = self._needed()
         for remain in find_remains(self._core, self._uri, needed.blocks) if not needed.unknown else ():
             if remain.why is None and remain.folder:
-                self._remove(remain)
+                self._remove(remain, needed)
 
     def _needed(self) -> Needed:
         return needed_now(self._core, deletes=self._ids if self.run.dry_run else ())
 
-    def _is_bundle_of(self, name: str) -> bool:
-        """Whether a bundle of a store that was carried over has a manifest of the session in it."""
-        if not name.startswith(f"{BUNDLES}/"):
-            return False
-        with contextlib.suppress(StoreError), BundleFile(*self._core.folder.open_name(name), None) as file:
-            return file.manifest is not None and file.manifest.uri == self._uri
+    def _is_version(self, name: str) -> bool:
+        """Whether a pack has a manifest of the session in it."""
+        with contextlib.suppress(StoreError), open_frames(self._core.folder, name) as file:
+            return self._has_manifest(file)
         return False
 
-    def _remove(self, remain: Remain) -> None:
+    def _has_manifest(self, file: FrameReader) -> bool:
+        """A bundle of a store that was carried over has one, and an exported file that was put here."""
+        encoded = manifest_in(file)
+        return bool(encoded) and decode_manifest(encoded, file.path).uri == self._uri
+
+    def _remove(self, remain: Remain, needed: Needed) -> None:
+        """What other sessions need of it, and no pack has sound, is copied before."""
         core = self._core
         path = f"{core.path}/{remain.folder}"
         try:
+            Mending(self.run, FoundBlocks(), set()).keep(remain.path, needed)
             if not self.run.dry_run:
                 with core.committing(), opened_folder(core.folder.root_fd, remain.folder, path) as fd:
                     durable.remove(fd, remain.name, path)
@@ -235,6 +243,7 @@ class _Forget:
             try:
                 with open_frames(core.folder, name) as file:
                     idle = {*file.frames, *file.heads} - needed
+                    is_version = self._has_manifest(file)
             except BundleMissing:
                 continue
             except StoreError as error:
@@ -243,7 +252,7 @@ class _Forget:
                 )
                 run.tell(path, CANNOT_BE_TOLD, message)
                 continue
-            if self._is_bundle_of(name):
+            if is_version:
                 run.tell(path, NOT_FORGOTTEN, f"{path} has a manifest of {self._uri}. Forget it again.")
             elif not idle.isdisjoint(core.pins.blocks()):
                 message = f"Somebody reads or writes blocks of {path}. Let that come to its end, then {_AGAIN}."

@@ -11,10 +11,13 @@ from typing import Final
 
 from ..checking.packs import said_by
 from ..checking.wholeness import FoundBlocks
+from ..disk.budget import utc_day
+from ..disk.clock import now_ns
 from ..disk.durable import TempFile
+from ..disk.paths import open_foreign_file
 from ..errors import BundleMissing, ReadBackFailed, StoreBusy, StoreError, StoreIoError
 from ..folder.folder import pack_name
-from ..folder.store_file import DAMAGED
+from ..folder.store_file import DAMAGED, PACKS
 from ..format.damaged_pack import DamagedPack
 from ..format.pack import Directory, pack_id_of
 from ..format.pack_writer import PackWriter
@@ -39,18 +42,22 @@ class _Copies:
 
 
 class Mending:
-    """The damaged packs of one repair. What is found in them is added to `found`."""
+    """The damaged packs of one repair. What is found in them is added to `found`. `made`: the packs that it has made
+    anew; what lay there before is in `damaged`, or in them."""
 
-    def __init__(self, run: MaintenanceRun, found: FoundBlocks) -> None:
+    def __init__(self, run: MaintenanceRun, found: FoundBlocks, made: set[str]) -> None:
         self._run = run
         self._core = run.core
         self._found = found
         self._gone: set[str] = set()
+        self._made = made
         self._sound: dict[tuple[str, bytes], bool] = {}
 
     def mend(self, name: str) -> None:
         """Mend a pack. Raises NoSpace, StoreIoError (of the store's disk), DurabilityLost, LockLost."""
         path = self._core.folder.path_of(name)
+        if name in self._made:
+            return
         try:
             fd, _ = self._core.folder.open_name(name)
             with DamagedPack(fd, path, None) as file:
@@ -64,6 +71,18 @@ class Mending:
             self._run.fail(path, error)  # it stays where it is
         except (ReadBackFailed, StoreBusy) as error:
             self._run.fail(path, error)
+
+    def keep(self, path: str, needed: Needed) -> None:
+        """Copy what is needed of a file that goes, and sound in no pack. Raises StoreError."""
+        with DamagedPack(open_foreign_file(path), path, None) as file:
+            copies = self._copies(file, "", needed)
+            new, size_bytes = PACKS, 0
+            if copies and not self._run.dry_run:
+                with self._written(file, copies) as written, self._core.committing():
+                    assert written is not None
+                    new, size_bytes = self._core.publish_pack(*written), written[0].size_bytes
+                    self._core.count_written(utc_day(now_ns()), size_bytes)
+            self._tell_copy(new, copies, size_bytes)
 
     def _take_note(self, file: DamagedPack) -> None:
         for block_id in file.frames:
@@ -85,6 +104,7 @@ class Mending:
                 if not self._is_covered(file, name, copies):
                     continue
                 new = self._core.publish_pack(*written) if written else ""
+                self._made.add(new)
                 place = self._core.folder.move_to_damaged(name) if new != name else ""
                 self._let_go(name, new)
                 self._tell(name, new, copies, written[0].size_bytes if written else 0, place)
@@ -152,15 +172,18 @@ class Mending:
         self._core.files.close_stale()
 
     def _tell(self, name: str, new: str, copies: _Copies, size_bytes: int, place: str) -> None:
-        path = self._core.folder.path_of(name)
+        self._tell_copy(new, copies, size_bytes)
+        if new != name:
+            self._gone.add(name)
+            path = self._core.folder.path_of(name)
+            self._run.did("move", path, 0, f"It is damaged, and moves to {DAMAGED}/{os.path.basename(place)}.")
+
+    def _tell_copy(self, new: str, copies: _Copies, size_bytes: int) -> None:
         if copies:
             full = [format_plural(len(copies.full), "sound block")] if copies.full else []
             heads = [format_plural(len(copies.heads), "header")] if copies.heads else []
             what = f"It has {' and '.join([*full, *heads])} of a damaged pack."
             self._run.did("copy", self._core.folder.path_of(new), size_bytes, what)
-        if new != name:
-            self._gone.add(name)
-            self._run.did("move", path, 0, f"It is damaged, and moves to {DAMAGED}/{os.path.basename(place)}.")
 
 
 def _planned_name(file: DamagedPack, copies: _Copies) -> str:

@@ -1,13 +1,17 @@
-"""Repair: copies sound frames out of damaged packs, and takes what versions lack from other folders. Gives nothing up.
+"""Repair: copies sound frames out of damaged packs, and takes what versions lack from other files. Gives nothing up.
 
 The steps, in this order; each is durable before the next begins, and each may be the last:
 1. store.json and marks.json: a damaged one moves to `damaged`, and is made anew.
 2. Manifests that are missing or damaged are copied from the sources, if their digest is right.
-3. Damaged packs: their sound frames that are sound nowhere else and needed go into a new pack, then the damaged file
+3. A block of which several packs have a damaged frame is put together, if each slot is sound in one of them: a wake
+   reads it so, and the damaged files move away.
+4. Damaged packs: their sound frames that are sound nowhere else and needed go into a new pack, then the damaged file
    moves to `damaged`. Of a block with damaged keys and values the header is kept, for it has the tokens.
-4. Blocks that versions lack are copied from the sources into new packs.
+5. Blocks that versions lack are copied from the sources into new packs, or put together from several.
 
 Rules:
+- The folders that are named are sources, and so are `damaged`, for what had to give way to a file with its name
+  (`StoreCore.publish`), and for manifests those that lie under another's name.
 - A damaged manifest stays in its place until a sound one replaces it. So the needs of its version stay unknown, and no
   pack is removed, also after the index is lost.
 - While needs are unknown, every sound frame counts as needed.
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..checking.check import Check
 from ..checking.findings import find_strangers, findings_of_pack, is_damage
@@ -42,17 +46,19 @@ from ..errors import (
 from ..folder.damaged import move_small
 from ..folder.folder import manifest_name
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing, marks_in
-from ..folder.store_file import PACKS, STORE_FILE, require_store_file, write_store_file
+from ..folder.store_file import DAMAGED, PACKS, STORE_FILE, require_store_file, write_store_file
 from ..format.frames import FrameReader
 from ..format.manifest import Manifest, decode_manifest
 from ..format.manifest_file import encode_manifest_file
 from ..format.pack_writer import PackWriter
 from ..format.records import MaintenanceReport
+from ..format.writer import joined_block
 from ..units import format_plural
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
+from ..writing.removal import needed_now
 from .mending import Mending
-from .sources import is_manifest, list_sources, manifests_in, open_source
+from .sources import is_manifest, list_sources, manifest_named, manifests_in, open_source
 
 
 def repair(core: StoreCore, *, dry_run: bool, sources: Sequence[str | os.PathLike[str]]) -> MaintenanceReport:
@@ -67,7 +73,7 @@ def repair(core: StoreCore, *, dry_run: bool, sources: Sequence[str | os.PathLik
         taken = _take_manifests(run, files)
         check = Check(core, deep=True)
         check.read_packs(core.folder.list_packs())
-        _mend_packs(run, check)
+        _mend_packs(run, check, _join_torn(run, check))
         _read_versions(run, check)
         _take_blocks(run, check, files, taken)
         _tell_the_rest(run, check, taken)
@@ -129,7 +135,7 @@ def _take_manifests(run: MaintenanceRun, files: Sequence[str]) -> dict[bytes, Ma
     """Copy the manifests that are missing or damaged, as far as the sources have them."""
     wanted = _unreadable_manifests(run.core)
     taken: dict[bytes, Manifest] = {}
-    for path in sorted(files, key=lambda path: (not is_manifest(path), path)):
+    for path in _places_of(run, frozenset(wanted), files):
         if not wanted:
             break
         with _telling(run, path):
@@ -140,6 +146,26 @@ def _take_manifests(run: MaintenanceRun, files: Sequence[str]) -> dict[bytes, Ma
                     _tell_taken(run, bundle_id, path, len(encode_manifest_file(encoded)))
                 wanted.discard(bundle_id)
     return taken
+
+
+def _places_of(run: MaintenanceRun, wanted: frozenset[bytes], files: Sequence[str]) -> Iterator[str]:
+    """Where the manifests may be: under each other's names, in the sources, in `damaged`; what moved there on the way
+    is listed too."""
+    folder = run.core.folder
+    yield from (folder.path_of(manifest_name(each)) for each in sorted(wanted) if folder.has_manifest(each))
+
+    def order(path: str) -> tuple[bool, bool, str]:
+        return not is_manifest(path), manifest_named(path) not in wanted, path
+
+    yield from sorted(files, key=order)
+    yield from sorted(_in_damaged(run), key=order)
+
+
+def _in_damaged(run: MaintenanceRun) -> list[str]:
+    path, found = run.core.folder.path_of(DAMAGED), list[str]()
+    with _telling(run, path):
+        found += list_sources([path] if os.path.isdir(path) else [])
+    return found
 
 
 @contextlib.contextmanager
@@ -181,7 +207,7 @@ def _put_manifest(core: StoreCore, bundle_id: bytes, encoded: bytes) -> bool:
         with core.committing():
             if bundle_id not in _promised(core) and not core.folder.has_manifest(bundle_id):
                 return False
-            core.folder.publish(temp, manifest_name(bundle_id))
+            core.publish(temp, manifest_name(bundle_id))
             core.enter_version(bundle_id)
     return True
 
@@ -196,8 +222,8 @@ def _tell_taken(run: MaintenanceRun, bundle_id: bytes, source: str, size_bytes: 
 # --- packs
 
 
-def _mend_packs(run: MaintenanceRun, check: Check) -> None:
-    mending = Mending(run, check.found)
+def _mend_packs(run: MaintenanceRun, check: Check, made: set[str]) -> None:
+    mending = Mending(run, check.found, made)
     for name, pack in sorted(check.faulty.items()):
         if all(map(is_damage, pack.faults)):
             mending.mend(name)
@@ -212,17 +238,33 @@ def _read_versions(run: MaintenanceRun, check: Check) -> None:
     check.look_for_blocks()
 
 
+def _join_torn(run: MaintenanceRun, check: Check) -> set[str]:
+    """Put together the needed blocks of which packs have damaged frames alone. The names of the new packs."""
+    needed = needed_now(run.core)
+    torn: dict[bytes, list[str]] = {}
+    for name, pack in sorted(check.faulty.items()):
+        for block_id in pack.heads.keys() - check.found.full.keys():
+            if needed.unknown or block_id in needed.blocks:
+                torn.setdefault(block_id, []).append(run.core.folder.path_of(name))
+    return _join(run, check, torn)
+
+
 def _take_blocks(run: MaintenanceRun, check: Check, files: Sequence[str], taken: dict[bytes, Manifest]) -> None:
-    """Copy what versions lack from the sources: whole blocks first, then headers of those that no file has whole."""
-    for whole in (True, False):
-        lacking = _lacking(run, check, taken)
-        if not whole:
-            lacking = {each for each in lacking if check.found.head_of(each) is None}
-        for path in files if lacking else ():
-            if is_manifest(path):
-                continue
-            with _telling(run, path), open_source(path) as file:
-                _take_from(run, check, file, lacking, whole=whole)
+    """Copy what versions lack from the sources: whole blocks first, then such as can be put together, then headers of
+    those that no file has whole."""
+    lacking = _lacking(run, check, taken)
+    places = [path for path in (*files, *_in_damaged(run)) if not is_manifest(path)] if lacking else []
+    torn: dict[bytes, list[str]] = {}
+    for path in places:
+        with _telling(run, path), open_source(path) as file:
+            _take_from(run, check, file, lacking, whole=True)
+            for block_id in lacking & (file.frames.keys() | getattr(file, "torn", {}).keys()):
+                torn.setdefault(block_id, []).append(path)
+    _join(run, check, {block_id: paths for block_id, paths in torn.items() if block_id in lacking})
+    lacking = {each for each in _lacking(run, check, taken) if check.found.head_of(each) is None}
+    for path in places if lacking else ():
+        with _telling(run, path), open_source(path) as file:
+            _take_from(run, check, file, lacking, whole=False)
 
 
 def _lacking(run: MaintenanceRun, check: Check, taken: dict[bytes, Manifest]) -> set[bytes]:
@@ -246,35 +288,73 @@ def _take_from(run: MaintenanceRun, check: Check, file: FrameReader, lacking: se
             continue  # damaged there too
     if not sound:
         return
-    name, size_bytes = _copy(run, file, sound, whole=whole)
-    what = format_plural(len(sound), "block" if whole else "header")
-    run.did(
-        "copy",
-        run.core.folder.path_of(name),
-        size_bytes,
-        f"{what} that versions lack, from {os.path.dirname(file.path)}.",
-    )
-    run.bytes_written += size_bytes
+    _copy(run, file, sound, whole=whole)
     held = check.found.full if whole else check.found.heads
     held.update((block_id, said_by(header)) for block_id, header in sound.items())
     lacking.difference_update(sound)
 
 
-def _copy(run: MaintenanceRun, file: FrameReader, block_ids: Collection[bytes], *, whole: bool) -> tuple[str, int]:
-    """Write these blocks of a file, or their headers, as a new pack; its name and bytes."""
-    core = run.core
-    if run.dry_run:
-        return PACKS, sum(file.frames[each].frame_bytes for each in block_ids) if whole else 0
-    with core.poisoning(), core.folder.temps.new() as temp:
-        writer = PackWriter(temp)
+def _copy(run: MaintenanceRun, file: FrameReader, block_ids: Collection[bytes], *, whole: bool) -> None:
+    """Write these blocks of a file, or their headers, as a new pack, and tell it."""
+
+    def add(writer: PackWriter) -> None:
         for block_id in block_ids:
-            if whole:
-                writer.add_copy(file, block_id)
-            else:
-                writer.add_stripped(file, block_id)
-        pack_id = writer.finish()
-        with core.committing():
-            return core.publish_pack(temp, pack_id), temp.size_bytes
+            (writer.add_copy if whole else writer.add_stripped)(file, block_id)
+
+    what = format_plural(len(block_ids), "block" if whole else "header")
+    planned = sum(file.frames[each].frame_bytes for each in block_ids) if whole else 0
+    _write_pack(run, add, planned, f"{what} that versions lack, from {os.path.dirname(file.path)}.")
+
+
+def _join(run: MaintenanceRun, check: Check, torn: Mapping[bytes, Sequence[str]]) -> set[str]:
+    """Put blocks together, as far as each slot is sound in one file. torn: the files with a damaged frame of each. The
+    names of the new packs."""
+    groups: dict[tuple[str, ...], list[bytes]] = {}
+    for block_id, paths in torn.items():
+        if len(paths) > 1:
+            groups.setdefault(tuple(paths), []).append(block_id)
+    made = set()
+    for paths, block_ids in groups.items():
+        with contextlib.ExitStack() as stack:
+            files = []
+            for path in paths:
+                with _telling(run, path):
+                    files.append(stack.enter_context(open_source(path)))
+            made.add(_join_from(run, check, files, block_ids))
+    return made
+
+
+def _join_from(run: MaintenanceRun, check: Check, files: Sequence[FrameReader], block_ids: Sequence[bytes]) -> str:
+    blocks = (joined_block(files, block_id) for block_id in block_ids)
+    joined = {block.id: block.header for block in blocks if block is not None}
+    if not joined:
+        return ""
+
+    def add(writer: PackWriter) -> None:
+        for block_id in joined:
+            if block := joined_block(files, block_id):
+                writer.add(block)
+
+    what = f"{format_plural(len(joined), 'block')} put together from {len(files)} files with damaged ones."
+    name = _write_pack(run, add, sum(header.raw_bytes for header in joined.values()), what)
+    check.found.full.update((block_id, said_by(header)) for block_id, header in joined.items())
+    return name
+
+
+def _write_pack(run: MaintenanceRun, add: Callable[[PackWriter], None], planned_bytes: int, reason: str) -> str:
+    """A new pack with what `add` puts into it, and its name; a dry run only plans it."""
+    core, name, size_bytes = run.core, PACKS, planned_bytes
+    if not run.dry_run:
+        with core.poisoning(), core.folder.temps.new() as temp:
+            writer = PackWriter(temp)
+            add(writer)
+            pack_id = writer.finish()
+            size_bytes = temp.size_bytes
+            with core.committing():
+                name = core.publish_pack(temp, pack_id)
+    run.did("copy", core.folder.path_of(name), size_bytes, reason)
+    run.bytes_written += size_bytes
+    return name
 
 
 # --- what is left

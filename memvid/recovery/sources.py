@@ -1,6 +1,6 @@
 """Files that a repair may take from: manifests, packs, and bundles of format 1 in any folders. They are only read.
 
-A name is believed in nothing: a manifest's digest and a block's id prove what is taken.
+A name is believed in nothing: a manifest's digest and a block's id prove what is taken. It says where to look first.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ def is_manifest(path: str) -> bool:
     return _ending(path) == MANIFEST_SUFFIX
 
 
+def manifest_named(path: str) -> bytes:
+    """The bundle id in a manifest's name; empty if there is none."""
+    match = _MANIFEST.fullmatch(os.path.basename(path))
+    return bytes.fromhex(match[1]) if match else b""
+
+
 def _ending(path: str) -> str:
     match = _NAME.fullmatch(os.path.basename(path))
     return match[1] if match else ""
@@ -63,20 +69,16 @@ def open_source(path: str) -> FrameReader:
 def manifests_in(path: str, wanted: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """Those of the `wanted` manifests that a file holds sound: id, encoded. Raises StoreIoError, UnsupportedFormat."""
     try:
-        encoded = _read_manifest(path, wanted) if is_manifest(path) else _manifest_beside_frames(path)
+        encoded = _read_manifest(path) if is_manifest(path) else _manifest_beside_frames(path)
     except (Corruption, LimitExceeded):
         return
     if encoded and (found := bundle_id_of(encoded)) in wanted:
         yield found, encoded
 
 
-def _read_manifest(path: str, wanted: Collection[bytes]) -> bytes:
-    match = _MANIFEST.fullmatch(os.path.basename(path))
-    promised = bytes.fromhex(match[1]) if match else b""
-    if promised not in wanted:
-        return b""
+def _read_manifest(path: str) -> bytes:
     with closing_fd(open_foreign_file(path)) as fd:
-        return read_manifest_bytes(fd, path, promised)
+        return read_manifest_bytes(fd, path, None)
 
 
 def _manifest_beside_frames(path: str) -> bytes:

@@ -31,16 +31,17 @@ from ..errors import (
     StoreClosed,
     StoreError,
 )
-from ..folder.folder import StoreFolder, manifest_name, pack_name
+from ..folder.folder import StoreFolder, id_in, manifest_name, pack_name
 from ..folder.journal import Journal
 from ..folder.pins import Pins
+from ..folder.store_file import VERSIONS
 from ..format.manifest import Manifest
 from ..format.manifest_file import read_manifest
 from ..format.records import Finding, IndexRow
 from ..index.index import Index, PackRow, row_of
 from ..limits import MAX_VERSION
 from ..uri import SessionUri
-from .frame_files import FrameFiles, pack_row
+from .frame_files import FrameFiles, open_frames, pack_row
 from .needs import Needs
 from .reader import BundleReader
 from .unreadable import sentence_of
@@ -289,6 +290,22 @@ class StoreCore:
             finally:
                 self._writing.release()
 
+    def publish(self, temp: TempFile, name: str) -> None:
+        """Give a flushed manifest or pack its name, durably. A file under it that is not what the name says may have
+        what nothing else has, and goes to `damaged` first: a pack is moved, for that needs no room. A manifest is
+        copied: while a damaged one is in its place, no pack goes. Call it while `committing`.
+
+        Raises:
+            NoSpace, StoreIoError, UnsafePath, DurabilityLost
+        """
+        if self.folder.has(name) and not _is_named_right(self, name):
+            if name.startswith(f"{VERSIONS}/"):
+                self.folder.copy_to_damaged(name)
+            else:
+                self.folder.move_to_damaged(name)
+        self.folder.publish(temp, name)
+        self.unreadable_packs.pop(name, None)
+
     def publish_version(
         self, packs: Sequence[tuple[TempFile, bytes]], temp: TempFile, bundle_id: bytes, row: IndexRow
     ) -> None:
@@ -304,9 +321,9 @@ class StoreCore:
         was_known = self.index.knows(bundle_id)
         try:
             for (pack, _), name in zip(packs, names, strict=True):
-                self.folder.publish(pack, name)
+                self.publish(pack, name)
             self.files.close_stale()
-            self.folder.publish(temp, manifest)
+            self.publish(temp, manifest)
             for name in names:
                 self.index.add_pack(pack_row(self.folder, name))
             self.index.add(row)
@@ -339,7 +356,7 @@ class StoreCore:
         """A flushed and checked pack of blocks that versions have already gets its name, then its row; its name in the
         store. Call it while `committing`. Raises NoSpace, StoreIoError, DurabilityLost."""
         name = pack_name(pack_id)
-        self.folder.publish(temp, name)
+        self.publish(temp, name)
         self.files.close_stale()
         self.index.add_pack(pack_row(self.folder, name))
         return name
@@ -430,6 +447,18 @@ class StoreCore:
                 file.check_block(block_id)
                 return name
         return None
+
+
+def _is_named_right(core: StoreCore, name: str) -> bool:
+    """Whether a file is the manifest, or has the very frames, that its name says, sound or not."""
+    try:
+        if name.startswith(f"{VERSIONS}/"):
+            core.read_manifest(id_in(name))
+        else:
+            open_frames(core.folder, name).close()
+    except StoreError:
+        return False
+    return True
 
 
 def _numbers_used_up(uri: SessionUri) -> LimitExceeded:

@@ -13,8 +13,10 @@ from ..errors import (
     BlockMissing,
     BundleMissing,
     CorruptBundle,
+    Corruption,
     StoreClosed,
     StoreError,
+    StoreIoError,
 )
 from ..format.blocks import BlockEntry, BlockHeader, span_parents
 from ..format.frames import FrameReader, Head, require_promised
@@ -35,7 +37,7 @@ class BundleReader(Closing):
     """Reads the state of one version from all packs that hold its blocks. Close it when done.
 
     While it is open, its blocks are pinned: this process keeps their packs. Another process may move a block meanwhile,
-    and a file may be put back: a block that is not found is looked for once more. One that is damaged is read from
+    and a file may be put back: a block that is not found is looked for once more. A slot that is damaged is read from
     another pack that has it.
     """
 
@@ -97,7 +99,13 @@ class BundleReader(Closing):
             header, head = self._head(file, entry)
             file.read_slots_into(entry.id, header, head, asked)
 
-        self._read(entry, read)
+        try:
+            self._read(entry, read)
+        except (Corruption, StoreIoError):
+            if len(asked) == 1:
+                raise
+            for one in asked:  # each may be sound in another pack
+                self.read_slots_into(entry, [one])
 
     def read_slot(self, entry: BlockEntry, slot_index: int) -> bytearray:
         """A slot's raw bytes in memory of their own."""

@@ -24,6 +24,7 @@ from torpor.memvid.format.pack import PackFile
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store
+from torpor.memvid.writing.frame_files import open_frames
 from torpor.memvid.writing.reader import BundleReader
 
 URI = SessionUri("default", "agent")
@@ -318,6 +319,30 @@ def of_a_later_version(data: bytes) -> bytes:
     """A file with a header whose digest says that the version after ours was written."""
     fixed = data[:8] + b"\3" + data[9:32]
     return fixed + blake3(fixed).digest() + data[64:]
+
+
+def copy_pack(store: Store, pack: Path) -> Path:
+    """Let the store have all blocks of a pack a second time; the other pack."""
+    with open_frames(store._core.folder, f"packs/{pack.name}") as file:
+        return copy_blocks(store, reversed([*file.frames]))
+
+
+def in_pieces(store: Store, receipt: Receipt) -> Path:
+    """Let a block lie in two packs, damaged in another slot in each; the second pack."""
+    pack, block_id = pack_of(store, receipt), receipt.entries[0].id
+    other = copy_pack(store, pack)
+    first, last = frame_in(pack, block_id), frame_in(other, block_id)
+    flip(pack, first.offset + first.head_bytes + 5)
+    flip(other, last.offset + last.frame_bytes - 70)
+    return other
+
+
+def rotate(paths: list[Path]) -> None:
+    """Let each file lie under the name of the next one."""
+    contents = [path.read_bytes() for path in paths]
+    for path, content in zip(paths, [contents[-1], *contents], strict=False):
+        path.unlink()
+        put(path, content)
 
 
 def remove_index(path: Path) -> None:

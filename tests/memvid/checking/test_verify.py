@@ -6,13 +6,24 @@ import shutil
 from pathlib import Path
 
 import pytest
-from torpor.memvid import Receipt, errors
+from torpor.memvid import Receipt, SessionUri, errors
 from torpor.memvid.checking import check, packs
 from torpor.memvid.format.records import VerifyReport
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import case
-from torpor.tests.memvid.store_making import OTHER_URI, URI, flip, manifest_path, meanwhile, pack_of, put, sleep, spoil
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    flip,
+    in_pieces,
+    manifest_path,
+    meanwhile,
+    pack_of,
+    put,
+    sleep,
+    spoil,
+)
 
 
 def codes(report: VerifyReport) -> list[str]:
@@ -32,6 +43,16 @@ def second_copy(store: Store, receipt: Receipt, number: int = 0) -> Path:
     sleep(store, receipt.token_count, uri=OTHER_URI)
     put(first, good)
     return first
+
+
+@pytest.mark.parametrize("uri", [None, URI])
+def test_a_block_in_pieces_that_a_wake_reads_is_not_lost(store: Store, uri: SessionUri | None) -> None:
+    receipt = sleep(store, 700)
+    other = in_pieces(store, receipt)
+    report = store.verify(uri, deep=True)
+    assert (codes(report), whole(report)) == (["corrupt_block"] * 2, [])
+    other.unlink()
+    assert whole(store.verify(uri, deep=True)) == [(1, 0)]
 
 
 @pytest.mark.parametrize("deep", [False, True])

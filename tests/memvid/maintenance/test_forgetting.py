@@ -18,7 +18,20 @@ from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.maintenance.crash_rig import Crash, all_blocks, cut_off
-from torpor.tests.memvid.store_making import FORK_URI, manifest_path, names, put, reopened, require_awake, sleep, turn
+from torpor.tests.memvid.store_making import (
+    FORK_URI,
+    flip,
+    frame_in,
+    manifest_path,
+    names,
+    pack_of,
+    put,
+    reopened,
+    require_awake,
+    sleep,
+    spoil_frame,
+    turn,
+)
 
 SECRET = SessionUri("default", "a-name-that-nobody-may-find")
 
@@ -194,6 +207,46 @@ def test_strangers_in_the_folder_are_told_and_stay(store: Store) -> None:
     assert codes(report) == {"copy.mvp": forgetting.NOT_FORGOTTEN, "notes": forgetting.CANNOT_BE_TOLD}
     assert Path(store.path, "copy.mvp").exists()
     store.close()
+
+
+def test_what_others_need_of_a_damaged_file_that_goes_is_kept(store: Store) -> None:
+    """The second fault strikes the copy that the repair went by."""
+    secret(store, 512)
+    receipt = sleep(store, 256, uri=FORK_URI, seed=5)
+    pack = pack_of(store, receipt)
+    with store.open_session(SECRET) as reader:
+        spoil_frame(pack, frame_in(pack, reader.entries[1].id))
+    store.repair()
+    copy = pack_of(store, receipt)
+    spoil_frame(copy, frame_in(copy, receipt.entries[0].id))
+    store = reopened(store)
+    plan, report = store.forget(SECRET, dry_run=True), store.forget(SECRET)
+    for one in (plan, report):
+        assert [action.kind for action in one.actions if action.kind in ("copy", "remove")][-2:] == ["copy", "remove"]
+    assert list(Path(store.path, "damaged").iterdir()) == []
+    require_awake(store, 256, uri=FORK_URI, seed=5)
+    store.close()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_manifest_of_it_in_an_exported_file_among_the_packs_goes(store: Store, tmp_path: Path, damaged: bool) -> None:
+    secret(store, 512)
+    store.export_session(SECRET, None, tmp_path / "exported")
+    sleep(store, 512, uri=FORK_URI, seed=5)
+    pack = Path(store.path, store.index.packs_of(store.open_session(SECRET).entries[0].id)[0])
+    shutil.copy(tmp_path / "exported", pack)
+    if damaged:
+        flip(pack, pack.read_bytes().index(str(SECRET).encode()))
+    (tmp_path / "exported").unlink()
+    store = reopened(store)
+    report = store.forget(SECRET)
+    require_awake(store, 512, uri=FORK_URI, seed=5)
+    if damaged:
+        assert codes(report) == {pack.name: forgetting.CANNOT_BE_TOLD}
+        return
+    assert report.problems == ()
+    store.close()
+    assert files_with(store.path, SECRET.name.encode()) == []
 
 
 @pytest.mark.parametrize("name", ["publish", "remove", "flush"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid import Receipt, errors
+from torpor.memvid import Receipt, SessionUri, errors
 from torpor.memvid.checking import packs
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.folder import StoreFolder
@@ -19,11 +19,25 @@ from torpor.memvid.recovery import mending, repair
 from torpor.memvid.store import Store
 from torpor.memvid.writing import deletion
 from torpor.memvid.writing.core import StoreCore
-from torpor.memvid.writing.frame_files import open_frames
 from torpor.memvid.writing.removal import remove_unneeded
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
-from torpor.tests.memvid.store_making import OTHER_URI, URI, flip, manifest_path, names, pack_of, require_awake, sleep
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    copy_pack,
+    flip,
+    in_pieces,
+    manifest_path,
+    meanwhile,
+    names,
+    pack_of,
+    refusing,
+    reopened,
+    require_awake,
+    rotate,
+    sleep,
+)
 
 
 def kinds(report: MaintenanceReport) -> list[str]:
@@ -39,10 +53,9 @@ def damaged(store: Store) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def copy_pack(store: Store, pack: Path) -> Path:
-    """Let the store have all blocks of a pack a second time; the other pack."""
-    with open_frames(store._core.folder, f"packs/{pack.name}") as file:
-        return making.copy_blocks(store, reversed([*file.frames]))
+def files(path: str | Path) -> dict[str, bytes]:
+    root = Path(path)
+    return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
 
 
 @contextlib.contextmanager
@@ -220,6 +233,103 @@ def test_a_block_whose_other_copy_goes_meanwhile_is_copied_after_all(store: Stor
     require_awake(store, 700)
 
 
+# --- names that were mixed up, blocks in pieces
+
+
+MIXED = [(SessionUri("mixed", f"s{number}"), number) for number in range(3)]
+
+
+def mixed_up(store: Store, kind: str, count: int = 3) -> None:
+    receipts = [sleep(store, 300, uri=uri, seed=seed) for uri, seed in MIXED]
+    if kind == "packs":
+        rotate([pack_of(store, receipt) for receipt in receipts[:count]])
+    else:
+        rotate([manifest_path(store, receipt.bundle_id) for receipt in receipts[:count]])
+
+
+def require_mixed(store: Store) -> None:
+    for uri, seed in MIXED:
+        require_awake(store, 300, uri=uri, seed=seed)
+    assert store.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("kind", ["packs", "manifests"])
+def test_files_under_each_others_names_are_healed(store: Store, kind: str, count: int) -> None:
+    mixed_up(store, kind, count)
+    with reopened(store, anew=True) as again:
+        assert problems(again.repair()) == []
+        require_mixed(again)
+        assert again.repair().actions == ()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("packs", "publish"), ("packs", "move_to_damaged"), ("manifests", "publish"), ("manifests", "copy_to_damaged")],
+)
+def test_their_repair_may_be_cut_off_anywhere(store: Store, kind: str, name: str, at: int, after: bool) -> None:
+    mixed_up(store, kind)
+    stop = refusing(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt), meanwhile(StoreFolder, name, stop, at=at, after=after):
+        store.repair()
+    with reopened(store, anew=True) as again:
+        assert problems(again.repair()) == []
+        require_mixed(again)
+
+
+def test_a_manifest_from_a_source_takes_no_other_ones_place(store: Store, backup: Path) -> None:
+    first, second = sleep(store), sleep(store, uri=OTHER_URI, seed=2)
+    shutil.copytree(store.path, backup)
+    names_of_backup = [backup / "versions" / manifest_path(store, each.bundle_id).name for each in (first, second)]
+    names_of_backup[1].unlink()
+    rotate([manifest_path(store, each.bundle_id) for each in (first, second)])
+    assert problems(store.repair(sources=[backup])) == []
+    require_awake(store, 300)
+    require_awake(store, 300, uri=OTHER_URI, seed=2)
+
+
+def test_a_manifest_is_found_by_its_digest_whatever_its_name(store: Store, backup: Path) -> None:
+    path = manifest_path(store, sleep(store).bundle_id)
+    backup.mkdir()
+    shutil.move(path, backup / f"{'ab' * 32}.mvm")
+    assert problems(store.repair(sources=[backup])) == []
+    require_awake(store, 300)
+
+
+def test_a_block_in_pieces_is_put_together_before_its_packs_move(store: Store) -> None:
+    receipt = sleep(store, 700)
+    in_pieces(store, receipt)
+    require_awake(store, 700)
+    with mock.patch.object(durable.TempFile, "append", refusing(errors.NoSpace("full"))):
+        with pytest.raises(errors.NoSpace):
+            store.repair()
+        require_awake(store, 700)
+    plan, report = store.repair(dry_run=True), store.repair()
+    assert "put together from 2 files" in plan.actions[0].reason == report.actions[0].reason
+    assert problems(plan) == problems(report) == []
+    require_awake(store, 700)
+    assert store.verify(deep=True).ok
+    assert store.repair().actions == ()
+
+
+def test_pieces_in_packs_without_a_directory_and_in_sources_are_put_together(store: Store, backup: Path) -> None:
+    receipt = sleep(store, 700)
+    other = in_pieces(store, receipt)
+    flip(other, -1)
+    shutil.copytree(store.path, backup)
+    assert problems(store.repair()) == []
+    require_awake(store, 700)
+    with Store.open(backup, writable=True) as lacking:
+        pieces = backup.parent / "pieces"
+        pieces.mkdir()
+        shutil.move(backup / "packs" / other.name, pieces)
+        assert problems(lacking.repair()) == ["block_missing"]
+        assert problems(lacking.repair(sources=[pieces])) == []
+        require_awake(lacking, 700)
+
+
 # --- manifests and sources
 
 
@@ -279,15 +389,14 @@ def test_missing_blocks_come_back_from_a_backup_also_a_damaged_one(
     assert store.repair(sources=[backup]).actions == ()
 
 
-def test_the_folder_of_damaged_files_is_a_source_too(store: Store) -> None:
+def test_the_folder_of_damaged_files_is_a_source_without_being_named(store: Store) -> None:
     receipt = sleep(store, 700)
     pack = pack_of(store, receipt)
     Path(store.path, "damaged").mkdir(mode=0o700)
     shutil.move(pack, Path(store.path, "damaged", f"{pack.name}.2"))
     manifest = manifest_path(store, receipt.bundle_id)
     shutil.move(manifest, Path(store.path, "damaged", manifest.name))
-    report = store.repair(sources=[Path(store.path, "damaged")])
-    assert problems(report) == []
+    assert problems(store.repair()) == []
     require_awake(store, 700)
 
 

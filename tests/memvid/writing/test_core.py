@@ -7,17 +7,30 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from torpor.memvid import BlockDraft, Receipt, errors
 from torpor.memvid.disk import durable
+from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.frame_files import FrameFiles
 from torpor.memvid.writing.removal import remove_unneeded
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, expected, pack_of, packs_of, require_awake, sleep
+from torpor.tests.memvid.store_making import (
+    FORK_URI,
+    OTHER_URI,
+    URI,
+    contents,
+    expected,
+    manifest_path,
+    pack_of,
+    packs_of,
+    require_awake,
+    sleep,
+)
 
 Chain = tuple[Receipt, Receipt]
 
@@ -34,6 +47,79 @@ def move(store: Store, receipt: Receipt, *, removing: bool = True) -> Path:
     return making.copy_blocks(store, (entry.id for entry in receipt.entries), removing=old)
 
 
+# --- what gives way to a new file
+
+
+def damaged(store: Store) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(store.path, "damaged").glob("*")}
+
+
+def mixed_up(store: Store, kind: str) -> tuple[Path, bytes]:
+    """Let a file with the only copy of what another session needs lie under the name of the first's pack or manifest:
+    its path and content."""
+    first, second = sleep(store), sleep(store, uri=OTHER_URI, seed=2)
+    store.export_session(URI, None, Path(store.path).parent / "first")
+    paths = [
+        pack_of(store, each) if kind == "pack" else manifest_path(store, each.bundle_id) for each in (first, second)
+    ]
+    os.replace(paths[1], paths[0])
+    return paths[0], paths[0].read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["pack", "manifest"])
+def test_a_file_under_the_name_of_a_new_one_gives_way_and_is_kept(store: Store, kind: str) -> None:
+    path, content = mixed_up(store, kind)
+    store.import_file(Path(store.path).parent / "first")
+    assert damaged(store) == {path.name: content}
+    require_awake(store, 300)
+    assert store.repair().problems == ()
+    require_awake(store, 300, uri=OTHER_URI, seed=2)
+
+
+def test_a_sleep_replaces_no_pack_of_another_session(store: Store) -> None:
+    path, content = mixed_up(store, "pack")
+    sleep(store, uri=FORK_URI)
+    assert damaged(store) == {path.name: content}
+    require_awake(store, 300)
+
+
+@pytest.mark.parametrize("kind", ["pack", "manifest"])
+def test_what_gives_way_is_certain_before_the_new_file_has_its_name(store: Store, kind: str) -> None:
+    path, content = mixed_up(store, kind)
+    folder, real, seen = os.path.dirname(path), durable.TempFile.publish, []
+
+    def publish(temp: durable.TempFile, fd: int, name: str, *rest: object, **more: object) -> None:
+        if name == path.name and rest[0] == folder:
+            seen.append((damaged(store).get(name), list(flushed)))
+        real(temp, fd, name, *rest, **more)  # type: ignore[arg-type]
+
+    with making.flushes() as flushed, mock.patch.object(durable.TempFile, "publish", publish):
+        store.import_file(Path(store.path).parent / "first")
+    ((kept, before),) = seen
+    assert kept == content
+    at = before.index(f"{store.path}/damaged")
+    if kind == "pack":
+        assert folder in before[at:]
+    else:
+        assert any(one.endswith(".tmp") for one in before[at - 1 : at]), "the copy itself, before its name"
+
+
+def test_the_same_file_is_replaced_and_the_ordinary_case_flushes_no_more(store: Store) -> None:
+    receipt = sleep(store)
+    pack = pack_of(store, receipt)
+    core, before = store._core, pack.stat().st_ino
+    with core.folder.temps.new() as temp:
+        writer = PackWriter(temp)
+        with core.files.holding(f"packs/{pack.name}") as file:
+            for entry in receipt.entries:
+                writer.add_copy(file, entry.id)
+        pack_id = writer.finish()
+        with core.committing(), making.flushes() as flushed:
+            core.publish_pack(temp, pack_id)
+    assert pack.stat().st_ino != before
+    assert (flushed, damaged(store)) == ([f"{store.path}/packs"], {})
+
+
 # --- readers that find a block wherever it went
 
 
@@ -45,6 +131,16 @@ def test_a_reader_of_a_read_only_store_finds_a_block_that_another_process_moved(
         assert contents(reader) == expected(900)
         assert reader.tokens() == making.token_ids(0, 900)
         assert half == expected(900)[0][0]
+
+
+def test_a_slot_that_is_damaged_is_read_from_another_pack(store: Store) -> None:
+    receipt = sleep(store)
+    making.in_pieces(store, receipt)
+    with store.open_session(URI) as reader:
+        sizes = [len(slot) for slot in expected(300)[0]]
+        read = [bytearray(size) for size in sizes]
+        reader.read_slots_into(reader.entries[0], [(at, [memoryview(one)]) for at, one in enumerate(read)])
+    assert list(map(bytes, read)) == expected(300)[0]
 
 
 def test_readers_in_many_threads_look_again_at_once(store: Store, chain: Chain) -> None:
