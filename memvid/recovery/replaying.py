@@ -9,6 +9,8 @@ Rules:
   its last step, which tells the journal, or journal and bundles are of different moments. A later version that is
   damaged or gone covers nothing: the turns would be lost with it.
 - A record whose base is missing waits until that is back. A delete drops the record before the newest version goes.
+- A record waits for no keys and values: where packs have the headers of its base's blocks, which have the tokens, its
+  version is one that lacks the rest. The next use computes that.
 - Otherwise the record becomes the session's next version, whatever came back or was imported meanwhile: nothing is lost
   by a version too many.
 - What cannot become a version stays in the journal, and its session is not used until it can: its newest version lacks
@@ -84,7 +86,7 @@ def _replay(core: StoreCore, uri: SessionUri) -> bool:
         write_version(core, _draft(record, ()))
         return True
     with core.open_reader(record.base) as base:
-        kept = tuple(_held(base, record.held))
+        kept = tuple(_held(core, base, record.held))
         write_version(core, _draft(dataclasses.replace(record, identity=base.manifest.identity), kept))
     return True
 
@@ -111,12 +113,15 @@ def _draft(record: JournalRecord, reused: tuple[BlockEntry, ...]) -> VersionDraf
         session=record.session,
         token_count=record.held,
         beyond="reserve",
+        whole=False,
     )
 
 
-def _held(base: BundleReader, held: int) -> list[BlockEntry]:
-    """The blocks of a version that hold its first tokens, with the state records among them."""
-    return [entry for entry in base.entries if entry.end <= held]
+def _held(core: StoreCore, base: BundleReader, held: int) -> list[BlockEntry]:
+    """The blocks of a version that hold its first tokens, with the state records among them that are there."""
+    kept = [entry for entry in base.entries if entry.end <= held]
+    gone = core.missing_of([entry.id for entry in kept if entry.kind == "state"])
+    return [entry for entry in kept if entry.id not in gone]
 
 
 def _is_covered(core: StoreCore, record: JournalRecord) -> bool:
@@ -146,4 +151,6 @@ def _ledger_of(core: StoreCore, record: JournalRecord) -> bytes:
     if record.base is None:
         return tail
     with core.open_reader(record.base) as base:
-        return base.tokens()[: TOKEN_BYTES * record.held] + tail
+        spans = [entry for entry in base.entries if entry.kind == "span" and entry.start < record.held]
+        tokens = b"".join(base.read_header(entry).tokens for entry in spans)
+    return tokens[: TOKEN_BYTES * record.held] + tail

@@ -207,6 +207,53 @@ def test_turns_whose_version_is_put_back_while_the_store_is_open_are_replayed_on
         assert not store.has_turns(URI)
 
 
+def test_no_turn_stands_behind_a_stripped_version(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.strip(URI)
+        record = turn(store, 5)
+        with pytest.raises(errors.BlockMissing):
+            store.make_room_to_acknowledge(URI, 1000, record.base)
+        with pytest.raises(errors.BlockMissing):
+            store.acknowledge([record])
+        assert not store.has_turns(URI)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_turns_wait_for_no_keys_and_values(path: Path, number: int) -> None:
+    """A span of the version that they stand behind, or its state record, was damaged and repaired to its header."""
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        with store.open_session(URI) as base:
+            pack = Path(store.path, store.index.packs_of(base.entries[number].id)[0])
+            making.spoil_frame(pack, making.frame_in(pack, base.entries[number].id))
+        store.repair()
+        assert store.verify(deep=True).damaged
+    with Store.open(path, writable=True) as store:
+        assert (store.opening.turns_replayed, store.opening.journal) == (1, ())
+        assert ledger(store) == token_ids(0, 305)
+        with store.open_session(URI) as reader:
+            assert [entry.kind for entry in reader.entries] == ["span", "span", "state"][: 2 + (number == 0)]
+            assert reader.whole_up_to() == (0 if number == 0 else 300)
+
+
+def test_turns_are_told_from_those_of_a_version_where_later_blocks_of_their_base_are_gone(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        session = {UNREAD: {"tokens": token_ids(256, 5, 3)}}
+        store.acknowledge([dataclasses.replace(turn(store, 5), session=session, held=256)])
+        before = journal_file(path).read_bytes()
+        with store.open_session(URI) as base:
+            pack = Path(store.path, store.index.packs_of(base.entries[1].id)[0])
+            at = making.frame_in(pack, base.entries[1].id).offset
+    journal_file(path).unlink()
+    with Store.open(path, writable=True) as store:
+        sleep(store, 40, seed=8)
+    making.flip(pack, at + 70)  # its header
+    put_journal(path, before)
+    with Store.open(path, writable=True) as store:
+        assert (store.opening.turns_replayed, store.opening.journal) == (1, ())
+        assert ledger(store) == token_ids(0, 256) + token_ids(256, 5, 3)
+
+
 def test_turns_wait_for_a_file_that_is_gone_with_the_index(path: Path) -> None:
     """Without the index nothing but the journal tells of the session, and no retired file says that it was deleted."""
     base = lose_base(path, 9)
