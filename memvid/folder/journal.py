@@ -355,7 +355,13 @@ class Journal(Closing):
         with self.lock:
             if self._fd >= 0 and not self._live and not self.room:
                 self._remove()
-            elif self._void:
+            else:
+                self.settle_void()
+
+    def settle_void(self) -> None:
+        """As `settle`, and leave the file. Raises as it does."""
+        with self.lock:
+            if self._void:
                 self._write(b"")
 
     def erase(self, uri: SessionUri) -> None:

@@ -5,9 +5,10 @@ the blocks of the version behind which the turns stood, and has their tokens und
 computes these again. Knows nothing of models.
 
 Rules:
-- A record is covered if a later version of the session names it, or begins with its ledger: a sleep was cut off before
-  its last step, which tells the journal, or journal and bundles are of different moments. A later version that is
-  damaged or gone covers nothing: the turns would be lost with it.
+- A record is covered if a version of the session names it, and has all its tokens still, or one after it has; or if a
+  later one begins with its ledger. Then a sleep was cut off before its last step, which tells the journal, or journal
+  and bundles are of different moments. What is damaged or gone covers nothing: the turns would be lost with it. Later
+  are versions with larger numbers; where the newest one of then is gone, its number may have been given again.
 - A record whose base is missing waits until that is back. A delete drops the record before the newest version goes.
 - A record waits for no keys and values: where packs have the headers of its base's blocks, which have the tokens, its
   version is one that lacks the rest. The next use computes that.
@@ -125,10 +126,14 @@ def _held(core: StoreCore, base: BundleReader, held: int) -> list[BlockEntry]:
 
 
 def _is_covered(core: StoreCore, record: JournalRecord) -> bool:
-    known = record.newest[0] if record.newest else 0
-    later = [row.bundle_id for row in core.index.versions(record.uri) if row.version > known]
+    known, newest = record.newest or (0, None)
+    versions = {row.bundle_id: row.version for row in core.index.versions(record.uri)}
+    later = [bundle_id for bundle_id, version in versions.items() if version > known]
     digest = core.journal.digest_of(record.uri)
-    if any(_is(core, one, lambda reader: reader.manifest.session.get(COVERS) == digest) for one in later):
+    asked = later if newest in versions else list(versions)
+    names = (_is(core, one, lambda reader: reader.manifest.session.get(COVERS) == digest) for one in asked)
+    from_it_on = asked[next((at for at, does in enumerate(names) if does), len(asked)) :]
+    if any(_is(core, one, lambda reader: _all_tokens(reader) is not None) for one in from_it_on):
         return True
     ledger = _ledger_of(core, record) if later else b""
     return any(_is(core, one, lambda reader: _all_tokens(reader).startswith(ledger)) for one in later)

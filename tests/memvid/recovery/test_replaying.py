@@ -12,8 +12,11 @@ from unittest import mock
 
 import pytest
 from torpor.memvid import errors
+from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.journal import Journal
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.journal import VOID
 from torpor.memvid.format.ledger_tail import UNREAD
 from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
 from torpor.memvid.store import Store
@@ -98,6 +101,17 @@ def sleep_and_rot(store: Store) -> None:
     manifest_path(store, sleep(store, 310).bundle_id).write_bytes(b"rot")
 
 
+def sleep_and_lose_tokens(store: Store) -> None:
+    slept = sleep(store, 310)
+    pack = making.packs_of(store, slept)[1]
+    making.flip(pack, making.frame_in(pack, slept.entries[1].id).offset + 70)
+
+
+def lose_tokens_and_go_on(store: Store) -> None:
+    sleep_and_lose_tokens(store)
+    sleep(store, 40)
+
+
 def say_more_and_take_all_back(store: Store) -> None:
     store.acknowledge([turn(store, 9)])
     sleep(store, 40)
@@ -114,6 +128,8 @@ BEFORE_TURNS: dict[str, tuple[Callable[[Store], object], int, bytes]] = {  # wha
     "a version that names later turns covers those": (say_more_and_take_all_back, 1, token_ids(0, 305)),
     "later turns that are a version already cover them": (say_more_and_open_again, 0, token_ids(0, 309)),
     "a version that is damaged covers none": (sleep_and_rot, 1, token_ids(0, 305)),
+    "a version whose tokens are lost covers none": (sleep_and_lose_tokens, 1, token_ids(0, 305)),
+    "the session went on behind such a version": (lose_tokens_and_go_on, 0, token_ids(0, 40)),
 }
 
 
@@ -128,6 +144,48 @@ def test_a_journal_of_before_a_version_that_knew_it_is_replayed_where_that_does_
     put_journal(path, before)
     with Store.open(path, writable=True) as store:
         assert (store.opening.turns_replayed, ledger(store)) == (replayed, tokens)
+
+
+def test_turns_are_covered_by_a_version_that_has_the_number_of_one_that_was_deleted(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        base = turn(store, 5, seed=3)
+        sleep(store, 310)
+        row = store.require_session(URI)
+        store.acknowledge([dataclasses.replace(base, newest=(row.version, row.bundle_id))])
+        before = journal_file(path).read_bytes()
+        store.delete_version(URI, 2)
+        assert sleep(store, 40).version == 2
+    put_journal(path, before)
+    with Store.open(path, writable=True) as store:
+        assert (store.opening.turns_replayed, ledger(store)) == (0, token_ids(0, 40))
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_turns_that_a_version_covers_do_not_come_back_once_it_is_gone(path: Path, pruned: bool) -> None:
+    """The disk did not take the mark that makes them void."""
+    left, write_at = path.parent / "left", durable.write_at
+
+    def refuse_mark(fd: int, start: int, data: bytes, of: str) -> None:
+        if data == VOID:
+            raise errors.StoreIoError("Input/output error")
+        write_at(fd, start, data, of)
+
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        with mock.patch.object(durable, "write_at", refuse_mark):
+            sleep(store, 310)
+            with pytest.raises(errors.StoreIoError):
+                store.delete_version(URI, 2)
+        sleep(store, 40, seed=3)
+        if pruned:
+            store.tag(URI, 1, "kept")
+            store.prune(Retention(keep_last=1))
+        else:
+            store.delete_version(URI, 2)
+        shutil.copytree(path, left)
+    with Store.open(left, writable=True) as store:
+        assert [row.version for row in store.versions(URI)] == [1, 3]
+        assert (store.opening.turns_replayed, ledger(store)) == (0, token_ids(0, 40, 3))
 
 
 @pytest.mark.parametrize(
