@@ -24,7 +24,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection
 
-from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
+from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreBusy, StoreError, StoreIoError
 from ..folder.journal import waiting_finding
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.journal import COVERS, JournalRecord
@@ -93,13 +93,20 @@ def _replay(core: StoreCore, uri: SessionUri) -> bool:
 
 
 def keep_turns_behind(core: StoreCore, uri: SessionUri | None, bundle_ids: Collection[bytes]) -> None:
-    """Make versions of the turns of other sessions that stand behind bundles of this one, which are about to go.
+    """Make versions of the turns of other sessions that stand behind bundles of this one, which are about to go. Call
+    it while `committing`.
 
     Raises:
+        StoreBusy: a version of such a session is being written, and has a smaller number than its turns would get.
         StoreError: it could not be done, and nothing may go.
     """
     for other, base in core.journal.bases().items():
         if other != uri and base in bundle_ids:
+            if core.being_written(other):
+                raise StoreBusy(
+                    f"Turns of {other} stand behind what is to go, and a version of it is being written. Try again.",
+                    session=str(other),
+                )
             replay_session(core, other)
 
 

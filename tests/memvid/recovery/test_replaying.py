@@ -7,11 +7,13 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import errors
+from torpor.memvid import SessionUri, errors
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.journal import Journal
@@ -375,6 +377,26 @@ def test_turns_of_another_session_outlive_the_bundle_that_they_stand_behind(path
         assert store.verify(deep=True).ok
         with making.reopened(store, anew=True) as again:
             assert ledger(again, OTHER_URI) == token_ids(0, 305)
+
+
+@pytest.mark.parametrize(
+    "remove", [Store.delete_session, Store.forget, Store.strip, lambda store, uri: store.delete_version(uri, 1)]
+)
+def test_what_turns_stand_behind_does_not_go_while_their_session_sleeps(
+    path: Path, remove: Callable[[Store, SessionUri], object]
+) -> None:
+    """Their version would have the larger number, and hide what the sleep has beyond them."""
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([dataclasses.replace(turn(store, 5), uri=OTHER_URI, newest=None)])
+
+        def beside() -> dict[str, Any]:
+            with ThreadPoolExecutor(1) as pool, pytest.raises(errors.StoreBusy):
+                pool.submit(remove, store, URI).result(60)
+            return {}
+
+        assert making.write(store, making.drafts(320), 320, uri=OTHER_URI, session=beside).version == 1
+        remove(store, URI)
+        assert [row.token_count for row in store.versions(OTHER_URI)] == [320]
 
 
 def test_turns_whose_bundle_is_gone_wait_until_it_is_put_back(path: Path) -> None:
