@@ -20,7 +20,7 @@ from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.journal import VOID
 from torpor.memvid.format.ledger_tail import UNREAD
-from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
+from torpor.memvid.limits import MAX_NODES, MAX_SESSION_MAP_BYTES
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, ledger, manifest_path, meanwhile, sleep, token_ids, turn
@@ -427,14 +427,20 @@ def test_a_session_whose_turns_wait_can_be_deleted(path: Path) -> None:
         assert not store.can_be_deleted(URI)
 
 
-def test_a_session_map_that_no_version_could_have_is_not_acknowledged(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("too_many", "fits"),
+    [
+        (bytes(MAX_SESSION_MAP_BYTES - 80), bytes(MAX_SESSION_MAP_BYTES - 500)),
+        ([0] * (MAX_NODES - 200), [0] * (MAX_NODES - 400)),
+    ],
+    ids=["bytes", "values"],
+)
+def test_a_session_map_that_no_version_could_have_is_not_acknowledged(path: Path, too_many: Any, fits: Any) -> None:
     with Store.open(path, writable=True) as store:
         record = turn(store, 5)
-        padded = dataclasses.replace(record, session={**record.session, "more": bytes(MAX_SESSION_MAP_BYTES - 80)})
         with pytest.raises(errors.LimitExceeded):
-            store.acknowledge([padded])
-        fits = dataclasses.replace(record, session={**record.session, "more": bytes(MAX_SESSION_MAP_BYTES - 120)})
-        store.acknowledge([fits])
+            store.acknowledge([dataclasses.replace(record, session={**record.session, "more": too_many})])
+        store.acknowledge([dataclasses.replace(record, session={**record.session, "more": fits})])
     with Store.open(path, writable=True) as store:
         assert store.opening.journal == ()
         assert ledger(store) == token_ids(0, 305)
