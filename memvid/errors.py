@@ -94,7 +94,7 @@ class BudgetExceeded(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Other operations changed what each try needed. The store is as it was. Try again."""
+    """Other operations changed what each try needed, or are under way. The store is as it was. Try again."""
 
 
 class DurabilityLost(StoreError):

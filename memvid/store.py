@@ -183,6 +183,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
 
         Raises:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
+            StoreBusy: turns of another session stand behind it, and that one is being put to sleep.
         """
         with self._core.committing(), self._core.journal.lock:
             unreadable = tuple(finding.path for finding in self._core.read_again())
@@ -198,6 +199,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
 
         Raises:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
+            StoreBusy: turns stand behind it, and their session is being put to sleep.
         """
         with self._core.committing(), self._core.journal.lock:
             row = self.require_session(uri, version)

@@ -92,15 +92,20 @@ class TurnJournal:
         if not self.keeps(session):
             return
         self._begun.setdefault(session.uri, time.monotonic())
-        behind = len(session.state.tokens) + more_tokens - Behind.of(session).held
+        behind, tokens = Behind.of(session), len(session.state.tokens) + more_tokens
         said = session.text_map
         roots = [session.root.to_text(), *(text for _, text in said.roots * 2)]
         texts = (session.system, said.system, said.system, *roots, *session.labels)
-        wanted = _BYTES_A_TOKEN * behind + sum(len(text.encode()) for text in texts if text)
+        wanted = sum(len(text.encode()) for text in texts if text)
         wanted += _BYTES_A_CALL * sum(len(turn.calls) for turn in said.turns)
         wanted += _BYTES_A_MESSAGE * (len(said.turns) + 2) + _BYTES_A_RUN * session.state.passes.run_count + _BYTES_ELSE
+        take = partial(self._store.make_room_to_acknowledge, session.uri)
         with contextlib.suppress(LimitExceeded):  # then it is made a version
-            await self._threads.on_journal(partial(self._store.make_room_to_acknowledge, session.uri, wanted))
+            try:
+                record_bytes = wanted + _BYTES_A_TOKEN * (tokens - behind.held)
+                await self._threads.on_journal(partial(take, record_bytes, behind.bundle_id))
+            except Corruption:  # the turn cannot stand behind that version
+                await self._threads.on_journal(partial(take, wanted + _BYTES_A_TOKEN * tokens))
 
     def give_back_room(self, uri: SessionUri) -> None:
         """What was not used of the room that a request took: it has ended."""
@@ -192,7 +197,7 @@ class TurnJournal:
                 for one in batch:
                     await self._write([one])
                 return
-            if relying and isinstance(error, Corruption):  # the version behind which it stands was pruned
+            if relying and isinstance(error, Corruption):  # the version behind which it stands was pruned or stripped
                 await self._write(batch, relying=False)
                 return
             for each in batch:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import BundleMissing
+from ..errors import BlockMissing, BundleMissing
 from ..folder.folder import manifest_name
+from ..folder.marks import is_stripped
 from ..format.journal import JournalRecord
 from ..uri import SessionUri
 from .sessions import Sessions
@@ -20,33 +21,44 @@ class Acknowledging(Sessions):
 
         Raises:
             NoSpace, StoreIoError, LimitExceeded, InvalidDraft, JournalWaits: none of them counts.
-            BundleMissing: the version behind which one of them stands is not listed any more; none of them counts.
+            BundleMissing, BlockMissing: the version behind which one of them stands is not listed any more, or is
+                stripped; none of them counts.
             DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
             ReadOnlyStore, StoreClosed
         """
         self._core.require_writable()
         with self._core.poisoning():
-            self._core.journal.append(records, self._require_listed)
+            self._core.journal.append(records, self._require_kept)
 
-    def _require_listed(self, bundle_id: bytes) -> None:
-        """By its file: turns stand behind a manifest that is there."""
+    def _require_kept(self, bundle_id: bytes) -> None:
+        """Turns stand behind a manifest that is there, and behind blocks that stay. A strip comes under the journal's
+        lock."""
+        path = self._core.folder.path_of(manifest_name(bundle_id))
         if not self._core.folder.has_manifest(bundle_id):
-            path = self._core.folder.path_of(manifest_name(bundle_id))
             raise BundleMissing(
                 f"The manifest {path} is not there any more, and turns stand behind it.",
                 bundle_id=bundle_id.hex(),
                 path=path,
             )
+        if is_stripped(self._core.folder, bundle_id):
+            raise BlockMissing(
+                f"The version of {path} is stripped: its keys and values may go, and turns stand behind them.",
+                bundle_id=bundle_id.hex(),
+                path=path,
+            )
 
-    def make_room_to_acknowledge(self, uri: SessionUri, record_bytes: int) -> None:
+    def make_room_to_acknowledge(self, uri: SessionUri, record_bytes: int, base: bytes | None = None) -> None:
         """Take the disk space of a session's next record now, so that a full disk refuses a turn before it begins. Of
-        the budgets only the room to be kept free counts.
+        the budgets only the room to be kept free counts. base: the bundle behind which it is to stand.
 
         Raises:
-            NoSpace, BudgetExceeded, StoreIoError, LimitExceeded, JournalWaits: nothing has changed.
+            NoSpace, BudgetExceeded, StoreIoError, LimitExceeded, JournalWaits, BundleMissing, BlockMissing: nothing has
+                changed.
             DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
         """
         self._core.require_writable()
+        if base is not None:
+            self._require_kept(base)
         with self._core.poisoning(), self._core.metering(beyond="budgets") as room:
             self._core.journal.reserve(uri, record_bytes, room.require)
 

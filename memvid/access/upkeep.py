@@ -57,6 +57,7 @@ class Upkeep(Sessions):
 
         Raises:
             SessionNotFound: there is no such session, and nothing of it is left.
+            StoreBusy: turns of another session stand behind it, and that one is being put to sleep.
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
         from ..maintenance import forgetting
@@ -111,6 +112,7 @@ class Upkeep(Sessions):
 
         Raises:
             SessionNotFound, CorruptMarks, MarksLost, LimitExceeded, NoSpace
+            StoreBusy: turns stand behind them, and their session is being put to sleep.
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
         from ..maintenance import stripping

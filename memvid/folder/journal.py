@@ -14,7 +14,8 @@ Rules:
   was taken for one session is not used up by others.
 - When most of the file is void, the rest of it is written into a new file, which takes its place by one rename. So is
   it before the next record, if some of the file is damaged, or if it is no longer in its place. A record that was
-  damaged meanwhile is copied as it is: the session's next one takes its place, or the next opening tells of it.
+  damaged meanwhile is copied as it is, behind the session's newest sound one: the next one takes the place of both, or
+  the next opening tells of the damage and uses the sound one.
 """
 
 from __future__ import annotations
@@ -355,14 +356,20 @@ class Journal(Closing):
         with self.lock:
             if self._fd >= 0 and not self._live and not self.room:
                 self._remove()
-            elif self._void:
+            else:
+                self.settle_void()
+
+    def settle_void(self) -> None:
+        """As `settle`, and leave the file. Raises as it does."""
+        with self.lock:
+            if self._void:
                 self._write(b"")
 
     def erase(self, uri: SessionUri) -> None:
         """Leave no byte of a session in the file, of records that count no more either.
 
         Raises:
-            NoSpace, StoreIoError, DurabilityLost
+            NoSpace, StoreIoError, LimitExceeded, DurabilityLost
         """
         with self.lock:
             self.room.pop(uri, None)
@@ -444,19 +451,21 @@ class Journal(Closing):
     def _write_anew(self, needed: int) -> None:
         """Put a new file in the place of the old one, with the records that count and room for so many bytes more."""
         self._open_folder()
-        key, end, places = Key.new(self._folder.uuid), HEADER_BYTES, {}
+        key, end, places = Key.new(self._folder.uuid), HEADER_BYTES, dict[SessionUri, _Place]()
         with self._folder.temps.new() as temp:
             temp.append([key.header()])
-            for uri, old in self._live.items():
-                try:
-                    record = key.record(self._payload(old), end)
-                except CorruptJournal:  # with a mark, for zeros would be no damage
-                    damaged = VOID + self._read(old.start, size_of(old.payload_bytes))[len(VOID) :]
-                    record = damaged.ljust(size_of(old.payload_bytes), b"\0")
-                temp.append([record])
-                places[uri] = dataclasses.replace(old, start=end, older=None)
-                end += len(record)
+            for uri, newest in self._live.items():
+                for old, payload in self._to_copy(newest):
+                    if payload is not None:
+                        record = key.record(payload, end)
+                    else:  # with a mark, for zeros would be no damage
+                        damaged = VOID + self._read(old.start, size_of(old.payload_bytes))[len(VOID) :]
+                        record = damaged.ljust(size_of(old.payload_bytes), b"\0")
+                    temp.append([record])
+                    places[uri] = dataclasses.replace(old, start=end, older=places.get(uri))
+                    end += len(record)
             size = _in_steps(end + needed)
+            _require_short(self.path, size)
             temp.append([bytes(size - end)])
             temp.sync()
             fd = self._publish(temp)
@@ -466,6 +475,16 @@ class Journal(Closing):
         self._end, self._size = end, size
         self._void.clear()
         self._is_spoilt = False
+
+    def _to_copy(self, newest: _Place) -> list[tuple[_Place, bytes | None]]:
+        """The record of a session that counts; if it is damaged, without a payload, behind the newest sound one."""
+        place: _Place | None = newest
+        damaged: list[tuple[_Place, bytes | None]] = []
+        while place is not None:
+            with contextlib.suppress(CorruptJournal):
+                return [(place, self._payload(place)), *damaged]
+            place, damaged = place.older, [(newest, None)]
+        return damaged
 
     def _open_folder(self) -> None:
         """Open the folder that the store has now; make it if it has none."""

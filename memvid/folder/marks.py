@@ -17,11 +17,12 @@ import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
 from ..disk import durable
-from ..disk.paths import read_small
+from ..disk.paths import read_small, stat_name
 from ..disk.sealed_json import SealedFormat, reason_of
 from ..errors import (
     PUT_BACK,
@@ -329,6 +330,21 @@ def _told_of_missing(folder: StoreFolder, uri: SessionUri, bundle_id: bytes, mar
         f"{' and '.join(names)} still {'names' if len(names) == 1 else 'name'} it. {PUT_BACK} To do without that "
         f"version: {', '.join(ways)}. Until then no pack is removed."
     )
+
+
+def is_stripped(folder: StoreFolder, bundle_id: bytes) -> bool:
+    """Whether a version needs no keys and values; none where the marks cannot be read. Cheap: they are read only if the
+    file is another one than at the last call."""
+    try:
+        told = stat_name(folder.root_fd, MARKS_FILE, f"{folder.path}/{MARKS_FILE}")
+        return bundle_id in _stripped_of(folder, (told.st_ino, told.st_mtime_ns, told.st_size))
+    except (FileNotFoundError, StoreError):
+        return False
+
+
+@lru_cache(maxsize=1)
+def _stripped_of(folder: StoreFolder, _which: tuple[int, ...]) -> frozenset[bytes]:
+    return Marks.load(folder).stripped
 
 
 def stripped_in(folder: StoreFolder) -> frozenset[bytes] | None:

@@ -24,6 +24,8 @@ from blake3 import blake3
 from ..errors import CorruptJournal, StoreError
 from ..limits import (
     CHUNK_BYTES,
+    MAX_ENVIRONMENT_ENTRIES,
+    MAX_IDENTITY_PARTS,
     MAX_JOURNAL_BYTES,
     MAX_JOURNAL_RECORD_BYTES,
     MAX_TOKENS,
@@ -52,6 +54,9 @@ take so much; only what somebody has put together for it does."""
 COVERS: Final = "covers"
 """The entry of a version's session map that names the record in whose place it came, by `digest_of`."""
 
+_MOST_VALUES_BESIDE: Final = 3 * MAX_IDENTITY_PARTS + 2 * MAX_ENVIRONMENT_ENTRIES + 32
+"""What a manifest holds beside the session map, in values; more bytes than what it covers takes."""
+
 HEADER_BYTES: Final = _HEADER.size
 END_BYTES: Final = _ALIGNED
 
@@ -75,7 +80,7 @@ class JournalRecord:
 
     def encode(self) -> bytes:
         """Raises InvalidDraft, LimitExceeded: no version could have this session map."""
-        require_session_map({**self.session, COVERS: bytes(_DIGEST_BYTES)})
+        require_session_map({**self.session, COVERS: [None] * _MOST_VALUES_BESIDE})
         return pack(
             {
                 "uri": str(self.uri),

@@ -5,10 +5,13 @@ the blocks of the version behind which the turns stood, and has their tokens und
 computes these again. Knows nothing of models.
 
 Rules:
-- A record is covered if a later version of the session names it, or begins with its ledger: a sleep was cut off before
-  its last step, which tells the journal, or journal and bundles are of different moments. A later version that is
-  damaged or gone covers nothing: the turns would be lost with it.
+- A record is covered if a version of the session names it, and has all its tokens still, or one after it has; or if a
+  later one begins with its ledger. Then a sleep was cut off before its last step, which tells the journal, or journal
+  and bundles are of different moments. What is damaged or gone covers nothing: the turns would be lost with it. Later
+  are versions with larger numbers; where the newest one of then is gone, its number may have been given again.
 - A record whose base is missing waits until that is back. A delete drops the record before the newest version goes.
+- A record waits for no keys and values: where packs have the headers of its base's blocks, which have the tokens, its
+  version is one that lacks the rest. The next use computes that.
 - Otherwise the record becomes the session's next version, whatever came back or was imported meanwhile: nothing is lost
   by a version too many.
 - What cannot become a version stays in the journal, and its session is not used until it can: its newest version lacks
@@ -21,7 +24,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection
 
-from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
+from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreBusy, StoreError, StoreIoError
 from ..folder.journal import waiting_finding
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.journal import COVERS, JournalRecord
@@ -84,19 +87,26 @@ def _replay(core: StoreCore, uri: SessionUri) -> bool:
         write_version(core, _draft(record, ()))
         return True
     with core.open_reader(record.base) as base:
-        kept = tuple(_held(base, record.held))
+        kept = tuple(_held(core, base, record.held))
         write_version(core, _draft(dataclasses.replace(record, identity=base.manifest.identity), kept))
     return True
 
 
 def keep_turns_behind(core: StoreCore, uri: SessionUri | None, bundle_ids: Collection[bytes]) -> None:
-    """Make versions of the turns of other sessions that stand behind bundles of this one, which are about to go.
+    """Make versions of the turns of other sessions that stand behind bundles of this one, which are about to go. Call
+    it while `committing`.
 
     Raises:
+        StoreBusy: a version of such a session is being written, and has a smaller number than its turns would get.
         StoreError: it could not be done, and nothing may go.
     """
     for other, base in core.journal.bases().items():
         if other != uri and base in bundle_ids:
+            if core.being_written(other):
+                raise StoreBusy(
+                    f"Turns of {other} stand behind what is to go, and a version of it is being written. Try again.",
+                    session=str(other),
+                )
             replay_session(core, other)
 
 
@@ -111,19 +121,26 @@ def _draft(record: JournalRecord, reused: tuple[BlockEntry, ...]) -> VersionDraf
         session=record.session,
         token_count=record.held,
         beyond="reserve",
+        whole=False,
     )
 
 
-def _held(base: BundleReader, held: int) -> list[BlockEntry]:
-    """The blocks of a version that hold its first tokens, with the state records among them."""
-    return [entry for entry in base.entries if entry.end <= held]
+def _held(core: StoreCore, base: BundleReader, held: int) -> list[BlockEntry]:
+    """The blocks of a version that hold its first tokens, with the state records among them that are there."""
+    kept = [entry for entry in base.entries if entry.end <= held]
+    gone = core.missing_of([entry.id for entry in kept if entry.kind == "state"])
+    return [entry for entry in kept if entry.id not in gone]
 
 
 def _is_covered(core: StoreCore, record: JournalRecord) -> bool:
-    known = record.newest[0] if record.newest else 0
-    later = [row.bundle_id for row in core.index.versions(record.uri) if row.version > known]
+    known, newest = record.newest or (0, None)
+    versions = {row.bundle_id: row.version for row in core.index.versions(record.uri)}
+    later = [bundle_id for bundle_id, version in versions.items() if version > known]
     digest = core.journal.digest_of(record.uri)
-    if any(_is(core, one, lambda reader: reader.manifest.session.get(COVERS) == digest) for one in later):
+    asked = later if newest in versions else list(versions)
+    names = (_is(core, one, lambda reader: reader.manifest.session.get(COVERS) == digest) for one in asked)
+    from_it_on = asked[next((at for at, does in enumerate(names) if does), len(asked)) :]
+    if any(_is(core, one, lambda reader: _all_tokens(reader) is not None) for one in from_it_on):
         return True
     ledger = _ledger_of(core, record) if later else b""
     return any(_is(core, one, lambda reader: _all_tokens(reader).startswith(ledger)) for one in later)
@@ -146,4 +163,6 @@ def _ledger_of(core: StoreCore, record: JournalRecord) -> bytes:
     if record.base is None:
         return tail
     with core.open_reader(record.base) as base:
-        return base.tokens()[: TOKEN_BYTES * record.held] + tail
+        spans = [entry for entry in base.entries if entry.kind == "span" and entry.start < record.held]
+        tokens = b"".join(base.read_header(entry).tokens for entry in spans)
+    return tokens[: TOKEN_BYTES * record.held] + tail

@@ -7,7 +7,8 @@ Rules:
 - The index's file lets go of a version before its manifest goes: else an opening would call it missing.
 - Manifests go oldest first. The session's part of the journal goes before the newest manifest: so what a cut-off delete
   leaves is a session without its oldest versions, or without its last turns, or none.
-- Turns of others that stand behind a version become versions of their own before it goes.
+- Turns of others that stand behind a version become versions of their own before it goes. Turns that it covers are void
+  in the file by then: they would come back with the next opening.
 """
 
 from __future__ import annotations
@@ -74,9 +75,10 @@ def drop_versions(core: StoreCore, bundle_ids: Sequence[bytes]) -> None:
 
 
 def _drop(core: StoreCore, bundle_ids: Sequence[bytes]) -> int:
-    """In this order: index, then manifests, durably. The bytes freed."""
+    """In this order: journal, index, then manifests, durably. The bytes freed."""
     if not bundle_ids:
         return 0
+    core.journal.settle_void()
     core.index.forget_in_file(core.folder, bundle_ids)
     bytes_freed = 0
     names = [manifest_name(bundle_id) for bundle_id in bundle_ids]

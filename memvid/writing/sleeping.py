@@ -60,7 +60,8 @@ class VersionDraft:
     """The state to make durable. `reused` come first in the chain, `blocks` continue it; buffers are borrowed. The
     `doubted` reused blocks are read before the version refers to them. `before_publishing` is called last, and what it
     raises gives the version up. covers: whether it takes the place of what the journal has of the session. session: a
-    function is called once the blocks are flushed, and no turn of the session is acknowledged from then on."""
+    function is called once the blocks are flushed, and no turn of the session is acknowledged from then on. whole: else
+    the headers of the reused blocks are enough."""
 
     uri: SessionUri
     identity: Identity
@@ -75,6 +76,7 @@ class VersionDraft:
     doubted: Sequence[BlockEntry] = ()
     before_publishing: Callable[[], None] | None = None
     covers: bool = True
+    whole: bool = True
 
 
 def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
@@ -149,7 +151,7 @@ class _Sleep:
             temp.sync()
             with self._core.committing():
                 self._core.files.close_stale()
-                gone = sorted(self._core.missing_of(self._referred))
+                gone = sorted(self._core.missing_of(self._referred, stripped=not self._request.whole))
                 if gone:
                     return gone
                 if self._request.before_publishing is not None:
@@ -320,7 +322,7 @@ def _require_reusable(core: StoreCore, request: VersionDraft) -> None:
     reused = [entry.id for entry in request.reused]
     if core.missing_of(reused):
         core.look_again()  # a pack may have been put back
-    for block_id in sorted(core.missing_of(reused)):
+    for block_id in sorted(core.missing_of(reused, stripped=not request.whole)):
         raise _block_missing(block_id, request.uri)
     with _missing_if_refused(request.parent):
         for entry in request.doubted:

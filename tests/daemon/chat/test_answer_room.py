@@ -110,7 +110,7 @@ async def test_an_answer_ends_where_the_journal_finds_no_room(rig: Rigged, monke
     await rig.read("a", tokens_of(1, 250))
     asked: list[int] = []
 
-    def make_room(_store: Store, _uri: Any, record_bytes: int) -> None:
+    def make_room(_store: Store, _uri: Any, record_bytes: int, _base: bytes | None = None) -> None:
         asked.append(record_bytes)
         if len(asked) > 2:
             raise NoSpace("The disk is full.")

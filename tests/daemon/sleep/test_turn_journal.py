@@ -285,6 +285,63 @@ async def test_a_turn_behind_a_version_that_was_pruned_survives(open_rig: Any, s
         assert await rig.fingerprint("one") == had
 
 
+async def strip_and_wake(rig: Rigged) -> None:
+    """A session is awake at a stripped version, whose blocks another one held until now."""
+    await rig.read("one", tokens_of(1, 600), sampling=SAMPLED)
+    await rig.sleep("one")
+    await rig.service.fork("one", name="other")
+    await rig.service.maintain("strip", session="one")
+    assert (await rig.wake("one")).tokens_prefilled == 0
+    await rig.service.delete("other")
+    await rig.service.maintain("repack")
+
+
+async def test_a_turn_behind_a_version_that_was_stripped_survives(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await strip_and_wake(rig)
+        await rig.write("one", 7)
+        killed, had = as_killed(store), await rig.fingerprint("one")
+    async with open_rig(store=killed) as rig:
+        assert rig.service.store.verify(deep=True).ok
+        woken = await rig.wake("one")
+        assert woken.recomputed.same_logits
+        assert await rig.fingerprint("one") == had
+
+
+async def test_room_for_a_turn_behind_a_stripped_version_is_for_the_whole_ledger(
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve, taken = Journal.reserve, list[int]()
+
+    def note(journal: Journal, uri: Any, count: int, ask: Any) -> None:
+        taken.append(count)
+        reserve(journal, uri, count, ask)
+
+    await strip_and_wake(rig)
+    monkeypatch.setattr(Journal, "reserve", note)
+    await rig.service.append("one", tokens=[1, 2])
+    assert taken[0] > 602 * turn_journal._BYTES_A_TOKEN + turn_journal._BYTES_ELSE
+
+
+@pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
+async def test_a_turn_behind_keys_and_values_that_are_gone_is_there_bit_for_bit(
+    open_kind: Any, store: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """As an earlier version acknowledged one; or damage took them."""
+    monkeypatch.setattr(Store, "_require_kept", lambda *_: None)
+    async with open_kind(kind) as rig:
+        await strip_and_wake(rig)
+        await rig.write("one", 7)
+        killed, had = as_killed(store), await rig.fingerprint("one")
+        went_on = await rig.write("one", 9)
+    async with open_kind(kind, store=killed) as rig:
+        assert rig.service.store.opening.turns_replayed == 1
+        woken = await rig.wake("one")
+        assert woken.recomputed.same_logits
+        assert await rig.fingerprint("one") == had
+        assert await rig.write("one", 9) == went_on
+
+
 async def test_turns_that_wait_together_are_flushed_once(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     acknowledge = Store.acknowledge

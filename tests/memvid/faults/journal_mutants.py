@@ -202,8 +202,7 @@ _REPLAYED: Final = (
             "replaying",
             "_is_covered",
             "session.get(COVERS)",
-            "if any(_is(core, one, lambda reader: COVERS in reader.manifest.session) for one in later):\n"
-            "    return True",
+            "names = (_is(core, one, lambda reader: COVERS in reader.manifest.session) for one in asked)",
         ),
     ),
     _check(
@@ -214,17 +213,32 @@ _REPLAYED: Final = (
     _check(
         "a version that begins with the turns does not cover them",
         f"{_REPLAYING}test_a_version_that_begins_with_the_turns_covers_them_though_it_does_not_name_them",
-        Edit("replaying", "_is_covered", "_all_tokens(reader)", "return False"),
+        Edit("replaying", "_is_covered", "startswith(ledger)", "return False"),
     ),
     _check(
         "a version from before the turns covers them",
         f"{_REPLAYING}test_a_session_that_was_taken_back_is_so_though_its_newest_version_begins_with_its_turns",
-        Edit("replaying", "_is_covered", "known =", "known = 0"),
+        Edit("replaying", "_is_covered", "known, newest =", "known, newest = 0, None"),
     ),
     _check(
         "any later version covers the turns",
         f"{_REPLAYING}test_a_version_that_begins_with_the_turns_covers_them_though_it_does_not_name_them",
-        Edit("replaying", "_is_covered", "_all_tokens(reader)", "return bool(later)"),
+        Edit("replaying", "_is_covered", "startswith(ledger)", "return bool(later)"),
+    ),
+    _check(
+        "a version whose tokens are lost covers the turns that it names",
+        f"{_REPLAYING}test_a_journal_of_before_a_version_that_knew_it_is_replayed_where_that_does_not_cover_it",
+        Edit("replaying", "_is_covered", "is not None", "if from_it_on: return True"),
+    ),
+    _check(
+        "only a version with a later number covers the turns that it names",
+        f"{_REPLAYING}test_turns_are_covered_by_a_version_that_has_the_number_of_one_that_was_deleted",
+        Edit("replaying", "_is_covered", "asked = later", "asked = later"),
+    ),
+    _check(
+        "a version goes before the turns that it covers are void",
+        f"{_REPLAYING}test_turns_that_a_version_covers_do_not_come_back_once_it_is_gone",
+        Edit("deletion", "_drop", "core.journal.settle_void()"),
     ),
     _check(
         "a damaged version covers the turns",

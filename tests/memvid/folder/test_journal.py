@@ -586,6 +586,24 @@ def test_a_record_that_rots_in_an_open_store_costs_no_other_and_is_told_at_the_n
     assert read_again(folder) == {TWO: turn(TWO, 4), ONE: turn(ONE, 5)}
 
 
+def test_a_file_that_is_written_anew_keeps_the_newest_sound_record_before_one_that_rots(
+    folder: StoreFolder, journal: Journal
+) -> None:
+    at = HEADER_BYTES
+    for number, record in enumerate([turn(ONE, 2), turn(ONE, 3), turn(ONE, 4), turn(ONE, 5), turn(TWO, 4)]):
+        journal.append([record])
+        if number in (2, 3):
+            flip(file_of(folder), at + 40)
+        at += size_of(len(record.encode()))
+    assert read_again(folder) == {ONE: turn(ONE, 3), TWO: turn(TWO, 4)}
+    for _ in range(2):
+        journal.erase(THREE)  # which writes it anew
+        assert read_again(folder) == {ONE: turn(ONE, 3), TWO: turn(TWO, 4)}
+        assert len(findings(folder)) == 1
+    journal.cover(ONE)
+    assert read_again(folder) == {TWO: turn(TWO, 4)}
+
+
 # --- damage
 
 

@@ -29,7 +29,15 @@ from torpor.memvid.errors import (
     UnsupportedFormat,
 )
 from torpor.memvid.folder.folder import StoreFolder
-from torpor.memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, VersionMarks, decode_marks, encode_marks
+from torpor.memvid.folder.marks import (
+    MARKS_FILE,
+    Marks,
+    SessionMarks,
+    VersionMarks,
+    decode_marks,
+    encode_marks,
+    is_stripped,
+)
 from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_STRIPS
 from torpor.tests.memvid.store_making import refusing, taking_at_most
 
@@ -49,6 +57,21 @@ def marked(folder: StoreFolder) -> Marks:
 
 def file_of(folder: StoreFolder) -> Path:
     return Path(folder.path) / MARKS_FILE
+
+
+def test_a_strip_is_known_at_once_and_the_file_is_read_once(folder: StoreFolder, monkeypatch: Any) -> None:
+    Marks(folder.uuid).strip(SCOUT, [A]).save(folder)
+    load, loads = Marks.load, list[StoreFolder]()
+    monkeypatch.setattr(Marks, "load", lambda of: loads.append(of) or load(of))
+    for _ in range(3):
+        assert (is_stripped(folder, A), is_stripped(folder, B)) == (True, False)
+    assert len(loads) == 1
+    Marks(folder.uuid).strip(SCOUT, [B]).save(folder)
+    assert (is_stripped(folder, A), is_stripped(folder, B)) == (False, True)
+    file_of(folder).write_bytes(b"rot")
+    assert not is_stripped(folder, B), "as for what a removal needs"
+    file_of(folder).unlink()
+    assert not is_stripped(folder, B)
 
 
 def some_marks() -> Marks:

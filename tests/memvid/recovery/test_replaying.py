@@ -7,15 +7,20 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import errors
+from torpor.memvid import SessionUri, errors
+from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.journal import Journal
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.journal import VOID
 from torpor.memvid.format.ledger_tail import UNREAD
-from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
+from torpor.memvid.limits import MAX_NODES, MAX_SESSION_MAP_BYTES
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, ledger, manifest_path, meanwhile, sleep, token_ids, turn
@@ -98,6 +103,17 @@ def sleep_and_rot(store: Store) -> None:
     manifest_path(store, sleep(store, 310).bundle_id).write_bytes(b"rot")
 
 
+def sleep_and_lose_tokens(store: Store) -> None:
+    slept = sleep(store, 310)
+    pack = making.packs_of(store, slept)[1]
+    making.flip(pack, making.frame_in(pack, slept.entries[1].id).offset + 70)
+
+
+def lose_tokens_and_go_on(store: Store) -> None:
+    sleep_and_lose_tokens(store)
+    sleep(store, 40)
+
+
 def say_more_and_take_all_back(store: Store) -> None:
     store.acknowledge([turn(store, 9)])
     sleep(store, 40)
@@ -114,6 +130,8 @@ BEFORE_TURNS: dict[str, tuple[Callable[[Store], object], int, bytes]] = {  # wha
     "a version that names later turns covers those": (say_more_and_take_all_back, 1, token_ids(0, 305)),
     "later turns that are a version already cover them": (say_more_and_open_again, 0, token_ids(0, 309)),
     "a version that is damaged covers none": (sleep_and_rot, 1, token_ids(0, 305)),
+    "a version whose tokens are lost covers none": (sleep_and_lose_tokens, 1, token_ids(0, 305)),
+    "the session went on behind such a version": (lose_tokens_and_go_on, 0, token_ids(0, 40)),
 }
 
 
@@ -128,6 +146,48 @@ def test_a_journal_of_before_a_version_that_knew_it_is_replayed_where_that_does_
     put_journal(path, before)
     with Store.open(path, writable=True) as store:
         assert (store.opening.turns_replayed, ledger(store)) == (replayed, tokens)
+
+
+def test_turns_are_covered_by_a_version_that_has_the_number_of_one_that_was_deleted(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        base = turn(store, 5, seed=3)
+        sleep(store, 310)
+        row = store.require_session(URI)
+        store.acknowledge([dataclasses.replace(base, newest=(row.version, row.bundle_id))])
+        before = journal_file(path).read_bytes()
+        store.delete_version(URI, 2)
+        assert sleep(store, 40).version == 2
+    put_journal(path, before)
+    with Store.open(path, writable=True) as store:
+        assert (store.opening.turns_replayed, ledger(store)) == (0, token_ids(0, 40))
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_turns_that_a_version_covers_do_not_come_back_once_it_is_gone(path: Path, pruned: bool) -> None:
+    """The disk did not take the mark that makes them void."""
+    left, write_at = path.parent / "left", durable.write_at
+
+    def refuse_mark(fd: int, start: int, data: bytes, of: str) -> None:
+        if data == VOID:
+            raise errors.StoreIoError("Input/output error")
+        write_at(fd, start, data, of)
+
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        with mock.patch.object(durable, "write_at", refuse_mark):
+            sleep(store, 310)
+            with pytest.raises(errors.StoreIoError):
+                store.delete_version(URI, 2)
+        sleep(store, 40, seed=3)
+        if pruned:
+            store.tag(URI, 1, "kept")
+            store.prune(Retention(keep_last=1))
+        else:
+            store.delete_version(URI, 2)
+        shutil.copytree(path, left)
+    with Store.open(left, writable=True) as store:
+        assert [row.version for row in store.versions(URI)] == [1, 3]
+        assert (store.opening.turns_replayed, ledger(store)) == (0, token_ids(0, 40, 3))
 
 
 @pytest.mark.parametrize(
@@ -207,6 +267,53 @@ def test_turns_whose_version_is_put_back_while_the_store_is_open_are_replayed_on
         assert not store.has_turns(URI)
 
 
+def test_no_turn_stands_behind_a_stripped_version(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.strip(URI)
+        record = turn(store, 5)
+        with pytest.raises(errors.BlockMissing):
+            store.make_room_to_acknowledge(URI, 1000, record.base)
+        with pytest.raises(errors.BlockMissing):
+            store.acknowledge([record])
+        assert not store.has_turns(URI)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_turns_wait_for_no_keys_and_values(path: Path, number: int) -> None:
+    """A span of the version that they stand behind, or its state record, was damaged and repaired to its header."""
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        with store.open_session(URI) as base:
+            pack = Path(store.path, store.index.packs_of(base.entries[number].id)[0])
+            making.spoil_frame(pack, making.frame_in(pack, base.entries[number].id))
+        store.repair()
+        assert store.verify(deep=True).damaged
+    with Store.open(path, writable=True) as store:
+        assert (store.opening.turns_replayed, store.opening.journal) == (1, ())
+        assert ledger(store) == token_ids(0, 305)
+        with store.open_session(URI) as reader:
+            assert [entry.kind for entry in reader.entries] == ["span", "span", "state"][: 2 + (number == 0)]
+            assert reader.whole_up_to() == (0 if number == 0 else 300)
+
+
+def test_turns_are_told_from_those_of_a_version_where_later_blocks_of_their_base_are_gone(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        session = {UNREAD: {"tokens": token_ids(256, 5, 3)}}
+        store.acknowledge([dataclasses.replace(turn(store, 5), session=session, held=256)])
+        before = journal_file(path).read_bytes()
+        with store.open_session(URI) as base:
+            pack = Path(store.path, store.index.packs_of(base.entries[1].id)[0])
+            at = making.frame_in(pack, base.entries[1].id).offset
+    journal_file(path).unlink()
+    with Store.open(path, writable=True) as store:
+        sleep(store, 40, seed=8)
+    making.flip(pack, at + 70)  # its header
+    put_journal(path, before)
+    with Store.open(path, writable=True) as store:
+        assert (store.opening.turns_replayed, store.opening.journal) == (1, ())
+        assert ledger(store) == token_ids(0, 256) + token_ids(256, 5, 3)
+
+
 def test_turns_wait_for_a_file_that_is_gone_with_the_index(path: Path) -> None:
     """Without the index nothing but the journal tells of the session, and no retired file says that it was deleted."""
     base = lose_base(path, 9)
@@ -272,6 +379,26 @@ def test_turns_of_another_session_outlive_the_bundle_that_they_stand_behind(path
             assert ledger(again, OTHER_URI) == token_ids(0, 305)
 
 
+@pytest.mark.parametrize(
+    "remove", [Store.delete_session, Store.forget, Store.strip, lambda store, uri: store.delete_version(uri, 1)]
+)
+def test_what_turns_stand_behind_does_not_go_while_their_session_sleeps(
+    path: Path, remove: Callable[[Store, SessionUri], object]
+) -> None:
+    """Their version would have the larger number, and hide what the sleep has beyond them."""
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([dataclasses.replace(turn(store, 5), uri=OTHER_URI, newest=None)])
+
+        def beside() -> dict[str, Any]:
+            with ThreadPoolExecutor(1) as pool, pytest.raises(errors.StoreBusy):
+                pool.submit(remove, store, URI).result(60)
+            return {}
+
+        assert making.write(store, making.drafts(320), 320, uri=OTHER_URI, session=beside).version == 1
+        remove(store, URI)
+        assert [row.token_count for row in store.versions(OTHER_URI)] == [320]
+
+
 def test_turns_whose_bundle_is_gone_wait_until_it_is_put_back(path: Path) -> None:
     base = lose_base(path, 5, of_other=4)
     for is_repaired in (False, True):
@@ -300,14 +427,20 @@ def test_a_session_whose_turns_wait_can_be_deleted(path: Path) -> None:
         assert not store.can_be_deleted(URI)
 
 
-def test_a_session_map_that_no_version_could_have_is_not_acknowledged(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("too_many", "fits"),
+    [
+        (bytes(MAX_SESSION_MAP_BYTES - 80), bytes(MAX_SESSION_MAP_BYTES - 500)),
+        ([0] * (MAX_NODES - 200), [0] * (MAX_NODES - 400)),
+    ],
+    ids=["bytes", "values"],
+)
+def test_a_session_map_that_no_version_could_have_is_not_acknowledged(path: Path, too_many: Any, fits: Any) -> None:
     with Store.open(path, writable=True) as store:
         record = turn(store, 5)
-        padded = dataclasses.replace(record, session={**record.session, "more": bytes(MAX_SESSION_MAP_BYTES - 80)})
         with pytest.raises(errors.LimitExceeded):
-            store.acknowledge([padded])
-        fits = dataclasses.replace(record, session={**record.session, "more": bytes(MAX_SESSION_MAP_BYTES - 120)})
-        store.acknowledge([fits])
+            store.acknowledge([dataclasses.replace(record, session={**record.session, "more": too_many})])
+        store.acknowledge([dataclasses.replace(record, session={**record.session, "more": fits})])
     with Store.open(path, writable=True) as store:
         assert store.opening.journal == ()
         assert ledger(store) == token_ids(0, 305)
