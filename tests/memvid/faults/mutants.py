@@ -168,11 +168,10 @@ EQUIVALENT: Final[dict[str, str]] = {
         "runs only where a write has failed, which no recorded scenario has; a test of its own has it "
         "(`test_a_whole_record_that_is_refused_is_taken_back_durably`)"
     ),
-    "folder.StoreFolder.move_to_damaged without `durable.sync_folder(damaged_fd, path)`": (
-        "what is needed of the file is in a new pack by then, in all recorded scenarios; a test of its own has another "
-        "one (`test_what_gives_way_is_certain_before_the_new_file_has_its_name`)"
+    "folder.StoreFolder.copy_to_damaged without `temp.sync()`": (
+        "no recorded scenario has a manifest under another's name; a test has it "
+        "(`test_what_gives_way_is_certain_before_the_new_file_has_its_name`)"
     ),
-    "folder.StoreFolder.copy_to_damaged without `temp.sync()`": "as the one above: the same test has it",
     "folder.StoreFolder.move_to_damaged without `durable.sync_folder(fd, os.path.dirname(self.path_of(name)))`": (
         "a rename is one stroke and certain by its new folder; the flush is for filesystems on which it is two"
     ),
