@@ -572,7 +572,7 @@ def test_blocks_that_leave_at_the_last_moment_are_written_after_all(store: Store
 def test_blocks_that_leave_again_and_again_end_the_sleep(store: Store) -> None:
     sleep(store, 600)
     with (
-        mock.patch.object(StoreCore, "missing_of", lambda core, blocks: set(list(blocks)[:1])),
+        mock.patch.object(StoreCore, "missing_of", lambda core, blocks, **_: set(list(blocks)[:1])),
         mock.patch.object(sleeping, "_TRIES", 3),
         pytest.raises(errors.BlockMissing),
     ):
