@@ -92,6 +92,8 @@ class _Work:
 
     def prune(self) -> None:
         self.may_go.update({SECOND, _THIRD, *versions_of(frozenset(self.came), URI)})
+        if not self.store.marks_to_show(URI).pins:  # marks were lost, and made anew
+            self.may_go.add(FIRST)
         self.store.prune(Retention(keep_last=1))
 
 
