@@ -350,19 +350,13 @@ class Journal(Closing):
             self._void.append(place)
         return place
 
-    def settle(self) -> None:
-        """Make durable that records count no more; a file in which none counts goes. Raises StoreIoError, NoSpace,
-        DurabilityLost."""
+    def settle(self, *, removing: bool = True) -> None:
+        """Make durable that records count no more. removing: a file in which none counts goes. Raises StoreIoError,
+        NoSpace, DurabilityLost."""
         with self.lock:
-            if self._fd >= 0 and not self._live and not self.room:
+            if removing and self._fd >= 0 and not self._live and not self.room:
                 self._remove()
-            else:
-                self.settle_void()
-
-    def settle_void(self) -> None:
-        """As `settle`, and leave the file. Raises as it does."""
-        with self.lock:
-            if self._void:
+            elif self._void:
                 self._write(b"")
 
     def erase(self, uri: SessionUri) -> None:
@@ -455,7 +449,7 @@ class Journal(Closing):
         with self._folder.temps.new() as temp:
             temp.append([key.header()])
             for uri, newest in self._live.items():
-                for old, payload in self._to_copy(newest):
+                for old, payload in _to_copy(newest, self._payload):
                     if payload is not None:
                         record = key.record(payload, end)
                     else:  # with a mark, for zeros would be no damage
@@ -475,16 +469,6 @@ class Journal(Closing):
         self._end, self._size = end, size
         self._void.clear()
         self._is_spoilt = False
-
-    def _to_copy(self, newest: _Place) -> list[tuple[_Place, bytes | None]]:
-        """The record of a session that counts; if it is damaged, without a payload, behind the newest sound one."""
-        place: _Place | None = newest
-        damaged: list[tuple[_Place, bytes | None]] = []
-        while place is not None:
-            with contextlib.suppress(CorruptJournal):
-                return [(place, self._payload(place)), *damaged]
-            place, damaged = place.older, [(newest, None)]
-        return damaged
 
     def _open_folder(self) -> None:
         """Open the folder that the store has now; make it if it has none."""
@@ -516,6 +500,17 @@ class Journal(Closing):
 def _bytes_but(room: dict[SessionUri, int], uris: Collection[SessionUri]) -> int:
     """The bytes in the file that are taken for other sessions than these."""
     return sum(size_of(count) for uri, count in list(room.items()) if uri not in uris)
+
+
+def _to_copy(newest: _Place, payload_of: Callable[[_Place], bytes]) -> list[tuple[_Place, bytes | None]]:
+    """The record of a session that counts; if it is damaged, without a payload, behind the newest sound one."""
+    place: _Place | None = newest
+    damaged: list[tuple[_Place, bytes | None]] = []
+    while place is not None:
+        with contextlib.suppress(CorruptJournal):
+            return [(place, payload_of(place)), *damaged]
+        place, damaged = place.older, [(newest, None)]
+    return damaged
 
 
 def waiting_finding(path: str, uri: SessionUri, reason: str) -> Finding:

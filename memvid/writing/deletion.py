@@ -78,7 +78,7 @@ def _drop(core: StoreCore, bundle_ids: Sequence[bytes]) -> int:
     """In this order: journal, index, then manifests, durably. The bytes freed."""
     if not bundle_ids:
         return 0
-    core.journal.settle_void()
+    core.journal.settle(removing=False)
     core.index.forget_in_file(core.folder, bundle_ids)
     bytes_freed = 0
     names = [manifest_name(bundle_id) for bundle_id in bundle_ids]

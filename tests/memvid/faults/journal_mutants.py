@@ -238,7 +238,7 @@ _REPLAYED: Final = (
     _check(
         "a version goes before the turns that it covers are void",
         f"{_REPLAYING}test_turns_that_a_version_covers_do_not_come_back_once_it_is_gone",
-        Edit("deletion", "_drop", "core.journal.settle_void()"),
+        Edit("deletion", "_drop", "core.journal.settle("),
     ),
     _check(
         "a damaged version covers the turns",
