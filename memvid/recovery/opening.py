@@ -19,7 +19,7 @@ from ..folder.store_file import has_store_file, load_store_uuid, require_creatab
 from ..format.manifest_file import encode_manifest_file
 from ..format.records import Finding, IndexRow, OpenReport
 from ..index.index import INDEX_FILE, Index, row_of
-from ..writing.core import StoreCore
+from ..writing.core import StoreCore, drop_superseded
 from ..writing.unreadable import finding_of_missing
 
 _TRIES = 10
@@ -99,7 +99,7 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
     if missing and not core.has_lock:  # the daemon beside us may have deleted them since we read the index
         with load_index(folder, writable=False)[0] as latest:
             index.drop(missing - latest.bundle_ids())
-    missing -= core.drop_superseded(missing)
+    missing -= drop_superseded(core, missing)
     unreadable += [*_missing(core, missing), *findings_of_missing(folder, index.bundle_ids())]
     if why is not None and core.has_lock:
         index.save(folder, always=True)  # a file that cannot be used does not stay, and this work is not done twice

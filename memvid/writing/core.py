@@ -383,18 +383,7 @@ class StoreCore:
             for bundle_id in sorted(versions - rows):
                 self.enter_version(bundle_id)
             if versions - rows:
-                self.drop_superseded(rows - versions)
-
-    def drop_superseded(self, missing: Iterable[bytes]) -> set[bytes]:
-        """Let the index forget those of these versions without a manifest whose number another one has, with a
-        manifest: the index was of another moment than the files. Which they are."""
-        gone = set()
-        for row in self.index.rows_of(missing).values():
-            rivals = [each.bundle_id for each in self.index.versions(row.uri) if each.version == row.version]
-            if any(each != row.bundle_id and self.folder.has_manifest(each) for each in rivals):
-                gone.add(row.bundle_id)
-        self.index.drop(gone)
-        return gone
+                drop_superseded(self, rows - versions)
 
     def enter_pack(self, name: str) -> PackRow | None:
         """Let the index know a pack; None if it cannot be read, which is noted."""
@@ -459,6 +448,18 @@ def _is_named_right(core: StoreCore, name: str) -> bool:
     except StoreError:
         return False
     return True
+
+
+def drop_superseded(core: StoreCore, missing: Iterable[bytes]) -> set[bytes]:
+    """Let the index forget those of these versions without a manifest whose number another one has, with a manifest:
+    the index was of another moment than the files. Which they are."""
+    gone = set()
+    for row in core.index.rows_of(missing).values():
+        rivals = [each.bundle_id for each in core.index.versions(row.uri) if each.version == row.version]
+        if any(each != row.bundle_id and core.folder.has_manifest(each) for each in rivals):
+            gone.add(row.bundle_id)
+    core.index.drop(gone)
+    return gone
 
 
 def _numbers_used_up(uri: SessionUri) -> LimitExceeded:
