@@ -205,8 +205,11 @@ def observe(store: Store, candidates: World, sees: Sees, read: dict[object, Vers
     known = sorted((fact for fact in candidates if isinstance(fact, Version)), key=_exactness)
     found: set[Version | Mark] = set(sees.marks(store)) if sees.marks else set()
     for latest in store.iter_sessions():
+        stripped = store.marks_to_show(latest.uri).stripped
         for row in store.versions(latest.uri):
             those = [one for one in known if _may_be(one, row) and one not in found]
+            if row.bundle_id in stripped:  # its keys and values may be there still: the next repack lets them go
+                those = [one for one in those if one.is_stripped] or those
             if not those and sees.has_others:
                 continue
             files = _files_of(store, row) if read is not None else None
