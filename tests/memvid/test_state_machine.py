@@ -131,6 +131,7 @@ class SoundStore(RuleBasedStateMachine):
         self.close_readers()
         with Shim(Striker(self.path, [], is_dead=True)), contextlib.suppress(Killed):
             self.store.close()
+        self.store._core._closed = True  # its descriptors go with the process, and are not closed again
 
     def reopen(self, allowed: Allowed, touched: Container[SessionUri] = ()) -> None:
         """The process ends, and the next one begins: what the journal has becomes versions. touched: sessions whose
