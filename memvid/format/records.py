@@ -244,7 +244,7 @@ class UsageReport:
 class DeleteReport:
     """The result of a delete. `bytes_freed` counts manifests and packs that went; packs that this process reads go when
     it closes them. `unreadable` are paths of damaged manifests: one may be a version of the session. `problems` say
-    why needs are unknown: because of these no pack was removed."""
+    why needs are unknown, so that no pack was removed, and which marks found no room to go."""
 
     uri: SessionUri
     versions_deleted: int

@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 from ..disk.paths import undoing
-from ..errors import DurabilityLost, StoreError
+from ..errors import CorruptMarks, DurabilityLost, MarksLost, StoreError
 from ..folder.folder import manifest_name
-from ..folder.marks import Marks, marks_in
-from ..format.records import DeleteReport, IndexRow
+from ..folder.marks import MARKS_FILE, Marks, marks_in
+from ..format.records import DeleteReport, Finding, IndexRow
 from ..uri import SessionUri
 from .core import StoreCore
 from .removal import packs_with, remove_unneeded
@@ -40,7 +40,7 @@ def delete_session(
     marks = marks_in(core.folder)
     marked = marks.session(uri).bundle_ids if marks is not None else frozenset()
     candidates = packs_with(core, bundle_ids)
-    with unmarking(core, marked.union(bundle_ids)):
+    with unmarking(core, marked.union(bundle_ids)) as stayed:
         bytes_freed = _drop(core, bundle_ids[:-1])
         core.journal.drop(uri)
         bytes_freed += _drop(core, bundle_ids[-1:])
@@ -50,7 +50,7 @@ def delete_session(
         versions_deleted=len(rows),
         bytes_freed=bytes_freed + removed.size_bytes,
         unreadable=unreadable,
-        problems=removed.problems,
+        problems=(*removed.problems, *stayed),
     )
 
 
@@ -61,10 +61,10 @@ def delete_version(core: StoreCore, row: IndexRow) -> DeleteReport:
         StoreIoError, DurabilityLost: a part of it may be gone.
     """
     candidates = packs_with(core, [row.bundle_id])
-    with unmarking(core, [row.bundle_id]):
+    with unmarking(core, [row.bundle_id]) as stayed:
         bytes_freed = _drop(core, [row.bundle_id])
         removed = remove_unneeded(core, candidates)
-    return DeleteReport(row.uri, 1, bytes_freed + removed.size_bytes, problems=removed.problems)
+    return DeleteReport(row.uri, 1, bytes_freed + removed.size_bytes, problems=(*removed.problems, *stayed))
 
 
 def drop_versions(core: StoreCore, bundle_ids: Sequence[bytes]) -> None:
@@ -97,15 +97,25 @@ def _enter_again(core: StoreCore, rows: Iterable[IndexRow]) -> None:
 
 
 @contextlib.contextmanager
-def unmarking(core: StoreCore, bundle_ids: Collection[bytes]) -> Iterator[None]:
-    """Take the marks of versions that go within this. Raises DurabilityLost."""
+def unmarking(core: StoreCore, bundle_ids: Collection[bytes]) -> Iterator[list[Finding]]:
+    """Take the marks of versions that go within this. Gives a list: afterwards it tells of marks that stayed, since
+    they found no room. Raises DurabilityLost."""
+    stayed: list[Finding] = []
     _unmark(core, bundle_ids, strips=False)
-    yield
-    _unmark(core, core.marked_still.union(bundle_ids), strips=True)
+    yield stayed
+    path = f"{core.path}/{MARKS_FILE}"
+    if (error := _unmark(core, core.marked_still.union(bundle_ids), strips=True)) is not None:
+        message = (
+            f"{path} still has marks of what is deleted: {error.message} At the next start each tag and pin among them "
+            "tells of a version that is missing, and no pack is removed until it is taken away (`torpor untag`, "
+            "`torpor unpin`)."
+        )
+        stayed.append(Finding(path, error.code, message))
 
 
-def _unmark(core: StoreCore, bundle_ids: Collection[bytes], *, strips: bool) -> None:
-    """Without room for it, or where the marks cannot be read, they stay as they are."""
+def _unmark(core: StoreCore, bundle_ids: Collection[bytes], *, strips: bool) -> StoreError | None:
+    """Where marks stay as they are, for there is no room or they cannot be read: the reason; None for the latter, which
+    others tell."""
     core.marked_still.update(bundle_ids)
     try:
         marks = Marks.load(core.folder)
@@ -115,5 +125,8 @@ def _unmark(core: StoreCore, bundle_ids: Collection[bytes], *, strips: bool) -> 
         core.marked_still.difference_update(bundle_ids)
     except DurabilityLost:
         raise
-    except StoreError:
-        return
+    except (CorruptMarks, MarksLost):
+        pass
+    except StoreError as error:
+        return error
+    return None

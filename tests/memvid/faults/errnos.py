@@ -29,7 +29,17 @@ from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
 from torpor.tests.memvid.faults.shim import Call, Shim, files_up_to, repeatable
-from torpor.tests.memvid.faults.worlds import Allowed, Broken, Tape, Version, World, check, require_right, sleep
+from torpor.tests.memvid.faults.worlds import (
+    Allowed,
+    Broken,
+    Tape,
+    Version,
+    World,
+    check,
+    require_right,
+    sleep,
+    take_marks_away,
+)
 
 _GROWS: Final = frozenset({"write", "writev", "pwrite", "mkdir"})
 _FLUSHES: Final = frozenset({"fsync", "fdatasync"})
@@ -217,6 +227,8 @@ def _try(run: _Run, world: World, what: str, result: Swept) -> None:
         result.counts["refused"] += run.error is not None
         result.counts["poisoned"] += isinstance(run.error, DurabilityLost)
         run.require_told()
+        if run.tape.marks_stay:
+            take_marks_away(run.path)
         check(run.path, run.allowed(world), thorough=False, sees=run.scenario.sees)
 
 

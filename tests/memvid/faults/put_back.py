@@ -137,18 +137,6 @@ def sweep(base: Path, *, stride: int = 1, first: int = 0) -> Swept:
     return result
 
 
-def _unmark_deleted(path: Path) -> None:
-    """Marks that are put back may name what was deleted meanwhile: its owner takes them away, as an opening advises."""
-    with Store.open(path, writable=True) as store:
-        for uri in (URI, OTHER_URI):
-            marks, there = store.marks(uri), store._core.folder.list_versions()
-            for tag, bundle_id in marks.tags.items():
-                if bundle_id not in there:
-                    store.untag(uri, tag)
-            for bundle_id in marks.pins - there:
-                store.unpin(uri, bundle_id)
-
-
 def _try(path: Path, world: World, name: str, how: str, *, is_open: bool, operations: Iterable[str]) -> None:
     opened = Store.open(path, writable=True) if is_open else None
     ward = Ward(path, [strike(path, name, how)])
@@ -168,7 +156,7 @@ def _try(path: Path, world: World, name: str, how: str, *, is_open: bool, operat
     ward.put_back()
     before = world | work.came
     if work.may_go:
-        _unmark_deleted(path)
+        worlds.take_marks_away(path)
     with Store.open(path, writable=True) as store:
         found = ward.require_whole(store, Allowed(before, before - work.may_go))
         store.repack()

@@ -185,7 +185,7 @@ def marks(path: Path, tape: Tape) -> None:
         with tape.step(store, adds=[other]):
             store.tag(OTHER_URI, 1, "kept")
         with tape.step(store, removes=[FORK, other]):
-            store.delete_session(OTHER_URI)
+            tape.hear(store.delete_session(OTHER_URI).problems)
 
 
 def marks_of(store: Store) -> list[Mark]:

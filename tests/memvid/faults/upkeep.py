@@ -212,7 +212,9 @@ def forget(path: Path, tape: Tape) -> None:
     """Everything of it goes, from every place; once it is acknowledged no power cut brings a byte of it back."""
     gone = [fact for fact in tape.world if isinstance(fact, Mark) or fact.uri == SECRET]
     with Store.open(path, writable=True) as store, tape.step(store, removes=gone) as unsure:
-        if store.forget(SECRET).problems:
+        problems = store.forget(SECRET).problems
+        tape.hear(problems)
+        if problems:
             unsure.update(fact for fact in gone if isinstance(fact, Mark))
 
 

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from torpor.memvid.errors import NoSpace, StoreError
 from torpor.memvid.folder.folder import manifest_name
+from torpor.memvid.folder.marks import Marks
 from torpor.memvid.format.ledger_tail import tail_of
-from torpor.memvid.format.records import IndexRow
+from torpor.memvid.format.records import Finding, IndexRow
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
@@ -114,6 +115,11 @@ class Tape:
     events: list[Allowed] = field(default_factory=list)
     unsure: set[Version | Mark] = field(default_factory=set)
     is_early: bool = False
+    marks_stay: bool = False
+    """Whether a report said that marks of what was deleted found no room to go: their owner takes them away later."""
+
+    def hear(self, problems: Iterable[Finding]) -> None:
+        self.marks_stay |= any(problem.path.endswith("/marks.json") for problem in problems)
 
     @property
     def allowed(self) -> Allowed:
@@ -165,7 +171,9 @@ class Tape:
     def delete(self, store: Store, uri: SessionUri) -> None:
         gone = versions_of(self.world, uri)
         with self.step(store, removes=gone) as unsure:
-            if store.delete_session(uri).unreadable:  # a manifest that cannot be read may be the session's
+            report = store.delete_session(uri)
+            self.hear(report.problems)
+            if report.unreadable:  # a manifest that cannot be read may be the session's
                 unsure.update(gone)
 
 
@@ -340,6 +348,20 @@ def check(path: Path, allowed: Allowed, *, thorough: bool, sees: Sees = NOTHING_
                 sees.again(store)
     if seen is None:
         _SEEN.add(checked_for, found)
+
+
+def take_marks_away(path: Path) -> None:
+    """Marks may name what was deleted, as when they found no room to go, or were put back: their owner takes them away,
+    as an opening advises."""
+    with Store.open(path, writable=True) as store:
+        folder = store._core.folder
+        there = folder.list_versions()
+        for uri, marks in Marks.load(folder).sessions.items():
+            for tag, bundle_id in marks.tags.items():
+                if bundle_id not in there:
+                    store.untag(uri, tag)
+            for bundle_id in marks.pins - there:
+                store.unpin(uri, bundle_id)
 
 
 def lose_index(path: Path, sees: Sees) -> None:

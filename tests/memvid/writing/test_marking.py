@@ -340,3 +340,14 @@ def test_without_room_for_other_marks_a_delete_takes_its_own_last(three: Store) 
     assert not full[0]
     assert list(packs.iterdir()) == []
     assert Marks.load(three._core.folder) == Marks(three.uuid)
+
+
+def test_a_delete_whose_tags_find_no_room_at_all_says_so_and_goes_on(three: Store) -> None:
+    three.tag(URI, 3, "good")
+    with mock.patch.object(Marks, "save", refusing(NoSpace("The disk is full.", path=three.path))):
+        (told,) = three.delete_version(URI, 3).problems
+        assert (told.path, told.code) == (f"{three.path}/marks.json", "no_space")
+        assert "torpor untag" in told.message
+        assert len([*Path(three.path, "packs").iterdir()]) == 2, "its packs went all the same"
+    assert three.delete_version(URI, 2).problems == ()
+    assert Marks.load(three._core.folder) == Marks(three.uuid), "the next delete takes them"
