@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 
 from ..disk.paths import Closing
@@ -63,6 +64,8 @@ class BundleReader(Closing):
         self._closed = False
         self._parents = span_parents(self.entries)
         self._headers: dict[bytes, BlockHeader] = {}
+        self._places: dict[bytes, str] = {}
+        """The pack in which a block was found, so that not each slot asks the index."""
         self._remembered_bytes = 0
         self._looking = threading.Lock()
 
@@ -166,6 +169,9 @@ class BundleReader(Closing):
 
     def _read(self, entry: BlockEntry, use: Callable[[FrameReader], T], *, stripped: bool = False) -> T:
         """What `use` makes of the first pack that has the block as it was written."""
+        if (known := self._places.get(entry.id)) is not None and not self._closed:
+            with suppress(StoreError), self._files.holding(known) as file:
+                return use(file)
         tried: set[str] = set()
         failure: StoreError | None = None
         before: list[str] | None = None
@@ -179,7 +185,9 @@ class BundleReader(Closing):
                     if self._closed:
                         raise StoreClosed("This bundle reader was closed.", path=self.path)
                     with self._files.holding(name) as file:
-                        return use(file)
+                        found = use(file)
+                        self._places[entry.id] = sys.intern(name)
+                        return found
                 except (BlockMissing, BundleMissing):
                     tried.discard(name)  # it may be put back
                 except StoreClosed:
