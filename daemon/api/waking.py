@@ -71,7 +71,7 @@ class WakeResult(Result):
     lossy: None where all of it is exact.
     recomputed: None unless a part was computed again, and may differ from the original.
     look: None unless it is awake at an earlier token or version than its last, with nothing read or written there.
-    unreadable: manifests that cannot be read, and of which nothing tells whose they are: one may be a newer version.
+    unreadable: manifests that cannot be read. Nothing tells whose they are: one may be a newer version.
     """
 
     session: str

@@ -300,7 +300,7 @@ def wake_result(
     unreadable: Sequence[Finding] = (),
 ) -> WakeResult:
     """The report of a wake. tokens_prefilled: tokens that the model computed. newest: the session's newest version.
-    unreadable: manifests of which one may be a newer one."""
+    unreadable: manifests that cannot be read. One may be a newer version."""
     return WakeResult(
         session=str(live.uri),
         version=live.durable.version if live.durable else None,

@@ -99,7 +99,7 @@ class Sessions(Closing):
 
     def _missing(self, uri: SessionUri) -> list[Finding]:
         """The versions of a session that only a tag or a pin tells of."""
-        return findings_of_missing(self._core.folder, self.index.bundle_ids(), uri)
+        return findings_of_missing(self._core.folder, self.index.knows, uri)
 
     def versions(self, uri: SessionUri) -> list[IndexRow]:
         """All versions of a session, oldest first."""
@@ -128,8 +128,9 @@ class Sessions(Closing):
         return len(self.index.packs_with([entry.id for entry in entries]))
 
     def unreadable(self) -> list[Finding]:
-        """The manifests that cannot be read, and of which nothing tells whose they are: each may be the newest version
-        of a session. They are tried again; one that was put back is its session's from now on."""
+        """The manifests that cannot be read and that the index does not know. Nothing tells whose they are, so each may
+        be the newest version of a session. They are tried again. One that was put back is a version of its session from
+        now on."""
         self._core.require_open()
         return self._core.read_again()
 

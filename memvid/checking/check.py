@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import manifest_name
@@ -20,14 +19,12 @@ from ..format.manifest import Manifest
 from ..format.records import DamagedVersion, Finding, IndexRow, Progress
 from ..format.writer import joined_block
 from ..writing.core import StoreCore
+from ..writing.reader import MOST_LOOKS
 from ..writing.removal import packs_of
 from ..writing.unreadable import finding_of_missing
 from .packs import PackCheck, check_pack, said_by
 from .promised import require_same_as_row, still_missing
 from .wholeness import FoundBlocks, Lack, damaged_version, finding_of, lack_of
-
-_LOOKS: Final = 64
-"""How often blocks are looked for again that were in no pack: each look follows a move of some."""
 
 
 @dataclass(slots=True)
@@ -120,8 +117,8 @@ class Check:
     # --- the end
 
     def look_for_blocks(self) -> None:
-        """Look for what versions lack in several damaged frames, of which each slot is read where it is sound, and in
-        packs that came meanwhile."""
+        """Look again for the blocks that versions lack. First in damaged frames: where several packs have one of a
+        block, each slot is read from a pack in which it is sound. Then in packs that came meanwhile."""
         for block_id in {entry.id for _, lack in self.lacks() for entry in lack.blocks}:
             with contextlib.ExitStack() as stack:
                 files = []
@@ -130,7 +127,7 @@ class Check:
                         files.append(stack.enter_context(self.core.files.holding(name)))
                 if block := joined_block(files, block_id):
                     self.found.full[block_id] = said_by(block.header)
-        for _ in range(_LOOKS):
+        for _ in range(MOST_LOOKS):
             self._stripped = stripped_in(self.core.folder) if self._suspects else self._stripped
             lacking = {entry.id for _, lack in self.lacks() for entry in lack.blocks}
             if not lacking:

@@ -82,7 +82,7 @@ def _of_small_files(core: StoreCore) -> list[Finding]:
         findings.append(_found(f"{core.path}/{STORE_FILE}", error))
     try:
         Marks.load(core.folder)
-        findings += findings_of_missing(core.folder, core.index.bundle_ids())
+        findings += findings_of_missing(core.folder, core.index.knows)
     except StoreError as error:
         findings.append(_found(f"{core.path}/{MARKS_FILE}", error))
     return findings

@@ -38,7 +38,7 @@ def verify_store(
         rows = core.index.rows_of(core.index.bundle_ids())
         others = core.folder.list_versions() - rows.keys()
     else:
-        findings, others = findings_of_missing(core.folder, core.index.bundle_ids(), uri), set()
+        findings, others = findings_of_missing(core.folder, core.index.knows, uri), set()
         rows = {row.bundle_id: row for row in core.index.versions(uri)}
         wanted = {block_id for bundle_id in rows for block_id in core.needs.of(bundle_id)}
         check.read_packs(packs_of(core, wanted), wanted)

@@ -247,8 +247,11 @@ def _is_promised(core: StoreCore, bundle_id: bytes) -> bool:
 
 
 def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
-    """Tags and pins of the versions in the backup, beside those that it has; and strips of those that are stripped
-    here and not whole there, beside those of which only the backup knows. The bytes written."""
+    """Give the backup the marks of the versions that it has; the bytes written.
+
+    The store's tags and pins come beside those of the backup. A version that both have is stripped there if it is
+    stripped here and not whole there. A strip of a version that the store does not know stays.
+    """
     core = run.core
     try:
         marks = Marks.load(core.folder)

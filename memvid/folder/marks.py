@@ -1,7 +1,7 @@
 """Tags, pins and strips: the marks of versions, in STORE/marks.json. Primary data: nothing can rebuild it.
 
-Owns the file and its strict reader. A mark names a version by its bundle id. A mark goes before its version does, so
-one without a version tells of a version that is missing. A stripped version needs no keys and values:
+Owns the file and its strict reader. A mark names a version by its bundle id. A tag or a pin goes before its version
+does. So one without a version tells of a version that is missing. A stripped version needs no keys and values:
 `maintenance/stripping.py`. Marks are values; a change gives new ones, `save` makes them durable.
 
 Rules:
@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
 from ..disk import durable
-from ..disk.paths import read_small, stat_name
+from ..disk.paths import Stamp, read_small, stamp_of, stat_name
 from ..disk.sealed_json import SealedFormat, reason_of
 from ..errors import (
     PUT_BACK,
@@ -63,8 +63,13 @@ class SessionMarks:
         return len(self.tags) + len(self.pins) + len(self.stripped)
 
     @property
+    def named(self) -> frozenset[bytes]:
+        """The versions with a tag or a pin: one that is not there is missing, whether the index tells of it or not."""
+        return self.pins.union(self.tags.values())
+
+    @property
     def bundle_ids(self) -> frozenset[bytes]:
-        return self.pins.union(self.stripped, self.tags.values())
+        return self.named | self.stripped
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +153,8 @@ class Marks:
 
     @property
     def named(self) -> frozenset[bytes]:
-        """The versions with a tag or a pin: one that is not there is missing, whether the index tells of it or not."""
-        return frozenset(each for each, marks in self._by_bundle.items() if marks.keeps)
+        """The versions with a tag or a pin, of all sessions."""
+        return frozenset().union(*(marks.named for marks in self.sessions.values()))
 
     # --- changing
 
@@ -305,17 +310,38 @@ def marks_in(folder: StoreFolder) -> Marks | None:
         return None
 
 
-def findings_of_missing(folder: StoreFolder, rows: Collection[bytes], uri: SessionUri | None = None) -> list[Finding]:
-    """The versions, of one session or of all, that only a tag or a pin tells of: they have no manifest, and are not
-    among `rows`. A daemon may delete versions meanwhile, and their tags and pins go first. Raises StoreIoError."""
-    marks = marks_in(folder)
-    if marks is None or not (lost := marks.named.difference(rows) - folder.list_versions()):
+def _marks_as_last_read(folder: StoreFolder) -> Marks | None:
+    """As `marks_in`. Cheap: the file is read only if it is another one than at the last call."""
+    try:
+        return _read_once(folder, stamp_of(stat_name(folder.root_fd, MARKS_FILE, f"{folder.path}/{MARKS_FILE}")))
+    except (FileNotFoundError, StoreError):
+        return None
+
+
+@lru_cache(maxsize=1)
+def _read_once(folder: StoreFolder, _stamp: Stamp) -> Marks:
+    """The marks behind a stamp. It was taken before the read, so they are at least as new as the file that had it."""
+    return Marks.load(folder)
+
+
+def findings_of_missing(
+    folder: StoreFolder, knows: Callable[[bytes], bool], uri: SessionUri | None = None
+) -> list[Finding]:
+    """The versions, of one session or of all, that only a tag or a pin tells of: they have no manifest, and the index
+    does not know them. Cheap for a session of which none is missing. A daemon may delete versions meanwhile: their tags
+    and pins go first, so a second look at the marks tells. Raises StoreIoError."""
+    marks = marks_in(folder) if uri is None else _marks_as_last_read(folder)
+    if marks is None:
+        return []
+    named = marks.named if uri is None else marks.session(uri).named
+    unknown = {each for each in named if not knows(each)}
+    if not unknown or not (lost := unknown - folder.list_versions()):
         return []
     marks = marks_in(folder) or marks
     return [
         Finding(folder.path_of(manifest_name(each)), BundleMissing.code, _told_of_missing(folder, its_uri, each, marks))
         for its_uri, of in sorted(marks.sessions.items())
-        for each in sorted(lost.intersection(of.pins.union(of.tags.values())))
+        for each in sorted(lost & of.named)
         if uri in (None, its_uri)
     ]
 
@@ -333,18 +359,9 @@ def _told_of_missing(folder: StoreFolder, uri: SessionUri, bundle_id: bytes, mar
 
 
 def is_stripped(folder: StoreFolder, bundle_id: bytes) -> bool:
-    """Whether a version needs no keys and values; none where the marks cannot be read. Cheap: they are read only if the
-    file is another one than at the last call."""
-    try:
-        told = stat_name(folder.root_fd, MARKS_FILE, f"{folder.path}/{MARKS_FILE}")
-        return bundle_id in _stripped_of(folder, (told.st_ino, told.st_mtime_ns, told.st_size))
-    except (FileNotFoundError, StoreError):
-        return False
-
-
-@lru_cache(maxsize=1)
-def _stripped_of(folder: StoreFolder, _which: tuple[int, ...]) -> frozenset[bytes]:
-    return Marks.load(folder).stripped
+    """Whether a version needs no keys and values. False where the marks cannot be read. Cheap, as each turn asks."""
+    marks = _marks_as_last_read(folder)
+    return marks is not None and marks.of(bundle_id).stripped
 
 
 def stripped_in(folder: StoreFolder) -> frozenset[bytes] | None:

@@ -164,9 +164,14 @@ def _duplicate(fd: int, path: str) -> int:
 
 @dataclass(slots=True)
 class _Carrying:
-    """One run. versions: those in `bundles/` that are to be versions, by what they claim. damaged: those of which the
-    manifest or the note is damaged, and what there is of the manifest. misnamed: files with another bundle inside, by
-    the id in the name. missing: versions of which there is a note alone."""
+    """One run.
+
+    versions: the bundles in `bundles/` that become versions, by the session and number that they claim.
+    damaged: the versions that get a damaged manifest, by id, each with what there is of it. Its bundle's manifest or
+        its note is damaged, or another bundle has its name.
+    misnamed: the files that hold another bundle than their name says: their paths, by the id in the name.
+    missing: the versions of which there is a note alone.
+    """
 
     folder: StoreFolder
     findings: list[Finding] = field(default_factory=list)

@@ -100,7 +100,7 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
         with load_index(folder, writable=False)[0] as latest:
             index.drop(missing - latest.bundle_ids())
     missing -= drop_superseded(core, missing)
-    unreadable += [*_missing(core, missing), *findings_of_missing(folder, index.bundle_ids())]
+    unreadable += [*_missing(core, missing), *findings_of_missing(folder, index.knows)]
     if why is not None and core.has_lock:
         index.save(folder, always=True)  # a file that cannot be used does not stay, and this work is not done twice
     return OpenReport(

@@ -363,7 +363,7 @@ def _write_pack(run: MaintenanceRun, add: Callable[[PackWriter], None], planned_
 def _tell_the_rest(run: MaintenanceRun, check: Check, taken: dict[bytes, Manifest]) -> None:
     core = run.core
     findings, _ = check.tell()
-    findings += findings_of_missing(core.folder, core.index.bundle_ids())
+    findings += findings_of_missing(core.folder, core.index.knows)
     if run.dry_run:  # as if these were there
         paths = {core.folder.path_of(manifest_name(bundle_id)) for bundle_id in taken}
         findings = [finding for finding in findings if finding.path not in paths]

@@ -40,7 +40,7 @@ def delete_session(
     marks = marks_in(core.folder)
     marked = marks.session(uri).bundle_ids if marks is not None else frozenset()
     candidates = packs_with(core, bundle_ids)
-    with unmarking(core, marked.union(bundle_ids)) as stayed:
+    with _unmarking(core, marked.union(bundle_ids)) as stayed:
         bytes_freed = _drop(core, bundle_ids[:-1])
         core.journal.drop(uri)
         bytes_freed += _drop(core, bundle_ids[-1:])
@@ -61,7 +61,7 @@ def delete_version(core: StoreCore, row: IndexRow) -> DeleteReport:
         StoreIoError, DurabilityLost: a part of it may be gone.
     """
     candidates = packs_with(core, [row.bundle_id])
-    with unmarking(core, [row.bundle_id]) as stayed:
+    with _unmarking(core, [row.bundle_id]) as stayed:
         bytes_freed = _drop(core, [row.bundle_id])
         removed = remove_unneeded(core, candidates)
     return DeleteReport(row.uri, 1, bytes_freed + removed.size_bytes, problems=(*removed.problems, *stayed))
@@ -70,7 +70,7 @@ def delete_version(core: StoreCore, row: IndexRow) -> DeleteReport:
 def drop_versions(core: StoreCore, bundle_ids: Sequence[bytes]) -> None:
     """Let versions go, durably; their packs stay. Call it while `committing`. Raises StoreIoError, DurabilityLost: the
     first ones may be gone."""
-    with unmarking(core, bundle_ids):
+    with _unmarking(core, bundle_ids):
         _drop(core, bundle_ids)
 
 
@@ -97,7 +97,7 @@ def _enter_again(core: StoreCore, rows: Iterable[IndexRow]) -> None:
 
 
 @contextlib.contextmanager
-def unmarking(core: StoreCore, bundle_ids: Collection[bytes]) -> Iterator[list[Finding]]:
+def _unmarking(core: StoreCore, bundle_ids: Collection[bytes]) -> Iterator[list[Finding]]:
     """Take the marks of versions that go within this. Gives a list: afterwards it tells of marks that stayed, since
     they found no room. Raises DurabilityLost."""
     stayed: list[Finding] = []

@@ -30,8 +30,8 @@ Locate = Callable[[bytes, bool], list[str]]
 """The packs that may have a block; True: also those with its header alone, behind the others."""
 
 
-_LOOKS: Final = 64
-"""How often packs are looked for again: each look that finds others follows a repack."""
+MOST_LOOKS: Final = 64
+"""How often a block that was in no pack is looked for again: each look that finds other packs follows a move."""
 
 
 class BundleReader(Closing):
@@ -175,7 +175,7 @@ class BundleReader(Closing):
         tried: set[str] = set()
         failure: StoreError | None = None
         before: list[str] | None = None
-        for _ in range(_LOOKS):
+        for _ in range(MOST_LOOKS):
             names = self._locate(entry.id, stripped)
             for name in names:
                 if name in tried:

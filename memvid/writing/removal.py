@@ -33,9 +33,9 @@ def needed_now(
     core: StoreCore, *, strips: Collection[bytes] = (), deletes: Collection[bytes] = (), pins: bool = True
 ) -> Needed:
     """The needs of all versions at this moment, and of what this process uses. Under `committing` it stays true. Where
-    the marks cannot be read, no version counts as stripped; nor does one behind which turns stand in the journal, for
-    these become a version with its blocks. As if these versions were stripped, or deleted. pins: whether what this
-    process uses counts. Raises StoreIoError."""
+    the marks cannot be read, no version counts as stripped. Nor does one behind which turns stand in the journal: they
+    become a version with its blocks. strips, deletes: for a dry run, as if these versions were stripped, or deleted.
+    pins: whether what this process uses counts. Raises StoreIoError."""
     marks, bases = marks_in(core.folder) or Marks(core.folder.uuid), frozenset(core.journal.bases().values())
     known = core.index.bundle_ids() | (marks.named - core.marked_still) | bases
     pinned = core.pins.blocks() if pins else ()

@@ -68,7 +68,7 @@ SWAPS: Final = (
     ),
     Mutant(
         "a tag goes after its version",
-        (Edit("deletion", "unmarking", "_unmark(core, bundle_ids, strips=False)"),),
+        (Edit("deletion", "_unmarking", "_unmark(core, bundle_ids, strips=False)"),),
         test="sweep:kill:marks",
     ),
     Mutant(
@@ -76,7 +76,7 @@ SWAPS: Final = (
         (
             Edit(
                 "deletion",
-                "unmarking",
+                "_unmarking",
                 "_unmark(core, bundle_ids, strips=False)",
                 "_unmark(core, bundle_ids, strips=True)",
             ),

@@ -36,6 +36,7 @@ from torpor.memvid.folder.marks import (
     VersionMarks,
     decode_marks,
     encode_marks,
+    findings_of_missing,
     is_stripped,
 )
 from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_STRIPS
@@ -72,6 +73,26 @@ def test_a_strip_is_known_at_once_and_the_file_is_read_once(folder: StoreFolder,
     assert not is_stripped(folder, B), "as for what a removal needs"
     file_of(folder).unlink()
     assert not is_stripped(folder, B)
+
+
+def test_a_missing_version_is_told_at_once_and_a_session_without_one_costs_no_listing(
+    folder: StoreFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = refusing(AssertionError("nothing is to be looked for"))
+    Marks(folder.uuid).strip(SCOUT, [A]).save(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFolder, "list_versions", never)
+        assert findings_of_missing(folder, never) == []
+        Marks(folder.uuid).tag(WRITER, B, "draft").save(folder)
+        assert findings_of_missing(folder, never, SCOUT) == []
+        assert findings_of_missing(folder, {B}.__contains__) == []
+        patch.setattr(Marks, "load", never)
+        assert findings_of_missing(folder, never, SCOUT) == [], "the file is the one that was read"
+    for uri in (None, WRITER):
+        (told,) = findings_of_missing(folder, set[bytes]().__contains__, uri)
+        assert B.hex() in told.path
+    Marks(folder.uuid).save(folder)
+    assert findings_of_missing(folder, set[bytes]().__contains__, WRITER) == []
 
 
 def some_marks() -> Marks:

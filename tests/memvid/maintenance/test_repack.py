@@ -16,7 +16,6 @@ from torpor.memvid.disk.budget import Budget
 from torpor.memvid.errors import BlockMissing, NoSpace, StoreIoError
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
-from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.maintenance import repack as repacking
 from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy, Step
 from torpor.memvid.store import Store
@@ -27,9 +26,11 @@ from torpor.tests.memvid.store_making import (
     OTHER_URI,
     PLANES_BYTES,
     URI,
+    copy_blocks,
     flip,
     frame_in,
     manifest_path,
+    mark_stripped,
     meanwhile,
     names,
     pack_of,
@@ -489,16 +490,9 @@ def test_a_copy_of_which_the_header_alone_was_read_takes_no_pack_away(store: Sto
     its keys and values, and finds them sound in the other one."""
     wanted, other = sleep(store, 512, seed=1), sleep(store, 256, uri=OTHER_URI, seed=9)
     store.export_session(URI, None, tmp_path / "exported")
-    core, sound = store._core, pack_of(store, wanted)
-    with core.folder.temps.new() as temp:
-        writer = PackWriter(temp)
-        for entry in (*other.entries, *wanted.entries):
-            with core.files.holding(store.index.packs_of(entry.id)[0]) as file:
-                writer.add_copy(file, entry.id)
-        pack_id = writer.finish()
-        with core.committing():
-            joined = Path(store.path, core.publish_pack(temp, pack_id))
-            Marks.load(core.folder).strip(URI, [wanted.bundle_id]).save(core.folder)
+    sound = pack_of(store, wanted)
+    joined = copy_blocks(store, [entry.id for entry in (*other.entries, *wanted.entries)])
+    mark_stripped(store, wanted)
     spoil_frame(joined, frame_in(joined, wanted.entries[0].id))
     store = reopened(store)
     real, uri = repacking._Repack._try, URI if how == "import" else FORK_URI

@@ -639,19 +639,6 @@ def test_an_older_small_file_that_is_put_back_takes_no_version(place: Path, olde
         making.require_awake(store, 600, uri=NEW_URI)
 
 
-def test_an_older_file_of_marks_beside_a_missing_store_json_takes_no_version(place: Path) -> None:
-    old = (place / "marks.json").read_bytes()
-    with Store.open(place, writable=True) as store:
-        making.sleep(store, 600, uri=NEW_URI)
-    wanted = set(os.listdir(place / "versions"))
-    (place / "store.json").unlink()
-    (place / "marks.json").write_bytes(old)
-    restore_store_file(place)
-    with Store.open(place, writable=True) as store:
-        assert set(os.listdir(place / "versions")) == wanted
-        making.require_awake(store, 600, uri=NEW_URI)
-
-
 def test_an_older_store_json_brings_nothing_back_that_was_deleted(small: Path) -> None:
     """Also where no pack tells that the store is of format 2."""
     old = (small / "store.json").read_bytes()

@@ -53,11 +53,6 @@ def damaged(store: Store) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def files(path: str | Path) -> dict[str, bytes]:
-    root = Path(path)
-    return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
-
-
 @contextlib.contextmanager
 def moved_away(path: Path) -> Iterator[None]:
     good = path.read_bytes()
