@@ -24,7 +24,6 @@ from torpor.tests.memvid.faults.worlds import NOTHING_ELSE, Allowed, Broken, See
 
 MISSING: Final = "missing"
 HOWS: Final = (MISSING, "start", "middle", "end")
-_PLACES: Final = {"start": lambda size: 20, "middle": lambda size: size // 2, "end": lambda size: size - 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,11 @@ def files_of(path: Path) -> list[str]:
     return sorted([*found, *(name for name in ("marks.json", "index.sqlite") if (path / name).exists())])
 
 
+def place_of(how: str, size_bytes: int) -> int:
+    """At which byte of a file a bit flips."""
+    return {"start": 20, "middle": size_bytes // 2, "end": size_bytes - 10}[how]
+
+
 def strike(path: Path, name: str, how: str) -> Damage:
     """Damage a file, or take it away."""
     file = path / name
@@ -67,7 +71,7 @@ def strike(path: Path, name: str, how: str) -> Damage:
         file.unlink()
     else:
         data = bytearray(damage.data)
-        data[_PLACES[how](len(data))] ^= 4
+        data[place_of(how, len(data))] ^= 4
         file.write_bytes(data)
         damage = Damage(name, how, damage.data, bytes(data))
     return damage

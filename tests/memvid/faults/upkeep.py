@@ -101,12 +101,22 @@ def export_tensors(path: Path, tape: Tape) -> None:
         store.export_tensors(URI, None, target)
 
 
-def import_files(path: Path, tape: Tape) -> None:
-    """As it is, once more, and under another name."""
+def an_imported_file(path: Path) -> World:
+    world = a_file_from_elsewhere(path)
+    with Store.open(path, writable=True) as store:
+        store.import_file(path.parent / "whole.file")
+    return world | {SECOND}
+
+
+def import_file(path: Path, tape: Tape) -> None:
+    with Store.open(path, writable=True) as store, tape.step(store, adds=[SECOND]):
+        store.import_file(path.parent / "whole.file")
+
+
+def import_again(path: Path, tape: Tape) -> None:
+    """As it is, and under another name."""
     source, copy = path.parent / "whole.file", Version(SessionUri("work", "copy"), 1, 516)
     with Store.open(path, writable=True) as store:
-        with tape.step(store, adds=[SECOND]):
-            store.import_file(source)
         with tape.step(store):
             store.import_file(source)
         with tape.step(store, adds=[copy]):
@@ -226,29 +236,37 @@ def forget_one_of_two(path: Path, tape: Tape) -> None:
 
 # --- repair
 
+_SHORT_FORK: Final = Version(SessionUri("work", "short"), 1, 264)
 _CUT: Final = Version(SessionUri("work", "cut"), 1, 516, seed=5, whole=256)
 
 
-def damaged(path: Path) -> World:
-    """A pack with a bad trailer, of which a fork needs blocks, a version with a bad second span, and damaged marks.
-    Beside the store lie copies."""
+def with_a_bad_trailer(path: Path) -> World:
+    """A pack of which a fork needs blocks has a bad trailer. It gets it back, and nothing of it is lost."""
     with Store.open(path, writable=True) as store:
-        second = sleep(store, SECOND, sleep(store, FIRST))
-        sleep(store, FORK, second)
+        first = sleep(store, FIRST)
+        sleep(store, _SHORT_FORK, first)
+        pack = path / _pack_of(store, first)
+    _change(pack, pack.stat().st_size - 10, 4)
+    (path.parent / "damaged").mkdir()
+    return frozenset()
+
+
+def with_a_bad_block(path: Path) -> World:
+    """A version with a bad second span, and damaged marks. Beside the store lie copies."""
+    with Store.open(path, writable=True) as store:
         sleep(store, ALONE)
         cut = sleep(store, _CUT)
-        files = [path / _pack_of(store, receipt) for receipt in (second, cut)]
+        pack = path / _pack_of(store, cut)
         with open_frames(store._core.folder, _pack_of(store, cut)) as file:
             spoilt = file.frame_of(cut.entries[1].id)
-    _change(files[0], files[0].stat().st_size - 10, 4)
-    _change(files[1], spoilt.offset + spoilt.frame_bytes - 40, 4)
+    _change(pack, spoilt.offset + spoilt.frame_bytes - 40, 4)
+    _change(path / "marks.json", 20, 4)
     copies = path.parent / "damaged"
     copies.mkdir()
-    shutil.copy(files[1], copies / "cut")  # the other one gets its trailer back, and nothing of it is lost
-    _change(path / "marks.json", 20, 4)
+    shutil.copy(pack, copies / "cut")
     shutil.copy(path / "marks.json", copies / "marks")
     kept = {Mark("damaged bytes", name) for name in ("cut", "marks")}
-    return frozenset({*kept, *map(_whole, (FIRST, ALONE, _CUT))})
+    return frozenset({*kept, *map(_whole, (ALONE, _CUT))})
 
 
 def _whole(version: Version) -> Mark:
@@ -257,7 +275,7 @@ def _whole(version: Version) -> Mark:
 
 def whole_ones(store: Store) -> Iterator[Mark]:
     """The versions that are now as they were put to sleep, each as far as it can be."""
-    for version in (FIRST, SECOND, FORK, ALONE, _CUT):
+    for version in (FIRST, SECOND, FORK, _SHORT_FORK, ALONE, _CUT):
         with contextlib.suppress(StoreError):
             worlds.require_right(store, version)
             yield _whole(version)
@@ -288,7 +306,12 @@ def nothing_more(store: Store) -> None:
 
 
 def repair(path: Path, tape: Tape) -> None:
-    _repair(path, tape, [_whole(SECOND), _whole(FORK)])
+    _repair(path, tape, [_whole(FIRST), _whole(_SHORT_FORK)])
+
+
+def repair_around(path: Path, tape: Tape) -> None:
+    """What is sound comes out of a pack with a bad block, and the marks are made anew."""
+    _repair(path, tape, [])
 
 
 def _repair(path: Path, tape: Tape, mended: list[Mark], sources: Sequence[Path] = ()) -> None:
@@ -371,27 +394,34 @@ CARRIED_OVER: Final = Sees(marks=as_carried_over, finish=nothing_more, is_damage
 
 
 def old_leftovers(path: Path) -> World:
-    """What a client handed over two days ago, and packs that lost their versions."""
-    world = two_versions_and_a_fork(path)
+    """What a client handed over two days ago, and packs that lost their versions but for a block that a fork needs."""
+    two_versions_and_a_fork(path)
+    with Store.open(path, writable=True) as store:
+        store.delete_session(URI)
     waiting = path / "incoming" / f"{'ab' * 32}.mvb"
     waiting.parent.mkdir(mode=0o700)
     making.put(waiting, b"what a client left")
     then = os.stat(waiting).st_mtime - 2 * _DAY_SECONDS
     os.utime(waiting, (then, then))
-    return world
+    return frozenset({FORK})
 
 
 def repack(path: Path, tape: Tape) -> None:
-    """With a temporary file that came after the opening, and a delete before: what others need stays."""
+    """With a temporary file that came after the opening."""
     with Store.open(path, writable=True) as store:
-        tape.delete(store, URI)
         with by_hand():
             os.close(os.open(f"{path}/packs/{'0' * 15}e.tmp", os.O_WRONLY | os.O_CREAT, 0o600))
         with tape.step(store):
             store.repack()
-        tape.delete(store, OTHER_URI)
-        with tape.step(store):
-            store.repack()
+
+
+def repack_twice(path: Path, tape: Tape) -> None:
+    """After each of two deletes: first what the fork needs stays, and then nothing."""
+    with Store.open(path, writable=True) as store:
+        for uri in (URI, OTHER_URI):
+            tape.delete(store, uri)
+            with tape.step(store):
+                store.repack()
 
 
 def repack_into_one(path: Path, tape: Tape) -> None:
@@ -448,17 +478,20 @@ def strip(path: Path, tape: Tape) -> None:
 SCENARIOS: Final = (
     Scenario("export", two_versions_and_a_fork, export, Sees(files=exported)),
     Scenario("export_tensors", a_version_and_its_tensors, export_tensors, Sees(files=exported_tensors)),
-    Scenario("import", a_file_from_elsewhere, import_files),
+    Scenario("import", a_file_from_elsewhere, import_file),
+    Scenario("import_again", an_imported_file, import_again),
     Scenario("adopt", a_file_from_elsewhere, adopt, Sees(files=handed_over)),
     Scenario("backup", two_versions_and_a_fork, back_up, Sees(files=backed_up, is_gradual=True)),
     Scenario("forget", two_versions_and_a_fork, forget_one_of_two),
     Scenario("forget_everywhere", a_secret_everywhere, forget, seeing(_TRACES)),
     Scenario("forget_alone", a_secret_alone, forget, seeing(_TRACES)),
-    Scenario("repair", damaged, repair, REPAIRED),
+    Scenario("repair", with_a_bad_trailer, repair, REPAIRED),
+    Scenario("repair_around", with_a_bad_block, repair_around, REPAIRED),
     Scenario("repair_from", lacking, repair_from, dataclasses.replace(REPAIRED, files=None, again=None)),
     Scenario("carry_over", functools.partial(of_format_1, DATA / "format-1-whole" / "store"), carry_over, CARRIED_OVER),
     Scenario("carry_over_small", functools.partial(of_format_1, CASES / "small"), carry_over, CARRIED_OVER),
     Scenario("repack", old_leftovers, repack),
+    Scenario("repack_twice", two_versions_and_a_fork, repack_twice),
     Scenario("repack_into_one", four_versions, repack_into_one),
     Scenario("compress", compressible, compress),
     Scenario("strip", two_versions_and_a_fork, strip),
