@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ...daemon.api.session import Look, Lossy
+from ...daemon.api.store import MaintenanceProblem
 from ...daemon.api.waking import PartDiffers, WakePlanResult, WakeResult
 from ...memvid.units import format_bytes, format_count, format_plural
 from .output import Output, plain
@@ -25,10 +26,14 @@ def remark_on_wake(output: Output, woken: WakeResult) -> None:
         output.remark(f"[yellow]lossy[/]: {describe_loss(woken.lossy)}")
     if woken.differs:
         output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(woken.differs))}")
-    if woken.unreadable:
-        others = len(woken.unreadable) - 1
+    _remark_on_unreadable(output, woken.unreadable)
+
+
+def _remark_on_unreadable(output: Output, unreadable: Sequence[MaintenanceProblem]) -> None:
+    if unreadable:
+        others = len(unreadable) - 1
         more = f" Likewise {format_plural(others, 'more manifest')}: torpor ls names all." if others else ""
-        output.remark(f"[yellow]there may be a newer version[/]: {plain(woken.unreadable[0].message)}{more}")
+        output.remark(f"[yellow]there may be a newer version[/]: {plain(unreadable[0].message)}{more}")
 
 
 def remark_on_look(output: Output, session: str, look: Look | None) -> None:
@@ -100,6 +105,7 @@ def write_plan(output: Output, plan: WakePlanResult) -> None:
     output.line(f"  memory  {format_bytes(plan.memory_bytes)}{'' if plan.model_loaded else _TO_LOAD}")
     if plan.differs:
         output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(plan.differs))}")
+    _remark_on_unreadable(output, plan.unreadable)
 
 
 _TO_LOAD = ", beside the model, which is not loaded: it would be first"

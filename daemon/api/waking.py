@@ -97,6 +97,7 @@ class WakePlanResult(Result):
     bytes_to_read, blocks, restored_tokens, computed_tokens: read from the disk, and left to the model. Without blocks
         the version has its ledger alone, and all of it is computed.
     memory_bytes: reserved by the wake. model_loaded: if not, it is loaded first.
+    unreadable: as in `WakeResult`.
     """
 
     session: str
@@ -112,6 +113,7 @@ class WakePlanResult(Result):
     computed_tokens: Count = 0
     memory_bytes: Count = 0
     differs: tuple[PartDiffers, ...] = ()
+    unreadable: tuple[MaintenanceProblem, ...] = ()
 
 
 class Warmed(Result):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from ...memvid.uri import SessionUri
 from ..api import waking as api
@@ -14,6 +15,7 @@ from ..parts import Parts
 from ..residency import listing
 from ..residency.planning import require_as_ordered
 from ..sessions.sessions import Durable
+from ..sleep.maintenance import problems_told
 from ..sleep.orders import WakeOrder
 from ..tasks.cancellation import to_the_end
 from .answering import answers
@@ -59,7 +61,9 @@ async def plan_wake(parts: Parts, request: api.PlanWakeRequest) -> api.WakePlanR
     """Raises the errors of `wake` before it reads a block. ModelNotLoaded: the model was never loaded."""
     uri, version = await parts.version_of(request.session, request.version)
     async with parts.residency.turn(uri):
-        return await parts.planning.plan(uri, WakeOrder(version, request.at_token, request.strict))
+        plan = await parts.planning.plan(uri, WakeOrder(version, request.at_token, request.strict))
+        unreadable = await parts.hibernation.threads.on_io(parts.store.unreadable)
+        return replace(plan, unreadable=problems_told(unreadable))
 
 
 @answers(api.WarmRequest, queued=True)

@@ -86,7 +86,10 @@ class Sessions(Closing):
         wanted = parse_reference(text)
         if wanted in also or self.can_be_deleted(wanted):
             return wanted
-        raise not_found(wanted, {*also, *self.index.near(wanted)})
+        error = self._unknown(wanted, {*also, *self.index.near(wanted)})
+        if self.find_session(wanted) is not None:  # its manifest was put back
+            return wanted
+        raise error
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
         self._core.require_open()
@@ -190,10 +193,20 @@ class Sessions(Closing):
             message = " ".join(finding.message for finding in missing[:_MISSING_TOLD])
             return SessionNotFound(message, session=str(uri), version=version, suggestions=[])
         if not versions:
-            return not_found(uri, (near for near in self.index.near(uri) if near != uri))
+            return self._unknown(uri, (near for near in self.index.near(uri) if near != uri))
         return SessionNotFound(
             f"{uri} has no version {version}; it has {describe_versions(versions)}.",
             session=str(uri),
             version=version,
             suggestions=[str(uri)],
+        )
+
+    def _unknown(self, uri: SessionUri, known: Iterable[SessionUri]) -> SessionNotFound:
+        """The error for a session of which nothing tells. One of the manifests that cannot be read may be its."""
+        error, unreadable = not_found(uri, known), self.unreadable()
+        if not unreadable:
+            return error
+        more = f" {len(unreadable) - 1} more cannot be read: `torpor ls` names all." if len(unreadable) > 1 else ""
+        return SessionNotFound(
+            f"{error.message} A manifest cannot be read, and may be its: {unreadable[0].message}{more}", **error.details
         )

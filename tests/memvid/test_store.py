@@ -267,6 +267,27 @@ def test_an_unknown_session_is_refused_by_name(store: Store) -> None:
         store.delete_version(URI, 2)
 
 
+def test_a_session_whose_manifest_cannot_be_read_may_be_there_and_is_once_it_is_put_back(store: Store) -> None:
+    damaged = making.manifest_path(store, sleep(store, 10).bundle_id)
+    whole = making.flip(damaged, 200)
+    with making.reopened(store, anew=True) as opened:
+        for ask in (
+            lambda: opened.resolve("agent"),
+            lambda: opened.resolve_version("agent"),
+            lambda: opened.open_session(URI),
+        ):
+            with pytest.raises(errors.SessionNotFound, match=f"may be its: .*{damaged.name}") as refusal:
+                ask()
+            assert "more" not in refusal.value.message
+        damaged.write_bytes(whole)
+        assert opened.resolve("agent") == URI
+        with opened.open_session(URI) as reader:
+            assert reader.manifest.token_count == 10
+        with pytest.raises(errors.SessionNotFound) as refusal:
+            opened.resolve("another")
+        assert "cannot be read" not in refusal.value.message
+
+
 # --- opening
 
 

@@ -706,8 +706,10 @@ async def test_a_wake_tells_of_a_manifest_that_may_be_a_newer_version(open_rig: 
     flip(newest, 200)
     (store / INDEX_FILE).unlink()
     async with open_rig() as rig:
+        planned = await rig.service.plan_wake("a")
         woken = await rig.wake("a")
         assert (woken.version, [each.path for each in woken.unreadable]) == (1, [str(newest)])
+        assert planned.unreadable == woken.unreadable
         again = await rig.wake("a")
         assert (again.already_awake, again.unreadable) == (True, woken.unreadable)
         assert (await rig.service.status()).unreadable == woken.unreadable
