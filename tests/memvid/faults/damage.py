@@ -20,7 +20,7 @@ from torpor.memvid.folder.folder import id_in
 from torpor.memvid.store import Store
 from torpor.memvid.writing.frame_files import open_frames
 from torpor.tests.memvid.faults import worlds
-from torpor.tests.memvid.faults.worlds import NOTHING_ELSE, Allowed, Broken, Sees, Version, World, observe
+from torpor.tests.memvid.faults.worlds import NOTHING_ELSE, Allowed, Broken, Mark, Sees, Version, World, observe
 
 MISSING: Final = "missing"
 HOWS: Final = (MISSING, "start", "middle", "end")
@@ -162,12 +162,14 @@ class Ward:
 
 def _relaxed(world: World, only: set[tuple[object, int]] | None = None) -> World:
     """The same, but these versions, or all, need not be whole."""
-    return frozenset(
-        dataclasses.replace(fact, whole=0, is_stripped=False)
-        if isinstance(fact, Version) and (only is None or (fact.uri, fact.number) in only)
-        else fact
-        for fact in world
-    )
+
+    def relaxed(fact: Version | Mark) -> Version | Mark | None:
+        version = fact if isinstance(fact, Version) else fact.value
+        if not isinstance(version, Version) or (only is not None and (version.uri, version.number) not in only):
+            return fact
+        return dataclasses.replace(version, whole=0, is_stripped=False) if fact is version else None
+
+    return frozenset(fact for fact in map(relaxed, world) if fact is not None)
 
 
 def check_damaged(

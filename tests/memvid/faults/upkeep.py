@@ -270,7 +270,7 @@ def with_a_bad_block(path: Path) -> World:
 
 
 def _whole(version: Version) -> Mark:
-    return Mark("whole", str(version))
+    return Mark("whole", str(version), version)
 
 
 def whole_ones(store: Store) -> Iterator[Mark]:
