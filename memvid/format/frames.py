@@ -31,9 +31,6 @@ _MAX_HEAD_BYTES: Final = head_bytes_for(MAX_BLOCK_HEADER_BYTES, MAX_SLOTS)
 Head = tuple[BlockHeader, FrameHead]
 """An unpacked frame head, and its block header."""
 
-READ_BYTES: Final = 1 << 20
-"""Bytes of slots read in one call: still in the processor's cache when they are hashed."""
-
 
 class FrameReader(Closing):
     """An open file with frames. Owns its descriptor.
@@ -119,7 +116,8 @@ class FrameReader(Closing):
         head: FrameHead,
         targets: Iterable[tuple[int, Sequence[memoryview]]],
     ) -> None:
-        """See `BundleReader.read_slots_into`. Raw slots that lie side by side are read in one call, a few at a time."""
+        """See `BundleReader.read_slots_into`. Raw slots that lie side by side are read in one call, as far as they are
+        no more than CHUNK_BYTES: these are still in the processor's cache when they are hashed."""
         start = self.frame_of(block_id).offset
         batch: list[tuple[int, Sequence[memoryview]]] = []
         begin = end = 0
@@ -130,7 +128,7 @@ class FrameReader(Closing):
                 self._decode_slot(start + offset, stored, header, index, buffers)
                 self._require_digest(header, index, buffers)
                 continue
-            if batch and (offset != end or end - begin + stored.stored_bytes > READ_BYTES):
+            if batch and (offset != end or end - begin + stored.stored_bytes > CHUNK_BYTES):
                 self._read_raw(start + begin, header, batch)
                 batch = []
             if not batch:

@@ -14,17 +14,17 @@ import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-from ..errors import CorruptBundle
 from ..limits import (
     MAX_BLOCK_HEADER_BYTES,
     MAX_FRAME_BYTES,
     MAX_SLOT_BYTES,
     MAX_SLOTS,
 )
+from .sealing import DIGEST_BYTES, corrupt
 
 ALIGNMENT: Final = 64
 """Bytes. A cache line, and enough for any element type of a mapped array."""
@@ -33,8 +33,7 @@ FRAME_MAGIC: Final = b"MVBLOCK\x00"
 
 _PREFIX: Final = struct.Struct("<8sIIQ8x")  # magic, block header bytes, slots, frame bytes, zeros
 _STORED: Final = struct.Struct("<IIQ32s")  # codec, zero, stored bytes, digest of the stored bytes
-_DIGEST_BYTES: Final = 32
-PREFIX_BYTES: Final = _PREFIX.size + _DIGEST_BYTES
+PREFIX_BYTES: Final = _PREFIX.size + DIGEST_BYTES
 STORED_BYTES: Final = _STORED.size
 
 
@@ -104,30 +103,26 @@ def head_bytes_told(prefix: bytes) -> int | None:
 def decode_frame_head(data: bytes, path: str) -> FrameHead:
     """Take apart exactly one frame head, as long as the block list said it is."""
     if len(data) < PREFIX_BYTES:
-        _corrupt(path, "frame", "it is too short")
+        corrupt(path, "frame", "it is too short")
     magic, header_bytes, slot_count, frame_bytes = _PREFIX.unpack_from(data)
     fixed, rest = data[: _PREFIX.size], data[PREFIX_BYTES:]
     digest = blake3(fixed)
     digest.update(rest)
     if magic != FRAME_MAGIC or digest.digest() != data[_PREFIX.size : PREFIX_BYTES]:
-        _corrupt(path, "frame", "its head's magic or digest differs")
+        corrupt(path, "frame", "its head's magic or digest differs")
     if header_bytes > MAX_BLOCK_HEADER_BYTES or slot_count > MAX_SLOTS or frame_bytes > MAX_FRAME_BYTES:
-        _corrupt(path, "frame", "a length is outside its limit")
+        corrupt(path, "frame", "a length is outside its limit")
     if head_bytes_for(header_bytes, slot_count) != len(data):
-        _corrupt(path, "frame", "its lengths do not add up")
+        corrupt(path, "frame", "its lengths do not add up")
     block_header, table_and_zeros = rest[:header_bytes], rest[header_bytes:]
     table_bytes = slot_count * STORED_BYTES
     lines = list(_STORED.iter_unpack(table_and_zeros[:table_bytes]))
     if any(zero or stored_bytes > MAX_SLOT_BYTES for _, zero, stored_bytes, _ in lines):
-        _corrupt(path, "frame", "a line of its storage table is outside its limits")
+        corrupt(path, "frame", "a line of its storage table is outside its limits")
     stored = tuple(StoredSlot(codec, stored_bytes, digest) for codec, _, stored_bytes, digest in lines)
     offsets = tuple(itertools.accumulate((aligned(slot.stored_bytes) for slot in stored), initial=len(data)))
     if any(table_and_zeros[table_bytes:]) or any(data[_PREFIX.size - 8 : _PREFIX.size]):
-        _corrupt(path, "frame", "its unused bytes are not zero")
+        corrupt(path, "frame", "its unused bytes are not zero")
     if offsets[-1] != frame_bytes:
-        _corrupt(path, "frame", "its payloads do not fill it")
+        corrupt(path, "frame", "its payloads do not fill it")
     return FrameHead(block_header, stored, frame_bytes, offsets[:-1])
-
-
-def _corrupt(path: str, part: str, why: str) -> NoReturn:
-    raise CorruptBundle(f"{path}: the {part} is damaged: {why}.", path=path, part=part)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from blake3 import blake3
 
-from ..errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
+from ..errors import InvalidDraft, LimitExceeded, StoreError
 from ..limits import (
     MAX_BLOCKS,
     MAX_ENVIRONMENT_CHARS,
@@ -31,6 +31,7 @@ from ..uri import SessionUri
 from .blocks import ID_BYTES, BlockEntry, kind_code, kind_of_code, most_blocks, require_chain
 from .identity import Identity
 from .packing import pack, unpack
+from .sealing import corrupt
 
 _DOMAIN: Final = "torpor.manifest/1"
 _KEYS: Final = {
@@ -75,10 +76,6 @@ class Manifest:
         """Labels for a file made from this version: the session's labels, the model's name, the version."""
         return tuple(dict.fromkeys(label for label in (*self.labels, self.model, f"v{self.version}") if label))
 
-    def tells_of(self, uri: SessionUri) -> bool:
-        """Whether the session map names another session's URI, as a fork's names its origin."""
-        return map_tells_of(self.session, uri)
-
     def encode(self) -> bytes:
         """The canonical bytes. Raises InvalidDraft, LimitExceeded: it may not be written."""
         require_session_map(self.session)
@@ -104,6 +101,7 @@ class Manifest:
 
 
 def map_tells_of(session: Mapping[str, Any], uri: SessionUri) -> bool:
+    """Whether a session map names another session's URI, as a fork's names its origin."""
     values: list[Any] = [session]
     while values:
         value = values.pop()
@@ -162,10 +160,10 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     """
     document = unpack(data, max_bytes=MAX_MANIFEST_BYTES, what="manifest")
     if not isinstance(document, list) or len(document) != 2 or document[0] != _DOMAIN:
-        _refuse(path, "it is not a manifest of this format version")
+        corrupt(path, "manifest", "it is not a manifest of this format version")
     fields = document[1]
     if not isinstance(fields, dict) or fields.keys() != _KEYS:
-        _refuse(path, "its fields are not those of this format version")
+        corrupt(path, "manifest", "its fields are not those of this format version")
     try:
         token_count = integer_in(fields["token_count"], 0, MAX_TOKENS)
         manifest = Manifest(
@@ -181,10 +179,10 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         )
         require_session_map(manifest.session)
     except (StoreError, ValueError, TypeError) as error:
-        _refuse(path, str(error).rstrip("."))
+        corrupt(path, "manifest", str(error).rstrip("."))
     problem = require_chain(manifest.blocks, manifest.token_count)
     if problem:
-        _refuse(path, problem)
+        corrupt(path, "manifest", problem)
     return manifest
 
 
@@ -237,7 +235,3 @@ def _environment(value: Any) -> dict[str, str]:
         if not isinstance(text, str) or max(len(key), len(text)) > MAX_ENVIRONMENT_CHARS:
             raise ValueError("its environment holds something else than short text")
     return environment
-
-
-def _refuse(path: str, why: str) -> NoReturn:
-    raise CorruptBundle(f"{path}: the manifest is not valid: {why}.", path=path, part="manifest")

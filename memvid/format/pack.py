@@ -15,23 +15,22 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from blake3 import blake3
 
-from ..errors import PUT_BACK, BundleMismatch, CorruptBundle, LimitExceeded, StoreError
+from ..errors import PUT_BACK, BundleMismatch, LimitExceeded, StoreError
 from ..limits import MAX_DIRECTORY_BYTES, MAX_FRAME_BYTES, MAX_FRAMES, MAX_MANIFEST_BYTES
 from .frames import FrameReader
 from .layout import ALIGNMENT, PREFIX_BYTES, Frame
 from .manifest import bundle_id_of
 from .packing import pack, unpack
-from .sealing import HEADER_BYTES, PACK_MAGIC, require_header
+from .sealing import DIGEST_BYTES, HEADER_BYTES, PACK_MAGIC, corrupt, require_header
 
 TRAILER_MAGIC: Final = b"MVPTAIL\n"
 _TRAILER: Final = struct.Struct("<8sQQQQ32s")
 # magic, manifest offset, manifest bytes, directory bytes, file bytes, pack id
-_DIGEST_BYTES: Final = 32
-TRAILER_BYTES: Final = _TRAILER.size + _DIGEST_BYTES
+TRAILER_BYTES: Final = _TRAILER.size + DIGEST_BYTES
 _DOMAIN: Final = "torpor.pack/2"
 _FRAME: Final = struct.Struct("<32sQQII")  # block id, offset, frame bytes, head bytes, 1 if stripped
 _MIN_FILE_BYTES: Final = HEADER_BYTES + TRAILER_BYTES
@@ -68,28 +67,28 @@ def decode_directory(data: bytes, frames_end: int, path: str) -> Directory:
     try:
         document = unpack(data, max_bytes=MAX_DIRECTORY_BYTES, what="directory")
     except StoreError as error:
-        _refuse(path, error.message.rstrip("."))
+        corrupt(path, "directory", error.message.rstrip("."))
     if not isinstance(document, list) or len(document) != 2 or document[0] != _DOMAIN:
-        _refuse(path, "it is not a directory of this format version")
+        corrupt(path, "directory", "it is not a directory of this format version")
     lines: Any = document[1]
     if not isinstance(lines, bytes) or len(lines) % _FRAME.size or len(lines) > MAX_FRAMES * _FRAME.size:
-        _refuse(path, "its list has a wrong length")
+        corrupt(path, "directory", "its list has a wrong length")
     frames, stripped, offset = [], set(), HEADER_BYTES
     for block_id, start, frame_bytes, head_bytes, is_stripped in _FRAME.iter_unpack(lines):
         if start != offset:
-            _refuse(path, f"a frame is said to be at {start} instead of {offset}")
+            corrupt(path, "directory", f"a frame is said to be at {start} instead of {offset}")
         if is_stripped > 1 or frame_bytes > MAX_FRAME_BYTES or not PREFIX_BYTES <= head_bytes <= frame_bytes:
-            _refuse(path, "a line of it is outside its limits")
+            corrupt(path, "directory", "a line of it is outside its limits")
         if frame_bytes % ALIGNMENT or head_bytes % ALIGNMENT or (is_stripped and head_bytes != frame_bytes):
-            _refuse(path, "a line of it is not aligned, or a stripped block in it has slots")
+            corrupt(path, "directory", "a line of it is not aligned, or a stripped block in it has slots")
         offset += frame_bytes
         frames.append(Frame(block_id, start, frame_bytes, head_bytes))
         if is_stripped:
             stripped.add(block_id)
     if offset != frames_end:
-        _refuse(path, f"the frames end at {offset} instead of {frames_end}")
+        corrupt(path, "directory", f"the frames end at {offset} instead of {frames_end}")
     if len({frame.id for frame in frames}) != len(frames):
-        _refuse(path, "it has two frames of one block")
+        corrupt(path, "directory", "it has two frames of one block")
     return Directory(tuple(frames), frozenset(stripped))
 
 
@@ -128,18 +127,18 @@ def decode_trailer(data: bytes, file_bytes: int, path: str) -> Trailer:
     magic, manifest_offset, manifest_bytes, directory_bytes, claimed_bytes, pack_id = _TRAILER.unpack_from(data)
     fixed = data[: _TRAILER.size]
     if magic != TRAILER_MAGIC or blake3(fixed).digest() != data[_TRAILER.size :]:
-        _corrupt(path, "trailer", "its magic or its digest differs")
+        corrupt(path, "trailer", "its magic or its digest differs")
     trailer = Trailer(manifest_offset, manifest_bytes, directory_bytes, pack_id)
     if claimed_bytes != file_bytes or trailer.file_bytes != file_bytes:
-        _corrupt(path, "trailer", "its lengths do not add up to the file's")
+        corrupt(path, "trailer", "its lengths do not add up to the file's")
     if (
-        manifest_bytes > _DIGEST_BYTES + MAX_MANIFEST_BYTES
+        manifest_bytes > DIGEST_BYTES + MAX_MANIFEST_BYTES
         or manifest_offset < HEADER_BYTES
         or manifest_offset % ALIGNMENT
     ):
-        _corrupt(path, "trailer", "the manifest's place is outside its limits")
+        corrupt(path, "trailer", "the manifest's place is outside its limits")
     if not 1 <= directory_bytes <= MAX_DIRECTORY_BYTES:
-        _corrupt(path, "trailer", "the directory's length is outside its limits")
+        corrupt(path, "trailer", "the directory's length is outside its limits")
     return trailer
 
 
@@ -152,7 +151,7 @@ class PackFile(FrameReader):
     def _load(self, expected_id: bytes | None) -> None:
         require_header(self._read(0, min(HEADER_BYTES, self.file_bytes)), PACK_MAGIC, self.file_bytes, self.path)
         if self.file_bytes < _MIN_FILE_BYTES:
-            _corrupt(self.path, "header", "it is too short for a pack")
+            corrupt(self.path, "header", "it is too short for a pack")
         data = self._read(self.file_bytes - TRAILER_BYTES, TRAILER_BYTES)
         trailer = self.trailer = decode_trailer(data, self.file_bytes, self.path)
         self.pack_id = trailer.pack_id
@@ -166,7 +165,7 @@ class PackFile(FrameReader):
             )
         encoded = self._read(trailer.directory_offset, trailer.directory_bytes)
         if pack_id_of(encoded) != self.pack_id:
-            _corrupt(self.path, "directory", "its digest is not the one in the trailer")
+            corrupt(self.path, "directory", "its digest is not the one in the trailer")
         directory = decode_directory(encoded, trailer.manifest_offset, self.path)
         stripped = directory.stripped
         self.frames = {frame.id: frame for frame in directory.frames if frame.id not in stripped}
@@ -175,15 +174,10 @@ class PackFile(FrameReader):
     def encoded_manifest(self) -> bytes:
         """The manifest in an exported file; empty in a pack of a store. Raises CorruptBundle."""
         section = self._read(self.trailer.manifest_offset, self.trailer.manifest_bytes)
-        encoded = section[_DIGEST_BYTES:]
-        if section and section[:_DIGEST_BYTES] != bundle_id_of(encoded):
-            _corrupt(self.path, "manifest", "its digest differs")
+        encoded = section[DIGEST_BYTES:]
+        if section and section[:DIGEST_BYTES] != bundle_id_of(encoded):
+            corrupt(self.path, "manifest", "its digest differs")
         return encoded
-
-
-def encode_section(manifest: bytes) -> bytes:
-    """An encoded manifest with its digest before it, as it stands in an exported file."""
-    return bundle_id_of(manifest) + manifest
 
 
 def pack_file_bytes(frames: Sequence[Frame], stripped: Collection[bytes]) -> int:
@@ -195,11 +189,3 @@ def pack_file_bytes(frames: Sequence[Frame], stripped: Collection[bytes]) -> int
 
 def frames_bytes(frames: Iterable[Frame]) -> int:
     return sum(frame.frame_bytes for frame in frames)
-
-
-def _corrupt(path: str, part: str, why: str) -> NoReturn:
-    raise CorruptBundle(f"{path}: the {part} is damaged: {why}.", path=path, part=part)
-
-
-def _refuse(path: str, why: str) -> NoReturn:
-    raise CorruptBundle(f"{path}: the directory is not valid: {why}.", path=path, part="directory")

@@ -14,7 +14,8 @@ from ..errors import Corruption, LimitExceeded, ReadBackFailed
 from ..limits import MAX_BUNDLE_BYTES, MAX_FRAMES
 from .frames import FrameReader
 from .layout import Frame, StoredSlot, aligned, encode_frame_head, frame_bytes_for
-from .pack import Directory, PackFile, Trailer, encode_section, pack_id_of
+from .manifest import bundle_id_of
+from .pack import Directory, PackFile, Trailer, pack_id_of
 from .sealing import HEADER_BYTES, PACK_MAGIC, encode_header
 from .writer import Buffers, PreparedBlock, compressed_slots, stored_slot
 
@@ -130,7 +131,7 @@ class PackWriter:
         """
         encoded = Directory(tuple(self.frames.values()), frozenset(self.stripped)).encode()
         pack_id = pack_id_of(encoded)
-        section = encode_section(manifest) if manifest else b""
+        section = bundle_id_of(manifest) + manifest if manifest else b""
         trailer = Trailer(self.end, len(section), len(encoded), pack_id)
         self._append([section, encoded, trailer.encode()])
         self._temp.rewrite_start(encode_header(PACK_MAGIC, trailer.file_bytes))

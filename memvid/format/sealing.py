@@ -6,7 +6,7 @@ Rule: every version seals its first bytes in the same way, so that damage is not
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, NoReturn
 
 from blake3 import blake3
 
@@ -22,8 +22,8 @@ _OLDER: Final = {BUNDLE_MAGIC: 1}
 """The format version of kinds that are not written any more."""
 
 _HEADER: Final = struct.Struct("<8sIIQ8x")  # magic, version, header bytes, file bytes, zeros
-_DIGEST_BYTES: Final = 32
-HEADER_BYTES: Final = _HEADER.size + _DIGEST_BYTES
+DIGEST_BYTES: Final = 32
+HEADER_BYTES: Final = _HEADER.size + DIGEST_BYTES
 
 
 def encode_header(magic: bytes, file_bytes: int) -> bytes:
@@ -45,9 +45,9 @@ def require_header(data: bytes, magic: bytes, actual_bytes: int, path: str) -> N
     found, version, _, file_bytes = _HEADER.unpack_from(data)
     fixed = data[: _HEADER.size]
     if found != magic:
-        _refuse(path, f"it does not begin like a {kind}")
+        corrupt(path, "header", f"it does not begin like a {kind}")
     if blake3(fixed).digest() != data[_HEADER.size : HEADER_BYTES]:
-        _refuse(path, "its digest differs")
+        corrupt(path, "header", "its digest differs")
     if version != supported:
         raise UnsupportedFormat(
             f"{path} has format version {version}; this program reads version {supported}. "
@@ -57,7 +57,7 @@ def require_header(data: bytes, magic: bytes, actual_bytes: int, path: str) -> N
             supported=supported,
         )
     if fixed != _HEADER.pack(magic, version, HEADER_BYTES, file_bytes) or file_bytes > MAX_BUNDLE_BYTES:
-        _refuse(path, "its length is another, its unused bytes are not zero, or the file is too large")
+        corrupt(path, "header", "its length is another, its unused bytes are not zero, or the file is too large")
     if actual_bytes < file_bytes:
         raise Truncated(
             f"{path} is cut off: it has {actual_bytes:,} of its {file_bytes:,} bytes.",
@@ -74,5 +74,6 @@ def require_header(data: bytes, magic: bytes, actual_bytes: int, path: str) -> N
         )
 
 
-def _refuse(path: str, why: str) -> None:
-    raise CorruptBundle(f"{path}: the header is damaged: {why}.", path=path, part="header")
+def corrupt(path: str, part: str, why: str) -> NoReturn:
+    """Refuse a file that has something in this part of it that no writer writes."""
+    raise CorruptBundle(f"{path}: the {part} is damaged: {why}.", path=path, part=part)

@@ -213,7 +213,7 @@ class _Forget:
                 message = f"{path} is a version of {self._uri}: it came while it was being forgotten. Forget it again."
                 run.tell(path, NOT_FORGOTTEN, message)
                 continue
-            if manifest.tells_of(self._uri):
+            if map_tells_of(manifest.session, self._uri):
                 reason = f"It names {self._uri} as its origin, which is part of its id; forget it too if that must go."
                 run.actions.append(Action("keep", path, manifest.uri, manifest.version, 0, reason))
             if common := self._blocks.intersection(entry.id for entry in manifest.blocks):

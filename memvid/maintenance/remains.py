@@ -35,7 +35,7 @@ from ..folder.marks import MARKS_FILE
 from ..folder.scrub_mark import SCRUB_FILE
 from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, STORE_FILE, VERSIONS
 from ..folder.strangers import list_strangers
-from ..format.manifest import Manifest, decode_manifest
+from ..format.manifest import Manifest, decode_manifest, map_tells_of
 from ..format.manifest_file import read_manifest
 from ..format.pack import PackFile
 from ..format.sealing import BUNDLE_MAGIC, MANIFEST_MAGIC, PACK_MAGIC
@@ -140,7 +140,7 @@ class _Judge:
     def _of_frames(self, blocks: set[bytes], manifest: Manifest | None) -> tuple[bool, str]:
         if manifest is not None and manifest.uri == self._uri:
             return True, ""
-        if manifest is not None and manifest.tells_of(self._uri):
+        if manifest is not None and map_tells_of(manifest.session, self._uri):
             return False, f"it is a version of {manifest.uri}, and names it as its origin"
         own = {entry.id for entry in manifest.blocks} if manifest is not None else set()
         return not blocks <= self._needed | own, ""
