@@ -29,11 +29,8 @@ MAX_MANIFEST_BYTES: Final = 16 * MIB
 MAX_FRAMES: Final = 2 * MAX_BLOCKS
 """Frames in one file: those of its own manifest, and as many that it holds for others."""
 
-MAX_HOLDERS: Final = MAX_BLOCKS
-"""Other bundles that hold blocks of one manifest: at most one for each block."""
-
 MAX_DIRECTORY_BYTES: Final = 20 * MIB
-"""A directory with MAX_FRAMES lines of 56 bytes and MAX_HOLDERS places and ids fits."""
+"""A directory with MAX_FRAMES lines of 56 bytes fits, and what format 1 had beside them."""
 
 MAX_SESSION_MAP_BYTES: Final = 4 * MIB
 """Packed size of what the layers above keep with a session. Bulk belongs in blocks."""
@@ -158,7 +155,7 @@ MAX_INDEX_BYTES: Final = 512 * MIB
 670 bytes, so this is 0.8 million versions at least."""
 
 MAX_NOTE_BYTES: Final = 16 * MIB
-"""The note of a version without a file: MAX_FRAMES take 4 MiB in it, and MAX_HOLDERS 8 MiB."""
+"""The note of a version without a file: MAX_FRAMES take 4 MiB in it, and MAX_BLOCKS holders 8 MiB."""
 
 MAX_NOTE_NODES: Final = 128 * KIB
 """Brackets and commas in it, as in MAX_MARKS_NODES: two dozen, and those of MAX_LABELS labels of nothing else."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
-from ..errors import BundleMissing, CorruptBundle, StoreClosed, StoreError
+from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import StoreFolder
 from ..format.blocks import BlockEntry, BlockHeader
 from ..format.frames import FrameReader
-from ..format.manifest import bundle_id_of
-from ..format.pack import PackFile
-from ..format_1.bundle import FrameFile
 from ..writing.frame_files import open_frames
 
 
@@ -98,25 +95,11 @@ def _try(found: PackCheck, check: Callable[[], BlockHeader]) -> BlockHeader | No
 def _check_manifest(found: PackCheck, file: FrameReader) -> None:
     """A bundle of format 1, and an exported file that was put here, have a copy of a manifest, which nothing reads."""
     try:
-        manifest_in(file)
+        file.encoded_manifest()
     except StoreClosed:
         raise
     except StoreError as error:
         found.faults.append(error)
-
-
-def manifest_in(file: FrameReader) -> bytes:
-    """The encoded manifest in a file with frames; empty if there is none. Raises CorruptBundle, StoreIoError."""
-    if isinstance(file, PackFile):
-        return file.encoded_manifest()
-    if not isinstance(file, FrameFile):
-        return b""
-    trailer = file.trailer
-    encoded = file._read(trailer.manifest_offset, trailer.manifest_bytes)
-    if encoded and bundle_id_of(encoded) != trailer.bundle_id:
-        message = f"{file.path}: the manifest in it is damaged."
-        raise CorruptBundle(message, path=file.path, part="manifest")
-    return encoded
 
 
 def said_by(header: BlockHeader) -> int:

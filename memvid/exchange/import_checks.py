@@ -26,7 +26,7 @@ from ..format.manifest import Manifest, bundle_id_of, decode_manifest
 from ..format.pack import PackFile
 from ..format.records import Progress
 from ..format.sealing import BUNDLE_MAGIC, PACK_MAGIC
-from ..format_1.bundle import BundleFile
+from ..format_1 import BundleFile
 from ..limits import MAX_EXPANSION, MAX_SMALL_BUNDLE_BYTES
 
 _TENSORS_HEADER: Final = struct.Struct("<Q1s")  # a safetensors file: the length of its list, and the list's first byte
@@ -45,7 +45,7 @@ class ExportedFile(Closing):
         with undoing(partial(os.close, fd)):
             is_old = read_at(fd, 0, len(BUNDLE_MAGIC), path) == BUNDLE_MAGIC
         self.frames: FrameReader
-        self.frames = file = BundleFile(fd, path, None) if is_old else PackFile(fd, path, None)
+        self.frames = file = (BundleFile if is_old else PackFile)(fd, path, None)
         self.path = path
         with undoing(file.close):
             encoded = file.encoded_manifest()

@@ -59,6 +59,10 @@ class FrameReader(Closing):
         """Find out which frames there are. expected_id: what the file's name promises, if anything."""
         raise NotImplementedError
 
+    def encoded_manifest(self) -> bytes:
+        """The manifest in this file; empty if there is none. Raises CorruptBundle, StoreIoError."""
+        return b""
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

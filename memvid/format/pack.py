@@ -27,13 +27,8 @@ from .manifest import bundle_id_of
 from .packing import pack, unpack
 from .sealing import DIGEST_BYTES, HEADER_BYTES, PACK_MAGIC, corrupt, require_header
 
-TRAILER_MAGIC: Final = b"MVPTAIL\n"
-_TRAILER: Final = struct.Struct("<8sQQQQ32s")
-# magic, manifest offset, manifest bytes, directory bytes, file bytes, pack id
-TRAILER_BYTES: Final = _TRAILER.size + DIGEST_BYTES
 _DOMAIN: Final = "torpor.pack/2"
 _FRAME: Final = struct.Struct("<32sQQII")  # block id, offset, frame bytes, head bytes, 1 if stripped
-_MIN_FILE_BYTES: Final = HEADER_BYTES + TRAILER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +59,23 @@ def decode_directory(data: bytes, frames_end: int, path: str) -> Directory:
 
     `frames_end` is where the frames must end. Raises CorruptBundle.
     """
+    return decode_frames(unpack_directory(data, _DOMAIN, path), frames_end, path)
+
+
+def unpack_directory(data: bytes, domain: str, path: str) -> Any:
+    """What stands in a directory of this domain, unchecked. Raises CorruptBundle."""
     try:
         document = unpack(data, max_bytes=MAX_DIRECTORY_BYTES, what="directory")
     except StoreError as error:
         corrupt(path, "directory", error.message.rstrip("."))
-    if not isinstance(document, list) or len(document) != 2 or document[0] != _DOMAIN:
+    if not isinstance(document, list) or len(document) != 2 or document[0] != domain:
         corrupt(path, "directory", "it is not a directory of this format version")
-    lines: Any = document[1]
+    return document[1]
+
+
+def decode_frames(lines: Any, frames_end: int, path: str) -> Directory:
+    """The frames that the lines of a directory tell; they fill the file from its header to `frames_end`. Raises
+    CorruptBundle."""
     if not isinstance(lines, bytes) or len(lines) % _FRAME.size or len(lines) > MAX_FRAMES * _FRAME.size:
         corrupt(path, "directory", "its list has a wrong length")
     frames, stripped, offset = [], set(), HEADER_BYTES
@@ -95,12 +100,13 @@ def decode_directory(data: bytes, frames_end: int, path: str) -> Directory:
 @dataclass(frozen=True, slots=True)
 class Trailer:
     """Where manifest and directory are, back to back before it. A pack of a store has 0 bytes of a manifest; else the
-    digest before it counts."""
+    digest before it counts. `bundle_id` is the manifest's digest in a bundle of format 1, which has it here."""
 
     manifest_offset: int
     manifest_bytes: int
     directory_bytes: int
     pack_id: bytes
+    bundle_id: bytes = b""
 
     @property
     def directory_offset(self) -> int:
@@ -108,11 +114,13 @@ class Trailer:
 
     @property
     def file_bytes(self) -> int:
-        return self.directory_offset + self.directory_bytes + TRAILER_BYTES
+        """The length of a pack that ends with this trailer."""
+        return self.directory_offset + self.directory_bytes + TRAILER.size_bytes
 
     def encode(self) -> bytes:
-        fixed = _TRAILER.pack(
-            TRAILER_MAGIC,
+        """The trailer of a pack."""
+        fixed = TRAILER.fields.pack(
+            TRAILER.magic,
             self.manifest_offset,
             self.manifest_bytes,
             self.directory_bytes,
@@ -122,38 +130,57 @@ class Trailer:
         return fixed + blake3(fixed).digest()
 
 
-def decode_trailer(data: bytes, file_bytes: int, path: str) -> Trailer:
-    """Read the last TRAILER_BYTES of a file whose length the header has confirmed. Raises CorruptBundle."""
-    magic, manifest_offset, manifest_bytes, directory_bytes, claimed_bytes, pack_id = _TRAILER.unpack_from(data)
-    fixed = data[: _TRAILER.size]
-    if magic != TRAILER_MAGIC or blake3(fixed).digest() != data[_TRAILER.size :]:
-        corrupt(path, "trailer", "its magic or its digest differs")
-    trailer = Trailer(manifest_offset, manifest_bytes, directory_bytes, pack_id)
-    if claimed_bytes != file_bytes or trailer.file_bytes != file_bytes:
-        corrupt(path, "trailer", "its lengths do not add up to the file's")
-    if (
-        manifest_bytes > DIGEST_BYTES + MAX_MANIFEST_BYTES
-        or manifest_offset < HEADER_BYTES
-        or manifest_offset % ALIGNMENT
-    ):
-        corrupt(path, "trailer", "the manifest's place is outside its limits")
-    if not 1 <= directory_bytes <= MAX_DIRECTORY_BYTES:
-        corrupt(path, "trailer", "the directory's length is outside its limits")
-    return trailer
+@dataclass(frozen=True, slots=True)
+class TrailerForm:
+    """How a trailer lies at the end of a file: its `fields`, which end with the digest of the directory, and a digest
+    of them."""
+
+    magic: bytes
+    fields: struct.Struct
+
+    @property
+    def size_bytes(self) -> int:
+        return self.fields.size + DIGEST_BYTES
+
+    def decode(self, data: bytes, file_bytes: int, path: str) -> Trailer:
+        """Read the last `size_bytes` of a file of `file_bytes`. Raises CorruptBundle."""
+        magic, manifest_offset, manifest_bytes, directory_bytes, claimed_bytes, *ids = self.fields.unpack_from(data)
+        fixed = data[: self.fields.size]
+        if magic != self.magic or blake3(fixed).digest() != data[self.fields.size :]:
+            corrupt(path, "trailer", "its magic or its digest differs")
+        trailer = Trailer(manifest_offset, manifest_bytes, directory_bytes, *reversed(ids))
+        if not claimed_bytes == file_bytes == trailer.directory_offset + directory_bytes + self.size_bytes:
+            corrupt(path, "trailer", "its lengths do not add up to the file's")
+        if (
+            manifest_bytes > DIGEST_BYTES + MAX_MANIFEST_BYTES
+            or manifest_offset < HEADER_BYTES
+            or manifest_offset % ALIGNMENT
+        ):
+            corrupt(path, "trailer", "the manifest's place is outside its limits")
+        if not 1 <= directory_bytes <= MAX_DIRECTORY_BYTES:
+            corrupt(path, "trailer", "the directory's length is outside its limits")
+        return trailer
+
+
+TRAILER: Final = TrailerForm(b"MVPTAIL\n", struct.Struct("<8sQQQQ32s"))
+# magic, manifest offset, manifest bytes, directory bytes, file bytes, pack id
 
 
 class PackFile(FrameReader):
     """An open pack: header, trailer and directory have been checked. `pack_id` is what its content says."""
 
+    magic = PACK_MAGIC
+    form = TRAILER
     trailer: Trailer
     pack_id: bytes
 
     def _load(self, expected_id: bytes | None) -> None:
-        require_header(self._read(0, min(HEADER_BYTES, self.file_bytes)), PACK_MAGIC, self.file_bytes, self.path)
-        if self.file_bytes < _MIN_FILE_BYTES:
-            corrupt(self.path, "header", "it is too short for a pack")
-        data = self._read(self.file_bytes - TRAILER_BYTES, TRAILER_BYTES)
-        trailer = self.trailer = decode_trailer(data, self.file_bytes, self.path)
+        require_header(self._read(0, min(HEADER_BYTES, self.file_bytes)), self.magic, self.file_bytes, self.path)
+        trailer_bytes = self.form.size_bytes
+        if self.file_bytes < HEADER_BYTES + trailer_bytes:
+            corrupt(self.path, "header", "the file is too short")
+        data = self._read(self.file_bytes - trailer_bytes, trailer_bytes)
+        trailer = self.trailer = self.form.decode(data, self.file_bytes, self.path)
         self.pack_id = trailer.pack_id
         if expected_id is not None and self.pack_id != expected_id:
             raise BundleMismatch(
@@ -166,13 +193,16 @@ class PackFile(FrameReader):
         encoded = self._read(trailer.directory_offset, trailer.directory_bytes)
         if pack_id_of(encoded) != self.pack_id:
             corrupt(self.path, "directory", "its digest is not the one in the trailer")
-        directory = decode_directory(encoded, trailer.manifest_offset, self.path)
+        directory = self._decode_directory(encoded)
         stripped = directory.stripped
         self.frames = {frame.id: frame for frame in directory.frames if frame.id not in stripped}
         self.heads = {frame.id: frame for frame in directory.frames if frame.id in stripped}
 
+    def _decode_directory(self, encoded: bytes) -> Directory:
+        return decode_directory(encoded, self.trailer.manifest_offset, self.path)
+
     def encoded_manifest(self) -> bytes:
-        """The manifest in an exported file; empty in a pack of a store. Raises CorruptBundle."""
+        """The manifest in an exported file; empty in a pack of a store. Raises CorruptBundle, StoreIoError."""
         section = self._read(self.trailer.manifest_offset, self.trailer.manifest_bytes)
         encoded = section[DIGEST_BYTES:]
         if section and section[:DIGEST_BYTES] != bundle_id_of(encoded):
@@ -184,7 +214,7 @@ def pack_file_bytes(frames: Sequence[Frame], stripped: Collection[bytes]) -> int
     """The size of a pack's file with these frames, in bytes, before it is written; their offsets do not matter. Raises
     LimitExceeded."""
     directory = Directory(tuple(frames), frozenset(stripped)).encode()
-    return HEADER_BYTES + frames_bytes(frames) + len(directory) + TRAILER_BYTES
+    return HEADER_BYTES + frames_bytes(frames) + len(directory) + TRAILER.size_bytes
 
 
 def frames_bytes(frames: Iterable[Frame]) -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
-from ..checking.packs import manifest_in
 from ..checking.wholeness import FoundBlocks
 from ..disk import durable
 from ..disk.paths import opened_folder
@@ -150,7 +149,7 @@ class _Forget:
 
     def _has_manifest(self, file: FrameReader) -> bool:
         """A bundle of a store that was carried over has one, and an exported file that was put here."""
-        encoded = manifest_in(file)
+        encoded = file.encoded_manifest()
         return bool(encoded) and decode_manifest(encoded, file.path).uri == self._uri
 
     def _remove(self, remain: Remain, needed: Needed) -> None:

@@ -39,7 +39,7 @@ from ..format.manifest import Manifest, decode_manifest, map_tells_of
 from ..format.manifest_file import read_manifest
 from ..format.pack import PackFile
 from ..format.sealing import BUNDLE_MAGIC, MANIFEST_MAGIC, PACK_MAGIC
-from ..format_1.bundle import BundleFile
+from ..format_1 import BundleFile
 from ..index.index import COUNT_NAME, INDEX_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore
@@ -121,14 +121,11 @@ class _Judge:
         """Whether a file holds bytes of the session; if not, why that is unknown, or "". Closes `fd`."""
         with undoing(lambda: os.close(fd)):
             magic = read_at(fd, 0, min(len(PACK_MAGIC), stat_open(fd, path).st_size), path)
-        if magic == PACK_MAGIC:
-            with PackFile(fd, path, None) as file:
+        if magic in (PACK_MAGIC, BUNDLE_MAGIC):
+            with (PackFile if magic == PACK_MAGIC else BundleFile)(fd, path, None) as file:
                 encoded = file.encoded_manifest()
                 manifest = decode_manifest(encoded, path) if encoded else None
                 return self._of_frames({*file.frames, *file.heads}, manifest)
-        if magic == BUNDLE_MAGIC:
-            with BundleFile(fd, path, None) as bundle:
-                return self._of_frames(set(bundle.frames), bundle.manifest)
         with closing_fd(fd):
             name = _MANIFEST.match(os.path.basename(path))
             if magic == MANIFEST_MAGIC and name:

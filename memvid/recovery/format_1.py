@@ -19,10 +19,10 @@ from ..folder.store_file import has_bundles, has_manifests, has_own_packs
 from ..format.lossy import Lossy
 from ..format.manifest import Manifest, bundle_id_of, decode_manifest
 from ..format.manifest_file import encode_manifest_file
+from ..format.pack import Trailer
 from ..format.records import IndexRow
 from ..format.sealing import HEADER_BYTES
-from ..format_1.bundle import FrameFile
-from ..format_1.layout import TRAILER_BYTES, Trailer, decode_trailer
+from ..format_1 import TRAILER, BundleFile
 from ..limits import MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_NOTE_BYTES, MAX_NOTE_NODES, MAX_VERSION
 from ..uri import SessionUri, require_tag
 
@@ -89,15 +89,16 @@ def damaged_manifest(fd: int, path: str) -> bytes:
 def _trailer_of(fd: int, path: str) -> Trailer:
     """The trailer, whatever the header says: a damaged header costs frames, and not the manifest."""
     size_bytes = stat_open(fd, path).st_size
-    if size_bytes < HEADER_BYTES + TRAILER_BYTES:
+    if size_bytes < HEADER_BYTES + TRAILER.size_bytes:
         raise Truncated(f"{path} is cut off: it has {size_bytes} bytes.", path=path, size_bytes=size_bytes)
-    return decode_trailer(read_at(fd, size_bytes - TRAILER_BYTES, TRAILER_BYTES, path), size_bytes, path)
+    trailer_bytes = TRAILER.size_bytes
+    return TRAILER.decode(read_at(fd, size_bytes - trailer_bytes, trailer_bytes, path), size_bytes, path)
 
 
 def has_frames(fd: int, path: str) -> bool:
     """Whether the directory of an open bundle's file can be read. Closes `fd`."""
     try:
-        with FrameFile(fd, path, None):
+        with BundleFile(fd, path, None):
             return True
     except (Corruption, LimitExceeded, UnsupportedFormat):
         return False

@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
-from ..checking.packs import manifest_in
 from ..disk.paths import closing_fd, io_error, open_foreign_file
 from ..errors import Corruption, LimitExceeded
 from ..folder.folder import MANIFEST_SUFFIX, PACK_SUFFIX
@@ -19,7 +18,7 @@ from ..format.frames import FrameReader
 from ..format.manifest import bundle_id_of
 from ..format.manifest_file import read_manifest_bytes
 from ..format.pack import PackFile
-from ..format_1.bundle import FrameFile
+from ..format_1 import BundleFile
 
 _NAME: Final = re.compile(r".*(\.mvm|\.mvp|\.mvb|\.mvr)(\.[0-9]+)?", re.ASCII | re.DOTALL)
 """Behind the ending a number may stand, as in `damaged`."""
@@ -59,7 +58,7 @@ def _ending(path: str) -> str:
 
 def open_source(path: str) -> FrameReader:
     """Open a file with frames; a damaged one as what is sound in it. Raises StoreIoError, UnsupportedFormat."""
-    kind = PackFile if _ending(path) == PACK_SUFFIX else FrameFile
+    kind = PackFile if _ending(path) == PACK_SUFFIX else BundleFile
     try:
         return kind(open_foreign_file(path), path, None)
     except (Corruption, LimitExceeded):
@@ -83,4 +82,4 @@ def _read_manifest(path: str) -> bytes:
 
 def _manifest_beside_frames(path: str) -> bytes:
     with open_source(path) as file:
-        return manifest_in(file)
+        return file.encoded_manifest()

@@ -13,7 +13,7 @@ from ..folder.folder import StoreFolder, id_in
 from ..folder.store_file import BUNDLES
 from ..format.frames import FrameReader
 from ..format.pack import PackFile
-from ..format_1.bundle import FrameFile
+from ..format_1 import BundleFile
 from ..index.index import PackRow
 from ..limits import MAX_OPEN_ANCESTORS
 
@@ -26,7 +26,7 @@ def open_frames(folder: StoreFolder, name: str) -> FrameReader:
     """
     fd, path = folder.open_name(name)
     if name.startswith(f"{BUNDLES}/"):
-        return FrameFile(fd, path, None)
+        return BundleFile(fd, path, None)
     return PackFile(fd, path, id_in(name))
 
 

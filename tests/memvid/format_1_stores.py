@@ -20,7 +20,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from torpor.memvid.format_1.bundle import BundleFile, FrameFile
+from torpor.memvid.format.manifest import decode_manifest
+from torpor.memvid.format_1 import BundleFile
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.store_making import contents, flip
 
@@ -56,8 +57,8 @@ def claims(store: Path) -> dict[tuple[str, int], Path]:
     found = {}
     for path in sorted(store.glob("bundles/*/*.mvb")):
         with BundleFile(os.open(path, os.O_RDONLY), str(path), None) as file:
-            assert file.manifest is not None
-            found[str(file.manifest.uri), file.manifest.version] = path
+            manifest = decode_manifest(file.encoded_manifest(), str(path))
+            found[str(manifest.uri), manifest.version] = path
     return dict(sorted(found.items()))
 
 
@@ -67,7 +68,7 @@ def bundle_of(store: Path, uri: SessionUri, version: int = 1) -> Path:
 
 def damage_manifest(bundle: Path) -> bytes:
     """Flip a bit of the manifest in a bundle's file; what the file was before."""
-    with FrameFile(os.open(bundle, os.O_RDONLY), str(bundle), None) as file:
+    with BundleFile(os.open(bundle, os.O_RDONLY), str(bundle), None) as file:
         at = file.trailer.manifest_offset + 100
     return flip(bundle, at)
 

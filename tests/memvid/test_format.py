@@ -73,7 +73,7 @@ def told_fields(section: str, nth: int = 0) -> list[tuple[int, int]]:
         ("## Manifest file", sealing._HEADER, [(32, 32)]),
         ("### Frame", layout._PREFIX, [(32, 32)]),
         ("A line of the storage table:", layout._STORED, []),
-        ("### Trailer", pack._TRAILER, [(72, 32)]),
+        ("### Trailer", pack.TRAILER.fields, [(72, 32)]),
         ("A line of the block list:", manifest._LINE, []),
         ("### Directory", pack._FRAME, []),
         ("The stored bytes are:", codecs._PLANES_HEADER, []),
@@ -92,7 +92,7 @@ def test_the_document_has_the_order_of_the_fields() -> None:
         (
             "### Trailer",
             {"offset of the manifest": 64, "bytes of the manifest, with its digest": 1000,
-             "bytes of the directory": 100, "bytes of the whole file": 64 + 1000 + 100 + pack.TRAILER_BYTES},
+             "bytes of the directory": 100, "bytes of the whole file": 64 + 1000 + 100 + pack.TRAILER.size_bytes},
             pack.Trailer(64, 1000, 100, bytes(32)).encode(),
         ),
         (
@@ -121,7 +121,7 @@ def test_the_document_has_the_order_of_the_fields() -> None:
 def test_the_document_has_the_sizes_magics_and_versions() -> None:
     for text in (
         f"header ({sealing.HEADER_BYTES}) | frame",
-        f"trailer ({pack.TRAILER_BYTES})",
+        f"trailer ({pack.TRAILER.size_bytes})",
         f"blocks | bytes: the block list, {manifest.LINE_BYTES} for each block",
         f"{pack._FRAME.size} for each frame of the file",
         f"{layout.STORED_BYTES} × *s*",
@@ -138,7 +138,7 @@ def test_the_document_has_the_sizes_magics_and_versions() -> None:
         ", ".join(f"{code} {name}" for code, name in ((0, "raw"), (2, "zstd on byte planes"))),
     ):
         assert text in DOCUMENT, text
-    for magic in (layout.FRAME_MAGIC, pack.TRAILER_MAGIC):
+    for magic in (layout.FRAME_MAGIC, pack.TRAILER.magic):
         shown = magic.decode().replace("\0", r"\0").replace("\r", r"\r").replace("\n", r"\n")
         assert f"magic `{shown}`" in DOCUMENT
     assert codecs.CODES == (0, 2)

@@ -238,7 +238,7 @@ def modules() -> dict[str, Path]:
 
 def _of_the_store(root: Path) -> list[Path]:
     """The modules of the store, less those that read format 1."""
-    return sorted(path for path in root.rglob("*.py") if path.name != "__init__.py" and path.parent.name != "format_1")
+    return sorted(path for path in root.rglob("*.py") if path.name != "__init__.py" and path != root / "format_1.py")
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

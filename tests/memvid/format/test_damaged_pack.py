@@ -12,7 +12,7 @@ from torpor.memvid.format import damaged_pack
 from torpor.memvid.format.damaged_pack import DamagedPack
 from torpor.memvid.format.layout import FRAME_MAGIC
 from torpor.memvid.format.pack_writer import PackWriter
-from torpor.memvid.format_1.bundle import FrameFile
+from torpor.memvid.format_1 import BundleFile
 from torpor.memvid.store import Store
 from torpor.memvid.writing.frame_files import open_frames
 from torpor.tests.memvid.format_1_stores import bundle_of, case
@@ -136,7 +136,7 @@ def test_an_empty_file_has_nothing(tmp_path: Path) -> None:
 
 def test_a_bundle_of_format_1_is_read_too(tmp_path: Path) -> None:
     path = bundle_of(case("chain", tmp_path / "old"), URI)
-    with FrameFile(os.open(path, os.O_RDONLY), str(path), None) as file:
+    with BundleFile(os.open(path, os.O_RDONLY), str(path), None) as file:
         known = dict(file.frames)
     flip(path, -1)
     with opened(path) as damaged:

@@ -14,12 +14,11 @@ from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.format import pack as module
 from torpor.memvid.format.layout import Frame, encode_frame_head
 from torpor.memvid.format.pack import (
-    TRAILER_BYTES,
+    TRAILER,
     Directory,
     PackFile,
     Trailer,
     decode_directory,
-    decode_trailer,
     pack_id_of,
 )
 from torpor.memvid.format.pack_writer import PackWriter
@@ -283,12 +282,12 @@ def test_a_directory_is_read_in_one_form_only() -> None:
 )
 def test_threat_15_a_trailer_outside_its_limits_is_refused(trailer: Trailer) -> None:
     with pytest.raises(errors.CorruptBundle, match="limits"):
-        decode_trailer(trailer.encode(), trailer.file_bytes, "x")
+        TRAILER.decode(trailer.encode(), trailer.file_bytes, "x")
     good = Trailer(HEADER_BYTES, 0, 10, b"p" * 32)
-    assert decode_trailer(good.encode(), good.file_bytes, "x") == good
+    assert TRAILER.decode(good.encode(), good.file_bytes, "x") == good
     with pytest.raises(errors.CorruptBundle, match="add up"):
-        decode_trailer(good.encode(), good.file_bytes + 1, "x")
-    assert len(good.encode()) == TRAILER_BYTES
+        TRAILER.decode(good.encode(), good.file_bytes + 1, "x")
+    assert len(good.encode()) == TRAILER.size_bytes
 
 
 def test_a_directory_has_a_bounded_number_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
