@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from ..checking.promised import require_same_as_row
@@ -32,28 +31,18 @@ from ..folder.marks import Marks
 from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
 from ..format.ledgers import in_common, ledger_tokens
 from ..format.manifest import end_record_of
-from ..format.records import Action, Finding, IndexRow, MaintenanceReport
+from ..format.records import Finding, IndexRow, MaintenanceReport
 from ..uri import SessionUri
 from ..writing import deletion
 from ..writing.core import StoreCore
-from ..writing.needs import Needed
-from ..writing.removal import dead_bytes, needed_now, packs_with, remove_unneeded
+from ..writing.maintenance_run import MaintenanceRun
+from ..writing.removal import packs_with, remove_unneeded
 
 _STEP_VERSIONS: Final = 256
 """Versions dropped in one commit, or those of one session: a sleep waits for no more removals than these."""
 
 _Planned = Callable[[Iterable[SessionUri] | None], RetentionPlan]
 """Plans anew, for some sessions or all, by the marks and the unsound versions of the moment."""
-
-
-@dataclass(slots=True)
-class _Dropped:
-    """The versions that went, with the bytes of their manifests; the packs that only these needed, with theirs; and the
-    packs to look at."""
-
-    versions: list[tuple[IndexRow, int]] = field(default_factory=list)
-    packs: dict[str, int] = field(default_factory=dict)
-    candidates: set[str] = field(default_factory=set)
 
 
 def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_run: bool) -> MaintenanceReport:
@@ -68,20 +57,22 @@ def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_
         rows = index.all_rows() if uris is None else [row for one in uris for row in index.versions(one)]
         return plan_retention(rows, marks, retention, now_ns, unsound, set(core.journal.bases().values()))
 
+    run = MaintenanceRun(core, "prune", dry_run)
     plan = _plan_soundly(core, None if uri is None else [uri], planned, unsound)
-    problems = [finding for bundle_id, finding in unsound.items() if core.index.knows(bundle_id)]
-    if dry_run:
-        expected, unknown = _expect(core, plan.drop)
-        return _report(core, plan, expected, [*problems, *unknown], dry_run=True)
-    dropped = _Dropped()
+    run.problems += [finding for bundle_id, finding in unsound.items() if core.index.knows(bundle_id)]
+    packs: set[str] = set()
     for step in _steps(plan.drop):
-        _drop(core, step, planned, dropped)
-    if dropped.candidates:
-        with core.committing():
-            removed = remove_unneeded(core, dropped.candidates)
-        dropped.packs = removed.packs
-        problems += removed.problems
-    return _report(core, plan, dropped, problems, dry_run=False)
+        packs |= _drop(run, step, planned)
+    if packs:
+        deletes = [row.bundle_id for row in plan.drop] if dry_run else []
+        with run.committing():
+            removed = remove_unneeded(core, packs, deletes=deletes, dry_run=dry_run)
+        for name, size_bytes in removed.packs.items():
+            run.freed("remove", core.folder.path_of(name), size_bytes, "nothing needs its blocks any more")
+        run.problems += removed.problems
+    for kept in filter(_only_marked, plan.keep):
+        run.did("keep", _path(core, kept.row), 0, f"it is {' and '.join(kept.reasons)}", kept.row)
+    return run.report()
 
 
 def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
@@ -98,11 +89,11 @@ def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
             (), tuple(row for row in drop if row.bundle_id not in bases and not marks.of(row.bundle_id).keeps)
         )
 
-    plan = planned(None) if covered else RetentionPlan((), ())
-    dropped = _Dropped()
-    if plan.drop:
-        _drop(core, plan.drop, planned, dropped)
-    return _report(core, plan, dropped, (), dry_run=False)
+    run = MaintenanceRun(core, "prune", dry_run=False)
+    drop = planned(None).drop if covered else ()
+    if drop:
+        _drop(run, drop, planned)
+    return run.report()
 
 
 def _covered(core: StoreCore, uri: SessionUri) -> dict[bytes, bytes]:
@@ -150,52 +141,27 @@ def _covers(core: StoreCore, later: IndexRow, earlier: IndexRow, stripped: Conta
 def _plan_soundly(
     core: StoreCore, uris: Iterable[SessionUri] | None, planned: _Planned, unsound: dict[bytes, Finding]
 ) -> RetentionPlan:
-    """A plan without sessions that rest on versions that cannot be woken; adds those to `unsound`, with the reason."""
-    plan = planned(uris)
-    stripped = Marks.load(core.folder).stripped
-    by_session: dict[SessionUri, RetentionPlan] = {}
-    kept: dict[SessionUri, list[IndexRow]] = {}
-    for one in plan.keep:
-        kept.setdefault(one.row.uri, []).append(one.row)
-    for uri, rows in kept.items():
-        its_plan = _session_plan(core, uri, rows, planned, stripped, unsound)
-        if its_plan is not None:
-            by_session[uri] = its_plan
-    keep = [one for one in plan.keep if one.row.uri not in by_session]
-    drop = [row for row in plan.drop if row.uri not in by_session]
-    for its_plan in by_session.values():
-        keep += its_plan.keep
-        drop += its_plan.drop
+    """A plan that rests on no version that cannot be woken; adds those to `unsound`, with the reason. Sessions in which
+    there are some are planned again, until all versions to keep were looked at."""
+    plan, stripped, looked = planned(uris), Marks.load(core.folder).stripped, set[bytes]()
+    keep: list[Kept] = []
+    drop: list[IndexRow] = []
+    while True:
+        again: set[SessionUri] = set()
+        for row in (one.row for one in plan.keep if one.row.bundle_id not in looked):
+            looked.add(row.bundle_id)
+            problem = _problem(core, row, is_stripped=row.bundle_id in stripped)
+            if problem is not None:
+                unsound[row.bundle_id] = problem
+                again.add(row.uri)
+        keep += [one for one in plan.keep if one.row.uri not in again]
+        drop += [row for row in plan.drop if row.uri not in again]
+        if not again:
+            break
+        plan = planned(again)
     keep.sort(key=lambda one: (one.row.uri, one.row.version))
     drop.sort(key=lambda row: (row.uri, row.version))
     return RetentionPlan(tuple(keep), tuple(drop))
-
-
-def _session_plan(
-    core: StoreCore,
-    uri: SessionUri,
-    kept: Sequence[IndexRow],
-    planned: _Planned,
-    stripped: frozenset[bytes],
-    unsound: dict[bytes, Finding],
-) -> RetentionPlan | None:
-    """Look at the kept versions of a session, and at their substitutes, until all were looked at; None if all are
-    sound."""
-    plan: RetentionPlan | None = None
-    looked: set[bytes] = set()
-    while True:
-        problems = {
-            row.bundle_id: _problem(core, row, is_stripped=row.bundle_id in stripped)
-            for row in kept
-            if row.bundle_id not in looked
-        }
-        looked.update(problems)
-        found = {bundle_id: problem for bundle_id, problem in problems.items() if problem is not None}
-        if not found:
-            return plan
-        unsound.update(found)
-        plan = planned([uri])
-        kept = [one.row for one in plan.keep]
 
 
 def _problem(core: StoreCore, row: IndexRow, *, is_stripped: bool) -> Finding | None:
@@ -246,16 +212,20 @@ def _steps(drop: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
         yield step
 
 
-def _drop(core: StoreCore, step: Sequence[IndexRow], planned: _Planned, dropped: _Dropped) -> None:
-    """Drop what is still planned. No turn is acknowledged behind one of these meanwhile."""
-    with core.committing(), core.journal.lock:
-        wanted = {row.bundle_id for row in step}
+def _drop(run: MaintenanceRun, step: Sequence[IndexRow], planned: _Planned) -> set[str]:
+    """Drop what is still planned. No turn is acknowledged behind one of these meanwhile. The packs that may have blocks
+    of them."""
+    core, wanted = run.core, {row.bundle_id for row in step}
+    with run.committing(), core.journal.lock:
         again = planned(dict.fromkeys(row.uri for row in step))
         rows = [row for row in again.drop if row.bundle_id in wanted]
         bundle_ids = [row.bundle_id for row in rows]
-        dropped.candidates |= packs_with(core, bundle_ids)
-        dropped.versions += [(row, _manifest_bytes(core, row)) for row in rows]
-        deletion.drop_versions(core, bundle_ids)
+        packs = packs_with(core, bundle_ids)
+        for row in rows:
+            run.freed("remove", _path(core, row), _manifest_bytes(core, row), "no rule keeps it", row)
+        if not run.dry_run:
+            deletion.drop_versions(core, bundle_ids)
+    return packs
 
 
 def _manifest_bytes(core: StoreCore, row: IndexRow) -> int:
@@ -263,58 +233,9 @@ def _manifest_bytes(core: StoreCore, row: IndexRow) -> int:
     return status.st_size if status is not None else 0
 
 
-# --- the report
-
-
-def _expect(core: StoreCore, drop: Sequence[IndexRow]) -> tuple[_Dropped, Sequence[Finding]]:
-    """What would go, and why no pack would, if so."""
-    expected = _Dropped([(row, _manifest_bytes(core, row)) for row in drop])
-    leaving = {row.bundle_id for row in drop}
-    needed = needed_now(core)
-    unknown = [finding for finding in needed.unknown if finding.path not in _paths(core, drop)]
-    if not leaving or unknown:
-        return expected, unknown if leaving else ()
-    staying = core.folder.list_versions() - leaving
-    blocks = {block_id for bundle_id in staying for block_id in core.needs.of(bundle_id)} | {*core.pins.blocks()}
-    left = Needed(frozenset(blocks), frozenset(), ())
-    for name in sorted(packs_with(core, leaving)):
-        size_bytes = dead_bytes(core, name, left)
-        if size_bytes is not None:
-            expected.packs[name] = size_bytes
-    return expected, ()
-
-
-def _paths(core: StoreCore, rows: Iterable[IndexRow]) -> set[str]:
-    return {core.folder.path_of(manifest_name(row.bundle_id)) for row in rows}
-
-
-def _report(
-    core: StoreCore, plan: RetentionPlan, dropped: _Dropped, problems: Sequence[Finding], *, dry_run: bool
-) -> MaintenanceReport:
-    actions = [
-        Action(
-            "remove",
-            core.folder.path_of(manifest_name(row.bundle_id)),
-            row.uri,
-            row.version,
-            size_bytes,
-            "no rule keeps it",
-        )
-        for row, size_bytes in dropped.versions
-    ]
-    actions += [
-        Action("remove", core.folder.path_of(name), None, None, size_bytes, "nothing needs its blocks any more")
-        for name, size_bytes in dropped.packs.items()
-    ]
-    actions += [_kept(core, kept) for kept in plan.keep if _only_marked(kept)]
-    freed = sum(size_bytes for _, size_bytes in dropped.versions) + sum(dropped.packs.values())
-    return MaintenanceReport("prune", dry_run, tuple(actions), freed, 0, tuple(problems))
+def _path(core: StoreCore, row: IndexRow) -> str:
+    return core.folder.path_of(manifest_name(row.bundle_id))
 
 
 def _only_marked(kept: Kept) -> bool:
     return all(reason == "pinned" or reason.startswith("tagged ") for reason in kept.reasons)
-
-
-def _kept(core: StoreCore, kept: Kept) -> Action:
-    path = core.folder.path_of(manifest_name(kept.row.bundle_id))
-    return Action("keep", path, kept.row.uri, kept.row.version, 0, f"it is {' and '.join(kept.reasons)}")

@@ -50,14 +50,14 @@ class Needs:
 
         known: the versions that the index tells of; one without a file is missing, and its needs are unknown. stripped:
         the versions that need no keys and values. pinned: blocks that are needed whatever manifests say. but_for: these
-        versions count as deleted, for a dry run.
+        versions count as deleted, for a dry run, also those that cannot be read.
 
         Raises:
             StoreIoError: the folder cannot be listed.
         """
         with self._lock:
             there, unknown = set(self._folder.list_versions()), []
-            for bundle_id in sorted((there - self._of.keys()) | (set(known) - there - set(but_for))):
+            for bundle_id in sorted(((there - self._of.keys()) | (set(known) - there)) - set(but_for)):
                 finding = self._read(bundle_id)
                 if finding is not None:
                     unknown.append(finding)

@@ -42,9 +42,12 @@ def needed_now(
     return core.needs.now(known, (marks.stripped - bases).union(strips), pinned, deletes)
 
 
-def remove_unneeded(core: StoreCore, names: Iterable[str], *, dry_run: bool = False) -> Removed:
+def remove_unneeded(
+    core: StoreCore, names: Iterable[str], *, deletes: Collection[bytes] = (), dry_run: bool = False
+) -> Removed:
     """Remove those of these packs of which no block is needed. Those that only this process uses wait until it does not
-    (`remove_waiting`). Needs no room. Call it while `committing`, but for a dry run.
+    (`remove_waiting`). Needs no room. Call it while `committing`, but for a dry run, which may count versions as
+    deleted (`deletes`).
 
     Raises:
         StoreIoError, DurabilityLost: some of them may be gone.
@@ -52,11 +55,11 @@ def remove_unneeded(core: StoreCore, names: Iterable[str], *, dry_run: bool = Fa
     asked = sorted(names)
     if not asked:
         return Removed({})
-    needed = needed_now(core, pins=False)
+    needed = needed_now(core, deletes=deletes, pins=False)
     if needed.unknown:
         return Removed({}, needed.unknown)
     idle = _dead(core, asked, needed)
-    dead = _dead(core, idle, needed_now(core)) if core.pins.blocks() else idle
+    dead = _dead(core, idle, needed_now(core, deletes=deletes)) if core.pins.blocks() else idle
     if not dry_run:
         core.remove_packs(dead)
         core.waiting.update(idle.keys() - dead.keys())
@@ -64,7 +67,7 @@ def remove_unneeded(core: StoreCore, names: Iterable[str], *, dry_run: bool = Fa
 
 
 def _dead(core: StoreCore, names: Iterable[str], needed: Needed) -> dict[str, int]:
-    return {name: size for name in names if (size := dead_bytes(core, name, needed)) is not None}
+    return {name: size for name in names if (size := _dead_bytes(core, name, needed)) is not None}
 
 
 def remove_waiting(core: StoreCore) -> None:
@@ -75,7 +78,7 @@ def remove_waiting(core: StoreCore) -> None:
         remove_unneeded(core, waiting)
 
 
-def dead_bytes(core: StoreCore, name: str, needed: Needed) -> int | None:
+def _dead_bytes(core: StoreCore, name: str, needed: Needed) -> int | None:
     """The bytes of a pack of which no block is needed; None for one that is needed, missing or unreadable."""
     try:
         with open_frames(core.folder, name) as file:

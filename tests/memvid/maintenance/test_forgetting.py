@@ -165,6 +165,18 @@ def test_while_needs_are_unknown_nothing_goes_from_packs_and_it_is_told(store: S
     require_gone(store, shared=2)
 
 
+def test_a_dry_run_of_a_session_with_a_damaged_manifest_says_what_the_forget_then_does(store: Store) -> None:
+    """That goes too, so what it needs, which nobody can tell, keeps nothing."""
+    sleep(store)
+    secret(store, 300)
+    secret(store)
+    flip(manifest_path(store, store.versions(SECRET)[0].bundle_id), 100)
+    store = reopened(store)
+    plan, report = store.forget(SECRET, dry_run=True), store.forget(SECRET)
+    assert (plan.bytes_freed, plan.problems, report.problems) == (report.bytes_freed, (), ())
+    require_gone(store)
+
+
 def test_an_unreadable_pack_is_told(store: Store) -> None:
     secret(store)
     pack = making.pack_of(store, sleep(store))

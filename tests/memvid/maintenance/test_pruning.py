@@ -340,6 +340,16 @@ def test_a_missing_version_that_no_rule_keeps_is_dropped_and_no_problem(store: S
         assert again.opening.unreadable == ()
 
 
+def test_a_dry_run_for_a_damaged_version_that_no_rule_keeps_says_what_the_prune_then_does(store: Store) -> None:
+    receipts = four_versions(store)
+    making.flip(making.manifest_path(store, receipts[1].bundle_id), 100)
+    with reopened(store) as again:
+        plan, report = again.prune(LAST, dry_run=True), again.prune(LAST)
+        assert versions(again) == [4]
+    assert plan.actions == report.actions
+    assert (plan.bytes_freed, plan.problems, report.problems) == (report.bytes_freed, (), ())
+
+
 def test_a_pack_that_is_put_back_makes_its_version_count_again(store: Store) -> None:
     sleep(store, 100)
     newest = sleep(store, 200, seed=1)
