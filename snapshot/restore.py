@@ -21,7 +21,6 @@ import numpy as np
 
 from ..memvid.format.blocks import BlockEntry
 from ..memvid.format.identity import Identity
-from ..memvid.format.ledger_tail import unread_of
 from ..memvid.units import format_plural
 from ..memvid.writing.reader import BundleReader
 from . import memory
@@ -252,7 +251,7 @@ def _held(reader: BundleReader, spans: Sequence[BlockEntry], target: int) -> int
 
 
 def _target(reader: BundleReader, at: int | None) -> int:
-    held, unread = reader.manifest.token_count, unread_of(reader.manifest)
+    held, unread = reader.manifest.token_count, reader.manifest.unread_tokens
     if not held and not unread:
         raise MalformedSnapshot("The bundle holds no tokens.", bundle_id=reader.bundle_id.hex())
     if at is None:

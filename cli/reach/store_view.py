@@ -21,9 +21,7 @@ from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, stripped_in
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.blocks import SlotSpec
-from ...memvid.format.lossy import Lossy
-from ...memvid.format.manifest import Manifest
-from ...memvid.format.manifest_file import read_manifest_bytes
+from ...memvid.format.manifest import Lossy, Manifest, read_manifest_bytes
 from ...memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
 from ...memvid.store import IndexRow, Store
 from .daemon_link import find_daemon

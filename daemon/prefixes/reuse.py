@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.format.blocks import BLOCK_TOKENS
-from ...memvid.format.lossy import LOSSY
+from ...memvid.format.manifest import LOSSY
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader

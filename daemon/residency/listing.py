@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from ...memvid.folder.marks import SessionMarks
 from ...memvid.folder.versions import lineage_of
-from ...memvid.format.lossy import LOSSY
-from ...memvid.format.lossy import Lossy as StoredLossy
+from ...memvid.format.manifest import LOSSY
+from ...memvid.format.manifest import Lossy as StoredLossy
 from ...memvid.format.records import Finding
 from ...memvid.store import IndexRow, Store
 from ...memvid.uri import SessionUri

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from ...memvid.disk.clock import now_ns
 from ...memvid.format.blocks import BlockEntry
-from ...memvid.format.ledger_tail import UNREAD
-from ...memvid.format.lossy import LOSSY
+from ...memvid.format.manifest import LOSSY, UNREAD
 from ...memvid.format.records import Receipt
 from ...memvid.uri import SessionUri
 from ...snapshot.caches import growth_of, resident_bytes

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ...memvid.format.ledger_tail import UNREAD
+from ...memvid.format.manifest import UNREAD
 from ...memvid.limits import MAX_TOKENS
 from ...memvid.uri import SessionUri
 from ...snapshot.errors import MalformedSnapshot

@@ -21,7 +21,7 @@ from ...memvid.errors import CorruptBlock, Corruption, StoreError
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.identity import Identity
 from ...memvid.format.journal import COVERS
-from ...memvid.format.ledger_tail import UNREAD
+from ...memvid.format.manifest import UNREAD
 from ...memvid.format.packing import pack
 from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.units import format_plural

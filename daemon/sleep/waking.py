@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from ...errors import TorporError
 from ...memvid.errors import Corruption
-from ...memvid.format.ledger_tail import UNREAD, unread_of
+from ...memvid.format.manifest import UNREAD
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
@@ -264,5 +264,5 @@ def durable_of(reader: BundleReader, logical_bytes: int) -> Durable:
     manifest = reader.manifest
     return Durable(
         manifest.version, reader.bundle_id, manifest.parent, manifest.token_count, logical_bytes, reader.entries,
-        unread_of(manifest), manifest.session.get("backend"),
+        manifest.unread_tokens, manifest.session.get("backend"),
     )  # fmt: skip

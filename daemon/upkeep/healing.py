@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from ...errors import TorporError
 from ...memvid.errors import Corruption, SessionNotFound, StoreError
 from ...memvid.format.blocks import BlockEntry
-from ...memvid.format.lossy import LOSSY
+from ...memvid.format.manifest import LOSSY
 from ...memvid.format.records import Action, DamagedVersion, MaintenanceReport, VerifyReport
 from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.units import format_plural

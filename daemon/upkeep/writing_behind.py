@@ -33,7 +33,7 @@ from typing import Any, Final
 
 from ...memvid.errors import BudgetExceeded, NoSpace
 from ...memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES, BlockDraft, BlockEntry
-from ...memvid.format.ledger_tail import UNREAD, tail_in
+from ...memvid.format.manifest import UNREAD, tail_in
 from ...memvid.limits import MIB
 from ...memvid.store import Receipt, Store
 from ...memvid.uri import SessionUri

@@ -48,7 +48,7 @@ from ..folder.store_file import (
 )
 from ..format.blocks import BlockEntry
 from ..format.frames import FrameReader
-from ..format.manifest_file import manifest_file_bytes
+from ..format.manifest import encode_manifest_file
 from ..format.records import Finding, IndexRow, MaintenanceReport, Progress
 from ..index.index import Index
 from ..units import format_bytes
@@ -124,7 +124,7 @@ def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow])
     for row in missing:
         with contextlib.suppress(StoreError):
             manifest = core.read_manifest(row.bundle_id)
-            total += manifest_file_bytes(manifest.encode())
+            total += len(encode_manifest_file(manifest.encode()))
             for entry in manifest.blocks:
                 if entry.id not in needed and not into.index.packs_of(entry.id, stripped=True):
                     needed[entry.id] = _frame_bytes(core, entry)

@@ -21,8 +21,7 @@ from ..errors import ReadBackFailed, StoreError
 from ..format.blocks import BlockEntry
 from ..format.frames import FrameReader
 from ..format.layout import Frame
-from ..format.manifest import Manifest, bundle_id_of
-from ..format.manifest_file import encode_manifest_file
+from ..format.manifest import Manifest, bundle_id_of, encode_manifest_file
 from ..format.pack import pack_file_bytes
 from ..format.pack_writer import PackWriter
 from ..format.records import Receipt

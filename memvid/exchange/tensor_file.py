@@ -24,7 +24,6 @@ from ..disk.durable import TempFile
 from ..disk.targets import new_file
 from ..errors import LimitExceeded, NotTensors
 from ..format.blocks import BlockEntry, SlotSpec
-from ..format.ledger_tail import unread_of
 from ..format.records import Progress, TensorReport
 from ..limits import MAX_TENSOR_HEADER_BYTES, MAX_TENSOR_SLOT_BYTES
 from ..writing.core import StoreCore
@@ -108,7 +107,7 @@ def export_tensors(
         kind=kind,
         labels=told,
         token_count=manifest.token_count,
-        unread_tokens=unread_of(manifest),
+        unread_tokens=manifest.unread_tokens,
         tensors=len(plan.tensors),
         file_bytes=temp.size_bytes,
     )

@@ -26,7 +26,6 @@ from ..disk.targets import new_file
 from ..errors import BlockMissing, CorruptMarks, MarksLost, NameTaken, ReadBackFailed, StoreError, StoreIoError
 from ..folder.marks import Marks, stripped_in
 from ..format.blocks import BlockEntry
-from ..format.ledger_tail import unread_of
 from ..format.manifest import Manifest
 from ..format.pack_writer import PackWriter
 from ..format.records import ExportReport, Progress, Receipt
@@ -71,7 +70,7 @@ def export_version(
         version=manifest.version,
         bundle_id=reader.bundle_id,
         path=os.path.abspath(os.fspath(target)),
-        token_count=manifest.token_count + unread_of(manifest),
+        token_count=manifest.ledger_tokens,
         blocks=len(manifest.blocks),
         logical_bytes=manifest.logical_bytes,
         file_bytes=temp.size_bytes,

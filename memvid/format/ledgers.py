@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .blocks import TOKEN_BYTES, BlockEntry
-from .ledger_tail import tail_of, unread_of
 from .manifest import Manifest
 
 ReadTokens = Callable[[BlockEntry], bytes | None]
@@ -27,7 +26,7 @@ class Common:
 
 def ledger_tokens(manifest: Manifest) -> int:
     """All tokens of a version, those without blocks too."""
-    return manifest.token_count + unread_of(manifest)
+    return manifest.ledger_tokens
 
 
 def in_common(one: Manifest, read_one: ReadTokens, other: Manifest, read_other: ReadTokens) -> Common:
@@ -63,7 +62,7 @@ def _spans(manifest: Manifest) -> Iterator[BlockEntry]:
 
 def _pieces(manifest: Manifest, start: int, read: ReadTokens) -> Iterator[bytes | None]:
     yield from (read(entry) for entry in _spans(manifest) if entry.end > start)
-    yield tail_of(manifest)
+    yield manifest.tail
 
 
 def _same_tokens(one: bytes, other: bytes) -> int:

@@ -1,8 +1,8 @@
 """The manifest of a bundle as a value, and its canonical encoding. The digest of that encoding is the bundle id.
 
 Owns the manifest's fields and their checks. A manifest lists a snapshot's blocks, and the directory their places: so
-frames can be moved and recompressed while the bundle stays the same. Knows nothing of files, or of the meaning of the
-session map.
+frames can be moved and recompressed while the bundle stays the same. Of the session map it knows what a listing shows
+without a model: the model's name, the labels, the loss, and the tokens without any state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from blake3 import blake3
 
-from ..errors import InvalidDraft, LimitExceeded, StoreError
+from ..disk.paths import read_at, stat_open
+from ..errors import BundleMismatch, InvalidDraft, LimitExceeded, StoreError
 from ..limits import (
     MAX_BLOCKS,
     MAX_ENVIRONMENT_CHARS,
@@ -28,10 +29,10 @@ from ..limits import (
     MAX_VERSION,
 )
 from ..uri import SessionUri
-from .blocks import ID_BYTES, BlockEntry, kind_code, kind_of_code, most_blocks, require_chain
+from .blocks import ID_BYTES, TOKEN_BYTES, BlockEntry, kind_code, kind_of_code, most_blocks, require_chain
 from .identity import Identity
 from .packing import pack, unpack
-from .sealing import corrupt
+from .sealing import HEADER_BYTES, MANIFEST_MAGIC, corrupt, encode_header, require_header
 
 _DOMAIN: Final = "torpor.manifest/1"
 _KEYS: Final = {
@@ -39,6 +40,22 @@ _KEYS: Final = {
 }  # fmt: skip
 _LINE: Final = struct.Struct("<32sQQHHI")  # block id, start, raw bytes, tokens, kind, zero
 LINE_BYTES: Final = _LINE.size
+
+UNREAD: Final = "unread"
+"""The entry of the session map for tokens behind the blocks, in that version alone: a map; its `tokens` are uint32, as
+bytes. The layers above write and read them; the store counts them, so that no reader takes the ledger to be shorter."""
+
+LOSSY: Final = "lossy"
+"""The entry of the session map for a loss, in a lossy version and in all later versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lossy:
+    """The loss of a session: the KV of its first `tokens` tokens was once kept in `bits` bits, and all later tokens
+    were computed from that."""
+
+    bits: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +93,33 @@ class Manifest:
         """Labels for a file made from this version: the session's labels, the model's name, the version."""
         return tuple(dict.fromkeys(label for label in (*self.labels, self.model, f"v{self.version}") if label))
 
+    @property
+    def tail(self) -> bytes:
+        """The tokens behind the blocks: whole uint32, as bytes."""
+        return tail_in(self.session)
+
+    @property
+    def unread_tokens(self) -> int:
+        """How many tokens follow the tokens in blocks; 0 if another program wrote something else there."""
+        return len(self.tail) // TOKEN_BYTES
+
+    @property
+    def ledger_tokens(self) -> int:
+        """All tokens of its ledger: a wake gives these back."""
+        return self.token_count + self.unread_tokens
+
+    @property
+    def lossy(self) -> Lossy | None:
+        """The loss, at most the version's tokens; None if there is none, or another program wrote something else
+        there."""
+        told = self.session.get(LOSSY)
+        if not isinstance(told, Mapping) or told.keys() != {"bits", "tokens"} or not self.token_count:
+            return None
+        bits, tokens = told["bits"], told["tokens"]
+        if not all(type(value) is int and 0 < value <= MAX_TOKENS for value in (bits, tokens)):
+            return None
+        return Lossy(bits, min(tokens, self.token_count))
+
     def encode(self) -> bytes:
         """The canonical bytes. Raises InvalidDraft, LimitExceeded: it may not be written."""
         require_session_map(self.session)
@@ -98,6 +142,13 @@ class Manifest:
                 limit=MAX_MANIFEST_BYTES,
             )
         return data
+
+
+def tail_in(session: Mapping[str, Any]) -> bytes:
+    """As `Manifest.tail`, of a session map."""
+    told = session.get(UNREAD)
+    tokens = told.get("tokens") if isinstance(told, dict) else None
+    return tokens[: len(tokens) // TOKEN_BYTES * TOKEN_BYTES] if isinstance(tokens, bytes) else b""
 
 
 def map_tells_of(session: Mapping[str, Any], uri: SessionUri) -> bool:
@@ -235,3 +286,44 @@ def _environment(value: Any) -> dict[str, str]:
         if not isinstance(text, str) or max(len(key), len(text)) > MAX_ENVIRONMENT_CHARS:
             raise ValueError("its environment holds something else than short text")
     return environment
+
+
+# --- its file
+
+
+def encode_manifest_file(encoded: bytes) -> bytes:
+    """The file of an encoded manifest: a header, then its bytes. Its name is the bundle id."""
+    return encode_header(MANIFEST_MAGIC, HEADER_BYTES + len(encoded)) + encoded
+
+
+def read_manifest_bytes(fd: int, path: str, bundle_id: bytes | None) -> bytes:
+    """The manifest's bytes in an open file, whose digest is `bundle_id`; None: whatever it is.
+
+    Raises:
+        UnsupportedFormat, Truncated, TrailingData, CorruptBundle, BundleMismatch, LimitExceeded, StoreIoError
+    """
+    size_bytes = stat_open(fd, path).st_size
+    if size_bytes > MAX_MANIFEST_BYTES + HEADER_BYTES:
+        raise LimitExceeded(
+            f"{path} has {size_bytes} bytes; a manifest has at most {MAX_MANIFEST_BYTES}.",
+            path=path,
+            size_bytes=size_bytes,
+            limit=MAX_MANIFEST_BYTES,
+        )
+    data = read_at(fd, 0, size_bytes, path)
+    require_header(data[:HEADER_BYTES], MANIFEST_MAGIC, len(data), path)
+    encoded = data[HEADER_BYTES:]
+    found = bundle_id_of(encoded)
+    if bundle_id is not None and found != bundle_id:
+        raise BundleMismatch(
+            f"{path} is damaged, or another version's: its content is not what its name promises.",
+            path=path,
+            expected=bundle_id.hex(),
+            found=found.hex(),
+        )
+    return encoded
+
+
+def read_manifest(fd: int, path: str, bundle_id: bytes) -> Manifest:
+    """The manifest in an open file. Raises as `read_manifest_bytes`, and CorruptBundle where it is not valid."""
+    return decode_manifest(read_manifest_bytes(fd, path, bundle_id), path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..uri import SessionUri
 from .blocks import BlockEntry
-from .lossy import Lossy
+from .manifest import Lossy
 
 Progress = Callable[[int, int], None]
 """Told how much is done, and how much there is to do."""

@@ -36,9 +36,7 @@ from ..disk import durable
 from ..disk.paths import FILE_MODE, Closing, list_names, read_small
 from ..errors import IndexFailed, StoreClosed, StoreError, StoreIoError
 from ..folder.folder import StoreFolder
-from ..format.ledger_tail import unread_of
-from ..format.lossy import Lossy, lossy_of
-from ..format.manifest import Manifest
+from ..format.manifest import Lossy, Manifest
 from ..format.records import IndexRow
 from ..limits import MAX_INDEX_BYTES, MAX_VERSION
 from ..uri import SessionUri
@@ -106,8 +104,8 @@ def row_of(manifest: Manifest, bundle_id: bytes, manifest_bytes: int) -> IndexRo
         created_ns=manifest.created_ns,
         model=manifest.model,
         labels=manifest.labels,
-        unread_tokens=unread_of(manifest),
-        lossy=lossy_of(manifest),
+        unread_tokens=manifest.unread_tokens,
+        lossy=manifest.lossy,
     )
 
 

@@ -35,8 +35,7 @@ from ..folder.marks import MARKS_FILE
 from ..folder.scrub_mark import SCRUB_FILE
 from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, STORE_FILE, VERSIONS
 from ..folder.strangers import list_strangers
-from ..format.manifest import Manifest, decode_manifest, map_tells_of
-from ..format.manifest_file import read_manifest
+from ..format.manifest import Manifest, decode_manifest, map_tells_of, read_manifest
 from ..format.pack import PackFile
 from ..format.sealing import BUNDLE_MAGIC, MANIFEST_MAGIC, PACK_MAGIC
 from ..format_1 import BundleFile

@@ -65,7 +65,7 @@ from ..folder.store_file import (
     write_store_file,
 )
 from ..folder.temps import Temps
-from ..format.manifest_file import encode_manifest_file
+from ..format.manifest import encode_manifest_file
 from ..format.records import Finding, IndexRow
 from ..index.index import INDEX_FILE, Index
 from ..limits import MAX_MARKS_BYTES, MAX_NOTE_BYTES

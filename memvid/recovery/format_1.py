@@ -16,9 +16,7 @@ from ..disk.sealed_json import SealedFormat
 from ..errors import PUT_BACK, CorruptBundle, Corruption, LimitExceeded, StoreError, Truncated, UnsupportedFormat
 from ..folder.marks import MARKS_FILE, Marks, SessionMarks, uuid_in_marks
 from ..folder.store_file import has_bundles, has_manifests, has_own_packs
-from ..format.lossy import Lossy
-from ..format.manifest import Manifest, bundle_id_of, decode_manifest
-from ..format.manifest_file import encode_manifest_file
+from ..format.manifest import Lossy, Manifest, bundle_id_of, decode_manifest, encode_manifest_file
 from ..format.pack import Trailer
 from ..format.records import IndexRow
 from ..format.sealing import HEADER_BYTES

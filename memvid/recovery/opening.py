@@ -16,7 +16,7 @@ from ..folder.folder import StoreFolder, manifest_name
 from ..folder.marks import MARKS_FILE, findings_of_missing
 from ..folder.new_store import create_store
 from ..folder.store_file import has_store_file, load_store_uuid, require_creatable
-from ..format.manifest_file import encode_manifest_file
+from ..format.manifest import encode_manifest_file
 from ..format.records import Finding, IndexRow, OpenReport
 from ..index.index import INDEX_FILE, Index, row_of
 from ..writing.core import StoreCore, drop_superseded

@@ -48,8 +48,7 @@ from ..folder.folder import manifest_name
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing, marks_in
 from ..folder.store_file import DAMAGED, PACKS, STORE_FILE, require_store_file, write_store_file
 from ..format.frames import FrameReader
-from ..format.manifest import Manifest, decode_manifest
-from ..format.manifest_file import encode_manifest_file
+from ..format.manifest import Manifest, decode_manifest, encode_manifest_file
 from ..format.pack_writer import PackWriter
 from ..format.records import MaintenanceReport
 from ..format.writer import joined_block

@@ -28,7 +28,7 @@ from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreBusy, S
 from ..folder.journal import waiting_finding
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.journal import COVERS, JournalRecord
-from ..format.ledger_tail import tail_in, tail_of
+from ..format.manifest import tail_in
 from ..format.records import OpenReport
 from ..uri import SessionUri
 from ..writing.core import StoreCore
@@ -154,7 +154,7 @@ def _is(core: StoreCore, bundle_id: bytes, holds: Callable[[BundleReader], bool]
 
 
 def _all_tokens(reader: BundleReader) -> bytes:
-    return reader.tokens() + tail_of(reader.manifest)
+    return reader.tokens() + reader.manifest.tail
 
 
 def _ledger_of(core: StoreCore, record: JournalRecord) -> bytes:

@@ -15,8 +15,7 @@ from ..errors import Corruption, LimitExceeded
 from ..folder.folder import MANIFEST_SUFFIX, PACK_SUFFIX
 from ..format.damaged_pack import DamagedPack
 from ..format.frames import FrameReader
-from ..format.manifest import bundle_id_of
-from ..format.manifest_file import read_manifest_bytes
+from ..format.manifest import bundle_id_of, read_manifest_bytes
 from ..format.pack import PackFile
 from ..format_1 import BundleFile
 

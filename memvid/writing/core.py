@@ -35,8 +35,7 @@ from ..folder.folder import StoreFolder, id_in, manifest_name, pack_name
 from ..folder.journal import Journal
 from ..folder.pins import Pins
 from ..folder.store_file import VERSIONS
-from ..format.manifest import Manifest
-from ..format.manifest_file import read_manifest
+from ..format.manifest import Manifest, read_manifest
 from ..format.records import Finding, IndexRow
 from ..index.index import Index, PackRow, row_of
 from ..limits import MAX_VERSION

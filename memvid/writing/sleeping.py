@@ -36,9 +36,7 @@ from ..errors import (
 from ..format.blocks import BlockDraft, BlockEntry, require_chain
 from ..format.identity import Identity
 from ..format.journal import COVERS
-from ..format.ledger_tail import unread_of
-from ..format.manifest import Manifest, bundle_id_of, require_session_map
-from ..format.manifest_file import encode_manifest_file
+from ..format.manifest import Manifest, bundle_id_of, encode_manifest_file, require_session_map
 from ..format.pack_writer import PackWriter
 from ..format.records import Progress, Receipt
 from ..format.writer import PreparedBlock, prepare_block
@@ -285,7 +283,7 @@ def receipt_of(manifest: Manifest, bundle_id: bytes, bytes_written: int, blocks_
         blocks_new=blocks_new,
         blocks_reused=len(manifest.blocks) - blocks_new,
         entries=manifest.blocks,
-        unread_tokens=unread_of(manifest),
+        unread_tokens=manifest.unread_tokens,
     )
 
 

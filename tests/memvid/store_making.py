@@ -19,7 +19,7 @@ from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.format.layout import Frame
-from torpor.memvid.format.ledger_tail import UNREAD, tail_of
+from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.format.pack import PackFile
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import INDEX_FILE
@@ -193,7 +193,7 @@ def require_awake(
 def ledger(store: Store, uri: SessionUri = URI, version: int | None = None) -> bytes:
     """All tokens of a version, uint32 as bytes, with those that are not read yet."""
     with store.open_session(uri, version) as reader:
-        return reader.tokens() + tail_of(reader.manifest)
+        return reader.tokens() + reader.manifest.tail
 
 
 def reopened(store: Store, *, anew: bool = False) -> Store:

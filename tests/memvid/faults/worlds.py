@@ -17,7 +17,6 @@ from typing import Any, Final
 from torpor.memvid.errors import NoSpace, StoreError
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.marks import Marks
-from torpor.memvid.format.ledger_tail import tail_of
 from torpor.memvid.format.records import Finding, IndexRow
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -271,7 +270,7 @@ def require_right(store: Store, fact: Version, row: IndexRow | None = None) -> N
         reader = stack.enter_context(store.open_session(fact.uri, row.version if row else fact.number))
         if row is not None and reader.bundle_id != row.bundle_id:
             reader = stack.enter_context(store.open_bundle(row.bundle_id))
-        if tail_of(reader.manifest) != making.token_ids(fact.token_count, fact.tail, fact.seed):
+        if reader.manifest.tail != making.token_ids(fact.token_count, fact.tail, fact.seed):
             raise Broken(f"the tokens behind the blocks of {fact} are not those that were acknowledged")
         if fact.whole is None or fact.is_stripped:
             require_ledger(reader, fact)

@@ -18,7 +18,7 @@ from torpor.memvid.folder import journal as module
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import TURNS_FILE, Journal
 from torpor.memvid.format.journal import HEADER_BYTES, VOID, JournalRecord, size_of
-from torpor.memvid.format.ledger_tail import UNREAD
+from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.store import Store
 from torpor.tests.memvid.store_making import IDENTITY, flip, refusing, token_ids
 

@@ -12,7 +12,7 @@ from blake3 import blake3
 from torpor.memvid.errors import CorruptJournal
 from torpor.memvid.format import journal
 from torpor.memvid.format.journal import HEADER_BYTES, VOID, Found, JournalRecord, Key, scan, size_of
-from torpor.memvid.format.ledger_tail import UNREAD
+from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.format.packing import pack
 from torpor.memvid.limits import CHUNK_BYTES, MAX_IDENTITY_PARTS, MAX_JOURNAL_RECORD_BYTES, MAX_TOKENS, MAX_VERSION
 from torpor.tests.memvid.store_making import IDENTITY, OTHER_URI, URI, taking_at_most, token_ids

@@ -19,7 +19,7 @@ from blake3 import blake3
 from torpor.memvid.errors import StoreError
 from torpor.memvid.folder.store_file import load_store_uuid
 from torpor.memvid.format.journal import HEADER_BYTES, JournalRecord, Key, scan
-from torpor.memvid.format.ledger_tail import UNREAD, tail_in, tail_of
+from torpor.memvid.format.manifest import UNREAD, tail_in
 from torpor.memvid.limits import MAX_JOURNAL_RECORD_BYTES
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -238,7 +238,7 @@ class ReplayTarget(InStore):
             with store.open_session(row.uri, row.version) as reader:
                 manifest = reader.manifest
             require(manifest.session.get("covers") == digest(payload), "a version names another record")
-            require(tail_of(manifest) == tail_in(record.session), "a version has other turns")
+            require(manifest.tail == tail_in(record.session), "a version has other turns")
             require(manifest.token_count == record.held, "a version has other blocks")
             made.add(row.uri)
         return made
@@ -255,7 +255,7 @@ def _is_covered(store: Store, record: JournalRecord) -> bool:
     for row in store.versions(record.uri):
         with store.open_session(row.uri, row.version) as reader:
             is_later = record.newest is None or row.version > record.newest[0]
-            if is_later and (reader.tokens() + tail_of(reader.manifest)).startswith(ledger):
+            if is_later and (reader.tokens() + reader.manifest.tail).startswith(ledger):
                 return True
     return False
 

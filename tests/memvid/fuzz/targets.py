@@ -20,8 +20,7 @@ from blake3 import blake3
 from torpor.memvid.errors import StoreError
 from torpor.memvid.format.blocks import DTYPE_BYTES, BlockHeader
 from torpor.memvid.format.codecs import PLANES_CODE, decode_chunks, decode_into
-from torpor.memvid.format.manifest import decode_manifest
-from torpor.memvid.format.manifest_file import read_manifest
+from torpor.memvid.format.manifest import decode_manifest, read_manifest
 from torpor.memvid.format.pack import PackFile, decode_directory
 from torpor.memvid.format.packing import pack, unpack
 from torpor.memvid.limits import MAX_BLOCK_HEADER_BYTES, MAX_SESSION_MAP_BYTES

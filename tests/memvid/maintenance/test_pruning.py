@@ -15,7 +15,7 @@ from torpor.memvid import Receipt, SessionUri, errors
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
-from torpor.memvid.format.lossy import Lossy
+from torpor.memvid.format.manifest import Lossy
 from torpor.memvid.index.index import Index
 from torpor.memvid.maintenance import pruning
 from torpor.memvid.store import Store

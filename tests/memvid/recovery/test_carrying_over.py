@@ -18,7 +18,6 @@ from torpor.memvid.disk.paths import closing_fd, open_root
 from torpor.memvid.disk.sealed_json import SealedFormat
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.store_file import load_store_uuid
-from torpor.memvid.format.ledger_tail import unread_of
 from torpor.memvid.index.index import Index
 from torpor.memvid.recovery import carrying_over
 from torpor.memvid.recovery.restoring import restore_store_file
@@ -139,9 +138,9 @@ def test_marks_and_turns_come_along(place: Path) -> None:
         assert set(store.marks(LOST_URI).tags) == {"lost"}
         assert store.opening.turns_replayed == 2
         with store.open_session(URI) as reader:
-            assert (reader.manifest.version, unread_of(reader.manifest)) == (4, 5)
+            assert (reader.manifest.version, reader.manifest.unread_tokens) == (4, 5)
         with store.open_session(NEW_URI) as reader:
-            assert unread_of(reader.manifest) == 7
+            assert reader.manifest.unread_tokens == 7
 
 
 def test_a_damaged_manifest_that_is_put_right_makes_its_version_whole(place: Path) -> None:
@@ -474,7 +473,7 @@ def test_turns_of_a_session_whose_delete_was_cut_off_go_with_it(place: Path) -> 
         assert not store.has_turns(URI)
         assert (store.opening.turns_replayed, store.opening.journal) == (1, ())
         with store.open_session(NEW_URI) as reader:
-            assert unread_of(reader.manifest) == 7
+            assert reader.manifest.unread_tokens == 7
 
 
 def test_a_file_that_a_delete_has_emptied_goes(small: Path) -> None:

@@ -19,7 +19,7 @@ from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.journal import VOID
-from torpor.memvid.format.ledger_tail import UNREAD
+from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.limits import MAX_NODES, MAX_SESSION_MAP_BYTES
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making

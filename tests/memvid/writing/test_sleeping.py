@@ -20,8 +20,8 @@ from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.pins import Pins
-from torpor.memvid.format import manifest_file
-from torpor.memvid.format.ledger_tail import UNREAD
+from torpor.memvid.format import manifest
+from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.index.index import Index
 from torpor.memvid.limits import MAX_TOKENS, MAX_VERSION
 from torpor.memvid.store import Store
@@ -673,11 +673,11 @@ def test_a_sleep_that_fails_leaves_the_turns(store: Store) -> None:
 
 
 def test_a_manifest_above_its_limit_is_refused(store: Store) -> None:
-    with mock.patch("torpor.memvid.format.manifest.MAX_MANIFEST_BYTES", 200), pytest.raises(errors.StoreError):
+    with mock.patch.object(manifest, "MAX_MANIFEST_BYTES", 200), pytest.raises(errors.StoreError):
         sleep(store, 300)
     assert names(store.path) == set()
     receipt = sleep(store, 300)
-    with mock.patch.object(manifest_file, "MAX_MANIFEST_BYTES", 100), pytest.raises(errors.LimitExceeded):
+    with mock.patch.object(manifest, "MAX_MANIFEST_BYTES", 100), pytest.raises(errors.LimitExceeded):
         store.open_bundle(receipt.bundle_id)
 
 
