@@ -29,8 +29,7 @@ from ..errors import BlockMissing, StoreClosed, StoreError, StoreIoError
 from ..folder.folder import manifest_name
 from ..folder.marks import Marks
 from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
-from ..format.ledgers import in_common, ledger_tokens
-from ..format.manifest import end_record_of
+from ..format.manifest import Manifest, end_record_of
 from ..format.records import Finding, IndexRow, MaintenanceReport
 from ..uri import SessionUri
 from ..writing import deletion
@@ -122,17 +121,22 @@ def _covers(core: StoreCore, later: IndexRow, earlier: IndexRow, stripped: Conta
         return False
     try:
         with core.open_reader(later.bundle_id) as one, core.open_reader(earlier.bundle_id) as other:
-            same = in_common(
-                one.manifest,
-                lambda entry: one.read_header(entry).tokens,
-                other.manifest,
-                lambda entry: other.read_header(entry).tokens,
-            )
-            return same.least == ledger_tokens(other.manifest)
+            same = _in_same_blocks(one.manifest, other.manifest)
+            return (one.tokens(same) + one.manifest.tail).startswith(other.tokens(same) + other.manifest.tail)
     except (StoreClosed, StoreIoError):
         raise
     except StoreError:
         return False
+
+
+def _in_same_blocks(one: Manifest, other: Manifest) -> int:
+    """How many tokens two versions have in the same blocks from the first one on: no header of these is read."""
+    same = 0
+    for mine, theirs in zip(one.blocks, other.blocks, strict=False):
+        if mine.id != theirs.id:
+            break
+        same = mine.end
+    return same
 
 
 # --- the plan

@@ -116,13 +116,15 @@ class BundleReader(Closing):
         self.read_slots_into(entry, [(slot_index, [memoryview(data)])])
         return data
 
-    def tokens(self) -> bytes:
-        """The token ledger: uint32 little-endian ids of all spans in order, from the block headers. A stripped version
-        has it too."""
-        ledger = b"".join(self.read_header(entry).tokens for entry in self.entries if entry.kind == "span")
-        if len(ledger) != 4 * self.manifest.token_count:
+    def tokens(self, start: int = 0) -> bytes:
+        """The token ledger from `start` on, where a span begins: uint32 little-endian ids of all spans in order, from
+        the block headers. A stripped version has it too."""
+        spans = [entry for entry in self.entries if entry.kind == "span" and entry.start >= start]
+        ledger = b"".join(self.read_header(entry).tokens for entry in spans)
+        count = self.manifest.token_count - start
+        if len(ledger) != 4 * count:
             raise CorruptBundle(
-                f"{self.path}: the blocks hold {len(ledger) // 4} tokens, not {self.manifest.token_count}.",
+                f"{self.path}: the blocks hold {len(ledger) // 4} tokens, not {count}.",
                 path=self.path,
                 part="manifest",
             )
