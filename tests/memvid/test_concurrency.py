@@ -1,6 +1,6 @@
 """Many threads on one store, and another process that reads it: everyone gets whole, acknowledged versions (T8).
 
-Each history starts threads that sleep, wake, delete, prune, compact, collect, mark and verify as their random numbers
+Each history starts threads that sleep, wake, delete, forget, prune, repack, mark and verify as their random numbers
 say, on the same few sessions, while a process of its own wakes what it finds. What a session's version holds is told by
 its receipt, so each wake can be checked byte by byte.
 """
@@ -251,7 +251,7 @@ def test_t8_the_same_in_many_histories(store_path: Path, seed: int) -> None:
 def test_a_temporary_file_is_no_leftover_between_its_making_and_its_use(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gc on another thread took it for one, and the sleep that had made it failed."""
+    """Another thread that looked for leftovers took it for one, and the sleep that had made it failed."""
     found: list[list[str]] = []
     folder = store._core.folder
     looking = threading.Thread(target=lambda: found.append(folder.temps.leftovers()))

@@ -420,10 +420,6 @@ class SoundStore(RuleBasedStateMachine):
     def nothing_is_pinned_that_nobody_reads(self) -> None:
         assert len(self.store._core.pins) == len(self.readers)
 
-    @invariant()
-    def the_needs_are_known(self) -> None:
-        assert not self.store._core.folder.held_bytes() < 0
-
 
 def _is_mark_of(mark: Mark, uri: SessionUri, number: int) -> bool:
     return mark.value == number and (mark.name == str(uri) or mark.name.startswith(f"{uri}:"))

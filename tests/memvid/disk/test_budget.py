@@ -171,19 +171,19 @@ def test_what_was_published_counts_as_held_and_not_a_second_time() -> None:
         two(1)
 
 
-def test_what_a_compaction_writes_is_never_counted_as_held() -> None:
+def test_what_a_repack_writes_is_never_counted_as_held() -> None:
     books = account(Budget(max_store_bytes=100), store_bytes=90)
-    compaction, sleep = books.begin(TODAY, replacing=True), books.begin(TODAY)
-    compaction(1000)
+    repack, sleep = books.begin(TODAY, replacing=True), books.begin(TODAY)
+    repack(1000)
     sleep(10)
 
 
-def test_a_compaction_leaves_half_of_a_day_to_sleeps() -> None:
+def test_a_repack_leaves_half_of_a_day_to_sleeps() -> None:
     books = account(Budget(max_bytes_per_day=1000), written={TODAY: 100})
-    compaction, sleep = books.begin(TODAY, replacing=True), books.begin(TODAY)
-    compaction(400)
+    repack, sleep = books.begin(TODAY, replacing=True), books.begin(TODAY)
+    repack(400)
     with pytest.raises(BudgetExceeded, match="repack may write until 500 B") as refusal:
-        compaction(1)
+        repack(1)
     assert (refusal.value.which, refusal.value.limit, refusal.value.used) == ("max_bytes_per_day", 500, 500)
     sleep(500)
     with pytest.raises(BudgetExceeded):

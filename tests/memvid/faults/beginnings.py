@@ -30,7 +30,7 @@ class Scenario:
     """`prepare` makes the store that the operation begins with (None: there is none) and returns the world that it
     holds. `run` opens the store and works; each step that its owner would be told of stands in `tape.step(store, adds=,
     removes=)`, with `tape.sleep` and `tape.delete` for the common ones. An operation that must not change what the
-    store holds (gc, compact, an index made anew) is a step that adds and removes nothing. `sees` finds what else is a
+    store holds (repack, an index made anew) is a step that adds and removes nothing. `sees` finds what else is a
     fact of its world than versions: tags, exported files, traces.
     """
 
