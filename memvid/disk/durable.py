@@ -13,7 +13,6 @@ import errno
 import os
 import re
 import secrets
-import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -23,17 +22,19 @@ from ...places import NO_LINKS_ERRNOS
 from ..errors import DurabilityLost, NoSpace, StoreError, StoreIoError
 from ..limits import MAX_IOVECS
 from ..units import format_bytes
-from .paths import FILE_MODE, FOLDER_MODE, Closing, io_error
+from .paths import FILE_MODE, FOLDER_MODE, Closing, io_error, list_names, plain_status
 
 TEMP_SUFFIX: Final = ".tmp"
-TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp(-journal)?", re.ASCII)
-"""The names that `TempFile` gives, and that SQLite gives beside one while it makes an index in it: only these are taken
-for leftovers."""
+TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp", re.ASCII)
+"""The names that `TempFile` gives: only these are taken for leftovers."""
 
 NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _STAT_BLOCK_BYTES: Final = 512
 """The unit of `st_blocks`, on every filesystem, in bytes."""
+
+_WRITTEN: Final[set[str]] = set()
+"""The names of the temporary files that this process writes now. A name is as good as unique."""
 
 _TEMP_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -136,10 +137,11 @@ class TempFile(Closing):
         self.path = f"{folder_path}/{self._name}"
         self.size_bytes = 0
         self.whole_bytes: Callable[[], int] = lambda: 0  # how long it is to be; asked only where the disk is full
-        self.closed = False
+        _WRITTEN.add(self._name)  # before the file exists, or it is taken for a leftover
         try:
             self.fd = os.open(self._name, _TEMP_FLAGS, FILE_MODE, dir_fd=folder_fd)
         except OSError as error:
+            _WRITTEN.discard(self._name)
             raise write_error(error, "create", self.path) from error
         self._published = False
 
@@ -272,33 +274,25 @@ class TempFile(Closing):
 
     def close(self) -> None:
         """Close, and remove the file unless it was published. Never raises; leftovers are removed at the next open."""
-        self.closed = True
         with contextlib.suppress(OSError):
             os.close(self.fd)
         if not self._published:
             with contextlib.suppress(OSError):
                 os.unlink(self._name, dir_fd=self._folder_fd)
+        _WRITTEN.discard(self._name)
 
 
 def write_file(
-    folder_fd: int,
-    name: str,
-    data: bytes,
-    folder_path: str,
-    *,
-    temp_fd: int | None = None,
-    replacing: bool = False,
-    flushing: bool = True,
+    folder_fd: int, name: str, data: bytes, folder_path: str, *, temp_fd: int | None = None, replacing: bool = False
 ) -> None:
     """Write a small file durably and atomically; its temporary file may lie in another folder.
 
-    With `replacing` a file of that name is replaced: at any failure, the old or the new one is there. Without
-    `flushing` the caller flushes the folders.
+    With `replacing` a file of that name is replaced: at any failure, the old or the new one is there.
     """
     with TempFile(folder_fd if temp_fd is None else temp_fd, folder_path) as temp:
         temp.append([data])
         temp.sync()
-        temp.publish(folder_fd, name, folder_path, replacing=replacing, flushing=flushing)
+        temp.publish(folder_fd, name, folder_path, replacing=replacing)
 
 
 def write_unflushed(folder_fd: int, name: str, data: bytes, folder_path: str, temp_fd: int) -> None:
@@ -330,12 +324,11 @@ def rename(folder_fd: int, old: str, new: str, folder_path: str) -> None:
         raise write_error(error, "rename", f"{folder_path}/{old}") from error
 
 
-def is_plain(folder_fd: int, name: str) -> bool:
-    """Whether a name is there and means a regular file, not a folder or a link."""
-    try:
-        return stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode)
-    except OSError:
-        return False
+def leftovers(folder_fd: int, path: str) -> list[str]:
+    """The names of what unfinished writes left in a folder: plain files with a name that `TempFile` gives, but those
+    that this process writes. All others belong to a user. Only under the store's lock. Raises StoreIoError."""
+    names = filter(TEMP_NAME.fullmatch, list_names(folder_fd, path))
+    return [name for name in names if name not in _WRITTEN and plain_status(folder_fd, name) is not None]
 
 
 def remove(folder_fd: int, name: str, folder_path: str) -> bool:

@@ -172,12 +172,18 @@ def stat_name(folder_fd: int, name: str, path: str) -> os.stat_result:
         raise io_error(error, "look at", path) from error
 
 
-def plain_bytes(folder_fd: int | None, name: str) -> int:
-    """The bytes of a plain file; 0 for anything else, and where the system does not tell."""
+def plain_status(folder_fd: int | None, name: str) -> os.stat_result | None:
+    """The status of a plain file; None for anything else, and where the system does not tell."""
     with contextlib.suppress(OSError):
         status = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
-        return status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return 0
+        return status if stat.S_ISREG(status.st_mode) else None
+    return None
+
+
+def plain_bytes(folder_fd: int | None, name: str) -> int:
+    """The bytes of a plain file; 0 for anything else, and where the system does not tell."""
+    status = plain_status(folder_fd, name)
+    return status.st_size if status is not None else 0
 
 
 def stat_open(fd: int, path: str) -> os.stat_result:

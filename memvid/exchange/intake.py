@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from ..disk.budget import Meter
 from ..disk.durable import TempFile
 from ..errors import ReadBackFailed, StoreError
+from ..folder.store_file import VERSIONS
 from ..format.blocks import BlockEntry
 from ..format.frames import FrameReader
 from ..format.layout import Frame
@@ -85,7 +86,7 @@ class Intake:
             yield []
             return
 
-        with self.core.folder.temps.new() as temp:
+        with self.core.folder.new_temp() as temp:
             writer = PackWriter(temp, room)
             for entry in writer.each(lacking, lambda entry: _frame_of(entry, source)[0].frame_bytes):
                 with source(entry, True) as file:
@@ -105,7 +106,7 @@ class Intake:
         with ExitStack() as stack:
             temp = None
             if draft.manifest_bytes:
-                temp = stack.enter_context(core.folder.manifest_temps.new())
+                temp = stack.enter_context(core.folder.new_temp(VERSIONS))
                 room(len(draft.data))
                 temp.append([draft.data])
                 temp.sync()

@@ -31,6 +31,7 @@ from ..disk.paths import (
     open_file,
     open_folder,
     opened_folder,
+    plain_bytes,
     read_at,
     stat_name,
     stat_open,
@@ -40,7 +41,6 @@ from ..errors import PUT_BACK, BundleMissing, NotAStore, StoreClosed, StoreError
 from ..limits import CHUNK_BYTES
 from .damaged import free_name
 from .store_file import BUNDLES, DAMAGED, PACKS, VERSIONS
-from .temps import Temps
 
 MANIFEST_SUFFIX: Final = ".mvm"
 PACK_SUFFIX: Final = ".mvp"
@@ -79,8 +79,6 @@ class StoreFolder:
                 self._fds[name] = self._open_top(name)
             with contextlib.suppress(FileNotFoundError):
                 self._fds[BUNDLES] = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
-        self.temps = Temps(self._fds[PACKS], f"{path}/{PACKS}")
-        self.manifest_temps = Temps(self._fds[VERSIONS], f"{path}/{VERSIONS}")
 
     def _open_top(self, name: str) -> int:
         path = f"{self.path}/{name}"
@@ -97,7 +95,7 @@ class StoreFolder:
         self._close_folders()
         with contextlib.suppress(OSError):
             os.close(self.root_fd)
-        self.root_fd = self.temps.folder_fd = self.manifest_temps.folder_fd = -1
+        self.root_fd = -1
 
     def _close_folders(self) -> None:
         while self._fds:
@@ -126,10 +124,20 @@ class StoreFolder:
         """For messages only; files are opened by descriptor."""
         return f"{self.path}/{name}"
 
-    def remove_leftovers(self) -> int:
-        """Remove what unfinished writes left, how many files. Only under the store's lock, before any is begun. Raises
-        StoreIoError."""
-        return self.temps.remove_all() + self.manifest_temps.remove_all()
+    def new_temp(self, top: str = PACKS) -> durable.TempFile:
+        """A temporary file in `packs` or `versions`. Raises NoSpace, StoreIoError."""
+        return durable.TempFile(self._fds.get(top, -1), self.path_of(top))
+
+    def remove_leftovers(self, *, dry_run: bool = False) -> dict[str, int]:
+        """Remove what unfinished writes left; the bytes of each, by its name in the store. Only under the store's lock.
+        Raises StoreIoError."""
+        found = {}
+        for top in (VERSIONS, PACKS):
+            for name in durable.leftovers(self._fds[top], self.path_of(top)):
+                found[f"{top}/{name}"] = plain_bytes(self._fds[top], name)
+                if not dry_run:
+                    durable.remove(self._fds[top], name, self.path_of(top))
+        return found
 
     # --- what there is
 
@@ -192,7 +200,7 @@ class StoreFolder:
     # --- changes
 
     def publish(self, temp: durable.TempFile, name: str) -> None:
-        """Give a flushed temporary file its name, durably: one of `temps` a pack's, one of `manifest_temps` a
+        """Give a flushed temporary file its name, durably: one in `packs` a pack's, one in `versions` a
         manifest's. A file that is there under it is replaced, so it must hold nothing else (`StoreCore.publish`); the
         new one is not taken back then where the flush fails, for others may need it. Raises NoSpace, StoreIoError,
         DurabilityLost."""
@@ -203,7 +211,7 @@ class StoreFolder:
 
     def write_manifest(self, bundle_id: bytes, data: bytes) -> None:
         """Write the file of a manifest, durably. Raises as `publish`."""
-        with self.manifest_temps.new() as temp:
+        with self.new_temp(VERSIONS) as temp:
             temp.append([data])
             temp.sync()
             self.publish(temp, manifest_name(bundle_id))
@@ -251,7 +259,7 @@ class StoreFolder:
         """Copy a manifest that is not what its name says, durably. Raises as `move_to_damaged`."""
         durable.make_folder(self.root_fd, DAMAGED, self.path)
         fd, path = self.open_name(name)
-        with closing_fd(fd), self.manifest_temps.new() as temp:
+        with closing_fd(fd), self.new_temp(VERSIONS) as temp:
             for offset in range(0, stat_open(fd, path).st_size, CHUNK_BYTES):
                 temp.append([read_at(fd, offset, CHUNK_BYTES, path)])
             temp.sync()

@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from ..disk import durable
 from ..disk.paths import Closing, is_named, list_names, open_file, open_folder, read_at, stat_open, undoing
@@ -48,8 +48,8 @@ from ..format.records import Finding
 from ..limits import KIB, MAX_JOURNAL_BYTES, MAX_JOURNAL_RECORD_BYTES, MIB
 from ..uri import SessionUri
 from .damaged import free_name
+from .folder import StoreFolder
 from .store_file import JOURNAL
-from .temps import Temps
 
 TURNS_FILE: Final = "turns.mvj"
 
@@ -72,15 +72,6 @@ _UNREADABLE: Final = (
 
 _MOST_FINDINGS: Final = 100
 """What is told of one damaged file, before the rest is only counted."""
-
-
-class Home(Protocol):
-    """The store's folder, as far as a journal uses it."""
-
-    path: str
-    root_fd: int
-    uuid: str
-    temps: Temps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +101,7 @@ class Journal(Closing):
     for no flush. lock: while it is held, no record comes.
     """
 
-    def __init__(self, folder: Home) -> None:
+    def __init__(self, folder: StoreFolder) -> None:
         self.folder_path = f"{folder.path}/{JOURNAL}"
         self.path = f"{self.folder_path}/{TURNS_FILE}"
         self.findings: list[Finding] = []
@@ -128,7 +119,7 @@ class Journal(Closing):
     # --- opening and closing
 
     @classmethod
-    def load(cls, folder: Home, *, writable: bool) -> Journal:
+    def load(cls, folder: StoreFolder, *, writable: bool) -> Journal:
         """What there is of a journal. Damage is told in `findings`, and costs nothing but what it lies in. A file that
         cannot be this store's journal is put aside, under another name in its folder.
 
@@ -245,11 +236,6 @@ class Journal(Closing):
         if found is None or found.payload is None:
             raise CorruptJournal(f"{self.path}: the record at byte {place.start} is not what was written there.")
         return found.payload
-
-    @property
-    def size_bytes(self) -> int:
-        with self.lock:
-            return self._size
 
     def require_settled(self, uri: SessionUri) -> None:
         """Raises JournalWaits: what was acknowledged of a session could not be made a version."""
@@ -446,7 +432,7 @@ class Journal(Closing):
         """Put a new file in the place of the old one, with the records that count and room for so many bytes more."""
         self._open_folder()
         key, end, places = Key.new(self._folder.uuid), HEADER_BYTES, dict[SessionUri, _Place]()
-        with self._folder.temps.new() as temp:
+        with self._folder.new_temp() as temp:
             temp.append([key.header()])
             for uri, newest in self._live.items():
                 for old, payload in _to_copy(newest, self._payload):

@@ -26,7 +26,7 @@ from typing import Final
 from ..disk import durable
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
-from ..disk.paths import list_names, opened_folder, plain_bytes, stat_name
+from ..disk.paths import list_names, opened_folder, stat_name
 from ..errors import (
     BudgetExceeded,
     BundleMissing,
@@ -41,7 +41,7 @@ from ..errors import (
 )
 from ..exchange.incoming import SUFFIX
 from ..folder.marks import MARKS_FILE, Marks
-from ..folder.store_file import BUNDLES, INCOMING, PACKS, VERSIONS
+from ..folder.store_file import BUNDLES, INCOMING
 from ..format.codecs import RAW_CODE, encode_slot
 from ..format.frames import FrameReader
 from ..format.pack_writer import PackWriter
@@ -129,14 +129,9 @@ def remove_leftovers(run: MaintenanceRun) -> None:
     core = run.core
     if not core.has_lock:
         return  # a daemon beside us may be writing some
-    for top, temps in ((PACKS, core.folder.temps), (VERSIONS, core.folder.manifest_temps)):
-        path = core.folder.path_of(top)
-        with run.committing():
-            for name in temps.leftovers():
-                size_bytes = plain_bytes(temps.folder_fd, name)
-                if not run.dry_run:
-                    durable.remove(temps.folder_fd, name, path)
-                run.freed("remove", f"{path}/{name}", size_bytes, "An unfinished write left it.")
+    with run.committing():
+        for name, size_bytes in core.folder.remove_leftovers(dry_run=run.dry_run).items():
+            run.freed("remove", core.folder.path_of(name), size_bytes, "An unfinished write left it.")
     with contextlib.suppress(FileNotFoundError):
         _remove_untaken(run)
 
@@ -377,7 +372,7 @@ class _Repack:
             return set()
         if self._frees_nothing(step, wanted):
             return set()
-        with core.metering(replacing=True) as room, core.folder.temps.new() as temp:
+        with core.metering(replacing=True) as room, core.folder.new_temp() as temp:
             room(0)
             writer = PackWriter(temp, room)
             stripped = self._needed.stripped

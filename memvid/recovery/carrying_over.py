@@ -34,7 +34,7 @@ from typing import Final
 from blake3 import blake3
 
 from ..disk import durable
-from ..disk.paths import closing_fd, io_error, list_names, open_file, opened_folder, read_small, undoing
+from ..disk.paths import closing_fd, io_error, list_names, open_file, opened_folder, plain_status, read_small, undoing
 from ..disk.sealed_json import reason_of
 from ..errors import (
     PUT_BACK,
@@ -64,7 +64,6 @@ from ..folder.store_file import (
     uuid_of_format_1,
     write_store_file,
 )
-from ..folder.temps import Temps
 from ..format.manifest import encode_manifest_file
 from ..format.records import Finding, IndexRow
 from ..index.index import INDEX_FILE, Index
@@ -214,8 +213,7 @@ class _Carrying:
         folder = self.folder
         path = folder.path_of(BUNDLES)
         with opened_folder(folder.root_fd, BUNDLES, path) as fd:
-            if Temps(fd, path).remove_all():
-                durable.sync_folder(fd, path)
+            _remove(fd, path, durable.TEMP_NAME.fullmatch)
         for name in sorted(folder.list_packs()):
             if name.endswith(_LIVE):
                 self._look_at_bundle(name)
@@ -280,7 +278,7 @@ class _Carrying:
                 with contextlib.suppress(FileNotFoundError):
                     self._take_in(fd, match[0], match[1], is_version=match[2] == _LIVE)
             for name in list_names(fd, path):
-                if name.startswith(("marks.json.", "store.json.")) and durable.is_plain(fd, name):
+                if name.startswith(("marks.json.", "store.json.")) and plain_status(fd, name):
                     self._move_to_damaged(fd, name, name)
 
     def _take_in(self, fd: int, name: str, stem: str, *, is_version: bool) -> None:
@@ -488,7 +486,7 @@ def _require_damage(error: StoreError) -> None:
 
 def _remove(folder_fd: int, path: str, is_meant: Callable[[str], object]) -> None:
     """Durably remove the plain files of a folder whose names are meant."""
-    names = [name for name in list_names(folder_fd, path) if is_meant(name) and durable.is_plain(folder_fd, name)]
+    names = [name for name in list_names(folder_fd, path) if is_meant(name) and plain_status(folder_fd, name)]
     for name in names:
         durable.remove(folder_fd, name, path)
     if names:

@@ -155,7 +155,7 @@ class Mending:
         if not copies:
             yield None
             return
-        with self._core.poisoning(), self._core.folder.temps.new() as temp:
+        with self._core.poisoning(), self._core.folder.new_temp() as temp:
             writer = PackWriter(temp)
             for block_id in copies.full:
                 writer.add_copy(file, block_id)

@@ -77,7 +77,7 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
         StoreIoError, UnsafePath: the folder cannot be listed.
     """
     folder, index = core.folder, core.index
-    leftovers = folder.remove_leftovers() if core.has_lock else 0
+    leftovers = len(folder.remove_leftovers()) if core.has_lock else 0
     there, known = folder.list_packs(), index.pack_sizes().keys()
     index.drop_packs(known - there)
     unreadable = [*told]

@@ -46,7 +46,7 @@ from ..errors import (
 from ..folder.damaged import move_small
 from ..folder.folder import manifest_name
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing, marks_in
-from ..folder.store_file import DAMAGED, PACKS, STORE_FILE, require_store_file, write_store_file
+from ..folder.store_file import DAMAGED, PACKS, STORE_FILE, VERSIONS, require_store_file, write_store_file
 from ..format.frames import FrameReader
 from ..format.manifest import Manifest, decode_manifest, encode_manifest_file
 from ..format.pack_writer import PackWriter
@@ -200,7 +200,7 @@ def _promised(core: StoreCore) -> set[bytes]:
 
 def _put_manifest(core: StoreCore, bundle_id: bytes, encoded: bytes) -> bool:
     """False if the version was deleted meanwhile."""
-    with core.poisoning(), core.folder.manifest_temps.new() as temp:
+    with core.poisoning(), core.folder.new_temp(VERSIONS) as temp:
         temp.append([encode_manifest_file(encoded)])
         temp.sync()
         with core.committing():
@@ -344,7 +344,7 @@ def _write_pack(run: MaintenanceRun, add: Callable[[PackWriter], None], planned_
     """A new pack with what `add` puts into it, and its name; a dry run only plans it."""
     core, name, size_bytes = run.core, PACKS, planned_bytes
     if not run.dry_run:
-        with core.poisoning(), core.folder.temps.new() as temp:
+        with core.poisoning(), core.folder.new_temp() as temp:
             writer = PackWriter(temp)
             add(writer)
             pack_id = writer.finish()

@@ -33,6 +33,7 @@ from ..errors import (
     LimitExceeded,
     StoreError,
 )
+from ..folder.store_file import VERSIONS
 from ..format.blocks import BlockDraft, BlockEntry, require_chain
 from ..format.identity import Identity
 from ..format.journal import COVERS
@@ -143,7 +144,7 @@ class _Sleep:
         manifest = with_name_of_its_own(self._core, self._manifest(entries, session))
         encoded = manifest.encode()
         bundle_id, data = bundle_id_of(encoded), encode_manifest_file(encoded)
-        with self._core.folder.manifest_temps.new() as temp:
+        with self._core.folder.new_temp(VERSIONS) as temp:
             self._room(len(data))
             temp.append([data])
             temp.sync()
@@ -221,7 +222,7 @@ class _Sleep:
 
     def _write(self, block: PreparedBlock, rest: Iterator[PreparedBlock] | None = None) -> None:
         if self._writer is None:
-            self._temp = self._stack.enter_context(self._core.folder.temps.new())
+            self._temp = self._stack.enter_context(self._core.folder.new_temp())
             self._writer = PackWriter(self._temp, self._room)
             if rest is not None:
                 self._writer.expect(rest, self._bytes_if_new)

@@ -290,7 +290,7 @@ def copy_blocks(
 ) -> Path:
     """Write blocks into one new pack, of some the header alone, and then remove packs, as a repack does; the new."""
     core = store._core
-    with core.folder.temps.new() as temp:
+    with core.folder.new_temp() as temp:
         writer = PackWriter(temp)
         for block_id in block_ids:
             with core.files.holding(core.index.packs_of(block_id)[0]) as file:

@@ -252,9 +252,9 @@ def test_a_temporary_file_is_no_leftover_between_its_making_and_its_use(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread that looked for leftovers took it for one, and the sleep that had made it failed."""
-    found: list[list[str]] = []
+    found: list[dict[str, int]] = []
     folder = store._core.folder
-    looking = threading.Thread(target=lambda: found.append(folder.temps.leftovers()))
+    looking = threading.Thread(target=lambda: found.append(folder.remove_leftovers(dry_run=True)))
 
     class Made(durable.TempFile):
         def __init__(self, folder_fd: int, folder_path: str) -> None:
@@ -263,9 +263,9 @@ def test_a_temporary_file_is_no_leftover_between_its_making_and_its_use(
             looking.join(0.05)
 
     monkeypatch.setattr(durable, "TempFile", Made)
-    with contextlib.closing(folder.temps.new()):
+    with contextlib.closing(folder.new_temp()):
         looking.join()
-    assert found == [[]]
+    assert found == [{}]
 
 
 if __name__ == "__main__":

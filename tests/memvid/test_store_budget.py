@@ -14,7 +14,6 @@ from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
-from torpor.memvid.folder.temps import Temps
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store
@@ -55,7 +54,7 @@ def test_a_sleep_that_cannot_fit_is_refused_with_its_size_before_any_of_it_is_wr
     with Store.open(store_path.with_name("measured"), writable=True) as measured:
         whole = sleep(measured, 600).bytes_written
     with Store.open(store_path, writable=True, budget=Budget(**{bound: raw - 1})) as store:
-        with mock.patch.object(Temps, "new", side_effect=AssertionError("it wrote")):
+        with mock.patch.object(StoreFolder, "new_temp", side_effect=AssertionError("it wrote")):
             for _ in range(3):
                 with pytest.raises(BudgetExceeded) as refusal:
                     sleep(store, 600)
@@ -175,7 +174,7 @@ def test_a_sleep_that_fits_is_not_refused_for_what_a_repack_writes_beside_it(sto
         held = bundle_bytes(store_path)
     with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=held + one)) as store:
         core = store._core
-        with core.metering(replacing=True) as room, core.folder.temps.new() as temp:
+        with core.metering(replacing=True) as room, core.folder.new_temp() as temp:
             writer = PackWriter(temp, room)
             for entry in second.entries:
                 with core.files.holding(core.index.packs_of(entry.id)[0]) as file:

@@ -21,7 +21,7 @@ from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.exchange import intake
 from torpor.memvid.exchange.incoming import hand_over
-from torpor.memvid.folder.temps import Temps
+from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.manifest import Manifest
 from torpor.memvid.format.pack import PackFile
 from torpor.memvid.format.pack_writer import PackWriter
@@ -562,7 +562,7 @@ def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_writt
 ) -> None:
     slept_as(other, MAX_VERSION, seed=5)
     before = tree(Path(other.path))
-    monkeypatch.setattr(Temps, "new", lambda _folder: pytest.fail("a file was begun"))
+    monkeypatch.setattr(StoreFolder, "new_temp", lambda *_: pytest.fail("a file was begun"))
     with pytest.raises(errors.LimitExceeded, match="import --as"):
         sleep(other, 600)
     assert tree(Path(other.path)) == before

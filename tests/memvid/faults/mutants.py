@@ -204,9 +204,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     "folder.StoreFolder.remove without `durable.sync_folder(fd, os.path.dirname(path))`": (
         "only the carrying over removes so, and the next opening does it again"
     ),
-    "carrying_over._Carrying._look_at_bundles without `durable.sync_folder(fd, path)`": (
-        "runs only where a name has both endings, which no recorded scenario has; the next opening does it again"
-    ),
     "durable._sync without `fcntl.fcntl(fd, fcntl.F_FULLFSYNC)`": "runs on macOS only; the line beside it is the same",
 }
 

@@ -79,7 +79,7 @@ def test_what_stands_before_a_cut_is_found_and_of_a_cut_frame_its_header(store: 
 def test_stripped_blocks_are_found_as_headers(store: Store, tmp_path: Path) -> None:
     receipt = sleep(store, 700)
     name = store.index.packs_of(ids(receipt)[0])[0]
-    with open_frames(store._core.folder, name) as source, store._core.folder.temps.new() as temp:
+    with open_frames(store._core.folder, name) as source, store._core.folder.new_temp() as temp:
         writer = PackWriter(temp)
         for block_id in ids(receipt):
             writer.add_stripped(source, block_id)

@@ -108,7 +108,7 @@ def test_the_same_file_is_replaced_and_the_ordinary_case_flushes_no_more(store: 
     receipt = sleep(store)
     pack = pack_of(store, receipt)
     core, before = store._core, pack.stat().st_ino
-    with core.folder.temps.new() as temp:
+    with core.folder.new_temp() as temp:
         writer = PackWriter(temp)
         with core.files.holding(f"packs/{pack.name}") as file:
             for entry in receipt.entries:
