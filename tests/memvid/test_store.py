@@ -131,16 +131,6 @@ def test_a_reader_of_many_packs_keeps_few_files_open(store: Store) -> None:
     require_awake(store, 61 * 256, layers=1)
 
 
-def test_sessions_are_listed_by_their_latest_version(store: Store) -> None:
-    sleep(store, 10)
-    sleep(store, 20)
-    sleep(store, 30, uri=OTHER_URI)
-    assert [(str(row.uri), row.version, row.token_count) for row in store.iter_sessions()] == [
-        ("torpor://default/agent", 2, 20),
-        ("torpor://default/other", 1, 30),
-    ]
-
-
 def test_progress_counts_new_tokens(store: Store) -> None:
     steps: list[tuple[int, int]] = []
     write(store, drafts(600), 600, on_progress=lambda done, total: steps.append((done, total)))

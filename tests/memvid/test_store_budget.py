@@ -12,7 +12,6 @@ import pytest
 from torpor.memvid import BlockDraft
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.errors import BudgetExceeded, NoSpace
-from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import Index
@@ -227,9 +226,3 @@ def test_a_count_that_cannot_be_kept_does_not_fail_the_sleep(store: Store, monke
     monkeypatch.setattr(Index, "add_written", mock.Mock(side_effect=NoSpace("No room for the index.")))
     sleep(store, 300)
     require_awake(store, 300)
-
-
-def test_without_a_budget_no_file_is_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoreFolder, "sizes", lambda *_: pytest.fail("it looked"))
-    sleep(store, 300)
-    assert isinstance(span(0, 1), BlockDraft)

@@ -68,8 +68,9 @@ def test_a_file_that_comes_meanwhile_is_left_as_it_is(root_fd: int, tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == ["store", "x"]
 
 
+@pytest.mark.parametrize("replacing", [False, True])
 @pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
-def test_only_a_regular_file_is_replaced(root_fd: int, tmp_path: Path, kind: str) -> None:
+def test_only_a_regular_file_is_replaced(root_fd: int, tmp_path: Path, kind: str, replacing: bool) -> None:
     target = tmp_path / "x"
     if kind == "folder":
         target.mkdir()
@@ -78,7 +79,7 @@ def test_only_a_regular_file_is_replaced(root_fd: int, tmp_path: Path, kind: str
     else:
         os.mkfifo(target)
     with pytest.raises(TargetExists):
-        write(root_fd, target, b"new", replacing=True)
+        write(root_fd, target, b"new", replacing=replacing)
     target_is_as_it_was = target.is_dir() if kind == "folder" else target.is_symlink() or target.is_fifo()
     assert target_is_as_it_was
 

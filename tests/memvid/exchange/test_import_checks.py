@@ -130,15 +130,6 @@ def test_threat_16_a_file_of_many_records_is_refused_before_any_of_them_is_looke
     assert names(Path(store.path)) == []
 
 
-def test_an_import_reads_each_head_three_times(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To check it, to copy it, and to read back what was written: the time is a matter of how many blocks there are."""
-    read: list[bytes] = []
-    read_head = FrameReader.read_head
-    monkeypatch.setattr(FrameReader, "read_head", lambda file, block: read.append(block) or read_head(file, block))
-    store.import_file(sealed(tmp_path, bare_spans(100)))
-    assert len(read) == 3 * 200
-
-
 @pytest.mark.one_in(3)
 def test_a_reader_remembers_heads_up_to_a_limit_and_reads_the_others_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

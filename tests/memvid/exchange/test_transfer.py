@@ -116,26 +116,6 @@ def test_a_read_only_store_exports_beside_a_writer_and_writes_nothing(store: Sto
     assert tree(Path(store.path)) == before
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling link", "fifo"])
-def test_what_is_there_already_is_never_overwritten(store: Store, target: Path, kind: str) -> None:
-    sleep(store, 300)
-    precious = target.with_name("precious")
-    precious.write_text("mine")
-    if kind == "file":
-        target.write_text("mine too")
-    elif kind == "folder":
-        target.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(target)
-    else:
-        target.symlink_to(precious if kind == "link" else target.with_name("nowhere"))
-    before = sorted(os.listdir(target.parent))
-    with pytest.raises(errors.TargetExists):
-        store.export_session(URI, None, target)
-    assert sorted(os.listdir(target.parent)) == before
-    assert precious.read_text() == "mine"
-
-
 def test_a_file_that_appears_while_the_export_runs_is_not_overwritten_on_a_disk_without_links(
     store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,22 +195,6 @@ def test_an_export_that_cannot_be_flushed_is_taken_back_and_the_store_writes_on(
     assert os.listdir(target.parent) == []
     assert store.statistics().writable
     sleep(store, 600)
-
-
-def test_an_export_that_does_not_read_back_is_not_published(
-    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sleep(store, 300)
-    real = os.writev
-
-    def writev(fd: int, buffers: list[memoryview]) -> int:
-        data = b"".join(map(bytes, buffers))
-        return real(fd, [data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 5000 else data])
-
-    monkeypatch.setattr(os, "writev", writev)
-    with pytest.raises(errors.ReadBackFailed):
-        store.export_session(URI, None, target)
-    assert os.listdir(target.parent) == []
 
 
 def test_an_export_takes_each_block_from_a_pack_that_has_it_right(store: Store, other: Store, target: Path) -> None:

@@ -126,13 +126,6 @@ def test_a_tag_names_one_version_and_moves_only_on_purpose() -> None:
     assert moved.of(A) == VersionMarks()
 
 
-def test_a_change_leaves_the_marks_that_it_came_from() -> None:
-    marks = some_marks()
-    before = encode_marks(marks)
-    marks.untag(SCOUT, "v1.0").unpin(SCOUT, A).without_bundles([A, B])
-    assert encode_marks(marks) == before
-
-
 def test_taking_away_what_is_not_there_is_refused_with_what_is() -> None:
     with pytest.raises(MarkNotFound, match=r"v1\.0"):
         some_marks().untag(SCOUT, "v1.1")

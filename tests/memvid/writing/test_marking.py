@@ -17,7 +17,6 @@ from torpor.memvid.errors import (
     NoSpace,
     ReadOnlyStore,
     SessionNotFound,
-    TagTaken,
 )
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks, SessionMarks
@@ -73,15 +72,6 @@ def test_a_version_without_a_file_is_given_no_mark(three: Store, store_path: Pat
     away.rename(file)
     three.tag(URI, 3, "good", move=True)
     three.pin(URI, 3)
-
-
-def test_a_tag_moves_only_on_purpose(three: Store) -> None:
-    three.tag(URI, 1, "good")
-    with pytest.raises(TagTaken):
-        three.tag(URI, 2, "good")
-    assert three.resolve_version("agent@good").version == 1
-    three.tag(URI, 2, "good", move=True)
-    assert three.resolve_version("agent@good").version == 2
 
 
 def test_without_a_version_the_newest_one_is_marked(three: Store) -> None:
@@ -159,21 +149,6 @@ def test_lost_marks_are_not_none_until_somebody_says_so(three: Store, store_path
     assert [row.version for row in three.versions(URI)] == [2, 3]
 
 
-def test_marks_that_were_all_taken_off_are_lost_too_with_their_file(three: Store, store_path: Path) -> None:
-    three.pin(URI, 1)
-    three.unpin(URI, id_of(three, URI, 1))
-    (store_path / "marks.json").unlink()
-    with pytest.raises(MarksLost):
-        three.marks(URI)
-
-
-def test_lost_marks_stop_no_delete(three: Store, store_path: Path) -> None:
-    three.pin(URI, 1)
-    (store_path / "marks.json").unlink()
-    assert three.delete_session(URI).problems == ()
-    assert three.find_session(URI) is None
-
-
 def test_a_mark_that_is_cut_off_leaves_the_marks_as_they_were(three: Store) -> None:
     three.pin(URI, 2)
     with mock.patch.object(durable, "write_file", refusing(NoSpace("The disk is full."))), pytest.raises(NoSpace):
@@ -190,21 +165,6 @@ def test_a_deleted_session_s_marks_do_not_come_back_with_its_name(three: Store) 
     sleep(three, 10)
     assert not three.marks(URI)
     assert sorted(three.marks(OTHER_URI).tags) == ["first"]
-
-
-def test_a_full_disk_keeps_no_delete_from_happening_for_the_marks(
-    three: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    three.tag(URI, 1, "first")
-    full = refusing(NoSpace("No room for marks.json."))
-    with monkeypatch.context() as patch:
-        patch.setattr(Marks, "save", full)
-        assert three.delete_session(URI).versions_deleted == 3
-    assert three.find_session(URI) is None
-    assert list(three.marks(URI).tags) == ["first"]  # names nothing; gc takes it away
-    sleep(three, 10, seed=1)
-    with pytest.raises(SessionNotFound):
-        three.resolve_version("agent@first")
 
 
 def test_a_mark_survives_the_loss_of_the_index(three: Store) -> None:

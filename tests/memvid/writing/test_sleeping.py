@@ -679,11 +679,3 @@ def test_a_manifest_above_its_limit_is_refused(store: Store) -> None:
     receipt = sleep(store, 300)
     with mock.patch.object(manifest, "MAX_MANIFEST_BYTES", 100), pytest.raises(errors.LimitExceeded):
         store.open_bundle(receipt.bundle_id)
-
-
-def test_packs_have_what_was_written_and_nothing_of_what_was_there(store: Store) -> None:
-    first = sleep(store, 600)
-    second = sleep(store, 900, before=first)
-    one, two = making.packs_of(store, second)
-    assert one == pack_of(store, first)
-    assert {path.name for path in Path(store.path, "packs").iterdir()} == {one.name, two.name}
