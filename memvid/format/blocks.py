@@ -225,14 +225,10 @@ def block_id(encoded_header: bytes | memoryview) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class BlockEntry:
-    """A block as a manifest lists it. `raw_bytes` is the sum of its raw slots.
-
-    `bundle_id` names a bundle whose file holds the frame. A manifest has None, because a frame may be moved; a reader
-    and a receipt give the holder of that moment.
-    """
+    """A block as a manifest lists it, without its place: a frame may be moved. `raw_bytes` is the sum of its raw
+    slots."""
 
     id: bytes
-    bundle_id: bytes | None
     kind: BlockKind
     start: int
     token_count: int
@@ -241,11 +237,6 @@ class BlockEntry:
     @property
     def end(self) -> int:
         return self.start + self.token_count
-
-    def held_by(self, bundle_id: bytes | None) -> BlockEntry:
-        if self.bundle_id == bundle_id:
-            return self
-        return BlockEntry(self.id, bundle_id, self.kind, self.start, self.token_count, self.raw_bytes)
 
 
 def most_blocks(token_count: int) -> int:
@@ -288,13 +279,3 @@ def span_parents(entries: Sequence[BlockEntry]) -> dict[bytes, bytes | None]:
         if entry.kind == "span":
             span = entry.id
     return parents
-
-
-def kind_code(kind: BlockKind) -> int:
-    return BLOCK_KINDS.index(kind)
-
-
-def kind_of_code(code: int) -> BlockKind:
-    if code >= len(BLOCK_KINDS):
-        raise CorruptBundle(f"the block list names an unknown block kind {code}.", part="manifest")
-    return BLOCK_KINDS[code]

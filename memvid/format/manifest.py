@@ -29,7 +29,7 @@ from ..limits import (
     MAX_VERSION,
 )
 from ..uri import SessionUri
-from .blocks import ID_BYTES, TOKEN_BYTES, BlockEntry, kind_code, kind_of_code, most_blocks, require_chain
+from .blocks import BLOCK_KINDS, ID_BYTES, TOKEN_BYTES, BlockEntry, most_blocks, require_chain
 from .identity import Identity
 from .packing import pack, unpack
 from .sealing import HEADER_BYTES, MANIFEST_MAGIC, corrupt, encode_header, require_header
@@ -60,7 +60,7 @@ class Lossy:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`parent` is the bundle of the session's previous state; `blocks` name no holder."""
+    """`parent` is the bundle of the session's previous state."""
 
     uri: SessionUri
     version: int
@@ -200,7 +200,8 @@ def whole_before(manifest: Manifest, entry: BlockEntry) -> int:
 
 
 def _encode_line(entry: BlockEntry) -> bytes:
-    return _LINE.pack(entry.id, entry.start, entry.raw_bytes, entry.token_count, kind_code(entry.kind), 0)
+    kind = BLOCK_KINDS.index(entry.kind)
+    return _LINE.pack(entry.id, entry.start, entry.raw_bytes, entry.token_count, kind, 0)
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
@@ -245,9 +246,9 @@ def _decode_blocks(lines: Any, most: int) -> tuple[BlockEntry, ...]:
 
 def _decode_line(fields: tuple[Any, ...]) -> BlockEntry:
     block_id, start, raw_bytes, token_count, kind, zero = fields
-    if zero or start > MAX_TOKENS or raw_bytes > MAX_FRAME_BYTES:
+    if zero or start > MAX_TOKENS or raw_bytes > MAX_FRAME_BYTES or kind >= len(BLOCK_KINDS):
         raise ValueError("a line of its block list is outside its limits")
-    return BlockEntry(block_id, None, kind_of_code(kind), start, token_count, raw_bytes)
+    return BlockEntry(block_id, BLOCK_KINDS[kind], start, token_count, raw_bytes)
 
 
 def integer_in(value: Any, low: int, high: int) -> int:

@@ -31,7 +31,7 @@ class PreparedBlock:
 
     def entry(self) -> BlockEntry:
         header = self.header
-        return BlockEntry(self.id, None, header.kind, header.start, header.token_count, header.raw_bytes)
+        return BlockEntry(self.id, header.kind, header.start, header.token_count, header.raw_bytes)
 
 
 def prepare_block(draft: BlockDraft, parent: bytes | None, identity_digest: bytes) -> PreparedBlock:

@@ -258,7 +258,7 @@ class _Sleep:
             identity=request.identity,
             token_count=request.token_count,
             created_ns=now_ns(),
-            blocks=tuple(entry.held_by(None) for entry in entries),
+            blocks=tuple(entries),
             session=session if covered is None else {**session, COVERS: covered},
             environment={**environment(), WRITTEN_BYTES: str(self._pack_bytes() + self._stand_in_bytes())},
         )
@@ -359,8 +359,7 @@ def _missing_if_refused(bundle_id: bytes) -> Iterator[None]:
 def _is_beginning(reused: Iterable[BlockEntry], chain: Iterable[BlockEntry]) -> bool:
     """Whether these are the first blocks of the chain. A session may have stopped keeping a state record."""
     rest = iter(chain)
-    for entry in reused:
-        wanted = entry.held_by(None)
+    for wanted in reused:
         if next((block for block in rest if block == wanted or block.kind != "state"), None) != wanted:
             return False
     return True

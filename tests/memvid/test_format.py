@@ -98,7 +98,7 @@ def test_the_document_has_the_order_of_the_fields() -> None:
         (
             "A line of the block list:",
             {"start": 7, "raw bytes of all its slots": 8, "tokens": 9, "kind: 0 span, 1 state": 1},
-            manifest._encode_line(blocks.BlockEntry(bytes(32), None, "state", 7, 9, 8)),
+            manifest._encode_line(blocks.BlockEntry(bytes(32), "state", 7, 9, 8)),
         ),
         (
             "### Directory",

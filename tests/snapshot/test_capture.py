@@ -22,7 +22,7 @@ MakeState = Callable[..., LiveState]
 
 
 def entry(number: int, count: int = BLOCK_TOKENS, kind: Any = "span") -> BlockEntry:
-    return BlockEntry(bytes([number] * 32), b"b" * 32, kind, number * BLOCK_TOKENS, count, 0)
+    return BlockEntry(bytes([number] * 32), kind, number * BLOCK_TOKENS, count, 0)
 
 
 def cut_of(state: LiveState, **options: Any) -> Any:
@@ -225,8 +225,8 @@ def test_only_full_blocks_that_still_hold_what_the_cache_holds_are_reused(
     assert plan_reuse(entries, unchanged) == tuple(entries[:reused])
 
 
-def test_a_sleep_writes_only_what_is_new_however_many_files_the_rest_lies_in() -> None:
-    chain = [replace(entry(number), bundle_id=bytes([number]) * 32) for number in range(200)]
+def test_a_sleep_writes_only_what_is_new_however_many_blocks_the_rest_has() -> None:
+    chain = [entry(number) for number in range(200)]
     assert plan_reuse(chain, 10**6) == tuple(chain)
 
 

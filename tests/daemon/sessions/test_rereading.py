@@ -21,7 +21,7 @@ LONG_AGO = time.time() - 2 * REREAD_AFTER_S
 
 
 def block(number: int, size_bytes: int = 10) -> BlockEntry:
-    return BlockEntry(bytes([number]) * 32, None, "span", 256 * number, 256, size_bytes)
+    return BlockEntry(bytes([number]) * 32, "span", 256 * number, 256, size_bytes)
 
 
 BLOCKS = [block(number) for number in range(4)]

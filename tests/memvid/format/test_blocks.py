@@ -152,7 +152,7 @@ def test_a_spec_is_checked_when_it_is_built() -> None:
 
 
 def entry(kind: str, start: int, count: int) -> BlockEntry:
-    return BlockEntry(bytes(32), None, kind, start, count, 0)
+    return BlockEntry(bytes(32), kind, start, count, 0)
 
 
 @pytest.mark.parametrize(
