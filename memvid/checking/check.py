@@ -16,8 +16,8 @@ from ..folder.folder import manifest_name
 from ..folder.marks import stripped_in
 from ..folder.store_file import PACKS
 from ..format.manifest import Manifest
+from ..format.pack_writer import joined_block
 from ..format.records import DamagedVersion, Finding, IndexRow, Progress
-from ..format.writer import joined_block
 from ..writing.core import StoreCore
 from ..writing.reader import MOST_LOOKS
 from ..writing.removal import packs_of

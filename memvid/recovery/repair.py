@@ -49,9 +49,8 @@ from ..folder.marks import MARKS_FILE, Marks, findings_of_missing, marks_in
 from ..folder.store_file import DAMAGED, PACKS, STORE_FILE, VERSIONS, require_store_file, write_store_file
 from ..format.frames import FrameReader
 from ..format.manifest import Manifest, decode_manifest, encode_manifest_file
-from ..format.pack_writer import PackWriter
+from ..format.pack_writer import PackWriter, joined_block
 from ..format.records import MaintenanceReport
-from ..format.writer import joined_block
 from ..units import format_plural
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun

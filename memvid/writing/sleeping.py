@@ -38,9 +38,8 @@ from ..format.blocks import BlockDraft, BlockEntry, require_chain
 from ..format.identity import Identity
 from ..format.journal import COVERS
 from ..format.manifest import Manifest, bundle_id_of, encode_manifest_file, require_session_map
-from ..format.pack_writer import PackWriter
+from ..format.pack_writer import PackWriter, PreparedBlock, prepare_block
 from ..format.records import Progress, Receipt
-from ..format.writer import PreparedBlock, prepare_block
 from ..index.index import WRITTEN_BYTES, row_of
 from ..limits import MAX_BLOCKS, MAX_TOKENS, MIB
 from ..uri import SessionUri

@@ -20,8 +20,7 @@ from torpor.memvid.format import codecs
 from torpor.memvid.format import manifest as manifest_module
 from torpor.memvid.format.frames import FrameReader
 from torpor.memvid.format.manifest import Manifest
-from torpor.memvid.format.pack_writer import PackWriter
-from torpor.memvid.format.writer import prepare_block
+from torpor.memvid.format.pack_writer import PackWriter, prepare_block
 from torpor.memvid.limits import KIB, MAX_EXPANSION, MAX_SMALL_BUNDLE_BYTES, MIB
 from torpor.memvid.store import Store
 from torpor.memvid.writing import reader as reader_module
