@@ -210,7 +210,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
 
 
 def _import_upkeep() -> None:
-    from .checking import verify  # noqa: F401
+    from .checking import check  # noqa: F401
     from .exchange import backup, tensor_file, transfer  # noqa: F401
     from .maintenance import forgetting, pruning, repack, stripping, usage  # noqa: F401
     from .recovery import carrying_over, repair  # noqa: F401

@@ -41,7 +41,7 @@ class Upkeep(Sessions):
         Raises:
             SessionNotFound
         """
-        from ..checking.verify import verify_store
+        from ..checking.check import verify_store
 
         self._core.require_open()
         if uri is not None:

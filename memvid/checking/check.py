@@ -1,5 +1,7 @@
-"""A check under way: which blocks are sound in packs, and which versions are not whole by them.
+"""Checks the disk without changing it, one session or a whole store: which blocks are sound in packs, and which
+versions are not whole by them. Repairs nothing.
 
+A damaged frame is a finding of its pack, and one of a version only where no other pack has a sound copy of the block.
 Each pack is read once, then each manifest. Other threads, and a daemon beside a store that was opened for reading, move
 blocks and delete versions meanwhile: what is not found is looked for again before it is told. Time grows with the bytes
 read, memory with the number of blocks.
@@ -13,15 +15,17 @@ from dataclasses import dataclass, field
 
 from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import manifest_name
-from ..folder.marks import stripped_in
+from ..folder.marks import findings_of_missing, stripped_in
 from ..folder.store_file import PACKS
 from ..format.manifest import Manifest
 from ..format.pack_writer import joined_block
-from ..format.records import DamagedVersion, Finding, IndexRow, Progress
+from ..format.records import DamagedVersion, Finding, IndexRow, Progress, VerifyReport
+from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.reader import MOST_LOOKS
 from ..writing.removal import packs_of
 from ..writing.unreadable import finding_of_missing
+from .findings import findings_of_pack, findings_of_rivals, findings_of_store
 from .packs import PackCheck, check_pack, said_by
 from .promised import require_same_as_row, still_missing
 from .wholeness import FoundBlocks, Lack, damaged_version, finding_of, lack_of
@@ -169,3 +173,48 @@ class Check:
                 findings.append(finding_of(version, self.core.folder.path_of(PACKS), lack))
                 damaged.append(version)
         return findings, damaged
+
+
+def verify_store(
+    core: StoreCore,
+    uri: SessionUri | None,
+    *,
+    deep: bool,
+    on_progress: Progress | None,
+    pace: Callable[[int], None] | None,
+) -> VerifyReport:
+    """See `Store.verify`. For one session: its manifests, and its blocks in all packs that have them. For all: every
+    manifest and pack, the small files, the journal, and what belongs to nobody.
+
+    Raises:
+        StoreClosed, StoreIoError: the store's folder cannot be listed. And what `pace` raises.
+    """
+    core.look_again()
+    check = Check(core, deep, on_progress, pace)
+    if uri is None:
+        findings = findings_of_store(core)
+        check.read_packs(core.folder.list_packs())
+        rows = core.index.rows_of(core.index.bundle_ids())
+        others = core.folder.list_versions() - rows.keys()
+    else:
+        findings, others = findings_of_missing(core.folder, core.index.knows, uri), set()
+        rows = {row.bundle_id: row for row in core.index.versions(uri)}
+        wanted = {block_id for bundle_id in rows for block_id in core.needs.of(bundle_id)}
+        check.read_packs(packs_of(core, wanted), wanted)
+    findings += findings_of_rivals(core, rows.values())
+    check.read_versions(rows.values(), others)
+    check.look_for_blocks()
+    of_versions, damaged = check.tell()
+    of_packs = [
+        finding
+        for name, pack in check.faulty.items()
+        if core.folder.has(name)  # else it was removed meanwhile
+        for finding in findings_of_pack(core, pack)
+    ]
+    return VerifyReport(
+        (*findings, *of_packs, *of_versions),
+        check.bundles,
+        check.blocks,
+        check.bytes_checked,
+        damaged=tuple(damaged),
+    )

@@ -11,7 +11,6 @@ from ..folder.folder import manifest_name
 from ..folder.journal import Journal, waiting_finding
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing
 from ..folder.store_file import JOURNAL, STORE_FILE, require_store_file
-from ..folder.strangers import list_strangers
 from ..folder.versions import told_of_rivals
 from ..format.records import Finding, IndexRow
 from ..index.index import Index
@@ -69,7 +68,7 @@ def findings_of_store(core: StoreCore) -> list[Finding]:
 def find_strangers(core: StoreCore) -> list[Finding]:
     message = "This does not belong in a store; move it away."
     try:
-        return [Finding(path, STRANGER, message) for path in list_strangers(core.folder)]
+        return [Finding(path, STRANGER, message) for path in core.folder.list_strangers()]
     except StoreError as error:
         return [_found(core.path, error)]
 

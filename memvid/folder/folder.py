@@ -46,8 +46,10 @@ MANIFEST_SUFFIX: Final = ".mvm"
 PACK_SUFFIX: Final = ".mvp"
 MANIFEST_NAME: Final = re.compile(r"([0-9a-f]{64})\.mvm", re.ASCII)
 PACK_NAME: Final = re.compile(r"([0-9a-f]{64})\.mvp", re.ASCII)
-BUNDLE_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)", re.ASCII)
-PREFIX_NAME: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
+_BUNDLE: Final = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}(\.mvb|\.mvr)", re.ASCII)
+"""A bundle of format 1 in `bundles`, relative to that."""
+
+_PREFIX: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
 
 
 def manifest_name(bundle_id: bytes) -> str:
@@ -148,20 +150,30 @@ class StoreFolder:
     def list_packs(self) -> set[str]:
         """The names of all packs that are there. Raises StoreIoError."""
         found = {f"{PACKS}/{name}" for name in self._names(PACKS) if PACK_NAME.fullmatch(name)}
-        return found | {f"{BUNDLES}/{prefix}/{name}" for prefix, name in self._old_names()}
+        return found | {f"{BUNDLES}/{name}" for name in self._in_bundles() if _BUNDLE.fullmatch(name)}
+
+    def list_strangers(self) -> list[str]:
+        """The paths of what lies in the folders of manifests and packs under names that no store gives, sorted. Raises
+        StoreIoError, UnsafePath."""
+        found = [f"{BUNDLES}/{name}" for name in self._in_bundles() if not _BUNDLE.fullmatch(name)]
+        for top, form in ((VERSIONS, MANIFEST_NAME), (PACKS, PACK_NAME)):
+            names = (name for name in self._names(top) if not form.fullmatch(name))
+            found += [f"{top}/{name}" for name in names if not durable.TEMP_NAME.fullmatch(name)]
+        return sorted(map(self.path_of, found))
 
     def _names(self, top: str) -> list[str]:
         self._require_open()
         return list_names(self._fds[top], f"{self.path}/{top}")
 
-    def _old_names(self) -> Iterator[tuple[str, str]]:
-        """The bundles of format 1 that are there: folder and name."""
-        for prefix in filter(PREFIX_NAME.fullmatch, self._names(BUNDLES)) if BUNDLES in self._fds else ():
+    def _in_bundles(self) -> Iterator[str]:
+        """What lies in `bundles`, relative to it: in a folder of it that may have bundles, what that has."""
+        for prefix in self._names(BUNDLES) if BUNDLES in self._fds else ():
+            if not _PREFIX.fullmatch(prefix):
+                yield prefix
+                continue
             path = f"{self.path}/{BUNDLES}/{prefix}"
             with contextlib.suppress(FileNotFoundError), opened_folder(self._fds[BUNDLES], prefix, path) as fd:
-                for name in list_names(fd, path):
-                    if BUNDLE_NAME.fullmatch(name) and name.startswith(prefix):
-                        yield prefix, name
+                yield from [f"{prefix}/{name}" for name in list_names(fd, path)]
 
     @contextlib.contextmanager
     def _folder_of(self, name: str) -> Iterator[tuple[int, str]]:

@@ -13,10 +13,12 @@ from typing import Final
 
 from blake3 import blake3
 
+from ..disk import durable
+from ..disk.paths import read_small
 from ..disk.sealed_json import SealedFormat
+from ..errors import StoreError
 from ..uri import SessionUri
 from .folder import StoreFolder
-from .small_files import load_small, save_small
 
 SCRUB_FILE: Final = "scrub.json"
 _PLACE_BYTES: Final = 2
@@ -58,16 +60,18 @@ def left_of(pages: Iterable[Sequence[SessionUri]], after: bytes) -> Generator[No
 
 def load_mark(folder: StoreFolder) -> ScrubMark:
     """The mark that was saved last; the mark of a store that was never read if none can be used."""
-    fields = load_small(folder, SCRUB_FILE, _FORMAT)
+    path = f"{folder.path}/{SCRUB_FILE}"
     try:
-        if fields is None or {name: type(value) for name, value in fields.items()} != _FIELDS:
+        fields = _FORMAT.decode(read_small(folder.root_fd, SCRUB_FILE, _FORMAT.max_bytes, path), path)
+        if {name: type(value) for name, value in fields.items()} != _FIELDS:
             return ScrubMark()
         return ScrubMark(bytes.fromhex(fields["after"]), fields["begun_ns"], fields["checked_ns"])
-    except ValueError:
+    except (OSError, StoreError, ValueError, TypeError, RecursionError):
         return ScrubMark()
 
 
 def save_mark(folder: StoreFolder, mark: ScrubMark) -> None:
     """Save it durably in place of the last one. Raises NoSpace, StoreIoError, DurabilityLost."""
     fields = {"after": mark.after[:_PLACE_BYTES].hex(), "begun_ns": mark.begun_ns, "checked_ns": mark.checked_ns}
-    save_small(folder, SCRUB_FILE, _FORMAT, fields)
+    data = _FORMAT.encode(fields)
+    durable.write_file(folder.root_fd, SCRUB_FILE, data, folder.path, temp_fd=folder.packs_fd, replacing=True)

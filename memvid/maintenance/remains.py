@@ -34,7 +34,6 @@ from ..folder.journal import TURNS_FILE
 from ..folder.marks import MARKS_FILE
 from ..folder.scrub_mark import SCRUB_FILE
 from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, STORE_FILE, VERSIONS
-from ..folder.strangers import list_strangers
 from ..format.manifest import Manifest, decode_manifest, map_tells_of, read_manifest
 from ..format.pack import PackFile
 from ..format.sealing import BUNDLE_MAGIC, MANIFEST_MAGIC, PACK_MAGIC
@@ -82,7 +81,7 @@ def find_remains(core: StoreCore, uri: SessionUri, needed: Collection[bytes]) ->
                         yield from judge.file(fd, name, f"{root}/{folder}/{name}", folder)
         except FileNotFoundError:
             continue
-    for path in list_strangers(core.folder):
+    for path in core.folder.list_strangers():
         inside, name = os.path.split(os.path.relpath(path, root))
         top, _, prefix = inside.partition("/")
         with opened_folder(root_fd, top, f"{root}/{top}") as top_fd:

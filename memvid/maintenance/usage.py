@@ -24,7 +24,6 @@ from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import manifest_name
 from ..folder.marks import stripped_in
 from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, VERSIONS
-from ..folder.strangers import list_strangers
 from ..format.frames import FrameReader
 from ..format.layout import Frame
 from ..format.manifest import Manifest, end_record_of
@@ -280,7 +279,7 @@ def _places(core: StoreCore) -> Counter[str]:
             )
         elif name != BUNDLES:
             found[INDEX_FILE if name.startswith(INDEX_FILE) else ""] += plain_bytes(core.folder.root_fd, name)
-    for path in list_strangers(core.folder):
+    for path in core.folder.list_strangers():
         found[""] += plain_bytes(None, path)
     return found
 
