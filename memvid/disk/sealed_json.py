@@ -9,13 +9,16 @@ Rule: every later version takes the digest in the same way, so that damage is no
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from blake3 import blake3
 
 from ..errors import UnsupportedFormat
+
+UNDECODED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What the reading of a malformed file raises, beside errors of the store."""
 
 _DIGEST: Final = "digest"
 _NODE_STARTS: Final = (b"[", b"{", b",")
@@ -56,7 +59,7 @@ class SealedFormat:
                 found=version,
                 supported=self.version,
             )
-        if self.encode(document) != data:  # another version, spaces, order, numbers in another form
+        if self.encode(document) != data:  # another version, spaces, order, a key twice, other numbers
             raise ValueError("it is not in the form in which it is written")
         return document
 
@@ -65,7 +68,7 @@ class SealedFormat:
             raise ValueError(f"it has more than {self.max_bytes} bytes")
         if sum(map(data.count, _NODE_STARTS)) > self.max_nodes:
             raise ValueError(f"it holds more than {self.max_nodes} values")
-        document = json.loads(data.decode("ascii"), object_pairs_hook=_unique)
+        document = json.loads(data.decode("ascii"))
         if not isinstance(document, dict):
             raise ValueError("it is not a map")  # noqa: TRY004 - one kind of error for all that is malformed
         return document
@@ -74,13 +77,6 @@ class SealedFormat:
 def reason_of(error: Exception) -> str:
     """Why a file was not read, as part of a sentence."""
     return "it is nested too deep" if isinstance(error, RecursionError) else str(error).rstrip(".")[:300]
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
-    return found
 
 
 def _canonical(document: Mapping[str, Any]) -> bytes:

@@ -13,7 +13,6 @@ Rules:
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 from ..disk import durable
 from ..disk.paths import Stamp, read_small, stamp_of, stat_name
-from ..disk.sealed_json import SealedFormat, reason_of
+from ..disk.sealed_json import UNDECODED, SealedFormat, reason_of
 from ..errors import (
     PUT_BACK,
     BundleMissing,
@@ -47,7 +46,6 @@ MARKS_VERSION: Final = 2
 
 _FORMAT: Final = SealedFormat("torpor.marks", MARKS_VERSION, MAX_MARKS_BYTES, MAX_MARKS_NODES)
 _ID_BYTES: Final = 32
-_ID: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _SHORT_ID_DIGITS: Final = 12
 
 
@@ -289,11 +287,12 @@ def decode_marks(data: bytes, store_uuid: str, path: str) -> Marks:
         fields = _FORMAT.decode(data, path)
         if fields.get("store") != store_uuid:
             raise ValueError("it belongs to another store")
-        marks = Marks(store_uuid, _sessions(fields.get("sessions")))
-        if encode_marks(marks) != data:  # any other fault: keys, the order of pins
+        sessions = fields["sessions"].items()
+        marks = Marks(store_uuid, {SessionUri.parse(text): session_marks(value) for text, value in sessions})
+        if encode_marks(marks) != data:  # any other fault: keys, the order of pins, other digits
             raise ValueError("it is not in the form in which it is written")
         return marks
-    except (ValueError, TypeError, RecursionError, InvalidUri, InvalidTag, LimitExceeded) as error:
+    except (*UNDECODED, InvalidUri, InvalidTag, LimitExceeded) as error:
         raise CorruptMarks(
             f"{path} is damaged: {reason_of(error)}. Put it back from a backup, or let `torpor repair` move it away "
             "(the tags and pins in it are lost then). Until then no version is removed by a rule.",
@@ -377,37 +376,21 @@ def uuid_in_marks(root_fd: int, path: str) -> str | None:
         data = read_small(root_fd, MARKS_FILE, MAX_MARKS_BYTES, file_path)
         found = str(uuid.UUID(_FORMAT.decode(data, file_path).get("store")))
         decode_marks(data, found, file_path)
-    except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError, CorruptMarks, UnsupportedFormat):
+    except (*UNDECODED, FileNotFoundError, CorruptMarks, UnsupportedFormat):
         return None
     return found
 
 
-def _sessions(value: Any) -> dict[SessionUri, SessionMarks]:
-    if not isinstance(value, dict):
-        raise ValueError("it has no map of sessions")  # noqa: TRY004 - as for all that is malformed
-    return {SessionUri.parse(text): _session(marks) for text, marks in value.items()}
+def session_marks(value: Any) -> SessionMarks:
+    """The marks of one session, as JSON has them. Raises InvalidTag, UNDECODED."""
+    tags = {require_tag(tag): id_in_json(text) for tag, text in value["tags"].items()}
+    pins, stripped = map(id_in_json, value["pins"]), map(id_in_json, value["stripped"])
+    return SessionMarks(tags, frozenset(pins), frozenset(stripped))
 
 
-def _session(value: Any) -> SessionMarks:
-    if not isinstance(value, dict) or value.keys() != {"pins", "stripped", "tags"}:
-        raise ValueError("a session in it has other keys than pins, stripped and tags")
-    pins, tags, stripped = value["pins"], value["tags"], value["stripped"]
-    if not isinstance(pins, list) or not isinstance(stripped, list) or not isinstance(tags, dict):
-        raise ValueError("a session in it has no list of pins or of strips, or no map of tags")  # noqa: TRY004
-    marks = SessionMarks(
-        {require_tag(tag): _id(text) for tag, text in tags.items()},
-        frozenset(map(_id, pins)),
-        frozenset(map(_id, stripped)),
-    )
-    if not marks:
-        raise ValueError("a session in it has no mark")
-    return marks
-
-
-def _id(text: Any) -> bytes:
-    if not isinstance(text, str) or not _ID.fullmatch(text):
-        raise ValueError("a bundle id in it is not 64 hex digits")
-    return bytes.fromhex(text)
+def id_in_json(text: Any) -> bytes:
+    """A bundle id from its hex digits. Raises ValueError, TypeError."""
+    return _require_id(bytes.fromhex(text))
 
 
 def marks_lost(path: str) -> MarksLost:

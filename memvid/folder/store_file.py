@@ -10,7 +10,7 @@ from typing import Final
 from ..disk import durable
 from ..disk.lock import LOCK_NAME
 from ..disk.paths import FOLDER_MODE, closing_fd, io_error, list_names, open_root, opened_folder, read_small
-from ..disk.sealed_json import SealedFormat, reason_of
+from ..disk.sealed_json import UNDECODED, SealedFormat, reason_of
 from ..errors import CorruptStoreFile, DurabilityLost, NoStore, NotAStore, StoreError, UnsupportedFormat
 from ..limits import MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES
 
@@ -58,7 +58,7 @@ def load_store_uuid(root_fd: int, path: str) -> str:
         store_uuid = str(uuid.UUID(found.get("uuid")))
         if encode_store_file(store_uuid) != data:
             raise ValueError("it is not in the form in which it is written")
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except UNDECODED as error:
         if not looks_like_store(root_fd, path):
             raise NotAStore(
                 f"{path} is not a store: there is no folder {VERSIONS} with a version, and {file_path} is not a "
@@ -83,7 +83,7 @@ def uuid_of_format_1(root_fd: int, path: str) -> str | None:
 def _format_1_uuid(data: bytes, file_path: str) -> str | None:
     try:
         return str(uuid.UUID(_FORMAT_1.decode(data, file_path).get("uuid")))
-    except (UnsupportedFormat, ValueError, TypeError, AttributeError, RecursionError):
+    except (*UNDECODED, UnsupportedFormat):
         return None
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..disk.paths import list_names, read_at, read_small, stat_open
-from ..disk.sealed_json import SealedFormat
+from ..disk.sealed_json import UNDECODED, SealedFormat
 from ..errors import PUT_BACK, CorruptBundle, Corruption, LimitExceeded, StoreError, Truncated, UnsupportedFormat
-from ..folder.marks import MARKS_FILE, Marks, SessionMarks, uuid_in_marks
+from ..folder.marks import MARKS_FILE, Marks, id_in_json, session_marks, uuid_in_marks
 from ..folder.store_file import has_bundles, has_manifests, has_own_packs
 from ..format.manifest import Lossy, Manifest, bundle_id_of, decode_manifest, encode_manifest_file
 from ..format.pack import Trailer
@@ -22,7 +22,7 @@ from ..format.records import IndexRow
 from ..format.sealing import HEADER_BYTES
 from ..format_1 import TRAILER, BundleFile
 from ..limits import MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_NOTE_BYTES, MAX_NOTE_NODES, MAX_VERSION
-from ..uri import SessionUri, require_tag
+from ..uri import SessionUri
 
 QUARANTINE: Final = "quarantine"
 NOTES: Final = "absent"
@@ -35,9 +35,7 @@ MOVED_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvd|\.mvr)\.([1-9][0-9]{
 _MARKS: Final = SealedFormat("torpor.marks", 1, MAX_MARKS_BYTES, MAX_MARKS_NODES)
 _STORE: Final = SealedFormat("torpor.store", 1, 4096, 64)
 _NOTE: Final = SealedFormat("torpor.absent", 1, MAX_NOTE_BYTES, MAX_NOTE_NODES)
-_ID: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_UNDECODED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-MALFORMED: Final = (*_UNDECODED, StoreError)
+MALFORMED: Final = (*UNDECODED, StoreError)
 """What the decoders of this module raise for bytes that a store of format 1 has not written."""
 
 
@@ -113,9 +111,7 @@ def uuid_without_store_file(root_fd: int, path: str) -> str | None:
     over may begin anew, also if the lost store.json was of version 2. Raises UnsafePath, StoreIoError."""
     if not has_bundles(root_fd, path) or has_own_packs(root_fd, path) or uuid_in_marks(root_fd, path) is not None:
         return None
-    with contextlib.suppress(
-        FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError, UnsupportedFormat
-    ):
+    with contextlib.suppress(*UNDECODED, FileNotFoundError, UnsupportedFormat):
         data = read_small(root_fd, MARKS_FILE, MAX_MARKS_BYTES, f"{path}/{MARKS_FILE}")
         return str(uuid.UUID(_MARKS.decode(data, path).get("store")))
     return None if has_manifests(root_fd, path) else ""
@@ -136,19 +132,8 @@ def decode_old_marks(data: bytes, store_uuid: str, path: str) -> Marks:
     fields = _MARKS.decode(data, path)
     if fields.get("store") != store_uuid:
         raise ValueError("it belongs to another store")
-    sessions = fields["sessions"].items()
-    return Marks(store_uuid, {SessionUri.parse(text): _session_marks(value) for text, value in sessions})
-
-
-def _session_marks(value: Any) -> SessionMarks:
-    tags = {require_tag(tag): _id(text) for tag, text in value["tags"].items()}
-    return SessionMarks(tags, frozenset(map(_id, value["pins"])))
-
-
-def _id(text: Any) -> bytes:
-    if not isinstance(text, str) or not _ID.fullmatch(text):
-        raise ValueError("a bundle id in it is not 64 hex digits")
-    return bytes.fromhex(text)
+    sessions = {text: {**value, "stripped": ()} for text, value in fields["sessions"].items()}  # it knew no strips
+    return Marks(store_uuid, {SessionUri.parse(text): session_marks(value) for text, value in sessions.items()})
 
 
 def decode_note(data: bytes, bundle_id: bytes) -> IndexRow:
@@ -162,8 +147,8 @@ def decode_note(data: bytes, bundle_id: bytes) -> IndexRow:
         uri=SessionUri(_text(facts, "namespace"), _text(facts, "name")),
         version=_number(facts, "version", 1, MAX_VERSION),
         bundle_id=bundle_id,
-        parent=None if facts["parent"] is None else _id(facts["parent"]),
-        identity_digest=_id(facts["identity_digest"]),
+        parent=None if facts["parent"] is None else id_in_json(facts["parent"]),
+        identity_digest=id_in_json(facts["identity_digest"]),
         token_count=_number(facts, "token_count"),
         bundle_bytes=_number(facts, "bundle_bytes"),
         logical_bytes=_number(facts, "logical_bytes"),

@@ -65,9 +65,9 @@ PLANTS: Final = (
     Plant("a manifest of another name", "version", "format/manifest.py", "    if bundle_id is not None and found != bundle_id:\n", "    if False:\n"),
     Plant("an import keeps its own name", "import", "exchange/transfer.py", "    uri = as_uri or manifest.uri\n    core.read_again()", "    uri = manifest.uri\n    core.read_again()"),
     Plant("marks in any form", "marks", "folder/marks.py", "if encode_marks(marks) != data:", "if False:"),
-    Plant("RecursionError escapes from marks", "marks", "folder/marks.py", "except (ValueError, TypeError, RecursionError, InvalidUri", "except (ValueError, TypeError, InvalidUri"),
+    Plant("RecursionError escapes from marks", "marks", "folder/marks.py", "except (*UNDECODED, InvalidUri", "except (*UNDECODED[:-1], InvalidUri"),
     Plant("store.json in any form", "store_file", "folder/store_file.py", "        if encode_store_file(store_uuid) != data:\n", "        if False:\n"),
-    Plant("AttributeError escapes from store.json", "store_file", "folder/store_file.py", "except (ValueError, TypeError, AttributeError, RecursionError) as error:", "except (ValueError, TypeError, RecursionError) as error:"),
+    Plant("AttributeError escapes from store.json", "store_file", "folder/store_file.py", "except UNDECODED as error:", "except (ValueError, TypeError, KeyError, RecursionError) as error:"),
     Plant("unknown needs stop no removal", "maintenance", "writing/removal.py", "    if needed.unknown:\n", "    if False:\n"),
 )  # fmt: skip
 
