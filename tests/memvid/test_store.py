@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -14,7 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torpor.memvid import BlockDraft, Identity, SessionUri, SlotDraft, SlotSpec, errors
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.folder.scrub_mark import ScrubMark
 from torpor.memvid.folder.store_file import _FORMAT
+from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, drafts, names, require_awake, sleep, span, tree, write
@@ -421,13 +425,6 @@ def test_one_process_writes_a_store(store: Store, store_path: Path) -> None:
     assert refusal.value.holder_pid == os.getpid()
     with Store.open(store_path, writable=False) as reader:
         require_awake(reader, 5)
-        for change in (
-            lambda: sleep(reader, 6),
-            lambda: reader.delete_session(URI),
-            lambda: reader.delete_version(URI, 1),
-        ):
-            with pytest.raises(errors.ReadOnlyStore):
-                change()
     assert [row.version for row in store.versions(URI)] == [1]
     assert sleep(store, 6).version == 2
 
@@ -441,9 +438,7 @@ def test_a_closed_store_is_closed(store: Store) -> None:
         lambda: reader.read_header(reader.entries[0]),
         lambda: reader.tokens(),
         lambda: store.open_session(URI),
-        lambda: sleep(store, 6),
         lambda: store.versions(URI),
-        lambda: store.delete_session(URI),
         lambda: store.marks(URI),
         lambda: store.statistics(),
     ):
@@ -452,6 +447,60 @@ def test_a_closed_store_is_closed(store: Store) -> None:
     reader.close()
     with pytest.raises(errors.StoreClosed):
         reader.read_header(reader.entries[0])
+
+
+TURN = JournalRecord(OTHER_URI, {"model": "demo"}, None, None, 0, making.IDENTITY)
+CHANGES: dict[str, Callable[[Store], object]] = {
+    "sleep": lambda store: sleep(store, 6),
+    "acknowledge": lambda store: store.acknowledge([TURN]),
+    "delete": lambda store: store.delete_session(URI),
+    "delete a version": lambda store: store.delete_version(URI, 1),
+    "forget": lambda store: store.forget(URI),
+    "prune": lambda store: store.prune(Retention(keep_last=1)),
+    "drop stand-ins": lambda store: store.drop_stand_ins(URI),
+    "strip": lambda store: store.strip(URI),
+    "tag": lambda store: store.tag(URI, 1, "second"),
+    "untag": lambda store: store.untag(URI, "first"),
+    "pin": lambda store: store.pin(URI, 1),
+    "unpin": lambda store: store.unpin(URI, bytes(32)),
+    "import": lambda store: store.import_file(f"{store.path}/../exported"),
+    "adopt": lambda store: store.adopt_incoming(bytes(32)),
+    "repack": lambda store: store.repack(),
+    "repair": lambda store: store.repair(),
+    "remember a look": lambda store: store.save_scrub_mark(ScrubMark(b"", 1, 1)),
+}
+"""All that changes a store; a file was exported beside it."""
+NOT_WRITABLE = {
+    "read-only": errors.ReadOnlyStore,
+    "closed": errors.StoreClosed,
+    "lost a flush": errors.DurabilityLost,
+}
+
+
+@pytest.mark.parametrize("kind", NOT_WRITABLE)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_no_change_is_made_where_nothing_may_be_written(
+    store: Store, change: Callable[[Store], object], kind: str
+) -> None:
+    sleep(store, 300)
+    store.tag(URI, 1, "first")
+    store.export_session(URI, None, f"{store.path}/../exported")
+    with Store.open(store.path, writable=False) as beside:
+        if kind == "closed":
+            store.close()
+        elif kind == "lost a flush":
+            with pytest.raises(errors.DurabilityLost), store._core.committing():
+                raise errors.DurabilityLost("the first", path="there")
+        before = tree(store.path)
+        with pytest.raises(NOT_WRITABLE[kind]) as refusal:
+            change(beside if kind == "read-only" else store)
+        assert tree(store.path) == before
+        require_awake(beside, 300)
+    if kind == "lost a flush":
+        assert refusal.value.message.endswith(": the first")
+        assert refusal.value.path == "there"
+        assert not store.statistics().writable
+        require_awake(store, 300)
 
 
 def test_a_clock_before_1970_does_not_stop_a_sleep_and_two_of_one_moment_are_two(

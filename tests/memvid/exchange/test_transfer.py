@@ -715,16 +715,6 @@ def test_a_file_behind_a_link_and_with_two_names_is_the_user_s_choice(store: Sto
     require_awake(other, 300)
 
 
-def test_a_read_only_store_imports_nothing(store: Store, target: Path) -> None:
-    sleep(store, 300)
-    exported(store, target)
-    with Store.open(store.path, writable=False) as reader:
-        with pytest.raises(errors.ReadOnlyStore):
-            reader.import_file(target)
-        with pytest.raises(errors.ReadOnlyStore):
-            reader.adopt_incoming(bytes(32))
-
-
 @pytest.mark.parametrize("as_uri", [None, THIRD_URI])
 def test_an_import_that_has_no_room_is_refused_with_its_size_and_uses_up_nothing_of_the_day(
     store: Store, tmp_path: Path, target: Path, as_uri: SessionUri | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torpor.memvid.errors import ReadOnlyStore
 from torpor.memvid.folder.scrub_mark import ScrubMark, left_of, place_of
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -60,9 +59,3 @@ def test_a_mark_that_is_damaged_is_as_none(store: Store, store_path: Path, damag
     path.unlink()
     path.symlink_to("/dev/zero")
     assert is_as_none()
-
-
-def test_who_only_reads_keeps_no_mark(store: Store, store_path: Path) -> None:
-    store.close()
-    with Store.open(store_path, writable=False) as opened, pytest.raises(ReadOnlyStore):
-        opened.save_scrub_mark(ScrubMark(b"", 1, 1))

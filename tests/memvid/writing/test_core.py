@@ -289,25 +289,6 @@ def test_letting_go_of_a_pin_never_waits_for_a_writer(store: Store, chain: Chain
         pool.submit(reader.close).result(60)  # a deadlock would be an error here
 
 
-def test_a_failed_flush_is_remembered_and_every_later_write_refused(store: Store) -> None:
-    sleep(store, 20)
-    core = store._core
-    with pytest.raises(errors.DurabilityLost), core.committing():
-        raise errors.DurabilityLost("the first", path="there")
-    for what in (
-        lambda: sleep(store, 10),
-        lambda: store.delete_session(URI),
-        lambda: store.delete_version(URI, 1),
-        lambda: store.tag(URI, 1, "x"),
-        lambda: store.acknowledge([making.turn(store, 5)]),
-    ):
-        with pytest.raises(errors.DurabilityLost, match="the first") as refusal:
-            what()
-        assert refusal.value.path == "there"
-    assert not core.writable
-    require_awake(store, 20)
-
-
 def test_a_store_whose_flush_failed_changes_nothing_in_closing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sleep(store, 300)
     first = sleep(store, 600, uri=OTHER_URI, seed=1)
@@ -326,16 +307,6 @@ def test_a_store_whose_flush_failed_changes_nothing_in_closing(store: Store, mon
     with Store.open(store.path, writable=True) as again:
         require_awake(again, 300)
         require_awake(again, 600, uri=OTHER_URI, seed=1)
-
-
-@pytest.mark.parametrize("kind", ["read-only", "closed"])
-def test_nothing_is_committed_where_nothing_may_be_written(store: Store, kind: str) -> None:
-    with Store.open(store.path, writable=False) as other:
-        if kind == "closed":
-            other.close()
-        error: type[errors.StoreError] = errors.StoreClosed if kind == "closed" else errors.ReadOnlyStore
-        with pytest.raises(error), other._core.committing():
-            raise AssertionError("not reached")
 
 
 def test_a_sleep_that_is_under_way_when_the_store_closes_is_not_acknowledged(store: Store) -> None:
