@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from ..checking.promised import still_missing
 from ..disk import durable
@@ -41,7 +41,6 @@ _NONE: _Users = frozenset()
 @dataclass(slots=True)
 class _Session:
     versions: int = 0
-    newest: int = 0
     token_count: int = 0
     logical_bytes: int = 0
     stored_bytes: int = 0
@@ -88,11 +87,11 @@ class _Tally:
         return self.sessions.setdefault(uri, _Session())
 
     def add_row(self, row: IndexRow, *, is_stripped: bool) -> None:
+        """A session's rows come oldest first: the newest tells its tokens."""
         session = self.session(row.uri)
         session.versions += 1
         session.stripped_versions += is_stripped
-        if row.version > session.newest:
-            session.newest, session.token_count = row.version, row.ledger_tokens
+        session.token_count = row.ledger_tokens
         session.logical_bytes += row.logical_bytes
         session.stored_bytes += row.bundle_bytes
 
@@ -135,21 +134,8 @@ def usage(core: StoreCore) -> UsageReport:
         unreadable_bytes=tally.unreadable_bytes,
         written_today_bytes=core.index.written_on(utc_day(now_ns())),
         free_bytes=free_bytes_of(core.folder.packs_fd, core.path),
-        sessions=tuple(_session_usage(uri, one) for uri, one in sorted(tally.sessions.items())),
+        sessions=tuple(SessionUsage(uri, **asdict(one)) for uri, one in sorted(tally.sessions.items())),
         problems=tuple(tally.problems),
-    )
-
-
-def _session_usage(uri: SessionUri, one: _Session) -> SessionUsage:
-    return SessionUsage(
-        uri=uri,
-        versions=one.versions,
-        token_count=one.token_count,
-        logical_bytes=one.logical_bytes,
-        stored_bytes=one.stored_bytes,
-        shared_bytes=one.shared_bytes,
-        exclusive_bytes=one.exclusive_bytes,
-        stripped_versions=one.stripped_versions,
     )
 
 
