@@ -296,7 +296,7 @@ class Heads:
                 return "", TextMap(), 0, None  # its next wake reports it
 
     async def _learn_stored(self) -> None:
-        for uri in itertools.chain.from_iterable(self._store.iter_uris(NAMES_AT_ONCE)):
+        for uri in itertools.chain.from_iterable(self._store.index.iter_uris(NAMES_AT_ONCE)):
             if uri not in self._of:
                 await self.learn(uri)
 

@@ -309,7 +309,7 @@ class PrefixReuse:
         return read_alike(passes, reading(session.model, session.state, count), common)
 
     async def _learn_stored(self) -> None:
-        for uri in itertools.chain.from_iterable(self._store.iter_uris(NAMES_AT_ONCE)):
+        for uri in itertools.chain.from_iterable(self._store.index.iter_uris(NAMES_AT_ONCE)):
             try:
                 await self._learn(uri)
             except TorporError:

@@ -385,7 +385,7 @@ class Roll:
         """All sessions of a namespace, or all, in the order of their URIs."""
         unlisted = list(self._awake)
         found: dict[SessionUri, SessionInfo] = {}
-        for number, page in enumerate(self._store.iter_listed(namespace, SESSIONS_AT_ONCE)):
+        for number, page in enumerate(self._store.index.iter_listed(namespace, SESSIONS_AT_ONCE)):
             if number:  # between pages alone: most lists have one, and need not wait behind it
                 yield
             for row, stored_bytes in page:
@@ -421,7 +421,7 @@ class Roll:
 
     def count_asleep(self) -> Pieces[int]:
         asleep = 0
-        for number, page in enumerate(self._store.iter_uris(NAMES_AT_ONCE)):
+        for number, page in enumerate(self._store.index.iter_uris(NAMES_AT_ONCE)):
             if number:
                 yield
             asleep += sum(uri not in self._awake for uri in page)

@@ -56,7 +56,7 @@ class Retaining(Rounds):
     async def _round(self) -> None:
         before, self._applied = self._applied, self._rule()
         if self._applied != before:
-            for uris in self._store.iter_uris(NAMES_AT_ONCE):
+            for uris in self._store.index.iter_uris(NAMES_AT_ONCE):
                 self._due.update(dict.fromkeys(uris))
                 await asyncio.sleep(0)
         while self._due and not self._closing.is_set():

@@ -142,7 +142,7 @@ class Scrub(Rounds):
 
     async def _behind(self, after: bytes) -> deque[SessionUri]:
         """The sessions left to read behind a place of the round."""
-        return deque(await in_pieces(left_of(self._store.iter_uris(NAMES_AT_ONCE), after)))
+        return deque(await in_pieces(left_of(self._store.index.iter_uris(NAMES_AT_ONCE), after)))
 
     def _round_is_due(self) -> bool:
         """Whether the last round began long enough ago, or in the future of a clock that was put back."""

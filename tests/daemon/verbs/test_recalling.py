@@ -809,6 +809,6 @@ async def test_a_durable_answer_outlives_its_process_whatever_the_daemon_keeps(
 ) -> None:
     async with open_rig(endless=False, durability="sleep", close=False) as rig:
         await converse(rig, [user("one")], "eins", answer_id=ONE, durable=durable)
-        found = [uri.name for uris in rig.service.store.iter_uris(8) for uri in uris]
+        found = [uri.name for uris in rig.service.store.index.iter_uris(8) for uri in uris]
         assert found == kept
         await rig.service.close()

@@ -174,5 +174,5 @@ def test_what_a_session_has_stored_includes_what_a_stand_in_wrote(store: Store) 
     told = of(report, URI)
     assert told.versions == 1
     assert told.stored_bytes == told.exclusive_bytes + report.unneeded_bytes + stand_in_bytes
-    ((listed, stored_bytes),) = next(store.iter_listed(None, 10))
+    ((listed, stored_bytes),) = next(store.index.iter_listed(None, 10))
     assert (listed.version, stored_bytes) == (2, told.stored_bytes)
