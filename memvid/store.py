@@ -191,7 +191,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
                 raise self._not_found(uri, None)
             rows = self.index.versions(uri)
             keep_turns_behind(self._core, uri, [row.bundle_id for row in rows])
-            return deletion.delete_session(self._core, uri, rows, unreadable)
+            return deletion.delete_versions(self._core, uri, rows, whole=True, unreadable=unreadable)
 
     def delete_version(self, uri: SessionUri, version: int) -> DeleteReport:
         """Delete one version of a session, also one whose manifest is missing. Its turns in the journal stay, as the
@@ -206,7 +206,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             if len(self.index.versions(uri)) == 1 and not self._core.journal.has(uri):
                 return self.delete_session(uri)
             keep_turns_behind(self._core, None, [row.bundle_id])
-            return deletion.delete_version(self._core, row)
+            return deletion.delete_versions(self._core, uri, [row], whole=False)
 
 
 def _import_upkeep() -> None:

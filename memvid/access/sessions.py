@@ -51,27 +51,16 @@ class Sessions(Closing):
         try:
             reader = self.open_bundle(row.bundle_id)
         except BundleMissing:
-            if self._was_deleted(row):
+            if not self._core.still_known([row.bundle_id]):
                 raise self._not_found(uri, version, but=row) from None
             raise
         with undoing(reader.close):
             require_same_as_row(row, uri, reader.manifest, reader.path)
         return reader
 
-    def _was_deleted(self, row: IndexRow) -> bool:
-        """Whether a version is no more, by a fresh look: a daemon beside us may have deleted it."""
-        if self._core.has_lock:
-            return not self.index.knows(row.bundle_id)
-        from ..recovery.opening import load_index
-
-        index, _ = load_index(self._core.folder, writable=False)
-        with index:
-            return not index.knows(row.bundle_id)
-
     def open_bundle(self, bundle_id: bytes) -> BundleReader:
         """Open a version by its bundle id, of any owner: for inspection. The bundle id is still recomputed. Raises
         BundleMissing."""
-        self._core.require_open()
         return self._core.open_reader(bundle_id)
 
     def resolve(self, text: str, also: Collection[SessionUri] = ()) -> SessionUri:
@@ -82,7 +71,6 @@ class Sessions(Closing):
             InvalidUri
             SessionNotFound: with suggestions from its namespace.
         """
-        self._core.require_open()
         wanted = parse_reference(text)
         if wanted in also or self.can_be_deleted(wanted):
             return wanted
@@ -92,12 +80,10 @@ class Sessions(Closing):
         raise error
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
-        self._core.require_open()
         return self.index.find(uri, version)
 
     def can_be_deleted(self, uri: SessionUri) -> bool:
         """Whether there is anything of a session: a version, turns, or a tag or a pin of a version that is missing."""
-        self._core.require_open()
         return self.index.find(uri) is not None or self._core.journal.has(uri) or bool(self._missing(uri))
 
     def _missing(self, uri: SessionUri) -> list[Finding]:
@@ -106,24 +92,12 @@ class Sessions(Closing):
 
     def versions(self, uri: SessionUri) -> list[IndexRow]:
         """All versions of a session, oldest first."""
-        self._core.require_open()
         return self.index.versions(uri)
 
     def iter_sessions(self) -> Iterator[IndexRow]:
         """The latest version of each session, by URI."""
-        self._core.require_open()
         for page in self.index.iter_listed(None, 100):
             yield from (row for row, _ in page)
-
-    def iter_listed(self, namespace: str | None, page_rows: int) -> Iterator[list[tuple[IndexRow, int]]]:
-        """As `iter_sessions`, of a namespace or of all, in pages, and with the bytes that all versions wrote."""
-        self._core.require_open()
-        yield from self.index.iter_listed(namespace, page_rows)
-
-    def iter_uris(self, page_rows: int) -> Iterator[list[SessionUri]]:
-        """All sessions, in order, in pages, each fetched when it is asked for; reads only their names."""
-        self._core.require_open()
-        yield from self.index.iter_uris(page_rows)
 
     def count_packs(self, entries: Iterable[BlockEntry]) -> int:
         """How many packs a wake of these blocks may open, by the index."""

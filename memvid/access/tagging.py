@@ -6,17 +6,9 @@ reported. `folder/marks.py` defines marks.
 
 from __future__ import annotations
 
-from ..errors import (
-    PUT_BACK,
-    BundleMissing,
-    CorruptMarks,
-    MarksLost,
-    SessionNotFound,
-    UnsafePath,
-    UnsupportedFormat,
-)
+from ..errors import PUT_BACK, BundleMissing, MarksLost, SessionNotFound
 from ..folder.folder import manifest_name
-from ..folder.marks import Marks, SessionMarks
+from ..folder.marks import Marks, SessionMarks, marks_in
 from ..format.records import IndexRow
 from ..uri import SessionUri, parse_version_reference
 from .sessions import Sessions
@@ -33,7 +25,6 @@ class Tagging(Sessions):
             SessionNotFound, InvalidTag, TagTaken, LimitExceeded, CorruptMarks, MarksLost, NoSpace, StoreIoError
             ReadOnlyStore, LockLost, DurabilityLost
         """
-        self.require_session(uri, version)
         with self._core.committing():
             row = self._require_manifest(uri, version)
             marks = self._marks_to_change(lost_is_none=move)
@@ -52,7 +43,6 @@ class Tagging(Sessions):
 
     def pin(self, uri: SessionUri, version: int | None) -> IndexRow:
         """Keep a version, the latest if none is named, against any retention. Raises as `tag` does."""
-        self.require_session(uri, version)
         with self._core.committing():
             row = self._require_manifest(uri, version)
             Marks.load(self._core.folder).pin(uri, row.bundle_id).save(self._core.folder)
@@ -87,10 +77,8 @@ class Tagging(Sessions):
 
     def marks_to_show(self, uri: SessionUri) -> SessionMarks:
         """As `marks`; none if they cannot be read: the rest is shown all the same."""
-        try:
-            return self.marks(uri)
-        except (CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat):
-            return SessionMarks()
+        self._core.require_open()
+        return (marks_in(self._core.folder) or Marks(self._core.folder.uuid)).session(uri)
 
     def _marks_to_change(self, *, lost_is_none: bool) -> Marks:
         """The marks; none if they are lost and `move` accepts that: the tag is taken from the version that had it."""

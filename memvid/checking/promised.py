@@ -8,7 +8,7 @@ from collections.abc import Collection
 from ..errors import Corruption, IndexMismatch, OwnerMismatch, ParentMismatch, VersionMismatch
 from ..format.manifest import Manifest
 from ..format.records import IndexRow
-from ..index.index import Index, row_of
+from ..index.index import row_of
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 
@@ -51,10 +51,4 @@ def still_missing(core: StoreCore, bundle_ids: Collection[bytes]) -> set[bytes]:
     if not bundle_ids:
         return set()
     core.look_again()  # waits for a delete that is under way
-    if core.has_lock:
-        known = {one for one in bundle_ids if core.index.knows(one)}
-    else:  # a version leaves the index's file before its manifest goes
-        index, _ = Index.load(core.folder)
-        with index:
-            known = {one for one in bundle_ids if index.knows(one)}
-    return {one for one in known if not core.folder.has_manifest(one)}
+    return {one for one in core.still_known(bundle_ids) if not core.folder.has_manifest(one)}

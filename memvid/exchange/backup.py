@@ -50,7 +50,6 @@ from ..format.blocks import BlockEntry
 from ..format.frames import FrameReader
 from ..format.manifest import encode_manifest_file
 from ..format.records import Finding, IndexRow, MaintenanceReport, Progress
-from ..index.index import Index
 from ..units import format_bytes
 from ..uri import SessionUri
 from ..writing.core import StoreCore
@@ -191,7 +190,7 @@ def _copy_and_tell(run: MaintenanceRun, intake: Intake, row: IndexRow, *, is_str
     except _Unread as failure:
         run.fail(core.folder.path_of(manifest_name(row.bundle_id)), failure.error)
     except BundleMissing as error:
-        if _is_promised(core, row.bundle_id):
+        if core.still_known([row.bundle_id]):
             run.fail(core.folder.path_of(manifest_name(row.bundle_id)), error)
     except (Corruption, LimitExceeded, UnsupportedFormat, UnsafePath) as error:
         run.fail(core.folder.path_of(manifest_name(row.bundle_id)), error)
@@ -235,15 +234,6 @@ class _Source:
                 if entry.id in file.heads:
                     return file
             raise
-
-
-def _is_promised(core: StoreCore, bundle_id: bytes) -> bool:
-    """Whether there should be a version, by a fresh look: a daemon beside us may have deleted it."""
-    if core.has_lock:
-        return core.index.knows(bundle_id)
-    index, _ = Index.load(core.folder)
-    with index:
-        return index.knows(bundle_id)
 
 
 def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:

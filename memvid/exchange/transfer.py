@@ -34,7 +34,7 @@ from ..limits import MAX_IMPORTED_VERSION
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader
-from ..writing.sleeping import environment, with_name_of_its_own
+from ..writing.sleeping import environment
 from .import_checks import ExportedFile, open_exported, require_whole
 from .incoming import open_waiting, remove_taken
 from .intake import Intake, bad_copy
@@ -143,11 +143,11 @@ def _import(core: StoreCore, file: ExportedFile, as_uri: SessionUri | None, on_p
         if earlier is not None:
             return _take(core, file, earlier)
         _require_free(core, manifest, uri)
-        if is_own and manifest.version <= MAX_IMPORTED_VERSION:
-            with core.this_version(uri, manifest.version, file.bundle_id) as is_free:
-                if is_free:
-                    return _take(core, file, manifest)
-        return _import_as_next(core, file, uri)
+        keeps_number = is_own and manifest.version <= MAX_IMPORTED_VERSION
+        with core.next_version(uri, least=manifest.version if keeps_number else 1) as version:
+            if keeps_number and version == manifest.version:
+                return _take(core, file, manifest)
+            return _import_as_next(core, file, uri, version)
 
 
 def _take(core: StoreCore, file: ExportedFile, manifest: Manifest) -> Receipt:
@@ -179,22 +179,20 @@ def _end_strip(core: StoreCore, receipt: Receipt) -> None:
             marks.unstrip(receipt.bundle_id).save(core.folder)
 
 
-def _import_as_next(core: StoreCore, file: ExportedFile, uri: SessionUri) -> Receipt:
+def _import_as_next(core: StoreCore, file: ExportedFile, uri: SessionUri, version: int) -> Receipt:
     """A new version of a session, with the blocks of the imported bundle, which becomes its parent."""
-    with core.next_version(uri) as version:
 
-        def manifest_for(pack_bytes: int) -> Manifest:
-            manifest = dataclasses.replace(
-                file.manifest,
-                uri=uri,
-                version=version,
-                parent=file.bundle_id,
-                created_ns=now_ns(),
-                environment={**environment(), WRITTEN_BYTES: str(pack_bytes)},
-            )
-            return with_name_of_its_own(core, manifest)
+    def manifest_for(pack_bytes: int) -> Manifest:
+        return dataclasses.replace(
+            file.manifest,
+            uri=uri,
+            version=version,
+            parent=file.bundle_id,
+            created_ns=now_ns(),
+            environment={**environment(), WRITTEN_BYTES: str(pack_bytes)},
+        )
 
-        return Intake(core, _NOTHING_IMPORTED).take(file.manifest.blocks, manifest_for, file.holding)
+    return Intake(core, _NOTHING_IMPORTED).take(file.manifest.blocks, manifest_for, file.holding)
 
 
 def _require_free(core: StoreCore, imported: Manifest, uri: SessionUri) -> None:

@@ -32,7 +32,7 @@ from ..recovery.mending import Mending
 from ..recovery.replaying import keep_turns_behind
 from ..uri import SessionUri, not_found
 from ..writing.core import StoreCore
-from ..writing.deletion import delete_session
+from ..writing.deletion import delete_versions
 from ..writing.frame_files import open_frames
 from ..writing.maintenance_run import MaintenanceRun
 from ..writing.needs import Needed
@@ -88,7 +88,7 @@ class _Forget:
                 self._look()
                 sizes = self._sizes()
                 keep_turns_behind(core, self._uri, self._ids)
-                deleted = delete_session(core, self._uri, self._rows)
+                deleted = delete_versions(core, self._uri, self._rows, whole=True)
                 run.bytes_freed += deleted.bytes_freed - sum(sizes)
                 turns_go = self._erase_turns() and turns_go
                 core.index.remove_file(core.folder, erasing=True)
@@ -138,8 +138,8 @@ class _Forget:
             if remain.why is None and remain.folder:
                 self._remove(remain, needed)
 
-    def _needed(self) -> Needed:
-        return needed_now(self._core, deletes=self._ids if self.run.dry_run else ())
+    def _needed(self, *, pins: bool = True) -> Needed:
+        return needed_now(self._core, deletes=self._ids if self.run.dry_run else (), pins=pins)
 
     def _is_version(self, name: str) -> bool:
         """Whether a pack has a manifest of the session in it."""
@@ -173,24 +173,20 @@ class _Forget:
 
     def prove(self) -> None:
         """List what is there, and tell of all that is the session's or may be."""
+        dry_run = self.run.dry_run
+        if not dry_run:
+            self._look_for_newcomers()
         self._look_at_manifests()
         self._look_at_journal()
-        if self.run.dry_run:
-            self._foretell()
-            return
-        self._look_at_marks()
-        needed = needed_now(self._core, pins=False)  # what is only in use is not needed
-        if not needed.unknown:  # that is told already
+        if not dry_run:
+            self._look_at_marks()
+        needed = self._needed(pins=False)  # what is only in use is not needed
+        if needed.unknown:
+            return  # that is told already
+        if not dry_run:
             self._look_at_packs(needed.blocks)
-            for remain in find_remains(self._core, self._uri, needed.blocks):
-                self._tell_remain(remain)
-        self._look_for_newcomers()
-
-    def _foretell(self) -> None:
-        """Tell, for a plan, of the files that keep the proof from being given."""
-        needed = self._needed()
-        for remain in find_remains(self._core, self._uri, needed.blocks) if not needed.unknown else ():
-            if remain.why is not None or not remain.folder:
+        for remain in find_remains(self._core, self._uri, needed.blocks):
+            if not (dry_run and remain.why is None and remain.folder):  # that one will go
                 self._tell_remain(remain)
 
     def _look_at_manifests(self) -> None:
@@ -281,18 +277,12 @@ class _Forget:
             self.run.tell(path, error.code, error.message)
 
     def _look_for_newcomers(self) -> None:
-        """A version being written has its bytes in its writer's temporary files. Under the lock: no later one
-        counts."""
+        """A version being written has its bytes in its writer's temporary files. Under the lock, and before the
+        manifests are listed: what begins later does not count."""
         core = self._core
         with core.committing():
-            arrived = core.index.versions(self._uri)
             writing = core.being_written(self._uri)
             has_turns = core.journal.has(self._uri)
-        for row in arrived:
-            path = core.folder.path_of(manifest_name(row.bundle_id))
-            if path not in {finding.path for finding in self.run.problems}:
-                message = f"{path} is a version of {self._uri}: it came while it was being forgotten. Forget it again."
-                self.run.tell(path, NOT_FORGOTTEN, message)
         if has_turns:
             message = f"{core.journal.path} has turns of {self._uri}: they came meanwhile. Forget it again."
             self.run.tell(core.journal.path, NOT_FORGOTTEN, message)

@@ -106,8 +106,9 @@ class _Judge:
                 yield Remain(path, "", name, 0, "it is a folder, and a store has none there")
                 return
             size_bytes = status.st_size if stat.S_ISREG(status.st_mode) else 0
-            fd = open_file(folder_fd, name, os.O_RDONLY, path)
-            holds, why = self._verdict(fd, path) if size_bytes else _closed(fd)
+            if stat.S_ISREG(status.st_mode) and not size_bytes:
+                return
+            holds, why = self._verdict(open_file(folder_fd, name, os.O_RDONLY, path), path)
         except FileNotFoundError:
             return  # it went meanwhile
         except StoreError as error:
@@ -139,11 +140,6 @@ class _Judge:
             return False, f"it is a version of {manifest.uri}, and names it as its origin"
         own = {entry.id for entry in manifest.blocks} if manifest is not None else set()
         return not blocks <= self._needed | own, ""
-
-
-def _closed(fd: int) -> tuple[bool, str]:
-    os.close(fd)
-    return False, ""
 
 
 def _mentions(fd: int, text: bytes, path: str) -> bool:

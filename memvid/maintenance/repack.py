@@ -76,7 +76,8 @@ def repack(
     core.begin_upkeep(dry_run=dry_run)
     run = MaintenanceRun(core, "repack", dry_run)
     if uri is not None:
-        repack_packs(run, packs_with(core, _ids_of(core, uri)), policy, should_stop=should_stop)
+        mine = packs_with(core, [row.bundle_id for row in core.index.versions(uri)])
+        repack_packs(run, mine, policy, should_stop=should_stop)
         return run.report()
     core.look_again()
     remove_leftovers(run)
@@ -149,10 +150,6 @@ def _remove_untaken(run: MaintenanceRun) -> None:
                         durable.remove(fd, name, path)
                     reason = f"It was not taken for {INCOMING_HOURS} hours."
                     run.freed("remove", f"{path}/{name}", status.st_size, reason)
-
-
-def _ids_of(core: StoreCore, uri: SessionUri) -> list[bytes]:
-    return [row.bundle_id for row in core.index.versions(uri)]
 
 
 def _tell(run: MaintenanceRun, step: Step, path: str, before: int, after: int) -> None:
@@ -354,7 +351,7 @@ class _Repack:
         bad: set[str] = set()
         while True:
             olds = tuple(pack for pack in step.olds if pack.name not in bad)
-            if not olds or (bad and step.joins and len(olds) == 1):
+            if not olds:
                 return
             found = self._try(_part(step, olds))
             if not found:
@@ -380,14 +377,13 @@ class _Repack:
                 if not self._copy(writer, step, block):
                     return {pack.name for pack in step.olds if pack.has(block)}
             pack_id = writer.finish()
-            if step.kind == "recompress" and temp.size_bytes >= step.before_bytes:
-                return set()
             self._commit(step, writer, (temp, pack_id), proven)
             room.settle()
         return set()
 
     def _frees_nothing(self, step: Step, wanted: Collection[bytes]) -> bool:
-        """Whether a new pack would have all that the old one has, since copies elsewhere turned out to be damaged."""
+        """Whether a new pack would have all that the old one has, since copies elsewhere, or the packs to join it with,
+        turned out to be damaged."""
         (first, *others) = step.olds
         if others or step.compress or first.must_go or not self._needed.stripped.isdisjoint(first.frames):
             return False

@@ -133,7 +133,7 @@ class Step:
 
     blocks: what the new pack gets, in order, each with the pack that has it; nothing: there is no new pack. elsewhere:
     the needed blocks in these packs that have their home in another one. compress: those of the blocks that are
-    compressed. joins: it is only done to have fewer packs. after_bytes: of the new pack, as far as it is known.
+    compressed. after_bytes: of the new pack, as far as it is known.
     """
 
     kind: str
@@ -142,7 +142,6 @@ class Step:
     blocks: Mapping[bytes, str] = field(default_factory=dict)
     elsewhere: tuple[bytes, ...] = ()
     compress: frozenset[bytes] = frozenset()
-    joins: bool = False
     after_bytes: int = 0
 
     @property
@@ -278,7 +277,6 @@ class _Plan:
             blocks,
             self._elsewhere(packs),
             compress,
-            joins,
             sum(self._kept_bytes[pack.name] for pack in packs),
         )
 

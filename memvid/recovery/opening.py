@@ -97,8 +97,7 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
     index.add_all(rows)
     missing = known_versions - there_versions
     if missing and not core.has_lock:  # the daemon beside us may have deleted them since we read the index
-        with load_index(folder, writable=False)[0] as latest:
-            index.drop(missing - latest.bundle_ids())
+        index.drop(missing - core.still_known(missing))
     missing -= drop_superseded(core, missing)
     unreadable += [*_missing(core, missing), *findings_of_missing(folder, index.knows)]
     if why is not None and core.has_lock:

@@ -111,20 +111,15 @@ class StoreCore:
                 if self._lock is not None:
                     stack.callback(self._lock.close)
                 stack.callback(self.index.close)
-                may_write = self.writable and self._holds_lock()
+                may_write = False
+                with contextlib.suppress(StoreError):
+                    self.require_writable()
+                    may_write = True
                 stack.callback(self.journal.close, tidying=may_write)
                 stack.callback(self.files.close)
                 if may_write:
                     self.index.save(self.folder, always=True)
                 self._closed = True
-
-    def _holds_lock(self) -> bool:
-        assert self._lock is not None
-        try:
-            self._lock.require_held()
-        except StoreError:
-            return False
-        return True
 
     # --- guards
 
@@ -173,8 +168,8 @@ class StoreCore:
     # --- version numbers
 
     @contextlib.contextmanager
-    def next_version(self, uri: SessionUri) -> Iterator[int]:
-        """Reserve a version number for a version being written: one more than the largest in use.
+    def next_version(self, uri: SessionUri, least: int = 1) -> Iterator[int]:
+        """Reserve a version number for a version being written: one more than the largest in use, and `least` at least.
 
         Raises:
             LimitExceeded: the last version has the largest possible number. Only a file put into the store by hand can
@@ -182,35 +177,20 @@ class StoreCore:
         """
         with self._writing:
             self.read_again()
-            version = max([self.index.last_number(uri), *self.being_written(uri)]) + 1
+            version = max([self.index.last_number(uri), *self.being_written(uri), least - 1]) + 1
             if version > MAX_VERSION:
-                raise _numbers_used_up(uri)
+                raise LimitExceeded(f"{uri} has the largest version number that there is.", limit=MAX_VERSION)
             self._reserved.append((uri, version))
         try:
             yield version
         finally:
-            self._give_back(uri, version)
-
-    @contextlib.contextmanager
-    def this_version(self, uri: SessionUri, version: int, bundle_id: bytes) -> Iterator[bool]:
-        """Reserve this version number for a version being written. False if another bundle has it."""
-        with self._writing:
-            row = self.index.find(uri, version)
-            is_free = version not in self.being_written(uri) and (row is None or row.bundle_id == bundle_id)
-            self._reserved.append((uri, version))
-        try:
-            yield is_free
-        finally:
-            self._give_back(uri, version)
+            with self._writing:
+                self._reserved.remove((uri, version))
 
     def being_written(self, uri: SessionUri) -> tuple[int, ...]:
         """The reserved version numbers of a session: neither committed nor released."""
         with self._writing:
             return tuple(version for its_uri, version in self._reserved if its_uri == uri)
-
-    def _give_back(self, uri: SessionUri, version: int) -> None:
-        with self._writing:
-            self._reserved.remove((uri, version))
 
     # --- budgets
 
@@ -314,17 +294,14 @@ class StoreCore:
         Raises:
             NoSpace, StoreIoError, DurabilityLost: there is no such version, and no such pack, then.
         """
-        names = [pack_name(pack_id) for _, pack_id in packs]
         manifest = manifest_name(bundle_id)
-        new = [name for name in (manifest, *names) if not self.folder.has(name)]
+        names = [manifest, *(pack_name(pack_id) for _, pack_id in packs)]
+        new = [name for name in names if not self.folder.has(name)]
         was_known = self.index.knows(bundle_id)
         try:
-            for (pack, _), name in zip(packs, names, strict=True):
-                self.publish(pack, name)
-            self.files.close_stale()
+            for pack, pack_id in packs:
+                self.publish_pack(pack, pack_id)
             self.publish(temp, manifest)
-            for name in names:
-                self.index.add_pack(pack_row(self.folder, name))
             self.index.add(row)
         except BaseException as failure:  # after any error: a version that was not acknowledged must not stay
             self._take_back(new, [] if was_known else [bundle_id], manifest, failure)
@@ -352,8 +329,8 @@ class StoreCore:
     # --- packs
 
     def publish_pack(self, temp: TempFile, pack_id: bytes) -> str:
-        """A flushed and checked pack of blocks that versions have already gets its name, then its row; its name in the
-        store. Call it while `committing`. Raises NoSpace, StoreIoError, DurabilityLost."""
+        """A flushed and checked pack gets its name, then its row; its name in the store. Call it while `committing`.
+        Raises NoSpace, StoreIoError, DurabilityLost."""
         name = pack_name(pack_id)
         self.publish(temp, name)
         self.files.close_stale()
@@ -411,6 +388,15 @@ class StoreCore:
         self.unreadable_versions.discard(bundle_id)
         return None
 
+    def still_known(self, bundle_ids: Collection[bytes]) -> set[bytes]:
+        """Those of these versions, whose manifests were not found, that were not deleted, by a fresh look: a daemon
+        beside us lets a version go from the index's file before its manifest goes. Raises StoreIoError, UnsafePath."""
+        if self.has_lock:
+            return {one for one in bundle_ids if self.index.knows(one)}
+        index, _ = Index.load(self.folder)
+        with index:
+            return {one for one in bundle_ids if index.knows(one)}
+
     def read_again(self) -> list[Finding]:
         """Enter the versions whose manifests could not be read before, as far as they can be read now; why others
         cannot. Before it is decided which versions a session has."""
@@ -459,13 +445,3 @@ def drop_superseded(core: StoreCore, missing: Iterable[bytes]) -> set[bytes]:
             gone.add(row.bundle_id)
     core.index.drop(gone)
     return gone
-
-
-def _numbers_used_up(uri: SessionUri) -> LimitExceeded:
-    return LimitExceeded(
-        f"{uri} has the largest version number that there is ({MAX_VERSION}), or near it, and cannot get another one. "
-        "Export it and import the file under another name (`torpor export`, `torpor import --as`): there it counts "
-        "from 1.",
-        session=str(uri),
-        limit=MAX_VERSION,
-    )

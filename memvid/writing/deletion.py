@@ -27,22 +27,23 @@ from .core import StoreCore
 from .removal import packs_with, remove_unneeded
 
 
-def delete_session(
-    core: StoreCore, uri: SessionUri, rows: Sequence[IndexRow], unreadable: tuple[str, ...] = ()
+def delete_versions(
+    core: StoreCore, uri: SessionUri, rows: Sequence[IndexRow], *, whole: bool, unreadable: tuple[str, ...] = ()
 ) -> DeleteReport:
-    """Delete all versions of a session (`rows`, oldest first), its turns and its marks. `unreadable` are manifests that
-    may be the session's, too, for the report. Call it while `committing`.
+    """Delete versions of a session (`rows`, oldest first). whole: these are all, and its turns and its marks go too.
+    `unreadable` are manifests that may be the session's, for the report. Call it while `committing`.
 
     Raises:
         StoreIoError, DurabilityLost: a part of it may be gone.
     """
     bundle_ids = [row.bundle_id for row in rows]
-    marks = marks_in(core.folder)
+    marks = marks_in(core.folder) if whole else None
     marked = marks.session(uri).bundle_ids if marks is not None else frozenset()
     candidates = packs_with(core, bundle_ids)
     with _unmarking(core, marked.union(bundle_ids)) as stayed:
         bytes_freed = _drop(core, bundle_ids[:-1])
-        core.journal.drop(uri)
+        if whole:
+            core.journal.drop(uri)
         bytes_freed += _drop(core, bundle_ids[-1:])
         removed = remove_unneeded(core, candidates)
     return DeleteReport(
@@ -52,19 +53,6 @@ def delete_session(
         unreadable=unreadable,
         problems=(*removed.problems, *stayed),
     )
-
-
-def delete_version(core: StoreCore, row: IndexRow) -> DeleteReport:
-    """Delete one version, and leave the turns of its session. Call it while `committing`.
-
-    Raises:
-        StoreIoError, DurabilityLost: a part of it may be gone.
-    """
-    candidates = packs_with(core, [row.bundle_id])
-    with _unmarking(core, [row.bundle_id]) as stayed:
-        bytes_freed = _drop(core, [row.bundle_id])
-        removed = remove_unneeded(core, candidates)
-    return DeleteReport(row.uri, 1, bytes_freed + removed.size_bytes, problems=(*removed.problems, *stayed))
 
 
 def drop_versions(core: StoreCore, bundle_ids: Sequence[bytes]) -> None:

@@ -63,11 +63,6 @@ class FrameFiles(Closing):
                 if not self._users[name]:
                     del self._users[name]
 
-    def name_of(self, file: FrameReader) -> str:
-        """The name by which an open pack was opened."""
-        with self._lock:
-            return next(name for name, each in self._files.items() if each is file)
-
     def close_stale(self) -> None:
         """Close those whose names mean other files by now, or none, and that are in no use."""
         with self._lock:

@@ -84,9 +84,7 @@ class BundleReader(Closing):
             CorruptBundle, BlockMissing, and the errors of opening a pack.
         """
         known = None if self._closed else self._headers.get(entry.id)
-        if known is None:
-            known = self._read(entry, lambda file: self._head(file, entry)[0], stripped=True)
-        return known
+        return known or self._read(entry, lambda file: self._head(file, entry)[0], stripped=True)[1]
 
     def read_slots_into(self, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]]) -> None:
         """Fill writable byte buffers with slots of one block: for each (index of the slot, buffers), in order, its raw
@@ -146,14 +144,14 @@ class BundleReader(Closing):
         """The pack to copy a block from; the block's head has been compared with the manifest. checked: with every byte
         of the block right, whatever other packs have of it."""
 
-        def name_of(file: FrameReader) -> str:
+        def check(file: FrameReader) -> None:
             head = self._head(file, entry)
             file.frame_of(entry.id)
             if checked:
                 file.check_block(entry.id, known=head)
-            return self._files.name_of(file)
 
-        with self._files.holding(self._read(entry, name_of)) as file:
+        name, _ = self._read(entry, check)
+        with self._files.holding(name) as file:
             yield file
 
     def _head(self, file: FrameReader, entry: BlockEntry) -> Head:
@@ -169,11 +167,11 @@ class BundleReader(Closing):
                 self._headers[entry.id] = known[0]
         return known
 
-    def _read(self, entry: BlockEntry, use: Callable[[FrameReader], T], *, stripped: bool = False) -> T:
-        """What `use` makes of the first pack that has the block as it was written."""
+    def _read(self, entry: BlockEntry, use: Callable[[FrameReader], T], *, stripped: bool = False) -> tuple[str, T]:
+        """The first pack that has the block as it was written, and what `use` makes of it."""
         if (known := self._places.get(entry.id)) is not None and not self._closed:
             with suppress(StoreError), self._files.holding(known) as file:
-                return use(file)
+                return known, use(file)
         tried: set[str] = set()
         failure: StoreError | None = None
         before: list[str] | None = None
@@ -189,7 +187,7 @@ class BundleReader(Closing):
                     with self._files.holding(name) as file:
                         found = use(file)
                         self._places[entry.id] = sys.intern(name)
-                        return found
+                        return name, found
                 except (BlockMissing, BundleMissing):
                     tried.discard(name)  # it may be put back
                 except StoreClosed:

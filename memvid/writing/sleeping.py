@@ -15,7 +15,6 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,7 +139,7 @@ class _Sleep:
 
     def _try_to_publish(self, entries: Sequence[BlockEntry], session: Mapping[str, Any]) -> Receipt | list[bytes]:
         """The receipt, or the blocks that are in no pack any more."""
-        manifest = with_name_of_its_own(self._core, self._manifest(entries, session))
+        manifest = self._manifest(entries, session)
         encoded = manifest.encode()
         bundle_id, data = bundle_id_of(encoded), encode_manifest_file(encoded)
         with self._core.folder.new_temp(VERSIONS) as temp:
@@ -287,13 +286,6 @@ def receipt_of(manifest: Manifest, bundle_id: bytes, bytes_written: int, blocks_
     )
 
 
-def with_name_of_its_own(core: StoreCore, manifest: Manifest) -> Manifest:
-    """The manifest of a new version. Its time is moved if there is a file with its bundle id."""
-    while core.folder.has_manifest(bundle_id_of(manifest.encode())):
-        manifest = dataclasses.replace(manifest, created_ns=manifest.created_ns + 1)
-    return manifest
-
-
 def _require_reusable(core: StoreCore, request: VersionDraft) -> None:
     """Check that the reused blocks are the beginning of the parent's chain, are in packs, and are sound where that is
     doubted.
@@ -323,20 +315,16 @@ def _require_reusable(core: StoreCore, request: VersionDraft) -> None:
     for block_id in sorted(core.missing_of(reused, stripped=not request.whole)):
         raise _block_missing(block_id, request.uri)
     with _missing_if_refused(request.parent):
-        for entry in request.doubted:
-            if core.find_sound(entry.id) is None:
-                raise _unsound(core, entry, request.uri)
+        _require_sound(core, request.parent, request.doubted)
 
 
-def _unsound(core: StoreCore, entry: BlockEntry, uri: SessionUri) -> StoreError:
-    """Why no pack has a block with every byte right."""
-    for name in core.index.packs_of(entry.id):
-        try:
-            with core.files.holding(name) as file:
-                file.check_payloads(entry.id)
-        except StoreError as error:
-            return error
-    return _block_missing(entry.id, uri)
+def _require_sound(core: StoreCore, parent: bytes, doubted: Sequence[BlockEntry]) -> None:
+    """Read blocks of a version whole. Raises what the reading raises, if no pack has one with every byte right."""
+    if doubted:
+        with core.open_reader(parent) as reader:
+            for entry in doubted:
+                with reader.holding(entry, checked=True):
+                    pass
 
 
 @contextlib.contextmanager

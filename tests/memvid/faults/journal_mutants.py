@@ -52,7 +52,7 @@ _ORDER: Final = (
     ),
     Mutant(
         "a delete does not tell the journal",
-        (Edit("deletion", "delete_session", "core.journal.drop(uri)"),),
+        (Edit("deletion", "delete_versions", "core.journal.drop(uri)"),),
     ),
     Mutant("a forget does not tell the journal", (Edit("forgetting", "_Forget._erase_turns", "journal.erase("),)),
     Mutant(

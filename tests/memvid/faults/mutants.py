@@ -40,7 +40,7 @@ SWAPS: Final = (
     ),
     Mutant(
         "a manifest comes before its pack",
-        (Edit("core", "StoreCore.publish_version", "self.publish(temp", before="for (pack, _), name in zip"),),
+        (Edit("core", "StoreCore.publish_version", "self.publish(temp", before="for pack, pack_id in packs"),),
     ),
     Mutant(
         "a new name is flushed before it is given",
@@ -60,11 +60,11 @@ SWAPS: Final = (
     ),
     Mutant(
         "the newest version goes first",
-        (Edit("deletion", "delete_session", put_in="bundle_ids = bundle_ids[::-1]", before="marks ="),),
+        (Edit("deletion", "delete_versions", put_in="bundle_ids = bundle_ids[::-1]", before="marks ="),),
     ),
     Mutant(
         "the turns of a session go after its newest version",
-        (Edit("deletion", "delete_session", "core.journal.drop(uri)", before="removed ="),),
+        (Edit("deletion", "delete_versions", "core.journal.drop(uri)", before="removed ="),),
     ),
     Mutant(
         "a tag goes after its version",

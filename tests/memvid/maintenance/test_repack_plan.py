@@ -148,7 +148,7 @@ def test_a_session_of_too_many_packs_gets_fewer_and_shared_ones_do_not_count() -
     needs = uses({A: [chain[: 6 + count] for count in range(1, 5)], B: [list(range(10, 16))]})
     assert plan([*own, *shared], needs, RepackPolicy(max_packs=4)) == ()
     (step,) = plan([*own, *shared], needs, RepackPolicy(max_packs=3))
-    assert step.joins
+    assert step.reason.startswith("They are 4 packs")
     assert shown([step]) == [("rewrite", ["p01", "p02", "p03", "p04"], [1, 2, 3, 4])]
 
 

@@ -227,7 +227,7 @@ def test_packs_are_opened_and_closed_as_they_are_needed(store: Store) -> None:
         with files.holding(packs[0]) as first:
             for name in packs:
                 with files.holding(name) as one:
-                    assert files.name_of(one) == name
+                    assert files._files[name] is one
             assert first.read_head(next(iter(first.frames)))
             assert len(files._files) <= 3
             Path(store.path, packs[-1]).unlink()
@@ -242,17 +242,15 @@ def test_version_numbers_that_are_being_written_are_not_given_again(store: Store
     core = store._core
     with core.next_version(URI) as one, core.next_version(URI) as two:
         assert (one, two) == (1, 2)
-        with core.this_version(URI, 2, bytes(32)) as is_free:
-            assert not is_free
-        with core.this_version(URI, 7, bytes(32)) as is_free, core.next_version(URI) as eight:
-            assert (is_free, eight) == (True, 8)
+        with core.next_version(URI, 2) as three:
+            assert three == 3
+        with core.next_version(URI, 7) as seven, core.next_version(URI) as eight:
+            assert (seven, eight) == (7, 8)
     with core.next_version(URI) as again:
         assert again == 1
-    receipt = sleep(store, 300)
-    with core.this_version(URI, 1, bytes(32)) as is_free:
-        assert not is_free
-    with core.this_version(URI, 1, receipt.bundle_id) as is_free:
-        assert is_free
+    sleep(store, 300)
+    with core.next_version(URI, 1) as second:
+        assert second == 2
     assert core._reserved == []
 
 
