@@ -324,6 +324,19 @@ def rename(folder_fd: int, old: str, new: str, folder_path: str) -> None:
         raise write_error(error, "rename", f"{folder_path}/{old}") from error
 
 
+def move(from_fd: int, name: str, from_path: str, to_fd: int, new: str, to_path: str) -> None:
+    """Move a file into another folder, durably. Raises FileNotFoundError as it is, NoSpace, StoreIoError,
+    DurabilityLost."""
+    try:
+        os.rename(name, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise write_error(error, "move", f"{from_path}/{name}") from error
+    sync_folder(to_fd, to_path)  # the new folder first: a power cut may leave two names, but not none
+    sync_folder(from_fd, from_path)
+
+
 def leftovers(folder_fd: int, path: str) -> list[str]:
     """The names of what unfinished writes left in a folder: plain files with a name that `TempFile` gives, but those
     that this process writes. All others belong to a user. Only under the store's lock. Raises StoreIoError."""

@@ -39,7 +39,7 @@ from ..disk.paths import (
 )
 from ..errors import PUT_BACK, BundleMissing, NotAStore, StoreClosed, StoreError, StoreIoError
 from ..limits import CHUNK_BYTES
-from .damaged import free_name
+from .damaged import free_name, move_aside
 from .store_file import BUNDLES, DAMAGED, PACKS, VERSIONS
 
 MANIFEST_SUFFIX: Final = ".mvm"
@@ -250,22 +250,15 @@ class StoreFolder:
     def move_to_damaged(self, name: str) -> str:
         """Move a damaged file out of the way, durably; the path it has then. Raises NoSpace, StoreIoError,
         DurabilityLost, UnsafePath, BundleMissing."""
-        durable.make_folder(self.root_fd, DAMAGED, self.path)
-        path = f"{self.path}/{DAMAGED}"
+        path = self.path_of(name)
         try:
-            with opened_folder(self.root_fd, DAMAGED, path) as damaged_fd, self._folder_of(name) as (fd, own):
-                new = free_name(own, list_names(damaged_fd, path))
-                size_bytes = stat_name(fd, own, self.path_of(name)).st_size
-                try:
-                    os.rename(own, new, src_dir_fd=fd, dst_dir_fd=damaged_fd)
-                except OSError as error:
-                    raise durable.write_error(error, "move", self.path_of(name)) from error
-                durable.sync_folder(damaged_fd, path)
-                durable.sync_folder(fd, os.path.dirname(self.path_of(name)))
+            with self._folder_of(name) as (fd, own):
+                size_bytes = stat_name(fd, own, path).st_size
+                place = move_aside(self.root_fd, self.path, fd, own, os.path.dirname(path))
         except FileNotFoundError as error:
-            raise BundleMissing(f"{self.path_of(name)} is missing.", path=self.path_of(name)) from error
+            raise BundleMissing(f"{path} is missing.", path=path) from error
         self._count(-size_bytes)
-        return f"{path}/{new}"
+        return place
 
     def copy_to_damaged(self, name: str) -> None:
         """Copy a manifest that is not what its name says, durably. Raises as `move_to_damaged`."""

@@ -50,7 +50,7 @@ from ..errors import (
     UnsupportedFormat,
     VersionMismatch,
 )
-from ..folder.damaged import free_name
+from ..folder.damaged import move_aside
 from ..folder.folder import MANIFEST_SUFFIX, StoreFolder, id_in, manifest_name
 from ..folder.journal import Journal
 from ..folder.marks import MARKS_FILE, encode_marks, uuid_in_marks, write_marks
@@ -279,7 +279,7 @@ class _Carrying:
                     self._take_in(fd, match[0], match[1], is_version=match[2] == _LIVE)
             for name in list_names(fd, path):
                 if name.startswith(("marks.json.", "store.json.")) and plain_status(fd, name):
-                    self._move_to_damaged(fd, name, name)
+                    move_aside(folder.root_fd, folder.path, fd, name, path)
 
     def _take_in(self, fd: int, name: str, stem: str, *, is_version: bool) -> None:
         """One file of quarantine: into bundles/ as a version or as frames, else into damaged/."""
@@ -296,7 +296,7 @@ class _Carrying:
             return
         if version is None and holds_frames and self._move_in(fd, name, stem + _BLOCKS):
             return
-        self._move_to_damaged(fd, name, name)
+        move_aside(self.folder.root_fd, self.folder.path, fd, name, self.folder.path_of(QUARANTINE))
 
     def _comes_in(self, fd: int, name: str, version: OldVersion, path: str) -> bool:
         """Whether a version in quarantine became one in bundles/."""
@@ -324,24 +324,9 @@ class _Carrying:
         with opened_folder(folder.root_fd, BUNDLES, folder.path_of(BUNDLES)) as bundles_fd:
             durable.make_folder(bundles_fd, prefix, folder.path_of(BUNDLES))
             with opened_folder(bundles_fd, prefix, folder.path_of(f"{BUNDLES}/{prefix}")) as to_fd:
-                self._rename(fd, name, to_fd, new, folder.path_of(f"{BUNDLES}/{prefix}"))
+                to_path = folder.path_of(f"{BUNDLES}/{prefix}")
+                durable.move(fd, name, folder.path_of(QUARANTINE), to_fd, new, to_path)
         return True
-
-    def _move_to_damaged(self, fd: int, name: str, new: str) -> None:
-        folder = self.folder
-        durable.make_folder(folder.root_fd, DAMAGED, folder.path)
-        with opened_folder(folder.root_fd, DAMAGED, folder.path_of(DAMAGED)) as to_fd:
-            free = free_name(new, list_names(to_fd, folder.path_of(DAMAGED)))
-            self._rename(fd, name, to_fd, free, folder.path_of(DAMAGED))
-
-    def _rename(self, fd: int, name: str, to_fd: int, new: str, to_path: str) -> None:
-        path = self.folder.path_of(QUARANTINE)
-        try:
-            os.rename(name, new, src_dir_fd=fd, dst_dir_fd=to_fd)
-        except OSError as error:
-            raise durable.write_error(error, "move", f"{path}/{name}") from error
-        durable.sync_folder(to_fd, to_path)  # the new folder first: a power cut may leave two names, but not none
-        durable.sync_folder(fd, path)
 
     # --- manifests
 

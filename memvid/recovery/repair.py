@@ -43,7 +43,7 @@ from ..errors import (
     StoreIoError,
     UnsupportedFormat,
 )
-from ..folder.damaged import move_small
+from ..folder.damaged import move_aside
 from ..folder.folder import manifest_name
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing, marks_in
 from ..folder.store_file import DAMAGED, PACKS, STORE_FILE, VERSIONS, require_store_file, write_store_file
@@ -93,7 +93,7 @@ def _mend_store_file(run: MaintenanceRun) -> None:
     except CorruptStoreFile as error:
         if not run.dry_run:
             with core.committing():
-                move_small(core.folder.root_fd, core.path, STORE_FILE)
+                _move_aside(core, STORE_FILE)
                 write_store_file(core.folder.root_fd, core.path, core.folder.uuid)
         run.did("rewrite", path, 0, f"{str(error.details['reason']).capitalize()}. It is made again.")
     except StoreError as error:
@@ -115,12 +115,17 @@ def _mend_marks(run: MaintenanceRun) -> None:
         run.fail(path, error)
 
 
+def _move_aside(core: StoreCore, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        move_aside(core.folder.root_fd, core.path, core.folder.root_fd, name, core.path)
+
+
 def _make_marks(core: StoreCore) -> None:
     with core.committing():
         try:
             Marks.load(core.folder)
         except CorruptMarks:
-            move_small(core.folder.root_fd, core.path, MARKS_FILE)
+            _move_aside(core, MARKS_FILE)
             Marks(core.folder.uuid).save(core.folder)
         except MarksLost:
             Marks(core.folder.uuid).save(core.folder)

@@ -14,7 +14,7 @@ from ..disk import durable
 from ..disk.lock import StoreLock
 from ..disk.paths import closing_fd, list_names, opened_folder, plain_bytes
 from ..errors import CorruptStoreFile
-from ..folder.damaged import move_small
+from ..folder.damaged import move_aside
 from ..folder.marks import MARKS_FILE, uuid_in_marks
 from ..folder.store_file import (
     JOURNAL,
@@ -64,7 +64,8 @@ def restore_store_file(path: str | os.PathLike[str], *, dry_run: bool = False) -
         store_uuid, source = _uuid_of(root_fd, store_path)
         actions = _actions(root_fd, store_path, wrong, source)
         if not dry_run:
-            move_small(root_fd, store_path, STORE_FILE)
+            with contextlib.suppress(FileNotFoundError):
+                move_aside(root_fd, store_path, root_fd, STORE_FILE, store_path)
             _write(root_fd, store_path, store_uuid)
         return actions
 

@@ -172,17 +172,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "no recorded scenario has a manifest under another's name; a test has it "
         "(`test_what_gives_way_is_certain_before_the_new_file_has_its_name`)"
     ),
-    "folder.StoreFolder.move_to_damaged without `durable.sync_folder(fd, os.path.dirname(self.path_of(name)))`": (
+    "durable.move without `sync_folder(from_fd, from_path)`": (
         "a rename is one stroke and certain by its new folder; the flush is for filesystems on which it is two"
     ),
-    "damaged.move_small without `durable.sync_folder(root_fd, path)`": (
-        "a rename is one stroke and certain by its new folder; the flush is for filesystems on which it is two"
-    ),
-    "carrying_over._Carrying._rename without `durable.sync_folder(to_fd, to_path)`": (
-        "each step may be cut off and is done again by the next opening, for store.json comes behind it; the flush "
-        "before that covers it"
-    ),
-    "carrying_over._Carrying._rename without `durable.sync_folder(fd, path)`": "as the one beside it",
     "carrying_over._renew_marks without `durable.sync_folder(root_fd, path)`": (
         "counts where a power cut follows a kill between store.json's name and its flush, which no scenario has; "
         "tests/memvid/recovery/test_carrying_over.py has it"
@@ -273,7 +265,7 @@ def flush_mutants() -> list[Mutant]:
     """One for each flush in the source of memvid."""
     found = []
     for module, path in modules().items():
-        if module.startswith("daemon.") or module == "writer":  # of format 1, which nothing writes any more
+        if module.startswith("daemon."):
             continue
         for name, function in _functions(ast.parse(path.read_text())):
             for number, call in enumerate(_flushes(function)):

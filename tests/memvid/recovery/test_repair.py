@@ -482,7 +482,7 @@ STEPS = [
     (durable.TempFile, "publish"),
     (StoreFolder, "publish"),
     (StoreFolder, "move_to_damaged"),
-    (repair, "move_small"),
+    (repair, "move_aside"),
     (Marks, "save"),
 ]
 
