@@ -15,6 +15,8 @@ from typing import Any, Final, NoReturn
 from blake3 import blake3
 from torpor.memvid import BlockDraft, BlockEntry, Identity, IndexRow, Receipt, SessionUri, SlotDraft, SlotSpec
 from torpor.memvid.disk import durable
+from torpor.memvid.disk.durable import TempFile
+from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.format.journal import JournalRecord
@@ -347,6 +349,13 @@ def rotate(paths: list[Path]) -> None:
 
 def remove_index(path: Path) -> None:
     (path / INDEX_FILE).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def temp_file(folder: Path) -> Iterator[TempFile]:
+    """A temporary file in any folder."""
+    with closing_fd(os.open(folder, os.O_RDONLY)) as fd, TempFile(fd, str(folder)) as temp:
+        yield temp
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 from torpor.memvid import BlockDraft, Store
 from torpor.memvid.disk import durable
+from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.errors import DurabilityLost, InvalidDraft, NoSpace, ReadBackFailed, StoreError, StoreIoError
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.index.index import Index
@@ -362,10 +363,7 @@ def test_a_read_that_fails_is_typed_and_names_the_file(store: Store, monkeypatch
 
 
 def test_write_file_replaces_a_file_whole(tmp_path: Path) -> None:
-    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closing_fd(os.open(tmp_path, os.O_RDONLY)) as fd:
         durable.write_file(fd, "note", b"one", str(tmp_path))
         durable.write_file(fd, "note", b"two", str(tmp_path))
-    finally:
-        os.close(fd)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("note", b"two")]

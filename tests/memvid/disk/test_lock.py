@@ -15,6 +15,7 @@ import pytest
 from torpor.memvid import Store
 from torpor.memvid.disk import lock
 from torpor.memvid.disk.lock import find_holder
+from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.errors import LockLost, StoreIoError, StoreLocked, UnsafePath
 from torpor.tests.memvid.store_making import URI, drafts, names, refusing, reopened, require_awake, sleep, write
 
@@ -39,11 +40,8 @@ def holder(store_path: Path):  # type: ignore[no-untyped-def]
 
 
 def find_it(store_path: Path) -> int | None:
-    root_fd = os.open(store_path, os.O_RDONLY)
-    try:
+    with closing_fd(os.open(store_path, os.O_RDONLY)) as root_fd:
         return find_holder(root_fd, str(store_path))
-    finally:
-        os.close(root_fd)
 
 
 def test_threats_34_35_a_second_writer_is_refused_and_told_who_has_it_until_that_one_is_killed(

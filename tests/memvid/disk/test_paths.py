@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from torpor.memvid import Store
-from torpor.memvid.disk.paths import list_names, require_own_regular
+from torpor.memvid.disk.paths import closing_fd, list_names, require_own_regular
 from torpor.memvid.errors import UnsafePath
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import HARMS, OTHER_URI, URI, contents, manifest_path, require_awake, sleep
@@ -129,10 +129,6 @@ def test_threads_that_list_one_folder_at_once_each_get_every_name(tmp_path: Path
     names = sorted(f"{number:05}" for number in range(3000))
     for name in names:
         (tmp_path / name).touch()
-    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            listed = list(pool.map(lambda _: list_names(fd, str(tmp_path)), range(40)))
-    finally:
-        os.close(fd)
+    with closing_fd(os.open(tmp_path, os.O_RDONLY)) as fd, ThreadPoolExecutor(4) as pool:
+        listed = list(pool.map(lambda _: list_names(fd, str(tmp_path)), range(40)))
     assert all(found == names for found in listed)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.disk.room import Room, free_bytes_of, room_at, short_sentence
 from torpor.memvid.errors import StoreIoError
 
@@ -32,11 +33,8 @@ def test_the_room_is_that_of_the_disk_of_a_path(tmp_path: Path) -> None:
 
 
 def test_the_free_space_is_what_the_disk_has_for_us(tmp_path: Path) -> None:
-    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closing_fd(os.open(tmp_path, os.O_RDONLY)) as fd:
         free, status = free_bytes_of(fd, str(tmp_path)), os.statvfs(tmp_path)
-    finally:
-        os.close(fd)
     assert 0 <= free <= status.f_blocks * status.f_frsize
     assert abs(free - status.f_bavail * status.f_frsize) < 1 << 30  # others write while we look
     with pytest.raises(StoreIoError) as refusal:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.disk.targets import new_file, require_target
 from torpor.memvid.errors import NoTargetFolder, StoreIoError, TargetExists, UnsafePath
 
@@ -14,9 +15,8 @@ from torpor.memvid.errors import NoTargetFolder, StoreIoError, TargetExists, Uns
 @pytest.fixture
 def root_fd(tmp_path: Path) -> Iterator[int]:
     (tmp_path / "store").mkdir()
-    fd = os.open(tmp_path / "store", os.O_RDONLY)
-    yield fd
-    os.close(fd)
+    with closing_fd(os.open(tmp_path / "store", os.O_RDONLY)) as fd:
+        yield fd
 
 
 def write(root_fd: int, target: Path, data: bytes, *, replacing: bool = False) -> None:

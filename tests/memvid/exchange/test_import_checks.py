@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from torpor.memvid import BlockDraft, SlotDraft, SlotSpec
-from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.errors import CorruptBundle, LimitExceeded
 from torpor.memvid.exchange import import_checks
 from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
@@ -60,8 +59,7 @@ def sealed(folder: Path, drafts: Sequence[BlockDraft], *, claimed: int | None = 
         session={},
         environment={},
     )
-    fd = os.open(folder, os.O_RDONLY)
-    with contextlib.closing(TempFile(fd, str(folder))) as temp, pytest.MonkeyPatch.context() as patch:
+    with making.temp_file(folder) as temp, pytest.MonkeyPatch.context() as patch:
         patch.setattr(codecs, "MAX_EXPANSION", 1 << 40)
         patch.setattr(PackWriter, "_read_back", lambda *_: None)
         writer = PackWriter(temp)
@@ -69,7 +67,6 @@ def sealed(folder: Path, drafts: Sequence[BlockDraft], *, claimed: int | None = 
             writer.add(block, compressed=True)
         writer.finish(manifest.encode())
         temp.publish_new("made.mvb")
-    os.close(fd)
     return folder / "made.mvb"
 
 

@@ -678,15 +678,13 @@ def sealed(
     reader: BundleReader, manifest: Manifest, entries: Sequence[BlockEntry], target: Path, stripped: bytes = b""
 ) -> None:
     """A file of these blocks and this manifest, in which every digest is right."""
-    fd = os.open(target.parent, os.O_RDONLY)
-    with TempFile(fd, str(target.parent)) as temp:
+    with making.temp_file(target.parent) as temp:
         writer = PackWriter(temp)
         for entry in entries:
             with reader.holding(entry) as file:
                 (writer.add_stripped if entry.id == stripped else writer.add_copy)(file, entry.id)
         writer.finish(manifest.encode())
         temp.publish_new(target.name)
-    os.close(fd)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device", "nul", "looping link"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 from torpor.memvid import errors
+from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.format.manifest import Manifest, bundle_id_of, encode_manifest_file, read_manifest
 from torpor.memvid.limits import MAX_MANIFEST_BYTES
 from torpor.memvid.store import Store
@@ -16,11 +17,8 @@ from torpor.tests.memvid.store_making import OTHER_URI, URI, manifest_path, put,
 
 
 def read(file: Path, bundle_id: bytes) -> Manifest:
-    fd = os.open(file, os.O_RDONLY)
-    try:
+    with closing_fd(os.open(file, os.O_RDONLY)) as fd:
         return read_manifest(fd, str(file), bundle_id)
-    finally:
-        os.close(fd)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from torpor.memvid import Receipt, errors
-from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.format import pack as module
 from torpor.memvid.format.layout import Frame, encode_frame_head
 from torpor.memvid.format.pack import (
@@ -26,7 +25,18 @@ from torpor.memvid.format.sealing import HEADER_BYTES, MANIFEST_MAGIC, PACK_MAGI
 from torpor.memvid.limits import MAX_DIRECTORY_BYTES, MAX_MANIFEST_BYTES
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, drafts, expected, pack_of, put, sleep, write
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    contents,
+    drafts,
+    expected,
+    flip,
+    pack_of,
+    put,
+    sleep,
+    write,
+)
 
 TINY = {"layers": 1, "heads": 1, "dim": 1}
 
@@ -301,10 +311,9 @@ def test_a_directory_has_a_bounded_number_of_frames(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_pack_of_copies_has_the_same_blocks_and_a_stripped_one_their_headers(store: Store, tmp_path: Path) -> None:
-    for uri, receipt in ((URI, sleep(store, 300)), (OTHER_URI, making.sleep_planes(store, OTHER_URI))):
+    for receipt in (sleep(store, 300), making.sleep_planes(store, OTHER_URI)):
         pack = pack_of(store, receipt)
-        folder_fd = os.open(tmp_path, os.O_RDONLY)
-        with opened(pack) as file, TempFile(folder_fd, str(tmp_path)) as temp:
+        with opened(pack) as file, making.temp_file(tmp_path) as temp:
             writer = PackWriter(temp)
             first, *others = file.frames
             for block_id in others:
@@ -322,8 +331,6 @@ def test_a_pack_of_copies_has_the_same_blocks_and_a_stripped_one_their_headers(s
                     assert b"".join(map(bytes, copy.frame_chunks(block_id))) == b"".join(
                         map(bytes, file.frame_chunks(block_id))
                     )
-        os.close(folder_fd)
-        assert uri is not None
 
 
 def test_damage_in_a_frame_that_is_copied_is_found_when_the_copy_is_read_back(store: Store, tmp_path: Path) -> None:
@@ -331,14 +338,11 @@ def test_damage_in_a_frame_that_is_copied_is_found_when_the_copy_is_read_back(st
     pack = pack_of(store, receipt)
     with opened(pack) as file:
         frame = file.frames[receipt.entries[0].id]
-        os.pwrite(fd := os.open(pack, os.O_RDWR), b"rot", frame.offset + frame.head_bytes)
-        os.close(fd)
-        folder_fd = os.open(tmp_path, os.O_RDONLY)
-        with TempFile(folder_fd, str(tmp_path)) as temp:
+        flip(pack, frame.offset + frame.head_bytes)
+        with making.temp_file(tmp_path) as temp:
             writer = PackWriter(temp)
             writer.add_copy(file, frame.id)
             with pytest.raises(errors.Corruption):
                 writer.finish()
-        os.close(folder_fd)
     assert list(tmp_path.glob("*.tmp")) == []
     assert len(making.names(store.path)) == 2

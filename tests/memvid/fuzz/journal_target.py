@@ -16,6 +16,7 @@ from random import Random
 from typing import Final
 
 from blake3 import blake3
+from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.errors import StoreError
 from torpor.memvid.folder.store_file import load_store_uuid
 from torpor.memvid.format.journal import HEADER_BYTES, JournalRecord, Key, scan
@@ -182,9 +183,8 @@ class ReplayTarget(InStore):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        root_fd = os.open(self._template.path, os.O_RDONLY)
-        self._uuid = load_store_uuid(root_fd, str(self._template.path))
-        os.close(root_fd)
+        with closing_fd(os.open(self._template.path, os.O_RDONLY)) as root_fd:
+            self._uuid = load_store_uuid(root_fd, str(self._template.path))
         with Store.open(self._template.path, writable=False) as store:
             self._newest = {row.uri: row.version for row in store.iter_sessions()}
             agent = store.find_session(store_making.URI)

@@ -81,11 +81,7 @@ class Template:
 
 def write(path: Path, data: bytes) -> None:
     path.parent.mkdir(0o700, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
+    store_making.put(path, data)
 
 
 def all_rows(store: Store) -> list[IndexRow]:

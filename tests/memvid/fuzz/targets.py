@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, Final
 
 from blake3 import blake3
+from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.errors import StoreError
 from torpor.memvid.format.blocks import DTYPE_BYTES, BlockHeader
 from torpor.memvid.format.codecs import PLANES_CODE, decode_chunks, decode_into
@@ -98,12 +99,9 @@ class ManifestTarget(Target):
         return pack_file.manifest_file(pack_file.changed_manifest(data[64:], [], rng))
 
     def check(self, data: bytes) -> str:
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
+        with closing_fd(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)) as fd:
             os.write(fd, data)
             manifest = read_manifest(fd, self._path, blake3(data[64:]).digest())
-        finally:
-            os.close(fd)
         require(again(manifest.encode) == data[64:], "an accepted manifest is encoded otherwise")
         require(pack_file.manifest_file(data[64:]) == data, "an accepted file is sealed otherwise")
         require_sane(data[64:])
