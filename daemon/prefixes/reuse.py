@@ -289,7 +289,7 @@ class PrefixReuse:
         is_from_elsewhere = decide_bits(differs) or tokens_from_elsewhere(kept) > 0
         if kept.get(LOSSY) is not None or is_from_elsewhere:
             return "other_bits"
-        if reader.whole_up_to() < reader.manifest.token_count:
+        if not reader.is_whole():
             return "no_whole_block"
         whole = _plan_at(model, reader, None)
         return whole if whole.loss is None else "other_bits"

@@ -62,7 +62,7 @@ class Forking:
     def is_whole(self, order: ForkOrder) -> bool:
         """Whether all blocks of the other's version are there, so that a fork can refer to them. Raises StoreError."""
         with self._store.open_session(order.row.uri, order.row.version) as reader:
-            return reader.whole_up_to() == reader.manifest.token_count
+            return reader.is_whole()
 
     async def refer_to_all(self, order: ForkOrder) -> Forked:
         """Write the first version of a new session, with all of the other's tokens. The caller holds both turns. Raises

@@ -136,7 +136,8 @@ class Hibernation:
                     raise not_found(session.uri, ())
                 for entry in reader.entries:
                     reader.read_header(entry)
-                if (whole := reader.whole_up_to()) < reader.manifest.token_count:
+                if not reader.is_whole():
+                    whole = reader.whole_up_to()
                     raise BlockMissing(
                         f"{session.uri} is whole up to token {whole} on the disk.", session=str(session.uri)
                     )

@@ -123,7 +123,7 @@ class Quantising:
         if not any(choose(exact, bits) for exact in model.layout.span_slots(BLOCK_TOKENS)):
             return Plan(row, "none of its caches can be kept in few bits")
         with self._store.open_session(row.uri, row.version) as reader:
-            if reader.whole_up_to() < reader.manifest.token_count:
+            if not reader.is_whole():
                 return Plan(row, "its keys and values are not there")
             spans, packed_bytes = _spans(reader, model.layout, bits), stored_bytes(model.layout, bits)
             return plan_spans(row, spans, packed_bytes, _states(reader, model.layout))

@@ -196,7 +196,7 @@ def end_record_of(manifest: Manifest) -> BlockEntry | None:
 def whole_before(manifest: Manifest, entry: BlockEntry) -> int:
     """How many of a version's first tokens it has without `entry`. The record of its last position has the logits
     there, so what lacks that is whole up to the token before."""
-    return min(entry.start, manifest.token_count - 1)
+    return min(entry.start, max(manifest.token_count - 1, 0))
 
 
 def _encode_line(entry: BlockEntry) -> bytes:

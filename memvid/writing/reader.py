@@ -132,6 +132,10 @@ class BundleReader(Closing):
         """Whether a pack has all of a block, by the index: its keys and values too."""
         return bool(self._locate(entry.id, False))
 
+    def is_whole(self) -> bool:
+        """Whether packs have all of each block, by the index. A version without tokens may lack its record."""
+        return all(map(self.has, self.entries))
+
     def whole_up_to(self) -> int:
         """How many of the version's first tokens need only what packs have that are there, in whole blocks."""
         for entry in self.entries:

@@ -15,6 +15,7 @@ from torpor.tests.memvid.format_1_stores import case
 from torpor.tests.memvid.store_making import (
     OTHER_URI,
     URI,
+    contents,
     flip,
     in_pieces,
     manifest_path,
@@ -23,6 +24,8 @@ from torpor.tests.memvid.store_making import (
     put,
     sleep,
     spoil,
+    state,
+    write,
 )
 
 
@@ -82,6 +85,18 @@ def test_a_missing_pack_is_told_with_the_token_up_to_which_each_version_is_whole
     assert "whole up to token 256" in finding.message
     assert f"torpor wake {URI}@2 --at 256" in finding.message
     assert report.damaged[0].blocks == tuple(entry.id for entry in second.entries[1:])
+
+
+def test_a_version_without_tokens_that_lacks_its_record_is_whole_up_to_no_token_and_not_whole(store: Store) -> None:
+    receipt = write(store, [state(0)], 0)
+    pack_of(store, receipt).unlink()
+    report = store.verify(deep=False)
+    assert (codes(report), whole(report)) == (["block_missing"], [(1, 0)])
+    with store.open_session(URI) as reader:
+        with pytest.raises(errors.BlockMissing) as refused:
+            contents(reader)
+        assert (reader.whole_up_to(), reader.is_whole()) == (0, False)
+    assert "--at" not in report.findings[0].message + refused.value.message, "no token to go on from"
 
 
 def test_a_missing_pack_that_is_put_back_is_no_finding(store: Store, tmp_path: Path) -> None:
