@@ -28,7 +28,7 @@ from .access.tagging import Tagging
 from .access.upkeep import Upkeep
 from .disk.budget import UNLIMITED, Beyond, Budget
 from .disk.lock import StoreLock
-from .disk.paths import undoing
+from .disk.paths import undoing, whole_path
 from .folder.folder import StoreFolder
 from .folder.journal import Journal
 from .folder.store_file import load_store_uuid, open_existing_root, open_or_make_root
@@ -65,7 +65,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         """
         if writable:
             _import_upkeep()
-        store_path = os.path.abspath(os.fspath(path))
+        store_path = whole_path(path)
         root_fd = open_or_make_root(store_path) if writable else open_existing_root(store_path)
         lock: StoreLock | None = None
         with contextlib.ExitStack() as until_open:

@@ -128,21 +128,28 @@ def write_at(fd: int, offset: int, data: bytes, path: str) -> None:
 
 
 class TempFile(Closing):
-    """A file being written, private until `publish`. One thread at a time."""
+    """A file being written, private until `publish`. One thread at a time.
+
+    It has a descriptor of its own of the folder that it lies in: so it can be removed, also once the store is closed.
+    """
 
     def __init__(self, folder_fd: int, folder_path: str) -> None:
-        self._folder_fd = folder_fd
+        self._known_as = folder_fd
         self._folder_path = folder_path
         self._name = f"{secrets.token_hex(8)}{TEMP_SUFFIX}"
         self.path = f"{folder_path}/{self._name}"
         self.size_bytes = 0
         self.whole_bytes: Callable[[], int] = lambda: 0  # how long it is to be; asked only where the disk is full
         _WRITTEN.add(self._name)  # before the file exists, or it is taken for a leftover
-        try:
-            self.fd = os.open(self._name, _TEMP_FLAGS, FILE_MODE, dir_fd=folder_fd)
-        except OSError as error:
-            _WRITTEN.discard(self._name)
-            raise write_error(error, "create", self.path) from error
+        with contextlib.ExitStack() as stack:
+            stack.callback(_WRITTEN.discard, self._name)
+            try:
+                self._folder_fd = os.dup(folder_fd)
+                stack.callback(os.close, self._folder_fd)
+                self.fd = os.open(self._name, _TEMP_FLAGS, FILE_MODE, dir_fd=self._folder_fd)
+            except OSError as error:
+                raise write_error(error, "create", self.path) from error
+            stack.pop_all()
         self._published = False
 
     def append(self, buffers: Sequence[memoryview | bytes]) -> None:
@@ -218,7 +225,7 @@ class TempFile(Closing):
             return
         try:
             sync_folder(folder_fd, folder_path)
-            if folder_fd != self._folder_fd:
+            if folder_fd != self._known_as:
                 sync_folder(self._folder_fd, self._folder_path)
         except DurabilityLost:
             if not replacing:
@@ -279,6 +286,8 @@ class TempFile(Closing):
         if not self._published:
             with contextlib.suppress(OSError):
                 os.unlink(self._name, dir_fd=self._folder_fd)
+        with contextlib.suppress(OSError):
+            os.close(self._folder_fd)
         _WRITTEN.discard(self._name)
 
 

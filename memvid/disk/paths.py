@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, Self
@@ -27,6 +28,7 @@ Stamp = tuple[int, int, int, int, int]
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _READ_BYTES: Final = 16 << 20
+_MAX_PATH_BYTES: Final = 1023 if sys.platform == "darwin" else 4095
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _CHOOSE_ANOTHER: Final = "It is no store either: choose a folder of your own (--store, or $TORPOR_STORE)."
 _PUT_THE_FILE: Final = (
@@ -56,6 +58,18 @@ class Closing:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def whole_path(path: str | os.PathLike[str]) -> str:
+    """A path that the user names, from the root on. Raises StoreIoError: no file can have it."""
+    whole = os.path.abspath(os.fspath(path))
+    try:
+        encoded = os.fsencode(whole)
+    except UnicodeError:
+        encoded = b"\0"
+    if b"\0" in encoded or len(encoded) > _MAX_PATH_BYTES:
+        raise StoreIoError("That is no path that a file can have.", path=ascii(whole)[:160], action="open", errno=0)
+    return whole
 
 
 def open_root(path: str, mark: str) -> int:
@@ -115,11 +129,9 @@ def open_foreign_file(path: str) -> int:
         StoreIoError: it is not there, may not be read, or is a folder, a FIFO or a device.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(whole_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise io_error(error, "open", path) from error
-    except ValueError as error:  # a null character
-        raise StoreIoError("That is no path that a file can have.", path=path, action="open", errno=0) from error
     if not stat.S_ISREG(stat_open(fd, path).st_mode):
         os.close(fd)
         raise StoreIoError(f"{path} is not a file.", path=path, action="read", errno=0)

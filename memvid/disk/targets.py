@@ -11,9 +11,9 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from ..errors import DurabilityLost, NoSpace, NoTargetFolder, StoreIoError, TargetExists, UnsafePath
+from ..errors import DurabilityLost, NoSpace, NoTargetFolder, TargetExists, UnsafePath
 from .durable import TempFile, describe_room
-from .paths import io_error
+from .paths import io_error, whole_path
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _MAX_PARENTS: Final = 1024
@@ -75,9 +75,7 @@ def require_outside(root_fd: int, path: str) -> None:
 @contextlib.contextmanager
 def _usable_target(root_fd: int, target: str | os.PathLike[str], *, replacing: bool) -> Iterator[tuple[int, str]]:
     """The folder of a target, open, and the target's full path."""
-    path = os.path.abspath(os.fspath(target))
-    if "\0" in path:
-        raise StoreIoError("A path cannot hold a null character.", path=path, action="open", errno=0)
+    path = whole_path(target)
     folder_path, name = os.path.split(path)
     with _target_folder(root_fd, folder_path, path) as folder_fd:
         _require_usable(folder_fd, name, path, replacing=replacing)

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 
 from ..disk import targets
 from ..disk.lock import StoreLock
-from ..disk.paths import closing_fd
+from ..disk.paths import closing_fd, whole_path
 from ..disk.room import free_bytes_of
 from ..errors import (
     BlockMissing,
@@ -66,7 +66,7 @@ def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
         UnsafePath: it lies in the store. NotAStore: it holds other things. TargetExists: it is another store.
         StoreLocked, StoreIoError, NoSpace
     """
-    path = os.path.abspath(os.fspath(target))
+    path = whole_path(target)
     targets.require_outside(folder.root_fd, path)
     with closing_fd(open_or_make_root(path)) as root_fd:
         if not has_store_file(root_fd, path):

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..disk.durable import TempFile
+from ..disk.paths import whole_path
 from ..disk.targets import new_file
 from ..errors import LimitExceeded, NotTensors
 from ..format.blocks import BlockEntry, SlotSpec
@@ -103,7 +104,7 @@ def export_tensors(
         uri=manifest.uri,
         version=manifest.version,
         bundle_id=reader.bundle_id,
-        path=os.path.abspath(os.fspath(target)),
+        path=whole_path(target),
         kind=kind,
         labels=told,
         token_count=manifest.token_count,

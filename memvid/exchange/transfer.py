@@ -22,6 +22,7 @@ import os
 
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
+from ..disk.paths import whole_path
 from ..disk.targets import new_file
 from ..errors import BlockMissing, CorruptMarks, MarksLost, NameTaken, ReadBackFailed, StoreError, StoreIoError
 from ..folder.marks import Marks, stripped_in
@@ -69,7 +70,7 @@ def export_version(
         uri=manifest.uri,
         version=manifest.version,
         bundle_id=reader.bundle_id,
-        path=os.path.abspath(os.fspath(target)),
+        path=whole_path(target),
         token_count=manifest.ledger_tokens,
         blocks=len(manifest.blocks),
         logical_bytes=manifest.logical_bytes,
@@ -109,7 +110,7 @@ def import_file(
 ) -> Receipt:
     """Let an exported file become a version. See `Store.import_file`."""
     core.begin_upkeep(dry_run=False)
-    path = os.path.abspath(os.fspath(source))
+    path = whole_path(source)
     with ExportedFile(open_exported(path), path) as file:
         return _import(core, file, as_uri, on_progress)
 

@@ -187,14 +187,14 @@ def _without_store_file(path: str) -> NotAStore:
 
 def open_or_make_root(path: str) -> int:
     """Open the store's folder for writing, or create it (0700) with missing folders above it; flushes the new names."""
-    parents = [os.path.join(os.path.realpath(path), os.pardir)]
-    above = os.path.dirname(path)
-    while not os.path.lexists(above):
-        above = os.path.dirname(above)
-        parents.append(above)
+    missing = [path]
+    while not os.path.lexists(above := os.path.dirname(missing[-1])):
+        missing.append(above)
+    parents = [os.path.join(os.path.realpath(path), os.pardir), *map(os.path.dirname, missing[1:])]
     try:
-        with contextlib.suppress(FileExistsError):  # also if the system refuses to say that it is a folder
-            os.makedirs(path, FOLDER_MODE, exist_ok=True)
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, FOLDER_MODE if folder == path else 0o777)
         fd = open_root(path, STORE_FILE)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotAStore(_no_folder(path, error), path=path) from error

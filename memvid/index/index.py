@@ -149,6 +149,9 @@ class Index(Closing):
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version != _SCHEMA_VERSION or _schema_of(connection) != _schema_of(index._connection):
                 return index, "it has another schema"
+            ((fault,),) = connection.execute("PRAGMA quick_check(1)")  # also of types: the schema is only a text
+            if fault != "ok":
+                return index, f"it is damaged ({fault})"
             (index._in_file,) = connection.execute("SELECT ifnull(max(number), 0) FROM versions").fetchone()
         except _FAILURES as error:
             return index, f"it cannot be used ({error})"

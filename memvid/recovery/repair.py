@@ -33,6 +33,7 @@ from ..checking.packs import said_by
 from ..checking.wholeness import damaged_version, finding_of
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
+from ..disk.paths import opened_folder
 from ..errors import (
     Corruption,
     CorruptMarks,
@@ -41,6 +42,7 @@ from ..errors import (
     MarksLost,
     StoreError,
     StoreIoError,
+    UnsafePath,
     UnsupportedFormat,
 )
 from ..folder.damaged import move_aside
@@ -165,10 +167,10 @@ def _places_of(run: MaintenanceRun, wanted: frozenset[bytes], files: Sequence[st
 
 
 def _in_damaged(run: MaintenanceRun) -> list[str]:
-    path, found = run.core.folder.path_of(DAMAGED), list[str]()
-    with _telling(run, path):
-        found += list_sources([path] if os.path.isdir(path) else [])
-    return found
+    folder, path = run.core.folder, run.core.folder.path_of(DAMAGED)
+    with _telling(run, path), contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, DAMAGED, path):
+        return list_sources([path])
+    return []
 
 
 @contextlib.contextmanager
@@ -176,7 +178,7 @@ def _telling(run: MaintenanceRun, path: str) -> Iterator[None]:
     """A source that cannot be used is told; the store's own failures are raised."""
     try:
         yield
-    except (Corruption, LimitExceeded, UnsupportedFormat) as error:
+    except (Corruption, LimitExceeded, UnsupportedFormat, UnsafePath) as error:
         run.fail(path, error)
     except StoreIoError as error:
         if error.details.get("path") != path:

@@ -12,7 +12,7 @@ import uuid
 
 from ..disk import durable
 from ..disk.lock import StoreLock
-from ..disk.paths import closing_fd, list_names, opened_folder, plain_bytes
+from ..disk.paths import closing_fd, list_names, opened_folder, plain_bytes, whole_path
 from ..errors import CorruptStoreFile
 from ..folder.damaged import move_aside
 from ..folder.marks import MARKS_FILE, uuid_in_marks
@@ -35,7 +35,7 @@ from .format_1 import encode_old_store_file, uuid_without_store_file
 def lacks_store_file(path: str | os.PathLike[str]) -> bool:
     """Whether a folder is a store but for its store.json, which is missing or damaged. Raises NoStore, NotAStore,
     UnsupportedFormat, UnsafePath, StoreIoError."""
-    store_path = os.path.abspath(os.fspath(path))
+    store_path = whole_path(path)
     with closing_fd(open_existing_root(store_path)) as root_fd:
         return _what_is_wrong(root_fd, store_path) is not None and _is_a_store(root_fd, store_path)
 
@@ -49,7 +49,7 @@ def restore_store_file(path: str | os.PathLike[str], *, dry_run: bool = False) -
         CorruptStoreFile: nothing tells its uuid, and there are turns in its journal.
         NotAStore, UnsupportedFormat, UnsafePath, StoreLocked, NoSpace, StoreIoError, DurabilityLost
     """
-    store_path = os.path.abspath(os.fspath(path))
+    store_path = whole_path(path)
     with contextlib.ExitStack() as stack:
         root_fd = open_existing_root(store_path)
         stack.callback(os.close, root_fd)

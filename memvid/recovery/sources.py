@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
-from ..disk.paths import closing_fd, io_error, open_foreign_file
+from ..disk.paths import closing_fd, io_error, open_foreign_file, whole_path
 from ..errors import Corruption, LimitExceeded
 from ..folder.folder import MANIFEST_SUFFIX, PACK_SUFFIX
 from ..format.damaged_pack import DamagedPack
@@ -30,7 +30,7 @@ def list_sources(folders: Iterable[str | os.PathLike[str]]) -> list[str]:
     folders are not followed. Raises StoreIoError."""
     found: set[str] = set()
     for folder in folders:
-        top = os.path.abspath(os.fspath(folder))
+        top = whole_path(folder)
         for path, _, names in os.walk(top, onerror=_refuse):
             found.update(os.path.join(path, name) for name in names if _NAME.fullmatch(name))
     return sorted(found)

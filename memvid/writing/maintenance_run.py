@@ -37,7 +37,10 @@ class MaintenanceRun:
         self.bytes_freed += size_bytes
 
     def tell(self, path: str, code: str, message: str) -> None:
-        self.problems.append(Finding(path, code, message))
+        """Tell of a problem, once."""
+        finding = Finding(path, code, message)
+        if finding not in self.problems:
+            self.problems.append(finding)
 
     def fail(self, path: str, error: StoreError) -> None:
         """Tell of a step that failed; the error may know a better path."""

@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -19,6 +19,7 @@ from torpor.memvid.folder.retention import Retention
 from torpor.memvid.folder.scrub_mark import ScrubMark
 from torpor.memvid.folder.store_file import _FORMAT
 from torpor.memvid.format.journal import JournalRecord
+from torpor.memvid.recovery.restoring import restore_store_file
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, drafts, names, require_awake, sleep, span, tree, write
@@ -306,12 +307,43 @@ def test_where_no_folder_can_be_made_the_system_says_why(store_path: Path, monke
     """As below /proc, where the system says so of what no file is in the way of."""
 
     monkeypatch.setattr(
-        os, "makedirs", mock.Mock(side_effect=FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "x"))
+        os, "mkdir", mock.Mock(side_effect=FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "x"))
     )
     with pytest.raises(
         errors.NotAStore, match=r"cannot be made there \(No such file or directory\)\. Choose another folder"
     ):
         Store.open(store_path, writable=True)
+
+
+@pytest.mark.parametrize("bad", ["x\0y", "\ud800", "a/" * 3000, "x" * 5000], ids=["null", "surrogate", "deep", "long"])
+def test_a_path_that_no_file_can_have_is_refused_by_all_who_take_one(store: Store, tmp_path: Path, bad: str) -> None:
+    sleep(store, 10)
+    path = f"{tmp_path}/{bad}"
+    for ask in (
+        lambda: Store.open(path, writable=True),
+        lambda: Store.open(path, writable=False),
+        lambda: store.backup(path),
+        lambda: store.export_session(URI, None, path),
+        lambda: store.export_tensors(URI, None, path),
+        lambda: store.import_file(path),
+        lambda: store.repair(sources=[path]),
+        lambda: restore_store_file(path),
+    ):
+        with pytest.raises(errors.StoreIoError, match="no path that a file can have") as refusal:
+            ask()
+        str(refusal.value.details["path"]).encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_store_that_is_closed_while_it_takes_a_sleep_keeps_nothing_of_it(store: Store) -> None:
+    def closing() -> Iterator[BlockDraft]:
+        yield span(0, 256)
+        store.close()
+        yield span(256, 44)
+
+    with pytest.raises(errors.StoreClosed):
+        write(store, closing(), 300)
+    assert not [name for name in names(store.path) if name.endswith(".tmp")]
 
 
 def test_a_store_and_its_files_are_private(store: Store) -> None:

@@ -62,6 +62,21 @@ def changed(data: bytes, *statements: str) -> bytes:
         return connection.serialize()
 
 
+def unlike_its_schema(data: bytes, change: str) -> bytes:
+    """The body of an index file whose versions have other types than the schema in it says."""
+    loose = changed(
+        data,
+        "PRAGMA writable_schema = 1",
+        "UPDATE sqlite_master SET sql = replace(sql, ' STRICT', '') WHERE name = 'versions'",
+    )
+    return changed(
+        loose + bytes(module._TAIL_BYTES),
+        f"UPDATE versions SET {change} WHERE number = 1",
+        "PRAGMA writable_schema = 1",
+        "UPDATE sqlite_master SET sql = sql || ' STRICT' WHERE name = 'versions'",
+    )
+
+
 HARMLESS: dict[str, Callable[[bytes, str], bytes]] = {
     "empty": lambda data, uuid: b"",
     "cut": lambda data, uuid: data[:-1],
@@ -78,6 +93,8 @@ HARMLESS: dict[str, Callable[[bytes, str], bytes]] = {
     "another version": lambda data, uuid: resealed(changed(data, "PRAGMA user_version = 7"), uuid),
     "no packs": lambda data, uuid: resealed(changed(data, "DELETE FROM blocks", "DELETE FROM packs"), uuid),
     "no versions": lambda data, uuid: resealed(changed(data, "DELETE FROM versions"), uuid),
+    "numbers for ids": lambda data, uuid: resealed(unlike_its_schema(data, "bundle_id = 1000000000"), uuid),
+    "words for numbers": lambda data, uuid: resealed(unlike_its_schema(data, "version = 'seven'"), uuid),
     "a log's header": lambda data, uuid: resealed(data[:18] + b"\2\2" + data[20 : -module._TAIL_BYTES], uuid),
 }
 

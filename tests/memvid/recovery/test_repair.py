@@ -522,3 +522,18 @@ def test_a_failed_flush_stops_all_writing(store: Store) -> None:
     ):
         store.repair()
     assert not store._core.writable
+
+
+def test_nothing_is_taken_through_a_link_in_the_place_of_damaged(store: Store, tmp_path: Path) -> None:
+    pack = pack_of(store, sleep(store, 300))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.move(pack, elsewhere)
+    link = Path(store.path, "damaged")
+    link.symlink_to(elsewhere)
+    report = store.repair()
+    assert (kinds(report), problems(report)) == ([], ["unsafe_path", "block_missing"])
+    link.unlink()
+    elsewhere.rename(link)
+    assert kinds(store.repair()) == ["copy"]
+    require_awake(store, 300)
