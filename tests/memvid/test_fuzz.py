@@ -72,24 +72,17 @@ def test_t6_seeds_are_accepted_and_inputs_once_found_stay_refused_or_right(targe
     assert not faults(watch)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.parametrize(
+    ("times", "seed"), [pytest.param(1, 1, marks=pytest.mark.one_in(5)), pytest.param(10, 2, marks=pytest.mark.heavy)]
+)
 @pytest.mark.parametrize("target", NAMES, indirect=True)
-def test_t6_changed_inputs_are_refused_or_right(target: Target) -> None:
+def test_t6_changed_inputs_are_refused_or_right(target: Target, times: int, seed: int) -> None:
     watch = Watch(target.check, StoreError)
-    for data in changed_inputs(target, CHANGES.get(target.name, 250), seed=1):
+    for data in changed_inputs(target, times * CHANGES.get(target.name, 250), seed):
         watch.execute(data)
     assert not faults(watch)
     if target.name not in ("index", "maintenance"):  # where nothing need be refused for ever
         assert len(watch.outcomes) > 1  # some were accepted and some refused, else the changes are no good
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("target", NAMES, indirect=True)
-def test_t6_many_changed_inputs_are_refused_or_right(target: Target) -> None:
-    watch = Watch(target.check, StoreError)
-    for data in changed_inputs(target, 10 * CHANGES.get(target.name, 250), seed=2):
-        watch.execute(data)
-    assert not faults(watch)
 
 
 @pytest.mark.parametrize("target", ["pack"], indirect=True)
@@ -129,7 +122,7 @@ SOON_FOUND = (
 @pytest.mark.parametrize("name", SOON_FOUND)
 def test_t6_a_planted_fault_is_found(name: str) -> None:
     [plant] = [plant for plant in plants.PLANTS if plant.name == name]
-    hunted = plants._hunt(plant, argparse.Namespace(seconds=60, engine="blind", known=[]))
+    hunted = plants._hunt(plant, argparse.Namespace(seconds=60, engine="blind"))
     assert hunted["found"], hunted
 
 

@@ -2,6 +2,9 @@
 
 Linux with strace and the right to trace. Each point is a process of its own, so this is the slow sweep. The telling
 of a step's event is a write to a pipe and is counted with the calls: a kill there is one more point.
+
+The process that is killed is this file as a program: `strace_kill.py SCENARIO STORE WORLD.pickle` runs one scenario on
+a prepared store and writes a dot for each step's event. It calls nothing that changes a file before its scenario does.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from typing import Final
 
 from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
 from torpor.tests.memvid.faults.kill import events_of
-from torpor.tests.memvid.faults.worlds import check
+from torpor.tests.memvid.faults.scenarios import SCENARIOS
+from torpor.tests.memvid.faults.shim import repeatable
+from torpor.tests.memvid.faults.worlds import Tape, check
 
 CALLS: Final = (
     "write,pwrite64,writev,pwritev,pwritev2,fsync,fdatasync,sync_file_range,rename,renameat,renameat2,link,linkat,"
     "unlink,unlinkat,mkdir,mkdirat,rmdir,truncate,ftruncate,fallocate,copy_file_range,sendfile"
 )
-_CHILD: Final = Path(__file__).with_name("strace_child.py")
 _SECONDS_TO_DIE: Final = 20
 
 
@@ -89,7 +93,7 @@ def _kill(scenario: Scenario, original: Path, folder: Path, world: Path, call: t
 
 def _run(scenario: Scenario, path: Path, world: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = ["strace", "-f", "-qq", "-e", f"trace={CALLS}", *options]
-    command += [sys.executable, "-B", str(_CHILD), scenario.name, str(path), str(world)]
+    command += [sys.executable, "-B", __file__, scenario.name, str(path), str(world)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -106,3 +110,16 @@ def await_end(lock: Path) -> None:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(0.001)
+
+
+def _run_scenario(name: str, path: Path, world: Path) -> None:
+    def tell(_: object) -> None:
+        sys.stdout.write(".")
+        sys.stdout.flush()
+
+    with repeatable(seed=2):
+        SCENARIOS[name].run(path, Tape(pickle.loads(world.read_bytes()), tell))
+
+
+if __name__ == "__main__":
+    _run_scenario(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -245,17 +245,11 @@ def test_t1_t2_t4_threats_27_28_in_full_every_fault_at_every_step(tmp_path: Path
 
 @pytest.mark.heavy
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("name", "of"), [("put_back", ["put_back"]), ("pairs", PAIRED)])
-def test_in_full_two_faults_at_once_and_every_file_that_is_put_back(
+@pytest.mark.parametrize(("name", "of"), [("put_back", ["put_back"]), ("pairs", PAIRED), ("copies", ["a live store"])])
+def test_in_full_two_faults_at_once_every_file_that_is_put_back_and_copies_of_a_live_store(
     tmp_path: Path, name: str, of: Iterable[str]
 ) -> None:
     sweep(name, tmp_path, "--full", of=of)
-
-
-@pytest.mark.heavy
-@pytest.mark.timeout(7200)
-def test_in_full_no_copy_of_a_live_store_opens_and_then_loses_by_a_removal(tmp_path: Path) -> None:
-    sweep("copies", tmp_path, "--full", of=["a live store"])
 
 
 @pytest.mark.heavy

@@ -78,7 +78,6 @@ def main() -> int:
     parser.add_argument("--engine", default="atheris")
     parser.add_argument("--only")
     parser.add_argument("--json")
-    parser.add_argument("--not", dest="known", action="append", default=[], help="a kind that the code has by itself")
     arguments = parser.parse_args()
     results = []
     for plant in PLANTS:
@@ -106,7 +105,6 @@ def _hunt(plant: Plant, arguments: argparse.Namespace) -> dict[str, object]:
         command = [sys.executable, str(HERE / "run.py"), "--target", plant.target, "--seconds", str(arguments.seconds)]
         command += ["--engine", arguments.engine, "--stop-at-finding", "--no-corpus"]
         command += ["--json", str(report), "--out", str(Path(folder) / "findings")]
-        command += [text for kind in arguments.known for text in ("--not", kind)]
         environment = {**os.environ, "PYTHONPATH": folder}
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         figures = json.loads(report.read_text())

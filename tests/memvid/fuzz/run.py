@@ -58,7 +58,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--stop-at-finding", action="store_true")
     parser.add_argument("--no-corpus", action="store_true", help="begin without the checked-in corpus")
-    parser.add_argument("--not", dest="known", action="append", default=[], help="a kind of finding to pass over")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -126,7 +125,6 @@ def _run_child(
     command = [sys.executable, __file__, "--child", str(report), "--target", arguments.target, "--engine"]
     command += [arguments.engine, "--seconds", str(max(1, int(seconds))), "--seed", str(seed), "--corpus", str(corpus)]
     command += ["--out", arguments.out, *(["--stop-at-finding"] if arguments.stop_at_finding else [])]
-    command += [text for kind in arguments.known for text in ("--not", kind)]
     command += ["--no-corpus"] if arguments.no_corpus else []
     log = report.with_suffix(".log")
     with log.open("wb") as stream:
@@ -187,7 +185,7 @@ def _child(arguments: argparse.Namespace) -> None:
         corpus = Path(arguments.corpus)
         for data in _beginnings(target, arguments.no_corpus):
             (corpus / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
-        watch = Watch(target.check, StoreError, known=frozenset(arguments.known))
+        watch = Watch(target.check, StoreError)
         limit_address_space()
 
         def report() -> None:

@@ -59,7 +59,6 @@ class Watch:
 
     check: Callable[[bytes], str]
     typed: type[Exception]
-    known: frozenset[str] = frozenset()  # kinds that are passed over
     executions: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     findings: dict[str, Finding] = field(default_factory=dict)
@@ -93,8 +92,6 @@ class Watch:
         if finding is None and rss > self.base_rss_mib + MAX_GROWN_MIB and rss > self._rss_mib + 8:
             finding = Finding(f"memory:{outcome}", f"the peak went from {self._rss_mib:.0f} to {rss:.0f} MiB", data)
         self._rss_mib = max(rss, self._rss_mib)
-        if finding is not None and finding.kind in self.known:
-            finding = None
         if finding is not None:
             self.findings.setdefault(finding.kind, finding)
         return finding
