@@ -1,7 +1,7 @@
 """Budgets: how many bytes the store may hold, may write in a day, and must leave free on the disk.
 
-A pure decision over figures, and an account of running work, whose meters are asked before each write. A delete needs
-no permission: freeing space is always allowed.
+An account of running work, whose meters are asked before each write. A delete needs no permission: freeing space is
+always allowed.
 
 Sleeps come first. A repack replaces files, so its writes never count for the size of the store; and it leaves half
 of the day's writes to sleeps.
@@ -56,63 +56,6 @@ Beyond = Literal["budgets", "reserve"]
 """The limits that a piece of work may exceed: the budgets of the store and the day, or `min_free_bytes` too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The figures that a budget is held against, as of one moment.
-
-    `store_bytes` is the size of the store, None for a repack, which only replaces files. `written_today` counts
-    this UTC day; `free_bytes` is the room on the disk for us.
-    """
-
-    store_bytes: int | None
-    written_today: int
-    free_bytes: int
-
-    @property
-    def is_replacing(self) -> bool:
-        return self.store_bytes is None
-
-
-def require_room(budget: Budget, standing: Standing, size_bytes: int) -> None:
-    """Raise BudgetExceeded if writing `size_bytes` more would go past a budget."""
-    most, held = budget.max_store_bytes, standing.store_bytes
-    if most is not None and held is not None and held + size_bytes > most:
-        raise _exceeded(
-            STORE_BYTES,
-            limit=most,
-            used=held,
-            needed=size_bytes,
-            standing=f"The store may hold {format_bytes(most)} and holds {format_bytes(held)}",
-            advice="Delete sessions (`torpor rm`), drop old versions (`torpor prune`), or serve with a larger "
-            "`--store-budget`.",
-        )
-    most, written = budget.max_bytes_per_day, standing.written_today
-    if most is not None and standing.is_replacing:
-        most //= 2
-    if most is not None and written + size_bytes > most:
-        may = f"The store may write {format_bytes(most)} a day"
-        if standing.is_replacing:
-            may = f"A repack may write until {format_bytes(most)} were written in a day"
-        raise _exceeded(
-            DAY_BYTES,
-            limit=most,
-            used=written,
-            needed=size_bytes,
-            standing=f"{may}, and {format_bytes(written)} were written since midnight UTC",
-            advice="Try again tomorrow, or serve with a larger `--daily-write-budget`.",
-        )
-    least, free = budget.min_free_bytes, standing.free_bytes
-    if least and free - size_bytes < least:
-        raise _exceeded(
-            FREE_BYTES,
-            limit=least,
-            used=free,
-            needed=size_bytes,
-            standing=f"The disk must keep {format_bytes(least)} free and has {format_bytes(free)}",
-            advice="Free some space (`torpor rm` works), or serve with a smaller `--keep-free`.",
-        )
-
-
 def _exceeded(which: str, *, limit: int, used: int, needed: int, standing: str, advice: str) -> BudgetExceeded:
     more = f"; this needs {format_bytes(needed)} more" if needed else ""  # asked ahead, before the size is known
     return BudgetExceeded(
@@ -160,18 +103,51 @@ class Account:
             finally:
                 self._meters.remove(meter)
 
-    def standing(self, meter: Meter) -> Standing:
-        """The figures for this work's budget; one that has no bound is not looked at."""
-        budget = meter.budget
-        store_bytes, written, free = 0, 0, 0
-        if budget.max_store_bytes is not None and not meter.replacing:
-            store_bytes = self._held_bytes() + sum(other.reserved_bytes for other in self._meters)
-        if budget.max_bytes_per_day is not None:
-            under_way = sum(other.written_bytes for other in self._meters if other.day == meter.day)
-            written = self._written_on(meter.day) + under_way
-        if budget.min_free_bytes:
-            free = self._free_bytes()
-        return Standing(None if meter.replacing else store_bytes, written, free)
+    def require(self, meter: Meter, size_bytes: int) -> None:
+        """Raise BudgetExceeded if writing `size_bytes` more would go past a budget of this work. A figure without a
+        bound is not looked at."""
+        most = meter.budget.max_store_bytes
+        if most is not None and not meter.replacing:
+            held = self._held_bytes() + sum(other.reserved_bytes for other in self._meters)
+            if held + size_bytes > most:
+                raise _exceeded(
+                    STORE_BYTES,
+                    limit=most,
+                    used=held,
+                    needed=size_bytes,
+                    standing=f"The store may hold {format_bytes(most)} and holds {format_bytes(held)}",
+                    advice="Delete sessions (`torpor rm`), drop old versions (`torpor prune`), or serve with a larger "
+                    "`--store-budget`.",
+                )
+        if meter.budget.max_bytes_per_day is not None:
+            self._require_day(meter, meter.budget.max_bytes_per_day, size_bytes)
+        least = meter.budget.min_free_bytes
+        if least and (free := self._free_bytes()) - size_bytes < least:
+            raise _exceeded(
+                FREE_BYTES,
+                limit=least,
+                used=free,
+                needed=size_bytes,
+                standing=f"The disk must keep {format_bytes(least)} free and has {format_bytes(free)}",
+                advice="Free some space (`torpor rm` works), or serve with a smaller `--keep-free`.",
+            )
+
+    def _require_day(self, meter: Meter, most: int, size_bytes: int) -> None:
+        may = f"The store may write {format_bytes(most)} a day"
+        if meter.replacing:
+            most //= 2
+            may = f"A repack may write until {format_bytes(most)} were written in a day"
+        written = self._written_on(meter.day)
+        written += sum(other.written_bytes for other in self._meters if other.day == meter.day)
+        if written + size_bytes > most:
+            raise _exceeded(
+                DAY_BYTES,
+                limit=most,
+                used=written,
+                needed=size_bytes,
+                standing=f"{may}, and {format_bytes(written)} were written since midnight UTC",
+                advice="Try again tomorrow, or serve with a larger `--daily-write-budget`.",
+            )
 
 
 class Meter:
@@ -188,7 +164,7 @@ class Meter:
     def __call__(self, size_bytes: int) -> None:
         """Ask for so many bytes, and count them. Raises BudgetExceeded, and counts nothing."""
         with self._account.lock:
-            require_room(self.budget, self._account.standing(self), size_bytes)
+            self._account.require(self, size_bytes)
             self.written_bytes += size_bytes
             if not self.replacing:
                 self.reserved_bytes += size_bytes
@@ -200,7 +176,7 @@ class Meter:
     def require(self, size_bytes: int) -> None:
         """Ask ahead for so many bytes, and count none. Raises BudgetExceeded."""
         with self._account.lock:
-            require_room(self.budget, self._account.standing(self), size_bytes)
+            self._account.require(self, size_bytes)
 
     def settle(self) -> None:
         """Its output is among the store's files now, and counts there."""

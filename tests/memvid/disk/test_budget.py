@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.memvid.disk.budget import UNLIMITED, Account, Budget, Standing, require_room, utc_day
+from torpor.memvid.disk.budget import UNLIMITED, Account, Budget, utc_day
 from torpor.memvid.disk.clock import now_ns
 from torpor.memvid.errors import BudgetExceeded, InvalidPolicy
 from torpor.tests.memvid.store_making import refusing
 
 DAY_NS = 24 * 60 * 60 * 10**9
 PLENTY = 1 << 50
-
-
-def standing(store_bytes: int | None = 0, written_today: int = 0, free_bytes: int = PLENTY) -> Standing:
-    return Standing(store_bytes=store_bytes, written_today=written_today, free_bytes=free_bytes)
 
 
 TODAY = 20_000
@@ -63,17 +59,18 @@ def test_a_budget_that_is_no_number_of_bytes_is_refused(name: str, value: Any) -
 @pytest.mark.parametrize(
     ("which", "now", "used", "facts"),
     [
-        ("max_store_bytes", standing(store_bytes=900), 900, ["900 B", "torpor rm", "torpor prune", "--store-budget"]),
-        ("max_bytes_per_day", standing(written_today=900), 900, ["900 B", "UTC", "--daily-write-budget"]),
-        ("min_free_bytes", standing(free_bytes=1100), 1100, ["1.07 KiB", "torpor rm", "--keep-free"]),
+        ("max_store_bytes", {"store_bytes": 900}, 900, ["900 B", "torpor rm", "torpor prune", "--store-budget"]),
+        ("max_bytes_per_day", {"written": {TODAY: 900}}, 900, ["900 B", "UTC", "--daily-write-budget"]),
+        ("min_free_bytes", {"free": [1100]}, 1100, ["1.07 KiB", "torpor rm", "--keep-free"]),
     ],
 )
 def test_each_budget_may_be_filled_to_the_last_byte_and_no_further(
-    which: str, now: Standing, used: int, facts: list[str]
+    which: str, now: dict[str, Any], used: int, facts: list[str]
 ) -> None:
-    require_room(Budget(**{which: 1000}), now, 100)
+    one = account(Budget(**{which: 1000}), **now).begin(TODAY)
+    one.require(100)
     with pytest.raises(BudgetExceeded) as refusal:
-        require_room(Budget(**{which: 1000}), now, 101)
+        one.require(101)
     error = refusal.value
     assert (error.which, error.limit, error.used, error.needed) == (which, 1000, used, 101)
     assert error.code == "budget_exceeded"
@@ -82,27 +79,27 @@ def test_each_budget_may_be_filled_to_the_last_byte_and_no_further(
 
 
 def test_a_store_that_is_past_its_budget_already_takes_no_byte_more() -> None:
-    for budget, now in (
-        (Budget(max_store_bytes=10), standing(store_bytes=11)),
-        (Budget(max_bytes_per_day=10), standing(written_today=11)),
-        (Budget(min_free_bytes=10), standing(free_bytes=9)),
+    for books in (
+        account(Budget(max_store_bytes=10), store_bytes=11),
+        account(Budget(max_bytes_per_day=10), written={TODAY: 11}),
+        account(Budget(min_free_bytes=10), free=[9]),
     ):
         with pytest.raises(BudgetExceeded) as refusal:
-            require_room(budget, now, 0)
+            books.begin(TODAY).require(0)
         assert refusal.value.needed == 0
         assert "needs" not in refusal.value.message  # asked ahead: nobody knows yet how much it will be
 
 
 def test_a_refusal_writes_sizes_as_people_read_them() -> None:
     with pytest.raises(BudgetExceeded) as refusal:
-        require_room(Budget(max_store_bytes=30 << 20), standing(store_bytes=59_767_154), 1 << 20)
+        account(Budget(max_store_bytes=30 << 20), store_bytes=59_767_154).begin(TODAY).require(1 << 20)
     assert refusal.value.message.startswith("The store may hold 30.0 MiB and holds 57.0 MiB; this needs 1.00 MiB more.")
 
 
 def test_what_replaces_bytes_of_the_store_is_not_held_against_its_size() -> None:
-    require_room(Budget(max_store_bytes=0), standing(store_bytes=None), 1000)
+    account(Budget(max_store_bytes=0)).begin(TODAY, replacing=True).require(1000)
     with pytest.raises(BudgetExceeded):
-        require_room(Budget(max_bytes_per_day=999), standing(store_bytes=None), 1000)
+        account(Budget(max_bytes_per_day=999)).begin(TODAY, replacing=True).require(1000)
 
 
 sizes = st.integers(0, 2000)
@@ -117,8 +114,9 @@ def test_a_write_is_allowed_exactly_when_no_budget_is_passed(
         and (daily is None or written + needed <= daily)
         and (least == 0 or free - needed >= least)
     )
+    books = account(Budget(most, daily, least), store_bytes=held, written={TODAY: written}, free=[free])
     try:
-        require_room(Budget(most, daily, least), standing(held, written, free), needed)
+        books.begin(TODAY).require(needed)
     except BudgetExceeded:
         assert not allowed
     else:
