@@ -169,10 +169,6 @@ class TempFile(Closing):
             if written:
                 waiting[done] = waiting[done][written:]
 
-    def rewrite_start(self, data: bytes) -> None:
-        """Overwrite the first bytes: the header is known last, and a torn file must not look whole."""
-        self.write_at(0, [data])
-
     def write_at(self, offset: int, buffers: Sequence[memoryview | bytes]) -> None:
         """Write buffers one after the other from an offset on, for a file with a layout known before its content."""
         for buffer in buffers:

@@ -15,7 +15,7 @@ from typing import Final
 
 from ..errors import LockLost, StoreIoError, StoreLocked
 from .durable import writable_advised
-from .paths import Closing, io_error, open_file, stat_name, stat_open, undoing
+from .paths import Closing, io_error, is_named, open_file, undoing
 
 LOCK_NAME: Final = "lock"
 _OTHERWISE: Final = (
@@ -48,7 +48,7 @@ class StoreLock(Closing):
                 raise writable_advised(error, _OTHERWISE) from error
             with undoing(partial(os.close, fd)):  # or this process would lock itself out
                 self._lock(fd)
-                if self._is_current(fd):
+                if is_named(self._root_fd, LOCK_NAME, fd, self._path):
                     return fd
             os.close(fd)
         raise LockLost(f"{self._path} keeps being replaced. Stop whatever removes it.", path=self._path)
@@ -70,14 +70,6 @@ class StoreLock(Closing):
             failed = io_error(error, "lock", self._path)
             raise StoreIoError(f"{failed.message} {WITHOUT_LOCKS}", **failed.details) from error
 
-    def _is_current(self, fd: int) -> bool:
-        try:
-            named = stat_name(self._root_fd, LOCK_NAME, self._path)
-        except FileNotFoundError:
-            return False
-        ours = stat_open(fd, self._path)
-        return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
-
     def _write_pid(self) -> None:
         with contextlib.suppress(OSError):  # information only; on a full disk the lock still holds
             os.ftruncate(self._fd, 0)
@@ -91,7 +83,7 @@ class StoreLock(Closing):
                 "Open the store again once that one has closed it.",
                 path=self._path,
             )
-        if self._fd < 0 or not self._is_current(self._fd):
+        if self._fd < 0 or not is_named(self._root_fd, LOCK_NAME, self._fd, self._path):
             raise LockLost(
                 f"{self._path} was removed or replaced while it was locked. This store writes no more; stop the "
                 "daemon, see that no other one runs, and start it again.",

@@ -248,8 +248,7 @@ def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
         present = Marks.load(into.folder)
         ours = marks.without_bundles(marks.bundle_ids - into.index.rows_of(marks.bundle_ids).keys())
         wanted = present.with_those_of(ours)
-        for bundle_id in core.index.rows_of(present.stripped):
-            wanted = wanted.unstrip(bundle_id)
+        wanted = wanted.without_bundles(core.index.rows_of(present.stripped), names=False)
         for uri, of in ours.sessions.items():
             wanted = wanted.strip(uri, _not_whole(into, of.stripped))
     except StoreError as error:

@@ -177,7 +177,7 @@ def _end_strip(core: StoreCore, receipt: Receipt) -> None:
     with core.committing(), contextlib.suppress(CorruptMarks, MarksLost):
         marks = Marks.load(core.folder)
         if receipt.bundle_id in marks.stripped:
-            marks.unstrip(receipt.bundle_id).save(core.folder)
+            marks.without_bundles([receipt.bundle_id], names=False).save(core.folder)
 
 
 def _import_as_next(core: StoreCore, file: ExportedFile, uri: SessionUri, version: int) -> Receipt:

@@ -228,16 +228,14 @@ class StoreFolder:
             temp.sync()
             self.publish(temp, manifest_name(bundle_id))
 
-    def remove(self, name: str, *, flushing: bool = True) -> int:
-        """Remove a manifest or pack, durably; without `flushing` the caller flushes (`flush`). The bytes freed; 0 if it
-        was not there. Needs no room. Raises StoreIoError, DurabilityLost."""
+    def remove(self, name: str) -> int:
+        """Remove a manifest or pack; durable after the next `flush`. The bytes freed; 0 if it was not there. Needs no
+        room. Raises StoreIoError."""
         path = self.path_of(name)
         with contextlib.suppress(FileNotFoundError), self._folder_of(name) as (fd, own):
             size_bytes = stat_name(fd, own, path).st_size
             durable.remove(fd, own, os.path.dirname(path))
             self._count(-size_bytes)
-            if flushing:
-                durable.sync_folder(fd, os.path.dirname(path))
             return size_bytes
         return 0
 
@@ -293,14 +291,9 @@ class StoreFolder:
         """The bytes of all manifests and packs: counted once, then kept up with this object's changes. The first call
         costs a look at each file. Raises StoreIoError."""
         if self._held_bytes is None:
-            self._held_bytes = sum(self.sizes().values())
+            statuses = map(self.status_of, (*map(manifest_name, self.list_versions()), *self.list_packs()))
+            self._held_bytes = sum(status.st_size for status in statuses if status is not None)
         return self._held_bytes
-
-    def sizes(self) -> dict[str, int]:
-        """The bytes of each manifest and pack, by name. Raises StoreIoError."""
-        names = [f"{VERSIONS}/{name}" for name in self._names(VERSIONS) if MANIFEST_NAME.fullmatch(name)]
-        statuses = {name: self.status_of(name) for name in (*names, *self.list_packs())}
-        return {name: status.st_size for name, status in statuses.items() if status is not None}
 
     def _count(self, size_bytes: int) -> None:
         if self._held_bytes is not None:

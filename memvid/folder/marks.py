@@ -202,17 +202,11 @@ class Marks:
         marks = self.session(uri)
         return self._with(uri, replace(marks, stripped=marks.stripped.union(map(_require_id, bundle_ids))))
 
-    def unstrip(self, bundle_id: bytes) -> Marks:
-        """A version needs its keys and values again."""
-        gone = {bundle_id}
-        return Marks(
-            self.store_uuid, {uri: replace(of, stripped=of.stripped - gone) for uri, of in self.sessions.items()}
-        )
-
-    def without_bundles(self, bundle_ids: Iterable[bytes], *, strips: bool = True) -> Marks:
-        """No marks of these versions, in any session; or (without `strips`) no tags and pins."""
-        gone = frozenset(bundle_ids)
-        return Marks(self.store_uuid, {uri: _left(marks, gone, strips) for uri, marks in self.sessions.items()})
+    def without_bundles(self, bundle_ids: Iterable[bytes], *, names: bool = True, strips: bool = True) -> Marks:
+        """No marks of these versions, in any session. names: their tags and pins go. strips: their strips go."""
+        named = frozenset(bundle_ids if names else ())
+        stripped = frozenset(bundle_ids if strips else ())
+        return Marks(self.store_uuid, {uri: _left(marks, named, stripped) for uri, marks in self.sessions.items()})
 
     def with_those_of(self, later: Marks) -> Marks:
         """These marks and those of another value; where both have a tag, it names the version that it names there. A
@@ -227,9 +221,9 @@ class Marks:
         return Marks(self.store_uuid, {**self.sessions, uri: marks})
 
 
-def _left(marks: SessionMarks, gone: frozenset[bytes], strips: bool) -> SessionMarks:
-    tags = {tag: named for tag, named in marks.tags.items() if named not in gone}
-    return SessionMarks(tags, marks.pins - gone, marks.stripped - gone if strips else marks.stripped)
+def _left(marks: SessionMarks, named: frozenset[bytes], stripped: frozenset[bytes]) -> SessionMarks:
+    tags = {tag: bundle_id for tag, bundle_id in marks.tags.items() if bundle_id not in named}
+    return SessionMarks(tags, marks.pins - named, marks.stripped - stripped)
 
 
 def _joined(marks: SessionMarks, later: SessionMarks) -> SessionMarks:

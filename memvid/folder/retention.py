@@ -55,10 +55,6 @@ class Retention:
                 f"keep_days is a number of days, more than 0 and at most {MAX_KEEP_DAYS}.", field="keep_days"
             )
 
-    @property
-    def keeps_all(self) -> bool:
-        return self.keep_last is None and self.keep_days is None
-
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -115,7 +111,7 @@ def _reasons(row: IndexRow, newer: int, marks: Marks, retention: Retention) -> l
     marked = marks.of(row.bundle_id)
     reasons = ["pinned"] if marked.pinned else []
     reasons += [f"tagged {tag}" for tag in marked.tags]
-    if retention.keeps_all:
+    if retention == Retention():
         reasons.append("nothing is to be dropped")
     if retention.keep_last is not None and newer < retention.keep_last:
         reasons.append(f"among the last {retention.keep_last}")

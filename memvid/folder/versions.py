@@ -5,7 +5,7 @@ Pure. Owns the rule that a selector means exactly one version: several are an er
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ..errors import AmbiguousVersion, SessionNotFound
@@ -27,24 +27,22 @@ def select_version(uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, sele
     """
     tagged = marks.tagged(uri, selector.tag) if selector.tag is not None else None
     matches = [row for row in rows if _means(selector, tagged, row)]
-    rivals = rivals_of(rows, matches[0].version) if matches else []
-    if len(rivals) > 1:
-        raise AmbiguousVersion(
-            told_of_rivals(rivals), session=str(uri), selector=selector.text, candidates=_references(uri, rivals)
-        )
-    if len(matches) > 1:
-        raise _ambiguous(uri, matches, selector)
     if not matches:
         raise _no_version(uri, rows, marks, selector, tagged)
+    rivals = [row for row in rows if row.version == matches[0].version]
+    found = rivals if len(rivals) > 1 else matches
+    if len(found) > 1:
+        raise AmbiguousVersion(
+            told_of_rivals(rivals) if found is rivals else _told_of_several(uri, matches, selector),
+            session=str(uri),
+            selector=selector.text,
+            candidates=[f"{uri}{VERSION_MARK}{row.bundle_id.hex()}" for row in found],  # a shorter id was ambiguous
+        )
     return matches[0]
 
 
-def rivals_of(rows: Iterable[IndexRow], version: int) -> list[IndexRow]:
-    """The versions with this number: more than one, where a manifest was put back whose number was given again."""
-    return [row for row in rows if row.version == version]
-
-
 def told_of_rivals(rivals: Sequence[IndexRow]) -> str:
+    """Where a manifest was put back whose number was given again."""
     names = " and ".join(manifest_name(row.bundle_id) for row in rivals)
     return (
         f"{rivals[0].uri} has {len(rivals)} versions with the number {rivals[0].version}, as when one was put back "
@@ -60,20 +58,12 @@ def _means(selector: Selector, tagged: bytes | None, row: IndexRow) -> bool:
     )
 
 
-def _ambiguous(uri: SessionUri, matches: Sequence[IndexRow], selector: Selector) -> AmbiguousVersion:
+def _told_of_several(uri: SessionUri, matches: Sequence[IndexRow], selector: Selector) -> str:
     shown = ", ".join(f"version {row.version} ({row.bundle_id.hex()})" for row in matches[:_MAX_LISTED])
     more = f" and {len(matches) - _MAX_LISTED} more" if len(matches) > _MAX_LISTED else ""
-    return AmbiguousVersion(
-        f"{uri}{VERSION_MARK}{selector.text} means {len(matches)} versions: {shown}{more}. Give more digits of the id.",
-        session=str(uri),
-        selector=selector.text,
-        candidates=_references(uri, matches),
+    return (
+        f"{uri}{VERSION_MARK}{selector.text} means {len(matches)} versions: {shown}{more}. Give more digits of the id."
     )
-
-
-def _references(uri: SessionUri, rows: Iterable[IndexRow]) -> list[str]:
-    """With whole ids: a shorter one could be what was ambiguous."""
-    return [f"{uri}{VERSION_MARK}{row.bundle_id.hex()}" for row in rows]
 
 
 def _no_version(

@@ -193,7 +193,7 @@ class PackWriter:
         section = bundle_id_of(manifest) + manifest if manifest else b""
         trailer = Trailer(self.end, len(section), len(encoded), pack_id)
         self._append([section, encoded, trailer.encode()])
-        self._temp.rewrite_start(encode_header(PACK_MAGIC, trailer.file_bytes))
+        self._temp.write_at(0, [encode_header(PACK_MAGIC, trailer.file_bytes)])
         self._temp.sync()
         self._read_back(pack_id)
         return pack_id

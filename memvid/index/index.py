@@ -45,7 +45,6 @@ INDEX_FILE: Final = "index.sqlite"
 COUNT_NAME: Final = re.compile(r"deletes\.[0-9]{1,15}", re.ASCII)
 WRITTEN_BYTES: Final = "written_bytes"
 """The entry of a manifest's environment that tells the bytes of the pack that was written with it."""
-_SCHEMA_VERSION: Final = 1
 _TAIL_MAGIC: Final = b"TORPIDX2"
 _TAIL_BYTES: Final = len(_TAIL_MAGIC) + 32
 _FEWEST_CHANGES: Final = 16
@@ -146,8 +145,7 @@ class Index(Closing):
         try:
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
             connection.deserialize(body)
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version != _SCHEMA_VERSION or _schema_of(connection) != _schema_of(index._connection):
+            if _schema_of(connection) != _schema_of(index._connection):
                 return index, "it has another schema"
             ((fault,),) = connection.execute("PRAGMA quick_check(1)")  # also of types: the schema is only a text
             if fault != "ok":
@@ -276,16 +274,11 @@ class Index(Closing):
     def packs_of(self, block_id: bytes, *, stripped: bool = False) -> list[str]:
         """The packs that may have a block, the newest first: the caller proves it in the pack. stripped: also those
         with its header alone, behind the others."""
-        rows = self._select(
-            "SELECT name FROM blocks JOIN packs ON pack = number WHERE block = ? AND stripped <= ? "
-            "ORDER BY stripped, number DESC",
-            (block_key(block_id), int(stripped)),
-        )
-        return [str(name) for (name,) in rows]
+        return list(self.packs_with([block_id], stripped=stripped))
 
     def packs_with(self, block_ids: Collection[bytes], *, stripped: bool = False) -> dict[str, list[bytes]]:
-        """The packs that may have all of some of these blocks, or (stripped) their headers at least, the newest first,
-        each with these of its blocks."""
+        """The packs that may have all of some of these blocks, or (stripped) their headers at least, the newest first
+        and behind them those with headers alone, each with these of its blocks."""
         by_key: dict[int, list[bytes]] = {}
         for block_id in block_ids:
             by_key.setdefault(block_key(block_id), []).append(block_id)
@@ -295,7 +288,7 @@ class Index(Closing):
             marks = ", ".join("?" * len(some))
             rows = self._select(
                 f"SELECT name, block FROM blocks JOIN packs ON pack = number WHERE block IN ({marks}) "
-                "AND stripped <= ? ORDER BY number DESC",
+                "AND stripped <= ? ORDER BY stripped, number DESC",
                 (*some, int(stripped)),
             )
             for name, key in rows:
@@ -343,45 +336,36 @@ class Index(Closing):
             "WHERE namespace = ? AND name = ? ORDER BY version, created_ns, bundle_id", (uri.namespace, uri.name)
         )
 
-    def last_number(self, uri: SessionUri) -> int:
-        """The highest version number of a session; 0 for none."""
-        rows = self._select(
-            "SELECT ifnull(max(version), 0) FROM versions WHERE namespace = ? AND name = ?", (uri.namespace, uri.name)
-        )
-        return int(rows[0][0])
-
     def iter_listed(self, namespace: str | None, page_rows: int) -> Iterator[list[tuple[IndexRow, int]]]:
         """The latest version of each session of a namespace, or of all, with the bytes that all its versions wrote, in
         the order of their URIs: page by page, each fetched when it is asked for.
 
         A session that comes or goes meanwhile is seen or not; no other one is missed or told twice.
         """
-        within, after = ("", ()) if namespace is None else ("namespace = ? AND ", (namespace,)), ("", "")
-        while True:
-            found = self._select(  # with max(), the columns of its row
-                f"SELECT {_COLUMNS}, max(version), sum(bundle_bytes) FROM versions WHERE "
-                f"{within[0]}(namespace, name) > (?, ?) GROUP BY namespace, name ORDER BY namespace, name LIMIT ?",
-                (*within[1], *after, page_rows),
-            )
-            rows = [_row_in(columns[:-2], self.path) for columns in found]
-            yield list(zip(rows, (int(columns[-1]) for columns in found), strict=True))
-            if len(rows) < page_rows:
-                return
-            after = (rows[-1].uri.namespace, rows[-1].uri.name)
+        asked = f"{_COLUMNS}, max(version), sum(bundle_bytes)"  # with max(), the columns of its row
+        for page in self._pages(asked, namespace, page_rows):
+            yield [(_row_in(columns[:-2], self.path), int(columns[-1])) for columns in page]
 
     def iter_uris(self, page_rows: int) -> Iterator[list[SessionUri]]:
         """All sessions, in order, in pages: as `iter_listed`, and much less work than their rows."""
-        after = ("", "")
+        for page in self._pages("namespace, name", None, page_rows):
+            yield [SessionUri(namespace, name) for namespace, name in page]
+
+    def _pages(self, columns: str, namespace: str | None, page_rows: int) -> Iterator[list[tuple[Any, ...]]]:
+        """These columns of each session, page by page. The first two are its namespace and name."""
+        within, values, after = (
+            ("", (), ("", "")) if namespace is None else ("namespace = ? AND ", (namespace,), ("", ""))
+        )
         while True:
             found = self._select(
-                "SELECT DISTINCT namespace, name FROM versions WHERE (namespace, name) > (?, ?) "
-                "ORDER BY namespace, name LIMIT ?",
-                (*after, page_rows),
+                f"SELECT {columns} FROM versions WHERE {within}(namespace, name) > (?, ?) "
+                "GROUP BY namespace, name ORDER BY namespace, name LIMIT ?",
+                (*values, *after, page_rows),
             )
-            yield [SessionUri(namespace, name) for namespace, name in found]
+            yield found
             if len(found) < page_rows:
                 return
-            after = found[-1]
+            after = found[-1][:2]
 
     def near(self, uri: SessionUri) -> list[SessionUri]:
         """Sessions of its namespace whose names stand beside this one in the order of names, some hundred: for
@@ -455,7 +439,6 @@ class Index(Closing):
 def _empty() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.executescript(_SCHEMA)
-    connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
     return connection
 
 

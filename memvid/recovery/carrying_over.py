@@ -219,6 +219,7 @@ class _Carrying:
                 self._look_at_bundle(name)
             elif name.endswith(_BLOCKS) and (status := folder.status_of(name)) is not None and not status.st_size:
                 folder.remove(name)
+                folder.flush([name])
 
     def _look_at_bundle(self, name: str) -> None:
         path = self.folder.path_of(name)

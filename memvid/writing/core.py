@@ -177,7 +177,8 @@ class StoreCore:
         """
         with self._writing:
             self.read_again()
-            version = max([self.index.last_number(uri), *self.being_written(uri), least - 1]) + 1
+            latest = self.index.find(uri)
+            version = max([latest.version if latest else 0, *self.being_written(uri), least - 1]) + 1
             if version > MAX_VERSION:
                 raise LimitExceeded(f"{uri} has the largest version number that there is.", limit=MAX_VERSION)
             self._reserved.append((uri, version))
@@ -315,7 +316,7 @@ class StoreCore:
         path = self.folder.path_of(manifest)
         try:
             for name in names:
-                self.folder.remove(name, flushing=False)
+                self.folder.remove(name)
                 self.folder.flush([name])
             self.index.drop_packs(names)
             self.index.drop(versions)
@@ -342,7 +343,7 @@ class StoreCore:
         DurabilityLost: some of them may be gone."""
         removed = {}
         for name in sorted(names):
-            removed[name] = self.folder.remove(name, flushing=False)
+            removed[name] = self.folder.remove(name)
             self.index.drop_packs([name])
         self.folder.flush(removed)
         return removed

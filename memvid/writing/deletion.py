@@ -74,7 +74,7 @@ def _drop(core: StoreCore, bundle_ids: Sequence[bytes]) -> int:
         rows = core.index.rows_of([bundle_id])
         core.index.drop([bundle_id])  # first: what fails here leaves the version as it was
         with undoing(partial(_enter_again, core, rows.values())):
-            bytes_freed += core.folder.remove(name, flushing=False)
+            bytes_freed += core.folder.remove(name)
     core.folder.flush(names)
     return bytes_freed
 

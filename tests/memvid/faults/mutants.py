@@ -193,9 +193,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     "folder.StoreFolder.remove_old_folder without `durable.sync_folder(self.root_fd, self.path)`": (
         "an empty folder that comes back is removed by the next repack"
     ),
-    "folder.StoreFolder.remove without `durable.sync_folder(fd, os.path.dirname(path))`": (
-        "only the carrying over removes so, and the next opening does it again"
-    ),
     "durable._sync without `fcntl.fcntl(fd, fcntl.F_FULLFSYNC)`": "runs on macOS only; the line beside it is the same",
 }
 

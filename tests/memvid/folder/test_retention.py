@@ -229,7 +229,7 @@ def test_threat_37_whatever_the_clocks_say_what_must_stay_stays(
     assert all(one.reasons for one in plan.keep)
     must_stay = pinned | {rows[-1].version}
     must_stay |= {one.version for one in rows[-(retention.keep_last or 1) :]}
-    if retention.keeps_all:
+    if retention == Retention():
         must_stay |= {one.version for one in rows}
     if retention.keep_days is not None:
         must_stay |= {one.version for one in rows if one.created_ns > now_ns or one.created_ns < EARLIEST_NS}

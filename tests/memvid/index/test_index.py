@@ -48,7 +48,7 @@ def test_rows_read_back_as_they_were_entered(index: Index) -> None:
     assert (index.find(URI), index.find(URI, 1), index.find(URI, 3)) == (rows[0], rows[1], None)
     for number in (0, -1, 1 << 53, 1 << 70):
         assert index.find(URI, number) is None
-    assert (index.last_number(OTHER_URI), index.last_number(FORK_URI)) == (7, 0)
+    assert (index.find(OTHER_URI), index.find(FORK_URI)) == (rows[2], None)
     assert index.rows_of([rows[2].bundle_id, bytes(32)]) == {rows[2].bundle_id: rows[2]}
     assert index.totals() == (2, 3, 300)
     index.drop([rows[0].bundle_id, bytes(32)])
@@ -219,7 +219,6 @@ def test_no_question_of_a_wake_or_a_removal_reads_every_row(index: Index) -> Non
     index.find(URI)
     index.find(URI, 1)
     index.versions(URI)
-    index.last_number(URI)
     index.knows(row(URI, 1).bundle_id)
     index.rows_of([row(URI, 1).bundle_id])
     index.packs_of(block(1))

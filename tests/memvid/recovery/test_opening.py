@@ -90,7 +90,6 @@ HARMLESS: dict[str, Callable[[bytes, str], bytes]] = {
     "a trigger": lambda data, uuid: resealed(
         changed(data, "CREATE TRIGGER t AFTER INSERT ON versions BEGIN DELETE FROM versions; END"), uuid
     ),
-    "another version": lambda data, uuid: resealed(changed(data, "PRAGMA user_version = 7"), uuid),
     "no packs": lambda data, uuid: resealed(changed(data, "DELETE FROM blocks", "DELETE FROM packs"), uuid),
     "no versions": lambda data, uuid: resealed(changed(data, "DELETE FROM versions"), uuid),
     "numbers for ids": lambda data, uuid: resealed(unlike_its_schema(data, "bundle_id = 1000000000"), uuid),
