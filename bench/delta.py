@@ -26,6 +26,7 @@ from parts import Parts, timed_parts
 from synthetic import IDENTITY, QWEN3_THIN, Shape, demo_shape, random_ledger, random_memory
 from torpor.memvid import BlockEntry, Receipt, SessionUri, Store
 from torpor.memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES
+from torpor.memvid.store import VersionDraft
 
 HISTORIES = (1024, 8192, 65536)
 QUICK_HISTORIES = (1024, 4096)
@@ -82,13 +83,15 @@ class Sleeper:
         self._ledger += random_ledger(self.shape, tokens, self.history, len(self._ledger))
         reused = _durable(self._last)
         self._last = self.store.write_bundle(
-            uri=self._uri,
-            identity=IDENTITY,
-            parent=self._last.bundle_id if self._last else None,
-            reused=reused,
-            blocks=self._memory.drafts(self._ledger, first=len(reused) * BLOCK_TOKENS),
-            session={},
-            token_count=len(self._ledger) // TOKEN_BYTES,
+            VersionDraft(
+                uri=self._uri,
+                identity=IDENTITY,
+                parent=self._last.bundle_id if self._last else None,
+                reused=reused,
+                blocks=self._memory.drafts(self._ledger, first=len(reused) * BLOCK_TOKENS),
+                session={},
+                token_count=len(self._ledger) // TOKEN_BYTES,
+            )
         )
         return self._last
 

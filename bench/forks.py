@@ -25,6 +25,7 @@ from machine import spread
 from synthetic import IDENTITY, QWEN3_06B, QWEN3_THIN, CacheMemory, Shape, demo_shape, random_ledger, random_memory
 from torpor.memvid import Receipt, SessionUri, Store
 from torpor.memvid.format.blocks import BLOCK_TOKENS
+from torpor.memvid.store import VersionDraft
 
 WAYS = ("reused", "whole")
 SHAPES = {"demo": demo_shape(), "thin": QWEN3_THIN, "qwen": QWEN3_06B}
@@ -92,13 +93,15 @@ def _write(
     reused = tuple(full) if way == "reused" else ()
     drafts = list(memory.drafts(ledger, first=len(reused) * BLOCK_TOKENS))
     receipt = store.write_bundle(
-        uri=uri,
-        identity=IDENTITY,
-        parent=base.bundle_id if base else None,
-        reused=reused,
-        blocks=drafts,
-        session={},
-        token_count=len(ledger) // 4,
+        VersionDraft(
+            uri=uri,
+            identity=IDENTITY,
+            parent=base.bundle_id if base else None,
+            reused=reused,
+            blocks=drafts,
+            session={},
+            token_count=len(ledger) // 4,
+        )
     )
     return receipt, len(drafts)
 

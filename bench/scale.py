@@ -29,6 +29,7 @@ from machine import spread
 from synthetic import IDENTITY, Shape, random_memory
 from torpor.memvid import BlockEntry, Receipt, SessionUri, Store
 from torpor.memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES
+from torpor.memvid.store import VersionDraft
 
 SHAPE = Shape("one layer of two bytes a token", layers=1, heads=1, dim=1, dtype="uint8", vocabulary=1)
 VERSIONS = 5
@@ -66,13 +67,15 @@ def _write(store: Store, uri: SessionUri, ledger: bytes, drafts: Callable[..., A
     entries: tuple[BlockEntry, ...] = last.entries if last else ()
     reused = tuple(entry for entry in entries if entry.kind == "span")
     return store.write_bundle(
-        uri=uri,
-        identity=IDENTITY,
-        parent=last.bundle_id if last else None,
-        reused=reused,
-        blocks=drafts(ledger, first=len(reused) * BLOCK_TOKENS),
-        session={"model": "none", "labels": ["bench"]},
-        token_count=len(ledger) // TOKEN_BYTES,
+        VersionDraft(
+            uri=uri,
+            identity=IDENTITY,
+            parent=last.bundle_id if last else None,
+            reused=reused,
+            blocks=drafts(ledger, first=len(reused) * BLOCK_TOKENS),
+            session={"model": "none", "labels": ["bench"]},
+            token_count=len(ledger) // TOKEN_BYTES,
+        )
     )
 
 

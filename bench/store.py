@@ -43,6 +43,7 @@ from synthetic import (
     random_memory,
 )
 from torpor.memvid import BundleReader, SessionUri, Store
+from torpor.memvid.store import VersionDraft
 
 URI = SessionUri("bench", "sleeper")
 ROUNDS = 5
@@ -167,13 +168,15 @@ class Bench:
         """Put the session to sleep under tokens that no version of it had before. Returns the file's size."""
         ledger = random_ledger(self.case.shape, self.case.tokens, salt)
         receipt = self._store.write_bundle(
-            uri=URI,
-            identity=IDENTITY,
-            parent=None,
-            reused=(),
-            blocks=self._source.drafts(ledger),
-            session={},
-            token_count=self.case.tokens,
+            VersionDraft(
+                uri=URI,
+                identity=IDENTITY,
+                parent=None,
+                reused=(),
+                blocks=self._source.drafts(ledger),
+                session={},
+                token_count=self.case.tokens,
+            )
         )
         return receipt.bytes_written
 

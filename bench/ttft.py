@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
 # isort: off
+from torpor.memvid.store import VersionDraft
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.api.events import WorkEvent
 from torpor.daemon.api.events import TokenEvent
@@ -227,13 +228,15 @@ class Reading:
         """Keep the state as a session of its own."""
         snapshot = cut(self._state, self._layout(), durable=(), unchanged_tokens=0)
         self._store.write_bundle(
-            uri=self._uri(),
-            identity=IDENTITY,
-            parent=None,
-            reused=(),
-            blocks=snapshot.drafts(),
-            session={},
-            token_count=snapshot.token_count,
+            VersionDraft(
+                uri=self._uri(),
+                identity=IDENTITY,
+                parent=None,
+                reused=(),
+                blocks=snapshot.drafts(),
+                session={},
+                token_count=snapshot.token_count,
+            )
         )
 
     def wake(self, pool: ThreadPoolExecutor) -> tuple[int, float]:

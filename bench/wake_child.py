@@ -27,6 +27,7 @@ from model_states import IDENTITY, SHAPES, ModelShape, arrays_in, grow, layout, 
 from parts import timed_parts
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.disk.durable import sync_file
+from torpor.memvid.store import VersionDraft
 from torpor.snapshot import restore
 from torpor.snapshot.capture import cut
 from torpor.snapshot.state import LiveState
@@ -177,13 +178,15 @@ class Sleep:
         """Until the receipt: hashed, written, flushed, read back and verified, published, indexed."""
         snapshot = cut(self.state, self._layout, durable=self.durable, unchanged_tokens=self._unchanged)
         receipt = self.store.write_bundle(
-            uri=URI,
-            identity=IDENTITY,
-            parent=self._parent,
-            reused=snapshot.reused,
-            blocks=snapshot.drafts(),
-            session={},
-            token_count=snapshot.token_count,
+            VersionDraft(
+                uri=URI,
+                identity=IDENTITY,
+                parent=self._parent,
+                reused=snapshot.reused,
+                blocks=snapshot.drafts(),
+                session={},
+                token_count=snapshot.token_count,
+            )
         )
         self.durable, self._parent, self._unchanged = receipt.entries, receipt.bundle_id, receipt.token_count
         self.written_bytes = receipt.bytes_written

@@ -18,22 +18,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from .access.acknowledging import Acknowledging
 from .access.exchanging import Exchanging
 from .access.tagging import Tagging
 from .access.upkeep import Upkeep
-from .disk.budget import UNLIMITED, Beyond, Budget
+from .disk.budget import UNLIMITED, Budget
 from .disk.lock import StoreLock
 from .disk.paths import undoing, whole_path
 from .folder.folder import StoreFolder
 from .folder.journal import Journal
 from .folder.store_file import load_store_uuid, open_existing_root, open_or_make_root
-from .format.blocks import BlockDraft, BlockEntry
-from .format.identity import Identity
 from .format.records import DeleteReport, Finding, IndexRow, MaintenanceReport, OpenReport, Progress, Receipt
 from .recovery.opening import bring_in_line, claim, load_index
 from .recovery.replaying import keep_turns_behind, replay
@@ -97,33 +93,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
 
     # --- sleep
 
-    def write_bundle(
-        self,
-        *,
-        uri: SessionUri,
-        identity: Identity,
-        parent: bytes | None,
-        reused: Sequence[BlockEntry],
-        blocks: Iterable[BlockDraft],
-        session: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
-        token_count: int,
-        compressed: bool = False,
-        on_progress: Progress | None = None,
-        beyond: Beyond | None = None,
-        doubted: Sequence[BlockEntry] = (),
-        before_publishing: Callable[[], None] | None = None,
-        covers: bool = True,
-    ) -> Receipt:
+    def write_bundle(self, draft: VersionDraft) -> Receipt:
         """Make a session's state durable as its next version, then return the receipt.
-
-        `reused` come first in the chain; `blocks` continue it. The drafts' buffers are borrowed until this returns.
-        `on_progress` is told (tokens written, tokens to write). `beyond` is for a sleep that cannot be tried again: a
-        state may exceed the budgets of the store and the day, a ledger of a few kilobytes also uses the space to be
-        kept free. `doubted` are reused blocks to read before the version refers to them. `before_publishing` is called
-        when all is flushed and only the commit is left: what it raises gives the version up. `session` may be a
-        function, which is called once the blocks are flushed: between that and the end of this call no turn of the
-        session may be acknowledged. `covers`: the session's turns in the journal are in it, or were taken back; else
-        they stay there.
 
         Raises:
             InvalidDraft, LimitExceeded: the input is invalid; nothing was written.
@@ -134,24 +105,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
             ReadOnlyStore, StoreClosed
         """
-        return write_version(
-            self._core,
-            VersionDraft(
-                uri=uri,
-                identity=identity,
-                parent=parent,
-                reused=reused,
-                blocks=blocks,
-                session=session,
-                token_count=token_count,
-                compressed=compressed,
-                on_progress=on_progress,
-                beyond=beyond,
-                doubted=doubted,
-                before_publishing=before_publishing,
-                covers=covers,
-            ),
-        )
+        return write_version(self._core, draft)
 
     def backup(self, target: str | os.PathLike[str], *, on_progress: Progress | None = None) -> MaintenanceReport:
         """Copy the versions, tags and pins that the folder `target` lacks; `target` is a store that can replace this
@@ -216,4 +170,4 @@ def _import_upkeep() -> None:
     from .recovery import carrying_over, repair  # noqa: F401
 
 
-__all__ = ["DeleteReport", "IndexRow", "OpenReport", "Progress", "Receipt", "Store"]
+__all__ = ["DeleteReport", "IndexRow", "OpenReport", "Progress", "Receipt", "Store", "VersionDraft"]

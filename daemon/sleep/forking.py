@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...memvid.disk.clock import now_ns
-from ...memvid.store import IndexRow, Receipt, Store
+from ...memvid.store import IndexRow, Receipt, Store, VersionDraft
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent
 from ..api.session import Origin
@@ -92,13 +92,15 @@ class Forking:
         with self._store.open_session(order.row.uri, order.row.version) as reader:
             manifest = reader.manifest
             return self._store.write_bundle(
-                uri=order.uri,
-                identity=manifest.identity,
-                parent=reader.bundle_id,
-                reused=reader.entries,
-                blocks=(),
-                session=_map_of_fork(without_answers(manifest.session, order.row.uri, gone), order),
-                token_count=manifest.token_count,
+                VersionDraft(
+                    uri=order.uri,
+                    identity=manifest.identity,
+                    parent=reader.bundle_id,
+                    reused=reader.entries,
+                    blocks=(),
+                    session=_map_of_fork(without_answers(manifest.session, order.row.uri, gone), order),
+                    token_count=manifest.token_count,
+                )
             )
 
 

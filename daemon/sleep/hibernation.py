@@ -25,7 +25,7 @@ from ...memvid.errors import (
 from ...memvid.folder.scrub_mark import read_ns
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.maintenance.repack_plan import RepackPolicy
-from ...memvid.store import Receipt, Store
+from ...memvid.store import Receipt, Store, VersionDraft
 from ...memvid.uri import SessionUri, not_found
 from ...snapshot.capture import Cut, cut
 from ..api.events import OnEvent, ignore
@@ -90,7 +90,7 @@ class Hibernation:
 
         cause: for the events. last: the daemon stops, so a refused sleep is lost. Then the store's size and the day's
         writes may exceed their budgets; only `keep_free` still holds. may_wait: nothing is lost without this sleep, so
-        a stopping daemon gives it up. covers: as for `Store.write_bundle`.
+        a stopping daemon gives it up. covers: as of `VersionDraft`.
 
         Raises:
             SnapshotError: the state cannot be kept.
@@ -207,17 +207,19 @@ class Hibernation:
         receipt = await self.threads.on_writer(
             partial(
                 self._store.write_bundle,
-                uri=session.uri,
-                identity=session.model.identity,
-                parent=session.durable.bundle_id if session.durable else None,
-                reused=snapshot.reused,
-                blocks=snapshot.drafts(),
-                session={**session.to_map(), "backend": session.computed_by()},
-                token_count=snapshot.token_count,
-                on_progress=on_progress,
-                beyond=None if terms.last is None else "budgets",
-                doubted=doubted,
-                covers=terms.covers,
+                VersionDraft(
+                    uri=session.uri,
+                    identity=session.model.identity,
+                    parent=session.durable.bundle_id if session.durable else None,
+                    reused=snapshot.reused,
+                    blocks=snapshot.drafts(),
+                    session={**session.to_map(), "backend": session.computed_by()},
+                    token_count=snapshot.token_count,
+                    on_progress=on_progress,
+                    beyond=None if terms.last is None else "budgets",
+                    doubted=doubted,
+                    covers=terms.covers,
+                ),
             )
         )
         unread = {entry.id for entry in snapshot.reused} - {entry.id for entry in doubted}

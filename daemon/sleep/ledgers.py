@@ -23,7 +23,7 @@ from ...memvid.format.identity import Identity
 from ...memvid.format.journal import COVERS
 from ...memvid.format.manifest import UNREAD
 from ...memvid.format.packing import pack
-from ...memvid.store import IndexRow, Receipt, Store
+from ...memvid.store import IndexRow, Receipt, Store, VersionDraft
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ...snapshot import memory
@@ -217,17 +217,19 @@ class Ledgers:
         *,
         covers: bool = True,
     ) -> Receipt:
-        """Write a version of durable blocks, with the end of its ledger behind them. covers: as for `write_bundle`."""
+        """Write a version of durable blocks, with the end of its ledger behind them. covers: as of `VersionDraft`."""
         return self._store.write_bundle(
-            uri=uri,
-            identity=identity,
-            parent=parent,
-            reused=reused,
-            blocks=(),
-            session=kept,
-            token_count=held,
-            beyond="reserve",
-            covers=covers,
+            VersionDraft(
+                uri=uri,
+                identity=identity,
+                parent=parent,
+                reused=reused,
+                blocks=(),
+                session=kept,
+                token_count=held,
+                beyond="reserve",
+                covers=covers,
+            )
         )
 
 

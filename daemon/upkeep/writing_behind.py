@@ -35,7 +35,7 @@ from ...memvid.errors import BudgetExceeded, NoSpace
 from ...memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES, BlockDraft, BlockEntry
 from ...memvid.format.manifest import UNREAD, tail_in
 from ...memvid.limits import MIB
-from ...memvid.store import Receipt, Store
+from ...memvid.store import Receipt, Store, VersionDraft
 from ...memvid.uri import SessionUri
 from ...snapshot.capture import cut, span_sources
 from ..engine.engine import Engine, Steps
@@ -163,15 +163,17 @@ class WritingBehind(Rounds):
                     self._thread,
                     partial(
                         self._store.write_bundle,
-                        uri=live.uri,
-                        identity=live.model.identity,
-                        parent=writing.durable.bundle_id if writing.durable else None,
-                        reused=copy.reused,
-                        blocks=copy.drafts,
-                        session=lambda: asyncio.run_coroutine_threadsafe(said(), loop).result(),
-                        token_count=copy.end,
-                        on_progress=lambda *_: writing.permit.require(),
-                        before_publishing=writing.permit.use,
+                        VersionDraft(
+                            uri=live.uri,
+                            identity=live.model.identity,
+                            parent=writing.durable.bundle_id if writing.durable else None,
+                            reused=copy.reused,
+                            blocks=copy.drafts,
+                            session=lambda: asyncio.run_coroutine_threadsafe(said(), loop).result(),
+                            token_count=copy.end,
+                            on_progress=lambda *_: writing.permit.require(),
+                            before_publishing=writing.permit.use,
+                        ),
                     ),
                 )
                 seconds = copy.seconds + time.monotonic() - begun

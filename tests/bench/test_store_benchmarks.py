@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torpor.memvid import SessionUri, Store
+from torpor.memvid.store import VersionDraft
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,13 +42,15 @@ def written(out: Path, name: str) -> dict[str, Any]:
 
 def sleep(opened: Store, memory: synthetic.CacheMemory, ledger: bytes) -> Any:
     return opened.write_bundle(
-        uri=SessionUri("bench", "one"),
-        identity=synthetic.IDENTITY,
-        parent=None,
-        reused=(),
-        blocks=memory.drafts(ledger),
-        session={},
-        token_count=len(ledger) // 4,
+        VersionDraft(
+            uri=SessionUri("bench", "one"),
+            identity=synthetic.IDENTITY,
+            parent=None,
+            reused=(),
+            blocks=memory.drafts(ledger),
+            session={},
+            token_count=len(ledger) // 4,
+        )
     )
 
 

@@ -17,7 +17,7 @@ from torpor.cli.view.formatting import format_time
 from torpor.daemon.api.store import MaintenanceProblem
 from torpor.memvid.errors import PUT_BACK, Corruption, Truncated
 from torpor.memvid.index.index import INDEX_FILE
-from torpor.memvid.store import Store
+from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri, parse_reference
 from torpor.tests.cli.cli_rig import MadeStore, Torpor, flip, pretend_terminal, unstyled
 from torpor.tests.memvid import store_making as making
@@ -171,13 +171,15 @@ def test_show_tells_what_computed_a_session_as_far_as_that_is_short_text(
 ) -> None:
     with Store.open(short_path / "store", writable=True) as store:
         store.write_bundle(
-            uri=SessionUri("default", "agent"),
-            identity=making.IDENTITY,
-            parent=None,
-            reused=(),
-            blocks=making.drafts(5),
-            session={"model": "m", "backend": kept},
-            token_count=5,
+            VersionDraft(
+                uri=SessionUri("default", "agent"),
+                identity=making.IDENTITY,
+                parent=None,
+                reused=(),
+                blocks=making.drafts(5),
+                session={"model": "m", "backend": kept},
+                token_count=5,
+            )
         )
     ran = torpor("show", "agent", "--store", short_path / "store", "--json")
     assert ran.document["backend"] == shown
@@ -359,13 +361,15 @@ def test_many_damaged_sessions_are_cut_for_people_and_not_in_json(made_store: Ma
         for number in range(SESSIONS_SHOWN):
             with store.open_session(SessionUri("default", "agent"), 1) as reader:
                 store.write_bundle(
-                    uri=SessionUri("default", f"fork-{number}"),
-                    identity=reader.manifest.identity,
-                    parent=reader.bundle_id,
-                    reused=[entry for entry in reader.entries if entry.kind == "span" and entry.token_count == 256],
-                    blocks=(),
-                    session={},
-                    token_count=256,
+                    VersionDraft(
+                        uri=SessionUri("default", f"fork-{number}"),
+                        identity=reader.manifest.identity,
+                        parent=reader.bundle_id,
+                        reused=[entry for entry in reader.entries if entry.kind == "span" and entry.token_count == 256],
+                        blocks=(),
+                        session={},
+                        token_count=256,
+                    )
                 )
     made_store.packs[0].unlink()
     assert len(made_store("verify", "--json").document["sessions"]) == SESSIONS_SHOWN + 1

@@ -202,11 +202,11 @@ class FullDisk:
         self.is_full, self.refused = True, 0
         write = Store.write_bundle
 
-        def put(store: Store, *, uri: Any, **options: Any) -> Any:
-            if self.is_full and (not names or uri.name in names):
+        def put(store: Store, draft: Any) -> Any:
+            if self.is_full and (not names or draft.uri.name in names):
                 self.refused += 1
                 raise NoSpace("The disk is full.")
-            return write(store, uri=uri, **options)
+            return write(store, draft)
 
         monkeypatch.setattr(Store, "write_bundle", put)
 
@@ -248,16 +248,17 @@ class Writing:
         self.gate = Gate()
         put = Store.write_bundle
 
-        def write(store: Store, *, uri: Any, blocks: Any, **options: Any) -> Any:
-            first = uri.name not in self.begun
-            self.begun.append(uri.name)
+        def write(store: Store, draft: Any) -> Any:
+            name = draft.uri.name
+            first = name not in self.begun
+            self.begun.append(name)
 
             def waiting() -> Any:
-                if uri.name == held and first:
+                if name == held and first:
                     self.gate.pass_through()
-                yield from blocks
+                yield from draft.blocks
 
-            return put(store, uri=uri, blocks=waiting(), **options)
+            return put(store, dataclasses.replace(draft, blocks=waiting()))
 
         monkeypatch.setattr(Store, "write_bundle", write)
 

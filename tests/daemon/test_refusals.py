@@ -27,6 +27,7 @@ from torpor.memvid import BlockDraft, Identity, IndexRow, SessionUri, SlotDraft,
 from torpor.memvid.errors import CorruptBlock, DurabilityLost, NoSpace, SessionNotFound, StoreLocked
 from torpor.memvid.format.blocks import SlotSpec
 from torpor.memvid.index.index import Index
+from torpor.memvid.store import VersionDraft
 from torpor.snapshot.errors import IdentityMismatch
 from torpor.tests.daemon.session_rig import MODEL, SAMPLED, Rigged, flip, manifests, packs, tokens_of
 
@@ -384,13 +385,15 @@ def hand_made(
     """A snapshot with no version of this daemon before it; the name of its session."""
     store: Store = rig.service.store
     store.write_bundle(
-        uri=SessionUri("default", name),
-        identity=identity or rig.model.identity,
-        parent=None,
-        reused=(),
-        blocks=blocks,
-        session=session,
-        token_count=sum(block.kind == "span" for block in blocks),
+        VersionDraft(
+            uri=SessionUri("default", name),
+            identity=identity or rig.model.identity,
+            parent=None,
+            reused=(),
+            blocks=blocks,
+            session=session,
+            token_count=sum(block.kind == "span" for block in blocks),
+        )
     )
     return name
 

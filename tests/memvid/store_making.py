@@ -25,7 +25,7 @@ from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.format.pack import PackFile
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import INDEX_FILE
-from torpor.memvid.store import Store
+from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.writing.frame_files import open_frames
 from torpor.memvid.writing.reader import BundleReader
 
@@ -131,9 +131,9 @@ def sleep(
 
 
 def write(store: Store, blocks: Iterable[BlockDraft], token_count: int, **changes: Any) -> Receipt:
-    """Put these blocks to sleep. changes: other arguments of `Store.write_bundle` than those of a first version."""
+    """Put these blocks to sleep. changes: what differs from the draft of a first version."""
     first = {"uri": URI, "identity": IDENTITY, "parent": None, "reused": (), "session": {}}
-    return store.write_bundle(blocks=blocks, token_count=token_count, **(first | changes))
+    return store.write_bundle(VersionDraft(blocks=blocks, token_count=token_count, **(first | changes)))
 
 
 def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from torpor.memvid import BlockDraft, BlockEntry, BundleReader, Identity, Receipt, SessionUri, Store
+from torpor.memvid.store import VersionDraft
 from torpor.snapshot.caches import arrays_of
 from torpor.snapshot.capture import cut
 from torpor.snapshot.layout import CacheLayout, layout_of
@@ -40,14 +41,16 @@ def write(
     """Write these blocks as a version, the next one after `before`."""
     parent, session = before.bundle_id if before else None, {"model": "m", "labels": list(labels)}
     return store.write_bundle(
-        uri=uri,
-        identity=identity,
-        parent=parent,
-        reused=reused,
-        blocks=blocks,
-        session=session,
-        token_count=token_count,
-        **options,
+        VersionDraft(
+            uri=uri,
+            identity=identity,
+            parent=parent,
+            reused=reused,
+            blocks=blocks,
+            session=session,
+            token_count=token_count,
+            **options,
+        )
     )
 
 

@@ -19,7 +19,7 @@ from torpor.daemon.branches.trees import Branch
 from torpor.daemon.engine.guiding import Guide
 from torpor.daemon.errors import BranchNotFound
 from torpor.daemon.sessions.sessions import BRANCH
-from torpor.memvid.store import Store
+from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
 from torpor.tests.daemon.session_rig import Rigged, flip, tokens_of
@@ -58,13 +58,15 @@ def changed(store: Path, name: str, **changes: Any) -> None:
         told["tree"] = [{**first, **{key: value for key, value in changes.items() if key in first}}, *others]
         told[BRANCH] = {**told[BRANCH], **{key: value for key, value in changes.items() if key in told[BRANCH]}}
         opened.write_bundle(
-            uri=SessionUri("default", name),
-            identity=reader.manifest.identity,
-            parent=reader.bundle_id,
-            reused=reader.entries,
-            blocks=(),
-            session=told,
-            token_count=reader.manifest.token_count,
+            VersionDraft(
+                uri=SessionUri("default", name),
+                identity=reader.manifest.identity,
+                parent=reader.bundle_id,
+                reused=reader.entries,
+                blocks=(),
+                session=told,
+                token_count=reader.manifest.token_count,
+            )
         )
 
 

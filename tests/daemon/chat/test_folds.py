@@ -409,8 +409,8 @@ async def test_a_fold_that_is_given_up_when_it_has_just_become_durable_leaves_no
     await rig.read("a", tokens_of(1, 600))
     gate, real, written = Gate(), rig.service.store.write_bundle, []
 
-    def hold(**order: Any) -> Any:
-        receipt = real(**order)
+    def hold(draft: Any) -> Any:
+        receipt = real(draft)
         written.append(receipt.uri.name)
         if receipt.uri.name == "b":
             gate.pass_through()

@@ -11,6 +11,7 @@ import pytest
 from torpor.daemon.errors import InvalidSampling
 from torpor.daemon.residency.listing import TAIL_CHARACTERS
 from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
+from torpor.memvid.store import VersionDraft
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import LayoutMismatch, SnapshotError
 from torpor.tests.daemon.session_rig import HELD, MODEL, SAMPLED, Rigged, manifests, open_rigged, packs, tokens_of
@@ -150,13 +151,15 @@ def hand_made(rig: Rigged, name: str, slots: list[SlotSpec] | None, **session: A
         drafts = [SlotDraft(spec, [memoryview(bytes(spec.size_bytes))]) for spec in slots]
         blocks = [BlockDraft("span", 0, bytes(4), drafts)]
     rig.service.store.write_bundle(
-        uri=SessionUri("default", name),
-        identity=rig.model.identity,
-        parent=None,
-        reused=(),
-        blocks=blocks,
-        session={"model": MODEL, "sampling": SAMPLED.to_map(), **session},
-        token_count=len(blocks),
+        VersionDraft(
+            uri=SessionUri("default", name),
+            identity=rig.model.identity,
+            parent=None,
+            reused=(),
+            blocks=blocks,
+            session={"model": MODEL, "sampling": SAMPLED.to_map(), **session},
+            token_count=len(blocks),
+        )
     )
 
 

@@ -122,7 +122,7 @@ async def test_what_was_just_found_good_is_not_read_again(
     monkeypatch.setattr(
         type(rig.service.store),
         "write_bundle",
-        lambda own, **order: asked.append(order["doubted"]) or put(own, **order),
+        lambda own, draft: asked.append(draft.doubted) or put(own, draft),
     )
     await rig.sleep("a")
     assert asked == [()]

@@ -265,11 +265,11 @@ async def test_a_first_sleep_whose_found_block_was_deleted_under_it_is_written_o
     asked: list[int] = []
     write = Store.write_bundle
 
-    def refuse_first(*args: Any, **options: Any) -> Any:
-        asked.append(len(list(options["blocks"])) if not asked else 0)
+    def refuse_first(store: Store, draft: Any) -> Any:
+        asked.append(len(list(draft.blocks)) if not asked else 0)
         if len(asked) == 1:
             raise first
-        return write(*args, **options)
+        return write(store, draft)
 
     await rig.read("a", tokens_of(1, 300))
     before = await rig.fingerprint("a")
@@ -381,8 +381,8 @@ async def failing_sleep(rig: Rigged) -> None:
             await rig.sleep("a")
 
 
-def no_room(_store: Store, **request: Any) -> None:
-    raise NoSpace(f"no room for {len(list(request['blocks']))} blocks")
+def no_room(_store: Store, draft: Any) -> None:
+    raise NoSpace(f"no room for {len(list(draft.blocks))} blocks")
 
 
 @pytest.mark.one_in(5)

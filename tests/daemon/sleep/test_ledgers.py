@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -147,10 +148,10 @@ def refuse_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on there is room for small files only."""
     put = Store.write_bundle
 
-    def write(store: Store, *, blocks: Any, **options: Any) -> Any:
-        if list(blocks):
+    def write(store: Store, draft: Any) -> Any:
+        if list(draft.blocks):
             raise NoSpace("the disk is full")
-        return put(store, blocks=(), **options)
+        return put(store, dataclasses.replace(draft, blocks=()))
 
     monkeypatch.setattr(Store, "write_bundle", write)
 
@@ -248,13 +249,13 @@ async def test_a_sleep_that_had_begun_before_the_stop_has_no_longer_either(
 ) -> None:
     gate, put = Gate(), Store.write_bundle
 
-    def held_up(store: Store, *, blocks: Any, **options: Any) -> Any:
+    def held_up(store: Store, draft: Any) -> Any:
         def waiting() -> Any:
-            for block in blocks:
+            for block in draft.blocks:
                 gate.pass_through()
                 yield block
 
-        return put(store, blocks=waiting(), **options)
+        return put(store, dataclasses.replace(draft, blocks=waiting()))
 
     async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 600))

@@ -184,8 +184,8 @@ async def test_turns_of_a_session_that_went_back_before_its_healed_version_survi
 
     write = Store.write_bundle
 
-    def write_and_kill(store: Store, **options: Any) -> Any:
-        receipt = write(store, **options)
+    def write_and_kill(store: Store, draft: Any) -> Any:
+        receipt = write(store, draft)
         kill()
         return receipt
 

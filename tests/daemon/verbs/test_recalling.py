@@ -19,6 +19,7 @@ from torpor.daemon.models.call_formats import call_shape
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.written_tools import offer_of
 from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
+from torpor.memvid.store import VersionDraft
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
@@ -642,13 +643,15 @@ async def test_a_bundle_of_another_program_hides_no_answer_after_a_restart(open_
         stored = rig.service.store
         with stored.open_session(rig.service.resolve("a")) as reader:
             stored.write_bundle(
-                uri=SessionUri("default", "0"),
-                identity=reader.manifest.identity,
-                parent=reader.bundle_id,
-                reused=reader.entries,
-                blocks=(),
-                session={},
-                token_count=slept.token_count,
+                VersionDraft(
+                    uri=SessionUri("default", "0"),
+                    identity=reader.manifest.identity,
+                    parent=reader.bundle_id,
+                    reused=reader.entries,
+                    blocks=(),
+                    session={},
+                    token_count=slept.token_count,
+                )
             )
     async with open_rig(endless=False) as rig:
         assert (await rig.service.recall(answer_id=ONE)).messages[-1].content == "eins"

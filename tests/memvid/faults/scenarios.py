@@ -6,16 +6,17 @@ Those that keep a store in order, or carry sessions between stores, are in `upke
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from unittest import mock
 
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.records import Receipt
-from torpor.memvid.store import Store
+from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.faults import turns, upkeep
 from torpor.tests.memvid.faults.beginnings import FIRST, FORK, SECOND, Scenario, four_versions, two_versions_and_a_fork
@@ -153,8 +154,8 @@ def stand_ins(path: Path, tape: Tape) -> None:
     short, long = Version(URI, 2, 516, tail=20), Version(URI, 3, 516, tail=30)
     write = Store.write_bundle
 
-    def asking(store: Store, *, session: Any, **how: Any) -> Receipt:
-        return write(store, session=lambda: session, **how)
+    def asking(store: Store, draft: VersionDraft) -> Receipt:
+        return write(store, dataclasses.replace(draft, session=lambda: draft.session))
 
     with mock.patch.object(Store, "write_bundle", asking), Store.open(path, writable=True) as store:
         with store.open_session(URI) as first:
