@@ -123,7 +123,6 @@ def look_up(path: Path, sessions: int) -> dict[str, float]:
         found["find one by its name"] = _each(lambda uri: store.resolve(f"{uri.namespace}/{uri.name}") == uri, uris)
         found["its versions"] = _each(lambda uri: len(store.versions(uri)) == VERSIONS, uris)
         found["open one to be woken"] = _each(lambda uri: _opens(store, uri), uris)
-        found["count all (statistics)"] = _timed(lambda: store.statistics().sessions == sessions)
     return found
 
 

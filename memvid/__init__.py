@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .format.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec
     from .format.identity import Identity
     from .format.manifest import Manifest
-    from .format.records import DeleteReport, Finding, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
+    from .format.records import DeleteReport, Finding, IndexRow, OpenReport, Receipt, VerifyReport
     from .maintenance.repack_plan import RepackPolicy
     from .store import Store
     from .uri import DEFAULT_NAMESPACE, SessionUri
@@ -37,7 +37,6 @@ __all__ = [
     "SlotSpec",
     "Store",
     "StoreError",
-    "StoreStatistics",
     "VerifyReport",
     "default_store_path",
 ]

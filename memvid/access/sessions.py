@@ -11,7 +11,7 @@ from ..errors import BundleMissing, SessionNotFound
 from ..folder.marks import Marks, findings_of_missing
 from ..folder.versions import describe_versions, select_version
 from ..format.blocks import BlockEntry
-from ..format.records import Finding, IndexRow, OpenReport, StoreStatistics
+from ..format.records import Finding, IndexRow, OpenReport
 from ..uri import SessionUri, not_found, parse_reference, parse_version_reference
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader
@@ -110,18 +110,6 @@ class Sessions(Closing):
         now on."""
         self._core.require_open()
         return self._core.read_again()
-
-    def statistics(self) -> StoreStatistics:
-        self._core.require_open()
-        sessions, versions, file_bytes = self.index.totals()
-        return StoreStatistics(
-            sessions=sessions,
-            versions=versions,
-            bundle_files=len(self.index.pack_sizes().keys()),
-            file_bytes=file_bytes,
-            bundles_pinned=len(self._core.pins),
-            writable=self._core.writable,
-        )
 
     def resolve_version(self, text: str) -> IndexRow:
         """The one version that `text` means: a session as `resolve` reads it, and after an `@` a version number, a tag,

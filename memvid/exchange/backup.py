@@ -37,8 +37,7 @@ from ..errors import (
     UnsupportedFormat,
 )
 from ..folder.folder import StoreFolder, manifest_name
-from ..folder.marks import MARKS_FILE, Marks, stripped_in
-from ..folder.new_store import create_store
+from ..folder.marks import MARKS_FILE, Marks, create_store, stripped_in
 from ..folder.store_file import (
     has_store_file,
     load_store_uuid,

@@ -147,16 +147,6 @@ class ExportReport:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreStatistics:
-    sessions: int
-    versions: int
-    bundle_files: int
-    file_bytes: int
-    bundles_pinned: int
-    writable: bool
-
-
-@dataclass(frozen=True, slots=True)
 class DamagedVersion:
     """A version that is not whole. Its first `whole_up_to` tokens have sound keys and values; no pack has a sound copy
     of `blocks` (ids). Without a sound manifest: 0, and no blocks. `is_stripped`: only what is needed for its tokens

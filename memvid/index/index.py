@@ -393,12 +393,6 @@ class Index(Closing):
             found.update((row.bundle_id, row) for row in self._rows(f"WHERE bundle_id IN ({marks})", tuple(some)))
         return found
 
-    def totals(self) -> tuple[int, int, int]:
-        """How many sessions, how many versions, and the bytes that the versions wrote."""
-        ((versions, file_bytes),) = self._select("SELECT count(*), ifnull(sum(bundle_bytes), 0) FROM versions", ())
-        ((sessions,),) = self._select("SELECT count(*) FROM (SELECT DISTINCT namespace, name FROM versions)", ())
-        return int(sessions), int(versions), int(file_bytes)
-
     def written_on(self, day: int) -> int:
         """The bytes that were written on a day (from 1970), as far as the index's file was not lost since."""
         rows = self._select("SELECT size_bytes FROM written WHERE day = ?", (day,))

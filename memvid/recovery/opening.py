@@ -13,8 +13,7 @@ from ..disk.lock import StoreLock
 from ..disk.paths import stamp_of, stat_name, undoing
 from ..errors import NoSpace, StoreError
 from ..folder.folder import StoreFolder, manifest_name
-from ..folder.marks import MARKS_FILE, findings_of_missing
-from ..folder.new_store import create_store
+from ..folder.marks import MARKS_FILE, create_store, findings_of_missing
 from ..folder.store_file import has_store_file, load_store_uuid, require_creatable
 from ..format.manifest import encode_manifest_file
 from ..format.records import Finding, IndexRow, OpenReport

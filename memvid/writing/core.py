@@ -33,7 +33,6 @@ from ..errors import (
 )
 from ..folder.folder import StoreFolder, id_in, manifest_name, pack_name
 from ..folder.journal import Journal
-from ..folder.pins import Pins
 from ..folder.store_file import VERSIONS
 from ..format.manifest import Manifest, read_manifest
 from ..format.records import Finding, IndexRow
@@ -41,7 +40,7 @@ from ..index.index import Index, PackRow, row_of
 from ..limits import MAX_VERSION
 from ..uri import SessionUri
 from .frame_files import FrameFiles, open_frames, pack_row
-from .needs import Needs
+from .needs import Needs, Pins
 from .reader import BundleReader
 from .unreadable import sentence_of
 

@@ -209,7 +209,7 @@ def run_history(path: Path, seed: int, *, threads: int = 4, steps: int = 12, bes
         history = History(store, seed, steps)
         with reader_beside(path) if beside else contextlib.nullcontext():
             history.run(threads)
-        assert store.statistics().bundles_pinned == 0
+        assert not store._core.pins.blocks()
         require_all(store, history)
     with Store.open(path, writable=True) as store:
         assert store.opening.unreadable == ()

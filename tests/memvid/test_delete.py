@@ -44,7 +44,7 @@ def test_a_delete_leaves_what_others_need_and_the_last_one_leaves_nothing(
         store.open_session(URI)
     held = sum((Path(store.path) / name).stat().st_size for name in names(store.path))
     assert store.delete_session(OTHER_URI).bytes_freed == held
-    assert (names(store.path), store.statistics().bundle_files) == (set(), 0)
+    assert (names(store.path), dict(store.index.pack_sizes())) == (set(), {})
 
 
 def test_all_versions_go_and_only_those_of_the_session(store: Store) -> None:
@@ -408,7 +408,7 @@ def test_a_reader_goes_on_when_its_session_is_deleted(store: Store) -> None:
         store.delete_session(URI)
         assert making.contents(reader) == making.expected(900)
         assert reader.tokens() == making.token_ids(0, 900)
-    assert len(store._core.pins) == 0
+    assert not store._core.pins.blocks()
     assert names(store.path) == set(), "the packs go when no reader holds them any more"
 
 
@@ -432,7 +432,7 @@ def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store) -> None
         pytest.raises(errors.SessionNotFound),
     ):
         store.open_session(URI)
-    assert (names(store.path), len(store._core.pins)) == (set(), 0)
+    assert (names(store.path), store._core.pins.blocks()) == (set(), set())
 
 
 def test_a_session_deleted_beside_a_read_only_store_is_not_found(store: Store, store_path: Path) -> None:

@@ -418,7 +418,7 @@ class SoundStore(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_pinned_that_nobody_reads(self) -> None:
-        assert len(self.store._core.pins) == len(self.readers)
+        assert len(self.store._core.pins._held) == len(self.readers)
 
 
 def _is_mark_of(mark: Mark, uri: SessionUri, number: int) -> bool:

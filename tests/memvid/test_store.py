@@ -472,7 +472,7 @@ def test_a_closed_store_is_closed(store: Store) -> None:
         lambda: store.open_session(URI),
         lambda: store.versions(URI),
         lambda: store.marks(URI),
-        lambda: store.statistics(),
+        lambda: store.unreadable(),
     ):
         with pytest.raises(errors.StoreClosed):
             ask()
@@ -531,7 +531,7 @@ def test_no_change_is_made_where_nothing_may_be_written(
     if kind == "lost a flush":
         assert refusal.value.message.endswith(": the first")
         assert refusal.value.path == "there"
-        assert not store.statistics().writable
+        assert not store._core.writable
         require_awake(store, 300)
 
 
@@ -558,13 +558,3 @@ def test_a_read_only_store_works_beside_a_writer_and_writes_nothing(store: Store
         require_awake(reader, 300)
         assert list(reader.iter_sessions()) == rows
     assert tree(store_path) == before
-
-
-def test_statistics_count_what_there_is(store: Store) -> None:
-    sleep(store, 10)
-    sleep(store, 20)
-    with store.open_session(URI):
-        found = store.statistics()
-    assert (found.sessions, found.versions, found.bundle_files, found.bundles_pinned) == (1, 2, 2, 1)
-    assert found.writable
-    assert store.statistics().bundles_pinned == 0

@@ -279,7 +279,7 @@ def test_a_failed_write_leaves_nothing(store: Store, target: Path, failure: int,
     with meanwhile(os, "pwrite", injected, at=9), pytest.raises(kind):
         store.export_tensors(URI, None, target)
     assert os.listdir(target.parent) == []
-    assert store.statistics().writable
+    assert store._core.writable
 
 
 @pytest.mark.parametrize("replacing", [False, True])
@@ -307,7 +307,7 @@ def test_it_is_flushed_before_it_gets_its_name(
     if replacing and at == 1:
         assert target.read_text() == "mine"
     assert os.listdir(target.parent) == ([target.name] if replacing else [])
-    assert store.statistics().writable
+    assert store._core.writable
 
 
 def test_short_writes_are_gone_on_with(store: Store, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

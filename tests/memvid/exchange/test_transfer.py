@@ -165,7 +165,7 @@ def test_a_damaged_block_is_not_exported_and_named(store: Store, target: Path) -
         store.export_session(URI, None, target)
     assert refusal.value.path == str(packs_of(store, receipt)[0])
     assert os.listdir(target.parent) == []
-    assert store.statistics().writable
+    assert store._core.writable
 
 
 @pytest.mark.parametrize(("failure", "kind"), [(errno.ENOSPC, errors.NoSpace), (errno.EIO, errors.StoreIoError)])
@@ -193,7 +193,7 @@ def test_an_export_that_cannot_be_flushed_is_taken_back_and_the_store_writes_on(
     with meanwhile(os, "fsync", failure, at=at), pytest.raises(errors.DurabilityLost):
         store.export_session(URI, None, target)
     assert os.listdir(target.parent) == []
-    assert store.statistics().writable
+    assert store._core.writable
     sleep(store, 600)
 
 
@@ -576,7 +576,7 @@ def refused(
         store.import_file(path)
     assert tree(Path(store.path)) == before
     assert rows(store) == known
-    assert store.statistics().writable
+    assert store._core.writable
     return refusal.value
 
 

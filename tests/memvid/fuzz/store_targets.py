@@ -144,7 +144,6 @@ def agree_with_verify(store: Store, truths: Mapping[Version, Truth], seen: Mappi
     report = store.verify(deep=True)
     refused = any(not seen.get(truth.bundle_id) for truth in truths.values())
     require(not (report.ok and refused), "verify finds nothing, but a version does not wake")
-    store.statistics()
     return report.ok
 
 

@@ -19,7 +19,6 @@ from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri,
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.folder import StoreFolder
-from torpor.memvid.folder.pins import Pins
 from torpor.memvid.format import manifest
 from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.index.index import Index
@@ -27,6 +26,7 @@ from torpor.memvid.limits import MAX_TOKENS, MAX_VERSION
 from torpor.memvid.store import Store
 from torpor.memvid.writing import sleeping
 from torpor.memvid.writing.core import StoreCore
+from torpor.memvid.writing.needs import Pins
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, drafts, names, pack_of, reopened, require_awake, sleep
 
@@ -285,7 +285,7 @@ def test_a_sleep_that_fails_leaves_nothing_behind_and_takes_nothing(
     assert names(store.path) == before
     assert [row.version for row in store.versions(URI)] == [1]
     assert store.find_session(OTHER_URI) is None
-    assert len(store._core.pins) == 0
+    assert not store._core.pins.blocks()
     assert store._core.index.pack_sizes().keys() == {name for name in before if name.startswith("packs/")}
     require_awake(store, 600)
     if kind is errors.DurabilityLost:
@@ -526,7 +526,7 @@ def test_threat_51_what_a_failed_sleep_referred_to_goes_with_the_next_delete(sto
 
     with pytest.raises(errors.InvalidDraft):
         write(store, OTHER_URI, blocks(), 900, parent=first.bundle_id, reused=first.entries[:2])
-    assert len(store._core.pins) == 0
+    assert not store._core.pins.blocks()
     sleep(store, 600)
     store.delete_session(URI)
     assert names(store.path) == set()
