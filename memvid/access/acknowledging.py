@@ -22,7 +22,7 @@ class Acknowledging(Sessions):
         Raises:
             NoSpace, StoreIoError, LimitExceeded, InvalidDraft, JournalWaits: none of them counts.
             BundleMissing, BlockMissing: the version behind which one of them stands is not listed any more, or is
-                stripped; none of them counts.
+                stripped (without marks: lacks keys and values); none of them counts.
             DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
             ReadOnlyStore, StoreClosed
         """
@@ -32,7 +32,7 @@ class Acknowledging(Sessions):
 
     def _require_kept(self, bundle_id: bytes) -> None:
         """Turns stand behind a manifest that is there, and behind blocks that stay. A strip comes under the journal's
-        lock."""
+        lock. Without marks nothing is stripped, but what was before may have no keys and values."""
         path = self._core.folder.path_of(manifest_name(bundle_id))
         if not self._core.folder.has_manifest(bundle_id):
             raise BundleMissing(
@@ -40,7 +40,8 @@ class Acknowledging(Sessions):
                 bundle_id=bundle_id.hex(),
                 path=path,
             )
-        if is_stripped(self._core.folder, bundle_id):
+        stripped = is_stripped(self._core.folder, bundle_id)
+        if stripped or (stripped is None and self._core.missing_of(self._core.needs.of(bundle_id))):
             raise BlockMissing(
                 f"The version of {path} is stripped: its keys and values may go, and turns stand behind them.",
                 bundle_id=bundle_id.hex(),

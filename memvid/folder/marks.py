@@ -33,6 +33,7 @@ from ..errors import (
     MarkNotFound,
     MarksLost,
     StoreError,
+    StoreIoError,
     TagTaken,
     UnsupportedFormat,
 )
@@ -305,9 +306,11 @@ def marks_in(folder: StoreFolder) -> Marks | None:
 
 
 def _marks_as_last_read(folder: StoreFolder) -> Marks | None:
-    """As `marks_in`. Cheap: the file is read only if it is another one than at the last call."""
+    """As `marks_in`. Cheap: the file is read only if it is another one than at the last call. Raises StoreIoError."""
     try:
         return _read_once(folder, stamp_of(stat_name(folder.root_fd, MARKS_FILE, f"{folder.path}/{MARKS_FILE}")))
+    except StoreIoError:
+        raise
     except (FileNotFoundError, StoreError):
         return None
 
@@ -352,10 +355,11 @@ def _told_of_missing(folder: StoreFolder, uri: SessionUri, bundle_id: bytes, mar
     )
 
 
-def is_stripped(folder: StoreFolder, bundle_id: bytes) -> bool:
-    """Whether a version needs no keys and values. False where the marks cannot be read. Cheap, as each turn asks."""
+def is_stripped(folder: StoreFolder, bundle_id: bytes) -> bool | None:
+    """Whether a version needs no keys and values; None where the marks are damaged or missing. Cheap, as each turn
+    asks. Raises StoreIoError: the system did not read them this time."""
     marks = _marks_as_last_read(folder)
-    return marks is not None and marks.of(bundle_id).stripped
+    return None if marks is None else marks.of(bundle_id).stripped
 
 
 def stripped_in(folder: StoreFolder) -> frozenset[bytes] | None:

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ import pytest
 from torpor.memvid import SessionUri, errors
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import Budget
+from torpor.memvid.folder import marks
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.journal import VOID
@@ -276,6 +278,32 @@ def test_no_turn_stands_behind_a_stripped_version(path: Path) -> None:
         with pytest.raises(errors.BlockMissing):
             store.acknowledge([record])
         assert not store.has_turns(URI)
+
+
+@pytest.mark.parametrize("what", ["damaged", "lost"])
+def test_without_marks_turns_stand_behind_a_version_whose_blocks_are_there_and_no_other(path: Path, what: str) -> None:
+    with Store.open(path, writable=True) as store:
+        sleep(store, 300, uri=OTHER_URI, seed=1)
+        store.strip(URI)
+        put_marks = (path / "marks.json").unlink if what == "lost" else partial(making.flip, path / "marks.json", 5)
+        put_marks()
+        with pytest.raises(errors.BlockMissing):
+            store.make_room_to_acknowledge(URI, 1000, turn(store, 5).base)
+        with pytest.raises(errors.BlockMissing):
+            store.acknowledge([turn(store, 5)])
+        store.acknowledge([turn(store, 5, uri=OTHER_URI)])
+        assert store.acknowledged() == [OTHER_URI]
+
+
+def test_marks_that_the_system_does_not_read_refuse_a_turn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(path, writable=True) as store:
+        store.strip(URI)
+        with monkeypatch.context() as patched:
+            patched.setattr(marks, "read_small", making.refusing(errors.StoreIoError("EMFILE")))
+            with pytest.raises(errors.StoreIoError):
+                store.acknowledge([turn(store, 5)])
+        with pytest.raises(errors.BlockMissing):
+            store.acknowledge([turn(store, 5)])
 
 
 @pytest.mark.parametrize("number", [0, 2])
