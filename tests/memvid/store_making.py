@@ -130,6 +130,15 @@ def sleep(
     )
 
 
+def sleep_each(store: Store, *token_counts: int, before: Receipt | None = None, **how: Any) -> list[Receipt]:
+    """Versions of so many tokens, each behind the last."""
+    made = []
+    for token_count in token_counts:
+        before = sleep(store, token_count, before=before, **how)
+        made.append(before)
+    return made
+
+
 def write(store: Store, blocks: Iterable[BlockDraft], token_count: int, **changes: Any) -> Receipt:
     """Put these blocks to sleep. changes: what differs from the draft of a first version."""
     first = {"uri": URI, "identity": IDENTITY, "parent": None, "reused": (), "session": {}}
@@ -142,11 +151,11 @@ def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:
     return write(store, [BlockDraft("span", 0, token_ids(0, 4), [slot])], 4, uri=uri, compressed=True)
 
 
-def sleep_planes(store: Store, uri: SessionUri) -> Receipt:
+def sleep_planes(store: Store, uri: SessionUri, *, compressed: bool = True) -> Receipt:
     """A session whose slots shrink on byte planes: one in two chunks, and one with a plane that stays as it is."""
     specs = SlotSpec("0.k", "kv.k/1", "float16", (2, 64, 1280)), SlotSpec("0.v", "kv.v/1", "float16", (2, 64, 32))
     slots = [SlotDraft(spec, [memoryview(data)]) for spec, data in zip(specs, PLANES_BYTES, strict=True)]
-    return write(store, [BlockDraft("span", 0, token_ids(0, 64), slots)], 64, uri=uri, compressed=True)
+    return write(store, [BlockDraft("span", 0, token_ids(0, 64), slots)], 64, uri=uri, compressed=compressed)
 
 
 def turn(store: Store, tail: int, *, uri: SessionUri = URI, seed: int = 0) -> JournalRecord:

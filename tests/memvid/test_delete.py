@@ -48,9 +48,7 @@ def test_a_delete_leaves_what_others_need_and_the_last_one_leaves_nothing(
 
 
 def test_all_versions_go_and_only_those_of_the_session(store: Store) -> None:
-    receipt = sleep(store, 300)
-    for tokens in (600, 900, 1200):
-        receipt = sleep(store, tokens, before=receipt)
+    making.sleep_each(store, 300, 600, 900, 1200)
     sleep(store, 300, uri=OTHER_URI, seed=1)
     assert store.delete_session(URI).versions_deleted == 4
     assert len(names(store.path)) == 2
@@ -62,15 +60,13 @@ def test_all_versions_go_and_only_those_of_the_session(store: Store) -> None:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_one_version_goes_with_what_only_it_needs(store: Store, version: int) -> None:
-    first = sleep(store, 600)
-    second = sleep(store, 900, before=first)
-    third = sleep(store, 1200, before=second)
+    made = making.sleep_each(store, 600, 900, 1200)
     before = names(store.path)
     report = store.delete_version(URI, version)
     assert (report.versions_deleted, report.problems) == (1, ())
     gone = before - names(store.path)
     assert {name for name in gone if name.startswith("versions")} == {
-        str(manifest_path(store, [first, second, third][version - 1].bundle_id).relative_to(store.path))
+        str(manifest_path(store, made[version - 1].bundle_id).relative_to(store.path))
     }
     assert len([name for name in gone if name.startswith("packs")]) == (1 if version == 3 else 0)
     assert [row.version for row in store.versions(URI)] == [one for one in (1, 2, 3) if one != version]
@@ -192,9 +188,7 @@ def test_a_delete_that_is_cut_off_at_any_step_is_as_it_was_or_lacks_its_oldest_v
     store: Store, tmp_path: Path, saved: bool
 ) -> None:
     """saved: the index has a file that tells of the versions."""
-    receipt = sleep(store, 300)
-    for tokens in (600, 900):
-        receipt = sleep(store, tokens, before=receipt)
+    making.sleep_each(store, 300, 600, 900)
     sleep(store, 700, uri=OTHER_URI)
     if saved:
         store = reopened(store)
@@ -483,8 +477,6 @@ def test_a_delete_that_fails_for_the_journal_keeps_all_versions(store: Store) ->
 
 
 def test_many_versions_are_deleted_at_once(store: Store) -> None:
-    before = None
-    for number in range(1, 30):
-        before = sleep(store, 256 * number, before=before, layers=1, heads=1, dim=1)
+    making.sleep_each(store, *(256 * number for number in range(1, 30)), layers=1, heads=1, dim=1)
     assert store.delete_session(SessionUri("default", "agent")).versions_deleted == 29
     assert names(store.path) == set()

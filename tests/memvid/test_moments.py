@@ -12,7 +12,7 @@ from torpor.memvid.folder.retention import Retention
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.maintenance.repack_plan import RepackPolicy
 from torpor.memvid.store import Store
-from torpor.tests.memvid.store_making import FORK_URI, URI, put, remove_index, require_awake, sleep
+from torpor.tests.memvid.store_making import FORK_URI, URI, put, remove_index, require_awake, sleep, sleep_each
 
 NEWEST = Retention(keep_last=1)
 FEW_PACKS = RepackPolicy(max_packs=1)
@@ -28,9 +28,7 @@ def moments(tmp_path: Path) -> tuple[Path, list[Path]]:
     """A store of five versions, the third tagged, and its copies: before and after a repack."""
     path = tmp_path / "store"
     with Store.open(path, writable=True) as store:
-        before = None
-        for version in range(1, 6):
-            before = sleep(store, tokens_of(version), before=before, **SMALL)
+        sleep_each(store, *map(tokens_of, range(1, 6)), **SMALL)
         store.tag(URI, 3, "kept")
     shutil.copytree(path, tmp_path / "before")
     with Store.open(path, writable=True) as store:

@@ -125,9 +125,7 @@ def test_promise_5_a_later_sleep_writes_only_what_is_new(store: Store) -> None:
 
 @pytest.mark.one_in(2)
 def test_a_reader_of_many_packs_keeps_few_files_open(store: Store) -> None:
-    receipt = sleep(store, 256, layers=1)
-    for blocks in range(2, 62):
-        receipt = sleep(store, blocks * 256, before=receipt, layers=1)
+    making.sleep_each(store, *(blocks * 256 for blocks in range(1, 62)), layers=1)
     with store.open_session(URI) as reader:
         before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
         reader.tokens()

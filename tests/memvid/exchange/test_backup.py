@@ -41,9 +41,7 @@ def source(tmp_path: Path) -> Path:
     is deleted."""
     path = tmp_path / "store"
     with Store.open(path, writable=True) as store:
-        before = None
-        for count in COUNTS:
-            before = sleep(store, count, before=before)
+        making.sleep_each(store, *COUNTS)
         gone = sleep(store, 600, uri=SessionUri("default", "gone"), seed=3)
         sleep(store, 800, uri=OTHER_URI, seed=3, before=gone)
         store.delete_session(gone.uri)

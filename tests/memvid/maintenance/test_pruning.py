@@ -29,10 +29,7 @@ LAST = Retention(keep_last=1)
 
 def four_versions(store: Store) -> list[Receipt]:
     """Each refers to the full spans of the one before; the first span lies in the first one's pack."""
-    receipts = [sleep(store, 300)]
-    for tokens in (400, 700, 800):
-        receipts.append(sleep(store, tokens, before=receipts[-1]))
-    return receipts
+    return making.sleep_each(store, 300, 400, 700, 800)
 
 
 def versions(store: Store) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec
+from torpor.memvid import Receipt, SessionUri
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.errors import BlockMissing, NoSpace, StoreIoError
 from torpor.memvid.folder.folder import StoreFolder
@@ -40,10 +40,10 @@ from torpor.tests.memvid.store_making import (
     reopened,
     require_awake,
     sleep,
+    sleep_each,
+    sleep_planes,
     spoil,
     spoil_frame,
-    token_ids,
-    write,
 )
 
 FEW = RepackPolicy(max_packs=3)
@@ -51,10 +51,7 @@ FEW = RepackPolicy(max_packs=3)
 
 def sleeps(store: Store, count: int, *, uri: SessionUri = URI, seed: int = 0) -> list[Receipt]:
     """Versions of one session, each 256 tokens longer than the last."""
-    made: list[Receipt] = []
-    for number in range(1, count + 1):
-        made.append(sleep(store, 256 * number, uri=uri, seed=seed, before=made[-1] if made else None))
-    return made
+    return sleep_each(store, *(256 * number for number in range(1, count + 1)), uri=uri, seed=seed)
 
 
 def require_all(store: Store, count: int, *, uri: SessionUri = URI, seed: int = 0) -> None:
@@ -132,7 +129,7 @@ def test_a_repack_of_one_session_leaves_the_packs_of_others(store: Store) -> Non
 
 def test_what_forks_share_is_not_joined(store: Store) -> None:
     base = sleep(store, 1280)
-    forks = sleeps_behind(store, base, 4)
+    forks = sleep_each(store, *(1280 + 256 * number for number in range(1, 5)), uri=FORK_URI, before=base)
     shared = packs_of(store, base)
     report = store.repack(policy=RepackPolicy(max_packs=1))
     assert kinds(report) == ["rewrite"]
@@ -140,14 +137,6 @@ def test_what_forks_share_is_not_joined(store: Store) -> None:
     assert len(packs_of(store, forks[-1])) == 2
     require_awake(store, 1280)
     require_awake(store, 1280 + 4 * 256, uri=FORK_URI)
-
-
-def sleeps_behind(store: Store, base: Receipt, count: int) -> list[Receipt]:
-    """Versions of a fork."""
-    made = [base]
-    for number in range(1, count + 1):
-        made.append(sleep(store, 1280 + 256 * number, uri=FORK_URI, before=made[-1]))
-    return made
 
 
 def test_a_reader_reads_on_while_its_packs_are_written_anew(store: Store) -> None:
@@ -339,7 +328,7 @@ def test_what_a_client_handed_over_and_nobody_took_goes_after_a_day(store: Store
 
 
 def test_cold_packs_are_compressed_once_and_warm_ones_never(store: Store) -> None:
-    receipt = sleep_raw_planes(store)
+    receipt = sleep_planes(store, URI, compressed=False)
     (pack,) = packs_of(store, receipt)
     assert store.repack(policy=RepackPolicy(cold_after_seconds=3600)).actions == ()
     report = store.repack(policy=RepackPolicy(cold_after_seconds=0))
@@ -351,13 +340,6 @@ def test_cold_packs_are_compressed_once_and_warm_ones_never(store: Store) -> Non
     assert store.repack(policy=RepackPolicy(cold_after_seconds=0)).actions == ()
     sleep(store, uri=OTHER_URI)  # nothing in it shrinks
     assert store.repack(policy=RepackPolicy(cold_after_seconds=0)).actions == ()
-
-
-def sleep_raw_planes(store: Store) -> Receipt:
-    """A session whose slots would shrink."""
-    specs = SlotSpec("0.k", "kv.k/1", "float16", (2, 64, 1280)), SlotSpec("0.v", "kv.v/1", "float16", (2, 64, 32))
-    slots = [SlotDraft(spec, [memoryview(data)]) for spec, data in zip(specs, PLANES_BYTES, strict=True)]
-    return write(store, [BlockDraft("span", 0, token_ids(0, 64), slots)], 64)
 
 
 def test_a_full_disk_ends_a_repack_and_leaves_the_store_as_it_was(

@@ -218,9 +218,8 @@ def test_a_pack_that_is_refused_by_the_system_is_told(store: Store, tmp_path: Pa
 
 
 def test_packs_are_opened_and_closed_as_they_are_needed(store: Store) -> None:
-    receipt, files = sleep(store, 256, layers=1), FrameFiles(store._core.folder)
-    for blocks in range(2, 8):
-        receipt = sleep(store, 256 * blocks, before=receipt, layers=1)
+    making.sleep_each(store, *(256 * blocks for blocks in range(1, 8)), layers=1)
+    files = FrameFiles(store._core.folder)
     packs = sorted(store.index.pack_sizes())
     with files, pytest.MonkeyPatch.context() as patch:
         patch.setattr("torpor.memvid.writing.frame_files.MAX_OPEN_ANCESTORS", 2)
