@@ -319,16 +319,6 @@ def make_folder(parent_fd: int, name: str, parent_path: str) -> None:
     sync_folder(parent_fd, parent_path)
 
 
-def rename(folder_fd: int, old: str, new: str, folder_path: str) -> None:
-    """Rename within one folder; durable after the next `sync_folder`. Raises FileNotFoundError as it is."""
-    try:
-        os.rename(old, new, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise write_error(error, "rename", f"{folder_path}/{old}") from error
-
-
 def move(from_fd: int, name: str, from_path: str, to_fd: int, new: str, to_path: str) -> None:
     """Move a file into another folder, durably. Raises FileNotFoundError as it is, NoSpace, StoreIoError,
     DurabilityLost."""

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Final
 
 from ..disk import durable
-from ..disk.paths import Closing, is_named, list_names, open_file, open_folder, read_at, stat_open, undoing
+from ..disk.paths import Closing, is_named, open_file, open_folder, read_at, stat_open, undoing
 from ..errors import CorruptJournal, DurabilityLost, JournalWaits, LimitExceeded, NoSpace, StoreError, StoreIoError
 from ..format.journal import (
     END_BYTES,
@@ -47,7 +47,7 @@ from ..format.journal import (
 from ..format.records import Finding
 from ..limits import KIB, MAX_JOURNAL_BYTES, MAX_JOURNAL_RECORD_BYTES, MIB
 from ..uri import SessionUri
-from .damaged import free_name
+from .damaged import move_aside
 from .folder import StoreFolder
 from .store_file import JOURNAL
 
@@ -121,11 +121,11 @@ class Journal(Closing):
     @classmethod
     def load(cls, folder: StoreFolder, *, writable: bool) -> Journal:
         """What there is of a journal. Damage is told in `findings`, and costs nothing but what it lies in. A file that
-        cannot be this store's journal is put aside, under another name in its folder.
+        cannot be this store's journal is moved to `damaged`.
 
         Raises:
             UnsafePath; StoreIoError: it cannot be read, and a writer would sleep over what is in it. A reader is told.
-            NoSpace, DurabilityLost: it could not be put aside.
+            NoSpace, DurabilityLost: it could not be moved.
         """
         journal = cls(folder)
         with undoing(journal._close_files), contextlib.suppress(FileNotFoundError):
@@ -162,9 +162,7 @@ class Journal(Closing):
         self._fd = self._folder_fd = -1
 
     def _put_aside(self) -> None:
-        name = free_name(f"{TURNS_FILE}.aside", list_names(self._folder_fd, self.folder_path))
-        durable.rename(self._folder_fd, TURNS_FILE, name, self.folder_path)
-        durable.sync_folder(self._folder_fd, self.folder_path)
+        move_aside(self._folder.root_fd, self._folder.path, self._folder_fd, TURNS_FILE, self.folder_path)
         os.close(self._fd)
         self._fd, self._end, self._size = -1, 0, 0
 

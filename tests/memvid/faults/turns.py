@@ -146,7 +146,7 @@ def a_foreign_journal(path: Path) -> World:
 
 def foreign_bytes(path: Path) -> Iterator[Mark]:
     foreign = (path.parent / "foreign").read_bytes()
-    if any(file.read_bytes() == foreign for file in (path / "journal").iterdir()):
+    if any(file.read_bytes() == foreign for name in ("journal", "damaged") for file in (path / name).glob("*")):
         yield Mark("foreign", "its bytes")
 
 

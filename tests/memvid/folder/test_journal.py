@@ -68,7 +68,7 @@ class Faults:
         self.calls: list[str] = []
         self.fails: dict[str, tuple[int, Exception]] = {}
         self.torn = 0
-        for name in ("write_at", "sync_file", "sync_folder", "remove", "rename"):
+        for name in ("write_at", "sync_file", "sync_folder", "remove", "move"):
             self._watch(monkeypatch, name, getattr(durable, name))
 
     def _watch(self, monkeypatch: pytest.MonkeyPatch, name: str, real: Callable[..., Any]) -> None:
@@ -705,7 +705,7 @@ def test_a_foreign_file_is_put_aside_and_never_in_the_place_of_an_earlier_one(
         journal.close(tidying=True)
         assert read_again(folder) == {TWO: turn(TWO, 4)}
         file_of(folder).unlink()
-    assert {path.read_bytes() for path in file_of(folder).parent.iterdir()} == set(kept)
+    assert {path.read_bytes() for path in Path(folder.path, "damaged").iterdir()} == set(kept)
 
 
 def test_a_file_above_its_limit_is_put_aside(folder: StoreFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -715,7 +715,7 @@ def test_a_file_above_its_limit_is_put_aside(folder: StoreFolder, monkeypatch: p
     assert "the limit is 1000" in journal.findings[0].message
     assert journal.uris() == []
     journal.close()
-    assert file_of(folder).with_name(f"{TURNS_FILE}.aside").exists()
+    assert Path(folder.path, "damaged", TURNS_FILE).exists()
 
 
 def test_a_link_in_its_place_is_refused(folder: StoreFolder, tmp_path: Path) -> None:
