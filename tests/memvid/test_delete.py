@@ -226,8 +226,7 @@ def test_a_version_that_came_back_with_an_import_s_row_is_forgotten_too(store: S
     sleep(store, 300)
     store = reopened(store)
     with store:
-        row = store.find_session(URI)
-        assert row is not None
+        row = store.require_session(URI)
         store.index.add(row)
         require_forgotten_once_a_manifest_goes(store, tmp_path / "copy")
 

@@ -51,8 +51,7 @@ def test_a_receipt_tells_what_was_written(store: Store) -> None:
     assert len(files) == len(names(store.path)) == 2
     assert receipt.bytes_written == sum(file.stat().st_size for file in files)
     assert receipt.logical_bytes == sum(len(slot) for block in making.expected(300) for slot in block)
-    row = store.find_session(URI)
-    assert row is not None
+    row = store.require_session(URI)
     assert (row.model, row.labels, row.bundle_bytes) == ("demo", ("test",), receipt.bytes_written)
 
 

@@ -99,14 +99,6 @@ def test_a_version_without_tokens_that_lacks_its_record_is_whole_up_to_no_token_
     assert "--at" not in report.findings[0].message + refused.value.message, "no token to go on from"
 
 
-def test_a_missing_pack_that_is_put_back_is_no_finding(store: Store, tmp_path: Path) -> None:
-    pack = pack_of(store, sleep(store))
-    shutil.move(pack, tmp_path / "away")
-    assert whole(store.verify(deep=False)) == [(1, 0)]
-    shutil.move(tmp_path / "away", pack)
-    assert store.verify(deep=True).ok
-
-
 def test_a_damaged_frame_is_found_by_a_deep_look_alone_and_harms_its_version(store: Store) -> None:
     receipt = sleep(store, 700)
     spoil(store, receipt, 1)

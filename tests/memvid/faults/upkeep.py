@@ -346,8 +346,7 @@ def lacking(path: Path) -> World:
     two_versions_and_a_fork(path)
     with Store.open(path, writable=True) as store:
         store.backup(path.parent / "backup")
-        row = store.find_session(OTHER_URI)
-        assert row is not None
+        row = store.require_session(OTHER_URI)
         with store.open_session(URI, 1) as reader:
             (path / _pack_of(store, reader)).unlink()
     _change(path / manifest_name(row.bundle_id), 100, 4)

@@ -35,8 +35,7 @@ def test_a_manifest_reads_back_and_has_its_digest_as_its_name(store: Store, file
     encoded = manifest.encode()
     assert bundle_id_of(encoded) == id_of(file) == blake3(encoded).digest()
     assert file.read_bytes() == encode_manifest_file(encoded)
-    row = store.find_session(URI)
-    assert row is not None
+    row = store.require_session(URI)
     assert (manifest.uri, manifest.version, row.bundle_id) == (URI, 1, id_of(file))
 
 

@@ -33,8 +33,7 @@ def lose_base(path: Path, count: int, *, of_other: int = 0) -> Path:
     the store. Its place in the store. of_other: the tokens of a turn of another session beside it, if there is one."""
     with Store.open(path, writable=True) as store:
         store.acknowledge([turn(store, count), *([turn(store, of_other, uri=OTHER_URI)] if of_other else [])])
-        row = store.find_session(URI)
-        assert row is not None
+        row = store.require_session(URI)
         base = manifest_path(store, row.bundle_id)
     base.rename(path.parent / base.name)
     return base

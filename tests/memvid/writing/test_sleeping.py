@@ -647,8 +647,7 @@ def test_a_version_says_what_is_acknowledged_once_its_blocks_are_flushed_and_lea
     assert (receipt.ledger_tokens, store.acknowledged()) == (910, [])
     assert store._core.journal.room == {URI: 5_000}
     with reopened(store) as again:
-        row = again.find_session(URI)
-        assert row is not None
+        row = again.require_session(URI)
         assert (again.opening.turns_replayed, row.ledger_tokens) == (0, 910)
 
 
