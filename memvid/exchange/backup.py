@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from ..disk import targets
@@ -239,7 +239,7 @@ def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
     """Give the backup the marks of the versions that it has; the bytes written.
 
     The store's tags and pins come beside those of the backup. A version that both have is stripped there if it is
-    stripped here and not whole there. A strip of a version that the store does not know stays.
+    stripped here or was there, and is not whole there. A strip of a version that the store does not know stays.
     """
     core = run.core
     try:
@@ -247,9 +247,11 @@ def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
         present = Marks.load(into.folder)
         ours = marks.without_bundles(marks.bundle_ids - into.index.rows_of(marks.bundle_ids).keys())
         wanted = present.with_those_of(ours)
-        wanted = wanted.without_bundles(core.index.rows_of(present.stripped), names=False)
+        stripped = core.index.rows_of(present.stripped).keys() | ours.stripped
+        whole = {each for each in stripped if _is_whole(into, each)}
+        wanted = wanted.without_bundles(whole, names=False)
         for uri, of in ours.sessions.items():
-            wanted = wanted.strip(uri, _not_whole(into, of.stripped))
+            wanted = wanted.strip(uri, of.stripped - whole)
     except StoreError as error:
         run.fail(core.path, error)
         return 0
@@ -257,5 +259,8 @@ def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
         return 0 if wanted == present else wanted.save(into.folder)
 
 
-def _not_whole(into: StoreCore, bundle_ids: Iterable[bytes]) -> list[bytes]:
-    return [each for each in bundle_ids if not all(map(into.index.packs_of, into.needs.of(each)))]
+def _is_whole(into: StoreCore, bundle_id: bytes) -> bool:
+    """Whether the backup has a version with all its keys and values."""
+    with contextlib.suppress(StoreError):
+        return not into.missing_of([entry.id for entry in into.read_manifest(bundle_id).blocks])
+    return False

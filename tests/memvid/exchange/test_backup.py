@@ -12,6 +12,7 @@ import pytest
 from torpor.memvid import SessionUri
 from torpor.memvid.errors import NoSpace, NotAStore, StoreIoError, StoreLocked, TargetExists, UnsafePath
 from torpor.memvid.exchange import backup
+from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.frames import FrameReader
@@ -26,10 +27,12 @@ from torpor.tests.memvid.store_making import (
     OTHER_URI,
     URI,
     contents,
+    flip,
     id_of,
     manifest_path,
     require_awake,
     sleep,
+    spoil,
 )
 
 COUNTS = (300, 600, 900, 1200)
@@ -316,6 +319,30 @@ def test_a_version_that_is_whole_again_is_stripped_in_no_backup(source: Path, tm
         assert copy.marks(OTHER_URI).stripped == frozenset()
         copy.repack(policy=CLEARING)
         require_awake(copy, 800, uri=OTHER_URI, seed=3)
+
+
+@pytest.mark.parametrize("its_manifest_is_damaged", [False, True])
+def test_a_version_stays_stripped_in_a_backup_until_it_is_whole_there(
+    source: Path, tmp_path: Path, its_manifest_is_damaged: bool
+) -> None:
+    copy = tmp_path / "copy"
+    with Store.open(source, writable=True) as store:
+        store.export_session(OTHER_URI, None, tmp_path / "exported")
+        store.strip(OTHER_URI)
+        store.backup(copy)
+        receipt = store.import_file(tmp_path / "exported")
+        if its_manifest_is_damaged:
+            flip(copy / manifest_name(receipt.bundle_id), -1)
+        spoil(store, receipt, 0)
+        assert [finding.code for finding in store.backup(copy).problems] == ["corrupt_block"]
+        with Store.open(copy, writable=False) as backed:
+            assert backed.marks(OTHER_URI).stripped == {receipt.bundle_id}
+            assert its_manifest_is_damaged or backed.verify(deep=True).ok
+        store.import_file(tmp_path / "exported")
+        assert store.backup(copy).problems == ()
+    with Store.open(copy, writable=False) as backed:
+        assert backed.marks(OTHER_URI).stripped == frozenset()
+        require_awake(backed, 800, uri=OTHER_URI, seed=3)
 
 
 @pytest.mark.parametrize("how", ["taken away", "lost"])
