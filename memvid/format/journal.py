@@ -102,7 +102,7 @@ class JournalRecord:
                 SessionUri.parse(fields["uri"]),
                 map_in(fields["session"]),
                 _newest_in(fields["newest"]),
-                _id_in(fields["base"]),
+                None if fields["base"] is None else bytes_in(fields["base"], ID_BYTES),
                 integer_in(fields["held"], 0, MAX_TOKENS),
                 None if fields["identity"] is None else identity_in(fields["identity"]),
             )
@@ -111,10 +111,6 @@ class JournalRecord:
         if (record.base is None) != (record.identity is not None) or (record.base is None and record.held):
             raise CorruptJournal("a record of the journal has tokens in blocks, and names no bundle of them.")
         return record
-
-
-def _id_in(value: object) -> bytes | None:
-    return None if value is None else bytes_in(value, ID_BYTES)
 
 
 def _newest_in(value: object) -> tuple[int, bytes] | None:
@@ -139,7 +135,7 @@ class Key:
 
     @classmethod
     def new(cls, store_uuid: str) -> Self:
-        return cls(_mark_of(store_uuid), bytes.fromhex(secrets.token_hex(_NONCE_BYTES)))
+        return cls(digest_of(store_uuid.encode()), bytes.fromhex(secrets.token_hex(_NONCE_BYTES)))
 
     @classmethod
     def read(cls, header: bytes, store_uuid: str) -> Self:
@@ -148,8 +144,8 @@ class Key:
         Raises:
             CorruptJournal: it is another store's, or of another version of Torpor.
         """
-        ours = _mark_of(store_uuid)
-        if len(header) < HEADER_BYTES or header[-_DIGEST_BYTES:] != _digest(header[:-_DIGEST_BYTES]):
+        ours = digest_of(store_uuid.encode())
+        if len(header) < HEADER_BYTES or header[-_DIGEST_BYTES:] != digest_of(header[:-_DIGEST_BYTES]):
             return cls(ours, None)
         magic, store, nonce, _ = _HEADER.unpack(header)
         if magic != _MAGIC:
@@ -160,11 +156,11 @@ class Key:
 
     def header(self) -> bytes:
         begun = _MAGIC + self.store + (self.nonce or b"")
-        return begun + _digest(begun)
+        return begun + digest_of(begun)
 
     def record(self, payload: bytes, place: int) -> bytes:
         assert self.nonce is not None
-        digest = _digest(self.store, self.nonce, _PLACE.pack(place), payload)
+        digest = digest_of(self.store, self.nonce, _PLACE.pack(place), payload)
         head = _HEAD.pack(_TURN, len(payload), self.nonce, digest)
         return (head + payload).ljust(size_of(len(payload)), b"\0")
 
@@ -191,7 +187,7 @@ class Key:
         whole = read(place, size_of(length))
         mark, _, nonce, digest = _HEAD.unpack_from(whole)
         payload, padding = whole[_HEAD.size : _HEAD.size + length], whole[_HEAD.size + length :]
-        if digest != _digest(self.store, nonce, _PLACE.pack(place), payload):
+        if digest != digest_of(self.store, nonce, _PLACE.pack(place), payload):
             return None
         is_void = _distance(mark, VOID) < _distance(mark, _TURN)
         is_spoilt = mark not in (_TURN, VOID) or any(padding)
@@ -203,16 +199,8 @@ def _distance(one: bytes, other: bytes) -> int:
     return (int.from_bytes(one) ^ int.from_bytes(other)).bit_count()
 
 
-def _mark_of(store_uuid: str) -> bytes:
-    return _digest(store_uuid.encode())
-
-
-def digest_of(payload: bytes) -> bytes:
-    """By which a version tells the record in whose place it came."""
-    return _digest(payload)
-
-
-def _digest(*parts: bytes) -> bytes:
+def digest_of(*parts: bytes) -> bytes:
+    """16 bytes. By that of its payload a version tells the record in whose place it came."""
     return blake3(b"".join(parts)).digest(_DIGEST_BYTES)
 
 

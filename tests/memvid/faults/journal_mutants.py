@@ -71,7 +71,7 @@ def _by_test(found_by: Mapping[str, Mapping[str, Edit | tuple[Edit, ...]]]) -> t
     )
 
 
-_WHOLE: Final = "digest = _digest(self.store, self.nonce, _PLACE.pack(place), payload)"
+_WHOLE: Final = "digest = digest_of(self.store, self.nonce, _PLACE.pack(place), payload)"
 
 _RECORDS: Final = _by_test(
     {
@@ -88,7 +88,7 @@ _RECORDS: Final = _by_test(
                     "format.journal",
                     "Key.record_at",
                     "if digest !=",
-                    "if digest != _digest(self.store, nonce, _PLACE.pack(0), payload): return None",
+                    "if digest != digest_of(self.store, nonce, _PLACE.pack(0), payload): return None",
                 ),
             ),
         },
@@ -105,7 +105,7 @@ _RECORDS: Final = _by_test(
                     "format.journal",
                     "Key.record_at",
                     "if digest !=",
-                    "if digest != _digest(b'', nonce, _PLACE.pack(place), payload): return None",
+                    "if digest != digest_of(b'', nonce, _PLACE.pack(place), payload): return None",
                 ),
             ),
         },

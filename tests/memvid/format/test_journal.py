@@ -211,7 +211,7 @@ def test_behind_thousands_of_damaged_records_and_marks_the_next_one_is_found(is_
 def test_what_is_digested_in_vain_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     data, key, digested = decoys(100_000, 1 << 20), key_of(), list[int]()
     monkeypatch.setattr(journal, "_MOST_BYTES_IN_VAIN", 1 << 22)
-    monkeypatch.setattr(journal, "_digest", lambda *parts: digested.append(sum(map(len, parts))) or bytes(15))
+    monkeypatch.setattr(journal, "digest_of", lambda *parts: digested.append(sum(map(len, parts))) or bytes(15))
     found = list(scan(reading(data), len(data), key))
     assert payloads(found) == [None]
     assert 1 << 22 <= sum(digested) < 10 << 20
