@@ -14,11 +14,6 @@ caller's cap and accepts bytes after a frame.
 
 Level 1 is the one level: a plane of KV has few matches, so higher ones take several times as long and save a few parts
 in a thousand, or nothing. One frame for a whole slot is a quarter faster and saves half as much.
-
-blosc2 (its shuffle filter and zstd) is not used; `bench/compression.py` measures it. Its sizes are the same within one
-part in a hundred; it compresses a quarter faster and decompresses up to twice as fast. But its parser, in C, would
-stand between the store and hostile input, and it needs numpy, numexpr and others. And a wake does not wait for
-decompression: hot blocks are stored raw.
 """
 
 from __future__ import annotations
@@ -52,8 +47,6 @@ _CHECKSUM_BYTES: Final = 4
 _RLE_BLOCK: Final = 1
 _RESERVED_BLOCK: Final = 3
 
-Buffer = bytes | bytearray | memoryview
-
 
 def encode_slot(views: Sequence[memoryview], spec: SlotSpec) -> tuple[list[memoryview | bytes], int] | None:
     """The payload of a compressed slot in parts, and its bytes; None for a slot to be stored raw.
@@ -75,9 +68,17 @@ def decode_chunks(stored: bytes | bytearray, raw_bytes: int, element_bytes: int,
     Raises:
         CorruptBlock: `encode_slot` cannot have made this of that many bytes. `where` names the slot.
     """
-    if len(stored) >= raw_bytes:
-        _refuse(where, f"it has {len(stored)} bytes for {raw_bytes}")
-    yield from _decode_planes(stored, raw_bytes, element_bytes, where)
+    slot = _require_planes(stored, raw_bytes, element_bytes, where)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
+    chunk = bytearray(min(slot.chunk_bytes, raw_bytes))
+    for number, (size_bytes, plane) in enumerate(slot.planes()):
+        if size_bytes * element_bytes != len(chunk):  # the last chunk; a view of the one before may still be in use
+            chunk = bytearray(size_bytes * element_bytes)
+        chunk[number % element_bytes :: element_bytes] = (
+            plane if len(plane) == size_bytes else _decompress_plane(decompressor, plane, where)
+        )
+        if number % element_bytes == element_bytes - 1:
+            yield memoryview(chunk)
 
 
 def decode_into(stored: bytes | bytearray, buffers: Sequence[memoryview], element_bytes: int, where: str) -> None:
@@ -93,7 +94,7 @@ def decode_into(stored: bytes | bytearray, buffers: Sequence[memoryview], elemen
                 number, at = number + 1, 0
 
 
-def require_one_frame(stored: Buffer, raw_bytes: int, where: str) -> None:
+def require_one_frame(stored: bytes | memoryview, raw_bytes: int, where: str) -> None:
     """Raise CorruptBlock unless `stored` is exactly one frame that declares `raw_bytes`, with nothing after it."""
     if stored[:4] != _ZSTD_MAGIC:
         _refuse(where, "it is not a zstd frame")
@@ -144,20 +145,6 @@ def _joined_chunks(views: Sequence[memoryview], size_bytes: int) -> Iterator[byt
                 chunk, filled = bytearray(min(PLANE_CHUNK_BYTES, size_bytes - done)), 0
 
 
-def _decode_planes(stored: bytes | bytearray, raw_bytes: int, element_bytes: int, where: str) -> Iterator[memoryview]:
-    slot = _require_planes(stored, raw_bytes, element_bytes, where)
-    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
-    chunk = bytearray(min(slot.chunk_bytes, raw_bytes))
-    for number, (size_bytes, plane) in enumerate(slot.planes()):
-        if size_bytes * element_bytes != len(chunk):  # the last chunk; a view of the one before may still be in use
-            chunk = bytearray(size_bytes * element_bytes)
-        chunk[number % element_bytes :: element_bytes] = (
-            plane if len(plane) == size_bytes else _decompress_plane(decompressor, plane, where)
-        )
-        if number % element_bytes == element_bytes - 1:
-            yield memoryview(chunk)
-
-
 def _decompress_plane(decompressor: zstandard.ZstdDecompressor, plane: memoryview, where: str) -> bytes:
     """Decompress a frame after its declared size was checked: the library allocates that size, and refuses any
     other."""
@@ -198,6 +185,8 @@ class _PlaneSlot:
 
 def _require_planes(stored: bytes | bytearray, raw_bytes: int, element_bytes: int, where: str) -> _PlaneSlot:
     """Raise CorruptBlock unless header, table and every frame fit each other and the slot, to the last byte."""
+    if len(stored) >= raw_bytes:
+        _refuse(where, f"it has {len(stored)} bytes for {raw_bytes}")
     if raw_bytes % element_bytes:
         _refuse(where, f"{raw_bytes} bytes are not elements of {element_bytes} bytes")
     if len(stored) < _PLANES_HEADER.size:
