@@ -26,7 +26,7 @@ from ..writing.reader import MOST_LOOKS
 from ..writing.removal import packs_of
 from ..writing.unreadable import finding_of_missing
 from .findings import findings_of_pack, findings_of_rivals, findings_of_store
-from .packs import PackCheck, check_pack, said_by
+from .packs import PackCheck, check_pack
 from .promised import require_same_as_row, still_missing
 from .wholeness import FoundBlocks, Lack, damaged_version, finding_of, lack_of
 
@@ -130,7 +130,7 @@ class Check:
                     with contextlib.suppress(StoreError):
                         files.append(stack.enter_context(self.core.files.holding(name)))
                 if block := joined_block(files, block_id):
-                    self.found.full[block_id] = said_by(block.header)
+                    self.found.full[block_id] = hash(block.header.said)
         for _ in range(MOST_LOOKS):
             self._stripped = stripped_in(self.core.folder) if self._suspects else self._stripped
             lacking = {entry.id for _, lack in self.lacks() for entry in lack.blocks}

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import StoreFolder
-from ..format.blocks import BlockEntry, BlockHeader
+from ..format.blocks import BlockHeader
 from ..format.frames import FrameReader
 from ..writing.frame_files import open_frames
 
 
 @dataclass(slots=True)
 class PackCheck:
-    """What a look at a pack found. `full`: the blocks with all that a wake reads, each with what its header says of it
-    (`said_by`). `heads`: the blocks with a sound header and no sound keys and values. `faults`: what is damaged, or why
-    it cannot be read. `is_missing`: it is not there."""
+    """What a look at a pack found. `full`: the blocks with all that a wake reads, each with the hash of what its header
+    says of it (`said`), whose seed nobody knows beforehand. `heads`: the blocks with a sound header and no sound keys
+    and values. `faults`: what is damaged, or why it cannot be read. `is_missing`: it is not there."""
 
     name: str
     full: dict[bytes, int] = field(default_factory=dict)
@@ -66,20 +66,20 @@ def _check_block(found: PackCheck, file: FrameReader, block_id: bytes, *, deep: 
     if block_id in file.heads:
         header = _try(found, lambda: file.read_head(block_id)[0])
         if header is not None:
-            found.heads[block_id] = said_by(header)
+            found.heads[block_id] = hash(header.said)
         return
     header = _try(found, lambda: file.check_block(block_id) if deep else file.read_head(block_id)[0])
     if header is not None:
-        found.full[block_id] = said_by(header)
+        found.full[block_id] = hash(header.said)
         return
     ignored = PackCheck(found.name)  # told already
     header = _try(ignored, lambda: file.check_payloads(block_id)[0])  # padding may be damaged alone
     if header is not None:
-        found.full[block_id] = said_by(header)
+        found.full[block_id] = hash(header.said)
         return
     header = _try(ignored, lambda: file.read_head(block_id)[0])
     if header is not None:
-        found.heads[block_id] = said_by(header)
+        found.heads[block_id] = hash(header.said)
 
 
 def _try(found: PackCheck, check: Callable[[], BlockHeader]) -> BlockHeader | None:
@@ -100,14 +100,3 @@ def _check_manifest(found: PackCheck, file: FrameReader) -> None:
         raise
     except StoreError as error:
         found.faults.append(error)
-
-
-def said_by(header: BlockHeader) -> int:
-    """What a block's header says of it, to be compared with `said_of`: a hash, whose seed nobody knows beforehand."""
-    place = (header.kind, header.start, header.token_count, header.raw_bytes)
-    return hash((*place, header.parent, header.identity_digest))
-
-
-def said_of(entry: BlockEntry, parent: bytes | None, identity_digest: bytes) -> int:
-    """What a manifest says of a block (threats 5 and 6)."""
-    return hash((entry.kind, entry.start, entry.token_count, entry.raw_bytes, parent, identity_digest))

@@ -9,7 +9,7 @@ from ..errors import BlockMissing, CorruptBundle
 from ..format.blocks import BlockEntry, span_parents
 from ..format.manifest import Manifest, end_record_of, whole_before
 from ..format.records import DamagedVersion, Finding
-from .packs import PackCheck, said_of
+from .packs import PackCheck
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ def lack_of(manifest: Manifest, found: FoundBlocks, *, is_stripped: bool | None)
     for entry in manifest.blocks:
         heads_are_enough = is_stripped is None or (is_stripped and entry is not end)
         said = found.head_of(entry.id) if heads_are_enough else found.full.get(entry.id)
-        if said != said_of(entry, parents[entry.id], manifest.identity.digest):
+        if said != hash(entry.said_with(parents[entry.id], manifest.identity.digest)):
             blocks.append(entry)
             is_other = is_other or said is not None
     return Lack(tuple(blocks), is_other) if blocks else None

@@ -155,6 +155,11 @@ class BlockHeader:
     def raw_bytes(self) -> int:
         return sum(spec.size_bytes for spec, _ in self.slots)
 
+    @property
+    def said(self) -> tuple[object, ...]:
+        """What it says of the block's place, to be compared with `BlockEntry.said_with`."""
+        return self.kind, self.start, self.token_count, self.raw_bytes, self.parent, self.identity_digest
+
     def encode(self) -> bytes:
         """The one canonical encoding; its BLAKE3-256 is the block id."""
         slots = [[spec.name, spec.kind, spec.dtype, list(spec.shape), digest] for spec, digest in self.slots]
@@ -237,6 +242,10 @@ class BlockEntry:
     @property
     def end(self) -> int:
         return self.start + self.token_count
+
+    def said_with(self, parent: bytes | None, identity_digest: bytes) -> tuple[object, ...]:
+        """What a manifest of this identity says of the block, which follows `parent` (threats 5 and 6)."""
+        return self.kind, self.start, self.token_count, self.raw_bytes, parent, identity_digest
 
 
 def most_blocks(token_count: int) -> int:

@@ -280,9 +280,7 @@ def require_promised(
     header: BlockHeader, entry: BlockEntry, parent: bytes | None, identity_digest: bytes, path: str
 ) -> None:
     """Raise CorruptBundle unless a block matches its manifest: place, size, identity, parent (threats 5 and 6)."""
-    found = (header.kind, header.start, header.token_count, header.raw_bytes, header.parent, header.identity_digest)
-    promised = (entry.kind, entry.start, entry.token_count, entry.raw_bytes, parent, identity_digest)
-    if found != promised:
+    if header.said != entry.said_with(parent, identity_digest):
         raise CorruptBundle(
             f"{path}: the block at token {entry.start} is not the one that the manifest describes: it has another "
             "place, size, chain or identity.",

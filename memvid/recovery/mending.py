@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from ..checking.packs import said_by
 from ..checking.wholeness import FoundBlocks
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
@@ -86,9 +85,9 @@ class Mending:
 
     def _take_note(self, file: DamagedPack) -> None:
         for block_id in file.frames:
-            self._found.full[block_id] = said_by(file.read_head(block_id)[0])
+            self._found.full[block_id] = hash(file.read_head(block_id)[0].said)
         for block_id in (*file.heads, *file.torn):
-            self._found.heads[block_id] = said_by(file.read_head(block_id)[0])
+            self._found.heads[block_id] = hash(file.read_head(block_id)[0].said)
 
     def _mend(self, name: str, file: DamagedPack) -> None:
         for _ in range(_TRIES):

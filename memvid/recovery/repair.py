@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..checking.check import Check
 from ..checking.findings import find_strangers, findings_of_pack, is_damage
-from ..checking.packs import said_by
 from ..checking.wholeness import damaged_version, finding_of
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
@@ -295,7 +294,7 @@ def _take_from(run: MaintenanceRun, check: Check, file: FrameReader, lacking: se
         return
     _copy(run, file, sound, whole=whole)
     held = check.found.full if whole else check.found.heads
-    held.update((block_id, said_by(header)) for block_id, header in sound.items())
+    held.update((block_id, hash(header.said)) for block_id, header in sound.items())
     lacking.difference_update(sound)
 
 
@@ -342,7 +341,7 @@ def _join_from(run: MaintenanceRun, check: Check, files: Sequence[FrameReader], 
 
     what = f"{format_plural(len(joined), 'block')} put together from {len(files)} files with damaged ones."
     name = _write_pack(run, add, sum(header.raw_bytes for header in joined.values()), what)
-    check.found.full.update((block_id, said_by(header)) for block_id, header in joined.items())
+    check.found.full.update((block_id, hash(header.said)) for block_id, header in joined.items())
     return name
 
 
