@@ -32,7 +32,17 @@ from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
-from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, meanwhile, packs_of, put, require_awake, sleep
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    contents,
+    meanwhile,
+    packs_of,
+    put,
+    require_awake,
+    sleep,
+    tree,
+)
 
 THIRD_URI = SessionUri("default", "third")
 
@@ -55,11 +65,6 @@ def file(store: Store, target: Path) -> Path:
     """A session of 600 tokens that sleeps in the store, exported."""
     sleep(store, 600)
     return exported(store, target)
-
-
-def tree(path: Path) -> dict[str, bytes]:
-    """Every file but the index, whose pages may move without its rows changing."""
-    return {name: data for name, data in making.tree(path).items() if not name.startswith("index.sqlite")}
 
 
 def exported(store: Store, target: Path, uri: SessionUri = URI, version: int | None = None) -> Path:
@@ -110,10 +115,10 @@ def test_an_older_version_is_exported_by_its_number(store: Store, target: Path) 
 
 def test_a_read_only_store_exports_beside_a_writer_and_writes_nothing(store: Store, target: Path) -> None:
     second = sleep(store, 600, before=sleep(store, 300))
-    before = tree(Path(store.path))
+    before = tree(store.path)
     with Store.open(store.path, writable=False) as reader:
         assert reader.export_session(URI, None, target).bundle_id == second.bundle_id
-    assert tree(Path(store.path)) == before
+    assert tree(store.path) == before
 
 
 def test_a_file_that_appears_while_the_export_runs_is_not_overwritten_on_a_disk_without_links(
@@ -307,9 +312,9 @@ def test_the_same_bundle_again_is_what_is_there_and_nothing_is_written(
 ) -> None:
     exported(store, target) if sleep(store, 600) else None
     first = other.import_file(target)
-    before = tree(Path(other.path))
+    before = tree(other.path)
     again = other.import_file(target)
-    assert tree(Path(other.path)) == before
+    assert tree(other.path) == before
     assert (again.bundle_id, again.version, again.bytes_written, again.blocks_new) == (first.bundle_id, 1, 0, 0)
     assert again.entries == first.entries
     assert store.import_file(target).bytes_written == 0, "where it came from it is too"
@@ -348,10 +353,10 @@ def test_a_version_whose_manifest_is_lost_comes_back_by_the_import(other: Store,
 def test_a_failure_while_a_version_is_made_whole_leaves_the_version(other: Store, file: Path) -> None:
     receipt = other.import_file(file)
     making.spoil(other, receipt, 1)
-    before = tree(Path(other.path))
+    before = tree(other.path)
     with mock.patch.object(TempFile, "publish", side_effect=errors.NoSpace("injected")), pytest.raises(errors.NoSpace):
         other.import_file(file)
-    assert tree(Path(other.path)) == before
+    assert tree(other.path) == before
     other.import_file(file)
     require_awake(other, 600)
 
@@ -388,11 +393,11 @@ def test_an_import_under_another_name_is_not_done_twice(other: Store, file: Path
     """Who was cut off before the receipt asks again, perhaps after the session has gone on."""
     first = other.import_file(file, as_uri=OTHER_URI)
     sleep(other, 900, uri=first.uri, before=first)
-    before, known = tree(Path(other.path)), rows(other)
+    before, known = tree(other.path), rows(other)
     again = other.import_file(file, as_uri=OTHER_URI)
     assert (again.uri, again.version, again.bundle_id) == (first.uri, first.version, first.bundle_id)
     assert (again.bytes_written, again.entries) == (0, first.entries)
-    assert (tree(Path(other.path)), rows(other)) == (before, known)
+    assert (tree(other.path), rows(other)) == (before, known)
 
 
 @pytest.mark.parametrize("how", ["file", "incoming"])
@@ -463,10 +468,10 @@ def test_a_name_that_is_the_files_own_imports_as_no_name_does(
     """Else an earlier version becomes the newest, and a prune removes the tokens behind it."""
     sleep(store, 159, before=sleep(store, 5))
     exported(store, target, version=version)
-    before = tree(Path(store.path)), rows(store)
+    before = tree(store.path), rows(store)
     again = store.import_file(target, as_uri=URI)
     assert (again.version, again.bytes_written) == (version, 0)
-    assert (tree(Path(store.path)), rows(store)) == before
+    assert (tree(store.path), rows(store)) == before
     elsewhere = other.import_file(target, as_uri=URI)
     assert (elsewhere.version, elsewhere.bundle_id) == (version, again.bundle_id)
 
@@ -525,11 +530,11 @@ def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_writt
     other: Store, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept_as(other, MAX_VERSION, seed=5)
-    before = tree(Path(other.path))
+    before = tree(other.path)
     monkeypatch.setattr(StoreFolder, "new_temp", lambda *_: pytest.fail("a file was begun"))
     with pytest.raises(errors.LimitExceeded, match="largest version number"):
         sleep(other, 600)
-    assert tree(Path(other.path)) == before
+    assert tree(other.path) == before
     monkeypatch.undo()
     other.export_session(URI, None, target.with_name("old"))
     assert other.import_file(target.with_name("old"), as_uri=OTHER_URI).version == 1
@@ -571,10 +576,10 @@ def refused(
     store: Store, path: Path, kind: type[errors.StoreError] | tuple[type[errors.StoreError], ...]
 ) -> errors.StoreError:
     """An import that is refused, after which the store is as it was."""
-    before, known = tree(Path(store.path)), rows(store)
+    before, known = tree(store.path), rows(store)
     with pytest.raises(kind) as refusal:
         store.import_file(path)
-    assert tree(Path(store.path)) == before
+    assert tree(store.path) == before
     assert rows(store) == known
     assert store._core.writable
     return refusal.value

@@ -40,7 +40,8 @@ from torpor.memvid.folder.marks import (
     is_stripped,
 )
 from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_STRIPS
-from torpor.tests.memvid.store_making import refusing, taking_at_most
+from torpor.tests.memvid.fuzz.marks_target import sealed
+from torpor.tests.memvid.store_making import meanwhile, refusing, taking_at_most
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 SCOUT = SessionUri("default", "scout")
@@ -268,15 +269,6 @@ def document(marks: Marks) -> dict[str, Any]:
     return found
 
 
-def canonical(value: Any) -> bytes:
-    return (json.dumps(value, sort_keys=True, separators=(",", ":")) + "\n").encode()
-
-
-def sealed(rest: Any) -> bytes:
-    """A file with a right digest over whatever it says: what a check behind the digest has to stand against."""
-    return canonical({**rest, "digest": blake3(canonical(rest)).hexdigest()})
-
-
 def change(**changes: Any) -> Callable[[dict[str, Any]], None]:
     return lambda found: found.update(changes)
 
@@ -461,55 +453,33 @@ def test_threat_20_a_link_in_the_place_of_the_marks_is_replaced_and_not_written_
 # --- saving
 
 
-def failing(*numbers: int, error: int, real: Callable[..., Any]) -> Callable[..., Any]:
-    """The call of the system that it stands for, but failing at the calls with these numbers."""
-    calls = iter(range(1 << 30))
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) in numbers:
-            raise OSError(error, os.strerror(error))
-        return real(*args, **kwargs)
-
-    return call
-
-
 @pytest.mark.parametrize(
-    ("name", "number", "error", "raised"),
+    ("name", "error", "raised"),
     [
-        ("open", 0, errno.EIO, StoreIoError),
-        ("open", 0, errno.ENOSPC, NoSpace),
-        ("writev", 0, errno.ENOSPC, NoSpace),
-        ("writev", 0, errno.EDQUOT, NoSpace),
-        ("fsync", 0, errno.EIO, DurabilityLost),
-        ("rename", 0, errno.ENOSPC, NoSpace),
+        ("open", errno.EIO, StoreIoError),
+        ("open", errno.ENOSPC, NoSpace),
+        ("writev", errno.ENOSPC, NoSpace),
+        ("writev", errno.EDQUOT, NoSpace),
+        ("fsync", errno.EIO, DurabilityLost),
+        ("rename", errno.ENOSPC, NoSpace),
     ],
 )
 def test_threat_30_marks_that_could_not_be_saved_are_as_they_were(
-    folder: StoreFolder,
-    marked: Marks,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    number: int,
-    error: int,
-    raised: type[Exception],
+    folder: StoreFolder, marked: Marks, name: str, error: int, raised: type[Exception]
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(os, name, failing(number, error=error, real=getattr(os, name)))
-        with pytest.raises(raised):
-            marked.pin(WRITER, A).save(folder)
+    with meanwhile(os, name, refusing(OSError(error, os.strerror(error)))), pytest.raises(raised):
+        marked.pin(WRITER, A).save(folder)
     assert Marks.load(folder) == marked
     assert list((Path(folder.path) / "packs").iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [1, 2], ids=["the store's folder", "the folder of the temporary file"])
+@pytest.mark.parametrize("at", [2, 3], ids=["the store's folder", "the folder of the temporary file"])
 def test_threat_31_a_folder_that_cannot_be_flushed_does_not_cost_both_the_old_and_the_new_marks(
-    folder: StoreFolder, marked: Marks, monkeypatch: pytest.MonkeyPatch, number: int
+    folder: StoreFolder, marked: Marks, at: int
 ) -> None:
     changed = marked.pin(WRITER, A)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", failing(number, error=errno.EIO, real=os.fsync))
-        with pytest.raises(DurabilityLost):
-            changed.save(folder)
+    with meanwhile(os, "fsync", refusing(OSError(errno.EIO, "no")), at=at), pytest.raises(DurabilityLost):
+        changed.save(folder)
     assert Marks.load(folder) == changed
 
 

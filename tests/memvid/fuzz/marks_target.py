@@ -31,6 +31,7 @@ def canonical(document: Any) -> bytes:
 
 
 def sealed(document: dict[str, Any]) -> bytes:
+    """A file with a right digest over whatever it says: what a check behind the digest has to stand against."""
     rest = {key: value for key, value in document.items() if key != "digest"}
     return canonical({**rest, "digest": blake3(canonical(rest)).hexdigest()})
 
