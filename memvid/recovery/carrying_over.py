@@ -3,7 +3,7 @@
 In format 1 a version was one file, `bundles/ab/ID.mvb`, with its manifest and frames. Its manifest becomes a file of
 its own; `bundles/` stays as a second folder of packs. What that store kept elsewhere comes in or goes:
 
-    quarantine/ID.mvb.N   a version that repair had moved: it comes in, unless another one has its number
+    quarantine/ID.mvb.N   a version that repair had moved: it comes in, as what lies in bundles/
     quarantine/ID.mvr.N   blocks for others, and ID.mvd.N, of a version that was being deleted: their frames come in
     absent/ID.json        a note of a version without a file: it is missing, as the index then tells
     group.json            sessions that were to count together: they stay, as sessions of their own
@@ -16,9 +16,9 @@ Rules:
 - The marks become marks of version 2 once store.json is on the disk. So beside them, as beside a pack in `packs`, a
   store.json of version 1 is one that was put back by hand, and `bundles/` tells no more which versions there are.
 - What is damaged is told, and stays. A damaged manifest of a version, or a damaged note of one, is a damaged manifest
-  in `versions/`, too; the note, and what quarantine had, goes to `damaged/`. A bundle that its disk does not give is
-  damaged; any other read that fails ends the run, and the next opening tries again.
-- Of two bundles for one version of a session the younger is the version; one in quarantine is none beside another.
+  in `versions/`, too; the note, and a bundle that one of quarantine takes the place of, goes to `damaged/`. A bundle
+  that its disk does not give is damaged; any other read that fails ends the run, and the next opening tries again.
+- Two bundles for one version of a session are two versions with one number: `torpor verify` tells what to do.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ from ..errors import (
     StoreError,
     StoreIoError,
     UnsupportedFormat,
-    VersionMismatch,
 )
 from ..folder.damaged import move_aside
-from ..folder.folder import MANIFEST_SUFFIX, StoreFolder, id_in, manifest_name
+from ..folder.folder import StoreFolder, id_in, manifest_name
 from ..folder.journal import Journal
 from ..folder.marks import MARKS_FILE, encode_marks, uuid_in_marks, write_marks
 from ..folder.store_file import (
@@ -68,7 +67,6 @@ from ..format.manifest import encode_manifest_file
 from ..format.records import Finding, IndexRow
 from ..index.index import INDEX_FILE, Index
 from ..limits import MAX_MARKS_BYTES, MAX_NOTE_BYTES
-from ..uri import SessionUri
 from .format_1 import (
     LEFTOVERS,
     MALFORMED,
@@ -81,7 +79,6 @@ from .format_1 import (
     decode_note,
     decode_old_marks,
     encode_no_old_marks,
-    has_frames,
     is_marked,
     read_version,
 )
@@ -165,7 +162,7 @@ def _duplicate(fd: int, path: str) -> int:
 class _Carrying:
     """One run.
 
-    versions: the bundles in `bundles/` that become versions, by the session and number that they claim.
+    versions: the bundles in `bundles/` that become versions, by id.
     damaged: the versions that get a damaged manifest, by id, each with what there is of it. Its bundle's manifest or
         its note is damaged, or another bundle has its name.
     misnamed: the files that hold another bundle than their name says: their paths, by the id in the name.
@@ -174,7 +171,7 @@ class _Carrying:
 
     folder: StoreFolder
     findings: list[Finding] = field(default_factory=list)
-    versions: dict[tuple[SessionUri, int], OldVersion] = field(default_factory=dict)
+    versions: dict[bytes, OldVersion] = field(default_factory=dict)
     damaged: dict[bytes, bytes] = field(default_factory=dict)
     misnamed: dict[bytes, str] = field(default_factory=dict)
     missing: list[IndexRow] = field(default_factory=list)
@@ -195,8 +192,9 @@ class _Carrying:
     def _carry(self) -> None:
         self._mark_for_the_first_time()
         self._look_at_bundles()
-        self._look_at_misnamed()
         self._take_in_quarantine()
+        self._look_at_misnamed()
+        self._remove_unfinished()
         self._look_at_notes()
         self._write_manifests()
         self._drop_deleted_turns()
@@ -209,17 +207,9 @@ class _Carrying:
     # --- what lies in bundles/
 
     def _look_at_bundles(self) -> None:
-        """Find the versions, remove unfinished files and those that a delete on a full disk has emptied."""
-        folder = self.folder
-        path = folder.path_of(BUNDLES)
-        with opened_folder(folder.root_fd, BUNDLES, path) as fd:
-            _remove(fd, path, durable.TEMP_NAME.fullmatch)
-        for name in sorted(folder.list_packs()):
+        for name in sorted(self.folder.list_packs()):
             if name.endswith(_LIVE):
                 self._look_at_bundle(name)
-            elif name.endswith(_BLOCKS) and (status := folder.status_of(name)) is not None and not status.st_size:
-                folder.remove(name)
-                folder.flush([name])
 
     def _look_at_bundle(self, name: str) -> None:
         path = self.folder.path_of(name)
@@ -237,36 +227,27 @@ class _Carrying:
                 return
         if version.bundle_id != id_in(name):
             self.misnamed[id_in(name)] = path
-        self._enter(version, path)
-
-    def _enter(self, version: OldVersion, path: str) -> None:
-        """Of two that claim one version of a session the younger counts."""
-        other = self.versions.get(version.claim)
-        if other is None or other.bundle_id == version.bundle_id:
-            self.versions[version.claim] = version
-            return
-        younger, older = sorted((version, other), key=lambda one: one.age, reverse=True)
-        self.versions[version.claim] = younger
-        self._tell_rival(older, younger, path)
-        self._keep_in_damaged(f"{older.bundle_id.hex()}{MANIFEST_SUFFIX}", encode_manifest_file(older.encoded))
+        self.versions[version.bundle_id] = version
 
     def _look_at_misnamed(self) -> None:
         """A bundle under another one's name counts by its content. The one that should be there is missing, unless its
         content is elsewhere."""
-        found = {version.bundle_id for version in self.versions.values()}
         for bundle_id, path in sorted(self.misnamed.items()):
-            if bundle_id not in found:
+            if bundle_id not in self.versions:
                 message = f"{path} holds another bundle than its name says. {PUT_BACK}"
                 self.findings.append(Finding(path, BundleMismatch.code, message))
                 self.damaged[bundle_id] = b""
 
-    def _tell_rival(self, loser: OldVersion, winner: OldVersion, path: str) -> None:
-        uri, number = loser.claim
-        message = (
-            f"{path} is version {number} of {uri}, and so is the bundle {winner.bundle_id.hex()}, which counts. The "
-            f"other one is kept in {self.folder.path_of(DAMAGED)}."
-        )
-        self.findings.append(Finding(path, VersionMismatch.code, message))
+    def _remove_unfinished(self) -> None:
+        """Remove unfinished files, and those that a delete on a full disk has emptied."""
+        folder = self.folder
+        path = folder.path_of(BUNDLES)
+        with opened_folder(folder.root_fd, BUNDLES, path) as fd:
+            _remove(fd, path, durable.TEMP_NAME.fullmatch)
+        for name in sorted(folder.list_packs()):
+            if name.endswith(_BLOCKS) and (status := folder.status_of(name)) is not None and not status.st_size:
+                folder.remove(name)
+                folder.flush([name])
 
     # --- quarantine
 
@@ -274,54 +255,31 @@ class _Carrying:
         folder = self.folder
         path = folder.path_of(QUARANTINE)
         with contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, QUARANTINE, path) as fd:
-            matches = [match for match in map(MOVED_NAME.fullmatch, list_names(fd, path)) if match]
+            names = [name for name in list_names(fd, path) if plain_status(fd, name)]
+            matches = [match for match in map(MOVED_NAME.fullmatch, names) if match]
             for match in sorted(matches, key=lambda match: (match[2], -int(match[3]), match[1])):  # the newest first
-                with contextlib.suppress(FileNotFoundError):
-                    self._take_in(fd, match[0], match[1], is_version=match[2] == _LIVE)
-            for name in list_names(fd, path):
-                if name.startswith(("marks.json.", "store.json.")) and plain_status(fd, name):
+                self._take_in(fd, match[0], bytes.fromhex(match[1]), is_version=match[2] == _LIVE)
+            for name in names:
+                if name.startswith(("marks.json.", "store.json.")):
                     move_aside(folder.root_fd, folder.path, fd, name, path)
 
-    def _take_in(self, fd: int, name: str, stem: str, *, is_version: bool) -> None:
-        """One file of quarantine: into bundles/ as a version or as frames, else into damaged/."""
-        path = f"{self.folder.path_of(QUARANTINE)}/{name}"
-        version = None
-        with _opened(fd, name, path) as file_fd:
-            holds_frames = has_frames(_duplicate(file_fd, path), path)
-            try:
-                version = read_version(file_fd, path) if is_version else None
-            except StoreError as error:
-                _require_damage(error)
-                self._tell(path, error)
-        if version is not None and self._comes_in(fd, name, version, path):
-            return
-        if version is None and holds_frames and self._move_in(fd, name, stem + _BLOCKS):
-            return
-        move_aside(self.folder.root_fd, self.folder.path, fd, name, self.folder.path_of(QUARANTINE))
+    def _take_in(self, fd: int, name: str, bundle_id: bytes, *, is_version: bool) -> None:
+        """One file of quarantine: into bundles/ as a version, or as frames, as what is another copy of a version: its
+        frames may be better. Into damaged/ if its name is taken; but a damaged bundle gives way to it."""
+        is_version = is_version and bundle_id not in self.versions
+        target = _bundle_name(bundle_id.hex() + (_LIVE if is_version else _BLOCKS))
+        if is_version and bundle_id in self.damaged:
+            self.folder.move_to_damaged(target)
+        if not self._move_in(fd, name, target):
+            move_aside(self.folder.root_fd, self.folder.path, fd, name, self.folder.path_of(QUARANTINE))
+        elif is_version:
+            self._look_at_bundle(target)
 
-    def _comes_in(self, fd: int, name: str, version: OldVersion, path: str) -> bool:
-        """Whether a version in quarantine became one in bundles/."""
-        winner = self.versions.get(version.claim)
-        stem = version.bundle_id.hex()
-        if winner is not None and winner.bundle_id == version.bundle_id:
-            return self._move_in(fd, name, stem + _BLOCKS)  # another copy: its frames may be better
-        if winner is not None:
-            self._tell_rival(version, winner, path)
-            return False
-        if self.folder.has(_bundle_name(stem + _LIVE)):  # a damaged one has its place
-            self.folder.move_to_damaged(_bundle_name(stem + _LIVE))
-        if not self._move_in(fd, name, stem + _LIVE):
-            return False
-        self.versions[version.claim] = version
-        self.damaged.pop(version.bundle_id, None)
-        return True
-
-    def _move_in(self, fd: int, name: str, new: str) -> bool:
+    def _move_in(self, fd: int, name: str, target: str) -> bool:
         """Durably move a file of quarantine into bundles/, if that name is free."""
-        folder, target = self.folder, _bundle_name(new)
+        folder, (_, prefix, new) = self.folder, target.split("/")
         if folder.has(target):
             return False
-        prefix = new[:2]
         with opened_folder(folder.root_fd, BUNDLES, folder.path_of(BUNDLES)) as bundles_fd:
             durable.make_folder(bundles_fd, prefix, folder.path_of(BUNDLES))
             with opened_folder(bundles_fd, prefix, folder.path_of(f"{BUNDLES}/{prefix}")) as to_fd:
@@ -336,7 +294,7 @@ class _Carrying:
         too: so it is told of, may be replaced by a right one, and no pack goes that it may need."""
         folder = self.folder
         wanted = dict(self.damaged)
-        wanted |= {one.bundle_id: encode_manifest_file(one.encoded) for one in self.versions.values()}
+        wanted |= {bundle_id: encode_manifest_file(one.encoded) for bundle_id, one in self.versions.items()}
         there = folder.list_versions()
         for bundle_id in sorted(there - wanted.keys()):
             folder.move_to_damaged(manifest_name(bundle_id))
@@ -355,7 +313,7 @@ class _Carrying:
 
     def _drop_deleted_turns(self) -> None:
         """A delete that was cut off had taken the session's last version, and not yet its turns."""
-        claimed = {uri for uri, _ in self.versions}
+        claimed = {version.manifest.uri for version in self.versions.values()}
         with Journal.load(self.folder, writable=True) as journal:
             for uri in journal.uris():
                 with contextlib.suppress(StoreIoError, CorruptJournal):
@@ -372,10 +330,10 @@ class _Carrying:
         """Versions without a file. One of which the note is damaged is a damaged version: its id is all that is known,
         and no pack goes that it may need."""
         folder, path = self.folder, self.folder.path_of(NOTES)
-        there = {version.bundle_id for version in self.versions.values()}
+        claimed = {(version.manifest.uri, version.manifest.version) for version in self.versions.values()}
         with contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, NOTES, path) as fd:
             for match in filter(None, map(NOTE_NAME.fullmatch, list_names(fd, path))):
-                if (bundle_id := bytes.fromhex(match[1])) in there:
+                if (bundle_id := bytes.fromhex(match[1])) in self.versions:
                     continue
                 own = f"{path}/{match[0]}"
                 data = read_small(fd, match[0], MAX_NOTE_BYTES, own)
@@ -389,7 +347,7 @@ class _Carrying:
                     self.findings.append(Finding(own, CorruptBundle.code, message))
                     self.damaged.setdefault(bundle_id, b"")
                     continue
-                if (row.uri, row.version) not in self.versions:
+                if (row.uri, row.version) not in claimed:
                     self.missing.append(row)
 
     # --- the index

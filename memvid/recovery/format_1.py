@@ -13,14 +13,14 @@ from typing import Any, Final
 
 from ..disk.paths import list_names, read_at, read_small, stat_open
 from ..disk.sealed_json import UNDECODED, SealedFormat
-from ..errors import PUT_BACK, CorruptBundle, Corruption, LimitExceeded, StoreError, Truncated, UnsupportedFormat
+from ..errors import PUT_BACK, CorruptBundle, StoreError, Truncated, UnsupportedFormat
 from ..folder.marks import MARKS_FILE, Marks, id_in_json, session_marks, uuid_in_marks
 from ..folder.store_file import has_bundles, has_manifests, has_own_packs
 from ..format.manifest import Lossy, Manifest, bundle_id_of, decode_manifest, encode_manifest_file
 from ..format.pack import Trailer
 from ..format.records import IndexRow
 from ..format.sealing import HEADER_BYTES
-from ..format_1 import TRAILER, BundleFile
+from ..format_1 import TRAILER
 from ..limits import MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_NOTE_BYTES, MAX_NOTE_NODES, MAX_VERSION
 from ..uri import SessionUri
 
@@ -46,15 +46,6 @@ class OldVersion:
     bundle_id: bytes
     manifest: Manifest
     encoded: bytes
-
-    @property
-    def claim(self) -> tuple[SessionUri, int]:
-        return self.manifest.uri, self.manifest.version
-
-    @property
-    def age(self) -> tuple[int, bytes]:
-        """Of two that claim one version of a session, the younger one is it."""
-        return self.manifest.created_ns, self.bundle_id
 
 
 def read_version(fd: int, path: str) -> OldVersion:
@@ -89,15 +80,6 @@ def _trailer_of(fd: int, path: str) -> Trailer:
         raise Truncated(f"{path} is cut off: it has {size_bytes} bytes.", path=path, size_bytes=size_bytes)
     trailer_bytes = TRAILER.size_bytes
     return TRAILER.decode(read_at(fd, size_bytes - trailer_bytes, trailer_bytes, path), size_bytes, path)
-
-
-def has_frames(fd: int, path: str) -> bool:
-    """Whether the directory of an open bundle's file can be read. Closes `fd`."""
-    try:
-        with BundleFile(fd, path, None):
-            return True
-    except (Corruption, LimitExceeded, UnsupportedFormat):
-        return False
 
 
 def is_marked(data: bytes, path: str) -> bool:

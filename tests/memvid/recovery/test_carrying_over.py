@@ -367,13 +367,24 @@ def rival(path: Path) -> Path:
     return bundle_of(case("rival", path), OTHER_URI)
 
 
-def test_of_two_bundles_for_one_version_the_younger_counts_and_the_other_is_kept(small: Path, tmp_path: Path) -> None:
+def require_rivals(place: Path, file: Path) -> None:
+    """The other session has two versions with one number. Both stay whole, and the younger one is woken by name."""
+    with Store.open(place, writable=True) as store:
+        older, younger = store.versions(OTHER_URI)
+        assert (older.version, younger.version, younger.bundle_id.hex()) == (1, 1, file.stem)
+        assert store.opening.unreadable == ()
+        store.repack()
+        assert [finding.code for finding in store.verify(deep=True).findings] == ["ambiguous_version"]
+        assert store.find_session(OTHER_URI) == younger
+        with store.open_bundle(older.bundle_id) as reader:
+            assert reader.tokens() == making.token_ids(0, 300, 2)
+            assert making.contents(reader) == making.expected(300, seed=2, **SMALL)
+
+
+def test_two_bundles_for_one_version_are_two_versions_and_neither_loses_its_blocks(small: Path, tmp_path: Path) -> None:
     file = rival(tmp_path / "later")
     put_in(small, file, file.stem)
-    with Store.open(small, writable=True) as store:
-        assert [row.bundle_id.hex() for row in store.versions(OTHER_URI)] == [file.stem]
-        assert [finding.code for finding in store.opening.unreadable] == ["version_mismatch"]
-    assert len(list((small / "damaged").glob("*.mvm"))) == 1
+    require_rivals(small, file)
 
 
 def quarantined(small: Path, file: Path, ending: str = ".mvb") -> Path:
@@ -383,14 +394,10 @@ def quarantined(small: Path, file: Path, ending: str = ".mvb") -> Path:
     return target
 
 
-def test_a_version_in_quarantine_is_none_beside_a_live_one(small: Path, tmp_path: Path) -> None:
+def test_a_version_in_quarantine_comes_in_beside_one_with_its_number(small: Path, tmp_path: Path) -> None:
     file = rival(tmp_path / "later")
     quarantined(small, file)
-    with Store.open(small, writable=True) as store:
-        assert len(store.versions(OTHER_URI)) == 1
-        assert store.versions(OTHER_URI)[0].bundle_id.hex() != file.stem
-        assert [finding.code for finding in store.opening.unreadable] == ["version_mismatch"]
-    assert (small / "damaged" / f"{file.stem}.mvb.1").is_file()
+    require_rivals(small, file)
 
 
 def test_a_version_in_quarantine_comes_in_with_its_frames(small: Path) -> None:
@@ -427,14 +434,51 @@ def test_a_damaged_live_file_gives_way_to_a_right_one_in_quarantine(small: Path)
         assert store.opening.unreadable == ()
 
 
-def test_what_is_no_bundle_in_quarantine_goes_to_damaged(small: Path) -> None:
+@pytest.mark.parametrize("live", ["sound", "damaged", "swapped"])
+def test_a_second_copy_in_quarantine_is_kept_and_costs_no_version(small: Path, live: str) -> None:
+    """A repair, at the latest, makes all of it whole."""
+    wanted, one, two = rows_in(small), bundle_of(small, OTHER_URI), bundle_of(small, URI)
+    for number in (1, 2):
+        making.put(small / "quarantine" / f"{one.name}.{number}", one.read_bytes())
+    format_1.damage_manifest(small / "quarantine" / f"{one.name}.2")
+    if live == "damaged":
+        format_1.damage_manifest(one)
+    elif live == "swapped":
+        making.put(one, two.read_bytes())
+        two.unlink()
+    with Store.open(small, writable=True) as store:
+        if live != "swapped":
+            assert rows(store) == wanted
+        store.repair()
+        assert rows(store) == wanted
+        with store.open_session(OTHER_URI) as reader:
+            assert making.contents(reader) == making.expected(300, seed=2, **SMALL)
+        with store.open_session(URI) as reader:
+            assert making.contents(reader) == making.expected(600, **SMALL)
+
+
+def test_a_damaged_version_in_quarantine_is_damaged_and_keeps_its_turns(place: Path) -> None:
+    for version in EXPECTED:
+        if version["session"] == str(URI):
+            bundle = place / "bundles" / version["bundle_id"][:2] / f"{version['bundle_id']}.mvb"
+            format_1.damage_manifest(bundle)
+            quarantined(place, bundle)
+    with Store.open(place, writable=True) as store:
+        assert store.has_turns(URI)
+        assert store.repack().bytes_freed == 0
+
+
+def test_what_is_no_bundle_in_quarantine_is_a_damaged_version(small: Path) -> None:
+    """Its name is all that there is of one."""
     making.put(small / "quarantine" / f"{64 * 'a'}.mvb.1", b"nothing")
     making.put(small / "quarantine" / "marks.json.1", b"{}")
     (small / "quarantine" / "mine").mkdir()
     with Store.open(small, writable=True) as store:
-        assert [finding.code for finding in store.opening.unreadable] == ["truncated"]
+        assert {finding.code for finding in store.opening.unreadable} == {"truncated"}
         assert len(rows(store)) == 3
-    assert {file.name for file in (small / "damaged").iterdir()} == {f"{64 * 'a'}.mvb.1", "marks.json.1"}
+        assert store.repack().bytes_freed == 0
+    assert (small / "bundles" / "aa" / f"{64 * 'a'}.mvb").read_bytes() == b"nothing"
+    assert {file.name for file in (small / "damaged").iterdir()} == {"marks.json.1"}
     assert (small / "quarantine" / "mine").is_dir(), "what is somebody's own stays"
 
 
