@@ -31,10 +31,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from blake3 import blake3
-
 from ..disk import durable
-from ..disk.paths import closing_fd, io_error, list_names, open_file, opened_folder, plain_status, read_small, undoing
+from ..disk.paths import (
+    closing_fd,
+    list_names,
+    open_file,
+    open_folder,
+    opened_folder,
+    plain_status,
+    read_small,
+    undoing,
+)
 from ..disk.sealed_json import reason_of
 from ..errors import (
     PUT_BACK,
@@ -43,7 +50,6 @@ from ..errors import (
     CorruptBundle,
     Corruption,
     CorruptJournal,
-    CorruptMarks,
     LimitExceeded,
     StoreError,
     StoreIoError,
@@ -87,11 +93,6 @@ _LIVE: Final = ".mvb"
 _BLOCKS: Final = ".mvr"
 
 
-def is_of_format_1(root_fd: int, path: str) -> bool:
-    """Whether a folder is a store of format 1."""
-    return uuid_of_format_1(root_fd, path) is not None
-
-
 def carry_over(root_fd: int, path: str) -> tuple[Finding, ...]:
     """Make a store of format 1 one of format 2; what could not come in whole. Call it under the store's lock, and then
     `finish`.
@@ -103,7 +104,7 @@ def carry_over(root_fd: int, path: str) -> tuple[Finding, ...]:
     assert store_uuid is not None
     create_folders(root_fd, path)
     durable.make_folder(root_fd, BUNDLES, path)
-    with undoing(partial(os.close, own_fd := _duplicate(root_fd, path))):
+    with undoing(partial(os.close, own_fd := open_folder(root_fd, ".", path))):
         folder = StoreFolder(path, own_fd, store_uuid)
     with contextlib.closing(folder):
         return _Carrying(folder).run()
@@ -150,14 +151,6 @@ def manifest_in_bundle(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
     return version.encoded if version.bundle_id == bundle_id else None
 
 
-def _duplicate(fd: int, path: str) -> int:
-    """Another descriptor. Raises StoreIoError."""
-    try:
-        return os.dup(fd)
-    except OSError as error:
-        raise io_error(error, "open", path) from error
-
-
 @dataclass(slots=True)
 class _Carrying:
     """One run.
@@ -199,7 +192,6 @@ class _Carrying:
         self._write_manifests()
         self._drop_deleted_turns()
         self._write_index()
-        self._set_damaged_marks_aside()
 
     def _tell(self, path: str, error: StoreError) -> None:
         self.findings.append(Finding(path, error.code, error.message))
@@ -258,7 +250,8 @@ class _Carrying:
             names = [name for name in list_names(fd, path) if plain_status(fd, name)]
             matches = [match for match in map(MOVED_NAME.fullmatch, names) if match]
             for match in sorted(matches, key=lambda match: (match[2], -int(match[3]), match[1])):  # the newest first
-                self._take_in(fd, match[0], bytes.fromhex(match[1]), is_version=match[2] == _LIVE)
+                with contextlib.suppress(FileNotFoundError):
+                    self._take_in(fd, match[0], bytes.fromhex(match[1]), is_version=match[2] == _LIVE)
             for name in names:
                 if name.startswith(("marks.json.", "store.json.")):
                     move_aside(folder.root_fd, folder.path, fd, name, path)
@@ -295,19 +288,10 @@ class _Carrying:
         folder = self.folder
         wanted = dict(self.damaged)
         wanted |= {bundle_id: encode_manifest_file(one.encoded) for bundle_id, one in self.versions.items()}
-        there = folder.list_versions()
-        for bundle_id in sorted(there - wanted.keys()):
+        for bundle_id in sorted(folder.list_versions() - wanted.keys()):
             folder.move_to_damaged(manifest_name(bundle_id))
         for bundle_id, data in sorted(wanted.items()):
-            if bundle_id in there and self._has(manifest_name(bundle_id), data):
-                continue
             folder.write_manifest(bundle_id, data)
-        folder.flush(map(manifest_name, wanted))  # a run that was cut off may have published without a flush
-
-    def _has(self, name: str, data: bytes) -> bool:
-        fd, _ = self.folder.open_name(name)
-        with os.fdopen(fd, "rb") as file:
-            return file.read(len(data) + 1) == data
 
     # --- the journal
 
@@ -384,18 +368,6 @@ class _Carrying:
             return
         if not is_marked(read_small(folder.root_fd, STORE_FILE, 4096, path), path):
             write_marks(folder.root_fd, folder.packs_fd, folder.path, encode_no_old_marks(folder.uuid))
-
-    def _set_damaged_marks_aside(self) -> None:
-        folder, path = self.folder, self.folder.path_of(MARKS_FILE)
-        with contextlib.suppress(FileNotFoundError):
-            data = read_small(folder.root_fd, MARKS_FILE, MAX_MARKS_BYTES, path)
-            try:
-                decode_old_marks(data, folder.uuid, path)
-            except MALFORMED as error:
-                kept = self._keep_in_damaged(f"{MARKS_FILE}.{blake3(data).hexdigest()[:8]}", data)
-                message = f"{path} is damaged: {reason_of(error)}. It moves to {kept}; its tags and pins are lost."
-                self.findings.append(Finding(path, CorruptMarks.code, message))
-                write_marks(folder.root_fd, folder.packs_fd, folder.path, encode_no_old_marks(folder.uuid))
 
     def _keep_in_damaged(self, name: str, data: bytes) -> str:
         """Write a file into damaged/, unless it is there; its path."""

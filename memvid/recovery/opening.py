@@ -14,7 +14,7 @@ from ..disk.paths import stamp_of, stat_name, undoing
 from ..errors import NoSpace, StoreError
 from ..folder.folder import StoreFolder, manifest_name
 from ..folder.marks import MARKS_FILE, create_store, findings_of_missing
-from ..folder.store_file import has_store_file, load_store_uuid, require_creatable
+from ..folder.store_file import has_store_file, load_store_uuid, require_creatable, uuid_of_format_1
 from ..format.manifest import encode_manifest_file
 from ..format.records import Finding, IndexRow, OpenReport
 from ..index.index import INDEX_FILE, Index, row_of
@@ -28,9 +28,9 @@ def claim(root_fd: int, path: str) -> tuple[StoreLock, str, tuple[Finding, ...]]
     """Take a store's lock; make the store if the folder is empty, and carry over one of format 1. A store of a later
     version, or a folder of other things, is left as it is. The lock, the store's uuid, and what could not be carried
     over."""
-    from .carrying_over import carry_over, finish, is_of_format_1
+    from .carrying_over import carry_over, finish
 
-    if is_of_format_1(root_fd, path):
+    if uuid_of_format_1(root_fd, path) is not None:
         pass
     elif has_store_file(root_fd, path):
         load_store_uuid(root_fd, path)
@@ -39,7 +39,7 @@ def claim(root_fd: int, path: str) -> tuple[StoreLock, str, tuple[Finding, ...]]
     lock = StoreLock(root_fd, path)
     told: tuple[Finding, ...] = ()
     with undoing(lock.close):
-        if is_of_format_1(root_fd, path):
+        if uuid_of_format_1(root_fd, path) is not None:
             told = carry_over(root_fd, path)
         elif not has_store_file(root_fd, path):
             create_store(root_fd, path)

@@ -17,7 +17,8 @@ from torpor.memvid.disk.lock import StoreLock
 from torpor.memvid.disk.paths import closing_fd, open_root
 from torpor.memvid.disk.sealed_json import SealedFormat
 from torpor.memvid.folder.folder import StoreFolder
-from torpor.memvid.folder.store_file import load_store_uuid
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.folder.store_file import load_store_uuid, uuid_of_format_1
 from torpor.memvid.index.index import Index
 from torpor.memvid.recovery import carrying_over
 from torpor.memvid.recovery.restoring import restore_store_file
@@ -50,7 +51,7 @@ def carry(path: Path, killing: int = 0) -> bool:
     with closing_fd(open_root(str(path), "store.json")) as fd, StoreLock(fd, str(path)):
         try:
             with killed_at(killing) if killing else nullcontext():
-                if carrying_over.is_of_format_1(fd, str(path)):
+                if uuid_of_format_1(fd, str(path)) is not None:
                     carrying_over.carry_over(fd, str(path))
                 carrying_over.finish(fd, str(path), load_store_uuid(fd, str(path)))
         except Killed:
@@ -301,7 +302,7 @@ def test_a_store_that_never_had_marks_has_some_before_it_has_a_manifest(tmp_path
     """They tell repair that the carrying over is not done, and under which uuid."""
     place = case("rival", tmp_path / "store")
     wanted, uuid = rows_in(place), json.loads((place / "store.json").read_text())["uuid"]
-    cut_before(place, "flush", StoreFolder)
+    cut_before(place, "_drop_deleted_turns", carrying_over._Carrying)
     assert list((place / "versions").glob("*.mvm"))
     (place / "store.json").unlink()
     restore_store_file(place)
@@ -482,13 +483,28 @@ def test_what_is_no_bundle_in_quarantine_is_a_damaged_version(small: Path) -> No
     assert (small / "quarantine" / "mine").is_dir(), "what is somebody's own stays"
 
 
-def test_damaged_marks_are_kept_and_told(small: Path) -> None:
+@pytest.mark.parametrize("way", ["put back", "repaired"])
+def test_damaged_marks_stay_damaged_until_they_are_put_back_or_repaired(small: Path, way: str) -> None:
+    """They never count as empty: a prune might drop versions that were pinned."""
+    good = (small / "marks.json").read_bytes()
     flip(small / "marks.json", 40)
     bad = (small / "marks.json").read_bytes()
+    for _ in range(2):
+        with Store.open(small, writable=True) as store:
+            with pytest.raises(errors.CorruptMarks):
+                store.marks(URI)
+            with pytest.raises(errors.CorruptMarks):
+                store.prune(Retention(keep_last=1))
+            assert "corrupt_marks" in {finding.code for finding in store.verify(deep=False).findings}
+    assert (small / "marks.json").read_bytes() == bad
+    if way == "put back":
+        (small / "marks.json").write_bytes(good)
     with Store.open(small, writable=True) as store:
-        assert [finding.code for finding in store.opening.unreadable] == ["corrupt_marks"]
-        assert not store.marks(URI).tags
-    assert [file.read_bytes() for file in (small / "damaged").iterdir()] == [bad]
+        if way == "repaired":
+            store.repair()
+            assert [file.read_bytes() for file in (small / "damaged").iterdir()] == [bad]
+        assert bool(store.marks(URI).tags) == (way == "put back")
+        assert store.verify(deep=False).findings == ()
 
 
 def test_marks_that_are_lost_stay_lost_and_none_are_none(small: Path, tmp_path: Path) -> None:
