@@ -46,11 +46,19 @@ def findings_of_rivals(core: StoreCore, rows: Iterable[IndexRow]) -> list[Findin
     by_claim: dict[tuple[SessionUri, int], list[IndexRow]] = {}
     for row in sorted(rows, key=lambda row: row.bundle_id):
         by_claim.setdefault((row.uri, row.version), []).append(row)
+    claims = (rivals for _, rivals in sorted(by_claim.items()) if len(rivals) > 1)
     return [
         Finding(core.folder.path_of(manifest_name(rivals[0].bundle_id)), AmbiguousVersion.code, told_of_rivals(rivals))
-        for _, rivals in sorted(by_claim.items())
+        for rivals in (_at_one_moment(core, each) for each in claims)
         if len(rivals) > 1
     ]
+
+
+def _at_one_moment(core: StoreCore, rows: Iterable[IndexRow]) -> list[IndexRow]:
+    """Those of the versions whose manifests are there at one moment, between two looks. A daemon beside us may have
+    deleted one and given its number to another."""
+    there = [row for row in rows if core.folder.has_manifest(row.bundle_id)]
+    return [row for row in there if core.folder.has_manifest(row.bundle_id)]
 
 
 def _advised(error: StoreError, advice: str) -> str:

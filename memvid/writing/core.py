@@ -349,13 +349,16 @@ class StoreCore:
 
     def look_again(self) -> None:
         """Enter packs and versions that came into the folder without this object, as a file that was put back, and let
-        packs go whose files are gone. Raises StoreIoError."""
+        packs go whose files are gone, and versions that a daemon beside us has deleted. Raises StoreIoError,
+        UnsafePath."""
         with self._writing:
             there, known = self.folder.list_packs(), self.index.pack_sizes().keys()
             self.index.drop_packs(known - there)
             for name in sorted(there - known):
                 self.enter_pack(name)
             versions, rows = self.folder.list_versions(), self.index.bundle_ids()
+            if (gone := rows - versions) and not self.has_lock:  # first: their numbers may have been given again
+                self.index.drop(gone - self.still_known(gone))
             for bundle_id in sorted(versions - rows):
                 self.enter_version(bundle_id)
             if versions - rows:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
 from torpor.memvid import Receipt, SessionUri, errors
-from torpor.memvid.checking import check, packs
+from torpor.memvid.checking import check, findings, packs
 from torpor.memvid.format.records import VerifyReport
 from torpor.memvid.store import Store
+from torpor.memvid.writing import core
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import case
 from torpor.tests.memvid.store_making import (
@@ -17,6 +19,7 @@ from torpor.tests.memvid.store_making import (
     URI,
     contents,
     flip,
+    id_of,
     in_pieces,
     manifest_path,
     meanwhile,
@@ -300,6 +303,36 @@ def test_beside_a_daemon_a_version_deleted_meanwhile_is_no_finding_and_a_missing
     with Store.open(store_path, writable=False) as reader:
         manifest_path(store, lost.bundle_id).unlink()
         assert codes(reader.verify(deep=True)) == ["bundle_missing"]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_beside_a_daemon_versions_that_had_a_number_one_after_the_other_are_no_rivals(
+    store: Store, store_path: Path, after: bool
+) -> None:
+    """The second one is deleted as well, while the reader enters it."""
+
+    def begin_anew(seed: int) -> None:
+        store.delete_session(URI)
+        sleep(store, seed=seed)
+
+    sleep(store, 10, uri=OTHER_URI)
+    sleep(store, seed=1)
+    with Store.open(store_path, writable=False) as reader:
+        begin_anew(2)
+        with meanwhile(core, "row_of", lambda: begin_anew(3), after=after):
+            assert reader.verify(deep=False).findings == ()
+        assert reader.verify(deep=False).findings == ()
+        assert [row.bundle_id for row in reader.versions(URI)] == [id_of(store, URI)]
+        assert reader.resolve_version(f"{URI}@1").bundle_id == id_of(store, URI)
+
+
+def test_of_rivals_those_are_told_whose_manifests_are_there(store: Store) -> None:
+    sleep(store)
+    other = sleep(store, seed=2)
+    rows = [dataclasses.replace(row, version=1) for row in store.versions(URI)]
+    assert len(findings.findings_of_rivals(store._core, rows)) == 1
+    manifest_path(store, other.bundle_id).unlink()
+    assert findings.findings_of_rivals(store._core, rows) == []
 
 
 def test_blocks_that_move_while_they_are_looked_for_are_found(store: Store) -> None:
