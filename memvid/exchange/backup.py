@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from ..disk import targets
 from ..disk.lock import StoreLock
 from ..disk.paths import closing_fd, whole_path
 from ..disk.room import free_bytes_of
 from ..errors import (
-    BlockMissing,
     BundleMissing,
     Corruption,
     LimitExceeded,
@@ -53,7 +52,6 @@ from ..units import format_bytes
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
-from ..writing.reader import BundleReader
 from .intake import Intake
 
 
@@ -182,57 +180,24 @@ def _copy_and_tell(run: MaintenanceRun, intake: Intake, row: IndexRow, *, is_str
     """Write one version into the backup; the bytes written, 0 if it was deleted meanwhile, or is not whole, which is
     told. Raises NoSpace, StoreIoError: the backup cannot be written."""
     core = run.core
+    path = core.folder.path_of(manifest_name(row.bundle_id))
     try:
         with core.open_reader(row.bundle_id) as reader:
-            source = _Source(core, reader, is_stripped=is_stripped)
-            return intake.take(reader.entries, lambda _: reader.manifest, source.holding).bytes_written
-    except _Unread as failure:
-        run.fail(core.folder.path_of(manifest_name(row.bundle_id)), failure.error)
+
+            def source(entry: BlockEntry, checked: bool) -> AbstractContextManager[FrameReader]:
+                return reader.holding(entry, checked=checked, stripped=is_stripped)
+
+            return intake.take(reader.entries, lambda _: reader.manifest, source).bytes_written
     except BundleMissing as error:
         if core.still_known([row.bundle_id]):
-            run.fail(core.folder.path_of(manifest_name(row.bundle_id)), error)
+            run.fail(path, error)
     except (Corruption, LimitExceeded, UnsupportedFormat, UnsafePath) as error:
-        run.fail(core.folder.path_of(manifest_name(row.bundle_id)), error)
-    return 0
-
-
-class _Unread(Exception):
-    """A block that the system does not read in the store: the rest can still be copied."""
-
-    def __init__(self, error: StoreError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
-class _Source:
-    """The packs of the store that a version's blocks are copied from."""
-
-    def __init__(self, core: StoreCore, reader: BundleReader, *, is_stripped: bool) -> None:
-        self._core = core
-        self._reader = reader
-        self._is_stripped = is_stripped
-
-    @contextlib.contextmanager
-    def holding(self, entry: BlockEntry, checked: bool) -> Iterator[FrameReader]:
-        with ExitStack() as stack:
-            try:
-                file = self._open(entry, checked, stack)
-            except StoreIoError as error:
-                raise _Unread(error) from error
-            yield file
-
-    def _open(self, entry: BlockEntry, checked: bool, stack: ExitStack) -> FrameReader:
-        try:
-            return stack.enter_context(self._reader.holding(entry, checked=checked))
-        except BlockMissing:
-            if not self._is_stripped:
-                raise
-            self._reader.read_header(entry)  # raises, or a pack has it
-            for name in self._core.index.packs_of(entry.id, stripped=True):
-                file = stack.enter_context(self._core.files.holding(name))
-                if entry.id in file.heads:
-                    return file
+        run.fail(path, error)
+    except StoreIoError as error:  # a file that the system does not read in the store: the rest can still be copied
+        if not str(error.details.get("path")).startswith(f"{core.path}/"):
             raise
+        run.fail(path, error)
+    return 0
 
 
 def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:

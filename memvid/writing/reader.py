@@ -144,17 +144,18 @@ class BundleReader(Closing):
         return self.manifest.token_count
 
     @contextmanager
-    def holding(self, entry: BlockEntry, *, checked: bool = False) -> Iterator[FrameReader]:
+    def holding(self, entry: BlockEntry, *, checked: bool = False, stripped: bool = False) -> Iterator[FrameReader]:
         """The pack to copy a block from; the block's head has been compared with the manifest. checked: with every byte
-        of the block right, whatever other packs have of it."""
+        of the block right, whatever other packs have of it. stripped: one that has the header alone will do."""
 
         def check(file: FrameReader) -> None:
             head = self._head(file, entry)
-            file.frame_of(entry.id)
-            if checked:
-                file.check_block(entry.id, known=head)
+            if not (stripped and entry.id in file.heads):
+                file.frame_of(entry.id)
+                if checked:
+                    file.check_block(entry.id, known=head)
 
-        name, _ = self._read(entry, check)
+        name, _ = self._read(entry, check, stripped=stripped)
         with self._files.holding(name) as file:
             yield file
 

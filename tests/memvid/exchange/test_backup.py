@@ -308,6 +308,21 @@ def test_a_stripped_version_goes_with_its_ledger_and_its_mark(source: Path, tmp_
     require_whole(tmp_path / "copy")
 
 
+def test_a_stripped_version_goes_by_its_sound_headers_beside_a_damaged_copy(source: Path, tmp_path: Path) -> None:
+    before = {pack: pack.read_bytes() for pack in (source / "packs").iterdir()}
+    with Store.open(source, writable=True) as store:
+        store.strip(OTHER_URI)
+        store.repack()
+    for pack, data in before.items():
+        if not pack.exists():  # a copy that is put back, with damaged keys
+            pack.write_bytes(data)
+            pack.chmod(0o600)
+            making.flip(pack, len(data) // 2)
+    assert back_up(source, tmp_path / "copy").problems == ()
+    with Store.open(tmp_path / "copy", writable=True) as copy, copy.open_session(OTHER_URI) as reader:
+        assert reader.tokens() == making.token_ids(0, 800, 3)
+
+
 def test_a_version_that_is_whole_again_is_stripped_in_no_backup(source: Path, tmp_path: Path) -> None:
     with Store.open(source, writable=True) as store:
         store.export_session(OTHER_URI, None, tmp_path / "exported")
