@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from ..errors import StoreError
+from ..errors import BundleMissing, StoreError
 from ..folder.folder import StoreFolder, manifest_name
 from ..format.manifest import Manifest, end_record_of
 from ..format.records import Finding
@@ -59,10 +59,10 @@ class Needs:
             there, unknown = set(self._folder.list_versions()), []
             for bundle_id in sorted(((there - self._of.keys()) | (set(known) - there)) - set(but_for)):
                 finding = self._read(bundle_id)
-                if finding is not None:
-                    unknown.append(finding)
-                else:
+                if finding is None:
                     there.add(bundle_id)
+                elif finding.code != BundleMissing.code or bundle_id in known:  # else it went behind the listing
+                    unknown.append(finding)
             for gone in self._of.keys() - there:
                 del self._of[gone]
                 self._with_end.discard(gone)

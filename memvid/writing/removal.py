@@ -36,10 +36,29 @@ def needed_now(
     the marks cannot be read, no version counts as stripped. Nor does one behind which turns stand in the journal: they
     become a version with its blocks. strips, deletes: for a dry run, as if these versions were stripped, or deleted.
     pins: whether what this process uses counts. Raises StoreIoError."""
-    marks, bases = marks_in(core.folder) or Marks(core.folder.uuid), frozenset(core.journal.bases().values())
-    known = core.index.bundle_ids() | (marks.named - core.marked_still) | bases
+    named, stripped = _told(core)
+    known = core.index.bundle_ids() | named
     pinned = core.pins.blocks() if pins else ()
-    return core.needs.now(known, (marks.stripped - bases).union(strips), pinned, deletes)
+    while True:
+        needed = core.needs.now(known, stripped.union(strips), pinned, deletes)
+        gone = _deleted(core, known) if needed.unknown else frozenset()
+        if not gone:
+            return needed
+        known -= gone
+
+
+def _told(core: StoreCore) -> tuple[frozenset[bytes], frozenset[bytes]]:
+    """The versions that tags, pins and turns tell of, and those that are stripped."""
+    still = frozenset(core.marked_still)  # before the marks: what leaves it has none any more
+    marks, bases = marks_in(core.folder) or Marks(core.folder.uuid), frozenset(core.journal.bases().values())
+    return (marks.named - still) | bases, marks.stripped - bases
+
+
+def _deleted(core: StoreCore, known: Collection[bytes]) -> frozenset[bytes]:
+    """Those of the versions that another thread, or a daemon beside us, has deleted since they were known: all that
+    told of them goes before their manifests."""
+    missing = frozenset(each for each in known if not core.folder.has_manifest(each))
+    return missing - core.still_known(missing) - _told(core)[0] if missing else missing
 
 
 def remove_unneeded(

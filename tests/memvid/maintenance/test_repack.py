@@ -19,6 +19,7 @@ from torpor.memvid.folder.marks import Marks
 from torpor.memvid.maintenance import repack as repacking
 from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy, Step
 from torpor.memvid.store import Store
+from torpor.memvid.writing.needs import Needs
 from torpor.tests.memvid.format_1_stores import SMALL, case
 from torpor.tests.memvid.maintenance.crash_rig import Crash, all_blocks, cut_off
 from torpor.tests.memvid.store_making import (
@@ -452,6 +453,22 @@ def test_a_repack_empties_the_folder_of_a_store_that_was_carried_over(store_path
         require_awake(store, 512, uri=FORK_URI, **SMALL)
     with reopened(store, anew=True) as store:
         require_awake(store, 900, **SMALL)
+
+
+@pytest.mark.parametrize("what", ["repack", "forget", "beside"])
+def test_a_version_that_is_deleted_behind_the_look_is_not_missing(store: Store, what: str) -> None:
+    """By another thread, or by a daemon beside this process."""
+    sleeps(store, 5)
+    for uri in (OTHER_URI, FORK_URI):
+        sleep(store, uri=uri, seed=2)
+    at = 2 if what == "forget" else 1  # the first look of a forget is its delete's, and nothing comes between
+    delete = meanwhile(Needs, "now", lambda: store.delete_session(OTHER_URI), at=at)
+    with Store.open(store.path, writable=False) as beside, delete:
+        if what == "forget":
+            report = store.forget(FORK_URI)
+        else:
+            report = (beside if what == "beside" else store).repack(policy=FEW, dry_run=what == "beside")
+    assert (report.problems, "rewrite" in kinds(report)) == ((), what != "forget")
 
 
 def test_a_lost_block_is_still_lost_and_nothing_else(store: Store) -> None:
