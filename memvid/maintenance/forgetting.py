@@ -134,12 +134,13 @@ class _Forget:
         deletes = self._ids if self.run.dry_run else ()
         repack_packs(self.run, None, CLEARING, deletes=deletes, must_go=own)
         needed = self._needed()
-        for remain in find_remains(self._core, self._uri, needed.blocks) if not needed.unknown else ():
+        for remain in find_remains(self._core, self._uri, needed) if not needed.unknown else ():
             if remain.why is None and remain.folder:
                 self._remove(remain, needed)
 
-    def _needed(self, *, pins: bool = True) -> Needed:
-        return needed_now(self._core, deletes=self._ids if self.run.dry_run else (), pins=pins)
+    def _needed(self) -> Needed:
+        """By versions: what is only in use is not needed."""
+        return needed_now(self._core, deletes=self._ids if self.run.dry_run else (), pins=False)
 
     def _is_version(self, name: str) -> bool:
         """Whether a pack has a manifest of the session in it."""
@@ -180,13 +181,14 @@ class _Forget:
         self._look_at_journal()
         if not dry_run:
             self._look_at_marks()
-        needed = self._needed(pins=False)  # what is only in use is not needed
+        needed = self._needed()
         if needed.unknown:
             return  # that is told already
         if not dry_run:
-            self._look_at_packs(needed.blocks)
-        for remain in find_remains(self._core, self._uri, needed.blocks):
-            if not (dry_run and remain.why is None and remain.folder):  # that one will go
+            self._look_at_packs(needed)
+        told = {finding.path for finding in self.run.problems}
+        for remain in find_remains(self._core, self._uri, needed):
+            if remain.path not in told and not (dry_run and remain.why is None and remain.folder):  # that one will go
                 self._tell_remain(remain)
 
     def _look_at_manifests(self) -> None:
@@ -230,14 +232,14 @@ class _Forget:
                 reason = f"Its turns name {self._uri} as their origin; forget this one too if the name must go."
                 self.run.actions.append(Action("keep", journal.path, other, None, 0, reason))
 
-    def _look_at_packs(self, needed: frozenset[bytes]) -> None:
+    def _look_at_packs(self, needed: Needed) -> None:
         core, run = self._core, self.run
         told = {finding.path for finding in run.problems}
         for name in sorted(core.folder.list_packs()):
             path = core.folder.path_of(name)
             try:
                 with open_frames(core.folder, name) as file:
-                    idle = {*file.frames, *file.heads} - needed
+                    idle = needed.idle_in(file)
                     is_version = self._has_manifest(file)
             except BundleMissing:
                 continue

@@ -5,7 +5,8 @@ Owns the verdict on each such file. Changes nothing.
 Rules:
 - A thing that is no plain file of ours, cannot be read, or is not of the store may hold anything: that is told.
 - Innocent are only: an empty file; a file of the store that others answer for (index, marks); a sound manifest of
-  another session; a sound pack in which each block is one that some version needs.
+  another session; a sound pack of which nothing is idle (`Needed.idle_in`). What was handed over to become a version
+  (`incoming`) counts as needed by that one.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from ..format_1 import BundleFile
 from ..index.index import COUNT_NAME, INDEX_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore
+from ..writing.needs import Needed
 
 _OWN: Final = frozenset(
     {STORE_FILE, LOCK_NAME, MARKS_FILE, SCRUB_FILE, INDEX_FILE, VERSIONS, PACKS, BUNDLES, DAMAGED, INCOMING, JOURNAL}
@@ -65,9 +67,9 @@ class Remain:
     why: str | None
 
 
-def find_remains(core: StoreCore, uri: SessionUri, needed: Collection[bytes]) -> Iterator[Remain]:
+def find_remains(core: StoreCore, uri: SessionUri, needed: Needed) -> Iterator[Remain]:
     """Look through everything in the store's folder but its manifests and packs, its index, its marks and its journal.
-    needed: the blocks of all other versions. Raises StoreIoError."""
+    needed: by all other versions. Raises StoreIoError."""
     judge = _Judge(uri, needed)
     root_fd, root = core.folder.root_fd, core.path
     for name in list_names(root_fd, root):
@@ -93,9 +95,9 @@ def find_remains(core: StoreCore, uri: SessionUri, needed: Collection[bytes]) ->
 
 
 class _Judge:
-    def __init__(self, uri: SessionUri, needed: Collection[bytes]) -> None:
+    def __init__(self, uri: SessionUri, needed: Needed) -> None:
         self._uri = uri
-        self._needed = frozenset(needed)
+        self._needed = needed
 
     def file(self, folder_fd: int, name: str, path: str, folder: str) -> Iterator[Remain]:
         """A name with the verdict on it; nothing for an innocent one."""
@@ -108,7 +110,7 @@ class _Judge:
             size_bytes = status.st_size if stat.S_ISREG(status.st_mode) else 0
             if stat.S_ISREG(status.st_mode) and not size_bytes:
                 return
-            holds, why = self._verdict(open_file(folder_fd, name, os.O_RDONLY, path), path)
+            holds, why = self._verdict(open_file(folder_fd, name, os.O_RDONLY, path), path, folder)
         except FileNotFoundError:
             return  # it went meanwhile
         except StoreError as error:
@@ -116,7 +118,7 @@ class _Judge:
         if holds or why:
             yield Remain(path, folder, name, size_bytes, None if holds else why)
 
-    def _verdict(self, fd: int, path: str) -> tuple[bool, str]:
+    def _verdict(self, fd: int, path: str, folder: str) -> tuple[bool, str]:
         """Whether a file holds bytes of the session; if not, why that is unknown, or "". Closes `fd`."""
         with undoing(lambda: os.close(fd)):
             magic = read_at(fd, 0, min(len(PACK_MAGIC), stat_open(fd, path).st_size), path)
@@ -124,22 +126,24 @@ class _Judge:
             with (PackFile if magic == PACK_MAGIC else BundleFile)(fd, path, None) as file:
                 encoded = file.encoded_manifest()
                 manifest = decode_manifest(encoded, path) if encoded else None
-                return self._of_frames({*file.frames, *file.heads}, manifest)
+                idle = self._needed.idle_in(file)
+                if manifest is not None and folder == INCOMING:
+                    idle -= {entry.id for entry in manifest.blocks}
+                return self._of(manifest, idle)
         with closing_fd(fd):
             name = _MANIFEST.match(os.path.basename(path))
             if magic == MANIFEST_MAGIC and name:
-                return self._of_frames(set(), read_manifest(fd, path, bytes.fromhex(name[0])))
+                return self._of(read_manifest(fd, path, bytes.fromhex(name[0])), set())
             if _mentions(fd, self._uri.name.encode(), path):
                 return False, f"it has the text {self._uri.name} in it"
             return False, "" if _TEXT.search(path) else "it is no file of a store"
 
-    def _of_frames(self, blocks: set[bytes], manifest: Manifest | None) -> tuple[bool, str]:
+    def _of(self, manifest: Manifest | None, idle: Collection[bytes]) -> tuple[bool, str]:
         if manifest is not None and manifest.uri == self._uri:
             return True, ""
         if manifest is not None and map_tells_of(manifest.session, self._uri):
             return False, f"it is a version of {manifest.uri}, and names it as its origin"
-        own = {entry.id for entry in manifest.blocks} if manifest is not None else set()
-        return not blocks <= self._needed | own, ""
+        return bool(idle), ""
 
 
 def _mentions(fd: int, text: bytes, path: str) -> bool:

@@ -113,12 +113,14 @@ class Mending:
         )
 
     def _copies(self, file: DamagedPack, name: str, needed: Needed) -> _Copies:
-        def wanted(block_id: bytes) -> bool:
-            return bool(needed.unknown) or block_id in needed.blocks
-
-        full = [each for each in file.frames if wanted(each) and not self._is_elsewhere(each, name)]
+        whole = {each for each in file.frames if needed.unknown or needed.has_whole(each)}
+        full = [each for each in file.frames if each in whole and not self._is_elsewhere(each, name)]
         heads = [
-            each for each in (*file.heads, *file.torn) if wanted(each) and not self._is_elsewhere(each, name, head=True)
+            each
+            for each in (*file.frames, *file.heads, *file.torn)
+            if each not in whole
+            and (needed.unknown or each in needed.blocks)
+            and not self._is_elsewhere(each, name, head=True)
         ]
         return _Copies(tuple(full), tuple(heads))
 

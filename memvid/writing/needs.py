@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import BundleMissing, StoreError
 from ..folder.folder import StoreFolder, manifest_name
+from ..format.frames import FrameReader
 from ..format.manifest import Manifest, end_record_of
 from ..format.records import Finding
 
@@ -24,6 +25,15 @@ class Needed:
     blocks: frozenset[bytes]
     stripped: frozenset[bytes]
     unknown: tuple[Finding, ...]
+
+    def has_whole(self, block_id: bytes) -> bool:
+        """Whether a block's keys and values are needed, and not its header alone."""
+        return block_id in self.blocks and block_id not in self.stripped
+
+    def idle_in(self, file: FrameReader) -> set[bytes]:
+        """The blocks of which a file has what nothing needs: those that no version names, and keys and values where the
+        header is enough."""
+        return {each for each in file.frames if not self.has_whole(each)} | (file.heads.keys() - self.blocks)
 
 
 class Needs:

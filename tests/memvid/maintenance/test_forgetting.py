@@ -55,6 +55,14 @@ def require_gone(store: Store, *, seed: int = 5, token_count: int = 600, shared:
     assert files_with(path, making.token_ids(token_count - 8, 8, seed)) == []
 
 
+def require_no_keys_left(store: Store, *, seed: int = 5, token_count: int = 512) -> None:
+    """No file has 16 bytes of a span's keys and values in it: a stripped fork has the tokens."""
+    for block in making.expected(token_count, seed=seed)[:-1]:
+        for slot in block:
+            assert files_with(store.path, slot[:16]) == []
+    store.close()
+
+
 def codes(report: MaintenanceReport) -> dict[str, str]:
     return {Path(finding.path).name: finding.code for finding in report.problems}
 
@@ -134,6 +142,22 @@ def test_a_session_that_somebody_reads_is_told_and_goes_with_its_reader(store: S
     with pytest.raises(SessionNotFound, match="Nothing of it is in the store"):
         store.forget(SECRET)
     require_gone(store)
+
+
+@pytest.mark.parametrize("who", ["reader", "sleep"])
+def test_keys_and_values_that_somebody_uses_and_a_stripped_fork_shares_are_told(store: Store, who: str) -> None:
+    """Of such a block the fork needs the header alone."""
+    secret(store)
+    made = sleep(store, 600, uri=FORK_URI, seed=5)
+    store.strip(FORK_URI)
+    with store.open_session(SECRET) if who == "reader" else store._core.pinning() as user:
+        if isinstance(user, int):  # as a sleep that refers to them, and fails in the end
+            store._core.pins.extend(user, [entry.id for entry in made.entries])
+        report = store.forget(SECRET)
+        assert set(codes(report).values()) == {forgetting.STILL_OPEN}
+    assert store.forget(SECRET).problems == ()
+    assert making.ledger(store, FORK_URI) == making.token_ids(0, 600, 5)
+    require_no_keys_left(store)
 
 
 def test_a_version_that_comes_meanwhile_is_told(store: Store) -> None:
@@ -237,6 +261,44 @@ def test_what_others_need_of_a_damaged_file_that_goes_is_kept(store: Store) -> N
         assert [action.kind for action in one.actions if action.kind in ("copy", "remove")][-2:] == ["copy", "remove"]
     assert list(Path(store.path, "damaged").iterdir()) == []
     require_awake(store, 256, uri=FORK_URI, seed=5)
+    store.close()
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_what_a_stripped_fork_needs_of_a_damaged_file_is_its_headers(store: Store, read: bool) -> None:
+    """The file goes, also while somebody reads the session: nobody reads there."""
+    secret(store, 512)
+    made = store.require_session(SECRET)
+    with store.open_session(SECRET) as reader:
+        entries = reader.entries
+    making.write(store, [], 512, uri=FORK_URI, parent=made.bundle_id, reused=entries)
+    pack = Path(store.path, store.index.packs_of(entries[1].id)[0])
+    spoil_frame(pack, frame_in(pack, entries[1].id))
+    store.repair()
+    store.strip(FORK_URI)
+    with store.open_session(SECRET) if read else contextlib.nullcontext():
+        assert (store.forget(SECRET).problems == ()) != read
+        assert list(Path(store.path, "damaged").iterdir()) == []
+    assert read is False or store.forget(SECRET).problems == ()
+    assert making.ledger(store, FORK_URI) == making.token_ids(0, 512, 5)
+    require_no_keys_left(store)
+
+
+@pytest.mark.parametrize("fate", ["stripped", "deleted"])
+def test_a_damaged_bundle_of_another_session_has_no_keys_of_its_own_once_that_needs_none(
+    store: Store, tmp_path: Path, fate: str
+) -> None:
+    """Its manifest keeps only what was handed over to become a version."""
+    secret(store, 512)
+    sleep(store, 512, uri=FORK_URI, seed=5)
+    store.export_session(FORK_URI, None, tmp_path / "exported")
+    store.strip(FORK_URI) if fate == "stripped" else store.delete_session(FORK_URI)
+    for place in ("damaged", "incoming"):
+        Path(store.path, place).mkdir(mode=0o700)
+        shutil.copy(tmp_path / "exported", Path(store.path, place, f"{'a' * 64}.mvb"))
+    (tmp_path / "exported").unlink()
+    assert store.forget(SECRET).problems == ()
+    assert [place for place in ("damaged", "incoming") if list(Path(store.path, place).iterdir())] == ["incoming"]
     store.close()
 
 
