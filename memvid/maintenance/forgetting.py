@@ -158,7 +158,14 @@ class _Forget:
         core = self._core
         path = f"{core.path}/{remain.folder}"
         try:
-            Mending(self.run, FoundBlocks(), set()).keep(remain.path, needed)
+            if not Mending(self.run, FoundBlocks(), set()).keep(remain.path, needed):
+                message = (
+                    f"{remain.path} holds bytes of {self._uri}, or of a session that is no more. It stays, for it has "
+                    "a part of a block that others need and no pack has: with a backup, `torpor repair --from FOLDER` "
+                    f"may put that together. Then {_AGAIN}. Or remove the file, and that block is lost."
+                )
+                self.run.tell(remain.path, NOT_FORGOTTEN, message)
+                return
             if not self.run.dry_run:
                 with core.committing(), opened_folder(core.folder.root_fd, remain.folder, path) as fd:
                     durable.remove(fd, remain.name, path)

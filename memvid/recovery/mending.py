@@ -71,9 +71,13 @@ class Mending:
         except (ReadBackFailed, StoreBusy) as error:
             self._run.fail(path, error)
 
-    def keep(self, path: str, needed: Needed) -> None:
-        """Copy what is needed of a file that goes, and sound in no pack. Raises StoreError."""
+    def keep(self, path: str, needed: Needed) -> bool:
+        """Copy what is needed of a file that is to go, and sound in no pack. False, and nothing is copied, if it must
+        stay: of a block that is sound nowhere it has a part, with which a repair may put the block together. Raises
+        StoreError."""
         with DamagedPack(open_foreign_file(path), path, None) as file:
+            if any(needed.has_whole(each) and not self._is_elsewhere(each, "") for each in file.torn):
+                return False
             copies = self._copies(file, "", needed)
             new, size_bytes = PACKS, 0
             if copies and not self._run.dry_run:
@@ -82,6 +86,7 @@ class Mending:
                     new, size_bytes = self._core.publish_pack(*written), written[0].size_bytes
                     self._core.count_written(utc_day(now_ns()), size_bytes)
             self._tell_copy(new, copies, size_bytes)
+            return True
 
     def _take_note(self, file: DamagedPack) -> None:
         for block_id in file.frames:

@@ -302,6 +302,27 @@ def test_a_damaged_bundle_of_another_session_has_no_keys_of_its_own_once_that_ne
     store.close()
 
 
+def test_the_only_part_of_a_block_that_others_need_stays_and_is_told(store: Store, tmp_path: Path) -> None:
+    """In the backup another slot of the block is damaged: the two together are whole."""
+    secret(store, 512)
+    receipt = sleep(store, 256, uri=FORK_URI, seed=5)
+    store.backup(tmp_path / "backup")
+    pack, block = pack_of(store, receipt), receipt.entries[0].id
+    spoil_frame(pack, frame_in(pack, block))
+    with Store.open(tmp_path / "backup", writable=True) as copy:
+        other = pack_of(copy, receipt)
+        frame = frame_in(other, block)
+        flip(other, frame.offset + frame.frame_bytes - 70)
+    store.repair()
+    plan, report = store.forget(SECRET, dry_run=True), store.forget(SECRET)
+    assert codes(plan) == codes(report) == {pack.name: forgetting.NOT_FORGOTTEN}
+    assert store.repair(sources=[tmp_path / "backup"]).problems == ()
+    require_awake(store, 256, uri=FORK_URI, seed=5)
+    assert store.forget(SECRET).problems == ()
+    require_awake(store, 256, uri=FORK_URI, seed=5)
+    require_gone(store, token_count=512, shared=1)
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_manifest_of_it_in_an_exported_file_among_the_packs_goes(store: Store, tmp_path: Path, damaged: bool) -> None:
     secret(store, 512)
