@@ -206,8 +206,8 @@ class Marks:
 
     def without_bundles(self, bundle_ids: Iterable[bytes], *, names: bool = True, strips: bool = True) -> Marks:
         """No marks of these versions, in any session. names: their tags and pins go. strips: their strips go."""
-        named = frozenset(bundle_ids if names else ())
-        stripped = frozenset(bundle_ids if strips else ())
+        gone, none = frozenset(bundle_ids), frozenset[bytes]()
+        named, stripped = gone if names else none, gone if strips else none
         return Marks(self.store_uuid, {uri: _left(marks, named, stripped) for uri, marks in self.sessions.items()})
 
     def with_those_of(self, later: Marks) -> Marks:
