@@ -299,14 +299,6 @@ class Index(Closing):
         """The bytes of each pack's file, by name."""
         return {str(name): int(size) for name, size in self._select("SELECT name, size_bytes FROM packs", ())}
 
-    def block_keys(self) -> Iterator[tuple[str, list[tuple[int, bool]]]]:
-        """Each pack with its blocks, as `block_key` and whether it is stripped."""
-        for name in sorted(self.pack_sizes()):
-            rows = self._select(
-                "SELECT block, stripped FROM blocks WHERE pack = (SELECT number FROM packs WHERE name = ?)", (name,)
-            )
-            yield name, [(int(key), bool(stripped)) for key, stripped in rows]
-
     # --- versions
 
     def bundle_ids(self) -> set[bytes]:

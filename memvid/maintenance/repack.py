@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import re
 import stat
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -46,7 +45,6 @@ from ..format.codecs import RAW_CODE, encode_slot
 from ..format.frames import FrameReader
 from ..format.pack_writer import PackWriter
 from ..format.records import Action, MaintenanceReport
-from ..index.index import block_key
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.frame_files import open_frames
@@ -110,9 +108,6 @@ def repack_packs(
     run.problems += needed.unknown
     if needed.unknown:
         return
-    if names is None:
-        for name, error in sorted(core.unreadable_packs.items()):
-            run.fail(core.folder.path_of(name), error)
     look = _Look(run, policy, needed, frozenset(deletes))
     views = look.views(names, must_go)
     steps = plan_repack(views.values(), look.uses, policy)
@@ -184,7 +179,7 @@ def _unmark_dangling(run: MaintenanceRun) -> None:
 
 
 class _Look:
-    """The packs that a repack may change, as values. Only these are opened: the index tells which may be."""
+    """The packs that a repack may change, as values."""
 
     def __init__(self, run: MaintenanceRun, policy: RepackPolicy, needed: Needed, deletes: frozenset[bytes]) -> None:
         self._run = run
@@ -202,9 +197,9 @@ class _Look:
                 self._dates.update(dict.fromkeys(run.core.needs.of(row.bundle_id), row.created_ns))
 
     def views(self, names: Collection[str] | None, must_go: Collection[str]) -> dict[str, PackView]:
-        """These packs, or of all those that a plan may change."""
+        """These packs, or all: those that can be read."""
         everywhere = names is None
-        asked = self._candidates() if names is None else set(names)
+        asked = self._core.folder.list_packs() if names is None else set(names)
         views = {}
         for name in sorted(asked.union(must_go)):
             is_bundle = everywhere and name.startswith(f"{BUNDLES}/")
@@ -212,33 +207,6 @@ class _Look:
             if view is not None:
                 views[name] = view
         return views
-
-    def _candidates(self) -> set[str]:
-        """By the index: packs with blocks that nothing needs, or that lie in two packs, packs of sessions that have
-        many, cold ones, and bundles. A false one costs a look."""
-        owners = {block_key(block): uri for block, uri in self.uses.owners().items()}
-        full = {block_key(block) for block in self.uses.needed.blocks - self.uses.needed.stripped}
-        heads = {block_key(block) for block in self.uses.needed.stripped}
-        dates = {block_key(block): date for block, date in self._dates.items()}
-        counts: Counter[int] = Counter()
-        of_sessions: dict[SessionUri, list[str]] = {}
-        found = set()
-        lying: dict[str, list[int]] = {}
-        for name, blocks in self._core.index.block_keys():
-            lying[name] = [key for key, _ in blocks]
-            counts.update(lying[name])
-            is_fit = all(key in heads if stripped else key in full for key, stripped in blocks)
-            if name.startswith(f"{BUNDLES}/") or not is_fit or self._is_cold(dates.get(key, 0) for key, _ in blocks):
-                found.add(name)
-            users = {owners.get(key) for key, _ in blocks if key in owners}
-            only = users.pop() if len(users) == 1 else None
-            if only is not None:
-                of_sessions.setdefault(only, []).append(name)
-        for mine in of_sessions.values():
-            if len(mine) > self._policy.max_packs:
-                found.update(mine)
-        found.update(name for name, keys in lying.items() if any(counts[key] > 1 for key in keys))
-        return found
 
     def _is_cold(self, dates: Iterable[int]) -> bool:
         """Whether no version younger than the policy says needs a block of a pack."""
@@ -255,8 +223,7 @@ class _Look:
         except BundleMissing:
             return None  # it went meanwhile
         except StoreError as error:
-            if name not in core.unreadable_packs:
-                self._run.fail(core.folder.path_of(name), error)
+            self._run.fail(core.folder.path_of(name), error)
             return None
 
     def _compressible(self, file: FrameReader) -> frozenset[bytes]:

@@ -74,14 +74,14 @@ class Uses:
     needed: Needed
     chains: Mapping[SessionUri, Sequence[Sequence[bytes]]]
 
-    def owners(self, of: Collection[bytes] | None = None) -> dict[bytes, SessionUri | None]:
-        """The one session that needs a block; None for one that several need. of: only these blocks."""
-        wanted = None if of is None else frozenset(of)
+    def owners(self, of: Collection[bytes]) -> dict[bytes, SessionUri | None]:
+        """The one session that needs each of these blocks; None for one that several need."""
+        wanted = frozenset(of)
         owners: dict[bytes, SessionUri | None] = {}
         for uri, chains in self.chains.items():
             mine: set[bytes] = set()
             for chain in chains:
-                mine.update(chain if wanted is None else wanted.intersection(chain))
+                mine.update(wanted.intersection(chain))
             for block in mine:
                 owners[block] = uri if owners.get(block, uri) == uri else None
         return owners

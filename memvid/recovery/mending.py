@@ -174,7 +174,6 @@ class Mending:
     def _let_go(self, name: str, new: str) -> None:
         if new != name:
             self._core.index.drop_packs([name])
-        self._core.unreadable_packs.pop(name, None)
         self._core.files.close_stale()
 
     def _tell(self, name: str, new: str, copies: _Copies, size_bytes: int, place: str) -> None:

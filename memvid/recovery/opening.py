@@ -80,7 +80,7 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
     there, known = folder.list_packs(), index.pack_sizes().keys()
     index.drop_packs(known - there)
     unreadable = [*told]
-    unreadable += [finding for name in sorted(there - known) if (finding := _enter_pack(core, name)) is not None]
+    unreadable += [finding for name in sorted(there - known) if (finding := core.enter_pack(name)) is not None]
     there_versions, known_versions = folder.list_versions(), index.bundle_ids()
     there_versions |= {each for each in sorted(known_versions - there_versions) if _came_back(core, each)}
     rows: list[IndexRow] = []
@@ -107,13 +107,6 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
         leftovers_removed=leftovers,
         unreadable=tuple(unreadable),
     )
-
-
-def _enter_pack(core: StoreCore, name: str) -> Finding | None:
-    if core.enter_pack(name) is not None:
-        return None
-    error = core.unreadable_packs[name]
-    return Finding(core.folder.path_of(name), error.code, error.message)
 
 
 def _came_back(core: StoreCore, bundle_id: bytes) -> bool:

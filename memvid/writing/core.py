@@ -36,7 +36,7 @@ from ..folder.journal import Journal
 from ..folder.store_file import VERSIONS
 from ..format.manifest import Manifest, read_manifest
 from ..format.records import Finding, IndexRow
-from ..index.index import Index, PackRow, row_of
+from ..index.index import Index, row_of
 from ..limits import MAX_VERSION
 from ..uri import SessionUri
 from .frame_files import FrameFiles, open_frames, pack_row
@@ -63,8 +63,6 @@ class StoreCore:
         self.pins = Pins()
         self.files = FrameFiles(folder)
         self.needs = Needs(folder, self.read_manifest)
-        self.unreadable_packs: dict[str, StoreError] = {}
-        """Packs that are there and tell nothing, and why."""
         self.unreadable_versions: set[bytes] = set()
         """Manifests that could not be read when the store was opened. A delete and a sleep try again first."""
         self.marked_still: set[bytes] = set()
@@ -283,7 +281,6 @@ class StoreCore:
             else:
                 self.folder.move_to_damaged(name)
         self.folder.publish(temp, name)
-        self.unreadable_packs.pop(name, None)
 
     def publish_version(
         self, packs: Sequence[tuple[TempFile, bytes]], temp: TempFile, bundle_id: bytes, row: IndexRow
@@ -364,16 +361,13 @@ class StoreCore:
             if versions - rows:
                 drop_superseded(self, rows - versions)
 
-    def enter_pack(self, name: str) -> PackRow | None:
-        """Let the index know a pack; None if it cannot be read, which is noted."""
+    def enter_pack(self, name: str) -> Finding | None:
+        """Let the index know a pack; why it cannot be read, if so."""
         try:
-            row = pack_row(self.folder, name)
+            self.index.add_pack(pack_row(self.folder, name))
         except StoreError as error:
-            self.unreadable_packs[name] = error
-            return None
-        self.unreadable_packs.pop(name, None)
-        self.index.add_pack(row)
-        return row
+            return Finding(self.folder.path_of(name), error.code, error.message)
+        return None
 
     def enter_version(self, bundle_id: bytes) -> Finding | None:
         """Let the index know a version; why it cannot be read, if so."""

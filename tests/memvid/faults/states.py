@@ -27,8 +27,8 @@ def state_of(store: Store) -> bytes:
     hasher = blake2b(digest_size=16)
     for name, content in _files(Path(store.path)):
         hasher.update(b"%s\0%d\0%s" % (name.encode(), len(content), content))
-    index = store.index
-    hasher.update(repr((index.all_rows(), list(index.block_keys()))).encode())
+    blocks = "SELECT name, block, stripped FROM packs JOIN blocks ON pack = number ORDER BY name, block"
+    hasher.update(repr((store.index.all_rows(), store.index._select(blocks, ()))).encode())
     return hasher.digest()
 
 

@@ -338,19 +338,6 @@ def test_a_look_enters_what_came_and_lets_go_what_went(store: Store, chain: Chai
     require_awake(store, 900)
 
 
-def test_a_pack_that_cannot_be_read_is_noted_until_it_can(store: Store, chain: Chain) -> None:
-    core, pack = store._core, pack_of(store, chain[0])
-    name = str(pack.relative_to(store.path))
-    store.index.drop_packs([name])
-    good = making.flip(pack, -3)
-    core.look_again()
-    assert list(core.unreadable_packs) == [name]
-    making.put(pack, good)
-    core.look_again()
-    assert core.unreadable_packs == {}
-    require_awake(store, 900)
-
-
 def test_a_manifest_that_is_there_after_its_pins_is_needed_by_whoever_deletes_later(store: Store, chain: Chain) -> None:
     with (
         making.meanwhile(StoreCore, "read_manifest", lambda: store.delete_version(URI, 2), after=True),
