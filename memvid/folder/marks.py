@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -204,7 +204,7 @@ class Marks:
         marks = self.session(uri)
         return self._with(uri, replace(marks, stripped=marks.stripped.union(map(_require_id, bundle_ids))))
 
-    def without_bundles(self, bundle_ids: Iterable[bytes], *, names: bool = True, strips: bool = True) -> Marks:
+    def without_bundles(self, bundle_ids: Collection[bytes], *, names: bool = True, strips: bool = True) -> Marks:
         """No marks of these versions, in any session. names: their tags and pins go. strips: their strips go."""
         gone, none = frozenset(bundle_ids), frozenset[bytes]()
         named, stripped = gone if names else none, gone if strips else none

@@ -164,7 +164,7 @@ def _unmark_dangling(run: MaintenanceRun) -> None:
             there = core.folder.list_versions()
             dangling = [(uri, each) for uri, of in marks.sessions.items() for each in sorted(of.stripped - there)]
             if dangling:
-                run.bytes_written += marks.without_bundles(each for _, each in dangling).save(core.folder)
+                run.bytes_written += marks.without_bundles([each for _, each in dangling]).save(core.folder)
     except _FATAL:
         raise
     except StoreError as error:

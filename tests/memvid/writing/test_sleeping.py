@@ -599,10 +599,8 @@ def test_a_block_that_is_deleted_and_not_in_memory_fails_the_sleep_by_name(
 
 def test_where_no_file_can_be_opened_any_more_a_sleep_that_is_led_elsewhere_fails_by_name(store: Store) -> None:
     sleep(store, 600)
-    with (
-        failing_at("dup", 1, OSError(errno.EMFILE, "too many open files")),
-        pytest.raises(errors.StoreIoError) as refusal,
-    ):
+    no_descriptor = making.refusing(OSError(errno.EMFILE, "too many open files"))
+    with mock.patch.object(os, "dup", no_descriptor), pytest.raises(errors.StoreIoError) as refusal:
         write(store, OTHER_URI, losing_its_blocks(store), 600)
     assert refusal.value.errno == errno.EMFILE
     assert names(store.path) == set()
