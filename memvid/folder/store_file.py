@@ -187,9 +187,10 @@ def _without_store_file(path: str) -> NotAStore:
 
 def open_or_make_root(path: str) -> int:
     """Open the store's folder for writing, or create it (0700) with missing folders above it; flushes the new names."""
-    missing = [path]
-    while not os.path.lexists(above := os.path.dirname(missing[-1])):
+    missing, above = [], path
+    while not os.path.lexists(above):
         missing.append(above)
+        above = os.path.dirname(above)
     parents = [os.path.join(os.path.realpath(path), os.pardir), *map(os.path.dirname, missing[1:])]
     try:
         for folder in reversed(missing):

@@ -250,4 +250,4 @@ def test_a_journal_of_another_store_with_the_same_sessions_changes_none_and_is_t
     found, told = opened(made, data, tmp_path / "work")
     assert told
     assert found == {URI: 20, SLEPT: 26, BACK: 12}
-    assert any(path.read_bytes() == data for path in (tmp_path / "work" / "journal").iterdir())
+    assert any(path.read_bytes() == data for path in (tmp_path / "work" / "damaged").iterdir())
