@@ -6,8 +6,9 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from .format.layout import Frame
 from .format.manifest import bundle_id_of
-from .format.pack import Directory, PackFile, TrailerForm, decode_frames, unpack_directory
+from .format.pack import PackFile, TrailerForm, decode_frames, unpack_directory
 from .format.sealing import BUNDLE_MAGIC, corrupt
 
 _DOMAIN: Final = "torpor.directory/1"
@@ -24,7 +25,7 @@ class BundleFile(PackFile):
     magic = BUNDLE_MAGIC
     form = TRAILER
 
-    def _decode_directory(self, encoded: bytes) -> Directory:
+    def _decode_directory(self, encoded: bytes) -> tuple[Frame, ...]:
         fields = unpack_directory(encoded, _DOMAIN, self.path)
         if not isinstance(fields, dict) or fields.keys() != _KEYS:
             corrupt(self.path, "directory", "its fields are not those of this format version")

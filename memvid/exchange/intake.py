@@ -88,7 +88,7 @@ class Intake:
 
         with self.core.folder.new_temp() as temp:
             writer = PackWriter(temp, room)
-            for entry in writer.each(lacking, lambda entry: _frame_of(entry, source)[0].frame_bytes):
+            for entry in writer.each(lacking, lambda entry: _frame_of(entry, source).frame_bytes):
                 with source(entry, True) as file:
                     (writer.add_copy if entry.id in file.frames else writer.add_stripped)(file, entry.id)
             try:
@@ -150,15 +150,13 @@ def _bytes_of(blocks: Sequence[BlockEntry], source: Source) -> int:
     """The bytes of a pack with these blocks; 0 for none. Raises the errors of `source`, LimitExceeded."""
     if not blocks:
         return 0
-    frames = [_frame_of(entry, source) for entry in blocks]
-    return pack_file_bytes([frame for frame, _ in frames], {frame.id for frame, is_whole in frames if not is_whole})
+    return pack_file_bytes([_frame_of(entry, source) for entry in blocks])
 
 
-def _frame_of(entry: BlockEntry, source: Source) -> tuple[Frame, bool]:
-    """A block's frame in the source, and whether it has slots."""
+def _frame_of(entry: BlockEntry, source: Source) -> Frame:
+    """A block's frame in the source, the whole one if it is there."""
     with source(entry, False) as file:
-        frame = file.frames.get(entry.id)
-        return (file.heads[entry.id], False) if frame is None else (frame, True)
+        return file.frames.get(entry.id) or file.heads[entry.id]
 
 
 def _require_sound(blocks: Sequence[BlockEntry], source: Source) -> None:

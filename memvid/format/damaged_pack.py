@@ -6,6 +6,7 @@ Writes nothing. Works on a bundle of format 1, too: frames are the same there.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -93,7 +94,7 @@ class DamagedPack(FrameReader):
         if frame.id in self.frames:
             return 0, head_bytes
         if header.slots and not head.stored:
-            self.heads[frame.id] = frame
+            self.heads[frame.id] = dataclasses.replace(frame, is_stripped=True)
             return offset + head.frame_bytes, 0
         return self._take_full(frame, head, left)
 

@@ -43,12 +43,14 @@ def aligned(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One block's frame in a file. `offset`, `frame_bytes` and `head_bytes` are in bytes."""
+    """One block's frame in a file. `offset`, `frame_bytes` and `head_bytes` are in bytes. is_stripped: it has the head
+    alone, of a block with slots."""
 
     id: bytes
     offset: int
     frame_bytes: int
     head_bytes: int
+    is_stripped: bool = False
 
 
 class StoredSlot(NamedTuple):

@@ -13,7 +13,7 @@ the file, and frames fill it without a gap.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,22 +31,12 @@ _DOMAIN: Final = "torpor.pack/2"
 _FRAME: Final = struct.Struct("<32sQQII")  # block id, offset, frame bytes, head bytes, 1 if stripped
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
-    """The frames of a pack in file order; `stripped` are the ids of those with a header alone."""
-
-    frames: tuple[Frame, ...]
-    stripped: frozenset[bytes]
-
-    def encode(self) -> bytes:
-        """The canonical bytes. Raises LimitExceeded."""
-        if len(self.frames) > MAX_FRAMES:
-            raise LimitExceeded(f"a pack holds at most {MAX_FRAMES} frames.", limit=MAX_FRAMES, size=len(self.frames))
-        lines = (
-            _FRAME.pack(each.id, each.offset, each.frame_bytes, each.head_bytes, each.id in self.stripped)
-            for each in self.frames
-        )
-        return pack([_DOMAIN, b"".join(lines)], "directory")
+def encode_directory(frames: Collection[Frame]) -> bytes:
+    """The canonical bytes of the directory of a pack with these frames, in file order. Raises LimitExceeded."""
+    if len(frames) > MAX_FRAMES:
+        raise LimitExceeded(f"a pack holds at most {MAX_FRAMES} frames.", limit=MAX_FRAMES, size=len(frames))
+    lines = (_FRAME.pack(each.id, each.offset, each.frame_bytes, each.head_bytes, each.is_stripped) for each in frames)
+    return pack([_DOMAIN, b"".join(lines)], "directory")
 
 
 def pack_id_of(encoded: bytes) -> bytes:
@@ -54,8 +44,8 @@ def pack_id_of(encoded: bytes) -> bytes:
     return blake3(encoded).digest()
 
 
-def decode_directory(data: bytes, frames_end: int, path: str) -> Directory:
-    """Decode a directory whose digest has been compared; refuse all bytes that `encode` does not write.
+def decode_directory(data: bytes, frames_end: int, path: str) -> tuple[Frame, ...]:
+    """Decode a directory whose digest has been compared; refuse all bytes that `encode_directory` does not write.
 
     `frames_end` is where the frames must end. Raises CorruptBundle.
     """
@@ -73,12 +63,12 @@ def unpack_directory(data: bytes, domain: str, path: str) -> Any:
     return document[1]
 
 
-def decode_frames(lines: Any, frames_end: int, path: str) -> Directory:
+def decode_frames(lines: Any, frames_end: int, path: str) -> tuple[Frame, ...]:
     """The frames that the lines of a directory tell; they fill the file from its header to `frames_end`. Raises
     CorruptBundle."""
     if not isinstance(lines, bytes) or len(lines) % _FRAME.size or len(lines) > MAX_FRAMES * _FRAME.size:
         corrupt(path, "directory", "its list has a wrong length")
-    frames, stripped, offset = [], set(), HEADER_BYTES
+    frames, offset = [], HEADER_BYTES
     for block_id, start, frame_bytes, head_bytes, is_stripped in _FRAME.iter_unpack(lines):
         if start != offset:
             corrupt(path, "directory", f"a frame is said to be at {start} instead of {offset}")
@@ -87,14 +77,12 @@ def decode_frames(lines: Any, frames_end: int, path: str) -> Directory:
         if frame_bytes % ALIGNMENT or head_bytes % ALIGNMENT or (is_stripped and head_bytes != frame_bytes):
             corrupt(path, "directory", "a line of it is not aligned, or a stripped block in it has slots")
         offset += frame_bytes
-        frames.append(Frame(block_id, start, frame_bytes, head_bytes))
-        if is_stripped:
-            stripped.add(block_id)
+        frames.append(Frame(block_id, start, frame_bytes, head_bytes, bool(is_stripped)))
     if offset != frames_end:
         corrupt(path, "directory", f"the frames end at {offset} instead of {frames_end}")
     if len({frame.id for frame in frames}) != len(frames):
         corrupt(path, "directory", "it has two frames of one block")
-    return Directory(tuple(frames), frozenset(stripped))
+    return tuple(frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +181,11 @@ class PackFile(FrameReader):
         encoded = self._read(trailer.directory_offset, trailer.directory_bytes)
         if pack_id_of(encoded) != self.pack_id:
             corrupt(self.path, "directory", "its digest is not the one in the trailer")
-        directory = self._decode_directory(encoded)
-        stripped = directory.stripped
-        self.frames = {frame.id: frame for frame in directory.frames if frame.id not in stripped}
-        self.heads = {frame.id: frame for frame in directory.frames if frame.id in stripped}
+        frames = self._decode_directory(encoded)
+        self.frames = {frame.id: frame for frame in frames if not frame.is_stripped}
+        self.heads = {frame.id: frame for frame in frames if frame.is_stripped}
 
-    def _decode_directory(self, encoded: bytes) -> Directory:
+    def _decode_directory(self, encoded: bytes) -> tuple[Frame, ...]:
         return decode_directory(encoded, self.trailer.manifest_offset, self.path)
 
     def encoded_manifest(self) -> bytes:
@@ -210,11 +197,10 @@ class PackFile(FrameReader):
         return encoded
 
 
-def pack_file_bytes(frames: Sequence[Frame], stripped: Collection[bytes]) -> int:
+def pack_file_bytes(frames: Collection[Frame]) -> int:
     """The size of a pack's file with these frames, in bytes, before it is written; their offsets do not matter. Raises
     LimitExceeded."""
-    directory = Directory(tuple(frames), frozenset(stripped)).encode()
-    return HEADER_BYTES + frames_bytes(frames) + len(directory) + TRAILER.size_bytes
+    return HEADER_BYTES + frames_bytes(frames) + len(encode_directory(frames)) + TRAILER.size_bytes
 
 
 def frames_bytes(frames: Iterable[Frame]) -> int:

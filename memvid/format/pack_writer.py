@@ -23,7 +23,7 @@ from .codecs import PLANES_CODE, RAW_CODE, encode_slot
 from .frames import FrameReader
 from .layout import Frame, StoredSlot, aligned, encode_frame_head, frame_bytes_for
 from .manifest import bundle_id_of
-from .pack import Directory, PackFile, Trailer, pack_id_of
+from .pack import PackFile, Trailer, encode_directory, pack_id_of
 from .sealing import HEADER_BYTES, PACK_MAGIC, encode_header
 
 T = TypeVar("T")
@@ -91,7 +91,6 @@ class PackWriter:
         self._temp = temp
         self._room = room
         self.frames: dict[bytes, Frame] = {}
-        self.stripped: set[bytes] = set()
 
     @property
     def end(self) -> int:
@@ -150,27 +149,31 @@ class PackWriter:
         if not header.slots and block_id in source.frames:
             self.add_copy(source, block_id)
             return
-        self.stripped.add(block_id)
-        self._add_frame(block_id, head.block_header, ())
+        self._add_frame(block_id, head.block_header, (), is_stripped=True)
 
     def _add_frame(
-        self, block_id: bytes, encoded_header: bytes, payloads: Sequence[tuple[StoredSlot, Buffers]]
+        self,
+        block_id: bytes,
+        encoded_header: bytes,
+        payloads: Sequence[tuple[StoredSlot, Buffers]],
+        *,
+        is_stripped: bool = False,
     ) -> None:
         stored = [slot for slot, _ in payloads]
         head = encode_frame_head(encoded_header, stored)
-        self._enter(block_id, frame_bytes_for(len(head), stored), len(head))
+        self._enter(block_id, frame_bytes_for(len(head), stored), len(head), is_stripped=is_stripped)
         buffers: Buffers = [head]
         for slot, views in payloads:
             buffers += [*views, bytes(aligned(slot.stored_bytes) - slot.stored_bytes)]
         self._append(buffers)
 
-    def _enter(self, block_id: bytes, frame_bytes: int, head_bytes: int) -> None:
+    def _enter(self, block_id: bytes, frame_bytes: int, head_bytes: int, *, is_stripped: bool = False) -> None:
         offset = self.end
         if offset + frame_bytes > MAX_BUNDLE_BYTES:
             raise LimitExceeded(f"the pack would have more than {MAX_BUNDLE_BYTES} bytes.", limit=MAX_BUNDLE_BYTES)
         if len(self.frames) >= MAX_FRAMES:
             raise LimitExceeded(f"a pack holds at most {MAX_FRAMES} frames.", limit=MAX_FRAMES)
-        self.frames[block_id] = Frame(block_id, offset, frame_bytes, head_bytes)
+        self.frames[block_id] = Frame(block_id, offset, frame_bytes, head_bytes, is_stripped)
 
     def _append(self, buffers: Sequence[memoryview | bytes]) -> None:
         if not self._temp.size_bytes:
@@ -188,7 +191,7 @@ class PackWriter:
             ReadBackFailed: the file differs from what was written.
             DurabilityLost, NoSpace, StoreIoError, LimitExceeded, and the errors of `room`.
         """
-        encoded = Directory(tuple(self.frames.values()), frozenset(self.stripped)).encode()
+        encoded = encode_directory(self.frames.values())
         pack_id = pack_id_of(encoded)
         section = bundle_id_of(manifest) + manifest if manifest else b""
         trailer = Trailer(self.end, len(section), len(encoded), pack_id)

@@ -418,7 +418,7 @@ class _Repack:
         core = self._core
         with core.committing():
             needed = self._needed_now()
-            copies = {block: block in writer.stripped for block in writer.frames} if writer is not None else {}
+            copies = {each.id: each.is_stripped for each in writer.frames.values()} if writer is not None else {}
             if needed is None or not needed.blocks.issuperset(copies):
                 return
             new = core.publish_pack(*fresh) if fresh is not None else None

@@ -18,7 +18,7 @@ from ..errors import BundleMissing, ReadBackFailed, StoreBusy, StoreError, Store
 from ..folder.folder import pack_name
 from ..folder.store_file import DAMAGED, PACKS
 from ..format.damaged_pack import DamagedPack
-from ..format.pack import Directory, pack_id_of
+from ..format.pack import encode_directory, pack_id_of
 from ..format.pack_writer import PackWriter
 from ..format.sealing import HEADER_BYTES
 from ..units import format_plural
@@ -198,6 +198,6 @@ def _planned_name(file: DamagedPack, copies: _Copies) -> str:
     offset, frames = HEADER_BYTES, []
     kinds = {**file.frames, **file.heads, **file.torn}
     for block_id in (*copies.full, *copies.heads):
-        frames.append(dataclasses.replace(kinds[block_id], offset=offset))
+        frames.append(dataclasses.replace(kinds[block_id], offset=offset, is_stripped=block_id in copies.heads))
         offset += kinds[block_id].frame_bytes
-    return pack_name(pack_id_of(Directory(tuple(frames), frozenset(copies.heads)).encode()))
+    return pack_name(pack_id_of(encode_directory(frames)))

@@ -17,7 +17,7 @@ from torpor.memvid.format.codecs import PLANES_CODE
 from torpor.memvid.format.frames import require_promised
 from torpor.memvid.format.layout import Frame, StoredSlot, aligned, encode_frame_head, frame_bytes_for
 from torpor.memvid.format.manifest import bundle_id_of, decode_manifest
-from torpor.memvid.format.pack import Directory, Trailer, pack_id_of
+from torpor.memvid.format.pack import Trailer, encode_directory, pack_id_of
 from torpor.memvid.format.records import Receipt
 from torpor.memvid.format.sealing import HEADER_BYTES, PACK_MAGIC, encode_header
 from torpor.memvid.store import Store
@@ -78,7 +78,7 @@ def put_together(parts: Parts) -> bytes:
         body += head
         for line, payload in part.slots:
             body += payload + bytes(aligned(line.stored_bytes) - len(payload))
-    directory, section = Directory(tuple(frames), frozenset()).encode(), bundle_id_of(parts.manifest) + parts.manifest
+    directory, section = encode_directory(frames), bundle_id_of(parts.manifest) + parts.manifest
     trailer = Trailer(len(body), len(section), len(directory), pack_id_of(directory))
     body[:HEADER_BYTES] = encode_header(PACK_MAGIC, trailer.file_bytes)
     return bytes(body) + section + directory + trailer.encode()

@@ -14,10 +14,10 @@ from torpor.memvid.format import pack as module
 from torpor.memvid.format.layout import Frame, encode_frame_head
 from torpor.memvid.format.pack import (
     TRAILER,
-    Directory,
     PackFile,
     Trailer,
     decode_directory,
+    encode_directory,
     pack_id_of,
 )
 from torpor.memvid.format.pack_writer import PackWriter
@@ -159,15 +159,15 @@ class Parts:
     """A pack taken apart, to be changed."""
 
     frames: bytearray  # header included
-    directory: Directory
+    directory: tuple[Frame, ...]
 
     def first(self, **changes: object) -> None:
-        first, *others = self.directory.frames
-        self.directory = dataclasses.replace(self.directory, frames=(dataclasses.replace(first, **changes), *others))  # type: ignore[arg-type]
+        first, *others = self.directory
+        self.directory = (dataclasses.replace(first, **changes), *others)  # type: ignore[arg-type]
 
     def write(self, folder: Path) -> Path:
         """Under its new id, with every digest right but those of blocks and slots."""
-        encoded = self.directory.encode()
+        encoded = encode_directory(self.directory)
         trailer = Trailer(len(self.frames), 0, len(encoded), pack_id_of(encoded))
         pack = folder / f"{trailer.pack_id.hex()}.mvp"
         put(pack, encode_header(PACK_MAGIC, trailer.file_bytes) + self.frames[64:] + encoded + trailer.encode())
@@ -176,7 +176,7 @@ class Parts:
 
 def taken_apart(pack: Path) -> Parts:
     with opened(pack) as file:
-        directory = Directory((*file.frames.values(), *file.heads.values()), frozenset(file.heads))
+        directory = (*file.frames.values(), *file.heads.values())
         return Parts(bytearray(pack.read_bytes()[: file.trailer.manifest_offset]), directory)
 
 
@@ -196,17 +196,9 @@ LIES: dict[str, Callable[[Parts], object]] = {
     "a short frame": lambda parts: parts.first(frame_bytes=64),
     "a huge frame": lambda parts: parts.first(frame_bytes=1 << 43),
     "another block's id": lambda parts: parts.first(id=bytes(32)),
-    "a frame less": lambda parts: setattr(
-        parts, "directory", dataclasses.replace(parts.directory, frames=parts.directory.frames[:-1])
-    ),
-    "a frame twice": lambda parts: setattr(
-        parts,
-        "directory",
-        dataclasses.replace(parts.directory, frames=(*parts.directory.frames, parts.directory.frames[0])),
-    ),
-    "stripped, with slots": lambda parts: setattr(
-        parts, "directory", dataclasses.replace(parts.directory, stripped=frozenset({parts.directory.frames[0].id}))
-    ),
+    "a frame less": lambda parts: setattr(parts, "directory", parts.directory[:-1]),
+    "a frame twice": lambda parts: setattr(parts, "directory", (*parts.directory, parts.directory[0])),
+    "stripped, with slots": lambda parts: parts.first(is_stripped=True),
 }
 
 
@@ -228,7 +220,7 @@ def test_threat_9_tokens_that_were_edited_beside_right_keys_and_values_are_refus
     """A block's id covers them, also where the frame is sealed anew."""
     receipt, pack = made
     parts = taken_apart(pack)
-    frame = parts.directory.frames[0]
+    frame = parts.directory[0]
     with opened(pack) as file:
         header, head = file.read_head(frame.id)
     edited = dataclasses.replace(header, tokens=b"\xff\0\0\0" + header.tokens[4:])
@@ -240,7 +232,7 @@ def test_threat_9_tokens_that_were_edited_beside_right_keys_and_values_are_refus
 def test_threat_6_payloads_of_another_block_are_refused(store: Store, tmp_path: Path) -> None:
     mine, other = sleep(store, 300, seed=1), sleep(store, 300, uri=OTHER_URI, seed=2)
     parts, foreign = taken_apart(pack_of(store, mine)), taken_apart(pack_of(store, other))
-    frame = parts.directory.frames[0]
+    frame = parts.directory[0]
     start, end = frame.offset + frame.head_bytes, frame.offset + frame.frame_bytes
     parts.frames[start:end] = foreign.frames[start:end]
     put(pack_of(store, mine), parts.write(tmp_path).read_bytes())
@@ -262,13 +254,11 @@ def test_threat_5_a_block_that_follows_another_parent_or_identity_is_refused(sto
 
 def test_a_directory_is_read_in_one_form_only() -> None:
     frame = Frame(b"a" * 32, HEADER_BYTES, 128, 64)
-    good = Directory((frame,), frozenset())
-    assert decode_directory(good.encode(), HEADER_BYTES + 128, "x") == good
-    empty = Directory((), frozenset())
-    assert decode_directory(empty.encode(), HEADER_BYTES, "x") == empty
-    stripped = Directory((dataclasses.replace(frame, head_bytes=128),), frozenset({frame.id}))
-    assert decode_directory(stripped.encode(), HEADER_BYTES + 128, "x") == stripped
-    data = good.encode()
+    assert decode_directory(encode_directory([frame]), HEADER_BYTES + 128, "x") == (frame,)
+    assert decode_directory(encode_directory([]), HEADER_BYTES, "x") == ()
+    stripped = dataclasses.replace(frame, head_bytes=128, is_stripped=True)
+    assert decode_directory(encode_directory([stripped]), HEADER_BYTES + 128, "x") == (stripped,)
+    data = encode_directory([frame])
     bad = [
         b"", b"\xc0", data[:-1], data + b"\0", b"\x90", data.replace(b"pack/2", b"pack/3"),
         b"\xdd\xff\xff\xff\xff" * 9,
@@ -301,10 +291,10 @@ def test_threat_15_a_trailer_outside_its_limits_is_refused(trailer: Trailer) -> 
 
 
 def test_a_directory_has_a_bounded_number_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = Directory((Frame(b"a" * 32, 64, 64, 64), Frame(b"b" * 32, 128, 64, 64)), frozenset())
+    two = [Frame(b"a" * 32, 64, 64, 64), Frame(b"b" * 32, 128, 64, 64)]
     monkeypatch.setattr(module, "MAX_FRAMES", 1)
     with pytest.raises(errors.LimitExceeded):
-        two.encode()
+        encode_directory(two)
 
 
 # --- copies and stripped blocks

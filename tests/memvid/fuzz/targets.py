@@ -22,7 +22,7 @@ from torpor.memvid.errors import StoreError
 from torpor.memvid.format.blocks import DTYPE_BYTES, BlockHeader
 from torpor.memvid.format.codecs import PLANES_CODE, decode_chunks, decode_into
 from torpor.memvid.format.manifest import decode_manifest, read_manifest
-from torpor.memvid.format.pack import PackFile, decode_directory
+from torpor.memvid.format.pack import PackFile, decode_directory, encode_directory
 from torpor.memvid.format.packing import pack, unpack
 from torpor.memvid.limits import MAX_BLOCK_HEADER_BYTES, MAX_SESSION_MAP_BYTES
 from torpor.memvid.store import Store
@@ -158,16 +158,17 @@ class DirectoryTarget(Target):
 
     def check(self, data: bytes) -> str:
         end, encoded = int.from_bytes(data[:8], "little"), data[8:]
-        directory = decode_directory(encoded, end, "input")
-        require(again(directory.encode) == encoded, "an accepted directory is encoded otherwise")
+        frames = decode_directory(encoded, end, "input")
+        require(again(lambda: encode_directory(frames)) == encoded, "an accepted directory is encoded otherwise")
         offset = 64
+        stripped_ids = {frame.id for frame in frames if frame.is_stripped}
         for block_id, start, size, head, stripped in pack_file.frame_lines(encoded):
             require(start == offset and stripped in (0, 1), "a frame is not behind the one before")
             require(64 <= head <= size <= 1 << 44 and size % 64 == head % 64 == 0, "a frame has a wrong length")
-            require((block_id in directory.stripped) is bool(stripped), "a frame is stripped for one and not the other")
+            require((block_id in stripped_ids) is bool(stripped), "a frame is stripped for one and not the other")
             require(not stripped or head == size, "a stripped frame has slots")
             offset += size
-        require(offset == end and len({frame.id for frame in directory.frames}) == len(directory.frames), "bad frames")
+        require(offset == end and len({frame.id for frame in frames}) == len(frames), "bad frames")
         return SOUND
 
 
