@@ -168,19 +168,37 @@ def packs_to_join(sizes: Sequence[int], max_packs: int) -> int:
     return count
 
 
+def homes_of(packs: Iterable[PackView], needed: Needed) -> dict[bytes, str]:
+    """Where each needed block stays. Of several packs that with the larger needed part, then the larger one: what an
+    earlier repack wrote before it was cut off, and not what it was made of."""
+    best: dict[bytes, tuple[tuple[bool, bool, float, int, str], str]] = {}
+    for pack in packs:
+        mine = [block for block in pack.blocks if block in needed.blocks]
+        part = _bytes_of(pack, mine, needed) / max(1, pack.frames_bytes)
+        for block in mine:
+            fits = block in (pack.heads if block in needed.stripped else pack.frames)
+            rank = (fits, not pack.must_go, part, pack.size_bytes, pack.name)
+            if block not in best or rank > best[block][0]:
+                best[block] = rank, pack.name
+    return {block: name for block, (_, name) in best.items()}
+
+
+def _bytes_of(pack: PackView, blocks: Iterable[bytes], needed: Needed) -> int:
+    """The bytes of these blocks' frames in a pack, or of what stays of them."""
+    return sum(pack.bytes_of(block, stripped=block in needed.stripped) for block in blocks)
+
+
 class _Plan:
     def __init__(self, packs: Iterable[PackView], uses: Uses, policy: RepackPolicy) -> None:
         self._packs = sorted(packs, key=lambda pack: pack.name)
         self._uses = uses
         self._needed = uses.needed
         self._policy = policy
-        self._homes = self._choose_homes()
+        self._homes = homes_of(self._packs, self._needed)
         self._kept = {
             pack.name: [block for block in pack.blocks if self._homes.get(block) == pack.name] for pack in self._packs
         }
-        self._kept_bytes = {
-            pack.name: sum(self._bytes_of(pack, block) for block in self._kept[pack.name]) for pack in self._packs
-        }
+        self._kept_bytes = {pack.name: _bytes_of(pack, self._kept[pack.name], self._needed) for pack in self._packs}
         self._owners = uses.owners(set().union(*self._kept.values()))
 
     def steps(self) -> tuple[Step, ...]:
@@ -197,23 +215,6 @@ class _Plan:
         for uri, packs in sorted(of_sessions.items()):
             steps += self._of_session(uri, packs)
         return tuple(steps)
-
-    def _choose_homes(self) -> dict[bytes, str]:
-        """Where each needed block stays. Of several packs that with the larger needed part, then the larger one: what
-        an earlier repack wrote before it was cut off, and not what it was made of."""
-        best: dict[bytes, tuple[tuple[bool, bool, float, int, str], str]] = {}
-        for pack in self._packs:
-            needed = [block for block in pack.blocks if block in self._needed.blocks]
-            part = sum(self._bytes_of(pack, block) for block in needed) / max(1, pack.frames_bytes)
-            for block in needed:
-                fits = block in (pack.heads if block in self._needed.stripped else pack.frames)
-                rank = (fits, not pack.must_go, part, pack.size_bytes, pack.name)
-                if block not in best or rank > best[block][0]:
-                    best[block] = rank, pack.name
-        return {block: name for block, (_, name) in best.items()}
-
-    def _bytes_of(self, pack: PackView, block: bytes) -> int:
-        return pack.bytes_of(block, stripped=block in self._needed.stripped)
 
     def _owner(self, pack: PackView) -> SessionUri | None:
         """The one session that needs what stays of a pack."""

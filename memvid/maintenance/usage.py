@@ -3,15 +3,15 @@
 Owns the sums, and that they come out even. The index gives the number of versions and tokens, as in a list of sessions:
 a version with a damaged or missing manifest counts too. Changes nothing.
 
-How it scales: each manifest and each pack's directory are read, packs twice; no payload is. So the time grows with the
-number of versions times their blocks, the memory with the number of blocks. Beside a live daemon the figures may be of
-more than one moment; a file that goes meanwhile is left out.
+How it scales: each manifest and each pack's directory are read; no payload is. So the time grows with the number of
+versions times their blocks, the memory with the number of blocks. Beside a live daemon the figures may be of more than
+one moment; a file that goes meanwhile is left out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from ..checking.promised import still_missing
@@ -24,7 +24,6 @@ from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import manifest_name
 from ..folder.marks import stripped_in
 from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, VERSIONS
-from ..format.frames import FrameReader
 from ..format.layout import Frame
 from ..format.manifest import Manifest, end_record_of
 from ..format.records import Finding, IndexRow, SessionUsage, UsageReport
@@ -32,7 +31,9 @@ from ..index.index import INDEX_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.frame_files import open_frames
+from ..writing.needs import Needed
 from ..writing.unreadable import finding_of_missing
+from .repack_plan import PackView, homes_of
 
 _Users = frozenset[SessionUri]
 _NONE: _Users = frozenset()
@@ -65,6 +66,9 @@ class _Needs:
             if manifest.uri not in before:
                 after = before | {manifest.uri}
                 users[entry.id] = self._same.setdefault(after, after)
+
+    def needed(self) -> Needed:
+        return Needed(frozenset(self.full) | frozenset(self.heads), frozenset(self.heads.keys() - self.full.keys()), ())
 
     def of(self, block_id: bytes) -> _Users:
         return self.full.get(block_id, _NONE) | self.heads.get(block_id, _NONE)
@@ -181,14 +185,13 @@ def _add_rows(core: StoreCore, rows: Iterable[IndexRow], stripped: frozenset[byt
 
 
 def _add_packs(core: StoreCore, users: _Needs, tally: _Tally) -> None:
-    names = sorted(core.folder.list_packs())
-    holders = _holders(core, names, users)
-    for name in names:
+    """Of a block that lies in several packs the frame counts that a repack would keep."""
+    packs = []
+    for name in sorted(core.folder.list_packs()):
         status = core.folder.status_of(name)
         try:
             with open_frames(core.folder, name) as file:
-                tally.pack_bytes += file.file_bytes
-                _add_pack(name, file, users, holders, tally)
+                packs.append(PackView(name, file.file_bytes, dict(file.frames), dict(file.heads)))
         except StoreClosed:
             raise
         except BundleMissing:
@@ -198,44 +201,20 @@ def _add_packs(core: StoreCore, users: _Needs, tally: _Tally) -> None:
             tally.pack_bytes += size_bytes
             tally.unreadable_bytes += size_bytes
             tally.problems.append(Finding(core.folder.path_of(name), error.code, error.message))
+    homes = homes_of(packs, users.needed())
+    for pack in packs:
+        tally.pack_bytes += pack.size_bytes
+        _add_pack(pack, users, homes, tally)
 
 
-def _holders(core: StoreCore, names: Iterable[str], users: _Needs) -> dict[bytes, tuple[str, bool]]:
-    """Which pack's frame of each needed block counts as needed, and whether it is whole: of several, the first. A whole
-    one for a block that is needed whole; else a header alone is preferred."""
-    found: dict[bytes, tuple[str, bool]] = {}
-    for name in names:
-        try:
-            with open_frames(core.folder, name) as file:
-                for block_id in file.frames:
-                    if users.of(block_id) and (block_id not in found or _is_better(found[block_id], block_id, users)):
-                        found[block_id] = (name, True)
-                for block_id in file.heads:
-                    before = found.get(block_id)
-                    if users.of(block_id) and (before is None or (before[1] and block_id not in users.full)):
-                        found[block_id] = (name, False)
-        except StoreClosed:
-            raise
-        except StoreError:
-            continue  # told when it is counted
-    return found
-
-
-def _is_better(before: tuple[str, bool], block_id: bytes, users: _Needs) -> bool:
-    """Whether a whole frame takes the place of a header."""
-    return not before[1] and block_id in users.full
-
-
-def _add_pack(
-    name: str, file: FrameReader, users: _Needs, holders: dict[bytes, tuple[str, bool]], tally: _Tally
-) -> None:
+def _add_pack(pack: PackView, users: _Needs, homes: Mapping[bytes, str], tally: _Tally) -> None:
     """Count its frames, and what is no frame to all who need one of these."""
     all_users: set[SessionUri] = set()
-    rest = file.file_bytes
-    for frames, is_whole in ((file.frames, True), (file.heads, False)):
+    rest = pack.size_bytes
+    for frames, is_whole in ((pack.frames, True), (pack.heads, False)):
         for block_id, frame in frames.items():
             rest -= frame.frame_bytes
-            its_users = users.of(block_id) if holders.get(block_id) == (name, is_whole) else _NONE
+            its_users = users.of(block_id) if homes.get(block_id) == pack.name else _NONE
             all_users |= its_users
             _give_frame(frame, its_users, tally, is_whole=is_whole and block_id in users.full)
     tally.give(all_users, rest)
