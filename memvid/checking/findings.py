@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Final
 
 from ..errors import PUT_BACK, AmbiguousVersion, Corruption, IndexFailed, LimitExceeded, StoreError
@@ -122,9 +122,18 @@ def _of_journal(core: StoreCore) -> list[Finding]:
 
 def _look_at_journal(core: StoreCore) -> list[Finding]:
     with Journal.load(core.folder, writable=False) as journal:
-        gone = {uri for uri, base in journal.bases().items() if not core.folder.has_manifest(base)}
-        reason = "the version before them is missing."
-        return [*journal.findings, *(waiting_finding(journal.path, uri, reason) for uri in sorted(gone))]
+        return [*journal.findings, *findings_of_waiting(core, journal.bases())]
+
+
+def findings_of_waiting(
+    core: StoreCore, bases: Mapping[SessionUri, bytes], present: Container[bytes] = ()
+) -> list[Finding]:
+    """The turns that stand behind versions whose manifests are missing, but for those that count as there."""
+    return [
+        waiting_finding(core.journal.path, uri, f"{core.folder.path_of(manifest_name(base))} is missing. {PUT_BACK}")
+        for uri, base in sorted(bases.items())
+        if base not in present and not core.folder.has_manifest(base)
+    ]
 
 
 def _found(path: str, error: StoreError) -> Finding:

@@ -35,6 +35,7 @@ from ..limits import MAX_IMPORTED_VERSION
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader
+from ..writing.removal import told_versions
 from ..writing.sleeping import environment
 from .import_checks import ExportedFile, open_exported, require_whole
 from .incoming import open_waiting, remove_taken
@@ -138,7 +139,7 @@ def _import(core: StoreCore, file: ExportedFile, as_uri: SessionUri | None, on_p
     core.read_again()
     with core.importing:  # two imports of one bundle at once make one version
         is_own = uri == manifest.uri
-        if is_own and (core.index.knows(file.bundle_id) or core.folder.has_manifest(file.bundle_id)):
+        if is_own and (core.folder.has_manifest(file.bundle_id) or file.bundle_id in told_versions(core)):
             return _take(core, file, manifest)
         earlier = _earlier_import(core, file, uri)
         if earlier is not None:

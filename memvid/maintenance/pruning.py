@@ -54,7 +54,7 @@ def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_
     def planned(uris: Iterable[SessionUri] | None) -> RetentionPlan:
         marks, index = Marks.load(core.folder), core.index
         rows = index.all_rows() if uris is None else [row for one in uris for row in index.versions(one)]
-        return plan_retention(rows, marks, retention, now_ns, unsound, set(core.journal.bases().values()))
+        return plan_retention(rows, marks, retention, now_ns, unsound, set(core.bases().values()))
 
     run = MaintenanceRun(core, "prune", dry_run)
     plan = _plan_soundly(core, None if uri is None else [uri], planned, unsound)
@@ -81,7 +81,7 @@ def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
     covered = _covered(core, uri)
 
     def planned(_uris: Iterable[SessionUri] | None) -> RetentionPlan:
-        rows, bases, marks = core.index.versions(uri), core.journal.bases().values(), Marks.load(core.folder)
+        rows, bases, marks = core.index.versions(uri), core.bases().values(), Marks.load(core.folder)
         there = {row.bundle_id for row in rows}
         drop = (row for row in rows if row.bundle_id in covered and covered[row.bundle_id] in there)
         return RetentionPlan(

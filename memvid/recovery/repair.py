@@ -28,7 +28,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..checking.check import Check
-from ..checking.findings import find_strangers, findings_of_pack, is_damage
+from ..checking.findings import find_strangers, findings_of_pack, findings_of_waiting, is_damage
 from ..checking.wholeness import damaged_version, finding_of
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
@@ -46,7 +46,7 @@ from ..errors import (
 )
 from ..folder.damaged import move_aside
 from ..folder.folder import manifest_name
-from ..folder.marks import MARKS_FILE, Marks, findings_of_missing, marks_in
+from ..folder.marks import MARKS_FILE, Marks, findings_of_missing
 from ..folder.store_file import DAMAGED, PACKS, STORE_FILE, VERSIONS, require_store_file, write_store_file
 from ..format.frames import FrameReader
 from ..format.manifest import Manifest, decode_manifest, encode_manifest_file
@@ -55,7 +55,7 @@ from ..format.records import MaintenanceReport
 from ..units import format_plural
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
-from ..writing.removal import needed_now
+from ..writing.removal import needed_now, told_versions
 from .mending import Mending
 from .sources import is_manifest, list_sources, manifest_named, manifests_in, open_source
 
@@ -187,7 +187,7 @@ def _telling(run: MaintenanceRun, path: str) -> Iterator[None]:
 
 def _unreadable_manifests(core: StoreCore) -> set[bytes]:
     there = core.folder.list_versions()
-    wanted = _promised(core) - there
+    wanted = set(told_versions(core) - there)
     for bundle_id in there:
         try:
             core.read_manifest(bundle_id)
@@ -197,19 +197,13 @@ def _unreadable_manifests(core: StoreCore) -> set[bytes]:
     return wanted
 
 
-def _promised(core: StoreCore) -> set[bytes]:
-    """The versions that the index tells of, and those with a tag or a pin."""
-    marks = marks_in(core.folder)
-    return core.index.bundle_ids().union(marks.named if marks is not None else ())
-
-
 def _put_manifest(core: StoreCore, bundle_id: bytes, encoded: bytes) -> bool:
     """False if the version was deleted meanwhile."""
     with core.poisoning(), core.folder.new_temp(VERSIONS) as temp:
         temp.append([encode_manifest_file(encoded)])
         temp.sync()
         with core.committing():
-            if bundle_id not in _promised(core) and not core.folder.has_manifest(bundle_id):
+            if bundle_id not in told_versions(core) and not core.folder.has_manifest(bundle_id):
                 return False
             core.publish(temp, manifest_name(bundle_id))
             core.enter_version(bundle_id)
@@ -368,6 +362,7 @@ def _tell_the_rest(run: MaintenanceRun, check: Check, taken: dict[bytes, Manifes
     core = run.core
     findings, _ = check.tell()
     findings += findings_of_missing(core.folder, core.index.knows)
+    findings += findings_of_waiting(core, core.bases(), taken)
     if run.dry_run:  # as if these were there
         paths = {core.folder.path_of(manifest_name(bundle_id)) for bundle_id in taken}
         findings = [finding for finding in findings if finding.path not in paths]

@@ -394,6 +394,14 @@ class StoreCore:
         with index:
             return {one for one in bundle_ids if index.knows(one)}
 
+    def bases(self) -> dict[SessionUri, bytes]:
+        """The versions behind which turns stand in the journal. Without the lock by a fresh look: a daemon beside us
+        covers turns, and then deletes such versions. Raises StoreIoError, UnsafePath."""
+        if self.has_lock:
+            return self.journal.bases()
+        with Journal.load(self.folder, writable=False) as journal:
+            return journal.bases()
+
     def read_again(self) -> list[Finding]:
         """Enter the versions whose manifests could not be read before, as far as they can be read now; why others
         cannot. Before it is decided which versions a session has."""

@@ -47,10 +47,16 @@ def needed_now(
         known -= gone
 
 
+def told_versions(core: StoreCore) -> frozenset[bytes]:
+    """The versions that something tells of, there or missing: the index, a tag or a pin, or turns in the journal that
+    stand behind one. Raises StoreIoError."""
+    return _told(core)[0].union(core.index.bundle_ids())
+
+
 def _told(core: StoreCore) -> tuple[frozenset[bytes], frozenset[bytes]]:
     """The versions that tags, pins and turns tell of, and those that are stripped."""
     still = frozenset(core.marked_still)  # before the marks: what leaves it has none any more
-    marks, bases = marks_in(core.folder) or Marks(core.folder.uuid), frozenset(core.journal.bases().values())
+    marks, bases = marks_in(core.folder) or Marks(core.folder.uuid), frozenset(core.bases().values())
     return (marks.named - still) | bases, marks.stripped - bases
 
 

@@ -252,7 +252,9 @@ def test_damage_to_the_journal_and_turns_without_their_version_are_told(store: S
     manifest = manifest_path(store, receipt.bundle_id)
     good = manifest.read_bytes()
     manifest.unlink()
-    assert codes(store.verify(deep=False)) == ["journal_waits", "bundle_missing"]
+    told = store.verify(deep=False)
+    assert codes(told) == ["journal_waits", "bundle_missing"]
+    assert all(str(manifest) in finding.message for finding in told.findings)
     put(manifest, good)
     journal = next(Path(store.path, "journal").iterdir())
     flip(journal, journal.stat().st_size // 2)

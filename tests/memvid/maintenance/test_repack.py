@@ -45,6 +45,7 @@ from torpor.tests.memvid.store_making import (
     sleep_planes,
     spoil,
     spoil_frame,
+    turn,
 )
 
 FEW = RepackPolicy(max_packs=3)
@@ -469,6 +470,15 @@ def test_a_version_that_is_deleted_behind_the_look_is_not_missing(store: Store, 
         else:
             report = (beside if what == "beside" else store).repack(policy=FEW, dry_run=what == "beside")
     assert (report.problems, "rewrite" in kinds(report)) == ((), what != "forget")
+
+
+def test_turns_that_a_daemon_has_covered_meanwhile_tell_a_dry_run_of_no_missing_version(store: Store) -> None:
+    sleep(store)
+    store.acknowledge([turn(store, 5)])
+    with Store.open(store.path, writable=False) as beside:
+        sleep(store, 600)
+        store.delete_version(URI, 1)
+        assert beside.repack(dry_run=True).problems == ()
 
 
 def test_a_lost_block_is_still_lost_and_nothing_else(store: Store) -> None:
