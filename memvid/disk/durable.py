@@ -339,6 +339,11 @@ def leftovers(folder_fd: int, path: str) -> list[str]:
     return [name for name in names if name not in _WRITTEN and plain_status(folder_fd, name) is not None]
 
 
+def being_written(folder_fd: int, path: str) -> set[str]:
+    """The names of the temporary files in a folder that this process writes now. Raises StoreIoError."""
+    return _WRITTEN.intersection(list_names(folder_fd, path))
+
+
 def remove(folder_fd: int, name: str, folder_path: str) -> bool:
     """Remove a name, if it is there; durable after the next `sync_folder`. Says whether it was."""
     try:

@@ -141,6 +141,11 @@ class StoreFolder:
                     durable.remove(self._fds[top], name, self.path_of(top))
         return found
 
+    def being_written(self) -> set[str]:
+        """The temporary files of manifests and packs that this process writes now. Raises StoreIoError."""
+        folders = {top: durable.being_written(self._fds[top], self.path_of(top)) for top in (VERSIONS, PACKS)}
+        return {f"{top}/{name}" for top, names in folders.items() for name in names}
+
     # --- what there is
 
     def list_versions(self) -> set[bytes]:

@@ -65,6 +65,7 @@ def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceRep
 class _Forget:
     def __init__(self, core: StoreCore, uri: SessionUri, *, dry_run: bool) -> None:
         self.run = MaintenanceRun(core, "forget", dry_run)
+        self._older: set[str] = set()  # temporary files that were begun before the delete: they may have its blocks
         self._core = core
         self._uri = uri
         self._look()
@@ -92,6 +93,7 @@ class _Forget:
                 run.bytes_freed += deleted.bytes_freed - sum(sizes)
                 turns_go = self._erase_turns() and turns_go
                 core.index.remove_file(core.folder, erasing=True)
+                self._older = core.folder.being_written()
         for row, size_bytes in zip(self._rows, sizes, strict=True):
             path = core.folder.path_of(manifest_name(row.bundle_id))
             run.freed("remove", path, size_bytes, "It is a version of the session.", row)
@@ -292,6 +294,7 @@ class _Forget:
         with core.committing():
             writing = core.being_written(self._uri)
             has_turns = core.journal.has(self._uri)
+            older = self._older & core.folder.being_written()
         if has_turns:
             message = f"{core.journal.path} has turns of {self._uri}: they came meanwhile. Forget it again."
             self.run.tell(core.journal.path, NOT_FORGOTTEN, message)
@@ -301,3 +304,9 @@ class _Forget:
                 f"store already. Let that come to its end, then {_AGAIN}."
             )
             self.run.tell(core.folder.path_of(VERSIONS), STILL_OPEN, message)
+        for path in map(core.folder.path_of, sorted(older)):
+            message = (
+                f"{path} is being written since before the delete, and may have blocks of {self._uri}. Let that come "
+                f"to its end, then {_AGAIN}."
+            )
+            self.run.tell(path, STILL_OPEN, message)

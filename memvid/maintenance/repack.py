@@ -338,6 +338,9 @@ class _Repack:
             return set()
         with core.metering(replacing=True) as room, core.folder.new_temp() as temp:
             room(0)
+            needed = self._needed_now(pins=False)  # asked once the file is there: a forget knows of it, or it gets
+            if needed is None or not needed.blocks.issuperset(wanted):  # nothing of what that one has deleted
+                return set()
             writer = PackWriter(temp, room)
             stripped = self._needed.stripped
             for block in writer.each(wanted, lambda one: sizes[one].bytes_of(one, stripped=one in stripped)):
@@ -431,9 +434,9 @@ class _Repack:
                 path = core.folder.path_of(new or step.olds[0].name)
                 _tell(self._run, step, path, sum(removed.values()), fresh[0].size_bytes if fresh is not None else 0)
 
-    def _needed_now(self) -> Needed | None:
-        """None while needs are unknown, which is told."""
-        needed = needed_now(self._core)
+    def _needed_now(self, *, pins: bool = True) -> Needed | None:
+        """None while needs are unknown, which is told. pins: as of `needed_now`."""
+        needed = needed_now(self._core, pins=pins)
         for finding in needed.unknown:
             if (finding.path, finding.code) not in self._told:
                 self._told.add((finding.path, finding.code))

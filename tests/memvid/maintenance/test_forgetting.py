@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from torpor.memvid import SessionUri
 from torpor.memvid.errors import SessionNotFound
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.maintenance import forgetting
-from torpor.memvid.maintenance.repack_plan import CLEARING
+from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.maintenance.crash_rig import Crash, all_blocks, cut_off
@@ -404,6 +406,37 @@ def test_a_repack_under_way_brings_nothing_back(store: Store) -> None:
     with making.meanwhile(forgetting, "repack_packs", lambda: store.repack(policy=CLEARING)):
         assert store.forget(SECRET).problems == ()
     require_gone(store, shared=2)
+
+
+def test_a_pack_that_is_being_written_since_before_the_delete_is_told(store: Store) -> None:
+    """A repack has copied the session's blocks. A kill would leave them in its temporary file."""
+    secret(store, 512)
+    secret(store, 600)
+    reports: list[MaintenanceReport] = []
+    with making.meanwhile(PackWriter, "finish", lambda: reports.append(store.forget(SECRET)), after=True):
+        store.repack(SECRET, policy=RepackPolicy(max_packs=1))
+    assert [(Path(one.path).suffix, one.code) for one in reports[0].problems] == [(".tmp", forgetting.STILL_OPEN)]
+    with pytest.raises(SessionNotFound, match="Nothing of it is in the store"):
+        store.forget(SECRET)
+    require_gone(store)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_pack_that_is_begun_behind_the_delete_gets_nothing_of_the_session(
+    store: Store, monkeypatch: pytest.MonkeyPatch, read: bool
+) -> None:
+    """The step of the repack is older, and the packs are open still. Somebody may read the session."""
+    secret(store, 512)
+    secret(store, 600)
+    monkeypatch.setattr(PackWriter, "add_copy", making.refusing(AssertionError("It is copied.")))
+    with contextlib.ExitStack() as stack:
+        for name in store._core.folder.list_packs():
+            stack.enter_context(store._core.files.holding(name))
+        if read:
+            stack.enter_context(store.open_session(SECRET))
+        stack.enter_context(making.meanwhile(StoreFolder, "new_temp", lambda: store.forget(SECRET)))
+        assert store.repack(SECRET, policy=RepackPolicy(max_packs=1)).problems == ()
+    require_gone(store)
 
 
 def test_a_version_that_comes_behind_the_look_goes_too_and_a_forks_turns_behind_it_stay(store: Store) -> None:
