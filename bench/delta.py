@@ -24,9 +24,10 @@ from figures import OURS, PEER, label_at_end, parser_for, plotted, rounds_of, sa
 from machine import spread
 from parts import Parts, timed_parts
 from synthetic import IDENTITY, QWEN3_THIN, Shape, demo_shape, random_ledger, random_memory
-from torpor.memvid import BlockEntry, Receipt, SessionUri, Store
-from torpor.memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES
-from torpor.memvid.store import VersionDraft
+from torpor.memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES, BlockEntry
+from torpor.memvid.format.records import Receipt
+from torpor.memvid.store import Store, VersionDraft
+from torpor.memvid.uri import SessionUri
 
 HISTORIES = (1024, 8192, 65536)
 QUICK_HISTORIES = (1024, 4096)

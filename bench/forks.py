@@ -23,9 +23,10 @@ from typing import Any
 from figures import OURS, parser_for, plotted, save
 from machine import spread
 from synthetic import IDENTITY, QWEN3_06B, QWEN3_THIN, CacheMemory, Shape, demo_shape, random_ledger, random_memory
-from torpor.memvid import Receipt, SessionUri, Store
 from torpor.memvid.format.blocks import BLOCK_TOKENS
-from torpor.memvid.store import VersionDraft
+from torpor.memvid.format.records import Receipt
+from torpor.memvid.store import Store, VersionDraft
+from torpor.memvid.uri import SessionUri
 
 WAYS = ("reused", "whole")
 SHAPES = {"demo": demo_shape(), "thin": QWEN3_THIN, "qwen": QWEN3_06B}

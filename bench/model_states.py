@@ -12,7 +12,7 @@ from typing import Any, Final
 
 # In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
 # isort: off
-from torpor.memvid import Identity
+from torpor.memvid.format.identity import Identity
 from torpor.snapshot.layout import CacheLayout, layout_of
 from torpor.snapshot.state import LiveState, token_array
 import mlx.core as mx

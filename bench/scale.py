@@ -27,9 +27,10 @@ from typing import Any
 from figures import OURS, parser_for, plotted, rounds_of, save
 from machine import spread
 from synthetic import IDENTITY, Shape, random_memory
-from torpor.memvid import BlockEntry, Receipt, SessionUri, Store
-from torpor.memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES
-from torpor.memvid.store import VersionDraft
+from torpor.memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES, BlockEntry
+from torpor.memvid.format.records import Receipt
+from torpor.memvid.store import Store, VersionDraft
+from torpor.memvid.uri import SessionUri
 
 SHAPE = Shape("one layer of two bytes a token", layers=1, heads=1, dim=1, dtype="uint8", vocabulary=1)
 VERSIONS = 5

@@ -42,8 +42,9 @@ from synthetic import (
     random_ledger,
     random_memory,
 )
-from torpor.memvid import BundleReader, SessionUri, Store
-from torpor.memvid.store import VersionDraft
+from torpor.memvid.store import Store, VersionDraft
+from torpor.memvid.uri import SessionUri
+from torpor.memvid.writing.reader import BundleReader
 
 URI = SessionUri("bench", "sleeper")
 ROUNDS = 5

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torpor.memvid import BlockDraft, Identity, SlotDraft, SlotSpec
-from torpor.memvid.format.blocks import BLOCK_TOKENS, DTYPE_BYTES, TOKEN_BYTES
+from torpor.memvid.format.blocks import BLOCK_TOKENS, DTYPE_BYTES, TOKEN_BYTES, BlockDraft, SlotDraft, SlotSpec
+from torpor.memvid.format.identity import Identity
 
 IDENTITY = Identity((("weights", "random bytes"),))
 _DEMO_CONFIG = Path(__file__).resolve().parents[1] / "daemon" / "demo_model" / "config.json"

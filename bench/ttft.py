@@ -33,7 +33,8 @@ from torpor.daemon.api.events import WorkEvent
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
-from torpor.memvid import SessionUri, Store
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.snapshot import restore
 from torpor.snapshot.caches import arrays_of
 from torpor.snapshot.capture import cut

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import plain
 from model_states import IDENTITY, SHAPES, ModelShape, arrays_in, grow, layout, other_tokens, random_state
 from parts import timed_parts
-from torpor.memvid import SessionUri, Store
 from torpor.memvid.disk.durable import sync_file
-from torpor.memvid.store import VersionDraft
+from torpor.memvid.store import Store, VersionDraft
+from torpor.memvid.uri import SessionUri
 from torpor.snapshot import restore
 from torpor.snapshot.capture import cut
 from torpor.snapshot.state import LiveState

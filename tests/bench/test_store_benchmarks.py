@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torpor.memvid import SessionUri, Store
-from torpor.memvid.store import VersionDraft
+from torpor.memvid.store import Store, VersionDraft
+from torpor.memvid.uri import SessionUri
 
 ROOT = Path(__file__).resolve().parents[2]
 

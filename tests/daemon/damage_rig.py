@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from torpor.memvid import Store
+from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.session_rig import flip, tokens_of, until
 

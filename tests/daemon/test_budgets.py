@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
-from torpor.memvid import RepackPolicy
 from torpor.memvid.errors import BudgetExceeded, InvalidPolicy, NoSpace, StoreError
+from torpor.memvid.maintenance.repack_plan import RepackPolicy
 from torpor.memvid.store import Store
 from torpor.tests.daemon.session_rig import Gate, Rigged, tokens_of, until
 

@@ -23,11 +23,13 @@ from torpor.daemon.models import canary
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
-from torpor.memvid import BlockDraft, Identity, IndexRow, SessionUri, SlotDraft, Store
 from torpor.memvid.errors import CorruptBlock, DurabilityLost, NoSpace, SessionNotFound, StoreLocked
-from torpor.memvid.format.blocks import SlotSpec
+from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
+from torpor.memvid.format.identity import Identity
+from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index.index import Index
-from torpor.memvid.store import VersionDraft
+from torpor.memvid.store import Store, VersionDraft
+from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import IdentityMismatch
 from torpor.tests.daemon.session_rig import MODEL, SAMPLED, Rigged, flip, manifests, packs, tokens_of
 

@@ -14,9 +14,9 @@ from torpor.daemon.api.session import Look
 from torpor.daemon.engine import generation
 from torpor.daemon.errors import GenerationFailed, SessionAwake
 from torpor.errors import TorporError
-from torpor.memvid import Store
 from torpor.memvid.errors import BlockMissing, SessionNotFound, StoreIoError
 from torpor.memvid.format.blocks import BLOCK_TOKENS
+from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.snapshot.errors import NoSuchPosition

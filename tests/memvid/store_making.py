@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from blake3 import blake3
-from torpor.memvid import BlockDraft, BlockEntry, Identity, IndexRow, Receipt, SessionUri, SlotDraft, SlotSpec
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.marks import Marks
+from torpor.memvid.format.blocks import BlockDraft, BlockEntry, SlotDraft, SlotSpec
+from torpor.memvid.format.identity import Identity
 from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.format.layout import Frame
 from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.format.pack import PackFile
 from torpor.memvid.format.pack_writer import PackWriter
+from torpor.memvid.format.records import IndexRow, Receipt
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store, VersionDraft
+from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
 from torpor.memvid.writing.reader import BundleReader
 

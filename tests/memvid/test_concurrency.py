@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from torpor.memvid import Receipt, SessionUri
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import BlockMissing, BundleMissing, Corruption, MarkNotFound, SessionNotFound
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.maintenance.repack_plan import RepackPolicy
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making
 from torpor.tests.memvid.store_making import expected, id_of, sleep, token_ids
 

@@ -13,13 +13,15 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import Receipt, SessionUri, errors
+from torpor.memvid import errors
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing import deletion
 from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid import StoreError
+from torpor.memvid.errors import StoreError
 from torpor.memvid.store import Store
 from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, remove_index, sleep
 

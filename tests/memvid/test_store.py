@@ -14,13 +14,16 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torpor.memvid import BlockDraft, Identity, SessionUri, SlotDraft, SlotSpec, errors
+from torpor.memvid import errors
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.folder.scrub_mark import ScrubMark
 from torpor.memvid.folder.store_file import _FORMAT
+from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
+from torpor.memvid.format.identity import Identity
 from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.recovery.restoring import restore_store_file
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, drafts, names, require_awake, sleep, span, tree, write
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid import BlockDraft
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.blocks import BlockDraft
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store

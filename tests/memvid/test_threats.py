@@ -10,8 +10,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store
 from torpor.memvid.errors import StoreError, StoreIoError
+from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
+from torpor.memvid.store import Store
 from torpor.tests.memvid.store_making import URI, contents, raw_bytes, require_awake, sleep, token_ids, write
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.memvid import IndexRow, SessionUri
 from torpor.memvid.errors import AmbiguousVersion, InvalidTag, InvalidUri, SessionNotFound
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.versions import describe_versions, select_version
-from torpor.memvid.uri import Selector, not_found, parse_reference, parse_selector, parse_version_reference, require_tag
+from torpor.memvid.format.records import IndexRow
+from torpor.memvid.uri import (
+    Selector,
+    SessionUri,
+    not_found,
+    parse_reference,
+    parse_selector,
+    parse_version_reference,
+    require_tag,
+)
 from torpor.tests.memvid.store_making import index_row
 
 KNOWN = [SessionUri("default", "scout"), SessionUri("work", "scout"), SessionUri("work", "writer")]

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid import Identity, SessionUri, Store
+from torpor.memvid.format.identity import Identity
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.snapshot import memory
 from torpor.snapshot.state import LiveState, token_array
 from torpor.tests.snapshot.stored_rig import Kept, Shelf

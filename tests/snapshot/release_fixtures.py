@@ -10,7 +10,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from torpor.memvid import Identity, SessionUri, Store
+from torpor.memvid.format.identity import Identity
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.snapshot.capture import cut
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torpor.memvid import BlockDraft, BlockEntry, BundleReader, Identity, Receipt, SessionUri, Store
-from torpor.memvid.store import VersionDraft
+from torpor.memvid.format.blocks import BlockDraft, BlockEntry
+from torpor.memvid.format.identity import Identity
+from torpor.memvid.format.records import Receipt
+from torpor.memvid.store import Store, VersionDraft
+from torpor.memvid.uri import SessionUri
+from torpor.memvid.writing.reader import BundleReader
 from torpor.snapshot.caches import arrays_of
 from torpor.snapshot.capture import cut
 from torpor.snapshot.layout import CacheLayout, layout_of

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torpor.memvid import BLOCK_TOKENS, BlockEntry
+from torpor.memvid.format.blocks import BLOCK_TOKENS, BlockEntry
 from torpor.snapshot.caches import truncate
 from torpor.snapshot.capture import cut, plan_reuse
 from torpor.snapshot.errors import InconsistentState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torpor.memvid import Receipt
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.limits import MAX_TOKENS
 from torpor.snapshot.checkpoints import (
     CHECKPOINT_TOKENS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torpor.memvid import Receipt
+from torpor.memvid.format.records import Receipt
 from torpor.snapshot.analysis import common_tokens, drift_from
 from torpor.snapshot.stored_version import StoredVersion
 from torpor.tests.snapshot.stored_rig import KEY_DIM, VALUE_DIM, Kept

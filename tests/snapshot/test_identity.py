@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid import Identity
+from torpor.memvid.format.identity import Identity
 from torpor.memvid.limits import MAX_IDENTITY_PARTS
 from torpor.snapshot.errors import IdentityMismatch, MalformedSnapshot
 from torpor.snapshot.identity import (

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torpor.memvid import BLOCK_TOKENS
 from torpor.memvid.errors import CorruptBlock
-from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
+from torpor.memvid.format.blocks import BLOCK_TOKENS, BlockDraft, SlotDraft, SlotSpec
 from torpor.snapshot import memory
 from torpor.snapshot.caches import truncate
 from torpor.snapshot.capture import Cut, cut

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from torpor.memvid import Store
+from torpor.memvid.store import Store
 from torpor.tests.snapshot.growers import GROWERS, Run
 from torpor.tests.snapshot.release_fixtures import FOLDER, IDENTITY, READ, URI, digest_of, file_of
 from torpor.tests.snapshot.stored_rig import Shelf

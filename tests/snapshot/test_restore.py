@@ -7,9 +7,11 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from torpor.memvid import BundleReader, Identity, Store
 from torpor.memvid.errors import CorruptBlock
+from torpor.memvid.format.identity import Identity
+from torpor.memvid.store import Store
 from torpor.memvid.units import format_bytes
+from torpor.memvid.writing.reader import BundleReader
 from torpor.snapshot import capture, memory, restore
 from torpor.snapshot.errors import ContextTooShort, IdentityMismatch, LayoutMismatch, NonFiniteState, NotEnoughMemory
 from torpor.snapshot.layout import layout_of

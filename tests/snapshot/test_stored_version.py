@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torpor.memvid import BlockDraft, Identity, SlotDraft, SlotSpec, Store
+from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
+from torpor.memvid.format.identity import Identity
+from torpor.memvid.store import Store
 from torpor.memvid.writing.reader import BundleReader
 from torpor.snapshot import stored_version
 from torpor.snapshot.errors import MalformedSnapshot

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid import Store
+from torpor.memvid.store import Store
 from torpor.tests.snapshot.stored_rig import Kept
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS

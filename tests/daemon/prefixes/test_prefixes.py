@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 from torpor.daemon.prefixes.prefixes import PrefixTree, tokens_in_common
-from torpor.memvid import BLOCK_TOKENS, SessionUri
+from torpor.memvid.format.blocks import BLOCK_TOKENS
+from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.session_rig import tokens_of
 
 HERE, THERE = b"a" * 32, b"b" * 32

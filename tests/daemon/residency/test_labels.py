@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid import Store
 from torpor.memvid.errors import NoSpace, SessionNotFound
+from torpor.memvid.store import Store
 from torpor.tests.daemon.session_rig import Rigged, flip, listening, packs, tokens_of, until
 
 ONE, TWO, THREE = tokens_of(1, 600), tokens_of(2, 600), tokens_of(3, 600)

@@ -15,8 +15,8 @@ import pytest
 from torpor.daemon.api.session import Lossy
 from torpor.daemon.errors import GenerationFailed, SessionAwake, SessionBusy
 from torpor.daemon.sleep.quantising import Plan, Span, plan_spans
-from torpor.memvid import BLOCK_TOKENS
 from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound
+from torpor.memvid.format.blocks import BLOCK_TOKENS
 from torpor.memvid.store import IndexRow
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from torpor.daemon.sleep.repacker import Repacker
-from torpor.memvid import RepackPolicy
 from torpor.memvid.errors import NoSpace
+from torpor.memvid.maintenance.repack_plan import RepackPolicy
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.session_rig import Gate, Rigged, packs, tokens_of, until

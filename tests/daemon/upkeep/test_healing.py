@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torpor.daemon.errors import ServiceClosed, UnknownModel
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy
-from torpor.memvid import Store
 from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.folder.scrub_mark import place_of
+from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import IdentityMismatch
 from torpor.tests.daemon.damage_rig import TEXT, damage, mend, told

@@ -14,8 +14,8 @@ from torpor.daemon.engine.admission import current
 from torpor.daemon.errors import ServiceClosed, SessionExists, UnknownModel
 from torpor.daemon.upkeep import healing
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy, seconds_ahead
-from torpor.memvid import Store
 from torpor.memvid.errors import BlockMissing, CorruptBlock
+from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.passes import UNREPEATABLE, Passes
 from torpor.tests.daemon.damage_rig import TEXT, damage, mend, told

@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from torpor.memvid import Receipt, SessionUri, errors
+from torpor.memvid import errors
 from torpor.memvid.checking import check, findings, packs
-from torpor.memvid.format.records import VerifyReport
+from torpor.memvid.format.records import Receipt, VerifyReport
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing import core
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import case

@@ -12,12 +12,13 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid import BlockDraft, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.errors import DurabilityLost, InvalidDraft, NoSpace, ReadBackFailed, StoreError, StoreIoError
 from torpor.memvid.exchange.incoming import hand_over
+from torpor.memvid.format.blocks import BlockDraft
 from torpor.memvid.index.index import Index
+from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, pack_of, refusing, reopened, require_awake, sleep, tree
 

@@ -12,16 +12,16 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid import Store
 from torpor.memvid.disk import lock
 from torpor.memvid.disk.lock import find_holder
 from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.errors import LockLost, StoreIoError, StoreLocked, UnsafePath
+from torpor.memvid.store import Store
 from torpor.tests.memvid.store_making import URI, drafts, names, refusing, reopened, require_awake, sleep, write
 
 HOLDER = """
 import sys
-from torpor.memvid import Store
+from torpor.memvid.store import Store
 store = Store.open(sys.argv[1], writable=True)
 print("open", flush=True)
 sys.stdin.read()
@@ -76,7 +76,7 @@ def test_a_closed_store_s_lock_is_free_although_a_child_that_is_being_forked_has
 
 FORKED = """
 import os, sys
-from torpor.memvid import Store
+from torpor.memvid.store import Store
 from torpor.memvid.errors import LockLost
 from torpor.tests.memvid.store_making import OTHER_URI, URI, sleep
 path = sys.argv[1]
@@ -104,7 +104,7 @@ with Store.open(path, writable=True) as store:
 
 FORKER = """
 import os, sys
-from torpor.memvid import Store
+from torpor.memvid.store import Store
 from torpor.memvid.errors import StoreLocked
 for how in ("close", "leave"):
     with Store.open(sys.argv[1], writable=True) as store:

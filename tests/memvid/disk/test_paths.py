@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from torpor.memvid import Store
 from torpor.memvid.disk.paths import closing_fd, list_names, require_own_regular
 from torpor.memvid.errors import UnsafePath
+from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import HARMS, OTHER_URI, URI, contents, manifest_path, require_awake, sleep
 

@@ -9,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import SessionUri
 from torpor.memvid.errors import NoSpace, NotAStore, StoreIoError, StoreLocked, TargetExists, UnsafePath
 from torpor.memvid.exchange import backup
 from torpor.memvid.folder.folder import manifest_name
@@ -19,6 +18,7 @@ from torpor.memvid.format.frames import FrameReader
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import SMALL, case

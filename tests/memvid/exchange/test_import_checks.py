@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from torpor.memvid import BlockDraft, SlotDraft, SlotSpec
 from torpor.memvid.errors import CorruptBundle, LimitExceeded
 from torpor.memvid.exchange import import_checks
 from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.format import codecs
 from torpor.memvid.format import manifest as manifest_module
+from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.memvid.format.frames import FrameReader
 from torpor.memvid.format.manifest import Manifest
 from torpor.memvid.format.pack_writer import PackWriter, prepare_block

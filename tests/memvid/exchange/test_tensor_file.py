@@ -11,9 +11,11 @@ from unittest import mock
 
 import pytest
 from safetensors import safe_open
-from torpor.memvid import BlockDraft, SessionUri, SlotDraft, SlotSpec, errors
+from torpor.memvid import errors
 from torpor.memvid.exchange import tensor_file
+from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import URI, drafts, meanwhile, sleep, write
 

@@ -16,18 +16,21 @@ from unittest import mock
 
 import pytest
 from blake3 import blake3
-from torpor.memvid import BlockEntry, Receipt, SessionUri, errors
+from torpor.memvid import errors
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.exchange import intake
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.format.blocks import BlockEntry
 from torpor.memvid.format.manifest import Manifest
 from torpor.memvid.format.pack import PackFile
 from torpor.memvid.format.pack_writer import PackWriter
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.limits import MAX_IMPORTED_VERSION, MAX_VERSION
 from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making as making

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid import SessionUri, errors
+from torpor.memvid import errors
 from torpor.memvid.disk import durable
 from torpor.memvid.folder import journal as module
 from torpor.memvid.folder.folder import StoreFolder
@@ -20,6 +20,7 @@ from torpor.memvid.folder.journal import TURNS_FILE, Journal
 from torpor.memvid.format.journal import HEADER_BYTES, VOID, JournalRecord, size_of
 from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.store_making import IDENTITY, flip, refusing, token_ids
 
 ONE, TWO, THREE = (SessionUri("work", name) for name in ("first", "other", "third"))

@@ -13,7 +13,6 @@ import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torpor.memvid import SessionUri
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
     CorruptMarks,
@@ -40,6 +39,7 @@ from torpor.memvid.folder.marks import (
     is_stripped,
 )
 from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_STRIPS
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.fuzz.marks_target import sealed
 from torpor.tests.memvid.store_making import meanwhile, refusing, taking_at_most
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.memvid import IndexRow, SessionUri
 from torpor.memvid.errors import InvalidPolicy
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import EARLIEST_NS, Retention, RetentionPlan, plan_retention
+from torpor.memvid.format.records import IndexRow
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.store_making import index_row
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"

@@ -9,9 +9,8 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.memvid import BlockEntry, BlockHeader, SlotSpec
 from torpor.memvid.errors import CorruptBundle, InvalidDraft, StoreError
-from torpor.memvid.format.blocks import DTYPE_BYTES, block_id, require_chain
+from torpor.memvid.format.blocks import DTYPE_BYTES, BlockEntry, BlockHeader, SlotSpec, block_id, require_chain
 
 SPEC = SlotSpec("0.k", "kv.k/1", "bfloat16", (2, 3, 4))
 HEADER = BlockHeader("span", b"i" * 32, 256, b"\1\0\0\0\2\0\0\0\3\0\0\0", b"p" * 32, ((SPEC, b"d" * 32),))

@@ -7,11 +7,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid import BlockDraft, Receipt, SlotDraft, SlotSpec
 from torpor.memvid.format import damaged_pack
+from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.memvid.format.damaged_pack import DamagedPack
 from torpor.memvid.format.layout import FRAME_MAGIC
 from torpor.memvid.format.pack_writer import PackWriter
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.format_1 import BundleFile
 from torpor.memvid.store import Store
 from torpor.memvid.writing.frame_files import open_frames

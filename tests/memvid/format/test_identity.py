@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from torpor.memvid import Identity
 from torpor.memvid.errors import InvalidDraft
+from torpor.memvid.format.identity import Identity
 
 
 def test_digest_does_not_depend_on_the_order_of_parts() -> None:

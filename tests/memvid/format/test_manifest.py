@@ -9,9 +9,9 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.memvid import BlockEntry, Manifest
 from torpor.memvid.errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
-from torpor.memvid.format.manifest import LINE_BYTES, decode_manifest, map_tells_of
+from torpor.memvid.format.blocks import BlockEntry
+from torpor.memvid.format.manifest import LINE_BYTES, Manifest, decode_manifest, map_tells_of
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.store_making import IDENTITY, URI
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from torpor.memvid import Receipt, errors
+from torpor.memvid import errors
 from torpor.memvid.format import pack as module
 from torpor.memvid.format.layout import Frame, encode_frame_head
 from torpor.memvid.format.pack import (
@@ -21,6 +21,7 @@ from torpor.memvid.format.pack import (
     pack_id_of,
 )
 from torpor.memvid.format.pack_writer import PackWriter
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.format.sealing import HEADER_BYTES, MANIFEST_MAGIC, PACK_MAGIC, encode_header, require_header
 from torpor.memvid.limits import MAX_DIRECTORY_BYTES, MAX_MANIFEST_BYTES
 from torpor.memvid.store import Store

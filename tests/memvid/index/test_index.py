@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from torpor.memvid import IndexRow, SessionUri
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import utc_day
 from torpor.memvid.errors import DurabilityLost, IndexFailed, SessionNotFound, StoreClosed
+from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index.index import INDEX_FILE, Index, PackRow
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, index_row, names, refusing, reopened, sleep
 

@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from torpor.memvid import SessionUri
 from torpor.memvid.errors import SessionNotFound
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.pack_writer import PackWriter
@@ -18,6 +17,7 @@ from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.maintenance import forgetting
 from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.maintenance.crash_rig import Crash, all_blocks, cut_off
 from torpor.tests.memvid.store_making import (

@@ -11,14 +11,15 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import Receipt, SessionUri
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.errors import BlockMissing, NoSpace, StoreIoError
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.maintenance import repack as repacking
 from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy, Step
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.needs import Needs
 from torpor.tests.memvid.format_1_stores import SMALL, case
 from torpor.tests.memvid.maintenance.crash_rig import Crash, all_blocks, cut_off

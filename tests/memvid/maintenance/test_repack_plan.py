@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from torpor.memvid import SessionUri
 from torpor.memvid.errors import InvalidPolicy
 from torpor.memvid.format.layout import Frame
 from torpor.memvid.maintenance.repack_plan import (
@@ -18,6 +17,7 @@ from torpor.memvid.maintenance.repack_plan import (
     packs_to_join,
     plan_repack,
 )
+from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.needs import Needed
 
 A, B = SessionUri("default", "a"), SessionUri("default", "b")

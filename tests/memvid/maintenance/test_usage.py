@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torpor.memvid import SessionUri
 from torpor.memvid.format.records import SessionUsage, UsageReport
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, flip, manifest_path, pack_of, put, sleep, turn

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from torpor.memvid import SessionUri
 from torpor.memvid.folder import journal
 from torpor.memvid.folder.store_file import load_store_uuid, open_existing_root
 from torpor.memvid.format.journal import END_BYTES, HEADER_BYTES, JournalRecord, Key, scan
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.store_making import URI, ledger, sleep, token_ids, turn
 from torpor.tests.shares import share
 

@@ -13,9 +13,9 @@ from unittest import mock
 
 import pytest
 from blake3 import blake3
-from torpor.memvid import Receipt
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import BundleMissing, NoSpace, NotAStore, StoreIoError
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.index import index as module
 from torpor.memvid.index.index import INDEX_FILE, Index
 from torpor.memvid.recovery import opening

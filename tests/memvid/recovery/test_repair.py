@@ -9,14 +9,15 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid import Receipt, SessionUri, errors
+from torpor.memvid import errors
 from torpor.memvid.checking import packs
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
-from torpor.memvid.format.records import MaintenanceReport
+from torpor.memvid.format.records import MaintenanceReport, Receipt
 from torpor.memvid.recovery import mending, repair
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing import deletion
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.removal import remove_unneeded

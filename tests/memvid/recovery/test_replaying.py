@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import SessionUri, errors
+from torpor.memvid import errors
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder import marks
@@ -24,6 +24,7 @@ from torpor.memvid.format.journal import VOID
 from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.limits import MAX_NODES, MAX_SESSION_MAP_BYTES
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, ledger, manifest_path, meanwhile, sleep, token_ids, turn
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid import BlockDraft, Receipt, errors
+from torpor.memvid import errors
 from torpor.memvid.disk import durable
+from torpor.memvid.format.blocks import BlockDraft
 from torpor.memvid.format.pack_writer import PackWriter
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore

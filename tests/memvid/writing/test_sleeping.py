@@ -15,15 +15,19 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, errors
+from torpor.memvid import errors
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format import manifest
+from torpor.memvid.format.blocks import BlockDraft, BlockEntry
+from torpor.memvid.format.identity import Identity
 from torpor.memvid.format.manifest import UNREAD
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.index.index import Index
 from torpor.memvid.limits import MAX_TOKENS, MAX_VERSION
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing import sleeping
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.needs import Pins

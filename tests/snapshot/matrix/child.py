@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from torpor.daemon.engine.generation import find_logits
-from torpor.memvid import SessionUri, Store
 from torpor.memvid.format.blocks import BlockEntry
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.snapshot import capture, restore
 from torpor.snapshot.caches import can_truncate, truncate
 from torpor.snapshot.state import LiveState, token_array

@@ -16,7 +16,7 @@ from blake3 import blake3
 from torpor.daemon.engine import generation
 from torpor.daemon.models.loaded_files import LoadedFiles
 from torpor.daemon.models.models import LoadedModel
-from torpor.memvid import Identity
+from torpor.memvid.format.identity import Identity
 from torpor.snapshot.layout import layout_of
 from torpor.snapshot.state import LiveState, token_array
 
