@@ -6,11 +6,13 @@ are unknown, no pack goes; one that cannot be read never goes.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ..errors import StoreError
-from ..folder.marks import Marks, marks_in
+from ..errors import CorruptMarks, MarksLost, StoreError
+from ..folder.marks import MARKS_FILE, Marks
 from ..format.records import Finding
 from .core import StoreCore
 from .frame_files import open_frames
@@ -33,38 +35,55 @@ def needed_now(
     core: StoreCore, *, strips: Collection[bytes] = (), deletes: Collection[bytes] = (), pins: bool = True
 ) -> Needed:
     """The needs of all versions at this moment, and of what this process uses. Under `committing` it stays true. Where
-    the marks cannot be read, no version counts as stripped. Nor does one behind which turns stand in the journal: they
-    become a version with its blocks. strips, deletes: for a dry run, as if these versions were stripped, or deleted.
-    pins: whether what this process uses counts. Raises StoreIoError."""
-    named, stripped = _told(core)
-    known = core.index.bundle_ids() | named
+    the marks are damaged or missing, no version counts as stripped; where the system does not read them, needs are
+    unknown. A version behind which turns stand in the journal is not stripped: they become a version with its blocks.
+    strips, deletes: for a dry run, as if these versions were stripped, or deleted. pins: whether what this process uses
+    counts. Raises StoreIoError."""
+    told = _told(core)
+    known = core.index.bundle_ids() | told.versions
     pinned = core.pins.blocks() if pins else ()
     while True:
-        needed = core.needs.now(known, stripped.union(strips), pinned, deletes)
+        needed = core.needs.now(known, told.stripped.union(strips), pinned, deletes)
         gone = _deleted(core, known) if needed.unknown else frozenset()
         if not gone:
-            return needed
+            return dataclasses.replace(needed, unknown=(*needed.unknown, *told.unread))
         known -= gone
 
 
 def told_versions(core: StoreCore) -> frozenset[bytes]:
     """The versions that something tells of, there or missing: the index, a tag or a pin, or turns in the journal that
     stand behind one. Raises StoreIoError."""
-    return _told(core)[0].union(core.index.bundle_ids())
+    return _told(core).versions.union(core.index.bundle_ids())
 
 
-def _told(core: StoreCore) -> tuple[frozenset[bytes], frozenset[bytes]]:
-    """The versions that tags, pins and turns tell of, and those that are stripped."""
+class _Told(NamedTuple):
+    """The versions that tags, pins and turns tell of, those that are stripped, and why the marks were not read."""
+
+    versions: frozenset[bytes]
+    stripped: frozenset[bytes]
+    unread: tuple[Finding, ...]
+
+
+def _told(core: StoreCore) -> _Told:
     still = frozenset(core.marked_still)  # before the marks: what leaves it has none any more
-    marks, bases = marks_in(core.folder) or Marks(core.folder.uuid), frozenset(core.bases().values())
-    return (marks.named - still) | bases, marks.stripped - bases
+    marks, unread = Marks(core.folder.uuid), tuple[Finding, ...]()
+    try:
+        marks = Marks.load(core.folder)
+    except (CorruptMarks, MarksLost):
+        pass  # no tag is known until they are put back, and deletes go on
+    except StoreError as error:
+        unread = (Finding(f"{core.path}/{MARKS_FILE}", error.code, error.message),)
+    bases = frozenset(core.bases().values())
+    return _Told((marks.named - still) | bases, marks.stripped - bases, unread)
 
 
 def _deleted(core: StoreCore, known: Collection[bytes]) -> frozenset[bytes]:
     """Those of the versions that another thread, or a daemon beside us, has deleted since they were known: all that
     told of them goes before their manifests."""
     missing = frozenset(each for each in known if not core.folder.has_manifest(each))
-    return missing - core.still_known(missing) - _told(core)[0] if missing else missing
+    if not missing or (told := _told(core)).unread:
+        return frozenset()
+    return missing - core.still_known(missing) - told.versions
 
 
 def remove_unneeded(

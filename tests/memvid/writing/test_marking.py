@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
@@ -16,7 +17,9 @@ from torpor.memvid.errors import (
     MarksLost,
     NoSpace,
     SessionNotFound,
+    StoreIoError,
 )
+from torpor.memvid.folder import marks
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks, SessionMarks
 from torpor.memvid.folder.retention import Retention
@@ -29,6 +32,7 @@ from torpor.tests.memvid.store_making import (
     URI,
     id_of,
     manifest_path,
+    put,
     refusing,
     reopened,
     require_awake,
@@ -206,6 +210,27 @@ def test_a_version_that_only_a_tag_or_a_pin_tells_of_is_missing(three: Store, ve
     with reopened(store) as store:
         assert store.opening.unreadable == ()
         require_awake(store, 10 * version, version=version)
+
+
+@pytest.mark.parametrize("how", ["always", "from the second look on"])
+def test_while_the_system_does_not_read_the_marks_no_pack_goes(
+    store: Store, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A tag may tell of a version that is missing with the index."""
+    receipt, real, refuse = sleep(store), marks.read_small, refusing(StoreIoError("EMFILE"))
+    store.tag(URI, 1, "good")
+    manifest = manifest_path(store, receipt.bundle_id)
+    good = manifest.read_bytes()
+    manifest.unlink()
+    with reopened(store, anew=True) as again:
+        looks = itertools.count(how == "always")
+        monkeypatch.setattr(marks, "read_small", lambda *args: refuse() if next(looks) else real(*args))
+        report = again.repack()
+        monkeypatch.undo()
+        assert [finding.code for finding in report.problems] == ["store_io" if how == "always" else "bundle_missing"]
+        put(manifest, good)
+        again._core.look_again()
+        require_awake(again, 300)
 
 
 def test_a_tag_and_a_pin_of_a_missing_version_are_taken_away(three: Store) -> None:
