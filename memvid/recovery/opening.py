@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 
 from ..disk.lock import StoreLock
 from ..disk.paths import stamp_of, stat_name, undoing
-from ..errors import NoSpace, StoreError
+from ..errors import NoSpace
 from ..folder.folder import StoreFolder, manifest_name
 from ..folder.marks import MARKS_FILE, create_store, findings_of_missing
 from ..folder.store_file import has_store_file, load_store_uuid, require_creatable, uuid_of_format_1
 from ..format.manifest import encode_manifest_file
-from ..format.records import Finding, IndexRow, OpenReport
-from ..index.index import INDEX_FILE, Index, row_of
+from ..format.records import Finding, OpenReport
+from ..index.index import INDEX_FILE, Index
 from ..writing.core import StoreCore, drop_superseded
 from ..writing.unreadable import finding_of_missing
 
@@ -77,40 +77,29 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
     """
     folder, index = core.folder, core.index
     leftovers = len(folder.remove_leftovers()) if core.has_lock else 0
-    there, known = folder.list_packs(), index.pack_sizes().keys()
-    index.drop_packs(known - there)
-    unreadable = [*told]
-    unreadable += [finding for name in sorted(there - known) if (finding := core.enter_pack(name)) is not None]
-    there_versions, known_versions = folder.list_versions(), index.bundle_ids()
-    there_versions |= {each for each in sorted(known_versions - there_versions) if _came_back(core, each)}
-    rows: list[IndexRow] = []
-    for bundle_id in sorted(there_versions - known_versions):
-        found = _row_or_finding(core, bundle_id)
-        if isinstance(found, Finding) and _came_back(core, bundle_id):
-            found = _row_or_finding(core, bundle_id)
-        if isinstance(found, Finding):
-            core.unreadable_versions.add(bundle_id)
-            unreadable.append(found)
-        else:
-            rows.append(found)
-    index.add_all(rows)
-    missing = known_versions - there_versions
-    if missing and not core.has_lock:  # the daemon beside us may have deleted them since we read the index
-        index.drop(missing - core.still_known(missing))
+    known = index.bundle_ids()
+    for bundle_id in sorted(known - folder.list_versions()):
+        _came_back(core, bundle_id)
+    unreadable = [*told, *core.look_again()]
+    for bundle_id in sorted(core.unreadable_versions):
+        _came_back(core, bundle_id)
+    unreadable += core.read_again()
+    there = folder.list_versions()
+    missing = core.still_known(index.bundle_ids() - there)  # a daemon beside us may have deleted some since
     missing -= drop_superseded(core, missing)
     unreadable += [*_missing(core, missing), *findings_of_missing(folder, index.knows)]
     if why is not None and core.has_lock:
         index.save(folder, always=True)  # a file that cannot be used does not stay, and this work is not done twice
     return OpenReport(
-        index_rebuilt=why if there_versions else None,
-        rows_added=len(rows),
+        index_rebuilt=why if there else None,
+        rows_added=len(index.bundle_ids() - known),
         leftovers_removed=leftovers,
         unreadable=tuple(unreadable),
     )
 
 
-def _came_back(core: StoreCore, bundle_id: bytes) -> bool:
-    """Whether a version without a sound manifest got it from its bundle of format 1, which was put back."""
+def _came_back(core: StoreCore, bundle_id: bytes) -> None:
+    """Give a version without a sound manifest that of its bundle of format 1, if this was put back."""
     if core.has_lock:
         from .carrying_over import manifest_in_bundle
 
@@ -118,18 +107,6 @@ def _came_back(core: StoreCore, bundle_id: bytes) -> bool:
         with contextlib.suppress(NoSpace):
             if encoded is not None:
                 core.folder.write_manifest(bundle_id, encode_manifest_file(encoded))
-                return True
-    return False
-
-
-def _row_or_finding(core: StoreCore, bundle_id: bytes) -> IndexRow | Finding:
-    name = manifest_name(bundle_id)
-    try:
-        manifest = core.read_manifest(bundle_id)
-        status = core.folder.status_of(name)
-    except StoreError as error:
-        return Finding(core.folder.path_of(name), error.code, error.message)
-    return row_of(manifest, bundle_id, status.st_size if status else 0)
 
 
 def _missing(core: StoreCore, bundle_ids: Iterable[bytes]) -> list[Finding]:

@@ -344,15 +344,14 @@ class StoreCore:
         self.folder.flush(removed)
         return removed
 
-    def look_again(self) -> None:
+    def look_again(self) -> list[Finding]:
         """Enter packs and versions that came into the folder without this object, as a file that was put back, and let
-        packs go whose files are gone, and versions that a daemon beside us has deleted. Raises StoreIoError,
-        UnsafePath."""
+        packs go whose files are gone, and versions that a daemon beside us has deleted. Why packs cannot be read.
+        Raises StoreIoError, UnsafePath."""
         with self._writing:
             there, known = self.folder.list_packs(), self.index.pack_sizes().keys()
             self.index.drop_packs(known - there)
-            for name in sorted(there - known):
-                self.enter_pack(name)
+            found = [self.enter_pack(name) for name in sorted(there - known)]
             versions, rows = self.folder.list_versions(), self.index.bundle_ids()
             if (gone := rows - versions) and not self.has_lock:  # first: their numbers may have been given again
                 self.index.drop(gone - self.still_known(gone))
@@ -360,6 +359,7 @@ class StoreCore:
                 self.enter_version(bundle_id)
             if versions - rows:
                 drop_superseded(self, rows - versions)
+            return [finding for finding in found if finding is not None]
 
     def enter_pack(self, name: str) -> Finding | None:
         """Let the index know a pack; why it cannot be read, if so."""
@@ -388,7 +388,7 @@ class StoreCore:
     def still_known(self, bundle_ids: Collection[bytes]) -> set[bytes]:
         """Those of these versions, whose manifests were not found, that were not deleted, by a fresh look: a daemon
         beside us lets a version go from the index's file before its manifest goes. Raises StoreIoError, UnsafePath."""
-        if self.has_lock:
+        if self.has_lock or not bundle_ids:
             return {one for one in bundle_ids if self.index.knows(one)}
         index, _ = Index.load(self.folder)
         with index:

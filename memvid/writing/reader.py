@@ -49,7 +49,7 @@ class BundleReader(Closing):
         path: str,
         files: FrameFiles,
         locate: Locate,
-        look_again: Callable[[], None],
+        look_again: Callable[[], object],
         on_close: Callable[[], None],
     ) -> None:
         """path: of the manifest, for messages. locate, look_again: see `StoreCore`."""

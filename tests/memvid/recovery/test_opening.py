@@ -444,7 +444,7 @@ def test_a_reader_that_meets_a_delete_looks_again_and_not_for_ever(
     monkeypatch.setattr(Index, "load", lambda folder: (loads.append(True), real(folder))[1])
     with Store.open(store_path, writable=False) as again:
         assert len(again.opening.unreadable) == 1
-    assert len(loads) == opening._TRIES + 1, "once more when a version is missing"
+    assert len(loads) == opening._TRIES + 2, "twice more when a version is missing"
 
 
 @pytest.mark.parametrize("at", range(1, 9))
