@@ -3,9 +3,12 @@ carried over have such files, and they are imported. Nothing writes one."""
 
 from __future__ import annotations
 
+import os
 import struct
+from functools import partial
 from typing import Final
 
+from .disk.paths import read_at, undoing
 from .format.layout import Frame
 from .format.manifest import bundle_id_of
 from .format.pack import PackFile, TrailerForm, decode_frames, unpack_directory
@@ -37,3 +40,15 @@ class BundleFile(PackFile):
         if encoded and bundle_id_of(encoded) != self.trailer.bundle_id:
             corrupt(self.path, "manifest", "its bundle id is not the one in the trailer")
         return encoded
+
+
+def open_any(fd: int, path: str) -> PackFile:
+    """Open a pack, or a bundle of format 1, as its first bytes say; what its name says does not matter. Takes over
+    `fd`; on an error it is closed.
+
+    Raises:
+        StoreIoError, UnsupportedFormat, Corruption, LimitExceeded
+    """
+    with undoing(partial(os.close, fd)):
+        is_old = read_at(fd, 0, len(BUNDLE_MAGIC), path) == BUNDLE_MAGIC
+    return (BundleFile if is_old else PackFile)(fd, path, None)

@@ -23,10 +23,9 @@ from ..errors import BlockMissing, BundleMismatch, CorruptBundle, LimitExceeded
 from ..format.blocks import BlockEntry, span_parents
 from ..format.frames import FrameReader, require_promised
 from ..format.manifest import Manifest, bundle_id_of, decode_manifest
-from ..format.pack import PackFile
 from ..format.records import Progress
 from ..format.sealing import BUNDLE_MAGIC, PACK_MAGIC
-from ..format_1 import BundleFile
+from ..format_1 import open_any
 from ..limits import MAX_EXPANSION, MAX_SMALL_BUNDLE_BYTES
 
 _TENSORS_HEADER: Final = struct.Struct("<Q1s")  # a safetensors file: the length of its list, and the list's first byte
@@ -42,10 +41,7 @@ class ExportedFile(Closing):
         Raises:
             StoreIoError, CorruptBundle, Truncated, TrailingData, UnsupportedFormat, BundleMismatch, LimitExceeded
         """
-        with undoing(partial(os.close, fd)):
-            is_old = read_at(fd, 0, len(BUNDLE_MAGIC), path) == BUNDLE_MAGIC
-        self.frames: FrameReader
-        self.frames = file = (BundleFile if is_old else PackFile)(fd, path, None)
+        self.frames = file = open_any(fd, path)
         self.path = path
         with undoing(file.close):
             encoded = file.encoded_manifest()

@@ -36,9 +36,8 @@ from ..folder.marks import MARKS_FILE
 from ..folder.scrub_mark import SCRUB_FILE
 from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, STORE_FILE, VERSIONS
 from ..format.manifest import Manifest, decode_manifest, map_tells_of, read_manifest
-from ..format.pack import PackFile
 from ..format.sealing import BUNDLE_MAGIC, MANIFEST_MAGIC, PACK_MAGIC
-from ..format_1 import BundleFile
+from ..format_1 import open_any
 from ..index.index import COUNT_NAME, INDEX_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore
@@ -123,7 +122,7 @@ class _Judge:
         with undoing(lambda: os.close(fd)):
             magic = read_at(fd, 0, min(len(PACK_MAGIC), stat_open(fd, path).st_size), path)
         if magic in (PACK_MAGIC, BUNDLE_MAGIC):
-            with (PackFile if magic == PACK_MAGIC else BundleFile)(fd, path, None) as file:
+            with open_any(fd, path) as file:
                 encoded = file.encoded_manifest()
                 manifest = decode_manifest(encoded, path) if encoded else None
                 idle = self._needed.idle_in(file)

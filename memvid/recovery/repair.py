@@ -57,7 +57,7 @@ from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
 from ..writing.removal import needed_now, told_versions
 from .mending import Mending
-from .sources import is_manifest, list_sources, manifest_named, manifests_in, open_source
+from .sources import is_manifest, list_sources, manifests_in, open_source
 
 
 def repair(core: StoreCore, *, dry_run: bool, sources: Sequence[str | os.PathLike[str]]) -> MaintenanceReport:
@@ -157,12 +157,8 @@ def _places_of(run: MaintenanceRun, wanted: frozenset[bytes], files: Sequence[st
     is listed too."""
     folder = run.core.folder
     yield from (folder.path_of(manifest_name(each)) for each in sorted(wanted) if folder.has_manifest(each))
-
-    def order(path: str) -> tuple[bool, bool, str]:
-        return not is_manifest(path), manifest_named(path) not in wanted, path
-
-    yield from sorted(files, key=order)
-    yield from sorted(_in_damaged(run), key=order)
+    yield from files
+    yield from _in_damaged(run)
 
 
 def _in_damaged(run: MaintenanceRun) -> list[str]:

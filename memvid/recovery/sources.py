@@ -1,6 +1,6 @@
 """Files that a repair may take from: manifests, packs, and bundles of format 1 in any folders. They are only read.
 
-A name is believed in nothing: a manifest's digest and a block's id prove what is taken. It says where to look first.
+A name is believed in nothing: a manifest's digest and a block's id prove what is taken.
 """
 
 from __future__ import annotations
@@ -12,28 +12,24 @@ from typing import Final
 
 from ..disk.paths import closing_fd, io_error, open_foreign_file, whole_path
 from ..errors import Corruption, LimitExceeded
-from ..folder.folder import MANIFEST_SUFFIX, PACK_SUFFIX
 from ..format.damaged_pack import DamagedPack
 from ..format.frames import FrameReader
 from ..format.manifest import bundle_id_of, read_manifest_bytes
-from ..format.pack import PackFile
-from ..format_1 import BundleFile
+from ..format_1 import open_any
 
-_NAME: Final = re.compile(r".*(\.mvm|\.mvp|\.mvb|\.mvr)(\.[0-9]+)?", re.ASCII | re.DOTALL)
+_NAME: Final = re.compile(r".*\.(mvm|mvp|mvb|mvr)(\.[0-9]+)?", re.ASCII | re.DOTALL)
 """Behind the ending a number may stand, as in `damaged`."""
-
-_MANIFEST: Final = re.compile(r"([0-9a-f]{64})\.mvm(\.[0-9]+)?", re.ASCII)
 
 
 def list_sources(folders: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The paths of all files with a fitting ending in these folders, and in the folders in them, sorted; links to
-    folders are not followed. Raises StoreIoError."""
+    """The paths of all files with a fitting ending in these folders, and in the folders in them, sorted, manifests
+    first; links to folders are not followed. Raises StoreIoError."""
     found: set[str] = set()
     for folder in folders:
         top = whole_path(folder)
         for path, _, names in os.walk(top, onerror=_refuse):
             found.update(os.path.join(path, name) for name in names if _NAME.fullmatch(name))
-    return sorted(found)
+    return sorted(found, key=lambda path: (not is_manifest(path), path))
 
 
 def _refuse(error: OSError) -> None:
@@ -41,25 +37,14 @@ def _refuse(error: OSError) -> None:
 
 
 def is_manifest(path: str) -> bool:
-    return _ending(path) == MANIFEST_SUFFIX
-
-
-def manifest_named(path: str) -> bytes:
-    """The bundle id in a manifest's name; empty if there is none."""
-    match = _MANIFEST.fullmatch(os.path.basename(path))
-    return bytes.fromhex(match[1]) if match else b""
-
-
-def _ending(path: str) -> str:
     match = _NAME.fullmatch(os.path.basename(path))
-    return match[1] if match else ""
+    return match is not None and match[1] == "mvm"
 
 
 def open_source(path: str) -> FrameReader:
     """Open a file with frames; a damaged one as what is sound in it. Raises StoreIoError, UnsupportedFormat."""
-    kind = PackFile if _ending(path) == PACK_SUFFIX else BundleFile
     try:
-        return kind(open_foreign_file(path), path, None)
+        return open_any(open_foreign_file(path), path)
     except (Corruption, LimitExceeded):
         return DamagedPack(open_foreign_file(path), path, None)
 

@@ -442,6 +442,21 @@ def test_a_bundle_of_format_1_is_a_source(store: Store, tmp_path: Path) -> None:
     require_awake(store, 600, **SMALL)
 
 
+@pytest.mark.parametrize("ending", [".mvb", ".mvp"])
+def test_an_exported_file_is_a_source_for_its_manifest_too_whatever_its_ending(
+    store: Store, tmp_path: Path, ending: str
+) -> None:
+    receipt = sleep(store, 700)
+    source = tmp_path / "exports"
+    source.mkdir()
+    store.export_session(URI, None, source / f"notes{ending}")
+    manifest_path(store, receipt.bundle_id).unlink()
+    pack_of(store, receipt).unlink()
+    report = store.repair(sources=[source])
+    assert (kinds(report), problems(report)) == (["copy", "copy"], [])
+    require_awake(store, 700)
+
+
 def test_sources_are_believed_in_nothing(store: Store, tmp_path: Path) -> None:
     receipt = sleep(store, 700)
     manifest, pack = manifest_path(store, receipt.bundle_id), pack_of(store, receipt)
