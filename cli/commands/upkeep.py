@@ -21,8 +21,8 @@ from ...memvid.disk.location import default_store_path
 from ...memvid.errors import SessionNotFound
 from ...memvid.exchange.incoming import hand_over, take_back
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
-from ...memvid.format.records import Action, MaintenanceReport
-from ...memvid.recovery.restoring import lacks_store_file, restore_store_file
+from ...memvid.format.records import MaintenanceReport
+from ...memvid.recovery.restoring import restore_store_file
 from ...memvid.store import Store
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ...socket_api.client.client import Client
@@ -72,11 +72,9 @@ def _carry_out(
             answer: MaintenanceResult = daemon.ask(VERBS["maintain"], order)
             return answer
     path = store or default_store_path()
-    restored: tuple[Action, ...] = ()
-    if order.operation == "repair" and lacks_store_file(path):
-        restored = restore_store_file(path, dry_run=order.dry_run)
-        if order.dry_run:  # the rest cannot be told before that
-            return MaintenanceResult.of(MaintenanceReport("repair", True, restored, 0, 0, ()))
+    restored = restore_store_file(path, dry_run=order.dry_run) if order.operation == "repair" else ()
+    if restored and order.dry_run:  # the rest cannot be told before that
+        return MaintenanceResult.of(MaintenanceReport("repair", True, restored, 0, 0, ()))
     with (
         _telling(order, "The store is sound, and the work done so far stays; the same command does the rest."),
         open_store(path) if order.dry_run else open_to_maintain(path) as opened,

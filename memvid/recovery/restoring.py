@@ -24,7 +24,6 @@ from ..folder.store_file import (
     has_store_file,
     load_store_uuid,
     looks_like_store,
-    no_store,
     open_existing_root,
     write_store_file,
 )
@@ -32,50 +31,30 @@ from ..format.records import Action
 from .format_1 import encode_old_store_file, uuid_without_store_file
 
 
-def lacks_store_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder is a store but for its store.json, which is missing or damaged. Raises NoStore, NotAStore,
-    UnsupportedFormat, UnsafePath, StoreIoError."""
-    store_path = whole_path(path)
-    with closing_fd(open_existing_root(store_path)) as root_fd:
-        return _what_is_wrong(root_fd, store_path) is not None and _is_a_store(root_fd, store_path)
-
-
 def restore_store_file(path: str | os.PathLike[str], *, dry_run: bool = False) -> tuple[Action, ...]:
-    """Make the missing store.json of a store, under the store's lock, or with `dry_run` plan it. A damaged one moves to
-    `damaged`; a sound one stays.
+    """Make the missing or damaged store.json of a store again, under the store's lock, or with `dry_run` plan it. A
+    damaged one moves to `damaged`. Nothing to do for a sound one, and for a folder that nothing shows to be a store.
 
     Raises:
-        NoStore: nothing shows that the folder is a store.
         CorruptStoreFile: nothing tells its uuid, and there are turns in its journal.
-        NotAStore, UnsupportedFormat, UnsafePath, StoreLocked, NoSpace, StoreIoError, DurabilityLost
+        NoStore, NotAStore, UnsupportedFormat, UnsafePath, StoreLocked, NoSpace, StoreIoError, DurabilityLost
     """
     store_path = whole_path(path)
-    with contextlib.ExitStack() as stack:
-        root_fd = open_existing_root(store_path)
-        stack.callback(os.close, root_fd)
-        if not _is_a_store(root_fd, store_path):
-            raise no_store(store_path)
-        if not dry_run:
-            lock = StoreLock(root_fd, store_path)
-            stack.callback(lock.close)
-        wrong = _what_is_wrong(root_fd, store_path)
-        if wrong is None:
+    with closing_fd(open_existing_root(store_path)) as root_fd:
+        if _what_is_wrong(root_fd, store_path) is None or not _is_a_store(root_fd, store_path):
             return ()
-        store_uuid, source = _uuid_of(root_fd, store_path)
-        actions = _actions(root_fd, store_path, wrong, source)
-        if not dry_run:
-            with contextlib.suppress(FileNotFoundError):
-                move_aside(root_fd, store_path, root_fd, STORE_FILE, store_path)
-            _write(root_fd, store_path, store_uuid)
-        return actions
-
-
-def _actions(root_fd: int, store_path: str, wrong: str, source: str) -> tuple[Action, ...]:
-    path = f"{store_path}/{STORE_FILE}"
-    rewrite = Action("rewrite", path, None, None, 0, f"{wrong} It is made again, {source}.")
-    if not has_store_file(root_fd, store_path):
-        return (rewrite,)
-    return Action("move", path, None, None, 0, f"{wrong} It moves to damaged/."), rewrite
+        with contextlib.nullcontext() if dry_run else StoreLock(root_fd, store_path):
+            wrong = _what_is_wrong(root_fd, store_path)
+            if wrong is None:  # somebody else has made it
+                return ()
+            store_uuid, source = _uuid_of(root_fd, store_path)
+            where = " It moves to damaged/." if has_store_file(root_fd, store_path) else ""
+            if not dry_run:
+                with contextlib.suppress(FileNotFoundError):
+                    move_aside(root_fd, store_path, root_fd, STORE_FILE, store_path)
+                _write(root_fd, store_path, store_uuid)
+            reason = f"{wrong}{where} It is made again, {source}."
+            return (Action("rewrite", f"{store_path}/{STORE_FILE}", None, None, 0, reason),)
 
 
 def _what_is_wrong(root_fd: int, store_path: str) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from torpor.memvid import errors
-from torpor.memvid.recovery.restoring import lacks_store_file, restore_store_file
+from torpor.memvid.recovery.restoring import restore_store_file
 from torpor.memvid.store import Store
 from torpor.tests.memvid.store_making import flip, require_awake, sleep, turn
 
@@ -32,13 +32,13 @@ def lose(path: Path, how: str) -> bytes:
 @pytest.mark.parametrize("how", ["missing", "damaged"])
 def test_it_is_made_again_with_the_uuid_that_the_marks_tell(closed: Path, how: str) -> None:
     good = lose(closed, how)
-    assert lacks_store_file(closed)
     with pytest.raises((errors.NotAStore, errors.CorruptStoreFile)):
         Store.open(closed, writable=True)
     plan = restore_store_file(closed, dry_run=True)
-    assert lacks_store_file(closed)
+    assert (closed / "store.json").exists() == (how == "damaged"), "a plan changes nothing"
     assert restore_store_file(closed) == plan
-    assert [action.kind for action in plan] == (["rewrite"] if how == "missing" else ["move", "rewrite"])
+    assert [action.kind for action in plan] == ["rewrite"]
+    assert ("moves to damaged/" in plan[0].reason) == (how == "damaged")
     assert (closed / "store.json").read_bytes() == good
     assert (closed / "damaged" / "store.json").exists() == (how == "damaged")
     with Store.open(closed, writable=True) as store:
@@ -47,7 +47,6 @@ def test_it_is_made_again_with_the_uuid_that_the_marks_tell(closed: Path, how: s
 
 
 def test_a_sound_store_is_left_as_it_is(closed: Path) -> None:
-    assert not lacks_store_file(closed)
     assert restore_store_file(closed) == ()
 
 
@@ -84,16 +83,14 @@ def test_without_marks_it_is_refused_while_the_journal_has_turns(store: Store) -
 
 def test_a_folder_of_other_things_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    assert not lacks_store_file(tmp_path)
-    with pytest.raises(errors.NoStore):
-        restore_store_file(tmp_path)
+    assert restore_store_file(tmp_path) == ()
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_an_empty_store_is_told_by_its_marks(store: Store) -> None:
     store.close()
     lose(Path(store.path), "missing")
-    assert lacks_store_file(store.path)
-    restore_store_file(store.path)
+    assert restore_store_file(store.path)
     Store.open(store.path, writable=True).close()
 
 
