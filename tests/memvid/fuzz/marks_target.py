@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from copy import deepcopy
 from random import Random
 from typing import Any, Final
 
@@ -118,7 +119,7 @@ def change_json(document: Any, rng: Random) -> None:
     elif isinstance(value, int) and rng.random() < 0.6:
         holder[key] = value + rng.choice((-1, 1, 1 << 40))
     else:
-        holder[key] = rng.choice(VALUES)
+        holder[key] = deepcopy(rng.choice(VALUES))  # which the next change may change
 
 
 def _text(text: str, rng: Random) -> str:
