@@ -27,7 +27,6 @@ CHANGES = {
     "maintenance": 25,
     "index": 40,
     "import": 60,
-    "export": 60,
     "packing": 100,
     "marks": 100,
     "replay": 40,

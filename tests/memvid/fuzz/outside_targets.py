@@ -1,5 +1,4 @@
-"""Targets for bytes that reach a store from outside: an imported file, what is exported of a pack that is not as it
-should be, and store.json.
+"""Targets for bytes that reach a store from outside: an imported file and store.json.
 
 The store around them is sound and known, so that whatever comes of the input, nothing else may change.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,14 +16,22 @@ from typing import Any, Final
 
 from blake3 import blake3
 from torpor.memvid.errors import StoreError
-from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.format.records import Receipt
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.fuzz import pack_file
 from torpor.tests.memvid.fuzz.marks_target import VALUES, canonical, change_document, sealed
-from torpor.tests.memvid.fuzz.store_targets import InStore, Truth, Version, all_rows, look_at, read_checked, write
+from torpor.tests.memvid.fuzz.store_targets import (
+    InStore,
+    Truth,
+    Version,
+    all_rows,
+    export_of,
+    look_at,
+    read_checked,
+    write,
+)
 from torpor.tests.memvid.fuzz.target import SOUND, Target, again, require
 
 NOBODY: Final = b""
@@ -137,48 +143,6 @@ def require_imported(store: Store, receipt: Receipt, file: bytes, as_uri: Sessio
         read_checked(reader)
 
 
-def export_of(store: Store, uri: SessionUri, version: int, folder: Path) -> bytes | None:
-    """An exported file that stands alone; None if the version is refused, and then nothing is left."""
-    target = folder / "exported"
-    before = set(folder.iterdir())
-    try:
-        store.export_session(uri, version, target)
-    except StoreError:
-        require(set(folder.iterdir()) == before, "a refused export left a file")
-        return None
-    try:
-        again(lambda: require_alone(target))
-        return target.read_bytes()
-    finally:
-        target.unlink()
-
-
-def require_alone(path: Path) -> None:
-    with contextlib.closing(ExportedFile(os.open(path, os.O_RDONLY), str(path))) as file:
-        require_whole(file)
-        listed = {entry.id for entry in file.manifest.blocks}
-        require(listed == file.frames.frames.keys(), "an exported file lacks blocks, or has others")
-
-
-class ExportTarget(InStore):
-    """A pack under the name that it gives itself, in a store of which every version is then exported."""
-
-    name = "export"
-
-    def check(self, data: bytes) -> str:
-        name = pack_file.pack_id(data)
-        self._template.restore(indexed=name in self._template.ids)
-        self._template.put(f"packs/{name.hex()}.mvp", data)
-        refused = False
-        with Store.open(self._template.path, writable=False) as store:
-            seen = look_at(store, self._template.truths, name)
-            for (uri, version), truth in self._template.truths.items():
-                exported = export_of(store, uri, version, self.folder)
-                require(bool(seen.get(truth.bundle_id)) or exported is None, "what does not wake was exported")
-                refused |= exported is None
-        return "refused" if refused else SOUND
-
-
 class StoreFileTarget(InStore):
     """store.json: refused without a change, or the store of this very content with all its versions."""
 
@@ -240,4 +204,4 @@ def told(document: Any) -> str | None:
     return said if known else None
 
 
-TARGETS: Final[Sequence[type[Target]]] = (ImportTarget, ExportTarget, StoreFileTarget)
+TARGETS: Final[Sequence[type[Target]]] = (ImportTarget, StoreFileTarget)

@@ -5,6 +5,7 @@ The checks use the store as its users do. What was put to sleep is known, so tha
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Final
 
 from blake3 import blake3
 from torpor.memvid.errors import StoreError
+from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
 from torpor.memvid.folder.folder import id_in
 from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index import index
@@ -23,7 +25,7 @@ from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making
 from torpor.tests.memvid.fuzz import index_program, pack_file
-from torpor.tests.memvid.fuzz.target import MAX_SLOT_BYTES, SMALL, SOUND, Target, require, same_everywhere
+from torpor.tests.memvid.fuzz.target import MAX_SLOT_BYTES, SMALL, SOUND, Target, again, require, same_everywhere
 
 INDEX_FILE: Final = "index.sqlite"
 Version = tuple[SessionUri, int]
@@ -147,6 +149,29 @@ def agree_with_verify(store: Store, truths: Mapping[Version, Truth], seen: Mappi
     return report.ok
 
 
+def export_of(store: Store, uri: SessionUri, version: int, folder: Path) -> bytes | None:
+    """An exported file that stands alone; None if the version is refused, and then nothing is left."""
+    target = folder / "exported"
+    before = set(folder.iterdir())
+    try:
+        store.export_session(uri, version, target)
+    except StoreError:
+        require(set(folder.iterdir()) == before, "a refused export left a file")
+        return None
+    try:
+        again(lambda: require_alone(target))
+        return target.read_bytes()
+    finally:
+        target.unlink()
+
+
+def require_alone(path: Path) -> None:
+    with contextlib.closing(ExportedFile(os.open(path, os.O_RDONLY), str(path))) as file:
+        require_whole(file)
+        listed = {entry.id for entry in file.manifest.blocks}
+        require(listed == file.frames.frames.keys(), "an exported file lacks blocks, or has others")
+
+
 class InStore(Target):
     """A target beside a store that is sound and known. Its input is a pack, unless it says otherwise."""
 
@@ -162,7 +187,8 @@ class InStore(Target):
 
 
 class StoreTarget(InStore):
-    """A pack under the name that it gives itself, in a store where it may take another's place."""
+    """A pack under the name that it gives itself, in a store where it may take another's place. Each version is
+    exported too."""
 
     name = "store"
 
@@ -178,6 +204,9 @@ class StoreTarget(InStore):
             with Store.open(self._template.path, writable=writable) as store:
                 seen = look_at(store, self._template.truths, id_in(name))
                 sound = agree_with_verify(store, self._template.truths, seen) and sound
+                for row in all_rows(store):
+                    exported = export_of(store, row.uri, row.version, self.folder)
+                    require(seen.get(row.bundle_id, True) or exported is None, "what does not wake was exported")
                 listings.append(seen)
         require(all(listing == listings[0] for listing in listings), "a reader sees other versions than a writer")
         require(path.read_bytes() == data, "a file was changed by looking at it")
