@@ -365,6 +365,8 @@ class StoreCore:
         """Let the index know a pack; why it cannot be read, if so."""
         try:
             self.index.add_pack(pack_row(self.folder, name))
+        except BundleMissing:  # it was moved away, or removed
+            return None
         except StoreError as error:
             return Finding(self.folder.path_of(name), error.code, error.message)
         return None

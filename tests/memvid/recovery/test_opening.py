@@ -9,12 +9,14 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 from blake3 import blake3
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import BundleMissing, NoSpace, NotAStore, StoreIoError
+from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.records import Receipt
 from torpor.memvid.index import index as module
 from torpor.memvid.index.index import INDEX_FILE, Index
@@ -445,6 +447,45 @@ def test_a_reader_that_meets_a_delete_looks_again_and_not_for_ever(
     with Store.open(store_path, writable=False) as again:
         assert len(again.opening.unreadable) == 1
     assert len(loads) == opening._TRIES + 2, "twice more when a version is missing"
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+def test_what_a_daemon_removes_while_a_reader_opens_the_store_is_no_finding(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, has_index: bool
+) -> None:
+    """Before each look of the reader at the folder."""
+    for at in itertools.count():
+        path, looks = store_path / str(at), itertools.count()
+        with Store.open(path, writable=True) as daemon, monkeypatch.context() as patch:
+            sleep(daemon, 10, uri=OTHER_URI)
+            sleep(daemon, 300)
+            making.copy_pack(daemon, making.pack_of(daemon, sleep(daemon, 300, uri=FORK_URI, seed=2)))
+            if has_index:
+                daemon._core.index.save(daemon._core.folder, always=True)
+
+            def remove(daemon: Store = daemon) -> None:
+                daemon.delete_session(URI)
+                daemon.repack()
+
+            def noting(name: str, looks: itertools.count[int] = looks, at: int = at, remove: Any = remove) -> Any:
+                real = getattr(StoreFolder, name)
+
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    if next(looks) == at:
+                        remove()
+                    return real(*args, **kwargs)
+
+                return call
+
+            for name in ("open_name", "list_versions", "list_packs", "has_manifest", "status_of"):
+                patch.setattr(StoreFolder, name, noting(name))
+            with Store.open(path, writable=False) as reader:
+                assert reader.opening.unreadable == ()
+                assert reader.repack(dry_run=True).problems == ()
+                assert reader.verify(deep=False).findings == ()
+        if next(looks) <= at:
+            assert at > 20
+            return
 
 
 @pytest.mark.parametrize("at", range(1, 9))
