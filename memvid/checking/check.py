@@ -10,7 +10,7 @@ read, memory with the number of blocks.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from ..errors import BundleMissing, StoreClosed, StoreError
@@ -44,7 +44,7 @@ class _Suspect:
 @dataclass(slots=True)
 class Check:
     """Reads packs (deep: every byte) and manifests, and gathers what they have and what is wrong. `faulty`: packs with
-    faults. One thread."""
+    faults. `planned`: manifests that count as if they were there, for a dry run. One thread."""
 
     core: StoreCore
     deep: bool
@@ -52,6 +52,7 @@ class Check:
     pace: Callable[[int], None] | None = None
     found: FoundBlocks = field(default_factory=FoundBlocks)
     faulty: dict[str, PackCheck] = field(default_factory=dict)
+    planned: dict[bytes, Manifest] = field(default_factory=dict)
     bundles: int = 0
     blocks: int = 0
     bytes_checked: int = 0
@@ -97,7 +98,7 @@ class Check:
     def _read_version(self, bundle_id: bytes, row: IndexRow | None) -> None:
         self.bundles += 1
         try:
-            manifest = self.core.read_manifest(bundle_id)
+            manifest = self.planned.get(bundle_id) or self.core.read_manifest(bundle_id)
             if row is not None:
                 require_same_as_row(row, row.uri, manifest, self._path_of(bundle_id))
         except StoreClosed:
@@ -123,7 +124,7 @@ class Check:
     def look_for_blocks(self) -> None:
         """Look again for the blocks that versions lack. First in damaged frames: where several packs have one of a
         block, each slot is read from a pack in which it is sound. Then in packs that came meanwhile."""
-        for block_id in {entry.id for _, lack in self.lacks() for entry in lack.blocks}:
+        for block_id in self.lacking():
             with contextlib.ExitStack() as stack:
                 files = []
                 for name in self.core.index.packs_of(block_id):
@@ -133,7 +134,7 @@ class Check:
                     self.found.full[block_id] = hash(block.header.said)
         for _ in range(MOST_LOOKS):
             self._stripped = stripped_in(self.core.folder) if self._suspects else self._stripped
-            lacking = {entry.id for _, lack in self.lacks() for entry in lack.blocks}
+            lacking = self.lacking()
             if not lacking:
                 return
             self.core.look_again()
@@ -143,15 +144,18 @@ class Check:
             for name in sorted(new):
                 self._read_pack(name, lacking)
 
-    def lacks(self) -> Iterator[tuple[bytes, Lack]]:
-        """The versions that lack blocks, by their ids."""
+    def lacking(self) -> set[bytes]:
+        """The blocks that versions lack."""
+        found: set[bytes] = set()
         for one in self._suspects:
             if one.manifest is not None and (lack := self.lack_of(one.bundle_id, one.manifest)) is not None:
-                yield one.bundle_id, lack
+                found.update(entry.id for entry in lack.blocks)
+        return found
 
     def tell(self) -> tuple[list[Finding], list[DamagedVersion]]:
         """The findings about versions: each that is not whole, and each manifest that cannot be read."""
-        gone = {one.bundle_id for one in self._suspects if not self.core.folder.has_manifest(one.bundle_id)}
+        gone = {one.bundle_id for one in self._suspects if one.bundle_id not in self.planned}
+        gone = {each for each in gone if not self.core.folder.has_manifest(each)}
         missing = still_missing(self.core, gone)
         findings: list[Finding] = []
         damaged: list[DamagedVersion] = []

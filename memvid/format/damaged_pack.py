@@ -40,8 +40,6 @@ class DamagedPack(FrameReader):
     hostile file.
     """
 
-    torn: dict[bytes, Frame]
-
     def _load(self, expected_id: bytes | None) -> None:
         self.frames, self.torn = {}, {}
         waste = self.file_bytes + _WASTE_BYTES  # false starts cost time; a file full of them is not read to its end

@@ -49,6 +49,7 @@ class FrameReader(Closing):
         self.path = path
         self.checked_heads: dict[bytes, Head] = {}
         self.heads: dict[bytes, Frame] = {}  # of stripped blocks: a header, and no slot's bytes
+        self.torn: dict[bytes, Frame] = {}  # a sound head, and damaged keys and values: `DamagedPack` alone looks
         with undoing(self.close):
             self.file_bytes = stat_open(fd, path).st_size
             self._load(expected_id)

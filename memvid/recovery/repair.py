@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..checking.check import Check
 from ..checking.findings import find_strangers, findings_of_pack, findings_of_waiting, is_damage
-from ..checking.wholeness import damaged_version, finding_of
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
 from ..disk.paths import opened_folder
@@ -49,7 +48,7 @@ from ..folder.folder import manifest_name
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing
 from ..folder.store_file import DAMAGED, PACKS, STORE_FILE, VERSIONS, require_store_file, write_store_file
 from ..format.frames import FrameReader
-from ..format.manifest import Manifest, decode_manifest, encode_manifest_file
+from ..format.manifest import decode_manifest, encode_manifest_file
 from ..format.pack_writer import PackWriter, joined_block
 from ..format.records import MaintenanceReport
 from ..units import format_plural
@@ -69,13 +68,13 @@ def repair(core: StoreCore, *, dry_run: bool, sources: Sequence[str | os.PathLik
         _mend_store_file(run)
         _mend_marks(run)
         core.look_again()
-        taken = _take_manifests(run, files)
         check = Check(core, deep=True)
+        _take_manifests(run, check, files)
         check.read_packs(core.folder.list_packs())
         _mend_packs(run, check, _join_torn(run, check))
         _read_versions(run, check)
-        _take_blocks(run, check, files, taken)
-        _tell_the_rest(run, check, taken)
+        _take_blocks(run, check, files)
+        _tell_the_rest(run, check)
     finally:
         if run.bytes_written:
             core.count_written(utc_day(now_ns()), run.bytes_written)
@@ -102,18 +101,20 @@ def _mend_store_file(run: MaintenanceRun) -> None:
 
 
 def _mend_marks(run: MaintenanceRun) -> None:
-    core = run.core
-    path = f"{core.path}/{MARKS_FILE}"
-    try:
-        Marks.load(core.folder)
-    except (CorruptMarks, MarksLost) as error:
-        is_there = isinstance(error, CorruptMarks)
-        where = "It moves to `damaged`, and an" if is_there else "It is missing; an"
-        run.did("rewrite", path, 0, f"{where} empty one takes its place: tags, pins and strips in it are lost.")
+    core, path = run.core, f"{run.core.path}/{MARKS_FILE}"
+    with run.committing():
+        try:
+            Marks.load(core.folder)
+            return
+        except (CorruptMarks, MarksLost) as error:
+            where = "It moves to `damaged`, and an" if isinstance(error, CorruptMarks) else "It is missing; an"
+        except StoreError as error:
+            run.fail(path, error)
+            return
         if not run.dry_run:
-            _make_marks(core)
-    except StoreError as error:
-        run.fail(path, error)
+            _move_aside(core, MARKS_FILE)
+            Marks(core.folder.uuid).save(core.folder)
+    run.did("rewrite", path, 0, f"{where} empty one takes its place: tags, pins and strips in it are lost.")
 
 
 def _move_aside(core: StoreCore, name: str) -> None:
@@ -121,35 +122,24 @@ def _move_aside(core: StoreCore, name: str) -> None:
         move_aside(core.folder.root_fd, core.path, core.folder.root_fd, name, core.path)
 
 
-def _make_marks(core: StoreCore) -> None:
-    with core.committing():
-        try:
-            Marks.load(core.folder)
-        except CorruptMarks:
-            _move_aside(core, MARKS_FILE)
-            Marks(core.folder.uuid).save(core.folder)
-        except MarksLost:
-            Marks(core.folder.uuid).save(core.folder)
-
-
 # --- manifests
 
 
-def _take_manifests(run: MaintenanceRun, files: Sequence[str]) -> dict[bytes, Manifest]:
-    """Copy the manifests that are missing or damaged, as far as the sources have them."""
+def _take_manifests(run: MaintenanceRun, check: Check, files: Sequence[str]) -> None:
+    """Copy the manifests that are missing or damaged, as far as the sources have them. In a dry run they are checked as
+    if they were there."""
     wanted = _unreadable_manifests(run.core)
-    taken: dict[bytes, Manifest] = {}
     for path in _places_of(run, frozenset(wanted), files):
         if not wanted:
             break
         with _telling(run, path):
             for bundle_id, encoded in manifests_in(path, wanted):
                 manifest = decode_manifest(encoded, path)
+                if run.dry_run:
+                    check.planned[bundle_id] = manifest
                 if run.dry_run or _put_manifest(run.core, bundle_id, encoded):
-                    taken[bundle_id] = manifest
                     _tell_taken(run, bundle_id, path, len(encode_manifest_file(encoded)))
                 wanted.discard(bundle_id)
-    return taken
 
 
 def _places_of(run: MaintenanceRun, wanted: frozenset[bytes], files: Sequence[str]) -> Iterator[str]:
@@ -228,7 +218,7 @@ def _mend_packs(run: MaintenanceRun, check: Check, made: set[str]) -> None:
 def _read_versions(run: MaintenanceRun, check: Check) -> None:
     core = run.core
     rows = core.index.rows_of(core.index.bundle_ids())
-    check.read_versions(rows.values(), core.folder.list_versions() - rows.keys())
+    check.read_versions(rows.values(), core.folder.list_versions().union(check.planned) - rows.keys())
     check.look_for_blocks()
 
 
@@ -243,34 +233,26 @@ def _join_torn(run: MaintenanceRun, check: Check) -> set[str]:
     return _join(run, check, torn)
 
 
-def _take_blocks(run: MaintenanceRun, check: Check, files: Sequence[str], taken: dict[bytes, Manifest]) -> None:
+def _take_blocks(run: MaintenanceRun, check: Check, files: Sequence[str]) -> None:
     """Copy what versions lack from the sources: whole blocks first, then such as can be put together, then headers of
     those that no file has whole."""
-    lacking = _lacking(run, check, taken)
+    lacking = check.lacking()
     places = [path for path in (*files, *_in_damaged(run)) if not is_manifest(path)] if lacking else []
     torn: dict[bytes, list[str]] = {}
     for path in places:
         with _telling(run, path), open_source(path) as file:
             _take_from(run, check, file, lacking, whole=True)
-            for block_id in lacking & (file.frames.keys() | getattr(file, "torn", {}).keys()):
+            for block_id in lacking & (file.frames.keys() | file.torn.keys()):
                 torn.setdefault(block_id, []).append(path)
     _join(run, check, {block_id: paths for block_id, paths in torn.items() if block_id in lacking})
-    lacking = {each for each in _lacking(run, check, taken) if check.found.head_of(each) is None}
+    lacking = {each for each in check.lacking() if check.found.head_of(each) is None}
     for path in places if lacking else ():
         with _telling(run, path), open_source(path) as file:
             _take_from(run, check, file, lacking, whole=False)
 
 
-def _lacking(run: MaintenanceRun, check: Check, taken: dict[bytes, Manifest]) -> set[bytes]:
-    found = {entry.id for _, lack in check.lacks() for entry in lack.blocks}
-    for bundle_id, manifest in taken.items() if run.dry_run else ():
-        lack = check.lack_of(bundle_id, manifest)
-        found.update(entry.id for entry in (lack.blocks if lack else ()))
-    return found
-
-
 def _take_from(run: MaintenanceRun, check: Check, file: FrameReader, lacking: set[bytes], *, whole: bool) -> None:
-    kinds = (file.frames,) if whole else (file.frames, file.heads, getattr(file, "torn", {}))
+    kinds = (file.frames,) if whole else (file.frames, file.heads, file.torn)
     asked = [block_id for kind in kinds for block_id in kind if block_id in lacking]
     sound = {}
     for block_id in asked:
@@ -354,17 +336,9 @@ def _write_pack(run: MaintenanceRun, add: Callable[[PackWriter], None], planned_
 # --- what is left
 
 
-def _tell_the_rest(run: MaintenanceRun, check: Check, taken: dict[bytes, Manifest]) -> None:
+def _tell_the_rest(run: MaintenanceRun, check: Check) -> None:
     core = run.core
     findings, _ = check.tell()
-    findings += findings_of_missing(core.folder, core.index.knows)
-    findings += findings_of_waiting(core, core.bases(), taken)
-    if run.dry_run:  # as if these were there
-        paths = {core.folder.path_of(manifest_name(bundle_id)) for bundle_id in taken}
-        findings = [finding for finding in findings if finding.path not in paths]
-        for bundle_id in taken:
-            if lack := check.lack_of(bundle_id, taken[bundle_id]):
-                is_stripped = bool(check.is_stripped(bundle_id))
-                version = damaged_version(taken[bundle_id], bundle_id, lack, is_stripped=is_stripped)
-                findings.append(finding_of(version, core.folder.path_of(PACKS), lack))
+    findings += findings_of_missing(core.folder, lambda each: each in check.planned or core.index.knows(each))
+    findings += findings_of_waiting(core, core.bases(), check.planned)
     run.problems += [*findings, *find_strangers(core)]
