@@ -88,7 +88,7 @@ def copy_versions(core: StoreCore, into: StoreCore, on_progress: Progress | None
     missing = [row for row in missing if row.uri not in others]
     total = _require_room(core, into, missing)
     run = MaintenanceRun(core, "backup", False, problems=list(others.values()))
-    intake = Intake(into, "Nothing of this version was copied")
+    intake = Intake(into)
     for row in missing:
         size_bytes = _copy_and_tell(run, intake, row, is_stripped=row.bundle_id in stripped)
         if size_bytes:

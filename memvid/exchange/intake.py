@@ -41,8 +41,6 @@ class Intake:
     each is read once."""
 
     core: StoreCore
-    consequence: str
-    """What an error says did not happen: "Nothing was imported"."""
     sound: set[bytes] = field(default_factory=set)
 
     def take(self, blocks: Sequence[BlockEntry], manifest_for: Callable[[int], Manifest], source: Source) -> Receipt:
@@ -93,9 +91,9 @@ class Intake:
                     (writer.add_copy if entry.id in file.frames else writer.add_stripped)(file, entry.id)
             try:
                 pack_id = writer.finish()
-            except ReadBackFailed as error:
+            except ReadBackFailed:
                 _require_sound(lacking, source)
-                raise bad_copy(error, self.consequence) from error
+                raise
             yield [(temp, pack_id)]
 
     def _commit(
@@ -165,10 +163,3 @@ def _require_sound(blocks: Sequence[BlockEntry], source: Source) -> None:
         with source(entry, True) as file:
             if entry.id in file.frames:
                 file.check_block(entry.id)
-
-
-def bad_copy(error: ReadBackFailed, consequence: str) -> ReadBackFailed:
-    """The error for a copy that did not read back, though its source did."""
-    return ReadBackFailed(
-        f"What was written did not read back as it should. {consequence}. Check memory and disk.", **error.details
-    )

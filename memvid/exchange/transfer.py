@@ -24,7 +24,7 @@ from ..disk.clock import now_ns
 from ..disk.durable import TempFile
 from ..disk.paths import whole_path
 from ..disk.targets import new_file
-from ..errors import BlockMissing, CorruptMarks, MarksLost, NameTaken, ReadBackFailed, StoreError, StoreIoError
+from ..errors import BlockMissing, CorruptMarks, MarksLost, NameTaken, StoreError, StoreIoError
 from ..folder.marks import Marks, stripped_in
 from ..format.blocks import BlockEntry
 from ..format.manifest import Manifest
@@ -39,9 +39,7 @@ from ..writing.removal import told_versions
 from ..writing.sleeping import environment
 from .import_checks import ExportedFile, open_exported, require_whole
 from .incoming import open_waiting, remove_taken
-from .intake import Intake, bad_copy
-
-_NOTHING_IMPORTED = "Nothing was imported"
+from .intake import Intake
 
 # --- export
 
@@ -94,10 +92,7 @@ def _write_whole(temp: TempFile, reader: BundleReader, on_progress: Progress | N
         done += entry.raw_bytes
         if on_progress is not None:
             on_progress(done, manifest.logical_bytes)
-    try:
-        writer.finish(manifest.encode())
-    except ReadBackFailed as error:
-        raise bad_copy(error, "Nothing was exported") from error
+    writer.finish(manifest.encode())
 
 
 # --- import
@@ -156,7 +151,7 @@ def _take(core: StoreCore, file: ExportedFile, manifest: Manifest) -> Receipt:
     with core.pinning() as pin:
         core.pins.extend(pin, (entry.id for entry in manifest.blocks))
         stripped = _stripped(core, manifest)  # before the commit: nothing fails behind it
-        receipt = Intake(core, _NOTHING_IMPORTED).take(manifest.blocks, lambda _: manifest, file.holding)
+        receipt = Intake(core).take(manifest.blocks, lambda _: manifest, file.holding)
         if receipt.bundle_id in stripped:
             _end_strip(core, receipt)
     return receipt
@@ -194,7 +189,7 @@ def _import_as_next(core: StoreCore, file: ExportedFile, uri: SessionUri, versio
             environment={**environment(), WRITTEN_BYTES: str(pack_bytes)},
         )
 
-    return Intake(core, _NOTHING_IMPORTED).take(file.manifest.blocks, manifest_for, file.holding)
+    return Intake(core).take(file.manifest.blocks, manifest_for, file.holding)
 
 
 def _require_free(core: StoreCore, imported: Manifest, uri: SessionUri) -> None:

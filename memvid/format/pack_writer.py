@@ -213,8 +213,7 @@ class PackWriter:
                     file.read_head(block_id)
         except Corruption as error:
             raise ReadBackFailed(
-                f"What was written did not read back: {error.message} The store is as it was, and the session still "
-                "awake. Check memory and disk.",
+                f"What was written did not read back: {error.message} The store is as it was. Check memory and disk.",
                 path=self._temp.path,
                 cause=error.code,
             ) from error

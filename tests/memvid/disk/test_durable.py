@@ -322,7 +322,7 @@ def test_what_does_not_read_back_is_not_published(store: Store) -> None:
         changed[2] = bytes([changed[2][0] ^ 1]) + changed[2][1:]  # of the first head's keys
         return real(fd, changed)
 
-    with mock.patch.object(os, "writev", altered), pytest.raises(ReadBackFailed, match="still awake") as refusal:
+    with mock.patch.object(os, "writev", altered), pytest.raises(ReadBackFailed, match="store is as it was") as refusal:
         sleep(store, 600)
     assert refusal.value.cause == "corrupt_block"
     assert files(store) == before
