@@ -493,14 +493,14 @@ def test_a_store_that_cannot_be_written_says_so_and_what_still_can_be_done(
 def test_a_place_where_no_store_can_be_made_says_so(
     torpor: Torpor, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.makedirs
+    real = os.mkdir
 
     def refuse(path: Any, *rest: Any, **options: Any) -> None:
         if Path(path) == short_path / "new":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         real(path, *rest, **options)
 
-    monkeypatch.setattr(os, "makedirs", refuse)
+    monkeypatch.setattr(os, "mkdir", refuse)
     ran = torpor("serve", "--store", short_path / "new")
     assert "Mount its file system for writing, or choose another place for the store (--store" in ran.err
 
