@@ -134,7 +134,6 @@ class TempFile(Closing):
     """
 
     def __init__(self, folder_fd: int, folder_path: str) -> None:
-        self._known_as = folder_fd
         self._folder_path = folder_path
         self._name = f"{secrets.token_hex(8)}{TEMP_SUFFIX}"
         self.path = f"{folder_path}/{self._name}"
@@ -201,32 +200,28 @@ class TempFile(Closing):
         except OSError as error:
             raise io_error(error, "open", self.path) from error
 
-    def publish(
-        self, folder_fd: int, name: str, folder_path: str, *, replacing: bool = False, flushing: bool = True
-    ) -> None:
-        """Give the flushed file its name and flush both folders: from then on it survives power loss. Without
-        `flushing` the caller flushes them.
+    def publish(self, name: str, *, replacing: bool = False, flushing: bool = True) -> None:
+        """Give the flushed file its name and flush the folder: from then on it survives power loss. Without `flushing`
+        it may not.
 
         Raises:
             NoSpace, StoreIoError
-            DurabilityLost: a folder could not be flushed. The name is taken back as far as possible, but not with
+            DurabilityLost: the folder could not be flushed. The name is taken back as far as possible, but not with
                 `replacing`: the old file is gone, and nothing would be left of either.
         """
         try:
-            os.rename(self._name, name, src_dir_fd=self._folder_fd, dst_dir_fd=folder_fd)
+            os.rename(self._name, name, src_dir_fd=self._folder_fd, dst_dir_fd=self._folder_fd)
         except OSError as error:
-            raise write_error(error, "rename", f"{folder_path}/{name}") from error
+            raise write_error(error, "rename", f"{self._folder_path}/{name}") from error
         self._published = True
         if not flushing:
             return
         try:
-            sync_folder(folder_fd, folder_path)
-            if folder_fd != self._known_as:
-                sync_folder(self._folder_fd, self._folder_path)
+            sync_folder(self._folder_fd, self._folder_path)
         except DurabilityLost:
             if not replacing:
                 with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=folder_fd)
+                    os.unlink(name, dir_fd=self._folder_fd)
             raise
 
     def publish_new(self, name: str) -> None:
@@ -287,25 +282,23 @@ class TempFile(Closing):
         _WRITTEN.discard(self._name)
 
 
-def write_file(
-    folder_fd: int, name: str, data: bytes, folder_path: str, *, temp_fd: int | None = None, replacing: bool = False
-) -> None:
-    """Write a small file durably and atomically; its temporary file may lie in another folder.
+def write_file(folder_fd: int, name: str, data: bytes, folder_path: str, *, replacing: bool = False) -> None:
+    """Write a small file durably and atomically.
 
     With `replacing` a file of that name is replaced: at any failure, the old or the new one is there.
     """
-    with TempFile(folder_fd if temp_fd is None else temp_fd, folder_path) as temp:
+    with TempFile(folder_fd, folder_path) as temp:
         temp.append([data])
         temp.sync()
-        temp.publish(folder_fd, name, folder_path, replacing=replacing)
+        temp.publish(name, replacing=replacing)
 
 
-def write_unflushed(folder_fd: int, name: str, data: bytes, folder_path: str, temp_fd: int) -> None:
+def write_unflushed(folder_fd: int, name: str, data: bytes, folder_path: str) -> None:
     """Replace a small file atomically, but not durably: after a power cut the old one, the new one, a torn one or none
-    may be there. Its temporary file lies in the folder `temp_fd`. Raises NoSpace, StoreIoError."""
-    with TempFile(temp_fd, folder_path) as temp:
+    may be there. Raises NoSpace, StoreIoError."""
+    with TempFile(folder_fd, folder_path) as temp:
         temp.append([data])
-        temp.publish(folder_fd, name, folder_path, flushing=False)
+        temp.publish(name, flushing=False)
 
 
 def make_folder(parent_fd: int, name: str, parent_path: str) -> None:

@@ -35,7 +35,7 @@ def new_file(root_fd: int, target: str | os.PathLike[str], *, replacing: bool = 
         try:
             yield temp
             if replacing:
-                temp.publish(folder_fd, name, folder_path, replacing=True)
+                temp.publish(name, replacing=True)
             else:
                 temp.publish_new(name)
         except FileExistsError as error:

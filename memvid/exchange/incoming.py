@@ -39,7 +39,7 @@ def hand_over(store_path: str, source_path: str) -> bytes:
         temp.sync()
         with ExportedFile(temp.duplicate(), source_path) as file:
             require_whole(file)
-        temp.publish(folder_fd, file.bundle_id.hex() + SUFFIX, path, replacing=True)
+        temp.publish(file.bundle_id.hex() + SUFFIX, replacing=True)
     return file.bundle_id
 
 

@@ -40,7 +40,7 @@ from ..disk.paths import (
 from ..errors import PUT_BACK, BundleMissing, NotAStore, StoreClosed, StoreError, StoreIoError
 from ..limits import CHUNK_BYTES
 from .damaged import free_name, move_aside
-from .store_file import BUNDLES, DAMAGED, PACKS, VERSIONS
+from .store_file import BUNDLES, DAMAGED, JOURNAL, PACKS, VERSIONS
 
 MANIFEST_SUFFIX: Final = ".mvm"
 PACK_SUFFIX: Final = ".mvp"
@@ -134,11 +134,16 @@ class StoreFolder:
         """Remove what unfinished writes left; the bytes of each, by its name in the store. Only under the store's lock.
         Raises StoreIoError."""
         found = {}
-        for top in (VERSIONS, PACKS):
-            for name in durable.leftovers(self._fds[top], self.path_of(top)):
-                found[f"{top}/{name}"] = plain_bytes(self._fds[top], name)
-                if not dry_run:
-                    durable.remove(self._fds[top], name, self.path_of(top))
+        with contextlib.ExitStack() as stack:
+            fds = {"": self.root_fd, VERSIONS: self._fds[VERSIONS], PACKS: self._fds[PACKS]}
+            for top in (JOURNAL, DAMAGED):
+                with contextlib.suppress(FileNotFoundError, StoreError):  # what is not ours holds nothing of ours
+                    fds[top] = stack.enter_context(opened_folder(self.root_fd, top, self.path_of(top)))
+            for top, fd in fds.items():
+                for name in durable.leftovers(fd, self.path_of(top)):
+                    found[os.path.join(top, name)] = plain_bytes(fd, name)
+                    if not dry_run:
+                        durable.remove(fd, name, self.path_of(top))
         return found
 
     def being_written(self) -> set[str]:
@@ -222,8 +227,7 @@ class StoreFolder:
         new one is not taken back then where the flush fails, for others may need it. Raises NoSpace, StoreIoError,
         DurabilityLost."""
         replaced = self.status_of(name)
-        with self._folder_of(name) as (fd, own):
-            temp.publish(fd, own, os.path.dirname(self.path_of(name)), replacing=replaced is not None)
+        temp.publish(os.path.basename(name), replacing=replaced is not None)
         self._count(temp.size_bytes - (replaced.st_size if replaced else 0))
 
     def write_manifest(self, bundle_id: bytes, data: bytes) -> None:
@@ -267,13 +271,16 @@ class StoreFolder:
         """Copy a manifest that is not what its name says, durably. Raises as `move_to_damaged`."""
         durable.make_folder(self.root_fd, DAMAGED, self.path)
         fd, path = self.open_name(name)
-        with closing_fd(fd), self.new_temp(VERSIONS) as temp:
+        to_path = self.path_of(DAMAGED)
+        with (
+            closing_fd(fd),
+            opened_folder(self.root_fd, DAMAGED, to_path) as to_fd,
+            durable.TempFile(to_fd, to_path) as temp,
+        ):
             for offset in range(0, stat_open(fd, path).st_size, CHUNK_BYTES):
                 temp.append([read_at(fd, offset, CHUNK_BYTES, path)])
             temp.sync()
-            with opened_folder(self.root_fd, DAMAGED, f"{self.path}/{DAMAGED}") as damaged_fd:
-                new = free_name(os.path.basename(name), list_names(damaged_fd, f"{self.path}/{DAMAGED}"))
-                temp.publish(damaged_fd, new, f"{self.path}/{DAMAGED}")
+            temp.publish(free_name(os.path.basename(name), list_names(to_fd, to_path)))
 
     def remove_old_folder(self) -> bool:
         """Remove `bundles/` once no pack is left in it; whether it went. What else lies there stays, and so does the

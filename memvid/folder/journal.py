@@ -430,7 +430,7 @@ class Journal(Closing):
         """Put a new file in the place of the old one, with the records that count and room for so many bytes more."""
         self._open_folder()
         key, end, places = Key.new(self._folder.uuid), HEADER_BYTES, dict[SessionUri, _Place]()
-        with self._folder.new_temp() as temp:
+        with durable.TempFile(self._folder_fd, self.folder_path) as temp:
             temp.append([key.header()])
             for uri, newest in self._live.items():
                 for old, payload in _to_copy(newest, self._payload):
@@ -469,7 +469,7 @@ class Journal(Closing):
         is written into the old one would be lost."""
         fd = temp.duplicate()
         with undoing(partial(os.close, fd)):
-            temp.publish(self._folder_fd, TURNS_FILE, self.folder_path, replacing=self._fd >= 0)
+            temp.publish(TURNS_FILE, replacing=self._fd >= 0)
         return fd
 
     def _remove(self) -> None:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ..disk import durable
-from ..disk.paths import Stamp, opened_folder, read_small, stamp_of, stat_name
+from ..disk.paths import Stamp, read_small, stamp_of, stat_name
 from ..disk.sealed_json import UNDECODED, SealedFormat, reason_of
 from ..errors import (
     PUT_BACK,
@@ -41,7 +41,7 @@ from ..format.records import Finding
 from ..limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_STRIPS
 from ..uri import VERSION_MARK, SessionUri, require_tag
 from .folder import StoreFolder, manifest_name
-from .store_file import PACKS, create_folders, write_store_file
+from .store_file import create_folders, write_store_file
 
 MARKS_FILE: Final = "marks.json"
 MARKS_VERSION: Final = 2
@@ -127,7 +127,7 @@ class Marks:
     def save(self, folder: StoreFolder) -> int:
         """Replace the store's marks, durably; the file's bytes. Raises NoSpace, StoreIoError, DurabilityLost."""
         data = encode_marks(self)
-        write_marks(folder.root_fd, folder.packs_fd, folder.path, data)
+        write_marks(folder.root_fd, folder.path, data)
         return len(data)
 
     # --- asking
@@ -402,10 +402,9 @@ def marks_lost(path: str) -> MarksLost:
     )
 
 
-def write_marks(root_fd: int, temp_fd: int, path: str, data: bytes) -> None:
-    """Put a file of marks in its place, durably. temp_fd: the folder where leftovers are looked for. Raises NoSpace,
-    StoreIoError, DurabilityLost."""
-    durable.write_file(root_fd, MARKS_FILE, data, path, temp_fd=temp_fd, replacing=True)
+def write_marks(root_fd: int, path: str, data: bytes) -> None:
+    """Put a file of marks in its place, durably. Raises NoSpace, StoreIoError, DurabilityLost."""
+    durable.write_file(root_fd, MARKS_FILE, data, path, replacing=True)
 
 
 def create_store(root_fd: int, path: str, store_uuid: str | None = None) -> str:
@@ -413,7 +412,6 @@ def create_store(root_fd: int, path: str, store_uuid: str | None = None) -> str:
     store_uuid: that of the store it is a backup of. Raises NoSpace, StoreIoError, DurabilityLost."""
     create_folders(root_fd, path)
     store_uuid = store_uuid or str(uuid.uuid4())
-    with opened_folder(root_fd, PACKS, f"{path}/{PACKS}") as packs_fd:
-        write_marks(root_fd, packs_fd, path, encode_marks(Marks(store_uuid)))
+    write_marks(root_fd, path, encode_marks(Marks(store_uuid)))
     write_store_file(root_fd, path, store_uuid)
     return store_uuid

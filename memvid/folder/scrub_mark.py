@@ -74,4 +74,4 @@ def save_mark(folder: StoreFolder, mark: ScrubMark) -> None:
     """Save it durably in place of the last one. Raises NoSpace, StoreIoError, DurabilityLost."""
     fields = {"after": mark.after[:_PLACE_BYTES].hex(), "begun_ns": mark.begun_ns, "checked_ns": mark.checked_ns}
     data = _FORMAT.encode(fields)
-    durable.write_file(folder.root_fd, SCRUB_FILE, data, folder.path, temp_fd=folder.packs_fd, replacing=True)
+    durable.write_file(folder.root_fd, SCRUB_FILE, data, folder.path, replacing=True)

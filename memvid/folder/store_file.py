@@ -115,11 +115,8 @@ def create_folders(root_fd: int, path: str) -> None:
 
 
 def write_store_file(root_fd: int, path: str, store_uuid: str, *, replacing: bool = False) -> None:
-    """Say durably which store it is. Its temporary file lies in `packs`, where leftovers are looked for. Raises
-    NoSpace, StoreIoError, DurabilityLost."""
-    with opened_folder(root_fd, PACKS, f"{path}/{PACKS}") as packs_fd:
-        data = encode_store_file(store_uuid)
-        durable.write_file(root_fd, STORE_FILE, data, path, temp_fd=packs_fd, replacing=replacing)
+    """Say durably which store it is. Raises NoSpace, StoreIoError, DurabilityLost."""
+    durable.write_file(root_fd, STORE_FILE, encode_store_file(store_uuid), path, replacing=replacing)
 
 
 def has_store_file(root_fd: int, path: str) -> bool:
@@ -132,7 +129,7 @@ def require_creatable(root_fd: int, path: str, own_files: tuple[str, ...]) -> No
     if looks_like_store(root_fd, path):
         raise _without_store_file(path)
     for name in list_names(root_fd, path):
-        if name == LOCK_NAME or name in own_files:
+        if name == LOCK_NAME or name in own_files or durable.TEMP_NAME.fullmatch(name):
             continue
         if name in _FOLDERS:
             with opened_folder(root_fd, name, f"{path}/{name}") as fd:

@@ -180,7 +180,7 @@ class Index(Closing):
                 last = int(self._select("SELECT ifnull(max(number), 0) FROM versions", ())[0][0])
                 self._has_file, self._in_file = True, max(self._in_file, last)
                 data = body + _tail_of(body, folder)
-                durable.write_unflushed(folder.root_fd, INDEX_FILE, data, folder.path, folder.packs_fd)
+                durable.write_unflushed(folder.root_fd, INDEX_FILE, data, folder.path)
                 self._changes = 0
 
     def forget_in_file(self, folder: StoreFolder, bundle_ids: Iterable[bytes]) -> None:

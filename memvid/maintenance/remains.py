@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from ..disk.durable import TEMP_NAME
 from ..disk.lock import LOCK_NAME
 from ..disk.paths import (
     closing_fd,
@@ -72,12 +73,14 @@ def find_remains(core: StoreCore, uri: SessionUri, needed: Needed) -> Iterator[R
     judge = _Judge(uri, needed)
     root_fd, root = core.folder.root_fd, core.path
     for name in list_names(root_fd, root):
-        if name not in _OWN and not COUNT_NAME.fullmatch(name):
+        if name not in _OWN and not COUNT_NAME.fullmatch(name) and not TEMP_NAME.fullmatch(name):
             yield from judge.file(root_fd, name, f"{root}/{name}", "")
     for folder in (DAMAGED, INCOMING, JOURNAL):
         try:
             with opened_folder(root_fd, folder, f"{root}/{folder}") as fd:
                 for name in list_names(fd, f"{root}/{folder}"):
+                    if folder != INCOMING and TEMP_NAME.fullmatch(name):
+                        continue  # a leftover is gone, and what is being written tells of others
                     if (folder, name) != (JOURNAL, TURNS_FILE):  # it was written anew without the session
                         yield from judge.file(fd, name, f"{root}/{folder}/{name}", folder)
         except FileNotFoundError:

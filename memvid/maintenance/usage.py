@@ -243,7 +243,9 @@ def _places(core: StoreCore) -> Counter[str]:
                 size for inside, size in files.items() if durable.TEMP_NAME.fullmatch(inside)
             )
         elif name != BUNDLES:
-            found[INDEX_FILE if name.startswith(INDEX_FILE) else ""] += plain_bytes(core.folder.root_fd, name)
+            is_temp = durable.TEMP_NAME.fullmatch(name)
+            kind = INDEX_FILE if name.startswith(INDEX_FILE) else durable.TEMP_SUFFIX if is_temp else ""
+            found[kind] += plain_bytes(core.folder.root_fd, name)
     for path in core.folder.list_strangers():
         found[""] += plain_bytes(None, path)
     return found

@@ -62,7 +62,6 @@ from ..folder.marks import MARKS_FILE, encode_marks, uuid_in_marks, write_marks
 from ..folder.store_file import (
     BUNDLES,
     DAMAGED,
-    PACKS,
     STORE_FILE,
     create_folders,
     has_own_packs,
@@ -135,9 +134,8 @@ def _renew_marks(root_fd: int, path: str, store_uuid: str) -> None:
         marks = decode_old_marks(data, store_uuid, f"{path}/{MARKS_FILE}")
     except MALFORMED:
         return
-    with opened_folder(root_fd, PACKS, f"{path}/{PACKS}") as packs_fd:
-        durable.sync_folder(root_fd, path)  # store.json first, also if the run was cut off before its flush
-        write_marks(root_fd, packs_fd, path, encode_marks(marks))
+    durable.sync_folder(root_fd, path)  # store.json first, also if the run was cut off before its flush
+    write_marks(root_fd, path, encode_marks(marks))
 
 
 def manifest_in_bundle(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
@@ -367,7 +365,7 @@ class _Carrying:
         if MARKS_FILE in list_names(folder.root_fd, folder.path):
             return
         if not is_marked(read_small(folder.root_fd, STORE_FILE, 4096, path), path):
-            write_marks(folder.root_fd, folder.packs_fd, folder.path, encode_no_old_marks(folder.uuid))
+            write_marks(folder.root_fd, folder.path, encode_no_old_marks(folder.uuid))
 
     def _keep_in_damaged(self, name: str, data: bytes) -> str:
         """Write a file into damaged/, unless it is there; its path."""
@@ -375,7 +373,7 @@ class _Carrying:
         durable.make_folder(folder.root_fd, DAMAGED, folder.path)
         with opened_folder(folder.root_fd, DAMAGED, path) as fd:
             if name not in list_names(fd, path):
-                durable.write_file(fd, name, data, path, temp_fd=folder.packs_fd)
+                durable.write_file(fd, name, data, path)
         return f"{path}/{name}"
 
 

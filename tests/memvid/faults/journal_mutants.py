@@ -41,7 +41,7 @@ _ORDER: Final = (
                 "folder.journal",
                 "Journal._publish",
                 "temp.publish(",
-                "temp.publish(self._folder_fd, TURNS_FILE, self.folder_path, replacing=True, flushing=False)",
+                "temp.publish(TURNS_FILE, replacing=True, flushing=False)",
             ),
         ),
     ),

@@ -44,7 +44,7 @@ SWAPS: Final = (
     ),
     Mutant(
         "a new name is flushed before it is given",
-        (Edit("durable", "TempFile.publish", "sync_folder(folder_fd, folder_path)", before="os.rename("),),
+        (Edit("durable", "TempFile.publish", "sync_folder(self._folder_fd, self._folder_path)", before="os.rename("),),
     ),
     Mutant(
         "the index's file still tells of what is deleted",

@@ -538,7 +538,7 @@ def test_while_the_new_file_has_no_name_the_old_one_counts(
         with pytest.raises((errors.StoreIoError, errors.NoSpace, errors.DurabilityLost)):
             journal.erase(ONE)
     assert TWO in read_again(folder)
-    assert not list(Path(folder.path, "packs").glob("*.tmp"))
+    assert not list(Path(folder.path).rglob("*.tmp"))
     if fails != "flush of the folder":  # after which nothing more is written
         journal.append([turn(TWO, 9)])
         assert read_again(folder)[TWO] == turn(TWO, 9)

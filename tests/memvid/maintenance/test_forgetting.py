@@ -75,7 +75,8 @@ def test_nothing_of_a_forgotten_session_is_left_and_others_are_whole(store: Stor
         secret(store, seed=seed)
     store.tag(SECRET, 1, "secret-tag")
     store.acknowledge([turn(store, 20, uri=SECRET), turn(store, 20)])
-    put(Path(store.path, "packs", "0123456789abcdef.tmp"), SECRET.name.encode())
+    for top in ("", "packs", "journal"):
+        put(Path(store.path, top, "0123456789abcdef.tmp"), SECRET.name.encode())
     plan = store.forget(SECRET, dry_run=True)
     assert len(store.versions(SECRET)) == 3
     report = store.forget(SECRET)

@@ -135,7 +135,8 @@ def test_all_other_places_count(store: Store) -> None:
     for folder in ("damaged", "incoming"):
         (root / folder).mkdir(mode=0o700)
         put(root / folder / "x", b"x" * 100)
-    put(root / "packs" / "0123456789abcdef.tmp", b"x" * 50)
+    put(root / "0123456789abcdef.tmp", b"x" * 20)
+    put(root / "packs" / "0123456789abcdef.tmp", b"x" * 30)
     put(root / "versions" / "0123456789abcdef.tmp", b"x" * 50)
     put(root / "versions" / "note", b"x" * 7)
     report = store.usage()

@@ -361,7 +361,7 @@ def test_a_damaged_or_hostile_file_is_told_and_stops_nothing_else(
             require_awake(again, 300, uri=OTHER_URI, seed=1)
 
 
-def test_names_that_are_none_of_ours_are_left_alone(made: Store, store_path: Path) -> None:
+def test_names_that_are_none_of_ours_are_left_alone(made: Store, store_path: Path, tmp_path: Path) -> None:
     made.close()
     mine = [
         store_path / "packs" / name
@@ -371,18 +371,22 @@ def test_names_that_are_none_of_ours_are_left_alone(made: Store, store_path: Pat
         file.write_text("mine")
     (store_path / "versions" / f"{'b' * 64}.mvp").write_text("mine")
     (store_path / "packs" / "0123456789abcdef.tmp").mkdir()
+    (store_path / "damaged").symlink_to(tmp_path)
+    (tmp_path / "0123456789abcdef.tmp").write_text("mine")
+    mine.append(tmp_path / "0123456789abcdef.tmp")
     with Store.open(store_path, writable=True) as again:
         assert (again.opening.unreadable, again.opening.leftovers_removed) == ((), 0)
         require_all(again)
     assert all(file.read_text() == "mine" for file in mine)
 
 
-@pytest.mark.parametrize("folder", ["packs", "versions"])
+@pytest.mark.parametrize("folder", ["", "packs", "versions", "journal", "damaged"])
 def test_threat_28_leftovers_of_unfinished_writes_go_at_the_next_opening_to_write(
     made: Store, store_path: Path, folder: str
 ) -> None:
     made.close()
     left = store_path / folder / "0123456789abcdef.tmp"
+    left.parent.mkdir(mode=0o700, exist_ok=True)
     left.write_bytes(b"half")
     with Store.open(store_path, writable=False) as reader:
         assert reader.opening.leftovers_removed == 0

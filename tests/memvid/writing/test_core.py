@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -90,10 +91,10 @@ def test_what_gives_way_is_certain_before_the_new_file_has_its_name(store: Store
     path, content = mixed_up(store, kind)
     folder, real, seen = os.path.dirname(path), durable.TempFile.publish, []
 
-    def publish(temp: durable.TempFile, fd: int, name: str, *rest: object, **more: object) -> None:
-        if name == path.name and rest[0] == folder:
+    def publish(temp: durable.TempFile, name: str, **more: Any) -> None:
+        if (os.path.dirname(temp.path), name) == (folder, path.name):
             seen.append((damaged(store).get(name), list(flushed)))
-        real(temp, fd, name, *rest, **more)  # type: ignore[arg-type]
+        real(temp, name, **more)
 
     with making.flushes() as flushed, mock.patch.object(durable.TempFile, "publish", publish):
         store.import_file(Path(store.path).parent / "first")
