@@ -279,6 +279,8 @@ def test_an_unreadable_pack_is_told_and_left(store: Store) -> None:
         report = store.repack()
         assert [finding.path for finding in report.problems] == [str(pack)]
         assert pack.exists()
+        pack.unlink()
+        assert store.repack().problems == (), "it was moved away by hand"
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
