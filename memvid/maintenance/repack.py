@@ -29,14 +29,12 @@ from ..disk.paths import list_names, opened_folder, stat_name
 from ..errors import (
     BudgetExceeded,
     BundleMissing,
-    Corruption,
     DurabilityLost,
     LockLost,
     NoSpace,
     ReadOnlyStore,
     StoreClosed,
     StoreError,
-    StoreIoError,
 )
 from ..exchange.incoming import SUFFIX
 from ..folder.marks import MARKS_FILE, Marks
@@ -366,49 +364,27 @@ class _Repack:
         proven = {}
         for block in step.elsewhere:
             only_head = self._only_head(step, block)
-            for name in self._core.index.packs_of(block, stripped=only_head):
-                if name not in own and self._is_sound(name, block, only_head=only_head):
-                    proven[block] = name, only_head
-                    break
+            name = self._core.find_sound(block, head=only_head, but_for=own, tell=self._tell)
+            if name is not None:
+                proven[block] = name, only_head
         return proven
 
     def _copy(self, writer: PackWriter, step: Step, block: bytes) -> bool:
-        """Add a block, from the first pack that has it as it was written; whether there is one."""
+        """Add a block, from a pack that has it as it was written; whether there is one."""
         only_head = self._only_head(step, block)
-        names = [step.blocks[block]] if block in step.blocks else []
-        names += [pack.name for pack in step.olds if pack.has(block)]
-        names += self._core.index.packs_of(block, stripped=only_head)
-        for name in dict.fromkeys(names):
-            if not self._is_sound(name, block, only_head=only_head):
-                continue
-            with self._core.files.holding(name) as file:
-                if only_head:
-                    writer.add_stripped(file, block)
-                else:
-                    writer.add_copy(file, block, compressing=block in step.compress)
-            return True
-        return False
+        name = self._core.find_sound(block, head=only_head, tell=self._tell)
+        if name is None:
+            return False
+        with self._core.files.holding(name) as file:
+            if only_head:
+                writer.add_stripped(file, block)
+            else:
+                writer.add_copy(file, block, compressing=block in step.compress)
+        return True
 
     def _only_head(self, step: Step, block: bytes) -> bool:
         """Whether a block's header is enough, or is all that there is in the old packs."""
         return block in self._needed.stripped or not any(block in pack.frames for pack in step.olds)
-
-    def _is_sound(self, name: str, block: bytes, *, only_head: bool) -> bool:
-        """Whether a pack has a block, or its header, as it was written. Damage is told, and so is a refusal of the
-        system; a missing pack went meanwhile."""
-        try:
-            with self._core.files.holding(name) as file:
-                if only_head and (block in file.frames or block in file.heads):
-                    file.read_head(block)
-                    return True
-                if block in file.frames:
-                    file.check_block(block)
-                    return True
-        except BundleMissing:
-            pass
-        except (Corruption, StoreIoError) as error:
-            self._tell(self._core.folder.path_of(name), error)
-        return False
 
     def _commit(
         self,

@@ -22,6 +22,7 @@ from ..disk.paths import closing_fd, undoing
 from ..disk.room import free_bytes_of
 from ..errors import (
     PUT_BACK,
+    BlockMissing,
     BundleMissing,
     Corruption,
     DurabilityLost,
@@ -421,12 +422,27 @@ class StoreCore:
                     missing -= {each for each in some if each in file.frames or (stripped and each in file.heads)}
         return missing
 
-    def find_sound(self, block_id: bytes) -> str | None:
-        """A pack that has a block with every byte right."""
-        for name in self.index.packs_of(block_id):
-            with contextlib.suppress(StoreError), self.files.holding(name) as file:
-                file.check_block(block_id)
-                return name
+    def find_sound(
+        self,
+        block_id: bytes,
+        *,
+        head: bool = False,
+        but_for: Collection[str] = (),
+        tell: Callable[[str, StoreError], None] = lambda _path, _error: None,
+    ) -> str | None:
+        """A pack that has a block with every byte right; or (head) its header at least. but_for: packs that do not
+        count. tell: is told of copies that are damaged, or that the system refuses."""
+        for name in self.index.packs_of(block_id, stripped=head):
+            if name in but_for:
+                continue
+            try:
+                with self.files.holding(name) as file:
+                    (file.read_head if head else file.check_block)(block_id)
+                    return name
+            except (BlockMissing, BundleMissing):
+                continue  # it went meanwhile
+            except StoreError as error:
+                tell(self.folder.path_of(name), error)
         return None
 
 
