@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NoReturn
 
 from blake3 import blake3
@@ -164,12 +164,10 @@ class FrameReader(Closing):
         if hasher.digest() != digest:
             self._bad_slot(header, spec)
 
-    def check_block(
-        self, block_id: bytes, on_bytes: Callable[[int], None] | None = None, *, known: Head | None = None
-    ) -> BlockHeader:
+    def check_block(self, block_id: bytes, *, known: Head | None = None) -> BlockHeader:
         """Read and check every byte of a block's frame, in memory of CHUNK_BYTES and one compressed slot. known: its
         head, if it was just read."""
-        header, head = self.check_payloads(block_id, on_bytes, known=known)
+        header, head = self.check_payloads(block_id, known=known)
         start = self.frame_of(block_id).offset
         for (spec, _), stored, offset in zip(header.slots, head.stored, head.payload_offsets, strict=True):
             padding = aligned(stored.stored_bytes) - stored.stored_bytes
@@ -177,9 +175,7 @@ class FrameReader(Closing):
                 self._bad_slot(header, spec, "the bytes after it are not zero")
         return header
 
-    def check_payloads(
-        self, block_id: bytes, on_bytes: Callable[[int], None] | None = None, *, known: Head | None = None
-    ) -> Head:
+    def check_payloads(self, block_id: bytes, *, known: Head | None = None) -> Head:
         """Check all of a block's frame that a wake reads: the padding behind payloads is left out."""
         header, head = known or self.read_head(block_id)
         frame = self.frame_of(block_id)
@@ -190,8 +186,6 @@ class FrameReader(Closing):
                 hasher.update(chunk)
             if hasher.digest() != digest:
                 self._bad_slot(header, spec)
-            if on_bytes is not None:
-                on_bytes(stored.stored_bytes)
         return header, head
 
     def frame_chunks(self, block_id: bytes) -> Iterator[memoryview]:
