@@ -118,7 +118,7 @@ _NEEDS: Final = (
                 "there, unknown = self._folder.list_versions() & set(known), []",
             ),
         ),
-        test="sweep:errno:lose_index",
+        test="sweep:put_back:",
     ),
     Mutant(
         "unknown needs stop no removal",
