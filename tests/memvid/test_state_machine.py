@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from torpor.memvid.disk import durable
 from torpor.memvid.errors import StoreError
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.maintenance.repack_plan import RepackPolicy
@@ -132,6 +133,7 @@ class SoundStore(RuleBasedStateMachine):
         with Shim(Striker(self.path, [], is_dead=True)), contextlib.suppress(Killed):
             self.store.close()
         self.store._core._closed = True  # its descriptors go with the process, and are not closed again
+        durable._WRITTEN.clear()  # so do the names of what it was writing
 
     def reopen(self, allowed: Allowed, touched: Container[SessionUri] = ()) -> None:
         """The process ends, and the next one begins: what the journal has becomes versions. touched: sessions whose
