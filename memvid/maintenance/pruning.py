@@ -194,9 +194,6 @@ def _require_blocks(core: StoreCore, block_ids: Sequence[bytes], path: str, *, s
     """Raises BlockMissing."""
     missing = core.missing_of(block_ids, stripped=stripped)
     if missing:
-        core.look_again()  # moved meanwhile, or put back
-        missing = core.missing_of(missing, stripped=stripped)
-    if missing:
         first = next(block_id for block_id in block_ids if block_id in missing)
         raise BlockMissing(f"No pack has its block {first.hex()[:16]}.", block_id=first.hex(), path=path)
 

@@ -316,8 +316,6 @@ def _require_reusable(core: StoreCore, request: VersionDraft) -> None:
             f"the reused blocks are not the beginning of the chain of {request.parent.hex()}.", field="reused"
         )
     reused = [entry.id for entry in request.reused]
-    if core.missing_of(reused):
-        core.look_again()  # a pack may have been put back
     for block_id in sorted(core.missing_of(reused, stripped=not request.whole)):
         raise _block_missing(block_id, request.uri)
     with _missing_if_refused(request.parent):

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder import marks
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.frames import FrameReader
 from torpor.memvid.format.journal import VOID
 from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.limits import MAX_NODES, MAX_SESSION_MAP_BYTES
+from torpor.memvid.recovery import replaying
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.memvid.writing.frame_files import FrameFiles
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, ledger, manifest_path, meanwhile, sleep, token_ids, turn
 
@@ -322,6 +326,27 @@ def test_turns_wait_for_no_keys_and_values(path: Path, number: int) -> None:
         with store.open_session(URI) as reader:
             assert [entry.kind for entry in reader.entries] == ["span", "span", "state"][: 2 + (number == 0)]
             assert reader.whole_up_to() == (0 if number == 0 else 300)
+
+
+def test_a_state_record_that_the_system_does_not_read_once_is_not_given_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+    due: list[errors.StoreError] = []
+    holding = FrameFiles.holding
+
+    def refuse_once(files: FrameFiles, name: str) -> AbstractContextManager[FrameReader]:
+        if due:
+            raise due.pop()
+        return holding(files, name)
+
+    monkeypatch.setattr(FrameFiles, "holding", refuse_once)
+    refusal = errors.StoreIoError("Not now.", path="x", action="read", errno=errno.EIO)
+    with meanwhile(replaying, "_held", lambda: due.append(refusal)), Store.open(path, writable=True) as store:
+        assert not due
+        with store.open_session(URI) as reader:
+            assert [entry.kind for entry in reader.entries] == ["span", "span", "state"]
 
 
 def test_turns_are_told_from_those_of_a_version_where_later_blocks_of_their_base_are_gone(path: Path) -> None:
