@@ -16,6 +16,7 @@ from torpor.daemon.tasks import pieces
 from torpor.daemon.tasks.pieces import Pieces, in_pieces
 from torpor.daemon.upkeep import scrubbing
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy
+from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store
 from torpor.tests.daemon.session_rig import Rigged, tokens_of, until
 
@@ -105,8 +106,8 @@ async def test_what_goes_round_all_sessions_by_itself_fetches_no_more_than_a_few
             await rig.sleep(name)
     for module in (scrubbing, reuse, heads):
         monkeypatch.setattr(module, "NAMES_AT_ONCE", AT_ONCE)
-    for name in ("iter_uris", "iter_sessions"):
-        monkeypatch.setattr(Store, name, counting(getattr(Store, name)))
+    for owner, name in ((Index, "iter_uris"), (Store, "iter_sessions")):
+        monkeypatch.setattr(owner, name, counting(getattr(owner, name)))
     everybody = len(ASLEEP) + len(AWAKE)
     often = ScrubPolicy(1 << 40, idle_s=0.0, round_s=0.0, look_s=0.01)
     async with beginning_anew(counts), open_rig(scrub=often, prefix_reuse="exact") as rig:
