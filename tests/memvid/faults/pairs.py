@@ -22,6 +22,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
+from torpor.memvid.disk import durable
 from torpor.memvid.errors import DurabilityLost, StoreError
 from torpor.memvid.store import Store
 from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
@@ -260,12 +261,13 @@ def _faults(notes: Iterable[Noted], end: Noted, *, in_recovery: bool = False) ->
 
 @contextlib.contextmanager
 def as_a_process() -> Iterator[None]:
-    """What is still open at the end is closed, as the system does for a process that has ended."""
+    """What is still open at the end is closed, and nothing is being written, as of a process that has ended."""
     before = open_descriptors()
     try:
         yield
     finally:
         close_all_but(before)
+        durable._WRITTEN.clear()
 
 
 def open_descriptors() -> set[str]:
