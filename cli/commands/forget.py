@@ -35,6 +35,8 @@ def forget(
     report = carry_out(output, MaintainRequest("forget", session=session, dry_run=dry_run), socket, store)
     nothing = f"nothing of {plain(session)} is in the store"
     status = write_report(output, "forget", report, nothing=nothing)
+    if report.actions and not any(action.session for action in report.actions):
+        output.remark(f"there was no session {plain(session)}: what went are bytes that no session needs")
     if report.problems and not dry_run:
         output.remark(f"not proven: what the problems name may hold bytes of {session}; solve them and forget it again")
     return status

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Annotated, Any
 
+from ...memvid.errors import AmbiguousVersion
 from ...memvid.format.records import Finding, VerifyReport
 from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY, OK
@@ -81,7 +82,8 @@ def _document(report: VerifyReport, damaged: Sequence[SessionDamage]) -> dict[st
 def _harm(report: VerifyReport, damaged: Sequence[SessionDamage]) -> str:
     """How much is not whole, in a sentence."""
     found = format_plural(len(report.findings), "finding")
-    if not damaged and any(finding.path.endswith(".mvm") for finding in report.findings):
+    others = [finding for finding in report.findings if finding.code != AmbiguousVersion.code]
+    if not damaged and any(finding.path.endswith(".mvm") for finding in others):
         return f"{found}: a version's manifest cannot be read, and nothing tells which one it is. All others are whole."
     if not damaged:
         return f"{found}, but every version is whole."

@@ -297,6 +297,14 @@ def test_wake_tells_in_one_line_in_what_a_session_is_not_as_it_was(
     assert asleep.service.calls[-1][1] == {"session": "a", "strict": True}
 
 
+def test_a_wake_with_other_bits_does_not_say_that_it_has_the_same(torpor: Torpor, asleep: ServerThread) -> None:
+    asleep.service.canary, asleep.service.recomputed = "same_bits", Recomputed(3, 1024, 1276, True)
+    assert "to the bit" in torpor("wake", "a").out
+    torpor("sleep", "a")
+    asleep.service.recomputed = Recomputed(3, 1024, 1276, False)
+    assert "to the bit" not in torpor("wake", "a").out
+
+
 def test_wake_plan_tells_what_would_be_done_and_wakes_nothing(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one two")
     torpor("sleep", "a")

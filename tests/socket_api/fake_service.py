@@ -72,6 +72,7 @@ class FakeService(Verbs, Awaiting):
         self.artifact = "{}\n"
         self.lossy: session.Lossy | None = None
         self.recomputed: session.Recomputed | None = None
+        self.canary: waking.CanaryVerdict = "not_run"
         self.unreadable: tuple[store.MaintenanceProblem, ...] = ()
         self.left: str | None = None  # why no session can be warmed
         self.fail_clear: dict[str, str] = {}
@@ -256,6 +257,7 @@ class FakeService(Verbs, Awaiting):
             self.differs,
             lossy=self.lossy,
             recomputed=self.recomputed,
+            canary=self.canary,
             unreadable=self.unreadable,
         )
 

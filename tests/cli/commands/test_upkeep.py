@@ -263,6 +263,16 @@ def test_to_forget_a_name_that_was_mistyped_fails_and_says_which_come_close(made
     assert made_store("show", "agent").status == 0
 
 
+def test_to_forget_a_name_that_was_mistyped_says_so_where_bytes_go_that_nothing_needs(made_store: MadeStore) -> None:
+    pack = next(made_store.path.glob("packs/*.mvp"))
+    with Store.open(made_store.path, writable=True) as store:
+        copy = making.copy_pack(store, pack)
+    ran = made_store("forget", "agnet", "--yes")
+    assert (ran.status, copy.exists()) == (0, False)
+    assert "there was no session agnet: what went are bytes that no session needs" in ran.err.replace("\n", " ")
+    assert "there was no session" not in made_store("forget", "agent", "--yes").err
+
+
 def test_prune_tells_what_goes_and_keeps_what_is_marked(torpor: Torpor, made_store: MadeStore) -> None:
     assert made_store("tag", "agent@1", "first").status == 0
     plan = made_store("prune", "--keep-last", "1", "--dry-run")
