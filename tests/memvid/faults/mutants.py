@@ -98,7 +98,7 @@ SWAPS: Final = (
             Edit("mending", "Mending._mend", "place =", 'place = ""'),
             Edit("mending", "Mending._mend", put_in="self._core.folder.move_to_damaged(name)", before="new ="),
         ),
-        test="sweep:kill:repair",
+        test="sweep:kill:repair_around",
     ),
     Mutant(
         "a sleep tells the journal before it is done",
