@@ -35,7 +35,17 @@ from torpor.tests.memvid.faults.damage import HOWS, Damage, Ward, files_of, stri
 from torpor.tests.memvid.faults.moments import EAGER
 from torpor.tests.memvid.faults.pairs import Fault, Killed, Striker, close_all_but, open_descriptors
 from torpor.tests.memvid.faults.shim import Shim, repeatable
-from torpor.tests.memvid.faults.worlds import INDEX, Allowed, Mark, Version, World, observe, require_right, versions_of
+from torpor.tests.memvid.faults.worlds import (
+    INDEX,
+    Allowed,
+    Mark,
+    Version,
+    World,
+    observe,
+    require_right,
+    take_marks_away,
+    versions_of,
+)
 
 MEMORY: Final = Path("/dev/shm")
 URIS: Final = [SessionUri("work", name) for name in "abcd"]
@@ -527,6 +537,8 @@ class DamagedStore(SoundStore):
         self.reopen(Allowed(self.world, self.world))
         self.store.close()
         self.ward.put_back()
+        if self.may_go:
+            take_marks_away(self.path)  # those that were away during a delete
         self.store = Store.open(self.path, writable=True)
         before = frozenset(one for one in self.world | self.came if isinstance(one, Version))
         sure = frozenset(one for one in self.world - self.may_go if isinstance(one, Version))
