@@ -1,5 +1,5 @@
-"""A bundle of format 1: a pack with another magic, trailer and directory. Stores that were
-carried over have such files, and they are imported. Nothing writes one."""
+"""A bundle of format 1: a pack with another magic, trailer and directory. Stores that were carried over have such
+files, and they are imported. Nothing writes one."""
 
 from __future__ import annotations
 

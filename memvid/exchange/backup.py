@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from ..disk import targets
@@ -213,7 +213,7 @@ def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
         ours = marks.without_bundles(marks.bundle_ids - into.index.rows_of(marks.bundle_ids).keys())
         wanted = present.with_those_of(ours)
         stripped = core.index.rows_of(present.stripped).keys() | ours.stripped
-        whole = {each for each in stripped if _is_whole(into, each)}
+        whole = _whole_in(into, stripped)
         wanted = wanted.without_bundles(whole, names=False)
         for uri, of in ours.sessions.items():
             wanted = wanted.strip(uri, of.stripped - whole)
@@ -224,8 +224,11 @@ def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
         return 0 if wanted == present else wanted.save(into.folder)
 
 
-def _is_whole(into: StoreCore, bundle_id: bytes) -> bool:
-    """Whether the backup has a version with all its keys and values."""
-    with contextlib.suppress(StoreError):
-        return not into.missing_of([entry.id for entry in into.read_manifest(bundle_id).blocks])
-    return False
+def _whole_in(into: StoreCore, bundle_ids: Iterable[bytes]) -> set[bytes]:
+    """Those of the versions that the backup has with all their keys and values. Raises StoreIoError."""
+    blocks: dict[bytes, list[bytes]] = {}
+    for bundle_id in bundle_ids:
+        with contextlib.suppress(StoreError):
+            blocks[bundle_id] = [entry.id for entry in into.read_manifest(bundle_id).blocks]
+    missing = into.missing_of({each for needed in blocks.values() for each in needed})  # one look for all of them
+    return {bundle_id for bundle_id, needed in blocks.items() if missing.isdisjoint(needed)}

@@ -345,9 +345,8 @@ class Index(Closing):
 
     def _pages(self, columns: str, namespace: str | None, page_rows: int) -> Iterator[list[tuple[Any, ...]]]:
         """These columns of each session, page by page. The first two are its namespace and name."""
-        within, values, after = (
-            ("", (), ("", "")) if namespace is None else ("namespace = ? AND ", (namespace,), ("", ""))
-        )
+        within, values = ("", ()) if namespace is None else ("namespace = ? AND ", (namespace,))
+        after: tuple[Any, ...] = ("", "")
         while True:
             found = self._select(
                 f"SELECT {columns} FROM versions WHERE {within}(namespace, name) > (?, ?) "

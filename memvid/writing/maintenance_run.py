@@ -20,6 +20,7 @@ class MaintenanceRun:
     dry_run: bool
     actions: list[Action] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
+    _told: set[Finding] = field(default_factory=set)
     bytes_freed: int = 0
     bytes_written: int = 0
 
@@ -39,7 +40,8 @@ class MaintenanceRun:
     def tell(self, path: str, code: str, message: str) -> None:
         """Tell of a problem, once."""
         finding = Finding(path, code, message)
-        if finding not in self.problems:
+        if finding not in self._told:
+            self._told.add(finding)
             self.problems.append(finding)
 
     def fail(self, path: str, error: StoreError) -> None:
