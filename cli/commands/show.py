@@ -139,7 +139,7 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
         facts.add_row("  resident", format_bytes(info["resident_bytes"]))
     if info["stored_bytes"]:
         facts.add_row("  stored", format_bytes(info["stored_bytes"]))
-    if any(version["version"] == info["version"] and version["stripped"] for version in detail["versions"]):
+    if info["state"] != "awake" and _is_stripped(detail):
         facts.add_row("  stripped", "the next use reads those tokens again whose keys and values nothing else has kept")
     if lossy:
         tokens = format_plural(lossy["tokens"], "token")
@@ -157,6 +157,11 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
     if info["sampling"]:
         facts.add_row("  sampling", ", ".join(f"{plain(name)} {value:g}" for name, value in info["sampling"].items()))
     return facts
+
+
+def _is_stripped(detail: dict[str, Any]) -> bool:
+    shown = detail["info"]["version"]
+    return any(version["stripped"] for version in detail["versions"] if version["version"] == shown)
 
 
 def _version(detail: dict[str, Any]) -> str:

@@ -89,7 +89,7 @@ def _harm(report: VerifyReport, damaged: Sequence[SessionDamage]) -> str:
         return f"{found}, but every version is whole."
     of = format_plural(len(damaged), "session")
     not_whole = format_plural(len(report.damaged), "version")
-    return f"{not_whole} of {of} {'is' if len(report.damaged) == 1 else 'are'} not whole, {found}."
+    return f"{not_whole} of {of} {'is' if len(report.damaged) == 1 else 'are'} not whole."
 
 
 def _write_files(output: Output, findings: Sequence[Finding]) -> None:

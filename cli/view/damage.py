@@ -21,6 +21,8 @@ from ...socket_api.client.client import Client
 from ..exit_codes import INTEGRITY, exit_status_of
 from .output import way_out
 
+_MENDING = " Its tokens are sound, so `torpor repair` lets the daemon compute its keys and values again."
+
 
 @dataclass(frozen=True, slots=True)
 class VersionState:
@@ -54,10 +56,10 @@ def damage_by_session(store: Store, report: VerifyReport) -> list[SessionDamage]
     return [_damage_of(store, uri, damaged[uri], missing) for uri in sorted(damaged)]
 
 
-def add_suggestion(error: TorporError, store_path: Path, session: str) -> None:
+def add_suggestion(error: TorporError, store_path: Path, session: str, *, is_served: bool = False) -> None:
     """If an error says that a session's state is damaged, add how the session goes on anyway, as a sentence, and its
-    newest whole version, as `intact_version`. The sentence comes after the way to bring the damaged version back: once
-    an older one was woken and sleeps, that is the newest.
+    newest whole version, as `intact_version`. The sentence comes after the ways to bring the damaged version back: once
+    an older one was woken and sleeps, that is the newest. is_served: a daemon runs, which can compute the state again.
 
     Every byte is read, because a suggestion that fails too would be worse than none.
     """
@@ -68,13 +70,14 @@ def add_suggestion(error: TorporError, store_path: Path, session: str) -> None:
             uri = store.resolve(session.partition(VERSION_MARK)[0])
             damaged = {each.version: each for each in store.verify(uri, deep=True).damaged}
             rows = store.versions(uri)
+            if not rows or not damaged:
+                return
+            mending = _MENDING if is_served and _has_newest_tokens(store, rows[-1], damaged) else ""
     except TorporError:
         return  # the fault is reported already; a missing suggestion needs no second error
-    if not rows or not damaged:
-        return
     if whole := _whole(rows, damaged):
         error.details["intact_version"] = whole[-1]
-    error.message += f"{way_out(error)} {_how_it_goes_on(uri, rows, damaged, told=error.message)}"
+    error.message += f"{way_out(error)}{mending} {_how_it_goes_on(uri, rows, damaged, told=error.message)}"
 
 
 @contextmanager
@@ -84,7 +87,7 @@ def naming_the_intact(client: Client, session: str) -> Iterator[None]:
         yield
     except TorporError as error:
         if exit_status_of(error.code) == INTEGRITY.number:
-            add_suggestion(error, Path(client.status().store), session)
+            add_suggestion(error, Path(client.status().store), session, is_served=True)
         raise
 
 
@@ -96,6 +99,18 @@ def naming_the_intact_in(store_path: Path, session: str) -> Iterator[None]:
     except TorporError as error:
         add_suggestion(error, store_path, session)
         raise
+
+
+def _has_newest_tokens(store: Store, newest: IndexRow, damaged: Mapping[int, DamagedVersion]) -> bool:
+    """Whether the newest version is damaged in its keys and values alone."""
+    if newest.version not in damaged:
+        return False
+    try:
+        with store.open_bundle(newest.bundle_id) as reader:
+            reader.tokens()
+    except TorporError:
+        return False
+    return True
 
 
 def _damage_of(

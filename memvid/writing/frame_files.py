@@ -52,9 +52,9 @@ class FrameFiles(Closing):
             file = self._files.get(name)
             if file is None:
                 file = self._files[name] = open_frames(self._folder, name)
+                self._close_surplus(name)
             self._files.move_to_end(name)
             self._users[name] = self._users.get(name, 0) + 1
-            self._close_surplus()
         try:
             yield file
         finally:
@@ -71,9 +71,9 @@ class FrameFiles(Closing):
                 if status is None or (status.st_dev, status.st_ino) != stamp[:2]:
                     self._files.pop(name).close()
 
-    def _close_surplus(self) -> None:
+    def _close_surplus(self, but: str) -> None:
         for name in list(self._files)[: max(0, len(self._files) - MAX_OPEN_ANCESTORS)]:
-            if not self._users.get(name):
+            if name != but and not self._users.get(name):
                 self._files.pop(name).close()
 
     def close(self) -> None:

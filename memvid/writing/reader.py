@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from ..disk.paths import Closing
@@ -175,8 +175,11 @@ class BundleReader(Closing):
     def _read(self, entry: BlockEntry, use: Callable[[FrameReader], T], *, stripped: bool = False) -> tuple[str, T]:
         """The first pack that has the block as it was written, and what `use` makes of it."""
         if (known := self._places.get(entry.id)) is not None and not self._closed:
-            with suppress(StoreError), self._files.holding(known) as file:
-                return known, use(file)
+            try:
+                with self._files.holding(known) as file:
+                    return known, use(file)
+            except StoreError:
+                pass  # another pack may have it
         tried: set[str] = set()
         failure: StoreError | None = None
         before: list[str] | None = None

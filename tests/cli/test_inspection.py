@@ -15,7 +15,7 @@ from torpor.cli.commands.verify import SESSIONS_SHOWN
 from torpor.cli.serve.doctor import _describe_config, _describe_queue
 from torpor.cli.view.formatting import format_time
 from torpor.daemon.api.store import MaintenanceProblem
-from torpor.memvid.errors import PUT_BACK, Corruption, Truncated
+from torpor.memvid.errors import PUT_BACK, CorruptBlock, Corruption, Truncated
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri, parse_reference
@@ -486,6 +486,20 @@ def test_who_looks_and_who_wakes_are_advised_alike(
     assert torpor("wake", "agent", "--json").error["error"]["message"] == advised
     shown = made_store("show", "agent", "--json").error["error"]["message"]
     assert shown == f"{advised} Besides it has version 1: `torpor show {AGENT}@1`."
+
+
+def test_a_refusal_says_that_the_daemon_can_compute_damaged_keys_and_values_again(
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread
+) -> None:
+    damaged = made_store.flip(1)
+    torpor("append", "agent", "one")
+    torpor("sleep", "agent")
+    daemon.service.store = str(made_store.path)
+    daemon.service.fault = CorruptBlock(f"{damaged} is damaged.", path=str(damaged))
+    again = "`torpor repair` lets the daemon compute its keys and values again"
+    assert again in torpor("wake", "agent", "--json").error["error"]["message"]
+    made_store.manifests[1].unlink()
+    assert again not in torpor("wake", "agent", "--json").error["error"]["message"], "its tokens are gone too"
 
 
 @pytest.mark.parametrize(

@@ -525,9 +525,22 @@ class DamagedStore(SoundStore):
             self.reopen(Allowed(self.world, self.world))
 
     def require_nothing_wrong(self) -> None:
+        """A number that was given twice is one of its two versions: it was lost, and the index that told of it too."""
+        by_number: dict[tuple[SessionUri, int], list[Version]] = {}
         for fact in sorted((one for one in self.world - self.may_go if isinstance(one, Version)), key=str):
+            by_number.setdefault((fact.uri, fact.number), []).append(fact)
+        for same in by_number.values():
+            assert self.ward is not None
+            assert len(same) == 1 or self.ward.unknown, same
             with contextlib.suppress(StoreError):
+                self.require_one_right(same)
+
+    def require_one_right(self, same: list[Version]) -> None:
+        for fact in same[:-1]:
+            with contextlib.suppress(worlds.Broken):
                 require_right(self.store, fact)
+                return
+        require_right(self.store, same[-1])
 
     @precondition(lambda self: self.ward is not None)
     @rule()
