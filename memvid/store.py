@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from functools import partial
 
 from .access.acknowledging import Acknowledging
@@ -139,7 +140,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
             StoreBusy: turns of another session stand behind it, and that one is being put to sleep.
         """
-        with self._core.committing(), self._core.journal.lock:
+        with self._deleting():
             unreadable = tuple(finding.path for finding in self._core.read_again())
             if not self.can_be_deleted(uri):
                 raise self._not_found(uri, None)
@@ -155,12 +156,21 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
             StoreBusy: turns stand behind it, and their session is being put to sleep.
         """
-        with self._core.committing(), self._core.journal.lock:
+        with self._deleting():
             row = self.require_session(uri, version)
             if len(self.index.versions(uri)) == 1 and not self._core.journal.has(uri):
                 return self.delete_session(uri)
             keep_turns_behind(self._core, None, [row.bundle_id])
             return deletion.delete_versions(self._core, uri, [row], whole=False)
+
+    @contextlib.contextmanager
+    def _deleting(self) -> Iterator[None]:
+        """No version and no turn is acknowledged within. What manifests need is read before: the first time it takes
+        seconds where there are 100,000."""
+        self._core.require_writable()
+        self._core.needs.read_ahead()
+        with self._core.committing(), self._core.journal.lock:
+            yield
 
 
 def _import_upkeep() -> None:

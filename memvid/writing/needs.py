@@ -49,6 +49,11 @@ class Needs:
         self._last: tuple[object, tuple[frozenset[bytes], frozenset[bytes]]] | None = None
         self._lock = threading.Lock()
 
+    def read_ahead(self) -> None:
+        """Read the manifests that `now` would read, letting others in behind each. Raises StoreIoError."""
+        for bundle_id in self._folder.list_versions():
+            self.of(bundle_id)
+
     def now(
         self,
         known: Collection[bytes],

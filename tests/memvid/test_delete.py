@@ -308,6 +308,25 @@ def test_needs_are_taken_from_manifests_and_not_from_the_index(store: Store, sha
         require_awake(again, 900, uri=OTHER_URI)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_manifests_need_is_read_before_others_have_to_wait(
+    store: Store, shared: tuple[Receipt, Receipt], whole: bool
+) -> None:
+    with reopened(store) as again:
+        core, committing = again._core, again._core.committing
+        was_read: list[bool] = []
+
+        @contextlib.contextmanager
+        def noting() -> Iterator[None]:
+            was_read.append(core.folder.list_versions() <= core.needs._of.keys())
+            with committing():
+                yield
+
+        with mock.patch.object(core, "committing", noting):
+            again.delete_session(URI) if whole else again.delete_version(URI, 1)
+        assert was_read[0]
+
+
 @pytest.mark.parametrize("damage", ["flipped", "cut", "link", "fifo", "folder", "other"])
 def test_while_a_manifest_cannot_be_read_no_pack_goes(
     store: Store, shared: tuple[Receipt, Receipt], tmp_path: Path, damage: str

@@ -33,17 +33,16 @@ CALLS: Final = (
     "write,pwrite64,writev,pwritev,pwritev2,fsync,fdatasync,sync_file_range,rename,renameat,renameat2,link,linkat,"
     "unlink,unlinkat,mkdir,mkdirat,rmdir,truncate,ftruncate,fallocate,copy_file_range,sendfile"
 )
-_STRACE: Final = ("strace", "-f", "-qq", "--seccomp-bpf", "-e", f"trace={CALLS}")
-"""With the filter the kernel stops a process at these calls alone, not at the thousands that its imports make."""
 _SECONDS_TO_DIE: Final = 20
 
 
 @functools.cache
 def unavailable() -> str:
     """Why this sweep cannot run here; empty if it can."""
-    if shutil.which("strace") is None:
+    strace = shutil.which("strace")
+    if strace is None:
         return "strace is not installed"
-    done = subprocess.run([*_STRACE, "-o", "/dev/null", "true"], capture_output=True, text=True, check=False)
+    done = subprocess.run([strace, "-qq", "-o", "/dev/null", "true"], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"strace may not trace here: {done.stderr.strip()[:200]}"
 
 
@@ -93,7 +92,8 @@ def _kill(scenario: Scenario, original: Path, folder: Path, world: Path, call: t
 
 
 def _run(scenario: Scenario, path: Path, world: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [*_STRACE, *options, sys.executable, "-B", __file__, scenario.name, str(path), str(world)]
+    command = ["strace", "-f", "-qq", "-e", f"trace={CALLS}", *options]
+    command += [sys.executable, "-B", __file__, scenario.name, str(path), str(world)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
