@@ -183,7 +183,7 @@ def test_every_source_file_that_is_named_exists() -> None:
 
 
 def test_each_decision_stands_in_the_list() -> None:
-    listed = re.findall(r"\]\((\d\d-[\w-]+\.md)\)", text_of("docs/decisions/README.md"))
+    listed = re.findall(r"^\d+\. \[[^\]]+\]\((\d\d-[\w-]+\.md)\)", text_of("docs/decisions/README.md"), re.MULTILINE)
     assert listed == sorted(page.name for page in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 
 
