@@ -27,7 +27,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.errors import Corruption, SessionNotFound, StoreError
@@ -62,6 +62,8 @@ from ..sleep.waking import durable_of
 from ..tasks.cancellation import to_the_end
 
 _LOG = logging.getLogger(__name__)
+
+_AWAKE: Final = "It is awake, and is written anew."
 
 Result = TypeVar("Result")
 
@@ -131,20 +133,18 @@ class Healing:
         copied, moved = kinds.count("copy"), kinds.count("move")
         self._bus.publish(StoreRepaired(None, copied=copied, moved=moved, problems=len(report.problems)))
 
-    async def heal(self) -> bool:
-        """Heal all sessions whose newest version is not whole, as far as this daemon can now; whether any was healed.
-        Raises ServiceClosed: the daemon stops."""
+    async def heal(self) -> list[Action]:
+        """Heal all sessions whose newest version is not whole, as far as this daemon can now; what was healed. Raises
+        ServiceClosed: the daemon stops."""
         report = await asyncio.to_thread(self._verify)  # not on the reading threads: a wake needs those
-        failed = self.failed
-        tried = await self._heal(report)
-        return tried > self.failed - failed
+        return await self._heal(report)
 
     async def foresee(self, plan: MaintenanceReport) -> MaintenanceReport:
         """The plan of a repair with that of `heal` behind it: the damaged newest versions, each with a sentence; and
         without the problems that go with it. Memory and disk space are not checked."""
         report = await asyncio.to_thread(self._verify)
         told = [(each, foreseen) for each in self._to_heal(report) if (foreseen := await self._foresee(each))]
-        healings = [Action("heal", "", each.uri, foreseen.version, 0, foreseen.sentence) for each, foreseen in told]
+        healings = [_healing(each.uri, foreseen.version, foreseen.sentence) for each, foreseen in told]
         blocks = {block for each, foreseen in told if foreseen.is_healed for block in each.blocks}
         healed = {
             (str(each.uri), each.version) for each in report.damaged if each.blocks and blocks.issuperset(each.blocks)
@@ -169,7 +169,7 @@ class Healing:
             return None  # deleted meanwhile
         live = self._residency.awake.get(uri)
         if live is not None and live.holds_all_of(row.bundle_id):
-            return _Foreseen(row.version, "It is awake, and is written anew.")
+            return _Foreseen(row.version, _AWAKE)
         found = await self._hibernation.threads.on_io(lambda: self._look(row, damaged))
         if found is None:
             return None
@@ -193,13 +193,11 @@ class Healing:
             if (row := newest[each.uri]) is not None and row.bundle_id == each.bundle_id and not each.is_stripped
         ]
 
-    async def _heal(self, report: VerifyReport) -> int:
-        """Heal what a check has found; how many sessions were tried."""
-        damaged = self._to_heal(report)
-        for each in damaged:
-            await self._heal_in_turn(each)
+    async def _heal(self, report: VerifyReport) -> list[Action]:
+        """Heal what a check has found; what was healed."""
+        tried = [await self._heal_in_turn(each) for each in self._to_heal(report)]
         self._require_going_on()
-        return len(damaged)
+        return [healed for healed in tried if healed is not None]
 
     def _require_going_on(self, _read_bytes: int = 0) -> None:
         """Raise ServiceClosed once the daemon stops: the damage is found again when it is back. On any thread."""
@@ -218,23 +216,21 @@ class Healing:
                     return result
                 yield None
 
-    async def _heal_in_turn(self, damaged: DamagedVersion) -> None:
+    async def _heal_in_turn(self, damaged: DamagedVersion) -> Action | None:
         begun, uri = time.monotonic(), damaged.uri
         try:
             async with self._residency.turn(uri) as use:
                 row = self._store.find_session(uri)
                 if row is None:
-                    return  # deleted meanwhile
+                    return None  # deleted meanwhile
                 live = self._residency.awake.get(uri)
                 if live is not None and live.holds_all_of(row.bundle_id):
-                    await to_the_end(self._keep_awake(live, damaged))
-                    return
+                    return await to_the_end(self._keep_awake(live, damaged))
                 found = await self._hibernation.threads.on_io(lambda: self._look(row, damaged))
                 if found is None:
-                    return
+                    return None
                 if found.end is None:
-                    await to_the_end(self._heal_ledger(row, found))
-                    return
+                    return await to_the_end(self._heal_ledger(row, found))
                 async with self._residency.room_to_wake(use, row) as model:
                     if self._residency.standing.require_row(uri).version != row.version:
                         raise SessionBusy(f"{uri} gave its memory to others and slept meanwhile.", session=str(uri))
@@ -242,7 +238,7 @@ class Healing:
                 await self._lead_on(uri, row, receipt, told.start)
         except TorporError as error:
             self._tell_failure(uri, error)
-            return
+            return None
         self.healed += 1
         _LOG.warning("%s was damaged, and is healed as version %d", uri, receipt.version)
         self._bus.publish(
@@ -256,14 +252,16 @@ class Healing:
                 seconds=time.monotonic() - begun,
             )
         )
+        computed = format_plural(told.tokens, "token")
+        return _healing(uri, receipt.version, f"{computed} were damaged, or stood behind that, and are computed again.")
 
-    async def _keep_awake(self, live: Session, damaged: DamagedVersion) -> None:
+    async def _keep_awake(self, live: Session, damaged: DamagedVersion) -> Action | None:
         """Save an awake session as a version without damaged blocks."""
         newest = live.durable
         assert newest is not None
         sound = await asyncio.to_thread(self._sound_beginning, live.uri, newest.version, damaged)
         if sound == newest.entries:
-            return
+            return None
         live.durable = replace(newest, entries=sound or ())
         live.tree = await asyncio.to_thread(self._tree_of, live)
         try:
@@ -271,8 +269,10 @@ class Healing:
         except TorporError as error:
             live.durable = newest
             self._tell_failure(live.uri, error)  # all of it stays in memory
+            return None
         finally:
             live.tree = {}
+        return _healing(live.uri, live.durable.version, _AWAKE)
 
     def _tree_of(self, live: Session) -> Mapping[str, Any]:
         """The tree that the version of an awake session has, if the session has not changed since."""
@@ -327,12 +327,13 @@ class Healing:
                     broken.append(entry)
         return broken
 
-    async def _heal_ledger(self, row: IndexRow, found: _Found) -> None:
+    async def _heal_ledger(self, row: IndexRow, found: _Found) -> Action:
         """Move the damaged part into the ledger behind it; the next use computes it."""
         receipt = await self._residency.ledgers.keep_less(row, found.first_broken, found.records)
         await self._lead_on(row.uri, row, receipt, receipt.token_count)
         self.healed += 1
         _LOG.warning("%s was damaged before its ledger, and has more of it in version %d", row.uri, receipt.version)
+        return _healing(row.uri, receipt.version, "Its next use computes the damaged part again.")
 
     async def _compute(
         self, row: IndexRow, found: _Found, last: BlockEntry, model: LoadedModel
@@ -361,6 +362,10 @@ class Healing:
             order = WakeOrder(row.version, start, cause="heal")
             return (await self._hibernation.waking.wake(row.uri, order, model, ignore)).session.state
         return await self._hibernation.waking.begin(model, initial_key)
+
+
+def _healing(uri: SessionUri, version: int, sentence: str) -> Action:
+    return Action("heal", "", uri, version, 0, sentence)
 
 
 def _look(reader: BundleReader, tokens: Sequence[int], broken: Sequence[BlockEntry]) -> _Found | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 
 from ...memvid.errors import InvalidPolicy, SessionNotFound
@@ -175,7 +176,8 @@ async def _repair(parts: Parts, *, dry_run: bool) -> api.MaintenanceResult:
     report = await to_the_end(parts.maintenance.run(repairing))
     if dry_run:
         return result_of(await parts.healing.foresee(report))
-    if report.problems and await parts.healing.heal():
+    if report.problems and (healed := await parts.healing.heal()):
+        report = replace(report, actions=(*report.actions, *healed))
         report = joined(report, await to_the_end(parts.maintenance.run(repairing)))
     return result_of(report)
 

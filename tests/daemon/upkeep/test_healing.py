@@ -402,6 +402,9 @@ async def test_a_planned_repair_tells_of_the_healing(rig: Rigged, store: Path) -
     assert newest(rig) == (1, 1300), "nothing was done"
     done = await rig.service.maintain(operation="repair")
     assert (newest(rig), done.problems) == ((2, 1300), ())
+    (healed,) = [each for each in done.actions if each.kind == "heal"]
+    assert (healed.session, healed.version) == (str(A), 2)
+    assert healed.reason.endswith("are computed again.")
 
 
 async def test_a_planned_repair_tells_of_what_the_healing_leaves(rig: Rigged, store: Path) -> None:
