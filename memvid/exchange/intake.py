@@ -109,7 +109,6 @@ class Intake:
                 temp.append([draft.data])
                 temp.sync()
             stack.enter_context(core.committing())
-            core.files.close_stale()
             is_deleted = temp is None and not core.folder.has_manifest(draft.bundle_id)
             if is_deleted or core.missing_of({entry.id for entry in manifest.blocks} - set(written)):
                 self.sound.clear()

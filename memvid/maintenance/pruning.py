@@ -47,7 +47,6 @@ _Planned = Callable[[Iterable[SessionUri] | None], RetentionPlan]
 def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_run: bool) -> MaintenanceReport:
     """See `Store.prune`."""
     core.begin_upkeep(dry_run=dry_run)
-    core.files.close_stale()  # a pack that is missing by now has no blocks
     now_ns = time.time_ns()
     unsound: dict[bytes, Finding] = {}
 
@@ -77,7 +76,6 @@ def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_
 def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
     """See `Store.drop_stand_ins`."""
     core.begin_upkeep(dry_run=False)
-    core.files.close_stale()
     covered = _covered(core, uri)
 
     def planned(_uris: Iterable[SessionUri] | None) -> RetentionPlan:

@@ -25,7 +25,7 @@ from typing import Final
 from ..disk import durable
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
-from ..disk.paths import list_names, opened_folder, stat_name
+from ..disk.paths import Stamp, list_names, opened_folder, stamp_of, stat_name
 from ..errors import (
     BudgetExceeded,
     BundleMissing,
@@ -357,25 +357,25 @@ class _Repack:
             return False
         return first.frames.keys() | first.heads.keys() == set(wanted)
 
-    def _prove(self, step: Step) -> dict[bytes, tuple[str, bool]]:
-        """Of the blocks with their home elsewhere those that were read there and are right: the pack, and whether its
-        header alone was read."""
+    def _prove(self, step: Step) -> dict[bytes, tuple[tuple[str, Stamp], bool]]:
+        """Of the blocks with their home elsewhere those that were read there and are right: the pack (as of
+        `find_sound`), and whether its header alone was read."""
         own = {pack.name for pack in step.olds}
         proven = {}
         for block in step.elsewhere:
             only_head = self._only_head(step, block)
-            name = self._core.find_sound(block, head=only_head, but_for=own, tell=self._tell)
-            if name is not None:
-                proven[block] = name, only_head
+            found = self._core.find_sound(block, head=only_head, but_for=own, tell=self._tell)
+            if found is not None:
+                proven[block] = found, only_head
         return proven
 
     def _copy(self, writer: PackWriter, step: Step, block: bytes) -> bool:
         """Add a block, from a pack that has it as it was written; whether there is one."""
         only_head = self._only_head(step, block)
-        name = self._core.find_sound(block, head=only_head, tell=self._tell)
-        if name is None:
+        found = self._core.find_sound(block, head=only_head, tell=self._tell)
+        if found is None:
             return False
-        with self._core.files.holding(name) as file:
+        with self._core.files.holding(found[0]) as file:
             if only_head:
                 writer.add_stripped(file, block)
             else:
@@ -391,7 +391,7 @@ class _Repack:
         step: Step,
         writer: PackWriter | None,
         fresh: tuple[TempFile, bytes] | None,
-        proven: Mapping[bytes, tuple[str, bool]],
+        proven: Mapping[bytes, tuple[tuple[str, Stamp], bool]],
     ) -> None:
         """The new pack gets its name, then the old ones go, as far as they are still not needed."""
         core = self._core
@@ -401,7 +401,8 @@ class _Repack:
             if needed is None or not needed.blocks.issuperset(copies):
                 return
             new = core.publish_pack(*fresh) if fresh is not None else None
-            there = {block: is_head for block, (name, is_head) in proven.items() if core.folder.has(name)}
+            still = {pack for pack in {found for found, _ in proven.values()} if _is_still(core, *pack)}
+            there = {block: is_head for block, (found, is_head) in proven.items() if found in still}
             free = [pack for pack in step.olds if pack.name != new and _is_free(pack, needed, there | copies)]
             removed: dict[str, int] = {}
             try:
@@ -418,6 +419,12 @@ class _Repack:
                 self._told.add((finding.path, finding.code))
                 self._run.problems.append(finding)
         return None if needed.unknown else needed
+
+
+def _is_still(core: StoreCore, name: str, stamp: Stamp) -> bool:
+    """Whether a name still means the file that was read, and nobody has written to it."""
+    status = core.folder.status_of(name)
+    return status is not None and stamp_of(status) == stamp
 
 
 def _is_free(pack: PackView, needed: Needed, copies: Mapping[bytes, bool]) -> bool:

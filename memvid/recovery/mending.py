@@ -13,7 +13,7 @@ from ..checking.wholeness import FoundBlocks
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
-from ..disk.paths import open_foreign_file
+from ..disk.paths import Stamp, open_foreign_file
 from ..errors import BundleMissing, ReadBackFailed, StoreBusy, StoreError, StoreIoError
 from ..folder.folder import pack_name
 from ..folder.store_file import DAMAGED, PACKS
@@ -50,7 +50,7 @@ class Mending:
         self._found = found
         self._gone: set[str] = set()
         self._made = made
-        self._sound: dict[tuple[str, bytes], bool] = {}
+        self._sound: set[tuple[Stamp, bytes]] = set()
 
     def mend(self, name: str) -> None:
         """Mend a pack. Raises NoSpace, StoreIoError (of the store's disk), DurabilityLost, LockLost."""
@@ -135,23 +135,22 @@ class Mending:
         return any(self._is_sound(other, block_id, head=head) for other in others if other not in (name, *self._gone))
 
     def _is_sound(self, name: str, block_id: bytes, *, head: bool) -> bool:
-        """Read once; that the pack is still there is asked each time."""
+        """A file is read once; that the name still means it is asked each time."""
         try:
             with self._core.files.holding(name) as file:
                 if head:
                     file.read_head(block_id)
                     return True
-                key = (name, block_id)
+                key = (file.stamp(), block_id)
                 if key not in self._sound:
                     file.check_payloads(block_id)
-                    self._sound[key] = True
+                    self._sound.add(key)
                 return block_id in file.frames
         except StoreError:
             return False
 
     def _is_covered(self, file: DamagedPack, name: str, copies: _Copies) -> bool:
         """Whether this pack may go now: what is needed of it is in the new pack, or elsewhere."""
-        self._core.files.close_stale()
         now = self._copies(file, name, needed_now(self._core))
         return set(now.full) <= set(copies.full) and set(now.heads) <= {*copies.full, *copies.heads}
 
@@ -174,7 +173,7 @@ class Mending:
     def _let_go(self, name: str, new: str) -> None:
         if new != name:
             self._core.index.drop_packs([name])
-        self._core.files.close_stale()
+            self._core.files.let_go(name)
 
     def _tell(self, name: str, new: str, copies: _Copies, size_bytes: int, place: str) -> None:
         self._tell_copy(new, copies, size_bytes)

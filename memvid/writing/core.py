@@ -18,7 +18,7 @@ from ..disk.budget import UNLIMITED, Account, Beyond, Budget, Meter, utc_day
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
 from ..disk.lock import StoreLock
-from ..disk.paths import closing_fd, undoing
+from ..disk.paths import Stamp, closing_fd, undoing
 from ..disk.room import free_bytes_of
 from ..errors import (
     PUT_BACK,
@@ -331,7 +331,7 @@ class StoreCore:
         Raises NoSpace, StoreIoError, DurabilityLost."""
         name = pack_name(pack_id)
         self.publish(temp, name)
-        self.files.close_stale()
+        self.files.let_go(name)
         self.index.add_pack(pack_row(self.folder, name))
         return name
 
@@ -341,6 +341,7 @@ class StoreCore:
         removed = {}
         for name in sorted(names):
             removed[name] = self.folder.remove(name)
+            self.files.let_go(name)
             self.index.drop_packs([name])
         self.folder.flush(removed)
         return removed
@@ -351,11 +352,13 @@ class StoreCore:
         Raises StoreIoError, UnsafePath."""
         with self._writing:
             there, known = self.folder.list_packs(), self.index.pack_sizes().keys()
-            self.index.drop_packs(known - there)
+            self.index.drop_packs(gone := known - there)
+            for name in gone:
+                self.files.let_go(name)
             found = [self.enter_pack(name) for name in sorted(there - known)]
             versions, rows = self.folder.list_versions(), self.index.bundle_ids()
-            if (gone := rows - versions) and not self.has_lock:  # first: their numbers may have been given again
-                self.index.drop(gone - self.still_known(gone))
+            if (lost := rows - versions) and not self.has_lock:  # first: their numbers may have been given again
+                self.index.drop(lost - self.still_known(lost))
             for bundle_id in sorted(versions - rows):
                 self.enter_version(bundle_id)
             if versions - rows:
@@ -425,7 +428,7 @@ class StoreCore:
     def _missing_by_index(self, block_ids: Collection[bytes], *, stripped: bool) -> set[bytes]:
         missing = set(block_ids)
         for name, some in self.index.packs_with(missing, stripped=stripped).items():
-            if not missing.isdisjoint(some) and self.folder.has(name):  # one that is read outlives its name
+            if not missing.isdisjoint(some):
                 with contextlib.suppress(StoreError), self.files.holding(name) as file:
                     missing -= {each for each in some if each in file.frames or (stripped and each in file.heads)}
         return missing
@@ -437,16 +440,18 @@ class StoreCore:
         head: bool = False,
         but_for: Collection[str] = (),
         tell: Callable[[str, StoreError], None] = lambda _path, _error: None,
-    ) -> str | None:
-        """A pack that has a block with every byte right; or (head) its header at least. but_for: packs that do not
-        count. tell: is told of copies that are damaged, or that the system refuses."""
+    ) -> tuple[str, Stamp] | None:
+        """A pack that has a block with every byte right; or (head) its header at least; with the stamp of the file that
+        was read. but_for: packs that do not count. tell: is told of copies that are damaged, or that the system
+        refuses."""
         for name in self.index.packs_of(block_id, stripped=head):
             if name in but_for:
                 continue
             try:
                 with self.files.holding(name) as file:
+                    stamp = file.stamp()
                     (file.read_head if head else file.check_block)(block_id)
-                    return name
+                    return name, stamp
             except (BlockMissing, BundleMissing):
                 continue  # it went meanwhile
             except StoreError as error:

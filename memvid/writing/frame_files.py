@@ -37,43 +37,60 @@ def pack_row(folder: StoreFolder, name: str) -> PackRow:
 
 
 class FrameFiles(Closing):
-    """Open packs by name. Closes the least recently used first, never one that is in use. Safe from several threads."""
+    """Open packs by name. Closes the least recently used first, never one that is in use. Safe from several threads.
+
+    A file is given out as long as it has its name: what its blocks prove counts for the name. One that has it no more
+    is closed as soon as nobody uses it, for it takes room, and may hold what was deleted.
+    """
 
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder
         self._files: OrderedDict[str, FrameReader] = OrderedDict()
-        self._users: dict[str, int] = {}
+        self._users: dict[FrameReader, int] = {}
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def holding(self, name: str) -> Iterator[FrameReader]:
-        """A pack, open for the block. Raises as `open_frames`."""
+    def holding(self, name: str, *, again: bool = False) -> Iterator[FrameReader]:
+        """A pack, open for the block. again: what was found under the name before will do, and nothing is asked of the
+        system then. Raises as `open_frames`."""
         with self._lock:
             file = self._files.get(name)
+            if file is not None and not again and not self._is_named(name, file):
+                self._let_go(name)
+                file = None
             if file is None:
                 file = self._files[name] = open_frames(self._folder, name)
                 self._close_surplus(name)
             self._files.move_to_end(name)
-            self._users[name] = self._users.get(name, 0) + 1
+            self._users[file] = self._users.get(file, 0) + 1
         try:
             yield file
         finally:
             with self._lock:
-                self._users[name] -= 1
-                if not self._users[name]:
-                    del self._users[name]
+                self._users[file] -= 1
+                if not self._users[file]:
+                    del self._users[file]
+                    if self._files.get(name) is not file:
+                        file.close()
 
-    def close_stale(self) -> None:
-        """Close those whose names mean other files by now, or none, and that are in no use."""
+    def let_go(self, name: str) -> None:
+        """The name means another file from now on, or none."""
         with self._lock:
-            for name in [name for name in self._files if not self._users.get(name)]:
-                status, stamp = self._folder.status_of(name), self._files[name].stamp()
-                if status is None or (status.st_dev, status.st_ino) != stamp[:2]:
-                    self._files.pop(name).close()
+            if name in self._files:
+                self._let_go(name)
+
+    def _let_go(self, name: str) -> None:
+        file = self._files.pop(name)
+        if file not in self._users:
+            file.close()
+
+    def _is_named(self, name: str, file: FrameReader) -> bool:
+        status = self._folder.status_of(name)
+        return status is not None and (status.st_dev, status.st_ino) == file.stamp()[:2]
 
     def _close_surplus(self, but: str) -> None:
         for name in list(self._files)[: max(0, len(self._files) - MAX_OPEN_ANCESTORS)]:
-            if name != but and not self._users.get(name):
+            if name != but and self._files[name] not in self._users:
                 self._files.pop(name).close()
 
     def close(self) -> None:

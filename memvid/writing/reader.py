@@ -156,7 +156,7 @@ class BundleReader(Closing):
                     file.check_block(entry.id, known=head)
 
         name, _ = self._read(entry, check, stripped=stripped)
-        with self._files.holding(name) as file:
+        with self._files.holding(name, again=True) as file:
             yield file
 
     def _head(self, file: FrameReader, entry: BlockEntry) -> Head:
@@ -176,7 +176,7 @@ class BundleReader(Closing):
         """The first pack that has the block as it was written, and what `use` makes of it."""
         if (known := self._places.get(entry.id)) is not None and not self._closed:
             try:
-                with self._files.holding(known) as file:
+                with self._files.holding(known, again=True) as file:
                     return known, use(file)
             except StoreError:
                 pass  # another pack may have it

@@ -153,7 +153,6 @@ class _Sleep:
             temp.append([data])
             temp.sync()
             with self._core.committing():
-                self._core.files.close_stale()
                 gone = sorted(self._core.missing_of(self._referred, stripped=not self._request.whole))
                 if gone:
                     return gone

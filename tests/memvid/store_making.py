@@ -299,6 +299,20 @@ def spoil(store: Store, receipt: Receipt, *numbers: int) -> None:
         spoil_frame(pack, frame_in(pack, receipt.entries[number].id))
 
 
+def swap(store: Store, pack: Path, data: bytes) -> None:
+    """Let another file with these bytes take a pack's place, as one that is put back does."""
+    other = Path(f"{store.path}.other")
+    put(other, data)
+    other.rename(pack)
+
+
+def swap_spoilt(store: Store, pack: Path, block_id: bytes) -> None:
+    """Let a copy of a pack take its place that has a damaged frame."""
+    frame, data = frame_in(pack, block_id), bytearray(pack.read_bytes())
+    data[frame.offset + frame.head_bytes + 5] ^= 1
+    swap(store, pack, data)
+
+
 def copy_blocks(
     store: Store, block_ids: Iterable[bytes], *, stripped: Container[bytes] = (), removing: Iterable[Path] = ()
 ) -> Path:

@@ -29,6 +29,7 @@ from torpor.tests.memvid.store_making import (
     PLANES_BYTES,
     URI,
     copy_blocks,
+    copy_pack,
     flip,
     frame_in,
     manifest_path,
@@ -46,6 +47,7 @@ from torpor.tests.memvid.store_making import (
     sleep_planes,
     spoil,
     spoil_frame,
+    swap_spoilt,
     turn,
 )
 
@@ -246,6 +248,23 @@ def test_a_pack_whose_other_copies_are_all_damaged_stays_as_it_is(store: Store, 
     assert version == 2 or pack.read_bytes() == copy
     with store.open_session(URI, version) as reader:
         reader.read_slot(reader.entries[0], 0)
+
+
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_copy_is_proven_in_the_file_that_has_its_name_when_the_other_goes(store: Store, proven: bool) -> None:
+    """Another file, which is damaged, comes in its place. proven: between the proof and the removal."""
+    receipt = sleep(store, 300)
+    first = pack_of(store, receipt)
+    home, other = sorted([first, copy_pack(store, first)], reverse=True)
+    block = receipt.entries[0].id
+    assert store._core.find_sound(block, but_for=[f"packs/{other.name}"]), "it stays open"
+    if proven:
+        with meanwhile(repacking._Repack, "_commit", lambda: swap_spoilt(store, home, block)):
+            store.repack()
+    else:
+        swap_spoilt(store, home, block)
+        store.repack()
+    require_awake(store, 300)
 
 
 def test_a_pack_with_a_damaged_needed_block_is_told_and_left(store: Store) -> None:

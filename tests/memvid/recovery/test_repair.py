@@ -137,6 +137,16 @@ def test_a_frame_whose_other_copy_is_damaged_is_copied(store: Store) -> None:
     assert store.verify(deep=True).ok
 
 
+def test_what_was_read_in_a_file_says_nothing_of_another_one_that_takes_its_place(store: Store) -> None:
+    receipt = sleep(store, 600)
+    pack = pack_of(store, receipt)
+    other = copy_pack(store, pack)
+    flip(pack, -1)
+    with meanwhile(mending.Mending, "_written", lambda: making.swap_spoilt(store, other, receipt.entries[0].id)):
+        assert kinds(store.repair()) == ["copy", "move"]
+    require_awake(store, 600)
+
+
 def test_frames_that_nothing_needs_are_not_copied(store: Store) -> None:
     sleep(store, 700)
     pack = pack_of(store, sleep(store, 300, uri=OTHER_URI, seed=9))

@@ -19,7 +19,6 @@ from torpor.memvid.format.records import Receipt
 from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
-from torpor.memvid.writing.frame_files import FrameFiles
 from torpor.memvid.writing.removal import remove_unneeded
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import (
@@ -218,23 +217,6 @@ def test_a_pack_that_is_refused_by_the_system_is_told(store: Store, tmp_path: Pa
     os.link(pack_of(store, receipt), tmp_path / "second name")
     with store.open_session(URI) as reader, pytest.raises(errors.UnsafePath, match="2 hard links"):
         contents(reader)
-
-
-def test_packs_are_opened_and_closed_as_they_are_needed(store: Store) -> None:
-    making.sleep_each(store, *(256 * blocks for blocks in range(1, 8)), layers=1)
-    files = FrameFiles(store._core.folder)
-    packs = sorted(store.index.pack_sizes())
-    with files, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torpor.memvid.writing.frame_files.MAX_OPEN_ANCESTORS", 2)
-        with files.holding(packs[0]) as first:
-            for name in packs:
-                with files.holding(name) as one:
-                    assert files._files[name] is one
-            assert first.read_head(next(iter(first.frames)))
-            assert len(files._files) <= 3
-            Path(store.path, packs[-1]).unlink()
-            files.close_stale()
-            assert packs[-1] not in files._files
 
 
 # --- versions, pins and commits
