@@ -32,8 +32,9 @@ class Needed:
 
     def idle_in(self, file: FrameReader) -> set[bytes]:
         """The blocks of which a file has what nothing needs: those that no version names, and keys and values where the
-        header is enough."""
-        return {each for each in file.frames if not self.has_whole(each)} | (file.heads.keys() - self.blocks)
+        header is enough. A frame without any, as a recurrent model's span has, is a header alone."""
+        beyond = {each for each, frame in file.frames.items() if frame.frame_bytes > frame.head_bytes}
+        return ({*file.frames, *file.heads} - self.blocks) | (self.stripped & beyond)
 
 
 class Needs:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from torpor.memvid.errors import SessionNotFound
 from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.format.blocks import BlockDraft
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.maintenance import forgetting
@@ -161,6 +162,17 @@ def test_keys_and_values_that_somebody_uses_and_a_stripped_fork_shares_are_told(
     assert store.forget(SECRET).problems == ()
     assert making.ledger(store, FORK_URI) == making.token_ids(0, 600, 5)
     require_no_keys_left(store)
+
+
+def test_a_stripped_session_whose_blocks_have_no_keys_is_in_no_forgets_way(store: Store) -> None:
+    """As a recurrent model's: a span has tokens, and the state has all else."""
+    spans = [BlockDraft("span", at, making.token_ids(at, 256), []) for at in (0, 256)]
+    making.write(store, [*spans, making.state(512)], 512)
+    store.strip(making.URI)
+    secret(store)
+    assert store.forget(SECRET).problems == ()
+    assert making.ledger(store) == making.token_ids(0, 512)
+    require_gone(store)
 
 
 def test_a_version_that_comes_meanwhile_is_told(store: Store) -> None:
