@@ -31,7 +31,7 @@ Locate = Callable[[bytes, bool], list[str]]
 
 
 MOST_LOOKS: Final = 64
-"""How often a block that was in no pack is looked for again: each look that finds other packs follows a move."""
+"""How often a block that was sound in no pack is looked for again: each look that finds other packs follows a move."""
 
 
 class BundleReader(Closing):
@@ -202,11 +202,15 @@ class BundleReader(Closing):
                     raise
                 except StoreError as error:  # damaged, or refused by the system: another pack may have it
                     failure = failure or error
-            if failure is not None or (before is not None and set(names) <= set(before)):
+            if before is not None and set(names) <= set(before):
                 break
             before = names
-            with self._looking:
-                self._look_again()
+            try:
+                with self._looking:
+                    self._look_again()
+            except StoreError as error:
+                failure = failure or error
+                break
         raise failure or self._missing(entry)
 
     def _missing(self, entry: BlockEntry) -> BlockMissing:

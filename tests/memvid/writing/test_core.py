@@ -205,6 +205,27 @@ def test_a_block_is_read_from_another_pack_where_one_is_damaged_or_refused(
     require_awake(store, 900)
 
 
+def test_damage_stops_no_look_for_a_pack_that_was_put_back(store: Store, chain: Chain, tmp_path: Path) -> None:
+    other = move(store, chain[1], removing=False)
+    other.rename(tmp_path / "other")
+    store._core.look_again()
+    making.spoil(store, chain[1], 0)
+    with store.open_session(URI) as reader:
+        with pytest.raises(errors.CorruptBlock):
+            contents(reader)
+        (tmp_path / "other").rename(other)
+        assert contents(reader) == expected(900)
+
+
+def test_damage_is_told_where_the_look_for_other_packs_is_refused(
+    store: Store, chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making.spoil(store, chain[1], 0)
+    monkeypatch.setattr(StoreCore, "look_again", making.refusing(errors.StoreIoError("No.", path=store.path)))
+    with store.open_session(URI) as reader, pytest.raises(errors.CorruptBlock):
+        contents(reader)
+
+
 def test_damage_that_is_everywhere_is_told_of_the_newest_pack(store: Store, chain: Chain) -> None:
     making.spoil(store, chain[1], 0)
     with store.open_session(URI) as reader, pytest.raises(errors.CorruptBlock) as refused:
