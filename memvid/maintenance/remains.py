@@ -76,15 +76,18 @@ def find_remains(core: StoreCore, uri: SessionUri, needed: Needed) -> Iterator[R
         if name not in _OWN and not COUNT_NAME.fullmatch(name) and not TEMP_NAME.fullmatch(name):
             yield from judge.file(root_fd, name, f"{root}/{name}", "")
     for folder in (DAMAGED, INCOMING, JOURNAL):
+        path = f"{root}/{folder}"
         try:
-            with opened_folder(root_fd, folder, f"{root}/{folder}") as fd:
-                for name in list_names(fd, f"{root}/{folder}"):
+            with opened_folder(root_fd, folder, path) as fd:
+                for name in list_names(fd, path):
                     if folder != INCOMING and TEMP_NAME.fullmatch(name):
                         continue  # a leftover is gone, and what is being written tells of others
                     if (folder, name) != (JOURNAL, TURNS_FILE):  # it was written anew without the session
-                        yield from judge.file(fd, name, f"{root}/{folder}/{name}", folder)
+                        yield from judge.file(fd, name, f"{path}/{name}", folder)
         except FileNotFoundError:
             continue
+        except StoreError as error:  # others may write in it, say
+            yield Remain(path, "", folder, 0, error.message.rstrip("."))
     for path in core.folder.list_strangers():
         inside, name = os.path.split(os.path.relpath(path, root))
         top, _, prefix = inside.partition("/")

@@ -126,8 +126,14 @@ def remove_leftovers(run: MaintenanceRun) -> None:
     with run.committing():
         for name, size_bytes in core.folder.remove_leftovers(dry_run=run.dry_run).items():
             run.freed("remove", core.folder.path_of(name), size_bytes, "An unfinished write left it.")
-    with contextlib.suppress(FileNotFoundError):
+    try:
         _remove_untaken(run)
+    except FileNotFoundError:
+        pass
+    except _FATAL:
+        raise
+    except StoreError as error:
+        run.fail(core.folder.path_of(INCOMING), error)
 
 
 def _remove_untaken(run: MaintenanceRun) -> None:

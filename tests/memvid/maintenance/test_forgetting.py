@@ -260,6 +260,18 @@ def test_strangers_in_the_folder_are_told_and_stay(store: Store) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("folder", ["incoming", "damaged"])
+def test_a_folder_in_which_others_may_write_is_told_and_all_else_goes(store: Store, folder: str) -> None:
+    secret(store)
+    place = Path(store.path, folder)
+    place.mkdir(mode=0o700)
+    place.chmod(0o770)
+    assert codes(store.repack()).keys() == ({"incoming"} & {folder})
+    assert codes(store.forget(SECRET)).keys() == {folder}
+    place.chmod(0o700)
+    require_gone(store)
+
+
 def test_what_others_need_of_a_damaged_file_that_goes_is_kept(store: Store) -> None:
     """The second fault strikes the copy that the repair went by."""
     secret(store, 512)
