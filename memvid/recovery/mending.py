@@ -83,6 +83,9 @@ class Mending:
             if copies and not self._run.dry_run:
                 with self._written(file, copies) as written, self._core.committing():
                     assert written is not None
+                    if self._copies(file, "", needed_now(self._core, pins=False)) != copies:
+                        message = f"{path} stays: what needs its blocks has changed. Forget the session again."
+                        raise StoreBusy(message, path=path)
                     new, size_bytes = self._core.publish_pack(*written), written[0].size_bytes
                     self._core.count_written(utc_day(now_ns()), size_bytes)
             self._tell_copy(new, copies, size_bytes)
@@ -150,9 +153,9 @@ class Mending:
             return False
 
     def _is_covered(self, file: DamagedPack, name: str, copies: _Copies) -> bool:
-        """Whether this pack may go now: what is needed of it is in the new pack, or elsewhere."""
-        now = self._copies(file, name, needed_now(self._core))
-        return set(now.full) <= set(copies.full) and set(now.heads) <= {*copies.full, *copies.heads}
+        """Whether this pack may go now: what is needed of it is in the new pack, or elsewhere; and the new pack has no
+        block of a version that was deleted meanwhile."""
+        return self._copies(file, name, needed_now(self._core)) == copies
 
     @contextlib.contextmanager
     def _written(self, file: DamagedPack, copies: _Copies) -> Iterator[tuple[TempFile, bytes] | None]:

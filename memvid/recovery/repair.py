@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..checking.check import Check
 from ..checking.findings import find_strangers, findings_of_pack, findings_of_waiting, is_damage
@@ -264,22 +264,19 @@ def _take_from(run: MaintenanceRun, check: Check, file: FrameReader, lacking: se
             continue  # damaged there too
     if not sound:
         return
-    _copy(run, file, sound, whole=whole)
     held = check.found.full if whole else check.found.heads
-    held.update((block_id, hash(header.said)) for block_id, header in sound.items())
+    held.update((block_id, hash(sound[block_id].said)) for block_id in _copy(run, file, sound, whole=whole))
     lacking.difference_update(sound)
 
 
-def _copy(run: MaintenanceRun, file: FrameReader, block_ids: Collection[bytes], *, whole: bool) -> None:
-    """Write these blocks of a file, or their headers, as a new pack, and tell it."""
+def _copy(run: MaintenanceRun, file: FrameReader, block_ids: Iterable[bytes], *, whole: bool) -> Sequence[bytes]:
+    """Write these blocks of a file, or their headers, as a new pack, and tell it. Those that were needed still."""
 
-    def add(writer: PackWriter) -> None:
-        for block_id in block_ids:
-            (writer.add_copy if whole else writer.add_stripped)(file, block_id)
+    def add(writer: PackWriter, block_id: bytes) -> None:
+        (writer.add_copy if whole else writer.add_stripped)(file, block_id)
 
-    what = format_plural(len(block_ids), "block" if whole else "header")
-    planned = sum(file.frames[each].frame_bytes for each in block_ids) if whole else 0
-    _write_pack(run, add, planned, f"{what} that versions lack, from {os.path.dirname(file.path)}.")
+    sizes = {each: file.frames[each].frame_bytes if whole else 0 for each in block_ids}
+    return _write_pack(run, sizes, add, f"that versions lack, from {os.path.dirname(file.path)}.", whole=whole)[1]
 
 
 def _join(run: MaintenanceRun, check: Check, torn: Mapping[bytes, Sequence[str]]) -> set[str]:
@@ -306,31 +303,56 @@ def _join_from(run: MaintenanceRun, check: Check, files: Sequence[FrameReader], 
     if not joined:
         return ""
 
-    def add(writer: PackWriter) -> None:
-        for block_id in joined:
-            if block := joined_block(files, block_id):
-                writer.add(block)
+    def add(writer: PackWriter, block_id: bytes) -> None:
+        if block := joined_block(files, block_id):
+            writer.add(block)
 
-    what = f"{format_plural(len(joined), 'block')} put together from {len(files)} files with damaged ones."
-    name = _write_pack(run, add, sum(header.raw_bytes for header in joined.values()), what)
-    check.found.full.update((block_id, hash(header.said)) for block_id, header in joined.items())
+    sizes = {block_id: header.raw_bytes for block_id, header in joined.items()}
+    name, written = _write_pack(run, sizes, add, f"put together from {len(files)} files with damaged ones.", whole=True)
+    check.found.full.update((block_id, hash(joined[block_id].said)) for block_id in written)
     return name
 
 
-def _write_pack(run: MaintenanceRun, add: Callable[[PackWriter], None], planned_bytes: int, reason: str) -> str:
-    """A new pack with what `add` puts into it, and its name; a dry run only plans it."""
-    core, name, size_bytes = run.core, PACKS, planned_bytes
-    if not run.dry_run:
+def _write_pack(
+    run: MaintenanceRun,
+    sizes: Mapping[bytes, int],
+    add: Callable[[PackWriter, bytes], None],
+    how: str,
+    *,
+    whole: bool,
+) -> tuple[str, Sequence[bytes]]:
+    """A new pack with what `add` puts into it of each block, or (not whole) header, that is still needed: its name, and
+    the blocks; "" and none. A dry run only plans it. sizes: the blocks, and about how many bytes each takes."""
+    core, name = run.core, PACKS
+    blocks = _still_needed(core, sizes, whole=whole)
+    size_bytes = sum(sizes[each] for each in blocks)
+    while blocks and not run.dry_run:
         with core.poisoning(), core.folder.new_temp() as temp:
+            blocks = _still_needed(core, blocks, whole=whole)  # asked once the file is there: a forget knows of it, or
+            if not blocks:  # it gets nothing of what that one has deleted
+                break
             writer = PackWriter(temp)
-            add(writer)
+            for block_id in blocks:
+                add(writer, block_id)
             pack_id = writer.finish()
             size_bytes = temp.size_bytes
             with core.committing():
-                name = core.publish_pack(temp, pack_id)
-    run.did("copy", core.folder.path_of(name), size_bytes, reason)
+                if _still_needed(core, blocks, whole=whole) == blocks:
+                    name = core.publish_pack(temp, pack_id)
+                    break
+    if not blocks:
+        return "", ()
+    what = format_plural(len(blocks), "block" if whole else "header")
+    run.did("copy", core.folder.path_of(name), size_bytes, f"{what} {how}")
     run.bytes_written += size_bytes
-    return name
+    return name, blocks
+
+
+def _still_needed(core: StoreCore, block_ids: Iterable[bytes], *, whole: bool) -> list[bytes]:
+    """By versions: what is only in use is not needed."""
+    needed = needed_now(core, pins=False)
+    is_needed = needed.has_whole if whole else needed.blocks.__contains__
+    return [each for each in block_ids if needed.unknown or is_needed(each)]
 
 
 # --- what is left

@@ -17,6 +17,7 @@ from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.maintenance import forgetting
 from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy
+from torpor.memvid.recovery.mending import Mending
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
@@ -289,6 +290,18 @@ def test_what_others_need_of_a_damaged_file_that_goes_is_kept(store: Store) -> N
     assert list(Path(store.path, "damaged").iterdir()) == []
     require_awake(store, 256, uri=FORK_URI, seed=5)
     store.close()
+
+
+def test_what_another_session_needs_of_a_damaged_file_is_not_kept_once_that_one_is_forgotten(store: Store) -> None:
+    secret(store, 512)
+    receipt = sleep(store, 256, uri=FORK_URI, seed=5)
+    pack = pack_of(store, receipt)
+    shutil.copytree(pack.parent, Path(store.path, "damaged"))
+    spoil_frame(pack, frame_in(pack, receipt.entries[0].id))
+    with making.meanwhile(Mending, "_written", lambda: store.forget(FORK_URI)):
+        assert codes(store.forget(SECRET)).get(pack.name) == "store_busy"
+    assert list(Path(store.path, "damaged").iterdir()) == []
+    assert files_with(store.path, making.expected(256, seed=5)[0][1][:16]) == []
 
 
 @pytest.mark.parametrize("read", [False, True])

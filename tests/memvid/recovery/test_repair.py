@@ -14,6 +14,7 @@ from torpor.memvid.checking import packs
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
+from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.format.records import MaintenanceReport, Receipt
 from torpor.memvid.recovery import mending, repair
 from torpor.memvid.store import Store
@@ -401,6 +402,38 @@ def test_a_version_that_was_deleted_and_has_its_tag_still_does_not_come_back(sto
         store.delete_session(URI)
     assert kinds(store.repair(sources=[backup])) == []
     assert store.find_session(URI) is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(repair, "_write_pack"), (StoreFolder, "new_temp"), (PackWriter, "finish")],
+    ids=["planned", "begun", "written"],
+)
+@pytest.mark.parametrize("how", ["missing", "in pieces", "damaged", "a stripped fork is missing, too"])
+def test_a_session_that_is_forgotten_meanwhile_does_not_come_back(
+    store: Store, backup: Path, owner: object, name: str, how: str
+) -> None:
+    receipt = sleep(store, 300)
+    sleep(store, 300, uri=OTHER_URI, seed=1)
+    if "fork" in how:
+        sleep(store, 300, uri=making.FORK_URI)
+        store.strip(making.FORK_URI)
+    shutil.copytree(store.path, backup)
+    if how == "in pieces":
+        in_pieces(store, receipt)
+    elif how == "damaged":
+        flip(pack_of(store, receipt), -1)
+    else:
+        pack_of(store, receipt).unlink()
+    if how == "damaged" and name == "_write_pack":
+        owner, name = mending.Mending, "_written"
+    with meanwhile(owner, name, lambda: store.forget(URI)):
+        store.repair(sources=[backup])
+    keys = making.expected(300)[0][0]
+    assert [file for file in Path(store.path, "packs").iterdir() if keys in file.read_bytes()] == []
+    if "fork" in how:
+        assert making.ledger(store, making.FORK_URI) == making.token_ids(0, 300)
+    require_awake(store, 300, uri=OTHER_URI, seed=1)
 
 
 @pytest.mark.parametrize("whole_directory", [True, False])
