@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..errors import BlockMissing
 from ..folder.folder import manifest_name
 from ..folder.marks import Marks
 from ..format.records import IndexRow, MaintenanceReport
@@ -33,8 +34,11 @@ def strip(core: StoreCore, rows: Sequence[IndexRow], *, dry_run: bool) -> Mainte
             rows = _with_turns_kept(core, rows)
             _mark(run, rows)
     for row in rows:
+        path = core.folder.path_of(manifest_name(row.bundle_id))
+        if core.missing_of(core.needs.of(row.bundle_id), stripped=True):
+            what = f"Version {row.version} of {row.uri} lacks a part of its tokens: a block is in no pack, not even its"
+            run.tell(path, BlockMissing.code, f"{what} header. `torpor verify {row.uri}` says what to put back.")
         if row.bundle_id not in before:
-            path = core.folder.path_of(manifest_name(row.bundle_id))
             run.did("strip", path, 0, "Its tokens and text stay; its keys and values are not needed any more.", row)
     ids = [row.bundle_id for row in rows]
     repack_packs(run, packs_with(core, ids), CLEARING, strips=ids if dry_run else ())

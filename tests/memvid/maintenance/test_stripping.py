@@ -50,6 +50,16 @@ def test_a_stripped_version_keeps_its_ledger_and_its_id_and_its_bytes_leave_the_
         assert store.repack(policy=CLEARING).actions == ()
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_strip_says_where_tokens_are_in_no_pack_now(store: Store, dry_run: bool) -> None:
+    receipt = sleep(store, 600)
+    pack = making.pack_of(store, receipt)
+    pack.rename(pack.with_suffix(".away"))
+    assert [problem.code for problem in store.strip(URI, dry_run=dry_run).problems] == ["block_missing"]
+    pack.with_suffix(".away").rename(pack)
+    assert store.strip(URI, dry_run=dry_run).problems == ()
+
+
 def test_blocks_that_other_versions_and_sessions_need_stay(store: Store) -> None:
     first = sleep(store, 600)
     sleep(store, 900, before=first)
