@@ -55,7 +55,7 @@ from .sleep.disk_space import Way
 from .sleep.forking import Forking
 from .sleep.hibernation import Hibernation
 from .sleep.ledgers import Ledgers
-from .sleep.maintenance import MAX_PROBLEMS_TOLD, Maintenance, problems_told
+from .sleep.maintenance import MAX_PROBLEMS_TOLD, Maintenance
 from .sleep.orders import LastSleep
 from .sleep.quantising import Quantising
 from .sleep.turn_journal import TurnJournal
@@ -253,7 +253,7 @@ class Parts:
         self.residency.awake.drop(uri)
         self.forget_words(uri)
         self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
-        return _delete_result(uri, report)
+        return DeleteResult.of(report, most_problems=MAX_PROBLEMS_TOLD)
 
     async def delete_version(self, uri: SessionUri, version: int) -> DeleteResult:
         """Delete one version from the disk. Raises SessionNotFound. SessionAwake: the session is awake at it."""
@@ -266,7 +266,7 @@ class Parts:
         await self.writing_behind.let_go(uri)
         report = await self.hibernation.threads.on_writer(lambda: self.store.delete_version(uri, version))
         self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
-        return _delete_result(uri, report)
+        return DeleteResult.of(report, most_problems=MAX_PROBLEMS_TOLD)
 
     async def learn_words(self, uri: SessionUri) -> None:
         """Let transcripts find a session that was made of another one, or came from elsewhere."""
@@ -293,13 +293,3 @@ class Parts:
     def require_open(self) -> None:
         if self.closing is not None:
             raise ServiceClosed("The daemon is stopping; try again when it is back.")
-
-
-def _delete_result(uri: SessionUri, report: DeleteReport) -> DeleteResult:
-    return DeleteResult(
-        session=str(uri),
-        versions_deleted=report.versions_deleted,
-        bytes_freed=report.bytes_freed,
-        problems=problems_told(report.problems),
-        problems_left_out=max(0, len(report.problems) - MAX_PROBLEMS_TOLD),
-    )

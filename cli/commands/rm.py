@@ -2,48 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ...daemon.api.store import DeleteResult
+from ...errors import TorporError
+from ...memvid.disk.location import default_store_path
+from ...memvid.errors import StoreError
+from ...memvid.store import Store
 from ...memvid.units import format_bytes, format_plural
-from ...memvid.uri import VERSION_MARK, parse_reference
+from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ...socket_api.client.client import Client
-from ...socket_api.errors import DaemonUnreachable
 from ..exit_codes import ERROR
 from ..reach.batches import run_batch
 from ..reach.consent import YesOption, has_consent
-from ..reach.daemon_link import connect, nobody_is_there
-from ..reach.options import JsonOption, SocketOption, VersionsArgument
+from ..reach.daemon_link import find_daemon
+from ..reach.options import JsonOption, SocketOption, VersionsArgument, WrittenStoreOption
+from ..reach.store_view import open_store
 from ..view.output import Output, plain
+from .upkeep import deleting
 
 
 def rm(
-    sessions: VersionsArgument, yes: YesOption = False, socket: SocketOption = None, as_json: JsonOption = False
+    sessions: VersionsArgument,
+    yes: YesOption = False,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Asks first on a terminal; in a script, --yes is required. Bytes that others share stay. A version whose manifest
-    is missing or damaged can be deleted, too.
+    is missing or damaged can be deleted, too. Tags and pins go with what they name: the question and the result tell
+    them.
 
     [bold]Examples[/]
 
     [cyan]torpor rm notes[/]
     [cyan]torpor rm notes@3[/]
     [cyan]torpor rm notes review --yes --json[/]
+    [cyan]torpor rm notes@3 --store /backup/store[/]
     """
     output = Output(as_json=as_json)
-    with _connect(socket) as client:
-        if not (yes or has_consent(f"Delete {', '.join(sessions)} for good?", "delete", as_json=as_json)):
+    daemon = find_daemon(socket, store)
+    with contextlib.nullcontext() if daemon is None else daemon:
+        path = store or default_store_path() if daemon is None else Path(daemon.status().store)
+        marks = _marks_of(path, sessions, _names(daemon, path), to_the_end=yes)
+        named = ", ".join(f"{each} (with {marks[each]})" if marks.get(each) else each for each in sessions)
+        if not (yes or has_consent(f"Delete {named} for good?", "delete", as_json=as_json)):
             output.remark("nothing deleted")
             return ERROR.number
-
-        def delete(session: str) -> DeleteResult:
-            report = client.delete(session)
-            for problem in report.problems:
-                output.remark(f"[yellow]{problem.code}[/] {plain(problem.message)}")
-            return report
-
-        status = run_batch(output, "rm", sessions, delete, _line)
+        with deleting(daemon, path) as delete_one:
+            status = _delete(output, sessions, delete_one, marks)
         for session in sessions if not as_json else ():
-            if VERSION_MARK not in session and (branches := _branches_of(client, session)):
+            if VERSION_MARK not in session and (branches := _branches_of(session, _names(daemon, path))):
                 output.remark(
                     f"{format_plural(len(branches), 'session')} named after {plain(session)} stay, as a tree that was "
                     f"kept leaves its branches: {plain(branches[0])} to {plain(branches[-1])}. Delete them by their "
@@ -52,26 +63,73 @@ def rm(
         return status
 
 
-def _branches_of(client: Client, session: str) -> list[str]:
+def _delete(
+    output: Output,
+    sessions: Sequence[str],
+    delete_one: Callable[[str], DeleteResult],
+    marks: Mapping[str, str],
+) -> int:
+    gone = ""
+
+    def delete(session: str) -> DeleteResult:
+        nonlocal gone
+        report, gone = delete_one(session), marks.get(session, "")
+        for problem in report.problems:
+            output.remark(f"[yellow]{problem.code}[/] {plain(problem.message)}")
+        return report
+
+    def line(report: DeleteResult) -> str:
+        return (
+            f"{plain(report.session)}  deleted: {format_plural(report.versions_deleted, 'version')},"
+            f" {format_bytes(report.bytes_freed)} freed{f'; with it went {plain(gone)}' if gone else ''}"
+        )
+
+    return run_batch(output, "rm", sessions, delete, line)
+
+
+def _marks_of(
+    path: Path, sessions: Sequence[str], names: Collection[SessionUri], *, to_the_end: bool
+) -> dict[str, str]:
+    """The tags and pins that go with what is to be deleted, in words. to_the_end: a name that nothing has is told when
+    its turn comes; else here, before anybody is asked. Files that cannot be read tell nothing of it either way."""
+    try:
+        store = open_store(path)
+    except StoreError:  # beside a daemon, which has them open
+        return {}
+    marks = {}
+    with store:
+        for session in sessions:
+            try:
+                marks[session] = _marks_in(store, session, names)
+            except TorporError:
+                if not to_the_end:
+                    raise
+    return marks
+
+
+def _marks_in(store: Store, session: str, names: Collection[SessionUri]) -> str:
+    """Raises SessionNotFound, AmbiguousVersion."""
+    if VERSION_MARK in session:
+        row = store.resolve_version(session)
+        of = store.marks_to_show(row.uri)
+        tags, pins = [tag for tag, named in of.tags.items() if named == row.bundle_id], int(row.bundle_id in of.pins)
+    else:
+        of = store.marks_to_show(store.resolve(session, also=names))
+        tags, pins = list(of.tags), len(of.pins)
+    told = [f"the tag{'s' * (len(tags) > 1)} {', '.join(sorted(tags))}"] if tags else []
+    return " and ".join([*told, *([format_plural(pins, "pin")] if pins else [])])
+
+
+def _names(daemon: Client | None, path: Path) -> list[SessionUri]:
+    if daemon is not None:
+        return [parse_reference(each.session) for each in daemon.list_sessions()]
+    with open_store(path) as store:
+        return [row.uri for row in store.iter_sessions()]
+
+
+def _branches_of(session: str, names: Collection[SessionUri]) -> list[SessionUri]:
     """The sessions `NAME.1`, `NAME.2` and so on."""
     of = parse_reference(session)
-    found = [parse_reference(each.session) for each in client.list_sessions()]
-    named = [each for each in found if each.namespace == of.namespace and each.name.startswith(f"{of.name}.")]
-    numbered = {int(end): str(each) for each in named if (end := each.name.removeprefix(f"{of.name}.")).isdecimal()}
+    named = [each for each in names if each.namespace == of.namespace and each.name.startswith(f"{of.name}.")]
+    numbered = {int(end): each for each in named if (end := each.name.removeprefix(f"{of.name}.")).isdecimal()}
     return [numbered[at] for at in sorted(numbered)]
-
-
-def _connect(socket: Path | None) -> Client:
-    try:
-        return connect(socket)
-    except DaemonUnreachable as error:
-        if nobody_is_there(error):
-            error.message += " Without one, `torpor forget` deletes a whole session, and erases its bytes too."
-        raise
-
-
-def _line(report: DeleteResult) -> str:
-    return (
-        f"{plain(report.session)}  deleted: {format_plural(report.versions_deleted, 'version')},"
-        f" {format_bytes(report.bytes_freed)} freed"
-    )

@@ -9,10 +9,10 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ...daemon.api.store import MaintainRequest, MaintenanceResult, MarkRequest, MarksResult
+from ...daemon.api.store import DeleteResult, MaintainRequest, MaintenanceResult, MarkRequest, MarksResult
 from ...daemon.api.verbs import VERBS
 from ...daemon.api.waking import SleepResult
 from ...errors import TorporError
@@ -117,6 +117,24 @@ def set_mark(mark: MarkRequest, socket: Path | None, store: Path | None) -> Mark
             opened, mark.session, tag=mark.tag, untag=mark.untag, pinned=mark.pinned, move=mark.move
         )
     return MarksResult.of(marked)
+
+
+@contextlib.contextmanager
+def deleting(daemon: Client | None, path: Path) -> Iterator[Callable[[str], DeleteResult]]:
+    """How sessions and single versions are deleted: by the daemon, or in the files of the store at `path`, which is
+    held for the block. Raises as `open_to_maintain`."""
+    if daemon is not None:
+        yield daemon.delete
+        return
+    with open_to_maintain(path) as opened:
+
+        def delete(session: str) -> DeleteResult:
+            if VERSION_MARK not in session:
+                return DeleteResult.of(opened.delete_session(opened.resolve(session)))
+            row = opened.resolve_version(session)
+            return DeleteResult.of(opened.delete_version(row.uri, row.version))
+
+        yield delete
 
 
 def find_keeper(socket: Path | None, store: Path | None) -> Client | None:

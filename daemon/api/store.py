@@ -70,6 +70,18 @@ class DeleteResult(Result):
     problems: tuple[MaintenanceProblem, ...] = ()
     problems_left_out: Count = 0
 
+    @classmethod
+    def of(cls, report: Any, *, most_problems: int | None = None) -> DeleteResult:
+        """A report of the store as plain data, with a long list cut."""
+        problems = [MaintenanceProblem(each.path, each.code, each.message) for each in report.problems[:most_problems]]
+        return cls(
+            session=str(report.uri),
+            versions_deleted=report.versions_deleted,
+            bytes_freed=report.bytes_freed,
+            problems=tuple(problems),
+            problems_left_out=len(report.problems) - len(problems),
+        )
+
 
 class ClearResult(Result):
     """The sessions that a clear removed, or with `dry_run` would remove: their URIs and their totals.

@@ -26,7 +26,6 @@ NEEDING_A_DAEMON = [
     ("wake", "x"),
     ("analyse", "x"),
     ("quantise", "x"),
-    ("rm", "x", "--yes"),
 ]
 
 
@@ -187,12 +186,6 @@ def test_wrong_usage_points_to_the_help_of_its_command(
 ) -> None:
     ran = torpor(*arguments)
     assert (ran.status, sentence in ran.err, "Value error" in ran.err) == (2, True, False), ran.err
-
-
-def test_rm_without_a_daemon_names_what_needs_none(torpor: Torpor) -> None:
-    ran = torpor("rm", "notes", "--yes")
-    assert ran.status == 12
-    assert "Start a daemon with `torpor ensure`. Without one, `torpor forget` deletes a whole session" in ran.err
 
 
 def test_a_ctrl_c_at_a_question_is_told_on_a_line_of_its_own(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_each_operation_leaves_a_sound_store_and_a_plan_of_it_changes_nothing(
     assert made_store(*arguments).status in (0, 4), "asking again is safe"
 
 
-@pytest.mark.parametrize("arguments", [*OPERATIONS, ("tag", "agent", "x"), ("pin", "agent")])
+@pytest.mark.parametrize("arguments", [*OPERATIONS, ("tag", "agent", "x"), ("pin", "agent"), ("rm", "agent", "--yes")])
 def test_a_store_that_somebody_writes_is_locked(made_store: MadeStore, arguments: tuple[str, ...]) -> None:
     with Store.open(made_store.path, writable=True):
         assert made_store(*arguments).status == 11

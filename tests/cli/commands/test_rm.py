@@ -1,0 +1,68 @@
+"""`rm`: by a daemon, and in the files of a store that none serves; what it tells of names and marks."""
+
+from __future__ import annotations
+
+import pytest
+from torpor.tests.cli.cli_rig import MadeStore, Torpor
+from torpor.tests.socket_api.server_rig import ServerThread
+
+
+def versions(made: MadeStore) -> list[int]:
+    return [version["version"] for version in made("show", "agent", "--json").document["versions"]]
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_rm_deletes_in_the_store_that_is_named_and_asks_no_daemon_then(
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch, by_name: bool
+) -> None:
+    torpor("append", "agent", "one")
+    monkeypatch.setenv("TORPOR_STORE", str(made_store.path))
+    delete = made_store if by_name else torpor
+    assert delete("rm", "agent@1", "agent@9", "--yes").status == 3
+    assert versions(made_store) == [2]
+    (result,) = delete("rm", "agent", "--yes", "--json").document["results"]
+    assert (result["session"], result["versions_deleted"]) == ("torpor://default/agent", 1)
+    assert [info["name"] for info in made_store("ls", "--json").document["sessions"]] == ["other"]
+    assert "agent" in daemon.service.sessions
+    assert made_store("verify", "--deep").status == 0
+
+
+@pytest.mark.parametrize("beside_a_daemon", [False, True])
+def test_rm_tells_before_and_after_which_tags_and_pins_go(
+    torpor: Torpor,
+    made_store: MadeStore,
+    daemon: ServerThread,
+    monkeypatch: pytest.MonkeyPatch,
+    beside_a_daemon: bool,
+) -> None:
+    for mark in (("tag", "agent@1", "first"), ("tag", "agent@1", "best"), ("pin", "agent@2"), ("pin", "agent@1")):
+        assert made_store(*mark).status == 0
+    torpor("append", "agent", "one")
+    for _ in range(2):
+        torpor("sleep", "agent")
+    torpor("append", "fresh", "one")
+    daemon.service.store = str(made_store.path)
+    delete = torpor if beside_a_daemon else made_store
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda question, err: asked.append(question))
+    assert delete("rm", "agent@first", "agent").status == 1
+    both = "with the tags best, first and"
+    assert asked == [f"Delete agent@first ({both} 1 pin), agent ({both} 2 pins) for good?"]
+    assert delete("rm", "agent@2", "--yes").out.rstrip().endswith("freed; with it went 1 pin")
+    assert delete("rm", "other", "--yes").out.rstrip().endswith("freed") or beside_a_daemon
+
+
+@pytest.mark.parametrize("beside_a_daemon", [False, True])
+def test_rm_says_that_a_name_is_unknown_before_it_asks(
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, beside_a_daemon: bool
+) -> None:
+    torpor("append", "fresh", "one")
+    daemon.service.store = str(made_store.path)
+    delete = torpor if beside_a_daemon else made_store
+    refused = delete("rm", "nope", "agent", "--json")
+    assert (refused.status, refused.error["error"]["code"]) == (4, "session_not_found")
+    assert delete("rm", "agent").status == 2
+    if beside_a_daemon:
+        assert delete("rm", "fresh").status == 2, "it is awake alone"
+    assert versions(made_store) == [1, 2]
