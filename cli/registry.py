@@ -11,7 +11,6 @@ import functools
 import importlib
 import inspect
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -20,7 +19,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..errors import TorporError
-from ..memvid.errors import SessionNotFound
 from .command_list import COMMANDS, Command
 from .errors import Interrupted, InvalidUsage, OutputFailed, SystemRefused, UnreadableInput
 from .exit_codes import OK, USAGE, describe_exit_codes
@@ -33,6 +31,7 @@ from .reach.options import (
     option,
     takes_namespace,
 )
+from .view.advice import advising_for
 from .view.streams import ReaderGone
 
 INTRODUCTION = """Language-model agents with a memory that survives.
@@ -253,17 +252,13 @@ def _root(
 
 
 def _guarded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Have advice about a missing session name the store of --store."""
+    """Have what a command advises name the store of --store."""
 
     @functools.wraps(command)
     def guarded(**arguments: Any) -> Any:
         arguments.pop(NAMESPACE_PARAMETER.name, None)  # its callback has used it
-        try:
+        with advising_for(arguments.get("store")):
             return command(**arguments)
-        except SessionNotFound as error:
-            if store := arguments.get("store"):
-                error.message = error.message.replace("`torpor ls`", f"`torpor ls --store {shlex.quote(str(store))}`")
-            raise
 
     # Typer reads the options from these; the command's own annotations are text that only its module can resolve.
     signature = inspect.signature(command, eval_str=True)

@@ -13,7 +13,7 @@ from ...memvid.units import format_bytes, format_count
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
 from ..reach.store_view import choose_served_store, open_store
 from ..view.disk import budgets_in, remark_on_room
-from ..view.output import Output, facts_table, plain, render_problem, rows_table
+from ..view.output import Output, facts_table, plain, render_problem, rows_table, typed
 
 # The parts of the store's bytes, in the order of the table; an empty part is left out.
 _PLACES = (
@@ -99,7 +99,7 @@ def render_store(report: UsageReport, path: Path, disk: dict[str, Any] | None) -
         if size_bytes := getattr(report, field):
             facts.add_row(f"    {name}", format_bytes(size_bytes))
     facts.add_row("  shared", f"{format_bytes(report.shared_bytes)} that several sessions need, counted once")
-    hint = ": torpor repack gives back what is worth it" if report.unneeded_bytes else ""
+    hint = f": {typed('torpor repack')} gives back what is worth it" if report.unneeded_bytes else ""
     facts.add_row("  unneeded", f"{format_bytes(report.unneeded_bytes)}{hint}")
     facts.add_row("  written today", f"{format_bytes(report.written_today_bytes)} at least: what the index has counted")
     facts.add_row("  free on the disk", format_bytes(report.free_bytes))

@@ -21,7 +21,7 @@ from ..reach.store_view import (
 )
 from ..view.disk import remark_on_room
 from ..view.formatting import format_id, format_time
-from ..view.output import Output, describe_turns, plain, render_problem, rows_table
+from ..view.output import Output, describe_turns, plain, render_problem, rows_table, typed
 
 _COLUMNS = (
     *("SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT"),
@@ -97,11 +97,11 @@ def ls(
         output.remark("No session has a version yet.")
     elif namespace is not None:
         output.remark(
-            f"No sessions in namespace {plain(namespace)}. All sessions: [cyan]torpor ls[/]. One session:"
-            f" [cyan]torpor show {plain(namespace)}[/]"
+            f"No sessions in namespace {plain(namespace)}. All sessions: {typed('torpor ls')}. One session:"
+            f" {typed(f'torpor show {namespace}')}"
         )
     else:
-        output.remark('No sessions yet. Begin one: [cyan]torpor chat NAME "Hello"[/]')
+        output.remark("No sessions yet. Begin one: " + typed('torpor chat NAME "Hello"'))
 
 
 def _load_sessions(

@@ -16,7 +16,7 @@ from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, Store
 from ..reach.store_view import choose_store, open_store
 from ..view.damage import SessionDamage, VersionState, damage_by_session
 from ..view.formatting import format_seconds
-from ..view.output import Output, plain, render_problem
+from ..view.output import Output, plain, render_problem, typed
 
 SESSIONS_SHOWN = 20  # sessions that are not whole, on the screen; JSON has them all
 LINES_SHOWN = 8  # lines of versions, and files to put back, of one of them
@@ -115,7 +115,7 @@ def render_damage(damage: SessionDamage) -> list[str]:
     files = _cut([plain(each) for each in damage.put_back], LINES_SHOWN)
     lines.append(f"  [dim]put back[/]  {files[0]}")
     lines += [f"            {each}" for each in files[1:]]
-    lines.append("            or let [cyan]torpor repair --from FOLDER[/] take it from a backup")
+    lines.append(f"            or let {typed('torpor repair --from FOLDER')} take it from a backup")
     lines.append(f"  [dim]goes on[/]   {plain(damage.goes_on)}")
     return lines
 

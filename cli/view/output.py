@@ -33,6 +33,7 @@ from ...memvid.folder.store_file import BUNDLES, PACKS, VERSIONS
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ..exit_codes import INTEGRITY, exit_status_of
+from .advice import naming_store, naming_store_in
 from .streams import require_reader
 
 ROOMY_COLUMNS = 72  # a narrower terminal is shown fewer figures of progress, no bar, and no table cut short
@@ -62,7 +63,7 @@ class Output:
 
     def document(self, command: str, body: Mapping[str, Any]) -> None:
         """Write the one JSON document of a command, whole, on one line."""
-        document = {"schema_version": SCHEMA_VERSION, "command": command, **body}
+        document = {"schema_version": SCHEMA_VERSION, "command": command, **naming_store_in(body)}
         _write_json(sys.stdout, document)
 
     def told(self, command: str, record: Any) -> bool:
@@ -225,9 +226,15 @@ def _bare_table() -> PlainTable:
 def plain(data: object) -> str:
     """Make data safe in markup, on one line: it cannot steer the terminal or be read as markup (threat 46).
 
-    All data in a line, a remark or a table passes here: names, paths, labels, messages.
+    All data in a line, a remark or a table passes here: names, paths, labels, messages. The commands that messages
+    advise name the store, if --store did.
     """
-    return escape(neutralise(str(data)).replace("\n", "␊").replace("\t", "␉"))
+    return escape(neutralise(naming_store(str(data))).replace("\n", "␊").replace("\t", "␉"))
+
+
+def typed(command: str) -> str:
+    """Markup of a command that is advised, as `plain` has it in a message."""
+    return re.sub(r"`(.*?)`", r"[cyan]\1[/]", plain(f"`{command}`"))
 
 
 def neutralise(text: str) -> str:
@@ -297,8 +304,8 @@ def describe_turns(sessions: Sequence[SessionUri]) -> str:
     more = f" and {format_plural(len(told) - _SHOWN_NAMES, 'other')}" if len(told) > _SHOWN_NAMES else ""
     return (
         f"[yellow]in the journal alone[/]  the last turns of {plain(names)}{more}. A daemon makes versions of them when"
-        " it starts: [cyan]torpor ensure[/]. One that runs makes them of a session by its name: [cyan]torpor save"
-        f" {plain(told[0].namespace)}/{plain(told[0].name)}[/]"
+        f" it starts: {typed('torpor ensure')}. One that runs makes them of a session by its name:"
+        f" {typed(f'torpor save {told[0].namespace}/{told[0].name}')}"
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.cli.view.advice import advising_for, naming_store
 
 TESTS = Path(__file__).parent.parent
 WAIT_S = 20.0  # for another thread to do what takes milliseconds
@@ -65,6 +66,11 @@ class MadeStore:
 
     def __call__(self, *arguments: object) -> Ran:
         return self.torpor(*arguments, "--store", self.path)
+
+    def advised(self, message: str) -> str:
+        """A message as a call tells it: what it advises names this store."""
+        with advising_for(self.path):
+            return naming_store(message)
 
     def cut(self, number: int) -> Path:
         """Take the last byte from a version's manifest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import socket
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_ls_marks_a_session_whose_newest_version_has_no_sound_manifest(
     assert (problem["code"], problem["path"]) == (code, str(made_store.manifests[1]))
     cannot = f"Version 2 of torpor://default/agent cannot be woken: {made_store.manifests[1]} is {what}"
     assert problem["message"].startswith(cannot)
-    remedy = "`torpor sleep torpor://default/agent` writes it anew" if beside_a_daemon else PUT_BACK
+    remedy = "`torpor sleep torpor://default/agent` writes it anew" if beside_a_daemon else made_store.advised(PUT_BACK)
     assert remedy in problem["message"]
     listed = ask("ls")
     assert [line.split()[0] for line in listed.out.splitlines() if "!\t" in line] == ["default/agent"]
@@ -235,6 +236,29 @@ def test_advice_about_an_unknown_session_names_the_store_of_the_command(made_sto
         assert (ran.status, f"`torpor ls --store {made_store.path}`" in ran.err) == (4, True)
 
 
+def test_what_is_advised_about_damage_means_the_store_that_was_named(
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, tmp_path: Path
+) -> None:
+    """The daemon serves another store, and has a session of this name."""
+    torpor("append", "agent", "one")
+    torpor("sleep", "agent")
+    made_store.manifests[1].unlink()
+    advised = re.compile(r"`torpor (rm [^`]*)`")
+    told = {
+        found
+        for command in ("show", "export")
+        for found in advised.findall(
+            made_store(command, "agent", *([tmp_path / "x"] if command == "export" else ()), "--json").err
+        )
+    }
+    told |= set(advised.findall(made_store("verify", "--json").out)) | set(advised.findall(made_store("repair").out))
+    (command,) = told
+    assert torpor(*shlex.split(command), "--yes").status == 0
+    assert [version["version"] for version in made_store("show", "agent", "--json").document["versions"]] == [1]
+    assert made_store("verify", "--deep").status == 0
+    assert len(daemon.service.sessions["agent"].versions) == 1
+
+
 def test_a_close_name_is_suggested(made_store: MadeStore) -> None:
     assert "torpor://default/agent" in made_store("show", "agnet").err
 
@@ -284,14 +308,15 @@ def test_verify_says_of_each_version_how_far_it_is_whole_what_to_put_back_and_wh
     (session,) = ran.document["sessions"]
     told = [(one["version"], one["is_whole"], one["whole_up_to"], one["manifest"]) for one in session["versions"]]
     assert told == [(1, True, 300, "sound"), (2, False, 256, "sound")]
-    assert session["goes_on"] == f"{WAKE_AT_256} {WAKE_VERSION_1} What sleeps then is the newest."
+    goes_on = made_store.advised(f"{WAKE_AT_256} {WAKE_VERSION_1} What sleeps then is the newest.")
+    assert session["goes_on"] == goes_on
     finding = ran.document["findings"][-1]
     assert (finding["session"], finding["version"]) == ("torpor://default/agent", 2)
     text = made_store("verify", "--deep").out
     assert "torpor://default/agent\n  version 1: whole\n  version 2: whole up to token 256 of 600\n" in text
     where = str(pack) if damage == "damaged" else "the pack that had block"
     assert f"put back  {where}" in text, "paths are never cut"
-    assert "or let torpor repair --from FOLDER take it from a backup" in text
+    assert f"or let torpor repair --from FOLDER --store {made_store.path} take it from a backup" in text
     assert "1 version of 1 session is not whole" in text
     assert "default/other" not in text
 
@@ -305,7 +330,7 @@ def test_verify_says_of_a_manifest_whether_it_is_missing_or_damaged(made_store: 
         made_store.cut(1)
     text = made_store("verify").out
     assert f"  version 1: whole\n  version 2: manifest {damage}\n  put back  {manifest}\n" in text
-    assert f"goes on   {WAKE_VERSION_1} What sleeps then is the newest.\n" in text
+    assert f"goes on   {made_store.advised(WAKE_VERSION_1)} What sleeps then is the newest.\n" in text
 
 
 def test_a_newest_version_that_is_whole_goes_on_as_ever(made_store: MadeStore) -> None:
@@ -449,8 +474,9 @@ def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(made_st
     assert ran.status == 6
     assert ran.error["error"]["details"]["intact_version"] == 1
     message = ran.error["error"]["message"]
-    assert message.count("`torpor repair --from FOLDER`") == 1
-    assert message.index("`torpor repair") < message.index(WAKE_VERSION_1), "what sleeps from there is the newest"
+    assert message.count("`torpor repair --from FOLDER --store") == 1
+    intact = message.index(made_store.advised(WAKE_VERSION_1))
+    assert message.index("`torpor repair") < intact, "what sleeps from there is the newest"
     assert message.partition(" Besides ")[0].endswith("is the newest.")
 
 
@@ -459,9 +485,8 @@ def test_show_of_a_version_without_a_manifest_names_the_others(made_store: MadeS
     for asked in ("agent", "agent@2"):
         ran = made_store("show", asked, "--json")
         assert (ran.status, ran.error["error"]["details"]["other_versions"]) == (6, [1])
-        assert ran.error["error"]["message"].endswith(
-            "Besides it has version 1: `torpor show torpor://default/agent@1`."
-        )
+        others = "Besides it has version 1: `torpor show torpor://default/agent@1`."
+        assert ran.error["error"]["message"].endswith(made_store.advised(others))
     shown = made_store("show", "torpor://default/agent@1", "--json").document
     assert [version["version"] for version in shown["versions"]] == [1, 2]
 
@@ -475,17 +500,17 @@ def test_who_looks_and_who_wakes_are_advised_alike(
         damaged.unlink()
     else:
         made_store.cut(1)
-    (session,) = made_store("verify", "agent", "--json").document["sessions"]
     torpor("append", "agent", "one")
     torpor("sleep", "agent")
     daemon.service.store = str(made_store.path)
     with Store.open(made_store.path, writable=False) as store, pytest.raises(Corruption) as raised:
         store.open_session(parse_reference("agent"))
     daemon.service.fault = raised.value
+    (session,) = torpor("verify", "agent", "--json").document["sessions"]
     advised = f"{raised.value.message} {session['goes_on']}"
     assert torpor("wake", "agent", "--json").error["error"]["message"] == advised
     shown = made_store("show", "agent", "--json").error["error"]["message"]
-    assert shown == f"{advised} Besides it has version 1: `torpor show {AGENT}@1`."
+    assert shown == made_store.advised(f"{advised} Besides it has version 1: `torpor show {AGENT}@1`.")
 
 
 def test_a_refusal_says_that_the_daemon_can_compute_damaged_keys_and_values_again(
@@ -522,8 +547,9 @@ def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
 def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
     torpor: Torpor, made_store: MadeStore, daemon: ServerThread, tmp_path: Path, command: str
 ) -> None:
-    damaged = made_store.cut(1)
+    damaged, intact = made_store.cut(1), WAKE_VERSION_1
     if command != "analyse":
+        intact = made_store.advised(intact)
         ran = made_store(command, "agent", tmp_path / "out", "--json")
     else:
         torpor("append", "agent", "one")
@@ -532,13 +558,13 @@ def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
         daemon.service.fault = Truncated(f"{damaged} is truncated.", path=str(damaged))
         ran = torpor(command, "agent", "--json")
     assert (ran.status, ran.error["error"]["details"].get("intact_version")) == (6, 1)
-    assert WAKE_VERSION_1 in ran.error["error"]["message"]
+    assert intact in ran.error["error"]["message"]
 
 
 def test_what_an_error_says_of_going_on_is_not_said_twice(made_store: MadeStore, tmp_path: Path) -> None:
     made_store.packs[1].unlink()
     ran = made_store("export", "agent", tmp_path / "out.mvb")
-    assert (ran.status, ran.err.count("--at 256"), ran.err.count(WAKE_VERSION_1)) == (6, 1, 1)
+    assert (ran.status, ran.err.count("--at 256"), ran.err.count(made_store.advised(WAKE_VERSION_1))) == (6, 1, 1)
 
 
 def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(made_store: MadeStore, tmp_path: Path) -> None:
@@ -547,7 +573,7 @@ def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(made_st
     for number in range(3):
         made_store.flip(number)
     ran = made_store("export", "agent", str(tmp_path / "out.mvb"))
-    assert (ran.status, PUT_BACK in ran.err) == (6, True)
+    assert (ran.status, made_store.advised(PUT_BACK) in ran.err) == (6, True)
     ran = made_store("import", str(tmp_path / "foreign.mvb"))
     assert (ran.status, "torpor repair" in ran.err) == (6, False)
 

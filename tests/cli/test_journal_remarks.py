@@ -42,7 +42,7 @@ def test_names_that_a_user_gave_come_first_and_what_is_offered_works(made_store:
     told = " ".join(made_store("ls").err.split())
     assert "the last turns of work/mine, work/a-cafe, work/chat-00000000, " in told
     assert "and 4 others" in told
-    assert told.endswith("torpor save work/mine")
+    assert told.endswith(f"torpor save work/mine (once torpor serve --store {made_store.path} runs)")
     assert made_store("save").status == 2, "a save wants a name"
     for arguments in (("show", "work/mine@3"), ("export", "work/mine", "x.mvb")):
         assert "torpor save torpor://work/mine" in " ".join(made_store(*arguments).err.split())

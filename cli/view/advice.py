@@ -1,0 +1,78 @@
+"""The commands that a message advises: they name the store of the command that shows the message, if --store named it.
+
+Without that they would mean the store that a daemon serves, or the default one. Knows nothing of the messages.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from ...errors import TorporError
+
+ON_FILES = frozenset(
+    {
+        *("serve", "ensure", "doctor", "ls", "show", "verify", "du", "backup", "import"),
+        *("rm", "forget", "tag", "untag", "pin", "unpin", "prune", "repack", "strip", "repair"),
+    }
+)
+"""The commands that take --store, but for these two."""
+OF_ANY_STORE = frozenset({"export", "export-kv"})  # messages name them as what writes a file, here or elsewhere
+_NEEDS_NONE = OF_ANY_STORE | {"stop"}
+
+_COMMAND = re.compile(r"`torpor ([a-z][a-z-]*)((?: [^`\n]*)?)`")
+_NAMED = re.compile(r"\s--(?:store|socket)\b")
+_SENTENCES = ("message", "reason", "goes_on")  # the fields of a document that are written for people
+
+_STORE: ContextVar[Path | None] = ContextVar("store", default=None)
+
+
+@contextmanager
+def advising_for(store: Path | None) -> Iterator[None]:
+    """What is advised within is meant for this store, also by an error; None: for the one that commands take alone."""
+    before = _STORE.set(store)
+    try:
+        yield
+    except TorporError as error:
+        if store is not None:
+            from .output import way_out  # only where something failed
+
+            error.message = naming_store(error.message + way_out(error))
+        raise
+    finally:
+        _STORE.reset(before)
+
+
+def naming_store(text: str) -> str:
+    """A text whose commands in backticks name the store."""
+    store = _STORE.get()
+    if store is None:
+        return text
+    place = f"--store {shlex.quote(str(store))}"
+
+    def named(found: re.Match[str]) -> str:
+        verb, rest = found.groups()
+        if verb in _NEEDS_NONE or _NAMED.search(rest):
+            return found[0]
+        return (
+            f"`torpor {verb}{rest} {place}`" if verb in ON_FILES else f"{found[0]} (once `torpor serve {place}` runs)"
+        )
+
+    return _COMMAND.sub(named, text)
+
+
+def naming_store_in(document: Any) -> Any:
+    """A document as JSON has it, its sentences as of `naming_store`."""
+    if _STORE.get() is None:
+        return document
+    if isinstance(document, Mapping):
+        return {
+            name: naming_store(each) if name in _SENTENCES and isinstance(each, str) else naming_store_in(each)
+            for name, each in document.items()
+        }
+    return [naming_store_in(each) for each in document] if isinstance(document, list | tuple) else document

@@ -1,0 +1,54 @@
+"""What a message advises means the store of the command that shows it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from torpor.cli.command_list import COMMANDS
+from torpor.cli.registry import load_command
+from torpor.cli.view.advice import OF_ANY_STORE, ON_FILES, advising_for, naming_store, naming_store_in
+from torpor.cli.view.output import plain, typed
+from torpor.memvid.errors import SessionNotFound
+
+
+def test_the_commands_that_are_made_to_name_a_store_are_those_that_take_one() -> None:
+    taking = {
+        command.name
+        for command in COMMANDS
+        if any("--store" in parameter.opts for parameter in load_command(command.name).params)
+    }
+    assert taking == ON_FILES | OF_ANY_STORE
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("let `torpor repair` do it", "let `torpor repair --store '/b k'` do it"),
+        ("`torpor rm a@3`, `torpor untag a x`", "`torpor rm a@3 --store '/b k'`, `torpor untag a x --store '/b k'`"),
+        ("`torpor wake a --at 9` goes on", "`torpor wake a --at 9` (once `torpor serve --store '/b k'` runs) goes on"),
+        ("`torpor repair --store /other`", "`torpor repair --store /other`"),
+        ("`torpor ensure --socket /s`", "`torpor ensure --socket /s`"),
+        ("what `torpor export` has written", "what `torpor export` has written"),
+        ("stop it (`torpor stop`)", "stop it (`torpor stop`)"),
+        ("the session torpor://default/rm", "the session torpor://default/rm"),
+    ],
+)
+def test_a_command_that_is_advised_names_the_store_if_it_can_or_how_to_serve_it(message: str, told: str) -> None:
+    assert plain(message) == message
+    with advising_for(Path("/b k")):
+        assert plain(message) == told
+        assert naming_store_in({"problems": [{"message": message, "session": message}]}) == {
+            "problems": [{"message": told, "session": message}]
+        }
+    assert naming_store(message) == message
+
+
+def test_a_command_in_colour_and_an_error_name_the_store_too() -> None:
+    error = SessionNotFound("See `torpor ls`.")
+    with contextlib.suppress(SessionNotFound), advising_for(Path("/bk")):
+        assert typed("torpor ls") == "[cyan]torpor ls --store /bk[/]"
+        raise error
+    assert error.message == "See `torpor ls --store /bk`."
+    assert typed("torpor ls") == "[cyan]torpor ls[/]"
