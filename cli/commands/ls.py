@@ -15,6 +15,7 @@ from ..reach.store_view import (
     describe_holder,
     find_holder,
     find_marks_problem,
+    find_missing,
     find_unreadable,
     list_store,
     open_store,
@@ -73,7 +74,8 @@ def ls(
     unserved = source == "store" and store is None
     holder = find_holder(Path(place)) if unserved else None
     ended = find_ended_daemon() if unserved and holder is None else None
-    problems = [problem for problem in (ended, find_marks_problem(Path(place)), *unknown) if problem]
+    missing = find_missing(Path(place))
+    problems = [problem for problem in (ended, find_marks_problem(Path(place)), *unknown, *missing) if problem]
     unreadable = find_unreadable(Path(place), sessions)
     if as_json:
         problems += unreadable

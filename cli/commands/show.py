@@ -19,7 +19,7 @@ from ...memvid.uri import VERSION_MARK
 from ..exit_codes import INTEGRITY, exit_status_of
 from ..reach.daemon_link import find_daemon, find_ended_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument
-from ..reach.store_view import find_marks_problem, load_detail, open_store, tell_stripped
+from ..reach.store_view import find_marks_problem, find_missing, load_detail, open_store, tell_stripped
 from ..view.damage import add_suggestion
 from ..view.formatting import format_id, format_time
 from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table
@@ -47,7 +47,8 @@ def show(
     source, place, detail = _load(session, socket, store)
     tell_stripped(place, detail["versions"])
     ended = find_ended_daemon() if source == "store" and store is None and socket is None else None
-    problems = [problem for problem in (ended, find_marks_problem(place)) if problem]
+    missing = find_missing(place, detail["info"]["session"])
+    problems = [problem for problem in (ended, find_marks_problem(place), *missing) if problem]
     if as_json:
         output.document("show", {"source": source, **detail, "problems": problems})
         return

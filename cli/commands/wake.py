@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated
 
+from ...daemon.api.store import MaintenanceProblem
 from ...memvid.units import format_bytes, format_count, format_plural
 from ...memvid.uri import VERSION_MARK
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, progress_of
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import JsonOption, SocketOption, VersionArgument, option
+from ..reach.store_view import find_missing
 from ..view.damage import naming_the_intact
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
@@ -67,11 +70,15 @@ def wake(
     session, number = _named(session, version)
     if plan:
         with connect(socket) as client, naming_the_intact(client, session):
-            write_plan(output, client.plan_wake(session, version=number, at_token=at, strict=strict))
+            place = Path(client.status().store)
+            planned = client.plan_wake(session, version=number, at_token=at, strict=strict)
+            write_plan(output, replace(planned, unreadable=(*planned.unreadable, *_missing(place, session))))
         return
     with connect(socket) as client, progress_of(output, "wake") as on_event:
+        place = Path(client.status().store)
         with naming_the_intact(client, session):
             result = client.wake(session, version=number, at_token=at, strict=strict, on_event=on_event)
+            result = replace(result, unreadable=(*result.unreadable, *_missing(place, session)))
         ignore_interrupts()
     if as_json:
         output.document("wake", asdict(result))
@@ -88,6 +95,11 @@ def wake(
         )
     remark_on_wake(output, result)
     remark_on_look(output, result.session, result.look)
+
+
+def _missing(place: Path, session: str) -> list[MaintenanceProblem]:
+    """The versions of the session that a tag or a pin alone tells of: one may be newer."""
+    return [MaintenanceProblem(**problem) for problem in find_missing(place, session)]
 
 
 def _named(session: str, version: str | None) -> tuple[str, int | None]:

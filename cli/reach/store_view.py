@@ -17,13 +17,14 @@ from ...memvid.disk.location import default_store_path
 from ...memvid.disk.paths import closing_fd
 from ...memvid.errors import PUT_BACK, StoreError
 from ...memvid.folder.folder import StoreFolder, manifest_name
-from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, stripped_in
+from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, findings_of_missing, stripped_in
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.blocks import SlotSpec
 from ...memvid.format.manifest import Lossy, Manifest, read_manifest_bytes
 from ...memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
 from ...memvid.store import IndexRow, Store
+from ...memvid.uri import VERSION_MARK, parse_reference
 from .daemon_link import find_daemon
 
 _KEEP_AWAKE = "The session is awake, and all of it in memory: `torpor sleep {}` writes it anew, as another version."
@@ -144,6 +145,18 @@ def find_unreadable(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -
                 message = f"Version {info['version']} of {info['session']} cannot be woken: {why} {remedy}"
                 problems.append({"code": fault.code, "path": fault.details["path"], "message": message})
     return problems
+
+
+def find_missing(place: Path, session: str | None = None) -> list[dict[str, str]]:
+    """Find the versions, of a session or of all, that a tag or a pin alone tells of: each with code, path and sentence.
+    One may be newer than what the session wakes with. The index is read only if a version lacks its manifest."""
+    only = None if session is None else parse_reference(session.partition(VERSION_MARK)[0])
+    with _folder_of(place) as folder, contextlib.suppress(StoreError):
+        if folder is not None and findings_of_missing(folder, lambda _: False, only):
+            with open_store(place) as opened:
+                found = findings_of_missing(folder, opened.index.knows, only)
+            return [{"code": each.code, "path": each.path, "message": each.message} for each in found]
+    return []
 
 
 def tell_stripped(place: Path, versions: Sequence[MutableMapping[str, Any]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shlex
 import socket
 from pathlib import Path
 
@@ -234,29 +233,6 @@ def test_advice_about_an_unknown_session_names_the_store_of_the_command(made_sto
         more = ("kv.safetensors",) if command == "export-kv" else ()
         ran = made_store(command, "zzz", *more)
         assert (ran.status, f"`torpor ls --store {made_store.path}`" in ran.err) == (4, True)
-
-
-def test_what_is_advised_about_damage_means_the_store_that_was_named(
-    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, tmp_path: Path
-) -> None:
-    """The daemon serves another store, and has a session of this name."""
-    torpor("append", "agent", "one")
-    torpor("sleep", "agent")
-    made_store.manifests[1].unlink()
-    advised = re.compile(r"`torpor (rm [^`]*)`")
-    told = {
-        found
-        for command in ("show", "export")
-        for found in advised.findall(
-            made_store(command, "agent", *([tmp_path / "x"] if command == "export" else ()), "--json").err
-        )
-    }
-    told |= set(advised.findall(made_store("verify", "--json").out)) | set(advised.findall(made_store("repair").out))
-    (command,) = told
-    assert torpor(*shlex.split(command), "--yes").status == 0
-    assert [version["version"] for version in made_store("show", "agent", "--json").document["versions"]] == [1]
-    assert made_store("verify", "--deep").status == 0
-    assert len(daemon.service.sessions["agent"].versions) == 1
 
 
 def test_a_close_name_is_suggested(made_store: MadeStore) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from torpor.cli.registry import load_command
 from torpor.cli.view.advice import OF_ANY_STORE, ON_FILES, advising_for, naming_store, naming_store_in
 from torpor.cli.view.output import plain, typed
 from torpor.memvid.errors import SessionNotFound
+from torpor.tests.cli.cli_rig import MadeStore, Torpor
+from torpor.tests.socket_api.server_rig import ServerThread
 
 
 def test_the_commands_that_are_made_to_name_a_store_are_those_that_take_one() -> None:
@@ -52,3 +56,26 @@ def test_a_command_in_colour_and_an_error_name_the_store_too() -> None:
         raise error
     assert error.message == "See `torpor ls --store /bk`."
     assert typed("torpor ls") == "[cyan]torpor ls[/]"
+
+
+def test_what_is_advised_about_damage_means_the_store_that_was_named(
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, tmp_path: Path
+) -> None:
+    """The daemon serves another store, and has a session of this name."""
+    torpor("append", "agent", "one")
+    torpor("sleep", "agent")
+    made_store.manifests[1].unlink()
+    advised = re.compile(r"`torpor (rm [^`]*)`")
+    told = {
+        found
+        for command in ("show", "export")
+        for found in advised.findall(
+            made_store(command, "agent", *([tmp_path / "x"] if command == "export" else ()), "--json").err
+        )
+    }
+    told |= set(advised.findall(made_store("verify", "--json").out)) | set(advised.findall(made_store("repair").out))
+    (command,) = told
+    assert torpor(*shlex.split(command), "--yes").status == 0
+    assert [version["version"] for version in made_store("show", "agent", "--json").document["versions"]] == [1]
+    assert made_store("verify", "--deep").status == 0
+    assert len(daemon.service.sessions["agent"].versions) == 1
