@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import TorporError
+from ...memvid.checking.wholeness import AGAIN
 from ...memvid.errors import BundleMissing
 from ...memvid.folder.folder import manifest_name
 from ...memvid.format.records import DamagedVersion, IndexRow, VerifyReport
@@ -156,11 +157,12 @@ def _how_it_goes_on(
         return f"The newest version of {uri} is whole, so its next use wakes as ever."
     ways = []
     cut = max(damaged.values(), key=_usable)
-    if _usable(cut) > (0, 0):
+    if cut.whole_up_to:
         command = f"`torpor wake {uri}{VERSION_MARK}{cut.version} --at {cut.whole_up_to}`"
         if command not in told:
             at = format_count(cut.whole_up_to)
-            ways.append(f"{command} goes on from token {at} of version {cut.version}.")
+            from_there = f"goes on from token {at} of version {cut.version}"
+            ways.append(f"{command} {AGAIN if cut.is_stripped else from_there}.")
     if whole:
         ways.append(f"`torpor wake {uri}{VERSION_MARK}{whole[-1]}` goes on from version {whole[-1]}, which is whole.")
     if not ways and not told.count(" --at "):
@@ -168,9 +170,9 @@ def _how_it_goes_on(
     return " ".join([*ways, "What sleeps then is the newest."])
 
 
-def _usable(damage: DamagedVersion) -> tuple[int, int]:
-    """How much of a damaged version can be woken; of several alike the newest."""
-    return (0, 0) if damage.is_stripped or not damage.whole_up_to else (damage.whole_up_to, damage.version)
+def _usable(damage: DamagedVersion) -> tuple[int, bool, int]:
+    """How much of a damaged version can be woken; of several alike one that is not computed again, and the newest."""
+    return damage.whole_up_to, not damage.is_stripped, damage.version
 
 
 def _whole(rows: Sequence[IndexRow], damaged: Mapping[int, DamagedVersion]) -> list[int]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from ..errors import BlockMissing, CorruptBundle
 from ..format.blocks import BlockEntry, span_parents
 from ..format.manifest import Manifest, end_record_of, whole_before
 from ..format.records import DamagedVersion, Finding
 from .packs import PackCheck
+
+AGAIN: Final = "computes its tokens up to there again, if not an earlier token has to do"
+"""What a wake at a token does with a stripped version that is not whole. It computes whole calls: one that went past
+that token can be computed no more."""
 
 
 @dataclass(slots=True)
@@ -59,9 +64,9 @@ def damaged_version(manifest: Manifest, bundle_id: bytes, lack: Lack, *, is_stri
 def finding_of(version: DamagedVersion, path: str, lack: Lack) -> Finding:
     """The finding that a version is not whole. path: where packs are, for of a missing one nothing else is known."""
     uri, whole = version.uri, version.whole_up_to
-    is_usable = whole and not version.is_stripped
-    way = f" `torpor wake {uri}@{version.version} --at {whole}` goes on from there." if is_usable else ""
+    way = f" `torpor wake {uri}@{version.version} --at {whole}` goes on from there." if whole else ""
     if version.is_stripped:
+        way = way.replace("goes on from there", AGAIN)
         what = f"Version {version.version} of {uri} is stripped, and has its tokens up to token {whole} alone"
     else:
         what = f"Version {version.version} of {uri} is whole up to token {whole}"

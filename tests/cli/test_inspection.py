@@ -20,6 +20,7 @@ from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri, parse_reference
 from torpor.tests.cli.cli_rig import MadeStore, Torpor, flip, pretend_terminal, unstyled
+from torpor.tests.daemon.damage_rig import damage
 from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
 
@@ -341,6 +342,17 @@ def test_a_stripped_version_is_whole_and_marked(made_store: MadeStore) -> None:
     assert "stripped\tthe next use reads" in shown.out
     assert "(stripped)" in shown.out
     assert "nothing" not in made_store("show", "other").out
+
+
+def test_a_stripped_version_that_is_damaged_can_be_computed_again_up_to_there(made_store: MadeStore) -> None:
+    assert made_store("strip", "agent@2").status == 0
+    damage(made_store.path, "agent", span=1, head=True)
+    way = "`torpor wake torpor://default/agent@2 --at 256` computes its tokens up to there again, if not an earlier"
+    report = made_store("verify", "agent", "--deep", "--json").document
+    assert [made_store.advised(way) in each["message"] for each in report["findings"] if each["version"] == 2] == [True]
+    (session,) = report["sessions"]
+    assert session["goes_on"].startswith(made_store.advised(way))
+    assert "no version" not in session["goes_on"]
 
 
 def test_a_finding_that_harms_no_version_says_so(made_store: MadeStore) -> None:

@@ -30,8 +30,8 @@ def damage(
         opened.open_session(SessionUri("default", name), version) as reader,
     ):
         entry = [each for each in reader.entries if each.kind == kind][span]
-        with reader.holding(entry) as frames:
-            frame, path = frames.frame_of(entry.id), Path(frames.path)
+        with reader.holding(entry, stripped=head) as frames:
+            frame, path = frames.heads.get(entry.id) or frames.frame_of(entry.id), Path(frames.path)
     if padding:
         flip(path, frame.offset + frame.frame_bytes - 1)
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid.errors import BlockMissing
+from torpor.memvid.errors import BlockMissing, CorruptBundle
 from torpor.tests.daemon.damage_rig import damage
 from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
@@ -100,3 +100,23 @@ async def test_a_version_without_the_record_of_its_end_wakes_at_the_token_before
         found = await rig.fingerprint("agent")
         assert found.tokens == expected.tokens
         assert found == expected if kind == "plain" else woken.tokens_prefilled == 599 - 512
+
+
+@pytest.mark.parametrize(("first", "at"), [(576, 512), (100, 448)], ids=["at the end of a call", "within a call"])
+async def test_a_stripped_version_without_a_block_s_tokens_wakes_at_those_before_and_computes_them_again(
+    rig: Rigged, store: Path, first: int, at: int
+) -> None:
+    """So `verify` says it. What was read in a call that went past the last token before is not computed again."""
+    await rig.read("agent", tokens_of(1, first))
+    await rig.service.append("agent", tokens=tokens_of(2, 700))
+    await rig.sleep("agent")
+    await rig.service.maintain("strip", session="agent")
+    damage(store, "agent", span=2, head=True)
+    rig.service.store._core.look_again()
+    (damaged,) = rig.service.store.verify(deep=True).damaged
+    assert (damaged.whole_up_to, damaged.is_stripped) == (512, True)
+    if at < 512:
+        with pytest.raises(CorruptBundle):
+            await rig.wake("agent", at_token=512)
+    woken = await rig.wake("agent", at_token=at)
+    assert woken.token_count == at <= woken.tokens_prefilled
