@@ -6,9 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import Annotated, Any
 
 from ...memvid.errors import AmbiguousVersion
+from ...memvid.folder.store_file import PACKS
 from ...memvid.format.records import Finding, VerifyReport
 from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY, OK
@@ -116,6 +118,8 @@ def render_damage(damage: SessionDamage) -> list[str]:
     lines.append(f"  [dim]put back[/]  {files[0]}")
     lines += [f"            {each}" for each in files[1:]]
     lines.append(f"            or let {typed('torpor repair --from FOLDER')} take it from a backup")
+    if any(Path(each).parent.name == PACKS and Path(each).exists() for each in damage.put_back):
+        lines.append(f"            {typed('torpor repair')} alone copies what is sound out of a damaged pack")
     lines.append(f"  [dim]goes on[/]   {plain(damage.goes_on)}")
     return lines
 

@@ -43,7 +43,8 @@ PIPED_WIDTH = 120  # columns in a file or a pipe: there is no terminal to ask, a
 # Delete and the C1 controls; marks of direction and invisible line ends; halves of surrogate pairs.
 _UNSHOWN = ((0x7F, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
 
-MENDING = "torpor repair"  # a message with these words says what to do about damage
+# A message with these words says what to do, or that nothing is missing.
+_TOLD = ("torpor repair", "is stripped: it has no keys and values")
 
 _MADE_UP = re.compile(r"-(?:[0-9a-f]{8}){1,2}\Z")
 """The end of the name of a session that the daemon or the server of HTTP had to name."""
@@ -117,7 +118,7 @@ def report_error(error: TorporError, *, as_json: bool) -> int:
 def way_out(error: TorporError) -> str:
     """What to do about a damaged file of the store, where the error only says which one it is."""
     path = error.details.get("path")
-    if exit_status_of(error.code) != INTEGRITY.number or MENDING in error.message:
+    if exit_status_of(error.code) != INTEGRITY.number or any(words in error.message for words in _TOLD):
         return ""
     if not isinstance(path, str) or not any(f"/{folder}/" in path for folder in (VERSIONS, PACKS, BUNDLES)):
         return ""  # an export, for example: no repair of a store mends it

@@ -294,6 +294,8 @@ def test_verify_says_of_each_version_how_far_it_is_whole_what_to_put_back_and_wh
     where = str(pack) if damage == "damaged" else "the pack that had block"
     assert f"put back  {where}" in text, "paths are never cut"
     assert f"or let torpor repair --from FOLDER --store {made_store.path} take it from a backup" in text
+    alone = f"\n            torpor repair --store {made_store.path} alone copies what is sound out of a damaged pack\n"
+    assert (alone in text) == (damage == "damaged")
     assert "1 version of 1 session is not whole" in text
     assert "default/other" not in text
 
@@ -564,6 +566,15 @@ def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(made_st
     assert (ran.status, made_store.advised(PUT_BACK) in ran.err) == (6, True)
     ran = made_store("import", str(tmp_path / "foreign.mvb"))
     assert (ran.status, "torpor repair" in ran.err) == (6, False)
+
+
+def test_the_export_of_a_stripped_version_says_nothing_of_files_to_put_back(
+    made_store: MadeStore, tmp_path: Path
+) -> None:
+    assert made_store("strip", "agent").status == 0
+    assert made_store("repack").status == 0
+    refused = made_store("export", "agent", tmp_path / "out.mvb", "--json").error["error"]["message"]
+    assert refused.endswith("Use the session, put it to sleep, and export the version that comes of it.")
 
 
 def test_an_empty_namespace_is_named(torpor: Torpor, made_store: MadeStore) -> None:
