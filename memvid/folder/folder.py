@@ -20,6 +20,7 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -88,7 +89,9 @@ class StoreFolder:
             return open_folder(self.root_fd, name, path)
         except FileNotFoundError as error:
             raise NotAStore(
-                f"{path} is missing, and with it what every session needs. Put it back from a backup, or mount it.",
+                f"{path} is missing, and with it what every session needs. Put it back from a backup, or mount it. Or "
+                f"make it anew (`mkdir {shlex.quote(path)}`), and let `torpor repair --from FOLDER` fill it from a "
+                "backup.",
                 path=path,
             ) from error
 

@@ -108,6 +108,21 @@ def test_repair_makes_the_file_of_a_store_again(made_store: MadeStore, damage: s
     assert [path.name for path in made_store.path.glob("damaged/*")] == ["store.json"] * (damage == "damaged")
 
 
+@pytest.mark.parametrize("folder", ["packs", "versions"])
+def test_a_folder_of_the_store_that_is_lost_is_made_anew_and_filled_from_a_backup(
+    made_store: MadeStore, short_path: Path, folder: str
+) -> None:
+    assert made_store("backup", short_path / "copy").status == 0
+    lost = made_store.path / folder
+    shutil.rmtree(lost)
+    refused = made_store("ls", "--json").error["error"]["message"]
+    assert f"make it anew (`mkdir {lost}`), and let `torpor repair --from FOLDER --store" in refused
+    lost.mkdir()
+    assert made_store("repair", "--from", short_path / "copy").status == 0
+    assert made_store("verify", "--deep").status == 0
+    assert versions(made_store.torpor, made_store) == [1, 2]
+
+
 def test_an_import_of_what_is_not_there_is_a_wrong_input_as_for_append(made_store: MadeStore) -> None:
     refused = made_store("import", made_store.path / "nothing.mvb", "--json")
     assert (refused.status, refused.error["error"]["code"]) == (2, "unreadable_input")
