@@ -65,7 +65,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "invalid_policy", "invalid_tag", "invalid_transcript", "invalid_uri", "invalid_usage", "name_taken",
             "no_target_folder",
             "nothing_to_do", "session_exists", "socket_path_too_long", "stale_step", "tag_taken", "target_exists",
-            "transcript_diverged", "unknown_event", "unknown_method", "unreadable_input",
+            "target_in_store", "transcript_diverged", "unknown_event", "unknown_method", "unreadable_input",
         ),
     ),
     (PARTIAL, ("stop_incomplete", "stop_refused")),

@@ -123,6 +123,10 @@ class NoTargetFolder(StoreError):
     """The folder of an export is not there; none is made."""
 
 
+class TargetInStore(UnsafePath):
+    """An export or a backup was to be written into the store itself."""
+
+
 class NotTensors(StoreError):
     """A version to be written as tensors has slots that cannot become tensors; `slot` is the first."""
 

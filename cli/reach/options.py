@@ -30,6 +30,7 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 _HINTS = {
     "forget": "torpor rm deletes a version.",
     "prune": "The options say which versions stay.",
+    "verify": "Name the session alone: all its versions are checked.",
     "untag": "The tag says which version has it.",
 }
 

@@ -133,9 +133,10 @@ class TempFile(Closing):
     It has a descriptor of its own of the folder that it lies in: so it can be removed, also once the store is closed.
     """
 
-    def __init__(self, folder_fd: int, folder_path: str) -> None:
+    def __init__(self, folder_fd: int, folder_path: str, prefix: str = "") -> None:
+        """prefix: of its name, in a folder that is not the store's."""
         self._folder_path = folder_path
-        self._name = f"{secrets.token_hex(8)}{TEMP_SUFFIX}"
+        self._name = f"{prefix}{secrets.token_hex(8)}{TEMP_SUFFIX}"
         self.path = f"{folder_path}/{self._name}"
         self.size_bytes = 0
         self.whole_bytes: Callable[[], int] = lambda: 0  # how long it is to be; asked only where the disk is full

@@ -11,12 +11,14 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from ..errors import DurabilityLost, NoSpace, NoTargetFolder, TargetExists, UnsafePath
+from ..errors import DurabilityLost, NoSpace, NoTargetFolder, TargetExists, TargetInStore
 from .durable import TempFile, describe_room
 from .paths import io_error, whole_path
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _MAX_PARENTS: Final = 1024
+_SHOWN_CHARS: Final = 50
+"""Of a target's name in that of its temporary file: at most 200 of the 255 bytes that a name may have."""
 
 
 @contextlib.contextmanager
@@ -26,12 +28,12 @@ def new_file(root_fd: int, target: str | os.PathLike[str], *, replacing: bool = 
     root_fd: the store; the target may not lie in it. replacing: replace a file of that name; else it is left as it is.
 
     Raises:
-        TargetExists, NoTargetFolder, UnsafePath: there is a file already, no such folder, or it lies in the store.
+        TargetExists, NoTargetFolder, TargetInStore: there is a file already, no such folder, or it lies in the store.
         NoSpace, StoreIoError, DurabilityLost: nothing is left of it.
     """
     with _usable_target(root_fd, target, replacing=replacing) as (folder_fd, path):
         folder_path, name = os.path.split(path)
-        temp = TempFile(folder_fd, folder_path)
+        temp = TempFile(folder_fd, folder_path, f"{name[:_SHOWN_CHARS]}.torpor-")  # a kill leaves it to the user
         try:
             yield temp
             if replacing:
@@ -64,7 +66,7 @@ def require_target(root_fd: int, target: str | os.PathLike[str], *, replacing: b
 
 
 def require_outside(root_fd: int, path: str) -> None:
-    """Refuse a folder that is the store or lies in it, or would once it is made. Raises UnsafePath, StoreIoError."""
+    """Refuse a folder that is the store or lies in it, or would once it is made. Raises TargetInStore, StoreIoError."""
     above = path
     while not os.path.isdir(above) and above != os.path.dirname(above):  # where nothing can be looked at, / is none
         above = os.path.dirname(above)
@@ -96,7 +98,7 @@ def _target_folder(root_fd: int, folder_path: str, path: str) -> Iterator[int]:
         raise io_error(error, "open", folder_path) from error
     try:
         if _is_within(folder_fd, folder_path, root_fd):
-            raise UnsafePath(
+            raise TargetInStore(
                 f"{path} lies in the store. What is in there is the store's own; name another folder.",
                 path=path,
                 reason="it lies in the store",

@@ -203,7 +203,7 @@ def test_the_document_is_written_byte_for_byte_and_replaces_nothing_unasked(
     missing = torpor("analyse", "notes", "--out", short_path / "none" / "x.json", "--json")
     assert (missing.status, missing.error["error"]["code"]) == (2, "no_target_folder")
     inside = torpor("analyse", "notes", "--out", made_store.path / "x.json", "--json")
-    assert inside.error["error"]["code"] == "unsafe_path"
+    assert (inside.status, inside.error["error"]["code"]) == (2, "target_in_store")
     assert torpor("analyse", "notes", "--out", "-").status == 2
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.disk.targets import new_file, require_target
-from torpor.memvid.errors import NoTargetFolder, StoreIoError, TargetExists, UnsafePath
+from torpor.memvid.errors import NoTargetFolder, StoreIoError, TargetExists, TargetInStore
 
 
 @pytest.fixture
@@ -30,6 +31,8 @@ def test_a_file_has_its_name_only_once_it_is_whole(root_fd: int, tmp_path: Path)
     with new_file(root_fd, target) as temp:
         temp.append([b"half"])
         assert not target.exists()
+        (unfinished,) = set(os.listdir(tmp_path)) - {"store"}
+        assert re.fullmatch(r"x\.torpor-[0-9a-f]{16}\.tmp", unfinished), "a kill leaves it, and it says whose it is"
         temp.append([b" whole"])
         temp.sync()
     assert target.read_bytes() == b"half whole"
@@ -52,6 +55,12 @@ def test_what_fails_in_between_leaves_what_was_there(root_fd: int, tmp_path: Pat
         fail()
     assert sorted(os.listdir(tmp_path)) == (["store", "x"] if replacing else ["store"])
     assert not replacing or target.read_bytes() == b"mine"
+
+
+def test_a_name_may_be_as_long_as_the_system_takes_it(root_fd: int, tmp_path: Path) -> None:
+    for name in ("x" * 255, "\N{GRINNING FACE}" * 63):
+        write(root_fd, tmp_path / name, b"whole")
+        assert (tmp_path / name).read_bytes() == b"whole"
 
 
 def test_a_file_that_comes_meanwhile_is_left_as_it_is(root_fd: int, tmp_path: Path) -> None:
@@ -99,7 +108,7 @@ def test_what_cannot_be_a_target_can_be_told_before_the_work(root_fd: int, tmp_p
         (tmp_path / "there", TargetExists),
         (tmp_path / "none" / "x", NoTargetFolder),
         (tmp_path / "there" / "x", NoTargetFolder),
-        (tmp_path / "store" / "x", UnsafePath),
+        (tmp_path / "store" / "x", TargetInStore),
         (Path("/"), TargetExists),
         (tmp_path / "a\0b", StoreIoError),
     ):
