@@ -419,13 +419,14 @@ class StoreCore:
         """Those of the blocks that no pack has all of now, or (stripped) the header of, by the packs' own directories.
         What is not found is looked for once more: it may have moved, been put back, or not been read for a moment.
         Raises StoreIoError, UnsafePath."""
-        missing = self._missing_by_index(block_ids, stripped=stripped)
+        missing = self.missing_by_index(block_ids, stripped=stripped)
         if missing:
             self.look_again()
-            missing = self._missing_by_index(missing, stripped=stripped)
+            missing = self.missing_by_index(missing, stripped=stripped)
         return missing
 
-    def _missing_by_index(self, block_ids: Collection[bytes], *, stripped: bool) -> set[bytes]:
+    def missing_by_index(self, block_ids: Collection[bytes], *, stripped: bool = False) -> set[bytes]:
+        """`missing_of` without the second look, which waits for whoever is `committing`."""
         missing = set(block_ids)
         for name, some in self.index.packs_with(missing, stripped=stripped).items():
             if not missing.isdisjoint(some):
