@@ -169,7 +169,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         seconds where there are 100,000."""
         self._core.require_writable()
         self._core.needs.read_ahead()
-        with self._core.committing(), self._core.journal.lock:
+        with self._core.committing(), self._core.journaling():
             yield
 
 

@@ -30,7 +30,8 @@ class Acknowledging(Sessions):
         self._core.require_writable()
         for base in {record.base for record in records if record.base is not None}:
             self._require_kept(base)
-        with self._core.poisoning():
+        with self._core.journaling():
+            self._core.require_writable()  # the flush of another thread, for which this one waited, may have failed
             self._core.journal.append(records, partial(self._require_kept, missing_of=self._core.missing_by_index))
 
     def _require_kept(self, bundle_id: bytes, missing_of: Callable[..., set[bytes]] | None = None) -> None:
@@ -67,7 +68,8 @@ class Acknowledging(Sessions):
         self._core.require_writable()
         if base is not None:
             self._require_kept(base)
-        with self._core.poisoning(), self._core.metering(beyond="budgets") as room:
+        with self._core.metering(beyond="budgets") as room, self._core.journaling():
+            self._core.require_writable()
             self._core.journal.reserve(uri, record_bytes, room.require)
 
     def give_back_room(self, uri: SessionUri) -> None:

@@ -85,7 +85,7 @@ class _Forget:
         if run.dry_run:
             sizes = self._sizes()
         else:
-            with core.committing(), core.journal.lock:  # no version may come, and no turn behind one that goes
+            with core.committing(), core.journaling():  # no version may come, and no turn behind one that goes
                 self._look()
                 sizes = self._sizes()
                 keep_turns_behind(core, self._uri, self._ids)

@@ -215,7 +215,7 @@ def _drop(run: MaintenanceRun, step: Sequence[IndexRow], planned: _Planned) -> s
     """Drop what is still planned. No turn is acknowledged behind one of these meanwhile. The packs that may have blocks
     of them."""
     core, wanted = run.core, {row.bundle_id for row in step}
-    with run.committing(), core.journal.lock:
+    with run.committing(), core.journaling():
         again = planned(dict.fromkeys(row.uri for row in step))
         rows = [row for row in again.drop if row.bundle_id in wanted]
         bundle_ids = [row.bundle_id for row in rows]

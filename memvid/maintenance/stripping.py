@@ -30,7 +30,7 @@ def strip(core: StoreCore, rows: Sequence[IndexRow], *, dry_run: bool) -> Mainte
     run = MaintenanceRun(core, "strip", dry_run)
     before = Marks.load(core.folder).stripped  # nothing is done to a store without marks
     if not dry_run:
-        with core.committing(), core.journal.lock:  # no turn may come behind a version between
+        with core.committing(), core.journaling():  # no turn may come behind a version between
             rows = _with_turns_kept(core, rows)
             _mark(run, rows)
     for row in rows:

@@ -55,7 +55,7 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
         *journal.findings,
         *(waiting_finding(journal.path, uri, reason) for uri, reason in journal.waiting.items()),
     ]
-    with core.poisoning(), contextlib.suppress(NoSpace, StoreIoError):
+    with core.journaling(), contextlib.suppress(NoSpace, StoreIoError):
         journal.settle()
     return dataclasses.replace(opening, turns_replayed=replayed, journal=tuple(findings))
 
@@ -79,7 +79,7 @@ def replay_session(core: StoreCore, uri: SessionUri) -> bool:
 def _replay(core: StoreCore, uri: SessionUri) -> bool:
     record = core.journal.find(uri)
     if record is None or _is_covered(core, record):
-        with core.poisoning():
+        with core.journaling():
             core.journal.cover(uri)
         return False
     if record.base is None:

@@ -163,6 +163,13 @@ class StoreCore:
             self._poison = self._poison or error
             raise
 
+    @contextlib.contextmanager
+    def journaling(self) -> Iterator[None]:
+        """No turn comes meanwhile. Who is `committing` too begins that first: nothing within waits for it. A failure is
+        noted before a thread that waits here goes on."""
+        with self.journal.lock, self.poisoning():
+            yield
+
     # --- version numbers
 
     @contextlib.contextmanager

@@ -96,7 +96,8 @@ def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
         room(0)  # before any temporary file, in case nothing may be written any more
         with core.poisoning():
             receipt = _Sleep(core, request, version, pin, stack, room).run()
-            if request.covers:
+        if request.covers:
+            with core.journaling():
                 core.journal.cover(request.uri)
     return receipt
 

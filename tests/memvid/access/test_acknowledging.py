@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,3 +70,54 @@ def test_a_pack_that_was_put_back_carries_turns_at_once_without_marks(store: Sto
     away.rename(pack)
     store.acknowledge([turn(store, 5)])
     assert store.has_turns(URI)
+
+
+@pytest.mark.parametrize("what", ["a turn", "a delete", "a sleep"])
+def test_a_turn_that_waited_for_a_flush_that_failed_is_not_acknowledged(
+    store: Store, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    made = sleep(store, 300)
+    sleep(store, 300, uri=OTHER_URI, seed=1)
+    store.acknowledge([turn(store, 2), turn(store, 2, uri=OTHER_URI, seed=1)])
+    mine, others = turn(store, 5), turn(store, 6, uri=OTHER_URI, seed=1)
+    core, comes, ends = store._core, threading.Event(), threading.Event()
+    said: list[str] = []
+
+    def acknowledge() -> None:
+        try:
+            store.acknowledge([others])
+            said.append("acknowledged")
+        except errors.StoreError as error:
+            said.append(error.code)
+        ends.set()
+
+    waiting = threading.Thread(target=acknowledge)
+
+    def coming() -> None:
+        if threading.current_thread() is waiting:
+            comes.set()
+
+    def left() -> None:
+        if waiting.ident is not None and threading.current_thread() is not waiting:
+            assert ends.wait(30)  # all that it does comes before this thread goes on
+
+    flush = os.fsync
+
+    def fail(fd: int) -> None:
+        if fd != core.journal._fd or waiting.ident is not None:
+            return flush(fd)
+        waiting.start()
+        assert comes.wait(30)
+        raise OSError(5, "EIO")
+
+    core.journal.lock = Watched(core.journal.lock, coming, left)  # type: ignore[assignment]
+    monkeypatch.setattr(os, "fsync", fail)
+    flushes = {
+        "a turn": lambda: store.acknowledge([mine]),
+        "a delete": lambda: store.delete_session(URI),
+        "a sleep": lambda: sleep(store, 400, before=made),
+    }
+    with pytest.raises(errors.DurabilityLost):
+        flushes[what]()
+    waiting.join()
+    assert said == ["durability_lost"]
