@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from ..errors import BlockMissing, BundleMissing
@@ -32,15 +32,14 @@ class Acknowledging(Sessions):
             self._require_kept(base)
         with self._core.journaling():
             self._core.require_writable()  # the flush of another thread, for which this one waited, may have failed
-            self._core.journal.append(records, partial(self._require_kept, missing_of=self._core.missing_by_index))
+            self._core.journal.append(records, partial(self._require_kept, again=False))
 
-    def _require_kept(self, bundle_id: bytes, missing_of: Callable[..., set[bytes]] | None = None) -> None:
+    def _require_kept(self, bundle_id: bytes, *, again: bool = True) -> None:
         """Turns stand behind a manifest that is there, and behind blocks that stay. A strip comes under the journal's
         lock. Without marks nothing is stripped, but what was before may have no keys and values.
 
-        missing_of: tells which blocks are missing; under the journal's lock one that looks at no folder.
+        again: look for missing blocks once more, which is not for who holds the journal.
         """
-        missing_of = missing_of or self._core.missing_of
         path = self._core.folder.path_of(manifest_name(bundle_id))
         if not self._core.folder.has_manifest(bundle_id):
             raise BundleMissing(
@@ -49,7 +48,7 @@ class Acknowledging(Sessions):
                 path=path,
             )
         stripped = is_stripped(self._core.folder, bundle_id)
-        if stripped or (stripped is None and missing_of(self._core.needs.of(bundle_id))):
+        if stripped or (stripped is None and self._core.missing_of(self._core.needs.of(bundle_id), again=again)):
             raise BlockMissing(
                 f"The version of {path} is stripped: its keys and values may go, and turns stand behind them.",
                 bundle_id=bundle_id.hex(),

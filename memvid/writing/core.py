@@ -422,23 +422,18 @@ class StoreCore:
             found = [self.enter_version(bundle_id) for bundle_id in sorted(self.unreadable_versions)]
             return [finding for finding in found if finding is not None]
 
-    def missing_of(self, block_ids: Collection[bytes], *, stripped: bool = False) -> set[bytes]:
+    def missing_of(self, block_ids: Collection[bytes], *, stripped: bool = False, again: bool = True) -> set[bytes]:
         """Those of the blocks that no pack has all of now, or (stripped) the header of, by the packs' own directories.
-        What is not found is looked for once more: it may have moved, been put back, or not been read for a moment.
-        Raises StoreIoError, UnsafePath."""
-        missing = self.missing_by_index(block_ids, stripped=stripped)
-        if missing:
-            self.look_again()
-            missing = self.missing_by_index(missing, stripped=stripped)
-        return missing
-
-    def missing_by_index(self, block_ids: Collection[bytes], *, stripped: bool = False) -> set[bytes]:
-        """`missing_of` without the second look, which waits for whoever is `committing`."""
+        What is not found is looked for once more: it may have moved, been put back, or not been read for a moment; but
+        not without `again`, for that look waits for whoever is `committing`. Raises StoreIoError, UnsafePath."""
         missing = set(block_ids)
         for name, some in self.index.packs_with(missing, stripped=stripped).items():
             if not missing.isdisjoint(some):
                 with contextlib.suppress(StoreError), self.files.holding(name) as file:
                     missing -= {each for each in some if each in file.frames or (stripped and each in file.heads)}
+        if missing and again:
+            self.look_again()
+            return self.missing_of(missing, stripped=stripped, again=False)
         return missing
 
     def find_sound(
