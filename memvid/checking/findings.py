@@ -8,7 +8,8 @@ from typing import Final
 
 from ..errors import PUT_BACK, AmbiguousVersion, Corruption, IndexFailed, LimitExceeded, StoreError
 from ..folder.folder import manifest_name
-from ..folder.journal import Journal, waiting_finding
+from ..folder.journal import Journal
+from ..folder.journal_findings import findings_beside, waiting_finding
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing
 from ..folder.store_file import JOURNAL, STORE_FILE, require_store_file
 from ..folder.versions import told_of_rivals
@@ -122,7 +123,8 @@ def _of_journal(core: StoreCore) -> list[Finding]:
 
 def _look_at_journal(core: StoreCore) -> list[Finding]:
     with Journal.load(core.folder, writable=False) as journal:
-        return [*journal.findings, *findings_of_waiting(core, journal.bases())]
+        beside = findings_beside(journal.folder_path, (core.journal if core.has_lock else journal).strange())
+        return [*journal.findings, *findings_of_waiting(core, journal.bases()), *beside]
 
 
 def findings_of_waiting(

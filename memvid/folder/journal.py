@@ -1,6 +1,7 @@
 """STORE/journal: turns that were acknowledged and that no version covers yet.
 
     journal/turns.mvj     one file, to which records are appended; `format/journal.py` has its bytes
+    journal/turns.mvj.N   one that was put back while another one was open; an opening takes it up behind that one
 
 Owns the file: its room on the disk, its flushes, and which record of it counts. `recovery/replaying.py` makes versions
 of what it finds there when a store is opened.
@@ -16,6 +17,8 @@ Rules:
   it before the next record, if some of the file is damaged, or if it is no longer in its place. A record that was
   damaged meanwhile is copied as it is, behind the session's newest sound one: the next one takes the place of both, or
   the next opening tells of the damage and uses the sound one.
+- No file goes that has turns of which the open one knows nothing: one that has its name, as a journal that was missing
+  and is put back, gets another name before a new file has this one. A session that is deleted goes from all of them.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,13 +35,22 @@ from functools import partial
 from typing import Final
 
 from ..disk import durable
-from ..disk.paths import Closing, is_named, open_file, open_folder, read_at, stat_open, undoing
-from ..errors import CorruptJournal, DurabilityLost, JournalWaits, LimitExceeded, NoSpace, StoreError, StoreIoError
+from ..disk.paths import (
+    Closing,
+    is_named,
+    list_names,
+    open_file,
+    open_folder,
+    opened_folder,
+    read_at,
+    stat_open,
+    undoing,
+)
+from ..errors import CorruptJournal, DurabilityLost, JournalWaits, LimitExceeded, StoreError, StoreIoError
 from ..format.journal import (
     END_BYTES,
     HEADER_BYTES,
     VOID,
-    Found,
     JournalRecord,
     Key,
     digest_of,
@@ -47,11 +60,15 @@ from ..format.journal import (
 from ..format.records import Finding
 from ..limits import KIB, MAX_JOURNAL_BYTES, MAX_JOURNAL_RECORD_BYTES, MIB
 from ..uri import SessionUri
-from .damaged import move_aside
+from .damaged import free_name, move_aside
 from .folder import StoreFolder
+from .journal_findings import UNREADABLE, describe_hole
 from .store_file import JOURNAL
 
 TURNS_FILE: Final = "turns.mvj"
+
+_NAME: Final = re.compile(r"turns\.mvj(\.[0-9]+)?", re.ASCII)
+"""The names that `free_name` gives."""
 
 _STEP_BYTES: Final = 64 * KIB
 _STEP_SHARE: Final = 4
@@ -64,11 +81,6 @@ _SMALL_BYTES: Final = 1 * MIB
 
 _VOID_SHARE: Final = 4
 """A file is written anew when it is so many times as long as what counts in it."""
-
-_UNREADABLE: Final = (
-    "Put the disk right. If that cannot be done, copy what can be read of the file (`dd conv=noerror,sync bs=4096`), "
-    "and put the copy in its place."
-)
 
 _MOST_FINDINGS: Final = 100
 """What is told of one damaged file, before the rest is only counted."""
@@ -101,9 +113,10 @@ class Journal(Closing):
     for no flush. lock: while it is held, no record comes.
     """
 
-    def __init__(self, folder: StoreFolder) -> None:
+    def __init__(self, folder: StoreFolder, name: str = TURNS_FILE) -> None:
         self.folder_path = f"{folder.path}/{JOURNAL}"
-        self.path = f"{self.folder_path}/{TURNS_FILE}"
+        self.path = f"{self.folder_path}/{name}"
+        self._name = name
         self.findings: list[Finding] = []
         self.waiting: dict[SessionUri, str] = {}
         self._folder = folder
@@ -119,7 +132,7 @@ class Journal(Closing):
     # --- opening and closing
 
     @classmethod
-    def load(cls, folder: StoreFolder, *, writable: bool) -> Journal:
+    def load(cls, folder: StoreFolder, *, writable: bool, name: str = TURNS_FILE) -> Journal:
         """What there is of a journal. Damage is told in `findings`, and costs nothing but what it lies in. A file that
         cannot be this store's journal is moved to `damaged`.
 
@@ -127,19 +140,21 @@ class Journal(Closing):
             UnsafePath; StoreIoError: it cannot be read, and a writer would sleep over what is in it. A reader is told.
             NoSpace, DurabilityLost: it could not be moved.
         """
-        journal = cls(folder)
-        with undoing(journal._close_files), contextlib.suppress(FileNotFoundError):
+        journal = cls(folder, name)
+        with undoing(journal.close), contextlib.suppress(FileNotFoundError):
             journal._folder_fd = open_folder(folder.root_fd, JOURNAL, journal.folder_path)
             try:
                 flags = os.O_RDWR if writable else os.O_RDONLY
-                journal._fd = open_file(journal._folder_fd, TURNS_FILE, flags, journal.path)
+                journal._fd = open_file(journal._folder_fd, name, flags, journal.path)
                 journal._scan()
             except (CorruptJournal, LimitExceeded) as error:
                 journal._find(f"{journal.path} is not read: {error.message}")
                 if writable:
-                    journal._put_aside()
+                    move_aside(folder.root_fd, folder.path, journal._folder_fd, name, journal.folder_path)
+                    os.close(journal._fd)
+                    journal._fd, journal._end, journal._size = -1, 0, 0
             except StoreIoError as error:
-                message = f"{error.message} Turns in it may not be in any version yet. {_UNREADABLE}"
+                message = f"{error.message} Turns in it may not be in any version yet. {UNREADABLE}"
                 if writable:
                     raise StoreIoError(message, **error.details) from error
                 journal.findings.append(Finding(journal.path, StoreIoError.code, message))
@@ -153,18 +168,10 @@ class Journal(Closing):
             if tidying:
                 with contextlib.suppress(StoreError):
                     self.settle()
-            self._close_files()
-
-    def _close_files(self) -> None:
-        for fd in (self._fd, self._folder_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._folder_fd = -1
-
-    def _put_aside(self) -> None:
-        move_aside(self._folder.root_fd, self._folder.path, self._folder_fd, TURNS_FILE, self.folder_path)
-        os.close(self._fd)
-        self._fd, self._end, self._size = -1, 0, 0
+            for fd in (self._fd, self._folder_fd):
+                if fd >= 0:
+                    os.close(fd)
+            self._fd = self._folder_fd = -1
 
     def _scan(self) -> None:
         self._size = stat_open(self._fd, self.path).st_size
@@ -175,7 +182,7 @@ class Journal(Closing):
             self._find(f"{self.path}: its header is damaged. What stands behind it is used.")
         for found in scan(self._read, self._size, self._key):
             if found.payload is None:
-                self._find(f"{self.path}: {_describe_hole(found)}")
+                self._find(f"{self.path}: {describe_hole(found)}")
                 continue
             self._end, self._key = found.end, Key(self._key.store, found.nonce)
             try:
@@ -302,8 +309,12 @@ class Journal(Closing):
         DurabilityLost."""
         with self.lock:
             if uri not in self.waiting and self._let_go(uri) is not None:
-                with contextlib.suppress(NoSpace, StoreIoError):
-                    self._write(b"")
+                try:
+                    self.settle(removing=False)
+                except DurabilityLost:
+                    raise
+                except StoreError:
+                    pass
 
     def drop(self, uri: SessionUri) -> None:
         """The session is deleted: its record counts no more, durably. Needs no room on the disk.
@@ -313,13 +324,17 @@ class Journal(Closing):
             DurabilityLost
         """
         with self.lock:
+            for other in self._beside():
+                if other._let_go(uri) is not None:
+                    other.settle()
             reserved, reason = self.room.pop(uri, None), self.waiting.get(uri)
             place = self._let_go(uri)
             try:
                 self.settle()
             except BaseException:
                 if place is not None:
-                    self._void.remove(place)
+                    with contextlib.suppress(ValueError):  # it is void in a file that has left its place
+                        self._void.remove(place)
                     self._live[uri] = place
                 if reserved is not None:
                     self.room[uri] = reserved
@@ -335,13 +350,17 @@ class Journal(Closing):
         return place
 
     def settle(self, *, removing: bool = True) -> None:
-        """Make durable that records count no more. removing: a file in which none counts goes. Raises StoreIoError,
-        NoSpace, DurabilityLost."""
+        """Make durable that records count no more, and those that do if the file has left its place. removing: a file
+        in which none counts goes. Raises UnsafePath, StoreIoError, NoSpace, DurabilityLost."""
         with self.lock:
             if removing and self._fd >= 0 and not self._live and not self.room:
                 self._remove()
-            elif self._void:
-                self._write(b"")
+            elif self._fd >= 0:
+                is_in_place = self._is_in_place()
+                if self._void:  # also where it was moved to: it may be put back
+                    self._write(b"")
+                if not is_in_place:
+                    self._write_anew(_bytes_but(self.room, []))
 
     def erase(self, uri: SessionUri) -> None:
         """Leave no byte of a session in the file, of records that count no more either.
@@ -350,13 +369,14 @@ class Journal(Closing):
             NoSpace, StoreIoError, LimitExceeded, DurabilityLost
         """
         with self.lock:
-            self.room.pop(uri, None)
-            self._let_go(uri)
-            if self._fd >= 0:
-                if self._live or self.room:
-                    self._write_anew(_bytes_but(self.room, []))
-                else:
-                    self._remove()
+            for journal in itertools.chain(self._beside(), [self]):
+                journal.room.pop(uri, None)
+                journal._let_go(uri)
+                if journal._fd >= 0:
+                    if journal._live or journal.room:
+                        journal._write_anew(_bytes_but(journal.room, []))
+                    else:
+                        journal._remove()
 
     def _have_room(
         self, needed: int, uris: Collection[SessionUri], ask: Callable[[int], None] = lambda _: None
@@ -382,9 +402,59 @@ class Journal(Closing):
 
     def _is_in_place(self) -> bool:
         """Whether the open file still has its name in the store: what is written into another one is lost."""
-        return is_named(self._folder_fd, TURNS_FILE, self._fd, self.path) and is_named(
+        return is_named(self._folder_fd, self._name, self._fd, self.path) and is_named(
             self._folder.root_fd, JOURNAL, self._folder_fd, self.folder_path
         )
+
+    # --- other files
+
+    def strange(self) -> list[str]:
+        """The names of journals in the store's folder that are not the open file. Raises UnsafePath, StoreIoError."""
+        with (
+            contextlib.suppress(FileNotFoundError),
+            opened_folder(self._folder.root_fd, JOURNAL, self.folder_path) as fd,
+        ):
+            names = filter(_NAME.fullmatch, list_names(fd, self.folder_path))
+            return sorted(each for each in names if self._fd < 0 or not is_named(fd, each, self._fd, self.path))
+        return []
+
+    def _beside(self) -> Iterator[Journal]:
+        for name in self.strange():
+            with Journal.load(self._folder, writable=True, name=name) as other:
+                yield other
+
+    def take_up(self) -> bool:
+        """At an opening, once the file is gone, for nothing in it counts: give its name to one that was kept beside it.
+        Whether there is one. Raises UnsafePath, NoSpace, StoreIoError, DurabilityLost."""
+        names = self.strange()
+        if self._fd >= 0 or not names:
+            return False
+        self._open_folder()
+        durable.move(self._folder_fd, names[0], self.folder_path, self._folder_fd, TURNS_FILE, self.folder_path)
+        return True
+
+    def _make_way(self) -> None:
+        """Another file has the name of this one: it gets another name, if turns count in it that never were in this
+        one. What was in this one, and counts no more, is void in it then."""
+        if self._name not in self.strange():
+            return
+        with Journal.load(self._folder, writable=True, name=self._name) as other:
+            is_new = False
+            for uri, place in list(other._live.items()):
+                own = self._live.get(uri)
+                if own is not None and own.digest == place.digest:
+                    continue
+                found = self._key.record_at(self._read, place.start, self._size) if self._fd >= 0 else None
+                if found is not None and found.payload is not None and digest_of(found.payload) == place.digest:
+                    other._let_go(uri)
+                else:
+                    is_new = True
+            if is_new:
+                other.settle(removing=False)
+                new = free_name(self._name, list_names(self._folder_fd, self.folder_path))
+                durable.move(self._folder_fd, self._name, self.folder_path, self._folder_fd, new, self.folder_path)
+
+    # --- writing the file
 
     def _lengthen(self, size_bytes: int) -> None:
         try:
@@ -446,7 +516,10 @@ class Journal(Closing):
             _require_short(self.path, size)
             temp.append([bytes(size - end)])
             temp.sync()
-            fd = self._publish(temp)
+            fd = temp.duplicate()  # before: once it has its name, what is written into the old one would be lost
+            with undoing(partial(os.close, fd)):
+                self._make_way()
+                temp.publish(self._name, replacing=self._fd >= 0)
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._key, self._live = fd, key, places
@@ -464,17 +537,12 @@ class Journal(Closing):
         if moved >= 0:
             os.close(moved)
 
-    def _publish(self, temp: durable.TempFile) -> int:
-        """Give the new file its name; returns a descriptor of it. It is made before: once the file has its name, what
-        is written into the old one would be lost."""
-        fd = temp.duplicate()
-        with undoing(partial(os.close, fd)):
-            temp.publish(TURNS_FILE, replacing=self._fd >= 0)
-        return fd
-
     def _remove(self) -> None:
-        durable.remove(self._folder_fd, TURNS_FILE, self.folder_path)
-        durable.sync_folder(self._folder_fd, self.folder_path)
+        if self._is_in_place():
+            durable.remove(self._folder_fd, self._name, self.folder_path)
+            durable.sync_folder(self._folder_fd, self.folder_path)
+        elif self._void:  # where it was moved to: it may be put back
+            self._write(b"")
         os.close(self._fd)
         self._fd, self._end, self._size = -1, 0, 0
         self._void.clear()
@@ -495,27 +563,6 @@ def _to_copy(newest: _Place, payload_of: Callable[[_Place], bytes]) -> list[tupl
             return [(place, payload_of(place)), *damaged]
         place, damaged = place.older, [(newest, None)]
     return damaged
-
-
-def waiting_finding(path: str, uri: SessionUri, reason: str) -> Finding:
-    """What is told of turns in the journal at `path` that cannot be made a version now."""
-    message = (
-        f"{path} has acknowledged turns of {uri} that could not be made a version: {reason} The next opening tries "
-        "again. Until then the newest state of the session cannot be used."
-    )
-    return Finding(path, JournalWaits.code, message)
-
-
-def _describe_hole(hole: Found) -> str:
-    if size_bytes := hole.end - hole.place:
-        return (
-            f"the {size_bytes} bytes from byte {hole.place} on hold no record. Either a write was cut off there before "
-            "it was acknowledged, or they are damaged, and the last turns of a session are lost with them."
-        )
-    return (
-        f"it ends at byte {hole.place} without the zeros that belong there: it was cut off. The last turns of a "
-        "session may be lost with its end."
-    )
 
 
 def _in_steps(size_bytes: int) -> int:

@@ -82,8 +82,9 @@ def find_remains(core: StoreCore, uri: SessionUri, needed: Needed) -> Iterator[R
                 for name in list_names(fd, path):
                     if folder != INCOMING and TEMP_NAME.fullmatch(name):
                         continue  # a leftover is gone, and what is being written tells of others
-                    if (folder, name) != (JOURNAL, TURNS_FILE):  # it was written anew without the session
-                        yield from judge.file(fd, name, f"{path}/{name}", folder)
+                    if (folder, name) == (JOURNAL, TURNS_FILE) and _is_open_journal(core):
+                        continue  # it was written anew without the session
+                    yield from judge.file(fd, name, f"{path}/{name}", folder)
         except FileNotFoundError:
             continue
         except StoreError as error:  # others may write in it, say
@@ -97,6 +98,11 @@ def find_remains(core: StoreCore, uri: SessionUri, needed: Needed) -> Iterator[R
                 continue
             with opened_folder(top_fd, prefix, f"{root}/{inside}") as fd:
                 yield from judge.file(fd, name, path, "")
+
+
+def _is_open_journal(core: StoreCore) -> bool:
+    """Whether the file with the journal's name is the one that this store writes; a reader writes none."""
+    return not core.has_lock or TURNS_FILE not in core.journal.strange()
 
 
 class _Judge:

@@ -25,11 +25,12 @@ import dataclasses
 from collections.abc import Callable, Collection
 
 from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreBusy, StoreError, StoreIoError
-from ..folder.journal import waiting_finding
+from ..folder.journal import Journal
+from ..folder.journal_findings import findings_beside, waiting_finding
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.journal import COVERS, JournalRecord
 from ..format.manifest import tail_in
-from ..format.records import OpenReport
+from ..format.records import Finding, OpenReport
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader
@@ -41,8 +42,19 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
     any more. What failed is told in the report, and the next opening tries again.
 
     Raises:
-        DurabilityLost, LockLost
+        DurabilityLost, LockLost; UnsafePath, NoSpace, StoreIoError: a journal kept beside it cannot be taken up.
     """
+    replayed, findings = _replay_journal(core)
+    while core.journal.take_up():
+        core.journal.close()
+        core.journal = Journal.load(core.folder, writable=True)
+        more, told = _replay_journal(core)
+        replayed, findings = replayed + more, findings + told
+    findings += findings_beside(core.journal.folder_path, core.journal.strange())
+    return dataclasses.replace(opening, turns_replayed=replayed, journal=tuple(findings))
+
+
+def _replay_journal(core: StoreCore) -> tuple[int, list[Finding]]:
     journal, replayed = core.journal, 0
     for uri in journal.uris():
         try:
@@ -51,13 +63,10 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
             raise
         except StoreError as error:
             journal.waiting[uri] = error.message
-    findings = [
-        *journal.findings,
-        *(waiting_finding(journal.path, uri, reason) for uri, reason in journal.waiting.items()),
-    ]
     with core.journaling(), contextlib.suppress(NoSpace, StoreIoError):
         journal.settle()
-    return dataclasses.replace(opening, turns_replayed=replayed, journal=tuple(findings))
+    waiting = [waiting_finding(journal.path, uri, reason) for uri, reason in journal.waiting.items()]
+    return replayed, [*journal.findings, *waiting]
 
 
 def replay_session(core: StoreCore, uri: SessionUri) -> bool:

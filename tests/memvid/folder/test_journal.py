@@ -21,7 +21,7 @@ from torpor.memvid.format.journal import HEADER_BYTES, VOID, JournalRecord, size
 from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
-from torpor.tests.memvid.store_making import IDENTITY, flip, refusing, token_ids
+from torpor.tests.memvid.store_making import IDENTITY, flip, put, refusing, token_ids
 
 ONE, TWO, THREE = (SessionUri("work", name) for name in ("first", "other", "third"))
 SEEDS = {ONE: 1, TWO: 2, THREE: 3}
@@ -42,6 +42,13 @@ def turn(uri: SessionUri, count: int, base: bytes | None = None) -> JournalRecor
 
 def file_of(folder: StoreFolder) -> Path:
     return Path(folder.path) / "journal" / TURNS_FILE
+
+
+def replace(folder: StoreFolder, data: bytes) -> None:
+    """Another file with this content has the journal's name."""
+    new = Path(folder.path) / "new"
+    put(new, data)
+    new.rename(file_of(folder))
 
 
 def reserve(journal: Journal, record: JournalRecord) -> None:
@@ -562,6 +569,113 @@ def test_a_file_that_has_left_its_place_is_written_anew_before_the_next_record(
     for count in (1, 5):
         journal.append([turn(THREE, count)])
         assert read_again(folder) == {ONE: turn(ONE, 3), TWO: turn(TWO, 4), THREE: turn(THREE, count)}
+
+
+@pytest.mark.parametrize("ends", ["append", "reserve", "close", "none"])
+def test_a_journal_that_is_put_back_while_another_is_open_is_kept_and_taken_up_behind_it(
+    folder: StoreFolder, tmp_path: Path, ends: str
+) -> None:
+    with contextlib.closing(Journal.load(folder, writable=True)) as earlier:
+        earlier.append([turn(ONE, 3), turn(TWO, 4)])
+    file_of(folder).rename(tmp_path / "away")
+    journal = Journal.load(folder, writable=True)
+    if ends != "none":
+        journal.append([turn(ONE, 7)])
+    (tmp_path / "away").rename(file_of(folder))
+    assert journal.strange() == [TURNS_FILE]
+    if ends == "append":
+        journal.append([turn(ONE, 8)])
+    elif ends == "reserve":
+        journal.append([turn(ONE, 8)])
+        reserve(journal, turn(THREE, 9))
+    journal.close(tidying=True)
+    found = {ONE: turn(ONE, 3), TWO: turn(TWO, 4)}
+    if ends != "none":
+        assert read_again(folder) == {ONE: turn(ONE, 7 if ends == "close" else 8)}
+        journal = Journal.load(folder, writable=True)
+        assert not journal.take_up()  # while something counts
+        journal.cover(ONE)
+        journal.settle()
+        assert journal.take_up()
+        journal.close()
+    assert read_again(folder) == found
+
+
+@pytest.mark.parametrize("how", ["drop", "cover", "settle"])
+def test_what_counts_no_more_does_so_in_a_copy_that_took_the_place_of_the_file(
+    folder: StoreFolder, journal: Journal, how: str
+) -> None:
+    journal.append([turn(ONE, 3), turn(TWO, 4)])
+    replace(folder, file_of(folder).read_bytes())
+    assert journal.strange() == [TURNS_FILE]
+    if how == "settle":
+        journal.settle()
+    else:
+        getattr(journal, how)(ONE)
+    assert journal.strange() == []
+    assert read_again(folder) == {TWO: turn(TWO, 4)} | ({ONE: turn(ONE, 3)} if how == "settle" else {})
+    journal.append([turn(THREE, 1)])
+    assert THREE in read_again(folder)
+
+
+def test_of_a_copy_that_has_new_turns_too_those_stay_void_that_are(folder: StoreFolder) -> None:
+    with contextlib.closing(Journal.load(folder, writable=True)) as journal:
+        journal.append([turn(ONE, 3), turn(TWO, 4)])
+        earlier = file_of(folder).read_bytes()
+        journal.append([turn(THREE, 5)])
+        later = file_of(folder).read_bytes()
+    replace(folder, earlier)
+    with contextlib.closing(Journal.load(folder, writable=True)) as journal:
+        journal.cover(ONE)
+        replace(folder, later)
+        journal.append([turn(TWO, 6)])
+        assert journal.strange() == [f"{TURNS_FILE}.2"]
+        with Journal.load(folder, writable=False, name=f"{TURNS_FILE}.2") as kept:
+            assert THREE in kept.uris()
+            assert ONE not in kept.uris()
+
+
+@pytest.mark.parametrize("how", ["drop", "erase"])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_deleted_session_goes_from_every_journal(
+    folder: StoreFolder, journal: Journal, how: str, is_kept: bool
+) -> None:
+    with contextlib.closing(Journal.load(folder, writable=True)) as earlier:
+        earlier.append([turn(ONE, 3), turn(TWO, 4)])
+    if is_kept:
+        journal.append([turn(THREE, 5)])
+    assert journal.strange() == [f"{TURNS_FILE}.2" if is_kept else TURNS_FILE]
+    getattr(journal, how)(ONE)
+    with Journal.load(folder, writable=False, name=journal.strange()[0]) as other:
+        assert other.uris() == [TWO]
+    getattr(journal, how)(TWO)
+    assert journal.strange() == []
+
+
+def test_a_file_that_was_moved_away_brings_back_nothing_that_was_deleted_meanwhile(
+    folder: StoreFolder, journal: Journal, tmp_path: Path
+) -> None:
+    for others in ([turn(TWO, 4)], []):
+        journal.append([turn(ONE, 3), *others])
+        moved = file_of(folder).rename(tmp_path / "moved")
+        journal.drop(ONE)
+        moved.rename(file_of(folder))
+        assert ONE not in read_again(folder)
+        journal.drop(TWO)
+
+
+def test_a_delete_that_cannot_write_the_file_anew_has_changed_nothing(
+    folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.append([turn(ONE, 3), turn(TWO, 4)])
+    file_of(folder).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.TempFile, "append", refusing(errors.NoSpace("full")))
+        with pytest.raises(errors.NoSpace):
+            journal.drop(ONE)
+        journal.cover(TWO)  # a version is there: it does not fail
+    journal.append([turn(THREE, 5)])
+    assert read_again(folder) == {ONE: turn(ONE, 3), THREE: turn(THREE, 5)}
 
 
 @pytest.mark.parametrize("zeroed", [False, True])

@@ -122,6 +122,38 @@ def test_versions_and_turns_that_name_the_session_are_told(store: Store) -> None
     assert "origin" in report.actions[-1].reason
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_turns_in_a_journal_that_was_put_back_go_too(store: Store, beside: bool) -> None:
+    store.acknowledge([turn(store, 7, uri=SECRET, seed=5)])
+    journal = Path(store._core.journal.path)
+    data = journal.read_bytes()
+    journal.unlink()
+    store = reopened(store)  # which has written it anew
+    store.delete_session(SECRET)
+    secret(store)
+    journal.parent.mkdir(exist_ok=True)
+    if beside:
+        store.acknowledge([turn(store, 3, uri=making.OTHER_URI)])
+    put(journal.with_name("back"), data)
+    journal.with_name("back").rename(journal)
+    if beside:
+        store.acknowledge([turn(store, 4, uri=making.OTHER_URI)])
+    assert files_with(store.path, SECRET.name.encode())
+    assert store.forget(SECRET).problems == ()
+    require_gone(store)
+
+
+def test_a_file_in_the_place_of_the_journal_that_is_not_told_from_one_with_turns_is_told(store: Store) -> None:
+    secret(store)
+    journal = Path(store._core.journal.path)
+    journal.parent.mkdir(mode=0o700, exist_ok=True)
+    with making.meanwhile(
+        forgetting, "find_remains", lambda: put(journal, b"a journal of " + SECRET.name.encode() + b" from elsewhere")
+    ):
+        problems = store.forget(SECRET).problems
+    assert [each.path for each in problems] == [str(journal)]
+
+
 def test_turns_of_others_behind_it_become_a_version(store: Store) -> None:
     secret(store, 512)
     base = store.versions(SECRET)[0].bundle_id

@@ -535,6 +535,48 @@ def test_a_session_that_has_turns_alone_is_told_to_a_reader(path: Path) -> None:
         assert journal_file(path).read_bytes() == before
 
 
+@pytest.mark.parametrize("of", [URI, OTHER_URI])
+def test_a_journal_that_is_put_back_while_the_store_is_open_is_told_and_loses_no_turn(
+    path: Path, of: SessionUri
+) -> None:
+    """of: whose turns are acknowledged while it is missing, and after it is back."""
+    with Store.open(path, writable=True) as store:
+        sleep(store, 300, uri=OTHER_URI, seed=1)
+        store.acknowledge([turn(store, 7)])
+    away = journal_file(path).rename(path.parent / "away")
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 3, uri=of, seed=int(of != URI))])
+        away.rename(journal_file(path))
+        assert [(one.code, one.path) for one in store.verify(deep=False).findings] == [
+            ("journal_waits", str(journal_file(path)))
+        ]
+        store.acknowledge([turn(store, 4, uri=of, seed=int(of != URI))])
+        (finding,) = store.verify(deep=False).findings
+        assert finding.path == f"{journal_file(path)}.2"
+    with Store.open(path, writable=True) as store:
+        assert store.opening.turns_replayed == 2
+        assert store.opening.journal == store.verify(deep=False).findings == ()
+        assert ledger(store) == token_ids(0, 307)
+        versions = [ledger(store, of, row.version) for row in store.versions(of)]
+        assert any(len(each) == 4 * 304 for each in versions)
+    assert not list(path.glob("journal/*"))
+
+
+def test_a_journal_that_is_kept_waits_for_the_turns_of_the_other_one(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 7)])
+    away = journal_file(path).rename(path.parent / "away")
+    base = lose_base(path, 3)
+    away.rename(journal_file(path).with_suffix(".mvj.2"))
+    with Store.open(path, writable=True) as store:
+        assert [one.path for one in store.opening.journal] == [str(journal_file(path)), f"{journal_file(path)}.2"]
+        assert {one.code for one in store.opening.journal} == {"journal_waits"}
+    (path.parent / base.name).rename(base)
+    with Store.open(path, writable=True) as store:
+        assert store.opening.turns_replayed == 2
+        assert ledger(store) == token_ids(0, 307)
+
+
 def test_a_journal_that_the_disk_does_not_give_shuts_the_store_to_writers_alone(path: Path) -> None:
     with Store.open(path, writable=True) as store:
         store.acknowledge([turn(store, 5)])
