@@ -67,7 +67,8 @@ class StoreCore:
         self.unreadable_versions: set[bytes] = set()
         """Manifests that could not be read when the store was opened. A delete and a sleep try again first."""
         self.marked_still: set[bytes] = set()
-        """Versions that were deleted, and whose tags or pins found no room to go. They are not missing."""
+        """Versions that were deleted, and whose marks could not go with them. They are not missing, unless they come
+        back: then the next delete leaves them out."""
         self.waiting: set[str] = set()
         """Packs that go once this process uses them no more; `remove_waiting` does that, where it is set."""
         self.remove_waiting: Callable[[], None] | None = None

@@ -91,6 +91,7 @@ def _unmarking(core: StoreCore, bundle_ids: Collection[bytes]) -> Iterator[list[
     stayed: list[Finding] = []
     _unmark(core, bundle_ids, strips=False)
     yield stayed
+    core.marked_still.difference_update(core.index.rows_of(core.marked_still))  # they came back, and have their marks
     path = f"{core.path}/{MARKS_FILE}"
     if (error := _unmark(core, core.marked_still.union(bundle_ids), strips=True)) is not None:
         message = (

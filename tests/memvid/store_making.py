@@ -448,3 +448,13 @@ def meanwhile(owner: Any, name: str, act: Callable[[], object], *, at: int = 1, 
         else:
             setattr(owner, name, own)
     assert happened, f"{name} was called less than {at} times"
+
+
+@contextlib.contextmanager
+def away(file: Path) -> Iterator[None]:
+    """A file is not there meanwhile, and is put back afterwards."""
+    place = file.rename(file.parents[1] / f"away-{file.name}")
+    try:
+        yield
+    finally:
+        place.rename(file)

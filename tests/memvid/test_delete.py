@@ -297,6 +297,23 @@ def test_marks_that_are_lost_or_damaged_stop_no_delete(store: Store, store_path:
         assert names(store_path) == set()
 
 
+def test_a_version_that_came_back_keeps_its_marks_when_others_are_deleted(store: Store, store_path: Path) -> None:
+    """The delete of it could not read the marks, and what it could not take must not go with another's."""
+    receipt, exported = sleep(store, 300), store_path.parent / "agent.mvb"
+    sleep(store, 10, uri=OTHER_URI)
+    store.export_session(URI, 1, exported)
+    with making.away(store_path / "marks.json"):
+        store.delete_session(URI)
+    store.import_file(exported)
+    store.tag(URI, 1, "release")
+    store.pin(URI, 1)
+    store.strip(URI, 1)
+    store.delete_session(OTHER_URI)
+    assert store.marks(URI).bundle_ids == store.marks(URI).stripped == {receipt.bundle_id}
+    assert set(store.marks(URI).tags) == {"release"}
+    assert store.verify(deep=True).findings == ()
+
+
 # --- what is needed is told by manifests alone
 
 
