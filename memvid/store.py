@@ -157,6 +157,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             StoreBusy: turns stand behind it, and their session is being put to sleep.
         """
         with self._deleting():
+            self._core.read_again()
             row = self.require_session(uri, version)
             if len(self.index.versions(uri)) == 1 and not self._core.journal.has(uri):
                 return self.delete_session(uri)

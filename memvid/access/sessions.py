@@ -80,11 +80,13 @@ class Sessions(Closing):
         raise error
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
+        """The row of a version, the latest if none is named, also of one that was put back a moment ago."""
+        self._core.look_if_changed()
         return self.index.find(uri, version)
 
     def can_be_deleted(self, uri: SessionUri) -> bool:
         """Whether there is anything of a session: a version, turns, or a tag or a pin of a version that is missing."""
-        return self.index.find(uri) is not None or self._core.journal.has(uri) or bool(self._missing(uri))
+        return self.find_session(uri) is not None or self._core.journal.has(uri) or bool(self._missing(uri))
 
     def _missing(self, uri: SessionUri) -> list[Finding]:
         """The versions of a session that only a tag or a pin tells of."""

@@ -15,6 +15,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from ...errors import TorporError
@@ -131,10 +132,18 @@ class TempFile(Closing):
     """A file being written, private until `publish`. One thread at a time.
 
     It has a descriptor of its own of the folder that it lies in: so it can be removed, also once the store is closed.
+    changing: is entered around each change of a name in that folder.
     """
 
-    def __init__(self, folder_fd: int, folder_path: str, prefix: str = "") -> None:
+    def __init__(
+        self,
+        folder_fd: int,
+        folder_path: str,
+        prefix: str = "",
+        changing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         """prefix: of its name, in a folder that is not the store's."""
+        self._changing = changing
         self._folder_path = folder_path
         self._name = f"{prefix}{secrets.token_hex(8)}{TEMP_SUFFIX}"
         self.path = f"{folder_path}/{self._name}"
@@ -146,7 +155,8 @@ class TempFile(Closing):
             try:
                 self._folder_fd = os.dup(folder_fd)
                 stack.callback(os.close, self._folder_fd)
-                self.fd = os.open(self._name, _TEMP_FLAGS, FILE_MODE, dir_fd=self._folder_fd)
+                with changing():
+                    self.fd = os.open(self._name, _TEMP_FLAGS, FILE_MODE, dir_fd=self._folder_fd)
             except OSError as error:
                 raise write_error(error, "create", self.path) from error
             stack.pop_all()
@@ -211,7 +221,8 @@ class TempFile(Closing):
                 `replacing`: the old file is gone, and nothing would be left of either.
         """
         try:
-            os.rename(self._name, name, src_dir_fd=self._folder_fd, dst_dir_fd=self._folder_fd)
+            with self._changing():
+                os.rename(self._name, name, src_dir_fd=self._folder_fd, dst_dir_fd=self._folder_fd)
         except OSError as error:
             raise write_error(error, "rename", f"{self._folder_path}/{name}") from error
         self._published = True
@@ -276,7 +287,7 @@ class TempFile(Closing):
         with contextlib.suppress(OSError):
             os.close(self.fd)
         if not self._published:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), self._changing():
                 os.unlink(self._name, dir_fd=self._folder_fd)
         with contextlib.suppress(OSError):
             os.close(self._folder_fd)

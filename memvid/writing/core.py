@@ -364,6 +364,7 @@ class StoreCore:
             for name in gone:
                 self.files.let_go(name)
             found = [self.enter_pack(name) for name in sorted(there - known)]
+            self.folder.note_versions()
             versions, rows = self.folder.list_versions(), self.index.bundle_ids()
             if (lost := rows - versions) and not self.has_lock:  # first: their numbers may have been given again
                 self.index.drop(lost - self.still_known(lost))
@@ -372,6 +373,12 @@ class StoreCore:
             if versions - rows:
                 drop_superseded(self, rows - versions)
             return [finding for finding in found if finding is not None]
+
+    def look_if_changed(self, *, waiting: bool = False) -> None:
+        """`look_again`, if manifests came or went without this object. Cheap else. waiting: see
+        `StoreFolder.has_changed`; for whoever decides which versions a session has."""
+        if self.folder.has_changed(waiting=waiting):
+            self.look_again()
 
     def enter_pack(self, name: str) -> Finding | None:
         """Let the index know a pack; why it cannot be read, if so."""
@@ -417,9 +424,10 @@ class StoreCore:
             return journal.bases()
 
     def read_again(self) -> list[Finding]:
-        """Enter the versions whose manifests could not be read before, as far as they can be read now; why others
-        cannot. Before it is decided which versions a session has."""
+        """Enter the versions that were put back, or whose manifests could not be read before, as far as they can be
+        read now; why others cannot. Before it is decided which versions a session has."""
         with self._writing:
+            self.look_if_changed(waiting=True)
             found = [self.enter_version(bundle_id) for bundle_id in sorted(self.unreadable_versions)]
             return [finding for finding in found if finding is not None]
 

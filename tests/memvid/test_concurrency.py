@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torpor.memvid.disk import durable
@@ -258,8 +259,8 @@ def test_a_temporary_file_is_no_leftover_between_its_making_and_its_use(
     looking = threading.Thread(target=lambda: found.append(folder.remove_leftovers(dry_run=True)))
 
     class Made(durable.TempFile):
-        def __init__(self, folder_fd: int, folder_path: str) -> None:
-            super().__init__(folder_fd, folder_path)
+        def __init__(self, *how: Any, **changing: Any) -> None:
+            super().__init__(*how, **changing)
             looking.start()
             looking.join(0.05)
 

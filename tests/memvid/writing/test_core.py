@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 from torpor.memvid import errors
 from torpor.memvid.disk import durable
+from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.blocks import BlockDraft
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.format.records import Receipt
@@ -47,6 +48,64 @@ def move(store: Store, receipt: Receipt, *, removing: bool = True) -> Path:
     """Write all blocks of a version into one new pack, and remove the packs that had them."""
     old = packs_of(store, receipt) if removing else []
     return making.copy_blocks(store, (entry.id for entry in receipt.entries), removing=old)
+
+
+# --- a manifest that was put back while the store is open
+
+
+@pytest.fixture
+def put_back(store: Store) -> Iterator[Store]:
+    """An open store to which the manifest of its newest version has come back, of which nothing told."""
+    first = sleep(store, 300)
+    with making.away(manifest_path(store, sleep(store, 600, before=first).bundle_id)):
+        opened = making.reopened(store, anew=True)
+        assert [row.version for row in opened.versions(URI)] == [1]
+    with opened:
+        yield opened
+
+
+def test_a_wake_finds_the_newest_version_that_was_put_back(put_back: Store) -> None:
+    require_awake(put_back, 600)
+
+
+def test_a_delete_takes_a_version_that_was_put_back(put_back: Store) -> None:
+    assert put_back.delete_session(URI).versions_deleted == 2
+    assert making.names(put_back.path) == set()
+
+
+def test_deleting_one_version_knows_of_the_one_that_was_put_back(put_back: Store) -> None:
+    put_back.tag(URI, 2, "good")
+    assert put_back.delete_version(URI, 1).versions_deleted == 1
+    assert set(put_back.marks(URI).tags) == {"good"}
+    require_awake(put_back, 600)
+
+
+@pytest.mark.parametrize("has_slept", [False, True])
+def test_a_number_that_was_put_back_is_not_given_again(put_back: Store, has_slept: bool) -> None:
+    if has_slept:  # what this store itself puts into the folder hides nothing that came before
+        put_back._core.folder.write_manifest(b"\0" * 32, b"")
+    assert sleep(put_back, 300, seed=5).version == 3
+
+
+def test_an_import_takes_no_name_whose_version_was_put_back(store: Store, store_path: Path) -> None:
+    exported = store_path.parent / "other.mvb"
+    with Store.open(store_path.parent / "second", writable=True) as second:
+        sleep(second, 300, seed=8)
+        second.export_session(URI, 1, exported)
+    with making.away(manifest_path(store, sleep(store, 300).bundle_id)):
+        opened = making.reopened(store, anew=True)
+        assert opened.index.find(URI) is None
+    with opened, pytest.raises(errors.NameTaken):
+        opened.import_file(exported)
+
+
+def test_what_a_store_does_itself_lets_it_list_no_versions(store: Store) -> None:
+    sleep(store, 300)
+    with mock.patch.object(StoreFolder, "list_versions", making.refusing(AssertionError("a listing"))):
+        first = sleep(store, 600)
+        sleep(store, 900, before=first)
+        require_awake(store, 900)
+        store.import_file(store.export_session(URI, 3, Path(store.path).parent / "third").path)
 
 
 # --- what gives way to a new file
