@@ -9,7 +9,8 @@ Rules:
 - Nothing in the store is written, and no request waits for it.
 - Nothing goes from the backup, marks included: a version deleted in the store stays there. If the backup's own versions
   of a session would collide with new ones, or come after them, that session is reported and left as it is.
-- A version that is not whole is reported, and the rest is copied. Of a stripped version that goes which is there.
+- A version that is not whole, or cannot be read, is reported by its name, and the rest is copied. Of a stripped version
+  that goes which is there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Final
 
 from ..disk import targets
 from ..disk.lock import StoreLock
@@ -35,8 +37,8 @@ from ..errors import (
     UnsafePath,
     UnsupportedFormat,
 )
-from ..folder.folder import StoreFolder, manifest_name
-from ..folder.marks import MARKS_FILE, Marks, create_store, stripped_in
+from ..folder.folder import StoreFolder, id_in, manifest_name
+from ..folder.marks import MARKS_FILE, Marks, create_store, findings_of_missing, stripped_in
 from ..folder.store_file import (
     has_store_file,
     load_store_uuid,
@@ -52,7 +54,13 @@ from ..units import format_bytes
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
+from ..writing.unreadable import sentence_of
 from .intake import Intake
+
+_REPAIR_FIRST: Final = (
+    " `torpor verify` says how far it is whole, and `torpor repair` copies what is sound out of damaged files; then "
+    "run the backup again."
+)
 
 
 def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
@@ -87,7 +95,9 @@ def copy_versions(core: StoreCore, into: StoreCore, on_progress: Progress | None
     others = _others(core, into, missing)
     missing = [row for row in missing if row.uri not in others]
     total = _require_room(core, into, missing)
-    run = MaintenanceRun(core, "backup", False, problems=list(others.values()))
+    unread = [*core.read_again(), *findings_of_missing(core.folder, core.index.knows)]
+    unread = [finding for finding in unread if not into.index.knows(id_in(finding.path))]
+    run = MaintenanceRun(core, "backup", False, problems=[*unread, *others.values()])
     intake = Intake(into)
     for row in missing:
         size_bytes = _copy_and_tell(run, intake, row, is_stripped=row.bundle_id in stripped)
@@ -180,7 +190,6 @@ def _copy_and_tell(run: MaintenanceRun, intake: Intake, row: IndexRow, *, is_str
     """Write one version into the backup; the bytes written, 0 if it was deleted meanwhile, or is not whole, which is
     told. Raises NoSpace, StoreIoError: the backup cannot be written."""
     core = run.core
-    path = core.folder.path_of(manifest_name(row.bundle_id))
     try:
         with core.open_reader(row.bundle_id) as reader:
 
@@ -190,14 +199,25 @@ def _copy_and_tell(run: MaintenanceRun, intake: Intake, row: IndexRow, *, is_str
             return intake.take(reader.entries, lambda _: reader.manifest, source).bytes_written
     except BundleMissing as error:
         if core.still_known([row.bundle_id]):
-            run.fail(path, error)
+            _tell_left_out(run, row, error)
     except (Corruption, LimitExceeded, UnsupportedFormat, UnsafePath) as error:
-        run.fail(path, error)
+        _tell_left_out(run, row, error)
     except StoreIoError as error:  # a file that the system does not read in the store: the rest can still be copied
         if not str(error.details.get("path")).startswith(f"{core.path}/"):
             raise
-        run.fail(path, error)
+        _tell_left_out(run, row, error)
     return 0
+
+
+def _tell_left_out(run: MaintenanceRun, row: IndexRow, error: StoreError) -> None:
+    """Tell of each version that lacks a file which several need: the file alone does not say what is not copied."""
+    path = run.core.folder.path_of(manifest_name(row.bundle_id))
+    if error.details.get("path") == path:
+        run.tell(path, error.code, sentence_of(error, path, row) if isinstance(error, BundleMissing) else error.message)
+        return
+    advice = "" if "torpor repair" in error.message else _REPAIR_FIRST
+    message = f"Version {row.version} of {row.uri} is not in the backup: {error.message}{advice}"
+    run.tell(str(error.details.get("path", path)), error.code, message)
 
 
 def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:

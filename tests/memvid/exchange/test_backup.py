@@ -250,6 +250,39 @@ def test_what_is_damaged_is_told_and_the_rest_is_copied(source: Path, tmp_path: 
     require_whole(tmp_path / "copy")
 
 
+def test_each_version_that_a_damaged_file_keeps_out_of_the_backup_is_told(source: Path, tmp_path: Path) -> None:
+    with Store.open(source, writable=True) as store:
+        first = sleep(store, 300, uri=SessionUri("default", "rotten"), seed=8)
+        sleep(store, 600, uri=SessionUri("default", "rotting"), seed=8, before=first)
+        flip(making.pack_of(store, first), -1)
+    told = [problem.message for problem in back_up(source, tmp_path / "copy").problems]
+    for name in ("rotten", "rotting"):
+        assert f"Version 1 of torpor://default/{name} is not in the backup" in " ".join(told)
+    assert [("`torpor verify`" in each, "`torpor repair`" in each) for each in told] == [(True, True)] * 2
+    require_whole(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("is_told_by", ["damage", "a tag"])
+def test_a_version_of_which_the_index_knows_nothing_is_told_until_the_backup_has_it(
+    source: Path, tmp_path: Path, is_told_by: str
+) -> None:
+    copy = tmp_path / "copy"
+    with Store.open(source, writable=True) as store:
+        store.tag(URI, 4, "newest")
+        path = manifest_path(store, id_of(store, URI, 4))
+    making.remove_index(source)
+    good = flip(path, 200) if is_told_by == "damage" else path.read_bytes()
+    if is_told_by == "a tag":
+        path.unlink()
+    assert [problem.path for problem in back_up(source, copy).problems] == [str(path)]
+    making.put(path, good)
+    assert back_up(source, copy).problems == ()
+    path.write_bytes(b"damaged") if is_told_by == "damage" else path.unlink()
+    making.remove_index(source)
+    assert back_up(source, copy).problems == ()
+    require_whole(copy)
+
+
 def test_a_block_that_the_system_does_not_read_is_told_and_the_rest_is_copied(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
