@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from ..memvid.folder.retention import Retention
 from ..memvid.format.manifest import require_session_map
-from ..memvid.format.records import DeleteReport
+from ..memvid.format.records import DeleteReport, IndexRow
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from .api.events import OnEvent, ignore
@@ -238,9 +238,17 @@ class Parts:
         """The session, and its version: the one behind the `@` of its name, or `version`."""
         if VERSION_MARK not in session:
             return self.resolve(session), version
-        self.require_open()
-        row = await self.hibernation.threads.on_io(lambda: self.store.resolve_version(session))
+        row = await self.version_numbered(session)
         return self.resolve(str(row.uri)), row.version
+
+    async def version_named(self, session: str) -> IndexRow:
+        """The version behind the `@` of a name. Raises AmbiguousVersion."""
+        self.require_open()
+        return await self.hibernation.threads.on_io(lambda: self.store.resolve_version(session))
+
+    async def version_numbered(self, session: str) -> IndexRow:
+        """As `version_named`, for what goes on by its number. Raises AmbiguousVersion: that means another version."""
+        return self.store.require_numbered(await self.version_named(session))
 
     async def delete_session(self, uri: SessionUri) -> DeleteResult:
         await self.writing_behind.let_go(uri)
@@ -255,16 +263,17 @@ class Parts:
         self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
         return DeleteResult.of(report, most_problems=MAX_PROBLEMS_TOLD)
 
-    async def delete_version(self, uri: SessionUri, version: int) -> DeleteResult:
+    async def delete_version(self, uri: SessionUri, bundle_id: bytes) -> DeleteResult:
         """Delete one version from the disk. Raises SessionNotFound. SessionAwake: the session is awake at it."""
-        live, row = self.residency.awake.get(uri), self.residency.standing.require_row(uri, version)
+        live, row = self.residency.awake.get(uri), self.residency.standing.require_row(uri, bundle_id)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
             raise SessionAwake(
-                f"{uri} is awake, and version {version} is its last one; put it to sleep first, or delete it whole.",
+                f"{uri} is awake, and version {row.version} is its last one; put it to sleep first, or delete it "
+                "whole.",
                 session=str(uri),
             )
         await self.writing_behind.let_go(uri)
-        report = await self.hibernation.threads.on_writer(lambda: self.store.delete_version(uri, version))
+        report = await self.hibernation.threads.on_writer(lambda: self.store.delete_version(uri, bundle_id))
         self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
         return DeleteResult.of(report, most_problems=MAX_PROBLEMS_TOLD)
 

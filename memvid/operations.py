@@ -10,7 +10,7 @@ from typing import Final
 
 from .errors import InvalidPolicy
 from .folder.retention import Retention
-from .format.records import MaintenanceReport
+from .format.records import MaintenanceReport, VersionKey
 from .maintenance.repack_plan import RepackPolicy
 from .store import Store
 from .uri import SessionUri
@@ -29,7 +29,7 @@ class Order:
     keep_last: int | None = None
     keep_days: float | None = None
     cold_after_days: float | None = None
-    version: int | None = None
+    version: VersionKey | None = None
     sources: tuple[str, ...] = ()
 
 
@@ -94,9 +94,9 @@ def set_mark(
         return _marks_of(store, uri, bundle_id)
     row = store.resolve_version(text)
     if tag is not None:
-        store.tag(row.uri, row.version, tag, move=move)
+        store.tag(row.uri, row.bundle_id, tag, move=move)
     else:
-        store.pin(row.uri, row.version)
+        store.pin(row.uri, row.bundle_id)
     return _marks_of(store, row.uri, row.bundle_id)
 
 

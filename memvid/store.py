@@ -31,7 +31,16 @@ from .disk.paths import undoing, whole_path
 from .folder.folder import StoreFolder
 from .folder.journal import Journal
 from .folder.store_file import load_store_uuid, open_existing_root, open_or_make_root
-from .format.records import DeleteReport, Finding, IndexRow, MaintenanceReport, OpenReport, Progress, Receipt
+from .format.records import (
+    DeleteReport,
+    Finding,
+    IndexRow,
+    MaintenanceReport,
+    OpenReport,
+    Progress,
+    Receipt,
+    VersionKey,
+)
 from .recovery.opening import bring_in_line, claim, load_index
 from .recovery.replaying import keep_turns_behind, replay
 from .uri import SessionUri
@@ -148,7 +157,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             keep_turns_behind(self._core, uri, [row.bundle_id for row in rows])
             return deletion.delete_versions(self._core, uri, rows, whole=True, unreadable=unreadable)
 
-    def delete_version(self, uri: SessionUri, version: int) -> DeleteReport:
+    def delete_version(self, uri: SessionUri, version: VersionKey) -> DeleteReport:
         """Delete one version of a session, also one whose manifest is missing. Its turns in the journal stay, as the
         next version. Needs no disk space, unless turns stand behind it.
 

@@ -44,7 +44,7 @@ def export_kv(
             with output.progress("exporting", unit="bytes") as on_progress:
                 report = opened.export_tensors(
                     row.uri,
-                    row.version,
+                    row.bundle_id,
                     target,
                     kind=kind,
                     labels=label or None,

@@ -151,8 +151,8 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
             begun = f"{origin['session']} at version {origin['version']}, {what} {tokens}"
             facts.add_row(f"  {way} from", plain(begun))
     facts.add_row("  bundle", plain(info["bundle_id"] or "– (no version yet)"))
-    made = {version["version"]: version["created_ns"] for version in detail["versions"]}
-    facts.add_row("  made", format_time(made.get(info["version"])))
+    made = {version["bundle_id"]: version["created_ns"] for version in detail["versions"]}
+    facts.add_row("  made", format_time(made.get(info["bundle_id"])))
     if info["labels"]:
         facts.add_row("  labels", plain(" ".join(info["labels"])))
     if info["sampling"]:
@@ -161,8 +161,8 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
 
 
 def _is_stripped(detail: dict[str, Any]) -> bool:
-    shown = detail["info"]["version"]
-    return any(version["stripped"] for version in detail["versions"] if version["version"] == shown)
+    shown = detail["info"]["bundle_id"]
+    return any(version["stripped"] for version in detail["versions"] if version["bundle_id"] == shown)
 
 
 def _version(detail: dict[str, Any]) -> str:

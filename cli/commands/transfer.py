@@ -72,7 +72,7 @@ def export(
     ):
         row = opened.resolve_version(version)
         try:
-            report = opened.export_session(row.uri, row.version, target, replacing=overwrite, on_progress=on_progress)
+            report = opened.export_session(row.uri, row.bundle_id, target, replacing=overwrite, on_progress=on_progress)
         except KeyboardInterrupt:
             raise Interrupted(f"Interrupted. {target} is there whole or not at all.") from None
         ignore_interrupts()

@@ -193,14 +193,14 @@ def _newest_in(daemon: Client, session: str) -> int | None:
         return None
 
 
-def _named(store: Store, order: MaintainRequest) -> tuple[SessionUri | None, int | None]:
+def _named(store: Store, order: MaintainRequest) -> tuple[SessionUri | None, bytes | None]:
     """The session of an order, and the version behind its `@`. A session to forget may be gone already, and an
     interrupted forget may have left its bytes."""
     if order.session is None:
         return None, None
     if VERSION_MARK in order.session:
         row = store.resolve_version(order.session)
-        return row.uri, row.version
+        return row.uri, row.bundle_id
     try:
         return store.resolve(order.session), None
     except SessionNotFound:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..exit_codes import INTEGRITY, OK
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption, option
 from ..reach.store_view import choose_store, open_store
 from ..view.damage import SessionDamage, VersionState, damage_by_session
-from ..view.formatting import format_seconds
+from ..view.formatting import format_id, format_seconds
 from ..view.output import Output, plain, render_problem, typed
 
 SESSIONS_SHOWN = 20  # sessions that are not whole, on the screen; JSON has them all
@@ -111,8 +112,9 @@ def _write_sessions(output: Output, damaged: Sequence[SessionDamage]) -> None:
 def render_damage(damage: SessionDamage) -> list[str]:
     """Markup of a session that is not whole: its versions, what to put back, and how it goes on."""
     lines = [f"[bold]{plain(damage.session)}[/]"]
+    times = Counter(each.version for each in damage.versions)
     for _, run in groupby(damage.versions, key=_likeness):
-        lines.append(f"  {_state_of(list(run))}")
+        lines.append(f"  {_state_of(list(run), times)}")
     lines = _cut(lines, LINES_SHOWN + 1)
     files = _cut([plain(each) for each in damage.put_back], LINES_SHOWN)
     lines.append(f"  [dim]put back[/]  {files[0]}")
@@ -139,8 +141,13 @@ def _likeness(state: VersionState) -> tuple[bool, str, int]:
     return state.is_whole, state.manifest, 0 if state.is_whole else state.whole_up_to
 
 
-def _state_of(run: Sequence[VersionState]) -> str:
-    first, numbers = run[0], [str(each.version) for each in run]
+def _state_of(run: Sequence[VersionState], times: Mapping[int, int]) -> str:
+    """times: how many versions have a number; where that is more than one, their ids are told."""
+    first = run[0]
+    numbers = [
+        f"{each.version} ({plain(format_id(each.bundle_id))})" if times[each.version] > 1 else str(each.version)
+        for each in run
+    ]
     if len(run) == 1:
         name = f"version {numbers[0]}"
     elif len(run) <= NAMED:

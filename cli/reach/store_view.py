@@ -67,7 +67,7 @@ def load_detail(store: Store, session: str) -> dict[str, Any]:
     row = store.resolve_version(session)
     marks = store.marks_to_show(row.uri)
     versions = sorted(store.versions(row.uri), key=lambda each: each.version)
-    with store.open_session(row.uri, row.version) as reader:
+    with store.open_session(row.uri, row.bundle_id) as reader:
         header = reader.read_header(reader.entries[0]) if reader.entries else None
         slots = [spec for spec, _ in header.slots] if header else []
         layers = _layers_of(slots)

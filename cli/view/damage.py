@@ -5,6 +5,7 @@ Only the store decides whether a byte is sound; this puts its report into words.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ...memvid.units import format_count
 from ...memvid.uri import VERSION_MARK, SessionUri
 from ...socket_api.client.client import Client
 from ..exit_codes import INTEGRITY, exit_status_of
+from .formatting import format_id
 from .output import way_out
 
 _MENDING = " Its tokens are sound, so `torpor repair` lets the daemon compute its keys and values again."
@@ -28,13 +30,14 @@ _MENDING = " Its tokens are sound, so `torpor repair` lets the daemon compute it
 @dataclass(frozen=True, slots=True)
 class VersionState:
     """How far a version is whole: all of it, or its first `whole_up_to` tokens. `manifest`: sound, missing or
-    damaged."""
+    damaged. bundle_id: its hex digits, which tell two versions with one number apart."""
 
     version: int
     token_count: int
     is_whole: bool
     whole_up_to: int
     manifest: str
+    bundle_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,9 @@ class SessionDamage:
 
 def damage_by_session(store: Store, report: VerifyReport) -> list[SessionDamage]:
     """The sessions with versions that are not whole, by name."""
-    damaged: dict[SessionUri, dict[int, DamagedVersion]] = {}
+    damaged: dict[SessionUri, dict[bytes, DamagedVersion]] = {}
     for each in report.damaged:
-        damaged.setdefault(each.uri, {})[each.version] = each
+        damaged.setdefault(each.uri, {})[each.bundle_id] = each
     missing = {finding.path for finding in report.findings if finding.code == BundleMissing.code}
     return [_damage_of(store, uri, damaged[uri], missing) for uri in sorted(damaged)]
 
@@ -69,7 +72,7 @@ def add_suggestion(error: TorporError, store_path: Path, session: str, *, is_ser
     try:
         with Store.open(store_path, writable=False) as store:
             uri = store.resolve(session.partition(VERSION_MARK)[0])
-            damaged = {each.version: each for each in store.verify(uri, deep=True).damaged}
+            damaged = {each.bundle_id: each for each in store.verify(uri, deep=True).damaged}
             rows = store.versions(uri)
             if not rows or not damaged:
                 return
@@ -77,7 +80,7 @@ def add_suggestion(error: TorporError, store_path: Path, session: str, *, is_ser
     except TorporError:
         return  # the fault is reported already; a missing suggestion needs no second error
     if whole := _whole(rows, damaged):
-        error.details["intact_version"] = whole[-1]
+        error.details["intact_version"] = whole[-1].version
     error.message += f"{way_out(error)}{mending} {_how_it_goes_on(uri, rows, damaged, told=error.message)}"
 
 
@@ -102,9 +105,9 @@ def naming_the_intact_in(store_path: Path, session: str) -> Iterator[None]:
         raise
 
 
-def _has_newest_tokens(store: Store, newest: IndexRow, damaged: Mapping[int, DamagedVersion]) -> bool:
+def _has_newest_tokens(store: Store, newest: IndexRow, damaged: Mapping[bytes, DamagedVersion]) -> bool:
     """Whether the newest version is damaged in its keys and values alone."""
-    if newest.version not in damaged:
+    if newest.bundle_id not in damaged:
         return False
     try:
         with store.open_bundle(newest.bundle_id) as reader:
@@ -115,19 +118,20 @@ def _has_newest_tokens(store: Store, newest: IndexRow, damaged: Mapping[int, Dam
 
 
 def _damage_of(
-    store: Store, uri: SessionUri, damaged: Mapping[int, DamagedVersion], missing: Container[str]
+    store: Store, uri: SessionUri, damaged: Mapping[bytes, DamagedVersion], missing: Container[str]
 ) -> SessionDamage:
     rows, states = store.versions(uri), []
     for row in rows:
-        damage, manifest = damaged.get(row.version), "sound"
+        damage, manifest = damaged.get(row.bundle_id), "sound"
         if damage is not None and not damage.blocks:
             manifest = "missing" if _manifest_path(store, damage) in missing else "damaged"
         whole_up_to = row.token_count if damage is None else damage.whole_up_to
-        states.append(VersionState(row.version, row.token_count, damage is None, whole_up_to, manifest))
+        is_whole, bundle_id = damage is None, row.bundle_id.hex()
+        states.append(VersionState(row.version, row.token_count, is_whole, whole_up_to, manifest, bundle_id))
     return SessionDamage(str(uri), tuple(states), _to_put_back(store, damaged), _how_it_goes_on(uri, rows, damaged))
 
 
-def _to_put_back(store: Store, damaged: Mapping[int, DamagedVersion]) -> tuple[str, ...]:
+def _to_put_back(store: Store, damaged: Mapping[bytes, DamagedVersion]) -> tuple[str, ...]:
     """Manifests by their paths; packs by theirs where it is known which had the blocks, else by a block."""
     files = [_manifest_path(store, each) for each in damaged.values() if not each.blocks]
     packs: dict[str, None] = {}
@@ -149,25 +153,35 @@ def _manifest_path(store: Store, version: DamagedVersion) -> str:
 
 
 def _how_it_goes_on(
-    uri: SessionUri, rows: Sequence[IndexRow], damaged: Mapping[int, DamagedVersion], *, told: str = ""
+    uri: SessionUri, rows: Sequence[IndexRow], damaged: Mapping[bytes, DamagedVersion], *, told: str = ""
 ) -> str:
     """What can be woken although some versions are not whole. told: an error that may say a part of it already."""
+    times = Counter(row.version for row in rows)
+    rows = list({row.version: row for row in rows}.values())  # of two with one number the younger one is woken
+    damaged = {row.bundle_id: damaged[row.bundle_id] for row in rows if row.bundle_id in damaged}
     whole = _whole(rows, damaged)
-    if whole and whole[-1] == rows[-1].version:
+    if whole and whole[-1] == rows[-1]:
         return f"The newest version of {uri} is whole, so its next use wakes as ever."
     ways = []
-    cut = max(damaged.values(), key=_usable)
-    if cut.whole_up_to:
-        command = f"`torpor wake {uri}{VERSION_MARK}{cut.version} --at {cut.whole_up_to}`"
+    cut = max(damaged.values(), key=_usable, default=None)
+    if cut is not None and cut.whole_up_to:
+        command = f"`torpor wake {uri}{VERSION_MARK}{_named(cut, times)} --at {cut.whole_up_to}`"
         if command not in told:
             at = format_count(cut.whole_up_to)
             from_there = f"goes on from token {at} of version {cut.version}"
             ways.append(f"{command} {AGAIN if cut.is_stripped else from_there}.")
     if whole:
-        ways.append(f"`torpor wake {uri}{VERSION_MARK}{whole[-1]}` goes on from version {whole[-1]}, which is whole.")
+        last = whole[-1]
+        way = f"`torpor wake {uri}{VERSION_MARK}{_named(last, times)}`"
+        ways.append(f"{way} goes on from version {last.version}, which is whole.")
     if not ways and not told.count(" --at "):
         return f"Until then no version of {uri} can be woken."
     return " ".join([*ways, "What sleeps then is the newest."])
+
+
+def _named(version: IndexRow | DamagedVersion, times: Mapping[int, int]) -> str:
+    """A version behind an `@`: by its number, or by its id where several have the number."""
+    return str(version.version) if times[version.version] == 1 else format_id(version.bundle_id.hex())
 
 
 def _usable(damage: DamagedVersion) -> tuple[int, bool, int]:
@@ -175,5 +189,5 @@ def _usable(damage: DamagedVersion) -> tuple[int, bool, int]:
     return damage.whole_up_to, not damage.is_stripped, damage.version
 
 
-def _whole(rows: Sequence[IndexRow], damaged: Mapping[int, DamagedVersion]) -> list[int]:
-    return [row.version for row in rows if row.version not in damaged]
+def _whole(rows: Sequence[IndexRow], damaged: Mapping[bytes, DamagedVersion]) -> list[IndexRow]:
+    return [row for row in rows if row.bundle_id not in damaged]

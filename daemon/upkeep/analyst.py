@@ -66,7 +66,7 @@ class Analyst:
     ) -> tuple[IndexRow, str]:
         row = self._store.resolve_version(version)
         with ExitStack() as stack:
-            reader = stack.enter_context(self._store.open_session(row.uri, row.version))
+            reader = stack.enter_context(self._store.open_session(row.uri, row.bundle_id))
             parent, why = self._open_parent(reader)
             if parent is not None:
                 stack.enter_context(parent)

@@ -53,7 +53,7 @@ async def tree(parts: Parts, request: api.TreeRequest) -> api.BranchInfo:
 async def _version_to_plant(parts: Parts, session: str) -> IndexRow | None:
     """The version that is named, or that has the session's whole tree; None for the session as it stands."""
     if VERSION_MARK in session:
-        return await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(session))
+        return await parts.version_numbered(session)
     uri = parts.resolve(session)
     awake, row = parts.residency.awake, parts.store.find_session(uri)
     if row is None or parts.store.has_turns(uri) or awake.looks.get(uri) is not None:

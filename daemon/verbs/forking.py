@@ -31,7 +31,7 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
     # The name's turn is taken before anything is awaited, so no two requests take a name that is free.
     async with parts.residency.turn_with_name(source, wanted) as use:
         if VERSION_MARK in request.session:
-            row = await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(request.session))
+            row = await parts.version_numbered(request.session)
         kept = None if request.labels is None else tuple(request.labels)
         order = await to_the_end(_order_of_fork(parts, use, source, row, wanted, request.at_token, kept, request.emit))
         is_whole = await parts.hibernation.threads.on_io(lambda: parts.forking.is_whole(order))

@@ -40,8 +40,10 @@ async def maintain(parts: Parts, request: api.MaintainRequest) -> api.Maintenanc
         async with parts.residency.turn(uri):
             return await to_the_end(_forget(parts, uri, dry_run=request.dry_run))
     if request.operation == "strip" and request.session is not None:
-        uri, version = await parts.version_of(request.session, None)
-        return await _strip(parts, uri, version, dry_run=request.dry_run)
+        if VERSION_MARK not in request.session:
+            return await _strip(parts, parts.resolve(request.session), None, dry_run=request.dry_run)
+        row = await parts.version_named(request.session)
+        return await _strip(parts, row.uri, row.bundle_id, dry_run=request.dry_run)
     uri_or_all = None if request.session is None else parts.store.resolve(request.session)
     order = Order(
         request.operation, uri_or_all, request.dry_run, request.keep_last, request.keep_days, request.cold_after_days
@@ -133,12 +135,12 @@ async def stats(parts: Parts, request: api.StatsRequest) -> api.StatsResult:
 
 @answers(api.DeleteRequest)
 async def delete(parts: Parts, request: api.DeleteRequest) -> api.DeleteResult:
-    """Raises SessionNotFound. SessionAwake: a session is awake at the version that is to go."""
+    """Raises SessionNotFound, AmbiguousVersion. SessionAwake: a session is awake at the version that is to go."""
+    parts.require_open()
     if VERSION_MARK in request.session:
-        uri, version = await parts.version_of(request.session, None)
-        assert version is not None, "it was named"
-        async with parts.residency.turn(uri):
-            return await to_the_end(parts.delete_version(uri, version))
+        row = await parts.version_named(request.session)
+        async with parts.residency.turn(row.uri):
+            return await to_the_end(parts.delete_version(row.uri, row.bundle_id))
     uri = parts.resolve(request.session)
     async with parts.residency.turn(uri):
         return await to_the_end(parts.delete_session(uri))
@@ -182,7 +184,7 @@ async def _repair(parts: Parts, *, dry_run: bool) -> api.MaintenanceResult:
     return result_of(report)
 
 
-async def _strip(parts: Parts, uri: SessionUri, version: int | None, *, dry_run: bool) -> api.MaintenanceResult:
+async def _strip(parts: Parts, uri: SessionUri, version: bytes | None, *, dry_run: bool) -> api.MaintenanceResult:
     """Let the keys and values of a sleeping session go, or of one version of it."""
     if not dry_run:
         await parts.writing_behind.let_go(uri)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ..format.records import ExportReport, Progress, Receipt, TensorReport
+from ..format.records import ExportReport, Progress, Receipt, TensorReport, VersionKey
 from ..uri import SessionUri
 from .sessions import Sessions
 
@@ -16,7 +16,7 @@ class Exchanging(Sessions):
     def export_session(
         self,
         uri: SessionUri,
-        version: int | None,
+        version: VersionKey | None,
         target: str | os.PathLike[str],
         *,
         replacing: bool = False,
@@ -42,7 +42,7 @@ class Exchanging(Sessions):
     def export_tensors(
         self,
         uri: SessionUri,
-        version: int | None,
+        version: VersionKey | None,
         target: str | os.PathLike[str],
         *,
         kind: str | None = None,

@@ -9,9 +9,9 @@ from ..checking.promised import require_same_as_row
 from ..disk.paths import Closing, undoing
 from ..errors import BundleMissing, SessionNotFound
 from ..folder.marks import Marks, findings_of_missing
-from ..folder.versions import describe_versions, select_version
+from ..folder.versions import ambiguous, describe_versions, select_version
 from ..format.blocks import BlockEntry
-from ..format.records import Finding, IndexRow, OpenReport
+from ..format.records import Finding, IndexRow, OpenReport, VersionKey
 from ..uri import SessionUri, not_found, parse_reference, parse_version_reference
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader
@@ -34,7 +34,7 @@ class Sessions(Closing):
         """Whether it was opened for writing."""
         return self._core.has_lock
 
-    def open_session(self, uri: SessionUri, version: int | None = None) -> BundleReader:
+    def open_session(self, uri: SessionUri, version: VersionKey | None = None) -> BundleReader:
         """Open a version of a session, the latest if none is named, once its manifest is proven to be the one promised.
 
         Raises:
@@ -79,7 +79,7 @@ class Sessions(Closing):
             return wanted
         raise error
 
-    def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
+    def find_session(self, uri: SessionUri, version: VersionKey | None = None) -> IndexRow | None:
         """The row of a version, the latest if none is named, also of one that was put back a moment ago."""
         self._core.look_if_changed()
         return self.index.find(uri, version)
@@ -93,7 +93,8 @@ class Sessions(Closing):
         return findings_of_missing(self._core.folder, self.index.knows, uri)
 
     def versions(self, uri: SessionUri) -> list[IndexRow]:
-        """All versions of a session, oldest first."""
+        """All versions of a session, oldest first, with what was put back a moment ago."""
+        self._core.look_if_changed()
         return self.index.versions(uri)
 
     def iter_sessions(self) -> Iterator[IndexRow]:
@@ -129,7 +130,14 @@ class Sessions(Closing):
         marks = Marks.load(folder) if selector.tag is not None else Marks(folder.uuid)
         return select_version(uri, self.index.versions(uri), marks, selector)
 
-    def require_session(self, uri: SessionUri, version: int | None = None) -> IndexRow:
+    def require_numbered(self, row: IndexRow) -> IndexRow:
+        """Refuse a version that its number does not mean, for who goes on by the number. Raises AmbiguousVersion."""
+        rivals = [each for each in self.index.versions(row.uri) if each.version == row.version]
+        if rivals[-1:] not in ([], [row]):  # the number means the youngest
+            raise ambiguous(row.uri, str(row.version), rivals)
+        return row
+
+    def require_session(self, uri: SessionUri, version: VersionKey | None = None) -> IndexRow:
         """The row of a version, of the newest if none is named.
 
         Raises:
@@ -141,9 +149,10 @@ class Sessions(Closing):
             raise self._not_found(uri, version)
         return row
 
-    def _not_found(self, uri: SessionUri, version: int | None, but: IndexRow | None = None) -> SessionNotFound:
+    def _not_found(self, uri: SessionUri, version: VersionKey | None, but: IndexRow | None = None) -> SessionNotFound:
         """The error for a session or version that is not there; `but`: its last row, from an index that is too old.
         Raises JournalWaits."""
+        asked = version.hex() if isinstance(version, bytes) else version
         versions = [row.version for row in self.index.versions(uri) if not but]
         if not versions and self._core.journal.has(uri):
             self._core.journal.require_settled(uri)
@@ -155,13 +164,13 @@ class Sessions(Closing):
             )
         if not versions and (missing := self._missing(uri)):
             message = " ".join(finding.message for finding in missing[:_MISSING_TOLD])
-            return SessionNotFound(message, session=str(uri), version=version, suggestions=[])
+            return SessionNotFound(message, session=str(uri), version=asked, suggestions=[])
         if not versions:
             return self._unknown(uri, (near for near in self.index.near(uri) if near != uri))
         return SessionNotFound(
-            f"{uri} has no version {version}; it has {describe_versions(versions)}.",
+            f"{uri} has no version {asked}; it has {describe_versions(versions)}.",
             session=str(uri),
-            version=version,
+            version=asked,
             suggestions=[str(uri)],
         )
 

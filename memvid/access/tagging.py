@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..errors import PUT_BACK, BundleMissing, MarksLost, SessionNotFound
 from ..folder.folder import manifest_name
 from ..folder.marks import Marks, SessionMarks, marks_in
-from ..format.records import IndexRow
+from ..format.records import IndexRow, VersionKey
 from ..uri import SessionUri, parse_version_reference
 from .sessions import Sessions
 
@@ -17,7 +17,7 @@ from .sessions import Sessions
 class Tagging(Sessions):
     """An open store, asked for tags and pins."""
 
-    def tag(self, uri: SessionUri, version: int | None, tag: str, *, move: bool = False) -> IndexRow:
+    def tag(self, uri: SessionUri, version: VersionKey | None, tag: str, *, move: bool = False) -> IndexRow:
         """Let a tag name a version, the latest if none is named. `move` takes the tag from another version.
 
         Raises:
@@ -41,7 +41,7 @@ class Tagging(Sessions):
         with self._core.committing():
             Marks.load(self._core.folder).untag(uri, tag).save(self._core.folder)
 
-    def pin(self, uri: SessionUri, version: int | None) -> IndexRow:
+    def pin(self, uri: SessionUri, version: VersionKey | None) -> IndexRow:
         """Keep a version, the latest if none is named, against any retention. Raises as `tag` does."""
         with self._core.committing():
             row = self._require_manifest(uri, version)
@@ -89,7 +89,7 @@ class Tagging(Sessions):
                 raise
             return Marks(self._core.folder.uuid)
 
-    def _require_manifest(self, uri: SessionUri, version: int | None) -> IndexRow:
+    def _require_manifest(self, uri: SessionUri, version: VersionKey | None) -> IndexRow:
         """Refuse a mark on a version without a manifest: it keeps nothing."""
         row = self.require_session(uri, version)
         if not self._core.folder.has_manifest(row.bundle_id):

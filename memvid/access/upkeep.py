@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..folder.retention import Retention
 from ..folder.scrub_mark import ScrubMark, load_mark, save_mark
-from ..format.records import MaintenanceReport, Progress, UsageReport, VerifyReport
+from ..format.records import MaintenanceReport, Progress, UsageReport, VerifyReport, VersionKey
 from ..maintenance.repack_plan import RepackPolicy
 from ..uri import SessionUri
 from .sessions import Sessions
@@ -105,7 +105,7 @@ class Upkeep(Sessions):
 
         return pruning.drop_stand_ins(self._core, uri)
 
-    def strip(self, uri: SessionUri, version: int | None = None, *, dry_run: bool = False) -> MaintenanceReport:
+    def strip(self, uri: SessionUri, version: VersionKey | None = None, *, dry_run: bool = False) -> MaintenanceReport:
         """Keep the ledger and the text of a version, of all versions of a session if none is named, and let its keys
         and values go: those that no other version needs leave the disk with it. Needs no disk space but a mark's, and
         that of the blocks' headers.

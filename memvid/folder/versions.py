@@ -11,7 +11,6 @@ from typing import Final
 from ..errors import AmbiguousVersion, SessionNotFound
 from ..format.records import IndexRow
 from ..uri import VERSION_MARK, Selector, SessionUri
-from .folder import manifest_name
 from .marks import Marks
 
 _SHORT_ID_DIGITS: Final = 12
@@ -22,31 +21,37 @@ def select_version(uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, sele
     """The one version among a session's `rows` (all of them) that `selector` means.
 
     Raises:
-        AmbiguousVersion: it means several, `candidates` lists a reference to each; or several have its number.
+        AmbiguousVersion: it means several; `candidates` lists a reference to each.
         SessionNotFound: it means none.
     """
     tagged = marks.tagged(uri, selector.tag) if selector.tag is not None else None
     matches = [row for row in rows if _means(selector, tagged, row)]
     if not matches:
         raise _no_version(uri, rows, marks, selector, tagged)
-    rivals = [row for row in rows if row.version == matches[0].version]
-    found = rivals if len(rivals) > 1 else matches
-    if len(found) > 1:
-        raise AmbiguousVersion(
-            told_of_rivals(rivals) if found is rivals else _told_of_several(uri, matches, selector),
-            session=str(uri),
-            selector=selector.text,
-            candidates=[f"{uri}{VERSION_MARK}{row.bundle_id.hex()}" for row in found],  # a shorter id was ambiguous
-        )
+    if len(matches) > 1:
+        raise ambiguous(uri, selector.text, matches)
     return matches[0]
+
+
+def ambiguous(uri: SessionUri, text: str, found: Sequence[IndexRow]) -> AmbiguousVersion:
+    """The error for a text that means several versions."""
+    are_rivals = len({row.version for row in found}) == 1
+    return AmbiguousVersion(
+        told_of_rivals(found) if are_rivals else _told_of_several(uri, found, text),
+        session=str(uri),
+        selector=text,
+        candidates=[f"{uri}{VERSION_MARK}{row.bundle_id.hex()}" for row in found],  # a shorter id was ambiguous
+    )
 
 
 def told_of_rivals(rivals: Sequence[IndexRow]) -> str:
     """Where a manifest was put back whose number was given again."""
-    names = " and ".join(manifest_name(row.bundle_id) for row in rivals)
+    uri, ids = rivals[0].uri, [row.bundle_id.hex()[:_SHORT_ID_DIGITS] for row in rivals]
     return (
-        f"{rivals[0].uri} has {len(rivals)} versions with the number {rivals[0].version}, as when one was put back "
-        f"after its number was given again. Stop the daemon, and move all but one of {names} out of the store's folder."
+        f"{uri} has {len(rivals)} versions with the number {rivals[0].version}, as when one was put back after its "
+        f"number was given again: {' and '.join(f'{uri}{VERSION_MARK}{each}' for each in ids)}. Keep one in a file "
+        f"(`torpor export {uri}{VERSION_MARK}ID FILE`), which an import takes under another name, and delete it here "
+        f"(`torpor rm {uri}{VERSION_MARK}ID`)."
     )
 
 
@@ -58,12 +63,10 @@ def _means(selector: Selector, tagged: bytes | None, row: IndexRow) -> bool:
     )
 
 
-def _told_of_several(uri: SessionUri, matches: Sequence[IndexRow], selector: Selector) -> str:
+def _told_of_several(uri: SessionUri, matches: Sequence[IndexRow], text: str) -> str:
     shown = ", ".join(f"version {row.version} ({row.bundle_id.hex()})" for row in matches[:_MAX_LISTED])
     more = f" and {len(matches) - _MAX_LISTED} more" if len(matches) > _MAX_LISTED else ""
-    return (
-        f"{uri}{VERSION_MARK}{selector.text} means {len(matches)} versions: {shown}{more}. Give more digits of the id."
-    )
+    return f"{uri}{VERSION_MARK}{text} means {len(matches)} versions: {shown}{more}. Give more digits of the id."
 
 
 def _no_version(

@@ -13,6 +13,10 @@ Progress = Callable[[int, int], None]
 """Told how much is done, and how much there is to do."""
 
 
+VersionKey = int | bytes
+"""A version of a session: its number, or its bundle id, which also tells two with one number apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class IndexRow:
     """One version of one session, from the index. `bundle_bytes` is the size of its file, `logical_bytes` of its raw

@@ -37,7 +37,7 @@ from ..disk.paths import FILE_MODE, Closing, list_names, read_small
 from ..errors import IndexFailed, StoreClosed, StoreError, StoreIoError
 from ..folder.folder import StoreFolder
 from ..format.manifest import Lossy, Manifest
-from ..format.records import IndexRow
+from ..format.records import IndexRow, VersionKey
 from ..limits import MAX_INDEX_BYTES, MAX_VERSION
 from ..uri import SessionUri
 
@@ -307,12 +307,14 @@ class Index(Closing):
     def knows(self, bundle_id: bytes) -> bool:
         return bool(self._select("SELECT 1 FROM versions WHERE bundle_id = ?", (bundle_id,)))
 
-    def find(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
-        """A version of a session, the latest if none is named; None if there is none. Of two with one number, as a file
-        that is put back after the index was lost can make them, the younger one."""
+    def find(self, uri: SessionUri, version: VersionKey | None = None) -> IndexRow | None:
+        """A version of a session, the latest if none is named; None if there is none. By a number that two have, as a
+        file that is put back after the index was lost can make them, the younger one."""
         where = "namespace = ? AND name = ?"
         values: tuple[Any, ...] = (uri.namespace, uri.name)
-        if version is not None:
+        if isinstance(version, bytes):
+            rows = self._rows(f"WHERE {where} AND bundle_id = ?", (*values, version))
+        elif version is not None:
             if not 1 <= version <= MAX_VERSION:
                 return None  # nor does SQLite take every number
             rows = self._rows(

@@ -28,7 +28,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..checking.check import Check
-from ..checking.findings import find_strangers, findings_of_pack, findings_of_waiting, is_damage
+from ..checking.findings import find_strangers, findings_of_pack, findings_of_rivals, findings_of_waiting, is_damage
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
 from ..disk.paths import opened_folder
@@ -363,4 +363,5 @@ def _tell_the_rest(run: MaintenanceRun, check: Check) -> None:
     findings, _ = check.tell()
     findings += findings_of_missing(core.folder, lambda each: each in check.planned or core.index.knows(each))
     findings += findings_of_waiting(core, core.bases(), check.planned)
+    findings += findings_of_rivals(core, core.index.all_rows())
     run.problems += [*findings, *find_strangers(core)]

@@ -458,3 +458,14 @@ def away(file: Path) -> Iterator[None]:
         yield
     finally:
         place.rename(file)
+
+
+def rivals(store: Store) -> tuple[Receipt, Receipt]:
+    """Two versions with the number 2, the older one first: its manifest is put back after that and its row were lost,
+    and its number was given again."""
+    older = sleep(store, 600, before=sleep(store, 300))
+    with away(manifest_path(store, older.bundle_id)):
+        store.index.drop([older.bundle_id])
+        younger = sleep(store, 900, seed=2)
+    assert older.version == younger.version == store.require_session(URI, older.bundle_id).version
+    return older, younger

@@ -1,0 +1,36 @@
+"""Deletes of single versions."""
+
+from __future__ import annotations
+
+import pytest
+from torpor.memvid.errors import AmbiguousVersion
+from torpor.tests.daemon.session_rig import Rigged, tokens_of
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import URI, manifest_path
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+async def test_one_of_two_versions_with_one_number_is_deleted_and_the_other_wakes(rig: Rigged, kept: int) -> None:
+    """The daemon goes on by numbers: the version that its number does not mean is refused, and never taken for the
+    other."""
+    store, counts = rig.service.store, (5, 9)
+    await rig.asleep("agent", tokens_of(1, 20))
+    await rig.service.append("agent", tokens=tokens_of(2, counts[0]))
+    older = bytes.fromhex((await rig.sleep("agent")).bundle_id)
+    with making.away(manifest_path(store, older)):
+        store.index.drop([older])
+        await rig.service.append("agent", tokens=tokens_of(3, counts[1]))
+        await rig.sleep("agent")
+    two = [row for row in store.versions(URI) if row.version == 2]
+    ids = [f"agent@{row.bundle_id.hex()}" for row in two]
+    for refused in (
+        rig.wake("agent@2"),
+        rig.wake(ids[0]),
+        rig.service.fork(ids[0], "fork"),
+        rig.service.delete("agent@2"),
+    ):
+        with pytest.raises(AmbiguousVersion, match="torpor rm"):
+            await refused
+    assert (await rig.service.delete(ids[1 - kept])).versions_deleted == 1
+    assert [row.bundle_id for row in store.versions(URI) if row.version == 2] == [two[kept].bundle_id]
+    assert (await rig.wake("agent@2")).token_count == 20 + counts[kept]
