@@ -8,6 +8,7 @@ from functools import partial
 
 from ...memvid.errors import InvalidPolicy, SessionNotFound
 from ...memvid.exchange.incoming import owner_of
+from ...memvid.folder.marks import MARKS_FILE
 from ...memvid.format.records import MaintenanceReport
 from ...memvid.operations import Order, set_mark
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
@@ -180,7 +181,11 @@ async def _repair(parts: Parts, *, dry_run: bool) -> api.MaintenanceResult:
         return result_of(await parts.healing.foresee(report))
     if report.problems and (healed := await parts.healing.heal()):
         report = replace(report, actions=(*report.actions, *healed))
-        report = joined(report, await to_the_end(parts.maintenance.run(repairing)))
+        again = joined(report, await to_the_end(parts.maintenance.run(repairing)))
+        lost = [
+            each for each in report.problems if each.path.endswith(f"/{MARKS_FILE}")
+        ]
+        report = replace(again, problems=tuple(dict.fromkeys([*lost, *again.problems])))
     return result_of(report)
 
 

@@ -290,8 +290,9 @@ def decode_marks(data: bytes, store_uuid: str, path: str) -> Marks:
         return marks
     except (*UNDECODED, InvalidUri, InvalidTag, LimitExceeded) as error:
         raise CorruptMarks(
-            f"{path} is damaged: {reason_of(error)}. Put it back from a backup, or let `torpor repair` move it away "
-            "(the tags and pins in it are lost then). Until then no version is removed by a rule.",
+            f"{path} is damaged: {reason_of(error)}. Put it back, or let `torpor repair --from FOLDER` take it from a "
+            "backup; without one `torpor repair` moves it away, and the tags and pins in it are lost. Until then no "
+            "version is removed by a rule.",
             path=path,
             reason=reason_of(error),
         ) from error
@@ -395,9 +396,9 @@ def id_in_json(text: Any) -> bytes:
 def marks_lost(path: str) -> MarksLost:
     """The error for a missing file of marks, with advice."""
     return MarksLost(
-        f"{path} is missing, and each store has one. Put it back from a backup. Where there is none, mark anew what is "
-        "to stay, first with `torpor tag SESSION@VERSION TAG --move`; `torpor repair` makes an empty one. Until then "
-        "no version is removed by a rule.",
+        f"{path} is missing, and each store has one. Put it back, or let `torpor repair --from FOLDER` take it from a "
+        "backup. Where there is none, mark anew what is to stay, first with `torpor tag SESSION@VERSION TAG --move`; "
+        "`torpor repair` makes an empty one. Until then no version is removed by a rule.",
         path=path,
     )
 

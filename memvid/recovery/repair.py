@@ -1,7 +1,7 @@
 """Repair: copies sound frames out of damaged packs, and takes what versions lack from other files. Gives nothing up.
 
 The steps, in this order; each is durable before the next begins, and each may be the last:
-1. store.json and marks.json: a damaged one moves to `damaged`, and is made anew.
+1. store.json and marks.json: a damaged one moves to `damaged`, and is made anew; the marks from a source that has them.
 2. Manifests that are missing or damaged are copied from the sources, if their digest is right.
 3. A block of which several packs have a damaged frame is put together, if each slot is sound in one of them: a wake
    reads it so, and the damaged files move away.
@@ -26,12 +26,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from ..checking.check import Check
 from ..checking.findings import find_strangers, findings_of_pack, findings_of_rivals, findings_of_waiting, is_damage
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
-from ..disk.paths import opened_folder
+from ..disk.paths import closing_fd, open_foreign_file, opened_folder, read_up_to, whole_path
 from ..errors import (
     Corruption,
     CorruptMarks,
@@ -45,18 +46,23 @@ from ..errors import (
 )
 from ..folder.damaged import move_aside
 from ..folder.folder import manifest_name
-from ..folder.marks import MARKS_FILE, Marks, findings_of_missing
+from ..folder.marks import MARKS_FILE, Marks, decode_marks, findings_of_missing
 from ..folder.store_file import DAMAGED, PACKS, STORE_FILE, VERSIONS, require_store_file, write_store_file
 from ..format.frames import FrameReader
 from ..format.manifest import decode_manifest, encode_manifest_file
 from ..format.pack_writer import PackWriter, joined_block
 from ..format.records import MaintenanceReport
+from ..limits import MAX_MARKS_BYTES
 from ..units import format_plural
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
 from ..writing.removal import needed_now, told_versions
 from .mending import Mending
 from .sources import is_manifest, list_sources, manifests_in, open_source
+
+_MARKS_PUT_BACK: Final = (
+    f"A {MARKS_FILE} of a backup that is put in its place counts again; without one, set the tags and pins anew."
+)
 
 
 def repair(core: StoreCore, *, dry_run: bool, sources: Sequence[str | os.PathLike[str]]) -> MaintenanceReport:
@@ -66,8 +72,8 @@ def repair(core: StoreCore, *, dry_run: bool, sources: Sequence[str | os.PathLik
     run = MaintenanceRun(core, "repair", dry_run)
     try:
         _mend_store_file(run)
-        _mend_marks(run)
         core.look_again()
+        _mend_marks(run, sources)
         check = Check(core, deep=True)
         _take_manifests(run, check, files)
         check.read_packs(core.folder.list_packs())
@@ -100,26 +106,55 @@ def _mend_store_file(run: MaintenanceRun) -> None:
         run.fail(path, error)
 
 
-def _mend_marks(run: MaintenanceRun) -> None:
+def _mend_marks(run: MaintenanceRun, sources: Sequence[str | os.PathLike[str]]) -> None:
     core, path = run.core, f"{run.core.path}/{MARKS_FILE}"
     with run.committing():
         try:
             Marks.load(core.folder)
             return
         except (CorruptMarks, MarksLost) as error:
-            where = "It moves to `damaged`, and an" if isinstance(error, CorruptMarks) else "It is missing; an"
+            what, code = "damaged" if isinstance(error, CorruptMarks) else "missing", error.code
         except StoreError as error:
             run.fail(path, error)
             return
+        folders = map(whole_path, sources)
+        source, marks = next(
+            ((each, marks) for each in folders if (marks := _marks_at(core, each)) is not None),
+            ("", Marks(core.folder.uuid)),
+        )
+        place = None
         if not run.dry_run:
-            _move_aside(core, MARKS_FILE)
-            Marks(core.folder.uuid).save(core.folder)
-    run.did("rewrite", path, 0, f"{where} empty one takes its place: tags, pins and strips in it are lost.")
+            marks = _usable_marks(core, marks)
+            place = _move_aside(core, MARKS_FILE)
+            marks.save(core.folder)
+    if source:
+        run.did("rewrite", path, 0, f"It was {what}. Tags, pins and strips of what the store has come from {source}.")
+        return
+    run.did("rewrite", path, 0, f"It was {what}. An empty one takes its place.")
+    kept = f"; the damaged one is {place}" if place else ""
+    run.tell(path, code, f"{path} was {what}, and the tags, pins and strips in it are lost{kept}. {_MARKS_PUT_BACK}")
 
 
-def _move_aside(core: StoreCore, name: str) -> None:
+def _marks_at(core: StoreCore, folder: str) -> Marks | None:
+    """The marks of this store that a source has, as a backup."""
+    path = f"{folder}/{MARKS_FILE}"
+    with contextlib.suppress(StoreError), closing_fd(open_foreign_file(path)) as fd:
+        return decode_marks(read_up_to(fd, MAX_MARKS_BYTES + 1, path), core.folder.uuid, path)
+    return None
+
+
+def _usable_marks(core: StoreCore, marks: Marks) -> Marks:
+    """Those of a backup's marks that hold here. Others would bring back what was deleted since, or let the keys and
+    values go of a version that is whole again."""
+    marks = marks.without_bundles(marks.bundle_ids - told_versions(core))
+    whole = {each for each in marks.stripped if not core.missing_of(core.needs.of(each))}
+    return marks.without_bundles(whole, names=False)
+
+
+def _move_aside(core: StoreCore, name: str) -> str | None:
     with contextlib.suppress(FileNotFoundError):
-        move_aside(core.folder.root_fd, core.path, core.folder.root_fd, name, core.path)
+        return move_aside(core.folder.root_fd, core.path, core.folder.root_fd, name, core.path)
+    return None
 
 
 # --- manifests

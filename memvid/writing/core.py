@@ -376,8 +376,9 @@ class StoreCore:
 
     def look_if_changed(self, *, waiting: bool = False) -> None:
         """`look_again`, if manifests came or went without this object. Cheap else. waiting: see
-        `StoreFolder.has_changed`; for whoever decides which versions a session has."""
-        if self.folder.has_changed(waiting=waiting):
+        `StoreFolder.has_changed`; for whoever decides which versions a session has. Who reads beside a daemon goes on
+        with the versions of its opening."""
+        if self.has_lock and self.folder.has_changed(waiting=waiting):
             self.look_again()
 
     def enter_pack(self, name: str) -> Finding | None:

@@ -110,6 +110,15 @@ async def test_what_cannot_be_healed_now_is_healed_another_time(
         assert newest(rig) == (2, 1300)
 
 
+async def test_a_repair_that_heals_still_tells_that_marks_were_lost(rig: Rigged, store: Path) -> None:
+    await rig.asleep("a", TEXT)
+    await asyncio.to_thread(damage, store, "a", span=1)
+    (store / "marks.json").unlink()
+    result = await rig.service.maintain(operation="repair")
+    assert [each.code for each in result.problems] == ["marks_lost"]
+    assert newest(rig) == (2, 1300)
+
+
 async def test_an_awake_session_without_room_on_the_disk_is_kept_by_a_later_repair(
     rig: Rigged, store: Path, full_disk: Any
 ) -> None:

@@ -25,6 +25,8 @@ from torpor.memvid.writing.removal import remove_unneeded
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
 from torpor.tests.memvid.store_making import (
+    FORK_URI,
+    HEIR_URI,
     OTHER_URI,
     URI,
     copy_pack,
@@ -535,10 +537,51 @@ def test_damaged_marks_move_away_and_lost_ones_are_made_anew(store: Store) -> No
     assert kinds(store.repair(dry_run=True)) == ["rewrite"]
     with pytest.raises(errors.CorruptMarks):
         store.marks(URI)
-    assert kinds(store.repair()) == ["rewrite"]
+    report = store.repair()
+    assert kinds(report) == ["rewrite"]
     assert (damaged(store), len(store.marks(URI))) == (["marks.json"], 0)
+    (told,) = report.problems
+    assert (told.path, told.code) == (str(marks), "corrupt_marks")
+    assert f"the damaged one is {store.path}/damaged/marks.json. A marks.json of a backup" in told.message
     marks.unlink()
-    assert (kinds(store.repair()), Marks.load(store._core.folder).sessions) == (["rewrite"], {})
+    report = store.repair()
+    assert (kinds(report), Marks.load(store._core.folder).sessions) == (["rewrite"], {})
+    assert [told.code for told in report.problems] == ["marks_lost"]
+    assert store.repair().problems == ()
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_lost_marks_come_from_a_backup_as_far_as_the_store_has_their_versions(
+    store: Store, tmp_path: Path, how: str
+) -> None:
+    """A tag of what was deleted since would bring it back. A strip of what is whole again would let it go."""
+    first = sleep(store)
+    for uri, seed in ((OTHER_URI, 2), (FORK_URI, 3), (HEIR_URI, 4)):
+        sleep(store, uri=uri, seed=seed)
+    store.tag(URI, 1, "first")
+    store.pin(OTHER_URI, 1)
+    exported = store.export_session(FORK_URI, 1, tmp_path / "fork.mvb").path
+    store.strip(FORK_URI, 1)
+    store.strip(HEIR_URI, 1)
+    store.backup(tmp_path / "backup")
+    store.delete_session(OTHER_URI)
+    store.import_file(exported)
+    manifest_path(store, first.bundle_id).unlink()
+    marks = Path(store.path, "marks.json")
+    marks.unlink() if how == "missing" else marks.write_bytes(b"{}")
+    with Store.open(tmp_path / "second", writable=True) as second:
+        sleep(second)
+    sources = [tmp_path / "second", tmp_path / "backup"]
+    assert kinds(store.repair(sources=sources, dry_run=True)) == ["rewrite", "copy"]
+    report = store.repair(sources=sources)
+    assert (kinds(report), report.problems) == (["rewrite", "copy"], ())
+    assert {uri: of.bundle_ids for uri, of in Marks.load(store._core.folder).sessions.items()} == {
+        URI: {first.bundle_id},
+        HEIR_URI: {making.id_of(store, HEIR_URI)},
+    }
+    assert store.marks(HEIR_URI).stripped
+    assert store.verify(deep=True).findings == ()
+    require_awake(store, 300)
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -556,6 +599,10 @@ def test_a_store_file_lost_while_the_store_is_open_is_made_again(store: Store, m
 
 
 # --- cut off
+
+
+LOST_MARKS = {"corrupt_marks", "marks_lost"}
+"""What a repair of `hurt` tells, unless it was done before."""
 
 
 def hurt(store: Store) -> Receipt:
@@ -591,7 +638,7 @@ def test_a_repair_that_is_cut_off_loses_nothing_and_another_run_finishes(
     ):
         store.repair()
     with making.reopened(store, anew=True) as again:
-        assert again.repair().problems == ()
+        assert LOST_MARKS.issuperset(problems(again.repair()))
         require_awake(again, 700)
         require_awake(again, 300, uri=OTHER_URI, seed=2)
         assert again.verify(deep=True).ok
@@ -602,7 +649,7 @@ def test_a_disk_that_refuses_stops_it_with_the_damaged_file_in_its_place(store: 
     hurt(store)
     with mock.patch.object(durable.TempFile, "append", making.refusing(error)), pytest.raises(type(error)):
         store.repair()
-    assert store.repair().problems == ()
+    assert LOST_MARKS.issuperset(problems(store.repair()))
     require_awake(store, 700)
 
 
