@@ -182,9 +182,7 @@ async def _repair(parts: Parts, *, dry_run: bool) -> api.MaintenanceResult:
     if report.problems and (healed := await parts.healing.heal()):
         report = replace(report, actions=(*report.actions, *healed))
         again = joined(report, await to_the_end(parts.maintenance.run(repairing)))
-        lost = [
-            each for each in report.problems if each.path.endswith(f"/{MARKS_FILE}")
-        ]
+        lost = [each for each in report.problems if each.path.endswith(f"/{MARKS_FILE}")]
         report = replace(again, problems=tuple(dict.fromkeys([*lost, *again.problems])))
     return result_of(report)
 
