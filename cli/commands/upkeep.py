@@ -132,7 +132,7 @@ def deleting(daemon: Client | None, path: Path) -> Iterator[Callable[[str], Dele
             if VERSION_MARK not in session:
                 return DeleteResult.of(opened.delete_session(opened.resolve(session)))
             row = opened.resolve_version(session)
-            return DeleteResult.of(opened.delete_version(row.uri, row.version))
+            return DeleteResult.of(opened.delete_version(row.uri, row.bundle_id))
 
         yield delete
 

@@ -27,7 +27,7 @@ def test_damage_of_one_of_two_versions_with_one_number_is_not_told_of_the_other(
     assert f"`torpor wake {URI}@1`" in lines[-1]
 
 
-def test_one_of_two_versions_with_one_number_is_shown_and_exported_by_its_id(made_store: MadeStore) -> None:
+def test_one_of_two_versions_with_one_number_is_shown_exported_and_deleted_by_its_id(made_store: MadeStore) -> None:
     with Store.open(made_store.path, writable=True) as store:
         store.delete_session(URI)
         two = making.rivals(store)
@@ -37,3 +37,6 @@ def test_one_of_two_versions_with_one_number_is_shown_and_exported_by_its_id(mad
         file = made_store.path.parent / f"{one.token_count}.mvb"
         assert made_store("export", text, file, "--json").document["bundle_id"] == one.bundle_id.hex()
     assert made_store("show", "agent@2").status == 4
+    assert made_store("rm", "agent@2", "--yes").status == 4
+    assert made_store("rm", f"agent@{two[0].bundle_id.hex()[:8]}", "--yes").status == 0
+    assert made_store("show", "agent@2", "--json").document["info"]["bundle_id"] == two[1].bundle_id.hex()
