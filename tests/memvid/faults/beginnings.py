@@ -68,7 +68,8 @@ class Swept:
     failures: list[str] = field(default_factory=list)
 
     def choose(self, what: str, items: Sequence[T], stride: int, first: int) -> Sequence[T]:
-        """Every `stride`-th of the items. The sweep is to count as many of `what`."""
+        """Every `stride`-th of the items, and one of fewer. The sweep is to count as many of `what`."""
+        stride = max(1, min(stride, len(items)))
         chosen = items[first % stride :: stride]
         self.due[what] += len(chosen)
         self.out_of += len(items)

@@ -39,9 +39,9 @@ _ORDER: Final = (
         (
             Edit(
                 "folder.journal",
-                "Journal._publish",
+                "Journal._write_anew",
                 "temp.publish(",
-                "temp.publish(TURNS_FILE, replacing=True, flushing=False)",
+                "temp.publish(self._name, replacing=True, flushing=False)",
             ),
         ),
     ),
@@ -113,9 +113,7 @@ _RECORDS: Final = _by_test(
             "the journal of another store is read": Edit("format.journal", "Key.read", "if store != ours"),
         },
         f"{_FOLDER}test_a_foreign_file_is_put_aside_and_never_in_the_place_of_an_earlier_one": {
-            "the journal of another store is written over": Edit(
-                "folder.journal", "Journal.load", "journal._put_aside()"
-            ),
+            "the journal of another store is written over": Edit("folder.journal", "Journal.load", "move_aside("),
         },
         f"{_FOLDER}test_a_flipped_bit_in_any_byte_of_a_journal_costs_one_record_at_most_and_is_told": {
             "damage in the zeros behind a record is not told": Edit(
@@ -123,7 +121,7 @@ _RECORDS: Final = _by_test(
             ),
             "a damaged header is not told": Edit("folder.journal", "Journal._scan", "its header is damaged"),
             "bytes that hold no record are not told": Edit(
-                "folder.journal", "Journal._scan", "self._find(f'{self.path}: {_describe_hole(found)}')"
+                "folder.journal", "Journal._scan", "self._find(f'{self.path}: {describe_hole(found)}')"
             ),
         },
         f"{_FORMAT}test_a_mark_with_some_flipped_bits_is_still_known": {
@@ -220,7 +218,10 @@ _REPLAYED: Final = _by_test(
         },
         f"{_REPLAYING}test_a_version_that_is_made_while_turns_wait_does_not_take_their_place": {
             "a version takes the place of turns that wait": Edit(
-                "folder.journal", "Journal.cover", "if uri not in", "if self._let_go(uri) is not None: self._write(b'')"
+                "folder.journal",
+                "Journal.cover",
+                "if uri not in",
+                "if self._let_go(uri) is not None: self.settle(removing=False)",
             ),
         },
         f"{_REPLAYING}test_turns_of_another_session_outlive_the_bundle_that_they_stand_behind": {
@@ -228,7 +229,7 @@ _REPLAYED: Final = _by_test(
         },
         f"{_REPLAYING}test_turns_that_find_no_room_for_their_version_wait_and_their_session_is_not_used": {
             "turns that become no version now are given up": Edit(
-                "replaying", "replay", "journal.waiting[uri] = error.message", "journal.cover(uri)"
+                "replaying", "_replay_journal", "journal.waiting[uri] = error.message", "journal.cover(uri)"
             ),
         },
         f"{_DAEMON}test_a_turn_behind_a_version_that_was_pruned_survives": {

@@ -194,7 +194,8 @@ class BlockHeaderTarget(Target):
 
 
 class SlotTarget(Target):
-    """A stored slot behind 10 bytes: how many raw bytes it says it has (8), its codec, the bytes of an element."""
+    """A stored slot behind 10 bytes: how many raw bytes it says it has (8), its codec, the bytes of an element (no type
+    has elements without any)."""
 
     name = "slot"
     max_bytes = 1 << 18
@@ -213,7 +214,7 @@ class SlotTarget(Target):
 
     def check(self, data: bytes) -> str:
         data = data.ljust(10, b"\x00")
-        size, codec, element, stored = int.from_bytes(data[:8], "little"), data[8], data[9], data[10:]
+        size, codec, element, stored = int.from_bytes(data[:8], "little"), data[8], data[9] or 1, data[10:]
         if codec != PLANES_CODE:
             return "another codec"
         if size > MAX_SLOT_BYTES:
