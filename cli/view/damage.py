@@ -74,14 +74,17 @@ def add_suggestion(error: TorporError, store_path: Path, session: str, *, is_ser
             uri = store.resolve(session.partition(VERSION_MARK)[0])
             damaged = {each.bundle_id: each for each in store.verify(uri, deep=True).damaged}
             rows = store.versions(uri)
-            if not rows or not damaged:
+            if not rows:
                 return
             mending = _MENDING if is_served and _has_newest_tokens(store, rows[-1], damaged) else ""
     except TorporError:
         return  # the fault is reported already; a missing suggestion needs no second error
-    if whole := _whole(rows, damaged):
+    if not damaged and not mending:
+        return
+    if damaged and (whole := _whole(rows, damaged)):
         error.details["intact_version"] = whole[-1].version
-    error.message += f"{way_out(error)}{mending} {_how_it_goes_on(uri, rows, damaged, told=error.message)}"
+    going_on = f" {_how_it_goes_on(uri, rows, damaged, told=error.message)}" if damaged else ""
+    error.message += f"{way_out(error)}{mending}{going_on}"
 
 
 @contextmanager
@@ -106,8 +109,8 @@ def naming_the_intact_in(store_path: Path, session: str) -> Iterator[None]:
 
 
 def _has_newest_tokens(store: Store, newest: IndexRow, damaged: Mapping[bytes, DamagedVersion]) -> bool:
-    """Whether the newest version is damaged in its keys and values alone."""
-    if newest.bundle_id not in damaged:
+    """Whether the newest version is damaged in its keys and values alone. A stripped one counts as whole then."""
+    if newest.bundle_id not in damaged and newest.bundle_id not in store.marks_to_show(newest.uri).stripped:
         return False
     try:
         with store.open_bundle(newest.bundle_id) as reader:

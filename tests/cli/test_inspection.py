@@ -517,6 +517,20 @@ def test_a_refusal_says_that_the_daemon_can_compute_damaged_keys_and_values_agai
     assert again not in torpor("wake", "agent", "--json").error["error"]["message"], "its tokens are gone too"
 
 
+def test_a_refusal_of_a_stripped_session_says_that_a_repair_brings_it_back(
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread
+) -> None:
+    """It counts as whole without its keys and values, so no version of it is damaged."""
+    torpor("append", "agent", "one")
+    torpor("sleep", "agent")
+    with Store.open(made_store.path, writable=True) as store:
+        store.strip(parse_reference("agent"))
+    daemon.service.store = str(made_store.path)
+    daemon.service.fault = CorruptBlock("a block that others need is damaged.", path=str(made_store.packs[0]))
+    message = torpor("wake", "agent", "--json").error["error"]["message"]
+    assert "`torpor repair` lets the daemon compute its keys and values again" in message
+
+
 @pytest.mark.parametrize(
     "command", [("wake",), ("generate",), ("generate", "more"), ("chat", "more"), ("append", "x"), ("quantise",)]
 )
