@@ -21,13 +21,11 @@ import errno
 import os
 import re
 import shlex
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..disk import durable
 from ..disk.paths import (
-    Stamp,
     closing_fd,
     is_named,
     list_names,
@@ -36,13 +34,13 @@ from ..disk.paths import (
     opened_folder,
     plain_bytes,
     read_at,
-    stamp_of,
     stat_name,
     stat_open,
     undoing,
 )
 from ..errors import PUT_BACK, BundleMissing, NotAStore, StoreClosed, StoreError, StoreIoError
 from ..limits import CHUNK_BYTES
+from .changes import Changes
 from .damaged import free_name, move_aside
 from .store_file import BUNDLES, DAMAGED, JOURNAL, PACKS, VERSIONS
 
@@ -80,8 +78,7 @@ class StoreFolder:
         self.uuid = store_uuid
         self._fds: dict[str, int] = {}
         self._held_bytes: int | None = None
-        self._noted: Stamp | None = None
-        self._naming = threading.Lock()  # held around one change of a name in `versions`; never while flushing
+        self.changes = Changes(lambda: self._fds.get(VERSIONS, -1))
         with undoing(self._close_folders):
             for name in (VERSIONS, PACKS):
                 self._fds[name] = self._open_top(name)
@@ -136,7 +133,7 @@ class StoreFolder:
 
     def new_temp(self, top: str = PACKS) -> durable.TempFile:
         """A temporary file in `packs` or `versions`. Raises NoSpace, StoreIoError."""
-        own = self._own_change if top == VERSIONS else contextlib.nullcontext
+        own = self.changes.own if top == VERSIONS else contextlib.nullcontext
         return durable.TempFile(self._fds.get(top, -1), self.path_of(top), changing=own)
 
     def remove_leftovers(self, *, dry_run: bool = False) -> dict[str, int]:
@@ -159,38 +156,6 @@ class StoreFolder:
         """The temporary files of manifests and packs that this process writes now. Raises StoreIoError."""
         folders = {top: durable.being_written(self._fds[top], self.path_of(top)) for top in (VERSIONS, PACKS)}
         return {f"{top}/{name}" for top, names in folders.items() for name in names}
-
-    # --- what came without this object
-
-    def note_versions(self) -> None:
-        """The manifests are listed next: from now on `has_changed` tells of what comes after this."""
-        with self._naming:
-            self._noted = self._stamp_of_versions()
-
-    def has_changed(self, *, waiting: bool) -> bool:
-        """Whether names in `versions` have changed since `note_versions`, but by this object. Costs one look at the
-        folder itself. waiting: for a change that is under way in another thread; else nothing has changed then."""
-        if not self._naming.acquire(blocking=waiting):
-            return False
-        try:
-            return self._stamp_of_versions() != self._noted
-        finally:
-            self._naming.release()
-
-    @contextlib.contextmanager
-    def _own_change(self) -> Iterator[None]:
-        """Around a change of one name in `versions` by this object. What another has changed before it stays to be
-        told."""
-        with self._naming:
-            is_known = self._stamp_of_versions() == self._noted
-            yield
-            if is_known:
-                self._noted = self._stamp_of_versions()
-
-    def _stamp_of_versions(self) -> Stamp | None:
-        with contextlib.suppress(OSError):  # closed
-            return stamp_of(os.fstat(self._fds.get(VERSIONS, -1)))
-        return None
 
     # --- what there is
 
@@ -284,7 +249,7 @@ class StoreFolder:
         path = self.path_of(name)
         with contextlib.suppress(FileNotFoundError), self._folder_of(name) as (fd, own):
             size_bytes = stat_name(fd, own, path).st_size
-            with self._own_change() if name.startswith(f"{VERSIONS}/") else contextlib.nullcontext():
+            with self.changes.own() if name.startswith(f"{VERSIONS}/") else contextlib.nullcontext():
                 durable.remove(fd, own, os.path.dirname(path))
             self._count(-size_bytes)
             return size_bytes

@@ -363,8 +363,8 @@ class StoreCore:
             self.index.drop_packs(gone := known - there)
             for name in gone:
                 self.files.let_go(name)
-            found = [self.enter_pack(name) for name in sorted(there - known)]
-            self.folder.note_versions()
+            found = [_enter_pack(self, name) for name in sorted(there - known)]
+            self.folder.changes.note()
             versions, rows = self.folder.list_versions(), self.index.bundle_ids()
             if (lost := rows - versions) and not self.has_lock:  # first: their numbers may have been given again
                 self.index.drop(lost - self.still_known(lost))
@@ -376,20 +376,10 @@ class StoreCore:
 
     def look_if_changed(self, *, waiting: bool = False) -> None:
         """`look_again`, if manifests came or went without this object. Cheap else. waiting: see
-        `StoreFolder.has_changed`; for whoever decides which versions a session has. Who reads beside a daemon goes on
+        `Changes.of_others`; for whoever decides which versions a session has. Who reads beside a daemon goes on
         with the versions of its opening."""
-        if self.has_lock and self.folder.has_changed(waiting=waiting):
+        if self.has_lock and self.folder.changes.of_others(waiting=waiting):
             self.look_again()
-
-    def enter_pack(self, name: str) -> Finding | None:
-        """Let the index know a pack; why it cannot be read, if so."""
-        try:
-            self.index.add_pack(pack_row(self.folder, name))
-        except BundleMissing:  # it was moved away, or removed
-            return None
-        except StoreError as error:
-            return Finding(self.folder.path_of(name), error.code, error.message)
-        return None
 
     def enter_version(self, bundle_id: bytes) -> Finding | None:
         """Let the index know a version; why it cannot be read, if so."""
@@ -494,3 +484,14 @@ def drop_superseded(core: StoreCore, missing: Iterable[bytes]) -> set[bytes]:
             gone.add(row.bundle_id)
     core.index.drop(gone)
     return gone
+
+
+def _enter_pack(core: StoreCore, name: str) -> Finding | None:
+    """Let the index know a pack; why it cannot be read, if so."""
+    try:
+        core.index.add_pack(pack_row(core.folder, name))
+    except BundleMissing:  # it was moved away, or removed
+        return None
+    except StoreError as error:
+        return Finding(core.folder.path_of(name), error.code, error.message)
+    return None

@@ -328,7 +328,7 @@ async def test_a_turn_behind_keys_and_values_that_are_gone_is_there_bit_for_bit(
     open_kind: Any, store: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """As an earlier version acknowledged one; or damage took them."""
-    monkeypatch.setattr(Store, "_require_kept", lambda *_: None)
+    monkeypatch.setattr(Store, "_require_kept", lambda *_, **__: None)
     async with open_kind(kind) as rig:
         await strip_and_wake(rig)
         await rig.write("one", 7)

@@ -133,7 +133,7 @@ def test_turns_that_come_behind_a_stripped_version_keep_what_is_there(store: Sto
         patched.setattr(stripping, "repack_packs", making.refusing(Crash))
         store.strip(URI)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Store, "_require_kept", lambda *_: None)
+        patched.setattr(Store, "_require_kept", lambda *_, **__: None)
         store.acknowledge([turn(store, 20)])
     store.repack(policy=CLEARING)
     with reopened(store) as store:
