@@ -411,6 +411,7 @@ class Journal(Closing):
     def strange(self) -> list[str]:
         """The names of journals in the store's folder that are not the open file. Raises UnsafePath, StoreIoError."""
         with (
+            self.lock,  # a new file has its name some time before it is the open one
             contextlib.suppress(FileNotFoundError),
             opened_folder(self._folder.root_fd, JOURNAL, self.folder_path) as fd,
         ):
@@ -422,6 +423,13 @@ class Journal(Closing):
         for name in self.strange():
             with Journal.load(self._folder, writable=True, name=name) as other:
                 yield other
+
+    def require_beside(self) -> None:
+        """Refuse to begin a deletion that `drop` could not end: each journal beside this one can be read. Raises as
+        `load`."""
+        with self.lock:
+            for _ in self._beside():
+                pass
 
     def take_up(self) -> bool:
         """At an opening, once the file is gone, for nothing in it counts: give its name to one that was kept beside it.

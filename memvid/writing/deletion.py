@@ -34,9 +34,12 @@ def delete_versions(
     `unreadable` are manifests that may be the session's, for the report. Call it while `committing`.
 
     Raises:
+        UnsafePath: a journal beside the open one is refused; nothing is gone.
         StoreIoError, DurabilityLost: a part of it may be gone.
     """
     bundle_ids = [row.bundle_id for row in rows]
+    if whole:
+        core.journal.require_beside()  # before anything goes
     marks = marks_in(core.folder) if whole else None
     marked = marks.session(uri).bundle_ids if marks is not None else frozenset()
     candidates = packs_with(core, bundle_ids)

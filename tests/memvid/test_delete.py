@@ -513,6 +513,25 @@ def test_a_delete_that_fails_for_the_journal_keeps_all_versions(store: Store) ->
         assert making.ledger(again) == making.token_ids(0, 405)
 
 
+@pytest.mark.parametrize("how", ["delete_session", "forget"])
+def test_a_delete_that_a_journal_beside_the_open_one_refuses_takes_nothing(store: Store, how: str) -> None:
+    making.sleep_each(store, 300, 600)
+    store.tag(URI, 1, "keep")
+    store.acknowledge([turn(store, 3)])
+    folder = Path(store.path, "journal")
+    shutil.copyfile(folder / "turns.mvj", folder / "turns.mvj.2")
+    os.link(folder / "turns.mvj.2", folder / "another")
+    before = names(store.path)
+    with pytest.raises(errors.UnsafePath):
+        getattr(store, how)(URI)
+    assert (names(store.path), len(store.versions(URI))) == (before, 2)
+    assert list(store.marks_to_show(URI).tags) == ["keep"]
+    (folder / "another").unlink()
+    getattr(store, how)(URI)
+    with reopened(store) as again:
+        assert again.find_session(URI) is None
+
+
 def test_many_versions_are_deleted_at_once(store: Store) -> None:
     making.sleep_each(store, *(256 * number for number in range(1, 30)), layers=1, heads=1, dim=1)
     assert store.delete_session(SessionUri("default", "agent")).versions_deleted == 29

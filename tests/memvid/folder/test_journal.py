@@ -601,6 +601,24 @@ def test_a_journal_that_is_put_back_while_another_is_open_is_kept_and_taken_up_b
     assert read_again(folder) == found
 
 
+def test_a_new_file_is_none_of_the_others_before_it_is_the_open_one(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[str]] = []
+    asking = threading.Thread(target=lambda: told.append(journal.strange()))
+    real = durable.TempFile.publish
+
+    def publish(self: durable.TempFile, *arguments: Any, **options: Any) -> None:
+        real(self, *arguments, **options)
+        asking.start()
+        asking.join(0.2)  # it waits
+
+    monkeypatch.setattr(durable.TempFile, "publish", publish)
+    journal.append([turn(ONE, 3)])
+    asking.join()
+    assert told == [[]]
+
+
 @pytest.mark.parametrize("how", ["drop", "cover", "settle"])
 def test_what_counts_no_more_does_so_in_a_copy_that_took_the_place_of_the_file(
     folder: StoreFolder, journal: Journal, how: str
