@@ -431,6 +431,16 @@ class Journal(Closing):
             for _ in self._beside():
                 pass
 
+    def bases_beside(self, but: SessionUri | None = None) -> set[bytes]:
+        """The versions behind which turns stand in journals beside this one, of all sessions but one. Raises
+        UnsafePath, StoreIoError."""
+        found = set[bytes]()
+        with self.lock:
+            for name in self.strange():
+                with Journal.load(self._folder, writable=False, name=name) as other:
+                    found.update(base for uri, base in other.bases().items() if uri != but)
+        return found
+
     def take_up(self) -> bool:
         """At an opening, once the file is gone, for nothing in it counts: give its name to one that was kept beside it.
         Whether there is one. Raises UnsafePath, NoSpace, StoreIoError, DurabilityLost."""

@@ -53,7 +53,8 @@ def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_
     def planned(uris: Iterable[SessionUri] | None) -> RetentionPlan:
         marks, index = Marks.load(core.folder), core.index
         rows = index.all_rows() if uris is None else [row for one in uris for row in index.versions(one)]
-        return plan_retention(rows, marks, retention, now_ns, unsound, set(core.bases().values()))
+        bases = core.journal.bases_beside().union(core.bases().values())
+        return plan_retention(rows, marks, retention, now_ns, unsound, bases)
 
     run = MaintenanceRun(core, "prune", dry_run)
     plan = _plan_soundly(core, None if uri is None else [uri], planned, unsound)
@@ -79,7 +80,8 @@ def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
     covered = _covered(core, uri)
 
     def planned(_uris: Iterable[SessionUri] | None) -> RetentionPlan:
-        rows, bases, marks = core.index.versions(uri), core.bases().values(), Marks.load(core.folder)
+        rows, marks = core.index.versions(uri), Marks.load(core.folder)
+        bases = core.journal.bases_beside().union(core.bases().values())
         there = {row.bundle_id for row in rows}
         drop = (row for row in rows if row.bundle_id in covered and covered[row.bundle_id] in there)
         return RetentionPlan(

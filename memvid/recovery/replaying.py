@@ -106,9 +106,16 @@ def keep_turns_behind(core: StoreCore, uri: SessionUri | None, bundle_ids: Colle
     it while `committing`.
 
     Raises:
-        StoreBusy: a version of such a session is being written, and has a smaller number than its turns would get.
+        StoreBusy: a version of such a session is being written, and has a smaller number than its turns would get; or
+            its turns are in a journal beside the open one.
         StoreError: it could not be done, and nothing may go.
     """
+    if not core.journal.bases_beside(uri).isdisjoint(bundle_ids):
+        raise StoreBusy(
+            "Turns stand behind what is to go, in a journal that was put back while the store was open. They become "
+            "versions at its next opening: stop the daemon and start it again, then try again.",
+            path=core.journal.folder_path,
+        )
     for other, base in core.journal.bases().items():
         if other != uri and base in bundle_ids:
             if core.being_written(other):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil
@@ -530,6 +531,32 @@ def test_a_delete_that_a_journal_beside_the_open_one_refuses_takes_nothing(store
     getattr(store, how)(URI)
     with reopened(store) as again:
         assert again.find_session(URI) is None
+
+
+@pytest.mark.parametrize("how", ["delete_version", "delete_session", "prune"])
+def test_what_turns_in_a_journal_beside_the_open_one_stand_behind_stays_for_the_next_opening(
+    store: Store, how: str
+) -> None:
+    first = sleep(store, 300)
+    uri = OTHER_URI if how == "delete_session" else URI
+    store.acknowledge([dataclasses.replace(turn(store, 3, seed=5), uri=uri, newest=None)])
+    folder = Path(store.path, "journal")
+    data = (folder / "turns.mvj").read_bytes()
+    store._core.journal.drop(uri)
+    sleep(store, 600, before=first)
+    (folder / "turns.mvj.2").write_bytes(data)
+    (folder / "turns.mvj.2").chmod(0o600)
+    if how == "prune":
+        assert store.prune(Retention(keep_last=1)).actions == ()
+    else:
+        with pytest.raises(errors.StoreBusy, match="put back"):
+            store.delete_version(URI, 1) if how == "delete_version" else store.delete_session(URI)
+    assert [row.version for row in store.versions(URI)] == [1, 2]
+    with reopened(store) as again:
+        assert again.opening.journal == ()
+        expected = making.token_ids(0, 300) + making.token_ids(300, 3, 5)
+        assert making.ledger(again, uri) == expected
+        again.delete_session(URI)
 
 
 def test_many_versions_are_deleted_at_once(store: Store) -> None:
