@@ -324,7 +324,7 @@ class Journal(Closing):
             DurabilityLost
         """
         with self.lock:
-            for other in self._beside():
+            for other in self.beside():
                 if other._let_go(uri) is not None:
                     other.settle()
             reserved, reason = self.room.pop(uri, None), self.waiting.get(uri)
@@ -369,7 +369,7 @@ class Journal(Closing):
             NoSpace, StoreIoError, LimitExceeded, DurabilityLost
         """
         with self.lock:
-            for journal in itertools.chain(self._beside(), [self]):
+            for journal in itertools.chain(self.beside(), [self]):
                 journal.room.pop(uri, None)
                 journal._let_go(uri)
                 if journal._fd >= 0:
@@ -416,30 +416,15 @@ class Journal(Closing):
             opened_folder(self._folder.root_fd, JOURNAL, self.folder_path) as fd,
         ):
             names = filter(_NAME.fullmatch, list_names(fd, self.folder_path))
-            return sorted(each for each in names if self._fd < 0 or not is_named(fd, each, self._fd, self.path))
+            others = [each for each in names if self._fd < 0 or not is_named(fd, each, self._fd, self.path)]
+            return sorted(others, key=lambda name: (len(name), name))
         return []
 
-    def _beside(self) -> Iterator[Journal]:
+    def beside(self, *, writable: bool = True) -> Iterator[Journal]:
+        """The journals in the store's folder that are not this one. Under `lock`. Raises as `load`."""
         for name in self.strange():
-            with Journal.load(self._folder, writable=True, name=name) as other:
+            with Journal.load(self._folder, writable=writable, name=name) as other:
                 yield other
-
-    def require_beside(self) -> None:
-        """Refuse to begin a deletion that `drop` could not end: each journal beside this one can be read. Raises as
-        `load`."""
-        with self.lock:
-            for _ in self._beside():
-                pass
-
-    def bases_beside(self, but: SessionUri | None = None) -> set[bytes]:
-        """The versions behind which turns stand in journals beside this one, of all sessions but one. Raises
-        UnsafePath, StoreIoError."""
-        found = set[bytes]()
-        with self.lock:
-            for name in self.strange():
-                with Journal.load(self._folder, writable=False, name=name) as other:
-                    found.update(base for uri, base in other.bases().items() if uri != but)
-        return found
 
     def take_up(self) -> bool:
         """At an opening, once the file is gone, for nothing in it counts: give its name to one that was kept beside it.

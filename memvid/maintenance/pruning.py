@@ -27,6 +27,7 @@ from typing import Final
 from ..checking.promised import require_same_as_row
 from ..errors import BlockMissing, StoreClosed, StoreError, StoreIoError
 from ..folder.folder import manifest_name
+from ..folder.journals_beside import bases_beside
 from ..folder.marks import Marks
 from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
 from ..format.manifest import Manifest, end_record_of
@@ -53,7 +54,7 @@ def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_
     def planned(uris: Iterable[SessionUri] | None) -> RetentionPlan:
         marks, index = Marks.load(core.folder), core.index
         rows = index.all_rows() if uris is None else [row for one in uris for row in index.versions(one)]
-        bases = core.journal.bases_beside().union(core.bases().values())
+        bases = bases_beside(core.journal).union(core.bases().values())
         return plan_retention(rows, marks, retention, now_ns, unsound, bases)
 
     run = MaintenanceRun(core, "prune", dry_run)
@@ -81,7 +82,7 @@ def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
 
     def planned(_uris: Iterable[SessionUri] | None) -> RetentionPlan:
         rows, marks = core.index.versions(uri), Marks.load(core.folder)
-        bases = core.journal.bases_beside().union(core.bases().values())
+        bases = bases_beside(core.journal).union(core.bases().values())
         there = {row.bundle_id for row in rows}
         drop = (row for row in rows if row.bundle_id in covered and covered[row.bundle_id] in there)
         return RetentionPlan(

@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection
 from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreBusy, StoreError, StoreIoError
 from ..folder.journal import Journal
 from ..folder.journal_findings import findings_beside, waiting_finding
+from ..folder.journals_beside import bases_beside
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.journal import COVERS, JournalRecord
 from ..format.manifest import tail_in
@@ -110,7 +111,7 @@ def keep_turns_behind(core: StoreCore, uri: SessionUri | None, bundle_ids: Colle
             its turns are in a journal beside the open one.
         StoreError: it could not be done, and nothing may go.
     """
-    if not core.journal.bases_beside(uri).isdisjoint(bundle_ids):
+    if not bases_beside(core.journal, uri).isdisjoint(bundle_ids):
         raise StoreBusy(
             "Turns stand behind what is to go, in a journal that was put back while the store was open. They become "
             "versions at its next opening: stop the daemon and start it again, then try again.",

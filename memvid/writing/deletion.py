@@ -20,6 +20,7 @@ from functools import partial
 from ..disk.paths import undoing
 from ..errors import CorruptMarks, DurabilityLost, MarksLost, StoreError
 from ..folder.folder import manifest_name
+from ..folder.journals_beside import require_beside
 from ..folder.marks import MARKS_FILE, Marks, marks_in
 from ..format.records import DeleteReport, Finding, IndexRow
 from ..uri import SessionUri
@@ -39,7 +40,7 @@ def delete_versions(
     """
     bundle_ids = [row.bundle_id for row in rows]
     if whole:
-        core.journal.require_beside()  # before anything goes
+        require_beside(core.journal)  # before anything goes
     marks = marks_in(core.folder) if whole else None
     marked = marks.session(uri).bundle_ids if marks is not None else frozenset()
     candidates = packs_with(core, bundle_ids)
