@@ -232,8 +232,8 @@ _REPLAYED: Final = _by_test(
                 "replaying", "_replay_journal", "journal.waiting[uri] = error.message", "journal.cover(uri)"
             ),
         },
-        f"{_DAEMON}test_a_turn_behind_a_version_that_was_pruned_survives": {
-            "turns stand behind a version that was pruned": Edit(
+        "tests/memvid/test_delete.py::test_no_turn_is_acknowledged_behind_a_version_that_goes_meanwhile": {
+            "turns stand behind a version that goes meanwhile": Edit(
                 "folder.journal", "Journal.append", "if record.base is not None"
             ),
         },
