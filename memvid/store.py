@@ -149,13 +149,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
             StoreBusy: turns of another session stand behind it, and that one is being put to sleep.
         """
-        with self._deleting():
-            unreadable = tuple(finding.path for finding in self._core.read_again())
-            if not self.can_be_deleted(uri):
-                raise self._not_found(uri, None)
-            rows = self.index.versions(uri)
-            keep_turns_behind(self._core, uri, [row.bundle_id for row in rows])
-            return deletion.delete_versions(self._core, uri, rows, whole=True, unreadable=unreadable)
+        with self._deleting() as unreadable:
+            return self._delete_session(uri, unreadable)
 
     def delete_version(self, uri: SessionUri, version: VersionKey) -> DeleteReport:
         """Delete one version of a session, also one whose manifest is missing. Its turns in the journal stay, as the
@@ -165,22 +160,28 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
             StoreBusy: turns stand behind it, and their session is being put to sleep.
         """
-        with self._deleting():
-            self._core.read_again()
+        with self._deleting() as unreadable:
             row = self.require_session(uri, version)
             if len(self.index.versions(uri)) == 1 and not self._core.journal.has(uri):
-                return self.delete_session(uri)
+                return self._delete_session(uri, unreadable)
             keep_turns_behind(self._core, None, [row.bundle_id])
             return deletion.delete_versions(self._core, uri, [row], whole=False)
 
+    def _delete_session(self, uri: SessionUri, unreadable: tuple[str, ...]) -> DeleteReport:
+        if not self.can_be_deleted(uri):
+            raise self._not_found(uri, None)
+        rows = self.index.versions(uri)
+        keep_turns_behind(self._core, uri, [row.bundle_id for row in rows])
+        return deletion.delete_versions(self._core, uri, rows, whole=True, unreadable=unreadable)
+
     @contextlib.contextmanager
-    def _deleting(self) -> Iterator[None]:
-        """No version and no turn is acknowledged within. What manifests need is read before: the first time it takes
-        seconds where there are 100,000."""
+    def _deleting(self) -> Iterator[tuple[str, ...]]:
+        """No version and no turn is acknowledged within. Gives the manifests that cannot be read. What manifests need
+        is read before: the first time it takes seconds where there are 100,000."""
         self._core.require_writable()
         self._core.needs.read_ahead()
         with self._core.committing(), self._core.journaling():
-            yield
+            yield tuple(finding.path for finding in self._core.read_again())
 
 
 def _import_upkeep() -> None:

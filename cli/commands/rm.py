@@ -53,8 +53,10 @@ def rm(
             return ERROR.number
         with deleting(daemon, path) as delete_one:
             status = _delete(output, sessions, delete_one, marks)
-        for session in sessions if not as_json else ():
-            if VERSION_MARK not in session and (branches := _branches_of(session, _names(daemon, path))):
+        whole = [session for session in sessions if VERSION_MARK not in session and not as_json]
+        names = _names(daemon, path) if whole else ()
+        for session in whole:
+            if branches := _branches_of(session, names):
                 output.remark(
                     f"{format_plural(len(branches), 'session')} named after {plain(session)} stay, as a tree that was "
                     f"kept leaves its branches: {plain(branches[0])} to {plain(branches[-1])}. Delete them by their "

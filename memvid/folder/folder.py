@@ -21,7 +21,7 @@ import errno
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from ..disk import durable
@@ -133,8 +133,11 @@ class StoreFolder:
 
     def new_temp(self, top: str = PACKS) -> durable.TempFile:
         """A temporary file in `packs` or `versions`. Raises NoSpace, StoreIoError."""
-        own = self.changes.own if top == VERSIONS else contextlib.nullcontext
-        return durable.TempFile(self._fds.get(top, -1), self.path_of(top), changing=own)
+        return durable.TempFile(self._fds.get(top, -1), self.path_of(top), changing=self._changing(top))
+
+    def _changing(self, top: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """What is entered around each change of a name there: `changes` tells of `versions` alone."""
+        return self.changes.own if top == VERSIONS else contextlib.nullcontext
 
     def remove_leftovers(self, *, dry_run: bool = False) -> dict[str, int]:
         """Remove what unfinished writes left; the bytes of each, by its name in the store. Only under the store's lock.
@@ -249,7 +252,7 @@ class StoreFolder:
         path = self.path_of(name)
         with contextlib.suppress(FileNotFoundError), self._folder_of(name) as (fd, own):
             size_bytes = stat_name(fd, own, path).st_size
-            with self.changes.own() if name.startswith(f"{VERSIONS}/") else contextlib.nullcontext():
+            with self._changing(name.partition("/")[0])():
                 durable.remove(fd, own, os.path.dirname(path))
             self._count(-size_bytes)
             return size_bytes

@@ -54,8 +54,7 @@ def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_
     def planned(uris: Iterable[SessionUri] | None) -> RetentionPlan:
         marks, index = Marks.load(core.folder), core.index
         rows = index.all_rows() if uris is None else [row for one in uris for row in index.versions(one)]
-        bases = bases_beside(core.journal).union(core.bases().values())
-        return plan_retention(rows, marks, retention, now_ns, unsound, bases)
+        return plan_retention(rows, marks, retention, now_ns, unsound, _bases(core))
 
     run = MaintenanceRun(core, "prune", dry_run)
     plan = _plan_soundly(core, None if uri is None else [uri], planned, unsound)
@@ -75,6 +74,11 @@ def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_
     return run.report()
 
 
+def _bases(core: StoreCore) -> set[bytes]:
+    """The versions behind which turns stand, in whichever journal."""
+    return bases_beside(core.journal).union(core.bases().values())
+
+
 def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
     """See `Store.drop_stand_ins`."""
     core.begin_upkeep(dry_run=False)
@@ -82,7 +86,7 @@ def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
 
     def planned(_uris: Iterable[SessionUri] | None) -> RetentionPlan:
         rows, marks = core.index.versions(uri), Marks.load(core.folder)
-        bases = bases_beside(core.journal).union(core.bases().values())
+        bases = _bases(core)
         there = {row.bundle_id for row in rows}
         drop = (row for row in rows if row.bundle_id in covered and covered[row.bundle_id] in there)
         return RetentionPlan(

@@ -15,6 +15,7 @@ from torpor.cli.commands.verify import SESSIONS_SHOWN
 from torpor.cli.serve.doctor import _describe_config, _describe_queue
 from torpor.cli.view.formatting import format_time
 from torpor.daemon.api.store import MaintenanceProblem
+from torpor.errors import TorporError
 from torpor.memvid.errors import PUT_BACK, CorruptBlock, Corruption, Truncated
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store, VersionDraft
@@ -481,6 +482,14 @@ def test_show_of_a_version_without_a_manifest_names_the_others(made_store: MadeS
     assert [version["version"] for version in shown["versions"]] == [1, 2]
 
 
+def refuse_wakes(torpor: Torpor, made_store: MadeStore, daemon: ServerThread, fault: TorporError) -> None:
+    """Let the daemon have the session asleep in this store, and refuse its wake so."""
+    torpor("append", "agent", "one")
+    torpor("sleep", "agent")
+    daemon.service.store = str(made_store.path)
+    daemon.service.fault = fault
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_who_looks_and_who_wakes_are_advised_alike(
     torpor: Torpor, made_store: MadeStore, daemon: ServerThread, damage: str
@@ -490,12 +499,9 @@ def test_who_looks_and_who_wakes_are_advised_alike(
         damaged.unlink()
     else:
         made_store.cut(1)
-    torpor("append", "agent", "one")
-    torpor("sleep", "agent")
-    daemon.service.store = str(made_store.path)
     with Store.open(made_store.path, writable=False) as store, pytest.raises(Corruption) as raised:
         store.open_session(parse_reference("agent"))
-    daemon.service.fault = raised.value
+    refuse_wakes(torpor, made_store, daemon, raised.value)
     (session,) = torpor("verify", "agent", "--json").document["sessions"]
     advised = f"{raised.value.message} {session['goes_on']}"
     assert torpor("wake", "agent", "--json").error["error"]["message"] == advised
@@ -507,10 +513,7 @@ def test_a_refusal_says_that_the_daemon_can_compute_damaged_keys_and_values_agai
     torpor: Torpor, made_store: MadeStore, daemon: ServerThread
 ) -> None:
     damaged = made_store.flip(1)
-    torpor("append", "agent", "one")
-    torpor("sleep", "agent")
-    daemon.service.store = str(made_store.path)
-    daemon.service.fault = CorruptBlock(f"{damaged} is damaged.", path=str(damaged))
+    refuse_wakes(torpor, made_store, daemon, CorruptBlock(f"{damaged} is damaged.", path=str(damaged)))
     again = "`torpor repair` lets the daemon compute its keys and values again"
     assert again in torpor("wake", "agent", "--json").error["error"]["message"]
     made_store.manifests[1].unlink()
@@ -521,12 +524,10 @@ def test_a_refusal_of_a_stripped_session_says_that_a_repair_brings_it_back(
     torpor: Torpor, made_store: MadeStore, daemon: ServerThread
 ) -> None:
     """It counts as whole without its keys and values, so no version of it is damaged."""
-    torpor("append", "agent", "one")
-    torpor("sleep", "agent")
     with Store.open(made_store.path, writable=True) as store:
         store.strip(parse_reference("agent"))
-    daemon.service.store = str(made_store.path)
-    daemon.service.fault = CorruptBlock("a block that others need is damaged.", path=str(made_store.packs[0]))
+    fault = CorruptBlock("a block that others need is damaged.", path=str(made_store.packs[0]))
+    refuse_wakes(torpor, made_store, daemon, fault)
     message = torpor("wake", "agent", "--json").error["error"]["message"]
     assert "`torpor repair` lets the daemon compute its keys and values again" in message
 
@@ -538,10 +539,7 @@ def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
     torpor: Torpor, made_store: MadeStore, daemon: ServerThread, command: tuple[str, ...]
 ) -> None:
     damaged = made_store.cut(1)
-    torpor("append", "agent", "one")
-    torpor("sleep", "agent")
-    daemon.service.store = str(made_store.path)
-    daemon.service.fault = Truncated(f"{damaged} is truncated.", path=str(damaged))
+    refuse_wakes(torpor, made_store, daemon, Truncated(f"{damaged} is truncated.", path=str(damaged)))
     ran = torpor(command[0], "agent", *command[1:], "--json")
     assert (ran.status, ran.error["error"]["details"].get("intact_version")) == (6, 1)
     assert WAKE_VERSION_1 in ran.error["error"]["message"]
@@ -556,10 +554,7 @@ def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
         intact = made_store.advised(intact)
         ran = made_store(command, "agent", tmp_path / "out", "--json")
     else:
-        torpor("append", "agent", "one")
-        torpor("sleep", "agent")
-        daemon.service.store = str(made_store.path)
-        daemon.service.fault = Truncated(f"{damaged} is truncated.", path=str(damaged))
+        refuse_wakes(torpor, made_store, daemon, Truncated(f"{damaged} is truncated.", path=str(damaged)))
         ran = torpor(command, "agent", "--json")
     assert (ran.status, ran.error["error"]["details"].get("intact_version")) == (6, 1)
     assert intact in ran.error["error"]["message"]
