@@ -17,8 +17,8 @@ Rules:
   it before the next record, if some of the file is damaged, or if it is no longer in its place. A record that was
   damaged meanwhile is copied as it is, behind the session's newest sound one: the next one takes the place of both, or
   the next opening tells of the damage and uses the sound one.
-- No file goes that has turns of which the open one knows nothing: one that has its name, as a journal that was missing
-  and is put back, gets another name before a new file has this one. A session that is deleted goes from all of them.
+- A journal that was missing may be put back while another one is open. Where it has turns that the open one never had,
+  it gets another name before a new file takes this one. A session that is deleted goes from all journals.
 """
 
 from __future__ import annotations

@@ -428,7 +428,7 @@ class _Repack:
 
 
 def _is_still(core: StoreCore, name: str, stamp: Stamp) -> bool:
-    """Whether a name still means the file that was read, and nobody has written to it."""
+    """Whether the name is still that of the file that was read, and nobody has written to it since."""
     status = core.folder.status_of(name)
     return status is not None and stamp_of(status) == stamp
 

@@ -375,9 +375,9 @@ class StoreCore:
             return [finding for finding in found if finding is not None]
 
     def look_if_changed(self, *, waiting: bool = False) -> None:
-        """`look_again`, if manifests came or went without this object. Cheap else. waiting: see
-        `Changes.of_others`; for whoever decides which versions a session has. Who reads beside a daemon goes on
-        with the versions of its opening."""
+        """`look_again`, if manifests came or went without this object; cheap if none did. waiting: as of
+        `Changes.of_others`; needed to decide which versions a session has. A reader beside a daemon keeps the versions
+        of its opening."""
         if self.has_lock and self.folder.changes.of_others(waiting=waiting):
             self.look_again()
 
@@ -424,8 +424,9 @@ class StoreCore:
 
     def missing_of(self, block_ids: Collection[bytes], *, stripped: bool = False, again: bool = True) -> set[bytes]:
         """Those of the blocks that no pack has all of now, or (stripped) the header of, by the packs' own directories.
-        What is not found is looked for once more: it may have moved, been put back, or not been read for a moment; but
-        not without `again`, for that look waits for whoever is `committing`. Raises StoreIoError, UnsafePath."""
+        What is not found is looked for once more: it may have moved, been put back, or not been read for a moment.
+        again: False leaves the second look out, which waits for a thread that is `committing`. Raises StoreIoError,
+        UnsafePath."""
         missing = set(block_ids)
         for name, some in self.index.packs_with(missing, stripped=stripped).items():
             if not missing.isdisjoint(some):

@@ -39,8 +39,8 @@ def pack_row(folder: StoreFolder, name: str) -> PackRow:
 class FrameFiles(Closing):
     """Open packs by name. Closes the least recently used first, never one that is in use. Safe from several threads.
 
-    A file is given out as long as it has its name: what its blocks prove counts for the name. One that has it no more
-    is closed as soon as nobody uses it, for it takes room, and may hold what was deleted.
+    A file is given out while it has its name, for what its blocks prove counts for the name. A file that lost its name
+    is closed once nobody uses it: it takes room, and may hold what was deleted.
     """
 
     def __init__(self, folder: StoreFolder) -> None:

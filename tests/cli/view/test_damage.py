@@ -1,4 +1,4 @@
-"""What is said of two versions with one number, of which one is damaged."""
+"""Two versions have one number, and one of them is damaged: what is said."""
 
 from __future__ import annotations
 

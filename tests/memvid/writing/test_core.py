@@ -55,7 +55,7 @@ def move(store: Store, receipt: Receipt, *, removing: bool = True) -> Path:
 
 @pytest.fixture
 def put_back(store: Store) -> Iterator[Store]:
-    """An open store to which the manifest of its newest version has come back, of which nothing told."""
+    """An open store whose newest manifest was missing at the opening, and untold, and is back now."""
     first = sleep(store, 300)
     with making.away(manifest_path(store, sleep(store, 600, before=first).bundle_id)):
         opened = making.reopened(store, anew=True)
