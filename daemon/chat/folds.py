@@ -38,7 +38,7 @@ from ..residency.awake import LeftLook
 from ..residency.putting_away import require_read
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place
-from ..sessions.origin import origin_of
+from ..sessions.provenance import Provenance, origin_of
 from ..sessions.sessions import Durable, Session
 from ..sessions.transcripts import NewTurn, TextMap, Turn, message_of, spoken, without_thinking
 from ..sleep.hibernation import Hibernation
@@ -256,7 +256,7 @@ class Folds:
                 opened_at=None if live.opened_at is None else 0,
                 durability=live.durability,
                 durable=Durable(row.version, row.bundle_id, None, 0, 0, ()),
-                folded_from=origin,
+                provenance=Provenance(folded_from=origin),
             )
             full = _Source(source, live.model.identity, row.model, origin, LeftLook.of(live), begin)
             try:

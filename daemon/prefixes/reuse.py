@@ -336,7 +336,7 @@ def _plan_at(model: LoadedModel, reader: BundleReader, at: int | None) -> restor
 
 def _way_of(live: Session) -> tuple[Sequence[int], Passes] | NotTaken:
     """The tokens of an awake session, and how they were read."""
-    if live.loss is not None or live.elsewhere_tokens:
+    if live.loss is not None or live.provenance.elsewhere_tokens:
         return "other_bits"
     return live.state.tokens, live.state.passes
 

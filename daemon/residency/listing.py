@@ -32,7 +32,7 @@ from ..api.session import Look, Lossy, SessionDetail, SessionInfo, VersionInfo
 from ..api.waking import PartDiffers, SleepResult, WakeResult
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
-from ..sessions.origin import FOLDED_FROM, FORKED_FROM, origin_in
+from ..sessions.provenance import Provenance
 from ..sessions.sessions import Durable, Session
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.forking import Forked, ForkOrder
@@ -42,6 +42,7 @@ from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 from .awake import LeftLook
 
 Told = TypeVar("Told")
+Stored = TypeVar("Stored")
 
 # The end of a session to show: enough to recognise it.
 TAIL_TOKENS = 160
@@ -161,8 +162,8 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
         identity=dict(live.model.identity.parts),
         backend=dict(live.model.backend),
         lossy=_lossy(live.loss),
-        forked_from=live.forked_from,
-        folded_from=live.folded_from,
+        forked_from=live.provenance.forked_from,
+        folded_from=live.provenance.folded_from,
     )
 
 
@@ -198,8 +199,7 @@ def detail_of_asleep(
             )
         layers = _layers(row.uri, reader)
         sampling = Sampling.from_map(manifest.session["sampling"])
-        forked_from = _told(row, "where it comes from", origin_in, manifest.session.get(FORKED_FROM))
-        folded_from = _told(row, "where it comes from", origin_in, manifest.session.get(FOLDED_FROM))
+        provenance = _told(row, "where it comes from", Provenance.from_map, manifest.session)
         info = info_of_left(versions, look, sampling)
         tail = _tail(model, ledger[: info.token_count]) if model is not None else ""
         loss = _loss_in(row, manifest.session.get(LOSSY), info.token_count)
@@ -212,8 +212,8 @@ def detail_of_asleep(
         identity=identity,
         backend=backend,
         lossy=_lossy(loss),
-        forked_from=forked_from,
-        folded_from=folded_from,
+        forked_from=provenance.forked_from,
+        folded_from=provenance.folded_from,
     )
 
 
@@ -310,11 +310,11 @@ def wake_result(
         bytes_read=bytes_read,
         seconds=seconds,
         already_awake=already_awake,
-        differs=parts_that_differ(live.differs),
+        differs=parts_that_differ(live.provenance.differs),
         canary=canary,
         canary_seconds=canary_seconds,
         lossy=_lossy(live.loss),
-        recomputed=live.recomputed,
+        recomputed=live.provenance.recomputed,
         look=look_of(live, newest),
         unreadable=problems_told(unreadable),
     )
@@ -334,7 +334,7 @@ def _loss_in(row: IndexRow, stored: object, token_count: int) -> Loss | None:
     return found and found.within(min(token_count, row.token_count))
 
 
-def _told(row: IndexRow, what: str, read: Callable[[object], Told], stored: object) -> Told:
+def _told(row: IndexRow, what: str, read: Callable[[Stored], Told], stored: Stored) -> Told:
     try:
         return read(stored)
     except ValueError as error:

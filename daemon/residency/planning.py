@@ -107,7 +107,7 @@ class Planning:
             already_awake=True,
             model=live.model.name,
             model_loaded=live.model.is_loaded,
-            differs=listing.parts_that_differ(live.differs),
+            differs=listing.parts_that_differ(live.provenance.differs),
         )
 
 
@@ -131,7 +131,7 @@ def require_as_ordered(live: Session, order: WakeOrder, stored: IndexRow | None)
     if other_version or order.at_token not in (None, held):
         raise _awake_otherwise(live, order)
     if order.strict:
-        require_nothing_differs(live.differs, model=live.model.name)
+        require_nothing_differs(live.provenance.differs, model=live.model.name)
 
 
 def _awake_otherwise(live: Session, order: WakeOrder) -> SessionAwake:

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ...memvid.disk.clock import now_ns
@@ -18,17 +18,16 @@ from ...memvid.uri import SessionUri
 from ...snapshot.caches import growth_of, resident_bytes
 from ...snapshot.checkpoints import Checkpoints
 from ...snapshot.errors import MalformedSnapshot
-from ...snapshot.identity import ELSEWHERE, Difference, circumstances_in, compare, decide_bits, tokens_from_elsewhere
 from ...snapshot.lossy import Loss, LossyTokens
 from ...snapshot.state import LiveState
 from ..api.sampling import Sampling
-from ..api.session import Origin, OwnDurability, Recomputed
+from ..api.session import OwnDurability
 from ..engine.admission import Request, current
 from ..errors import SessionBusy
 from ..models.chat_template import NO_ROOT, Root
 from ..models.models import LoadedModel
 from .interrupted import INTERRUPTED, Interrupted
-from .origin import FOLDED_FROM, FORKED_FROM, RECOMPUTED, map_of_recomputed, origin_in, recomputed_in
+from .provenance import Provenance
 from .rereading import LastRead
 from .transcripts import MAX_SYSTEM_CHARS, TEXT_MAP, TextMap, own_system_of
 from .unprocessed_tail import Unread
@@ -102,15 +101,11 @@ class Session:
     dirty: whether anything has changed since the durable snapshot.
     acknowledged: the session map of its last durable turn, as of a version with the end of its ledger unread; None
     where a sleep has all of it.
-    slept_by: the backend of the snapshot that it was woken from; None if it was not woken.
     rewound: whether it was woken at an earlier version than the last. It is a look at that one until something is read
         or written; only then does the session go on from there, and sleep as a new version.
-    differs: the parts of the backend that differ between the snapshot that it was woken from and here.
-    elsewhere_tokens: how many first tokens another backend computed, perhaps with other bits.
+    provenance: where it comes from.
     loss: the tokens that were ever kept in few bits; None for an exact session.
     lossy: tokens that the next sleep keeps in few bits; None to keep all exact.
-    recomputed: the part that was computed again after damage; None without one.
-    forked_from: its origin; None unless it was forked. folded_from: the version whose summary it began with; None else.
     unread: the unread end of its ledger, to be read before any use; None without one.
     interrupted: the last request that was given up in its midst. It counts while the ledger ends where it ended then.
     tree: what its version says of the branch that it is, and of those below it; for a tree that is put to sleep.
@@ -140,14 +135,9 @@ class Session:
     dirty: bool = True
     acknowledged: Mapping[str, Any] | None = None
     rewound: bool = False
-    slept_by: Mapping[str, str] | None = None
-    differs: tuple[Difference, ...] = ()
-    elsewhere_tokens: int = 0
+    provenance: Provenance = field(default_factory=Provenance)
     loss: Loss | None = None
     lossy: LossyTokens | None = None
-    forked_from: Origin | None = None
-    recomputed: Recomputed | None = None
-    folded_from: Origin | None = None
     unread: Unread | None = None
     interrupted: Interrupted | None = None
     tree: Mapping[str, Any] = field(default_factory=dict)
@@ -230,17 +220,16 @@ class Session:
     def computed_by(self) -> dict[str, str]:
         """The backend of the logits for the next canary: the snapshot's if nothing was computed since the wake and the
         canary is not taken anew at each sleep."""
-        if self.slept_by is None or self.state.computed_tokens or not self.model.layout.by_token:
+        slept_by = self.provenance.slept_by
+        if slept_by is None or self.state.computed_tokens or not self.model.layout.by_token:
             return dict(self.model.backend)
-        return dict(self.slept_by)
+        return dict(slept_by)
 
     def came_from(self, kept: Mapping[str, Any], restored_tokens: int) -> None:
         """Note a snapshot's backend, from its session map. restored_tokens: how many first tokens were restored
         unchanged. Raises MalformedSnapshot: `to_map` does not make this map."""
-        self.slept_by = circumstances_in(kept.get("backend"))
-        self.differs = compare(self.slept_by, self.model.backend).differing
-        elsewhere = len(self.state.tokens) if decide_bits(self.differs) else tokens_from_elsewhere(kept)
-        self.elsewhere_tokens = min(elsewhere, restored_tokens)
+        count = len(self.state.tokens)
+        self.provenance = self.provenance.woken(kept, self.model.backend, count, restored_tokens)
 
     def to_map(self) -> dict[str, Any]:
         """The session map of a snapshot: all of the session but its model state."""
@@ -255,11 +244,8 @@ class Session:
             **({DURABILITY: self.durability} if self.durability else {}),
             **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns or self.text_map.disowned else {}),
             **({ROOT: self.root.to_text()} if self.root else {}),
-            **({ELSEWHERE: self.elsewhere_tokens} if self.elsewhere_tokens else {}),
             **({LOSSY: self.loss.to_map()} if self.loss else {}),
-            **({FORKED_FROM: asdict(self.forked_from)} if self.forked_from else {}),
-            **({RECOMPUTED: map_of_recomputed(self.recomputed)} if self.recomputed else {}),
-            **({FOLDED_FROM: asdict(self.folded_from)} if self.folded_from else {}),
+            **self.provenance.to_map(),
             **({UNREAD: self.unread.to_map()} if self.unread else {}),
             **self.tree,
             **({INTERRUPTED: self.left_midway.to_map()} if self.left_midway else {}),
@@ -299,9 +285,7 @@ class Session:
                 dirty=False,
                 acknowledged=kept if unread else None,
                 loss=Loss.from_map(kept.get(LOSSY)),
-                forked_from=origin_in(kept.get(FORKED_FROM)),
-                recomputed=recomputed_in(kept.get(RECOMPUTED)),
-                folded_from=origin_in(kept.get(FOLDED_FROM)),
+                provenance=Provenance.from_map(kept),
                 unread=unread,
                 interrupted=Interrupted.from_map(kept.get(INTERRUPTED), end),
             )

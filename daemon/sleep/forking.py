@@ -8,7 +8,7 @@ token, the tokens behind the last full block are computed and written anew, as b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...memvid.disk.clock import now_ns
@@ -17,7 +17,7 @@ from ...memvid.uri import SessionUri
 from ..api.events import OnEvent
 from ..api.session import Origin
 from ..models.models import LoadedModel
-from ..sessions.origin import FORKED_FROM, origin_of
+from ..sessions.provenance import FORKED_FROM, origin_of
 from ..sessions.unprocessed_tail import without_answers, without_unread
 from .hibernation import Hibernation
 from .orders import WakeOrder
@@ -82,7 +82,7 @@ class Forking:
         session = woken.session
         session.uri, session.created_ns = order.uri, now_ns()
         session.labels = session.labels if order.labels is None else order.labels
-        session.forked_from = order.origin
+        session.provenance = replace(session.provenance, forked_from=order.origin)
         computed = session.state.computed_tokens
         return Forked(await self._hibernation.sleep(session, emit, cause="fork", may_wait=True), computed)
 

@@ -146,7 +146,7 @@ class Ledgers:
         session.dirty = True
         self._bus.publish(LedgerRead(session.uri, len(session.state.tokens), len(unread.tokens), same))
         if not same:
-            session.recomputed = session.recomputed or again
+            session.provenance = session.provenance.computed_again(again)
         return again
 
     def _tell_kept(self, receipt: Receipt, why: str) -> None:

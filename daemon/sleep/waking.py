@@ -159,7 +159,7 @@ class Waking:
             session.dirty = True  # the next sleep keeps what was computed
             count = plan.target_tokens - plan.resumed_tokens
             again = Recomputed(durable.version, plan.resumed_tokens, count, restored.same_end, damaged=False)
-            session.recomputed = session.recomputed if restored.same_end else session.recomputed or again
+            session.provenance = session.provenance.computed_again(None if restored.same_end else again)
         return Woken(session, plan.read_bytes, restored.canary, restored.canary_seconds)
 
     async def _restore(

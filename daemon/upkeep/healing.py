@@ -350,11 +350,12 @@ class Healing:
             session.tree = tree_in(reader.manifest.session)
         finally:
             reader.close()
-        session.recomputed = Recomputed(row.version, start, len(found.tokens) - start, same)
+        again = Recomputed(row.version, start, len(found.tokens) - start, same)
+        session.provenance = replace(session.provenance, recomputed=again)
         session.came_from(reader.manifest.session, start)
         session.unchanged_tokens, session.dirty = start, True
         receipt = await self._hibernation.sleep(session, ignore, cause="heal", may_wait=True, covers=False)
-        return receipt, session.recomputed
+        return receipt, again
 
     async def _state_at(self, start: int, row: IndexRow, reader: BundleReader, model: LoadedModel) -> LiveState:
         """The session's state after `start` tokens."""

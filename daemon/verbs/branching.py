@@ -445,7 +445,7 @@ def _session_of(copy: Session, uri: SessionUri, request: api.KeepRequest) -> Ses
         unchanged_tokens=0,
         dirty=True,
         rewound=False,
-        recomputed=None,
+        provenance=replace(copy.provenance, recomputed=None),
         interrupted=None,
         last_read=LastRead(),
         awake_until=0.0,

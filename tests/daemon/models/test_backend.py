@@ -177,7 +177,7 @@ async def test_what_is_computed_here_from_its_first_token_is_a_prefix_again(
     async with open_rig(prefix_reuse="exact") as rig:
         await mend(rig)
         await rig.wake("a")
-        assert rig.live("a").elsewhere_tokens == 0
+        assert rig.live("a").provenance.elsewhere_tokens == 0
         await rig.service.create("late")
         read = await rig.service.append("late", tokens=[*tokens_of(1, 300), 1])
         assert read.cached_tokens == 256

@@ -75,7 +75,7 @@ async def test_what_is_kept_of_a_session_makes_it_again(rig: Rigged) -> None:
     await rig.wake("a")
     live = rig.live("a")
     again = Session.woken(live.uri, live.model, live.state, live.durable, live.to_map())
-    again.slept_by = live.slept_by  # it is not in the map, but beside it
+    again.provenance = live.provenance  # the backend is not in the map, but beside it
     assert again == live
     assert (again.dirty, again.unchanged_tokens) == (False, 10)
 

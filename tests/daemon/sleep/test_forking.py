@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torpor.daemon.api.session import Origin
 from torpor.daemon.errors import EmptyContext, SessionExists
-from torpor.daemon.sessions.origin import origin_in, origin_of
+from torpor.daemon.sessions.provenance import Provenance, origin_of
 from torpor.daemon.sleep.forking import ForkOrder
 from torpor.memvid.errors import BundleMissing, InvalidUri, SessionNotFound
 from torpor.memvid.store import Store
@@ -222,8 +222,8 @@ async def test_an_origin_that_a_stranger_wrote_is_refused_by_name(rig: Rigged) -
         {"session": "a"},
     ):
         with pytest.raises(ValueError, match="origin"):
-            origin_in(wrong)
-    assert origin_in(sound) == ForkOrder(row, row.uri).origin
+            Provenance.from_map({"forked_from": wrong})
+    assert Provenance.from_map({"forked_from": sound}).forked_from == ForkOrder(row, row.uri).origin
 
 
 async def test_threat_37_what_was_acknowledged_by_a_clock_before_1970_wakes(

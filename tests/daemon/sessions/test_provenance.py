@@ -1,0 +1,72 @@
+"""What a session says of where it comes from is what was written, or nothing that anybody believes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torpor.daemon.api.session import Origin, Recomputed
+from torpor.daemon.sessions.provenance import Provenance
+
+AGAIN = Recomputed(3, 512, 88, True)
+ORIGIN = Origin("torpor://default/a", 3, "ab" * 32, 1500)
+
+
+@pytest.mark.parametrize(
+    "provenance",
+    [
+        Provenance(),
+        Provenance(recomputed=AGAIN),
+        Provenance(recomputed=replace(AGAIN, damaged=False)),
+        Provenance(forked_from=ORIGIN),
+        Provenance(folded_from=ORIGIN, recomputed=AGAIN),
+    ],
+)
+def test_it_is_kept_as_it_is(provenance: Provenance) -> None:
+    assert Provenance.from_map(provenance.to_map()) == provenance
+
+
+def test_the_entries_are_those_that_were_kept_when_each_was_alone() -> None:
+    told = Provenance(forked_from=ORIGIN, recomputed=AGAIN, elsewhere_tokens=7).to_map()
+    again = {"version": 3, "start": 512, "tokens": 88, "same_logits": True}
+    origin = {"session": "torpor://default/a", "version": 3, "bundle_id": "ab" * 32, "tokens": 1500}
+    assert told == {"elsewhere": 7, "forked_from": origin, "recomputed": again}
+
+
+def test_the_first_part_that_was_computed_again_is_the_one_to_tell_of() -> None:
+    later = replace(AGAIN, version=9)
+    assert Provenance().computed_again(None).recomputed is None
+    assert Provenance().computed_again(AGAIN).computed_again(later).recomputed == AGAIN
+
+
+def test_before_its_first_token_a_session_has_its_origin_alone() -> None:
+    woken = Provenance(ORIGIN, None, AGAIN, 7, {"device": "cpu"})
+    assert woken.begun_anew() == Provenance(ORIGIN)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 0},
+        {"version": True},
+        {"start": -1},
+        {"tokens": 0},
+        {"tokens": 2**40},
+        {"same_logits": 1},
+        {"start": "512"},
+        {"damaged": 0},
+        {"more": 1},
+    ],
+)
+def test_what_nobody_wrote_is_refused(change: dict[str, Any]) -> None:
+    kept = Provenance(recomputed=AGAIN).to_map()
+    with pytest.raises(ValueError, match="recomputed"):
+        Provenance.from_map({"recomputed": {**kept["recomputed"], **change}})
+
+
+@pytest.mark.parametrize("stored", [[], "x", {"version": 1}])
+@pytest.mark.parametrize("key", ["recomputed", "forked_from", "folded_from"])
+def test_other_shapes_are_refused(key: str, stored: object) -> None:
+    with pytest.raises(ValueError, match=r"recomputed|origin"):
+        Provenance.from_map({key: stored})
