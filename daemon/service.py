@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from ..errors import TorporError
 from ..memvid.disk.budget import Budget
@@ -24,6 +24,7 @@ from .api.process import ShutdownResult
 from .api.records import Request
 from .api.verb import Awaiting, R, Verb
 from .api.verbs import Verbs
+from .branches.views import LogitsView
 from .config.configuring import ConfigFile, Configuring
 from .config.settings import Settings
 from .engine.decoding import Decoder
@@ -39,6 +40,8 @@ from .sleep.orders import LastSleep
 from .tasks.cancellation import to_the_end
 from .upkeep.scrubbing import Scrub, ScrubPolicy
 from .verbs import HANDLERS
+
+Found = TypeVar("Found")
 
 
 class Service(Parts, Verbs, Awaiting):
@@ -107,6 +110,19 @@ class Service(Parts, Verbs, Awaiting):
             service.scrub = Scrub(store, scrub, service.bus, service.healing.mend)
             service.hibernation.waking.on_damage = service.scrub.suspect
         return service
+
+    async def with_logits(self, branch: int, look: Callable[[LogitsView], Found]) -> Found:
+        """What a function finds in the logits of a branch, which it reads where they lie; meanwhile the branch does not
+        go on. For who has the service in his own process: `produce` gives logits to all.
+
+        Raises:
+            BranchNotFound, EmptyContext, GenerationFailed: as `produce`.
+            TypeError: the function is, or gives, a coroutine or a generator, so it would look later.
+            StaleLogits: the function uses a view that it kept from before.
+        """
+        self.require_open()
+        async with self.forest.working([branch]) as (found,):
+            return found.with_logits(look)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from torpor.daemon.api.verbs import VERBS
 _WORDS: Final[Mapping[object, str]] = {
     str: "text",
     bytes: "bytes",
+    memoryview: "bytes",
     int: "whole number",
     float: "number",
     bool: "true or false",
@@ -98,7 +99,7 @@ def _kind(declared: Any) -> str:
     if origin is Annotated:
         return _kind(parts[0]) + _bounds(parts[0], parts[1:])
     if origin in (Union, types.UnionType):
-        return " or ".join(map(_kind, parts))
+        return " or ".join(dict.fromkeys(map(_kind, parts)))
     if origin is Literal:
         return ", ".join(f"`{each}`" for each in parts)
     if origin in (tuple, Sequence):

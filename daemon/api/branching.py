@@ -15,7 +15,7 @@ from .events import Listener, Reporting
 from .limits import MAX_APPENDED_TOKENS, MAX_BIAS, MAX_BIASES, MAX_BRANCHES, MAX_CHILDREN, MAX_NUMBER, MAX_SEED
 from .logprobs import Logprob, TokenLogprobs, TopLogprobs, require_tellable
 from .reading import FinishReason, MaxTokens, Stops
-from .records import Count, Labels, Listed, Priority, Record, Request, Result, SessionText, Text, TokenId
+from .records import Count, Labels, LentBytes, Listed, Priority, Record, Request, Result, SessionText, Text, TokenId
 from .sampling import NamedSampling, Sampling
 
 BranchId = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
@@ -93,7 +93,8 @@ class Produced(Result):
     """The token that a branch would draw at its step; nothing has changed. ends: whether it ends an answer.
 
     logprob, entropy: with `logprobs` alone. logprob: of the token, and the likeliest in its place. entropy: of the
-    model's next token, in nats. logits: of this step, where they were asked for: float32 `[vocabulary]`, little-endian.
+    model's next token, in nats. logits: of this step, where they were asked for: float32 `[vocabulary]`, little-endian;
+    in the daemon's own process not a copy, but its memory, to read alone.
     """
 
     branch: int
@@ -103,7 +104,7 @@ class Produced(Result):
     ends: bool
     logprob: TokenLogprobs | None = None
     entropy: Annotated[float, Field(ge=0)] | None = None
-    logits: bytes | None = None
+    logits: LentBytes | None = None
 
 
 class ProduceResult(Result):

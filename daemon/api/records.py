@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import GenericAlias
 from typing import Annotated, Any, ClassVar, Final, Literal, dataclass_transform, get_args
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, InstanceOf
 
 from .limits import (
     MAX_LABEL_CHARS,
@@ -56,6 +56,9 @@ Version = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Position = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Priority = Literal["normal", "background"]
 """`background` gives way to `normal`."""
+
+LentBytes = bytes | InstanceOf[memoryview]
+"""What the daemon gives as a view of its memory, to read alone; behind the wire they are bytes."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

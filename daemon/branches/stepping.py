@@ -73,12 +73,10 @@ class Stepping:
 
     async def produce(self, branches: Sequence[Branch], logprobs: int | None, *, logits: bool) -> list[Produced]:
         """What each would draw. Raises InvalidConstraint, GenerationFailed."""
-
-        def found(branch: Branch) -> Produced:
-            produced = _produced(branch, logprobs)
-            return replace(produced, logits=_as_bytes(branch.head())) if logits else produced
-
-        return [await self._engine.call(partial(found, each)) for each in branches]
+        found = [await self._engine.call(partial(_produced, each, logprobs)) for each in branches]
+        if not logits:
+            return found
+        return [replace(each, logits=branch.logits().to_send()) for branch, each in zip(branches, found, strict=True)]
 
     async def set_logits(self, branches: Sequence[Branch], values: NDArray[np.float32]) -> None:
         """Let branches draw from other logits at this step."""
@@ -283,10 +281,6 @@ def entropy_of(logits: mx.array) -> float:
 def _revoke(branches: Sequence[Branch]) -> None:
     for branch in branches:
         branch.revoke()
-
-
-def _as_bytes(logits: mx.array) -> bytes:
-    return np.asarray(logits).astype("<f4").tobytes()
 
 
 def _evaluated(array: mx.array) -> mx.array:

@@ -1,8 +1,8 @@
 """The logits of a branch, lent out: a read-only view for each step, which dies before anything overwrites it.
 
-A view has no memory of its own, and never gives its memory away: a slice is a view of the same loan, and what becomes
-an array of numpy is a copy. So a reader that keeps a view past its step gets an error, and never the numbers of another
-step.
+A view has no memory of its own: a slice is a view of the same loan, and what becomes an array of numpy is a copy. So a
+reader that keeps a view past its step gets an error, and never the numbers of another step. Only an answer gets the
+memory itself, to read: it tells of its step, and is sent when the branch may have gone on.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ class LogitsView:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """A copy, for `numpy.array` and all that takes arrays."""
         return np.array(self._mine(), dtype=dtype)
+
+    def to_send(self) -> memoryview:
+        """The memory itself, float32 in the machine's order, to read alone. It stays what it is when the view ends, and
+        is freed when this is let go."""
+        return np.ascontiguousarray(self._mine()).data.toreadonly().cast("B")
 
     def tobytes(self) -> bytes:
         """A copy, as float32 in the machine's order."""

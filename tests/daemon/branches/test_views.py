@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 from torpor.daemon.api.branching import BranchCommit, BranchReading, TokenBias
 from torpor.daemon.branches.trees import Branch
 from torpor.daemon.branches.views import Lending, LogitsView
-from torpor.daemon.errors import EmptyContext, GenerationFailed, InvalidLogits, LogitsLent, StaleLogits
+from torpor.daemon.errors import BranchNotFound, EmptyContext, GenerationFailed, InvalidLogits, LogitsLent, StaleLogits
 from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -36,6 +37,7 @@ def is_stale(view: LogitsView) -> bool:
         lambda it: it[0],
         lambda it: it[:5],
         lambda it: it.tobytes(),
+        lambda it: it.to_send(),
         len,
         list,
         np.array,
@@ -108,10 +110,10 @@ async def async_pieces(view: LogitsView) -> AsyncIterator[float]:
 @pytest.mark.parametrize("look", [later, pieces, async_pieces, lambda view: later(view), lambda view: pieces(view)])
 async def test_what_would_look_later_borrows_nothing_lv5(open_rig: Any, look: Any) -> None:
     """Coroutines and generators, and plain functions that give one: a coroutine is closed, so nobody warns of it."""
-    async with planted(open_rig) as (_, branch):
+    async with planted(open_rig) as (rig, branch):
         with pytest.raises(TypeError, match=r"later|waits"):
-            branch.with_logits(look)
-        assert branch.with_logits(len) == 259
+            await rig.service.with_logits(branch.number, look)
+        assert await rig.service.with_logits(branch.number, len) == 259
 
 
 async def test_a_branch_does_not_go_on_while_its_logits_are_borrowed_lv6(open_rig: Any) -> None:
@@ -123,7 +125,7 @@ async def test_a_branch_does_not_go_on_while_its_logits_are_borrowed_lv6(open_ri
                 branch.revoke()
             return view[3]
 
-        assert branch.with_logits(look) == branch.logits()[3]
+        assert await rig.service.with_logits(branch.number, look) == branch.logits()[3]
         assert branch.position == before
         await rig.service.commit([BranchCommit(branch.number, 7)])
         assert branch.position == before + 1
@@ -166,6 +168,37 @@ async def test_a_view_is_read_only_and_set_logits_leaves_the_keys_alone_lv9(open
         assert before.token_count == len(live.tokens)
         await rig.service.commit([BranchCommit(branch.number, 42)])
         assert np.array(branch.logits()).tobytes() != wanted.tobytes(), "they hold for one step"
+
+
+async def test_an_answer_has_the_memory_itself_which_stays_what_it_is(open_rig: Any) -> None:
+    async with planted(open_rig) as (rig, branch):
+        head, kept = branch.head(), branch.logits()
+        (drawn,) = (await rig.service.produce([branch.number], logits=True)).produced
+        sent = drawn.logits
+        assert isinstance(sent, memoryview)
+        assert sent.readonly
+        assert np.frombuffer(sent, np.uint8).ctypes.data == np.asarray(head).ctypes.data, "no copy was made"
+        del head
+        before = bytes(sent)
+        await rig.service.advance([branch.number], max_tokens=3)
+        assert is_stale(kept)
+        assert bytes(sent) == before, "the answer tells of its step, whenever it is sent"
+
+
+async def test_a_function_of_the_service_waits_for_the_step_that_is_being_made(open_rig: Any) -> None:
+    async with planted(open_rig) as (rig, branch):
+        gate = rig.network.hold_at(1)
+        going = asyncio.ensure_future(GOES_ON["commit"](rig.service, branch.number))
+        await gate.reached()
+        views: list[LogitsView] = []
+        looking = asyncio.ensure_future(rig.service.with_logits(branch.number, views.append))
+        await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(going, looking)
+        assert views[0].step == 1
+        assert views[0].tobytes() == np.asarray(branch.head()).tobytes()
+        with pytest.raises(BranchNotFound):
+            await rig.service.with_logits(branch.number + 1, len)
 
 
 def test_ten_thousand_steps_keep_one_loan_lv10() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
+from torpor.daemon.api.branching import Produced, ProduceResult
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import Event, ProgressEvent, SessionEvent, TokenEvent, WorkEvent
 from torpor.daemon.api.logprobs import Likelihood, TokenLogprobs
@@ -67,6 +68,17 @@ def test_a_million_numbers_take_no_piece_for_each() -> None:
     encoded, pauses = counted(encode_in_pieces({"result": numbers}, max_frame_bytes=2**24))
     assert encoded == encode_frame({"result": numbers}, max_frame_bytes=2**24)
     assert 100 < pauses < 1_000
+
+
+def test_lent_logits_become_a_frame_without_a_copy_of_their_own_lv3() -> None:
+    lent = memoryview(b"lent" * 4096).toreadonly()
+    drawn = [Produced(1, 2, 3, "x", ends=False, logits=given) for given in (lent, bytes(lent), None)]
+    made, _ = counted(wire_map(VERBS["produce"], ProduceResult(tuple(drawn))))
+    assert made["produced"][0]["logits"] is lent
+    frames = [encode_frame({"result": each}, max_frame_bytes=2**24) for each in made["produced"]]
+    assert frames[0] == frames[1] != frames[2], "a client reads bytes"
+    with pytest.raises(ValidationError):
+        counted(wire_map(VERBS["produce"], ProduceResult((Produced(1, 2, 3, "x", ends=False, logits=[1.0]),))))  # type: ignore[arg-type]
 
 
 def test_a_field_that_is_none_of_the_protocol_is_found_in_a_long_list_too() -> None:
