@@ -182,6 +182,20 @@ def test_every_source_file_that_is_named_exists() -> None:
     assert [(name, path) for name in pages for path in file.findall(text_of(name)) if not (ROOT / path).exists()] == []
 
 
+MOST_DECISIONS, MOST_LINES, WIDTH = 40, 25, 120
+
+
+def test_decisions_are_few_and_short() -> None:
+    """What, why, and what was rejected: how a thing works is said elsewhere. No line is long to save another one."""
+    pages = {page.name: page.read_text() for page in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
+    assert len(pages) <= MOST_DECISIONS
+    for name, text in pages.items():
+        lines = text.splitlines()
+        assert len(lines) <= MOST_LINES, name
+        assert max(map(len, lines)) <= WIDTH, name
+        assert "**Decision.**" in text, name
+
+
 def test_each_decision_stands_in_the_list() -> None:
     listed = re.findall(r"^\d+\. \[[^\]]+\]\((\d\d-[\w-]+\.md)\)", text_of("docs/decisions/README.md"), re.MULTILINE)
     assert listed == sorted(page.name for page in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
