@@ -130,7 +130,7 @@ class Parts:
         self.healing = Healing(store, engine, self.hibernation, self.maintenance, self.residency, self.bus)
         self.writing_behind = WritingBehind(store, engine, self.hibernation, self.residency, bus)
         self.forest, self.stepping = Forest(engine, residency.memory, residency.models), Stepping(engine)
-        self.roll = Roll(store, self.residency.awake, self.residency.awake.looks)
+        self.roll = Roll(store, self.residency.awake)
         self.labels = Labels(self.residency, self.hits, self.roll, self.delete_session)
         self.started = time.monotonic()
         self.preparing: asyncio.Task[ShutdownResult] | None = None
@@ -228,7 +228,7 @@ class Parts:
     def is_at_look(self, uri: SessionUri) -> bool:
         """Whether the next use of a session finds it at a look, and not at its end."""
         live = self.residency.awake.get(uri)
-        return self.residency.awake.looks.get(uri) is not None if live is None else live.is_mere_look
+        return live is not None and live.is_mere_look
 
     def resolve(self, name: str) -> SessionUri:
         self.require_open()

@@ -63,7 +63,7 @@ class SessionInfo(Result):
     sampling: None for a sleeping session, unless its manifest was read.
     unread_tokens: how many of its tokens have no state in its last version, and are computed again at the next use.
     lossy: None for one that is exact.
-    look: None unless woken at an earlier token, with nothing read or written there; it may have left memory since.
+    look: None unless it is awake at an earlier token or version, with nothing read or written there.
     durability: of `create`; None for one asleep, which is on the disk.
     """
 

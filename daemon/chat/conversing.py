@@ -369,10 +369,10 @@ class Conversing:
         return anew
 
     def leave_asleep(self, before: Session) -> None:
-        """Undo `go_back` if nothing was read or written after it: the next use finds the session as `before`."""
+        """Undo `go_back` if nothing was read or written after it: the next use finds the newest version."""
         live = self._residency.awake.get(before.uri)
-        if live is not before and (live is None or live.is_mere_look):
-            self._residency.awake.set_aside(before)
+        if live is not None and live is not before and live.is_mere_look:
+            self._residency.awake.drop(before.uri)
 
     def require_room(self, live: Session, turn: NewTurn, max_tokens: int) -> None:
         """Refuse a turn that does not fit into the context. Raises ContextOverflow: with both sizes."""

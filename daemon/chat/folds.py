@@ -34,7 +34,6 @@ from ..events.events import SessionCreated, SessionFolded
 from ..memory.line import Use
 from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
-from ..residency.awake import LeftLook
 from ..residency.putting_away import require_read
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place
@@ -185,15 +184,13 @@ _MORE_AT_ANOTHER_PLACE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The facts of the full session, without its state and its model, which may be unloaded. look: its position, if it
-    was only looked at. begin: makes the new session, of a name, a model and a state.
-    """
+    """The facts of the full session, without its state and its model, which may be unloaded. begin: makes the new
+    session, of a name, a model and a state."""
 
     uri: SessionUri
     identity: Identity
     model: str
     origin: Origin
-    look: LeftLook | None
     begin: Callable[[SessionUri, LoadedModel, LiveState], Session]
 
 
@@ -221,7 +218,6 @@ class Folds:
         full, fold, summary = await self._end(source, order, emit)
         async with self._residency.turn(wanted) as use:
             receipt, cached = await self._begin(use, full, fold, emit)
-        self._end_look(full)
         self._bus.publish(SessionCreated(wanted, full.model))
         result = FoldResult(
             session=str(wanted),
@@ -258,19 +254,14 @@ class Folds:
                 durable=Durable(row.version, row.bundle_id, None, 0, 0, ()),
                 provenance=Provenance(folded_from=origin),
             )
-            full = _Source(source, live.model.identity, row.model, origin, LeftLook.of(live), begin)
+            full = _Source(source, live.model.identity, row.model, origin, begin)
             try:
                 if order.summary:
                     return full, least, order.summary
                 summary = await self._summary(use, live, old, order, emit)
                 return full, await self._smaller(self._residency.awake[source], old, summary, order.tail), summary
             finally:
-                self._residency.awake.leave(source, full.look)
-
-    def _end_look(self, full: _Source) -> None:
-        """End the look of the full session, which sleeps now, unless another request has moved the look meanwhile."""
-        if full.look is not None and self._residency.awake.looks.get(full.uri) is full.look:
-            self._residency.awake.looks.pop(full.uri, None)
+                self._residency.awake.drop(source)
 
     async def _smaller(self, live: Session, old: Exhausted, summary: str, tail: int) -> Fold:
         """The fold with this summary; with an empty one, the least it can be. Raises InvalidFold if it is not smaller

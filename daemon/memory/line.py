@@ -12,6 +12,7 @@ from ...memvid.uri import SessionUri
 from ..api.waking import WakeResult
 from ..engine.admission import Request, current
 from ..sessions.sessions import Turns
+from ..sleep.orders import WakeOrder
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +25,8 @@ class Claim:
     reserved: bytes that it may take. wanted: bytes that it waits for. answer: whether they are reserved; if not, its
     session has to give way first. grows: whether they are for its session, which then stays if it can. what: their
     purpose, if that is something else.
-    unslept: why sessions could not make room for it. also: another session that it holds the turn of.
+    unslept: why sessions could not make room for it. also: another session that it holds the turn of. look: where its
+    session stood when it gave way, if that was a look: this request has it back there.
     request: its request. passed_at: since when later requests go before it, by the monotonic clock.
     """
 
@@ -39,6 +41,7 @@ class Claim:
     answer: asyncio.Future[bool] | None = None
     unslept: dict[SessionUri, str] = field(default_factory=dict)
     also: SessionUri | None = None
+    look: WakeOrder | None = None
     request: Request = field(default_factory=current)
     passed_at: float | None = None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from ...memvid.folder.marks import SessionMarks
@@ -39,7 +38,6 @@ from ..sleep.forking import Forked, ForkOrder
 from ..sleep.maintenance import problems_told
 from ..sleep.waking import durable_of
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
-from .awake import LeftLook
 
 Told = TypeVar("Told")
 Stored = TypeVar("Stored")
@@ -129,27 +127,6 @@ def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
     )
 
 
-def info_of_left(versions: Sequence[IndexRow], look: LeftLook | None, sampling: Sampling | None = None) -> SessionInfo:
-    """A session on disk, by its versions, oldest first: its newest version, or its look."""
-    newest, stored_bytes = versions[-1], _stored_bytes(versions)
-    if look is None:
-        return info_of_asleep(newest, stored_bytes, sampling)
-    row = look.find_in(versions) or newest
-    info = replace(
-        info_of_asleep(row, stored_bytes, sampling),
-        slept_ns=newest.created_ns,
-        look=Look(look.version, look.token_count, newest.version, newest.ledger_tokens),
-    )
-    if look.at_token is None:
-        return info
-    return replace(
-        info,
-        token_count=look.at_token,
-        unread_tokens=0,
-        lossy=Lossy(row.lossy.bits, min(row.lossy.tokens, look.at_token)) if row.lossy else None,
-    )
-
-
 def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionMarks) -> SessionDetail:
     """A session in memory, in full. versions: oldest first; of a look, its own version is an earlier one."""
     own = next((row for row in versions if live.durable and row.version == live.durable.version), None)
@@ -172,20 +149,18 @@ def detail_of_asleep(
     versions: Sequence[IndexRow],
     marks: SessionMarks,
     models: Collection[LoadedModel],
-    look: LeftLook | None,
 ) -> SessionDetail:
-    """A session on disk, in full, as in `info_of_left`.
+    """A session on disk, in full, by its newest version.
 
     models: the resident ones. The text is given only if the session's own model is among them, under any name: another
     tokenizer would give another text.
 
     Raises:
-        SessionNotFound: the version of its look is not stored any more.
         StoreError: the bundle is missing, damaged, or not what the index says.
         MalformedSnapshot: it is sound, but not of this program's form.
         InvalidSampling: its sampling parameters are out of range.
     """
-    row = versions[-1] if look is None else look.row_in(versions)
+    row = versions[-1]
     model = next((model for model in models if model.identity.digest == row.identity_digest), None)
     with store.open_session(row.uri, row.version) as reader:
         manifest = reader.manifest
@@ -200,7 +175,7 @@ def detail_of_asleep(
         layers = _layers(row.uri, reader)
         sampling = Sampling.from_map(manifest.session["sampling"])
         provenance = _told(row, "where it comes from", Provenance.from_map, manifest.session)
-        info = info_of_left(versions, look, sampling)
+        info = info_of_asleep(row, _stored_bytes(versions), sampling)
         tail = _tail(model, ledger[: info.token_count]) if model is not None else ""
         loss = _loss_in(row, manifest.session.get(LOSSY), info.token_count)
     return SessionDetail(
@@ -374,12 +349,11 @@ def _layers(uri: SessionUri, reader: BundleReader) -> tuple[str, ...]:
 
 
 class Roll:
-    """Lists sessions. awake: those in memory. looks: those that have left it."""
+    """Lists sessions. awake: those in memory."""
 
-    def __init__(self, store: Store, awake: Mapping[SessionUri, Session], looks: Mapping[SessionUri, LeftLook]) -> None:
+    def __init__(self, store: Store, awake: Mapping[SessionUri, Session]) -> None:
         self._store = store
         self._awake = awake
-        self._looks = looks
 
     def infos(self, namespace: str | None = None) -> Pieces[list[SessionInfo]]:
         """All sessions of a namespace, or all, in the order of their URIs."""
@@ -390,9 +364,7 @@ class Roll:
                 yield
             for row, stored_bytes in page:
                 live = self._awake.get(row.uri)
-                if live is None and row.uri in self._looks:
-                    unlisted.append(row.uri)  # it may be at a version outside the page
-                elif live is None:
+                if live is None:
                     found[row.uri] = info_of_asleep(row, stored_bytes)
                 else:
                     found[row.uri] = info_of_awake(live, row, stored_bytes)
@@ -417,7 +389,7 @@ class Roll:
         stored_bytes = _stored_bytes(versions)
         if live is not None:
             return info_of_awake(live, newest, stored_bytes)
-        return info_of_left(versions, self._looks.get(uri)) if versions else None
+        return None if newest is None else info_of_asleep(newest, stored_bytes)
 
     def count_asleep(self) -> Pieces[int]:
         asleep = 0

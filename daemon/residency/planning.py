@@ -49,7 +49,6 @@ class Planning:
         if self._residency.standing.is_in_ledger_alone(uri, order.version, order.at_token):
             # Before the look at that token, all of it is computed and put to sleep.
             return replace(await self.plan(uri, WakeOrder(strict=order.strict)), token_count=order.at_token or 0)
-        order = self._residency.standing.order_of(uri, order)
         row = self._residency.standing.row_of(uri, order.version)
         place = self._shelf.place(row.model)
         if place.changed:

@@ -15,7 +15,7 @@ from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_sleep
 from ..sleep.hibernation import Hibernation
 from ..sleep.orders import LastSleep
-from .awake import AwakeSessions, LeftLook
+from .awake import AwakeSessions
 from .standing import Standing
 
 
@@ -71,17 +71,13 @@ class PuttingAway:
     async def _put_look_away(self, live: Session, cause: SleepCause) -> None:
         """Free the memory of a look and write nothing: its version has all of it.
 
-        Raises:
-            StoreError: that version cannot be read, or is not stored any more. The look then stays in memory, as it may
-                be the only copy. NoSuchPosition: that version has only its ledger; it stays, too.
-        """
-        look = LeftLook.of(live)
-        assert look is not None
+        Raises StoreError: that version cannot be read, or is not stored any more. The look then stays in memory, as it
+        may be the only copy."""
         assert live.durable is not None, "what is looked at has slept"
         with tell_sleep(self._bus, live, cause) as tell_end:
-            look.token_in(self._standing.row_of_awake(live))
+            self._standing.row_of_awake(live)
             await self._hibernation.require_kept(live)
-            self._awake.set_aside(live)
+            self._awake.drop(live.uri)
             tell_end(live.durable)
 
     async def keep_changed(self, live: Session, emit: OnEvent, cause: SleepCause) -> IndexRow:

@@ -35,7 +35,7 @@ from ..sessions.idling import Idling
 from ..sessions.sessions import Session, Turns
 from ..sleep.hibernation import Hibernation
 from ..sleep.ledgers import Ledgers
-from ..sleep.orders import WakeOrder
+from ..sleep.orders import WakeOrder, order_of_look
 from ..sleep.turn_journal import TurnJournal
 from ..tasks.cancellation import in_any_case, to_the_end
 from . import listing
@@ -184,7 +184,7 @@ class Residency:
         while True:
             live = self.awake.get(use.uri)
             if live is None:
-                await self.bring_back(use, WakeOrder(), emit)
+                await self.bring_back(use, use.look or WakeOrder(), emit)
                 continue
             if not live.model.is_loaded:
                 self.memory.settle(use)
@@ -192,7 +192,7 @@ class Residency:
                 continue
             growth = live.growth_of(PREFILL_CHUNK_TOKENS)(len(live.state.tokens) + count) - use.reserved
             if not await self.memory.reserve(use, growth, grows=True):
-                await to_the_end(apart(self._give_way(live)))
+                await to_the_end(apart(self._give_way(use, live, grows=True)))
                 if use.uri not in self.awake:
                     self.memory.release(use, use.reserved)
             elif live.model.is_loaded:
@@ -221,7 +221,7 @@ class Residency:
         while not await self.memory.reserve(claim, wanted):
             live = None if claim.uri is None else self.awake.get(claim.uri)
             if live is not None:
-                await to_the_end(apart(self._give_way(live, claim)))
+                await to_the_end(apart(self._give_way(claim, live, grows=False)))
 
     async def _begin_anew(self, use: Use, live: Session) -> None:
         """Load the model of a session that has read nothing, after the model was unloaded."""
@@ -231,16 +231,14 @@ class Residency:
             live.model = model
 
     async def bring_back(self, use: Use, order: WakeOrder, emit: OnEvent, started: float | None = None) -> WakeResult:
-        """Wake a sleeping session; without a version in the order, at its look, if it has one. A begun wake runs to its
-        end even if the caller is cancelled. started: when the report's seconds begin, by the monotonic clock; None:
-        now.
+        """Wake a sleeping session. A begun wake runs to its end even if the caller is cancelled. started: when the
+        report's seconds begin, by the monotonic clock; None: now.
 
         Raises SessionNotFound, and as `Hibernation.wake` and `room_to_wake`."""
         started = started or time.monotonic()
         await self.journal.replay(use.uri)
         if await self.write_ledger(use, order.version, order.at_token, emit):
             order = replace(order, version=None)
-        order = self.standing.order_of(use.uri, order)
         row = self.standing.row_of(use.uri, order.version)
         async with self.room_to_wake(use, row, order.at_token) as model:
             woken = await self._bring_back(use, order, model, emit, started)
@@ -268,7 +266,7 @@ class Residency:
         except BaseException:
             live = self.awake.get(use.uri)
             if live is not None and live.unread is not None:
-                self.awake.free(use.uri)
+                self.awake.drop(use.uri)
             raise
         return use.woken
 
@@ -292,8 +290,7 @@ class Residency:
         is loaded. Gives None if it is awake now, else the reason: `model_not_loaded` or `no_room`. Raises
         SessionNotFound, and as `Hibernation.wake`."""
         await self.journal.replay(use.uri)
-        order = self.standing.order_of(use.uri, WakeOrder(cause="warm"))
-        row = self.standing.row_of(use.uri, order.version)
+        order, row = WakeOrder(cause="warm"), self.standing.require_row(use.uri)
         place = self._shelf.place(row.model)
         if place.model is None:
             return "model_not_loaded"
@@ -325,14 +322,14 @@ class Residency:
     async def _make_room(self, uri: SessionUri) -> bool:
         return await self.putting_away.put_away_idle(uri, "pressure")
 
-    async def _give_way(self, live: Session, use: Claim | None = None) -> None:
-        """Put the session of a waiting request to sleep, in its turn. use: that request, if it needs the memory for
-        something else."""
+    async def _give_way(self, claim: Claim, live: Session, *, grows: bool) -> None:
+        """Put the session of a waiting request to sleep, in its turn. grows: the memory is for that session."""
+        claim.look = order_of_look(live)
         try:
             if await self._make_room(live.uri):
                 self.memory.slept_by_pressure += 1
         except Exception as error:  # noqa: BLE001 - it stays awake, and waiting requests are told why
-            self.memory.could_not_sleep(live.uri, error, use)
+            self.memory.could_not_sleep(live.uri, error, None if grows else claim)
 
     async def _unload_for_others(self, name: str) -> None:
         await self.weights.unload_now(name, "pressure")

@@ -1,18 +1,12 @@
-"""The position of a session: the version and token at which its next use finds it. And the check that a name is free.
-
-Reads the index and the remembered looks; changes nothing.
-"""
+"""The rows of a session's versions, and the check that a name is free. Reads the index; changes nothing."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from ...memvid.errors import SessionNotFound
 from ...memvid.store import IndexRow, Store
 from ...memvid.uri import SessionUri
 from ..errors import SessionExists
 from ..sessions.sessions import Session
-from ..sleep.orders import WakeOrder
 from .awake import AwakeSessions
 
 
@@ -20,31 +14,6 @@ class Standing:
     def __init__(self, store: Store, awake: AwakeSessions) -> None:
         self._store = store
         self._awake = awake
-
-    def of(self, uri: SessionUri) -> tuple[IndexRow, int | None]:
-        """The position of a session that is not awake: a version, and a number of its tokens (None: all).
-
-        Raises:
-            SessionNotFound: there is no version, or that of its look is gone. NoSuchPosition: the look's tokens have
-                only a ledger now.
-        """
-        newest, look = self.require_row(uri), self._awake.looks.get(uri)
-        if look is None:
-            return newest, None
-        row = look.row_in(self._store.versions(uri))
-        return row, look.token_in(row)
-
-    def order_of(self, uri: SessionUri, order: WakeOrder) -> WakeOrder:
-        """Complete an order to wake a session: without a version, it is for its look.
-
-        Raises SessionNotFound: the look's version is not stored any more. NoSuchPosition: as `of`."""
-        look = self._awake.looks.get(uri)
-        if look is None or order.version is not None:
-            return order
-        row = look.row_in(self._store.versions(uri))
-        return replace(
-            order, version=row.version, at_token=look.token_in(row) if order.at_token is None else order.at_token
-        )
 
     def row_of(self, uri: SessionUri, version: int | None) -> IndexRow:
         """The row of a version; of the newest if the index does not have it (the wake then refuses it)."""
@@ -80,7 +49,7 @@ class Standing:
         newest = self._store.find_session(uri)
         if newest is None or at_token is None or version not in (None, newest.version):
             return False
-        return newest.token_count < at_token <= newest.ledger_tokens and self._awake.looks.get(uri) is None
+        return newest.token_count < at_token <= newest.ledger_tokens
 
     def is_free(self, uri: SessionUri) -> bool:
         """Whether a new session may have a name: no session has it, awake, asleep or in the journal."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import StopDeadline
 from ..events.events import WakeCause
+from ..sessions.sessions import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,14 @@ class WakeOrder:
     at_token: int | None = None
     strict: bool = False
     cause: WakeCause = "asked"
+
+
+def order_of_look(live: Session) -> WakeOrder | None:
+    """The order that brings a look back where it stands; None for a session that is no look."""
+    if not live.is_mere_look:
+        return None
+    assert live.durable is not None, "what is looked at has slept"
+    return WakeOrder(live.durable.version, len(live.state.tokens) if live.is_cut_short else None)
 
 
 @dataclass(frozen=True, slots=True)

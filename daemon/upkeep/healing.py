@@ -285,7 +285,6 @@ class Healing:
     async def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
         """Move a session that was woken at an earlier token of the damaged version onto the new one, and its turns in
         the journal with it."""
-        self._residency.awake.lead_on(uri, row.bundle_id, receipt)
         live = self._residency.awake.get(uri)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
             live.durable = Durable.of(receipt, dict(live.model.backend))

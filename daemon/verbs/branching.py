@@ -56,7 +56,7 @@ async def _version_to_plant(parts: Parts, session: str) -> IndexRow | None:
         return await parts.version_numbered(session)
     uri = parts.resolve(session)
     awake, row = parts.residency.awake, parts.store.find_session(uri)
-    if row is None or parts.store.has_turns(uri) or awake.looks.get(uri) is not None:
+    if row is None or parts.store.has_turns(uri):
         return None
     if (live := awake.get(uri)) is not None and (live.dirty or live.is_mere_look or live.durable is None):
         return None

@@ -83,7 +83,7 @@ async def _order_of_fork(
         if live is None:
             await parts.journal.replay(source)
             await parts.residency.write_ledger(use, None, at_token, emit)
-            row, held = parts.residency.standing.of(source)
+            row, held = parts.residency.standing.require_row(source), None
         else:
             row = await parts.residency.putting_away.keep_changed(live, emit, "fork")
             held = len(live.state.tokens) if live.is_cut_short else None

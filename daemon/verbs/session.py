@@ -62,7 +62,7 @@ async def show(parts: Parts, request: ShowRequest) -> SessionDetail:
         if live is not None:
             return listing.detail_of_awake(live, versions, marks)
         parts.residency.standing.require_row(uri)
-        models, look = list(parts.shelf.loaded()), parts.residency.awake.looks.get(uri)
+        models = list(parts.shelf.loaded())
         return await parts.hibernation.threads.on_io(
-            lambda: listing.detail_of_asleep(parts.store, versions, marks, models, look)
+            lambda: listing.detail_of_asleep(parts.store, versions, marks, models)
         )

@@ -94,14 +94,12 @@ async def _keep_in_turn(
     parts: Parts, uri: SessionUri, emit: OnEvent, started: float, *, stays: bool
 ) -> api.SleepResult:
     residency = parts.residency
-    live, looks = residency.putting_away.live(uri), residency.awake.looks
+    live = residency.putting_away.live(uri)
     if live is None:
         await parts.journal.replay(uri)
-        row, look = residency.standing.require_row(uri), looks.get(uri) if stays else looks.pop(uri, None)
+        row = residency.standing.require_row(uri)
         durable = await parts.hibernation.threads.on_io(lambda: listing.durable_of_asleep(parts.store, row))
-        return listing.receipt_of_kept(
-            durable, uri, already_asleep=stays or look is None, looked_at=look.token_count if look else None
-        )
+        return listing.receipt_of_kept(durable, uri, already_asleep=True)
     looked_at = len(live.state.tokens) if live.is_mere_look else None
     cause: SleepCause = "save" if stays else "asked"
     kept = await residency.putting_away.put_away(live, emit, cause, stays=stays)

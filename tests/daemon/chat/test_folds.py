@@ -443,7 +443,7 @@ async def test_a_fold_that_waits_for_memory_keeps_no_weights_of_a_model_that_is_
 
         async def wait_behind_another(use: Any, count: int, emit: Any) -> Any:
             if not counted:
-                await residency._give_way(residency.awake[use.uri])
+                await residency._give_way(use, residency.awake[use.uri], grows=True)
                 await residency.weights.unload_now("one", "pressure")
                 gc.collect()
                 counted.append(rig.service.shelf.weights_bytes())

@@ -591,17 +591,12 @@ async def test_an_answer_is_told_from_where_it_was_given_and_not_behind_a_fold(r
     assert await rig.service.recall(answer_id=TWO) == before
 
 
-@pytest.mark.parametrize("left", [False, True], ids=["in memory", "left"])
-async def test_at_a_look_answers_are_those_of_the_newest_version_and_none_is_disowned(
-    rig: Rigged, *, left: bool
-) -> None:
+async def test_at_a_look_answers_are_those_of_the_newest_version_and_none_is_disowned(rig: Rigged) -> None:
     await converse(rig, [user("one")], "eins", answer_id=ONE)
     first = await rig.sleep("a")
     await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
     whole = await rig.sleep("a")
     await rig.wake("a", first.version)
-    if left:
-        rig.service.residency.awake.set_aside(rig.live("a"))
     assert (await rig.service.recall(answer_id=TWO)).messages[-1].content == "zwei"
     for answer_id in (ONE, TWO):
         with pytest.raises(SessionAwake, match="a look changes nothing"):
