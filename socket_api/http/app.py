@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -26,11 +27,15 @@ from ..server.spans import TRACE_HEADERS, trace_headers
 from . import chat_completions, completions, conversations, errors, mcp, messages, models, openapi, responses, sessions
 from .desk import Desk, desk_of
 from .metrics import metrics
+from .routing import Posted, Sending
 from .work import ClientLeft
 
 _LOG = logging.getLogger(__name__)
 _CLIENT_LEFT = 499
 """As other servers log it; nobody reads this answer."""
+
+DIALECTS: Final = (chat_completions, completions, responses, conversations, messages)
+"""The APIs that clients speak: each is a module, which gives its routes."""
 
 _OPEN: Final = frozenset({("GET", "/healthz"), ("HEAD", "/healthz"), ("HEAD", "/")})
 """Answered without a token: they tell nothing but that a daemon is here."""
@@ -38,19 +43,14 @@ _OPEN: Final = frozenset({("GET", "/healthz"), ("HEAD", "/healthz"), ("HEAD", "/
 
 def app_of(desk: Desk) -> ASGIApp:
     """The server over a desk."""
+    dialects = _of_dialects()
     routes = [
         Route("/", _root),
         Route("/healthz", _health),
         Route("/metrics", metrics),
         Route("/openapi.json", _openapi),
-        Route(chat_completions.PATH, Dialect(chat_completions.chat_completions), methods=["POST"]),
-        Route(completions.PATH, Dialect(completions.completions), methods=["POST"]),
-        Route(responses.PATH, Dialect(responses.responses), methods=["POST"]),
-        Route(messages.PATH, Dialect(messages.messages), methods=["POST"]),
-        Route(messages.COUNT_PATH, messages.count_tokens, methods=["POST"]),
-        Route(mcp.PATH, Dialect(mcp.mcp), methods=["POST"]),
-        *responses.routes(),
-        *conversations.routes(),
+        *dialects,
+        Route(mcp.PATH, Sending(mcp.mcp), methods=["POST"]),
         *models.routes(),
         *sessions.routes(),
     ]
@@ -64,32 +64,28 @@ def app_of(desk: Desk) -> ASGIApp:
         },
     )
     app.state.desk = desk
-    return Checked(app, desk)
+    return Checked(app, desk, [each for each in dialects if isinstance(each, Posted)])
 
 
-class Dialect:
-    """A route that sends its own answer, for it may be a stream."""
-
-    def __init__(self, handle: Callable[[Request, Send], Awaitable[None]]) -> None:
-        self._handle = handle
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        await self._handle(Request(scope, receive), send)
+def _of_dialects() -> list[Route]:
+    return [route for each in DIALECTS for route in each.routes()]
 
 
 class Checked:
-    """Checks a request before any route sees it, counts its answer, and names it."""
+    """Checks a request before any route sees it, finds the API that it speaks, counts its answer, and names it."""
 
-    def __init__(self, app: ASGIApp, desk: Desk) -> None:
+    def __init__(self, app: ASGIApp, desk: Desk, posted: Sequence[Posted]) -> None:
         self._app = app
         self._desk = desk
+        self._anthropics = tuple(each.path for each in posted if each.speaks == "anthropic")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         # Matched as it was sent, so that a name in a path may have an encoded slash.
         scope["path"] = scope["raw_path"].decode("ascii")
         request, name = Request(scope), errors.new_request_id()
+        is_anthropics = "anthropic-version" in request.headers or request.url.path.startswith(self._anthropics)
+        request.state.speaks = "anthropic" if is_anthropics else "openai"
 
         async def tell(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -123,8 +119,13 @@ async def _health(request: Request) -> Response:
     return JSONResponse({"status": "stopping" if stopping else "ok"}, 503 if stopping else 200)
 
 
+@cache
+def _document() -> Mapping[str, Any]:
+    return openapi.document(_of_dialects())
+
+
 async def _openapi(request: Request) -> Response:
-    return JSONResponse(await asyncio.to_thread(openapi.document))
+    return JSONResponse(await asyncio.to_thread(_document))
 
 
 def _handler(answer: Callable[[Request, Any], Response]) -> Callable[[Request, Exception], Awaitable[Response]]:

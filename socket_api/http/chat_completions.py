@@ -30,6 +30,7 @@ from .holding import choice_of, constraint_of, has_no_effect
 from .json_reading import InnerJson
 from .logprobs import each_of
 from .marks import Marks
+from .routing import Posted, Sending
 from .turns import Answered, Turn
 
 PATH = "/v1/chat/completions"
@@ -175,6 +176,11 @@ class ChatBody(Sampled):
         if self.top_logprobs and not self.logprobs:
             raise fault_at("top_logprobs", "it goes with logprobs; give logprobs true, too")
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def routes() -> list[Posted]:
+    """The one that answers."""
+    return [Posted(PATH, Sending(chat_completions), ChatBody)]
 
 
 async def chat_completions(request: Request, send: Send) -> None:

@@ -34,6 +34,7 @@ from .desk import desk_of
 from .errors import error_map
 from .fields import fault_at, ignored_of, read_fields
 from .logprobs import columns_of
+from .routing import Posted, Sending
 from .turns import SESSION_HEADER, Answered, Asking, taken_back
 
 PATH: Final = "/v1/completions"
@@ -72,6 +73,11 @@ class Continuation:
         """The requests that continue it."""
         name = session if self.in_session else f"{LABEL}-{secrets.token_hex(8)}"
         return _Continuing(backend, caller, self, name, model, emit)
+
+
+def routes() -> list[Posted]:
+    """The one that answers."""
+    return [Posted(PATH, Sending(completions), CompletionBody)]
 
 
 async def completions(request: Request, send: Send) -> None:

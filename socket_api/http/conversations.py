@@ -33,6 +33,7 @@ from .response_items import (
     read_items,
     require_certain,
 )
+from .routing import Posted
 from .turns import new_answer_id, taken_back, time_of
 
 PATH: Final = "/v1/conversations"
@@ -87,12 +88,12 @@ def no_conversation(conversation_id: str) -> HttpRefused:
 def routes() -> list[Route]:
     """All of them."""
     return [
-        Route(PATH, create, methods=["POST"]),
+        Posted(PATH, create, ConversationBody),
         Route(ONE_PATH, retrieve, methods=["GET"]),
-        Route(ONE_PATH, update, methods=["POST"]),
+        Posted(ONE_PATH, update, MetadataBody),
         Route(ONE_PATH, delete, methods=["DELETE"]),
         Route(ITEMS_PATH, list_items, methods=["GET"]),
-        Route(ITEMS_PATH, add_items, methods=["POST"]),
+        Posted(ITEMS_PATH, add_items, ItemsBody),
         Route(f"{ITEMS_PATH}/{{item_id}}", retrieve_item, methods=["GET"]),
         Route(f"{ITEMS_PATH}/{{item_id}}", delete_item, methods=["DELETE"]),
     ]

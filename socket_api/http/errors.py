@@ -111,9 +111,9 @@ def told_to(caller: Caller, error: TorporError) -> TorporError:
 
 
 def dialect_of(request: Request) -> Dialect:
-    """The API that a request speaks."""
-    speaks_anthropic = "anthropic-version" in request.headers or request.url.path.startswith("/v1/messages")
-    return "anthropic" if speaks_anthropic else "openai"
+    """The API that a request speaks, as its check has found."""
+    speaks: Dialect = request.state.speaks
+    return speaks
 
 
 def error_map(error: TorporError, dialect: Dialect) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from .fields import Body, Stops, Words, call_id_of, fault_at, ignored_of, read_f
 from .holding import choice_of, constraint_of
 from .json_reading import InnerJson
 from .marks import Marks
+from .routing import Posted, Sending
 from .turns import Answered, Turn, answer_in
 
 PATH: Final = "/v1/messages"
@@ -153,6 +154,14 @@ class MessagesBody(DialogueBody):
         if form is None:
             return constraint_of(self.output_format, "output_format")
         return constraint_of(form, "output_config.format")
+
+
+def routes() -> list[Posted]:
+    """The one that answers, and the one that counts."""
+    return [
+        Posted(PATH, Sending(messages), MessagesBody, speaks="anthropic"),
+        Posted(COUNT_PATH, count_tokens, DialogueBody, speaks="anthropic"),
+    ]
 
 
 async def messages(request: Request, send: Send) -> None:

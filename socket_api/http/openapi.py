@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from starlette.routing import Route
 
 from ... import __version__
 from ..wire.common_store import OF_ALL
 from ..wire.schemas import Schemas, object_of
-from . import chat_completions, completions, conversations, messages, responses, sessions
-from .fields import Body
+from . import sessions
+from .routing import Posted
 
 _JSON = "application/json"
 
 
-@cache
-def document() -> Mapping[str, Any]:
-    """The description of all routes, for OpenAPI 3.1. Made once, in a second or less."""
+def document(dialects: Sequence[Route]) -> Mapping[str, Any]:
+    """The description of all routes, for OpenAPI 3.1, in a second or less. dialects: those of the APIs of others."""
     schemas = Schemas("components/schemas")
     paths: dict[str, dict[str, Any]] = {}
-    for path, method, operation in [*_plain(), *_of_dialects(schemas), *_told(), *_of_sessions(schemas)]:
+    for path, method, operation in [*_plain(), *_of_dialects(schemas, dialects), *_of_sessions(schemas)]:
         paths.setdefault(path, {})[method.lower()] = operation
     for each in schemas.shared.values():
         if "required" in each:
@@ -52,35 +52,20 @@ def _plain() -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield "/v1/models/{model}", "get", _operation("One served model.", {"type": "object"}, _named_in("{model}"))
 
 
-def _told() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """What a dialect has beside the routes with a body."""
-    for route in [*responses.routes(), *conversations.routes()]:
-        said = inspect.cleandoc(route.endpoint.__doc__ or "")
-        for method in (route.methods or set()) & {"GET", "DELETE"}:
-            yield route.path, method, _operation(said, {"type": "object"}, _named_in(route.path))
-
-
 def _named_in(path: str) -> list[dict[str, Any]]:
     return [_parameter(name, "path", {"type": "string"}) for name in re.findall(r"{(\w+)}", path)]
 
 
-def _of_dialects(schemas: Schemas) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    bodies: Mapping[str, type[Body]] = {
-        chat_completions.PATH: chat_completions.ChatBody,
-        completions.PATH: completions.CompletionBody,
-        responses.PATH: responses.ResponsesBody,
-        responses.COUNT_PATH: responses.ResponsesBody,
-        conversations.PATH: conversations.ConversationBody,
-        conversations.ONE_PATH: conversations.MetadataBody,
-        conversations.ITEMS_PATH: conversations.ItemsBody,
-        messages.PATH: messages.MessagesBody,
-        messages.COUNT_PATH: messages.DialogueBody,
-    }
-    for path, body in bodies.items():
-        operation = _operation(inspect.cleandoc(body.__doc__ or ""), {"type": "object"}, _named_in(path))
-        schema = schemas.schema_of(body, "validation")
-        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
-        yield path, "post", operation
+def _of_dialects(schemas: Schemas, dialects: Sequence[Route]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for route in dialects:
+        body = route.body if isinstance(route, Posted) else None
+        said = inspect.cleandoc((body or route.endpoint).__doc__ or "")
+        for method in (route.methods or set()) - {"HEAD"}:
+            operation = _operation(said, {"type": "object"}, _named_in(route.path))
+            if body is not None:
+                schema = schemas.schema_of(body, "validation")
+                operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+            yield route.path, method, operation
 
 
 def _of_sessions(schemas: Schemas) -> Iterator[tuple[str, str, dict[str, Any]]]:

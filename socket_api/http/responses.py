@@ -51,6 +51,7 @@ from .response_items import (
     require_certain,
     text_part,
 )
+from .routing import Posted, Sending
 from .turns import Answered, Turn, new_answer_id, time_of, unstored_answer_id
 
 PATH: Final = "/v1/responses"
@@ -173,9 +174,10 @@ async def delete(request: Request) -> Response:
 
 
 def routes() -> list[Route]:
-    """The routes beside that which answers."""
+    """All of them."""
     return [
-        Route(COUNT_PATH, count_tokens, methods=["POST"]),
+        Posted(PATH, Sending(responses), ResponsesBody),
+        Posted(COUNT_PATH, count_tokens, ResponsesBody),
         Route(f"{PATH}/{{response_id}}", retrieve, methods=["GET"]),
         Route(f"{PATH}/{{response_id}}", delete, methods=["DELETE"]),
         Route(f"{PATH}/{{response_id}}/input_items", input_items, methods=["GET"]),
