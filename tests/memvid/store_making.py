@@ -292,6 +292,15 @@ def frame_in(pack: Path, block_id: bytes) -> Frame:
         return file.frame_of(block_id)
 
 
+def all_blocks(store: Store) -> set[bytes]:
+    """The blocks in all packs, also those whose header alone is there."""
+    found: set[bytes] = set()
+    for name in store._core.folder.list_packs():
+        with open_frames(store._core.folder, name) as file:
+            found |= {*file.frames, *file.heads}
+    return found
+
+
 def spoil(store: Store, receipt: Receipt, *numbers: int) -> None:
     """Damage the keys and values of blocks of a version, in the pack that is asked first."""
     for number in numbers:

@@ -26,6 +26,7 @@ from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing import deletion
 from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.cut_off import stores_cut_off
 from torpor.tests.memvid.store_making import OTHER_URI, URI, manifest_path, names, reopened, require_awake, sleep, turn
 
 
@@ -168,51 +169,23 @@ def test_the_index_file_goes_before_a_manifest_and_manifests_before_packs(store:
         ]  # fmt: skip
 
 
-def copies_at_each_step(store: Store, to: Path, work: Callable[[], object]) -> Iterator[Path]:
-    """The store as each removal or flush leaves it, copied."""
-    count = 0
-    unlink = os.unlink
-
-    def cut(name: str, **at: Any) -> None:
-        nonlocal count
-        unlink(name, **at)
-        if not str(name).endswith(".tmp"):
-            count += 1
-            shutil.copytree(store.path, to / str(count), ignore=shutil.ignore_patterns("lock"))
-
-    with mock.patch.object(os, "unlink", cut):
-        work()
-    for number in range(1, count + 1):
-        yield to / str(number)
-
-
-@pytest.mark.parametrize("saved", [True, False])
 def test_a_delete_that_is_cut_off_at_any_step_is_as_it_was_or_lacks_its_oldest_versions(
-    store: Store, tmp_path: Path, saved: bool
+    store: Store, tmp_path: Path
 ) -> None:
-    """saved: the index has a file that tells of the versions."""
     making.sleep_each(store, 300, 600, 900)
     sleep(store, 700, uri=OTHER_URI)
-    if saved:
-        store = reopened(store)
-    with store:
-        steps = list(copies_at_each_step(store, tmp_path / "cut", lambda: store.delete_session(URI)))
-    assert len(steps) >= 4
-    for path in steps:
-        for anew in (False, True):
-            if anew:
-                making.remove_index(path)
-            with Store.open(path, writable=True) as again:
-                assert again.opening.unreadable == (), "nothing of it is called missing"
-                left = [row.version for row in again.versions(URI)]
-                assert left in ([1, 2, 3], [2, 3], [3], [])
-                for row in again.versions(URI):
-                    require_awake(again, row.token_count, version=row.version)
-                require_awake(again, 700, uri=OTHER_URI)
-    with Store.open(steps[-1], writable=True) as again:
-        if again.can_be_deleted(URI):
-            again.delete_session(URI)
-        again.delete_session(OTHER_URI)
+    with reopened(store) as store:  # its index has a file that tells of the versions
+        for again in stores_cut_off(store, tmp_path / "cut", lambda: store.delete_session(URI)):
+            assert again.opening.unreadable == (), "nothing of it is called missing"
+            assert [row.version for row in again.versions(URI)] in ([1, 2, 3], [2, 3], [3], [])
+            for row in again.versions(URI):
+                require_awake(again, row.token_count, version=row.version)
+            require_awake(again, 700, uri=OTHER_URI)
+            if again.can_be_deleted(URI):
+                again.delete_session(URI)
+            again.delete_session(OTHER_URI)
+            again.repack()
+            assert names(again.path) == set()
 
 
 def require_forgotten_once_a_manifest_goes(store: Store, copy: Path) -> None:

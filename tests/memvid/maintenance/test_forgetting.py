@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import shutil
 from pathlib import Path
@@ -21,9 +20,10 @@ from torpor.memvid.recovery.mending import Mending
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.maintenance.crash_rig import Crash, all_blocks, cut_off
+from torpor.tests.memvid.cut_off import stores_cut_off
 from torpor.tests.memvid.store_making import (
     FORK_URI,
+    all_blocks,
     flip,
     frame_in,
     manifest_path,
@@ -416,31 +416,16 @@ def test_a_manifest_of_it_in_an_exported_file_among_the_packs_goes(store: Store,
     assert files_with(store.path, SECRET.name.encode()) == []
 
 
-@pytest.mark.parametrize("name", ["publish", "remove", "flush"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_forget_that_was_cut_off_is_finished_by_another(
-    store_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
-) -> None:
-    for at in itertools.count(1):
-        path = store_path / str(at)
-        with Store.open(path, writable=True) as store:
-            secret(store, 600)
-            secret(store, 900)
-            sleep(store, 512, uri=FORK_URI, seed=5)
-            with monkeypatch.context() as patched:
-                happened = cut_off(patched, name, at, after=after)
-                with contextlib.suppress(Crash):
-                    store.forget(SECRET)
-                store.index.save = lambda *_, **__: None  # type: ignore[method-assign]
-        store = Store.open(path, writable=True)
-        require_awake(store, 512, uri=FORK_URI, seed=5)
+def test_a_forget_that_was_cut_off_is_finished_by_another(store: Store, tmp_path: Path) -> None:
+    secret(store, 600)
+    secret(store, 900)
+    sleep(store, 512, uri=FORK_URI, seed=5)
+    for again in stores_cut_off(store, tmp_path / "cut", lambda: store.forget(SECRET)):
+        require_awake(again, 512, uri=FORK_URI, seed=5)
         with contextlib.suppress(SessionNotFound):
-            assert store.forget(SECRET).problems == ()
-        require_awake(store, 512, uri=FORK_URI, seed=5)
-        require_gone(store, shared=2, token_count=600)
-        if not happened():
-            assert at > 1
-            return
+            assert again.forget(SECRET).problems == ()
+        require_awake(again, 512, uri=FORK_URI, seed=5)
+        require_gone(again, shared=2, token_count=600)
 
 
 def test_the_index_keeps_no_name_of_a_deleted_row(store: Store) -> None:

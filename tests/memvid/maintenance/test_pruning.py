@@ -12,7 +12,6 @@ from unittest import mock
 
 import pytest
 from torpor.memvid import errors
-from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.manifest import Lossy
@@ -24,6 +23,7 @@ from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing import deletion
 from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.cut_off import stores_cut_off
 from torpor.tests.memvid.store_making import OTHER_URI, URI, meanwhile, names, pack_of, reopened, require_awake, sleep
 
 LAST = Retention(keep_last=1)
@@ -159,30 +159,21 @@ def test_without_marks_nothing_is_dropped(store: Store, store_path: Path, how: s
     assert store.find_session(URI) is None
 
 
-STEPS = [(StoreFolder, "remove"), (StoreFolder, "flush"), (Index, "forget_in_file"), (Index, "drop")]
-
-
-@pytest.mark.parametrize("anew", [False, True])
-@pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize(("owner", "name"), STEPS, ids=lambda each: getattr(each, "__name__", each))
 def test_a_prune_that_is_cut_off_has_dropped_only_what_no_rule_keeps_and_another_one_does_the_rest(
-    store: Store, owner: type, name: str, at: int, anew: bool
+    store: Store, tmp_path: Path
 ) -> None:
     four_versions(store)
     sleep(store, 20, uri=OTHER_URI, seed=2)
-    with (
-        contextlib.suppress(KeyboardInterrupt, AssertionError),  # not each is called twice
-        meanwhile(owner, name, making.refusing(KeyboardInterrupt), at=at),
-    ):
-        store.prune(LAST)
-    with reopened(store, anew=anew) as again:
-        assert versions(again)[-1] == 4
-        assert again.opening.unreadable == ()
-        require_awake(again, 800)
-        again.prune(LAST)
-        assert versions(again) == [4]
-        require_awake(again, 800)
-        assert again.verify(deep=True).ok
+    with reopened(store) as store:
+        for again in stores_cut_off(store, tmp_path / "cut", lambda: store.prune(LAST)):
+            assert versions(again)[-1] == 4
+            assert again.opening.unreadable == ()
+            require_awake(again, 800)
+            again.prune(LAST)
+            assert versions(again) == [4]
+            require_awake(again, 800)
+            require_awake(again, 20, uri=OTHER_URI, seed=2)
+            assert again.verify(deep=True).ok
 
 
 def test_many_sessions_are_pruned_in_steps_that_never_split_one(store: Store) -> None:

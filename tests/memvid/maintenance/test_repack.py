@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
@@ -21,13 +20,14 @@ from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy, Step
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.needs import Needs
+from torpor.tests.memvid.cut_off import stores_cut_off
 from torpor.tests.memvid.format_1_stores import SMALL, case
-from torpor.tests.memvid.maintenance.crash_rig import Crash, all_blocks, cut_off
 from torpor.tests.memvid.store_making import (
     FORK_URI,
     OTHER_URI,
     PLANES_BYTES,
     URI,
+    all_blocks,
     copy_blocks,
     copy_pack,
     flip,
@@ -423,32 +423,16 @@ def require_prepared(store: Store) -> None:
     require_awake(store, 600, uri=OTHER_URI, seed=1)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("name", ["publish", "remove", "flush"])
-def test_a_crash_at_any_change_of_the_folder_leaves_a_sound_store_and_the_next_run_finishes(
-    store_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
-) -> None:
-    """Each call in turn is cut off: what follows it never happens."""
+def test_a_repack_that_is_cut_off_leaves_a_sound_store_and_the_next_one_finishes(store: Store, tmp_path: Path) -> None:
+    prepare(store)
     policy = RepackPolicy(max_packs=3, max_unneeded=0)
-    for at in itertools.count(1):
-        path = store_path / str(at)
-        with Store.open(path, writable=True) as store:
-            prepare(store)
-            with monkeypatch.context() as patched:
-                happened = cut_off(patched, name, at, after=after)
-                with contextlib.suppress(Crash):
-                    store.repack(policy=policy)
-                store.index.save = lambda *_, **__: None  # type: ignore[method-assign]
-        with Store.open(path, writable=True) as store:
-            assert store.opening.unreadable == ()
-            require_prepared(store)
-            store.repack(policy=policy)
-            require_prepared(store)
-            assert store.repack(policy=policy).actions == ()
-            assert len(names(path)) == 6 + 3  # manifests and packs
-        if not happened():
-            assert at > 1
-            return
+    for again in stores_cut_off(store, tmp_path / "cut", lambda: store.repack(policy=policy)):
+        assert again.opening.unreadable == ()
+        require_prepared(again)
+        again.repack(policy=policy)
+        require_prepared(again)
+        assert again.repack(policy=policy).actions == ()
+        assert len(names(again.path)) == 6 + 3  # manifests and packs
 
 
 def test_a_pack_that_the_system_does_not_remove_is_told_and_goes_later(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from torpor.memvid.maintenance import stripping
 from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.maintenance.crash_rig import Crash, cut_off
+from torpor.tests.memvid.cut_off import stores_cut_off
 from torpor.tests.memvid.store_making import FORK_URI, URI, ledger, reopened, require_awake, sleep, token_ids, turn
 
 
@@ -129,8 +128,8 @@ def test_turns_of_a_fork_behind_a_version_keep_the_blocks(store: Store) -> None:
 def test_turns_that_come_behind_a_stripped_version_keep_what_is_there(store: Store) -> None:
     """As earlier versions acknowledged some. A mark is set, and the bytes are not gone yet."""
     sleep(store, 512)
-    with contextlib.suppress(Crash), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(stripping, "repack_packs", making.refusing(Crash))
+    with contextlib.suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stripping, "repack_packs", making.refusing(KeyboardInterrupt))
         store.strip(URI)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Store, "_require_kept", lambda *_, **__: None)
@@ -161,22 +160,16 @@ def test_a_mark_that_cannot_be_written_strips_nothing(store: Store, monkeypatch:
     require_awake(store, 512)
 
 
-@pytest.mark.parametrize("name", ["publish", "remove"])
-def test_a_crash_leaves_a_version_whole_or_stripped_and_the_next_repack_finishes(
-    store_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+def test_a_strip_that_is_cut_off_leaves_a_version_whole_or_stripped_and_another_one_finishes(
+    store: Store, tmp_path: Path
 ) -> None:
-    for at in itertools.count(1):
-        path = store_path / str(at)
-        with Store.open(path, writable=True) as store:
-            sleep(store, 900, before=sleep(store, 600))
-            with monkeypatch.context() as patched, contextlib.suppress(Crash):
-                happened = cut_off(patched, name, at, after=True)
-                store.strip(URI, 1)
-        with Store.open(path, writable=True) as store:
-            require_awake(store, 900)
-            store.repack(policy=CLEARING)
-            require_awake(store, 900)
-            require_stripped(store, 600, version=1, whole=512)
-        if not happened():
-            assert at > 1
-            return
+    sleep(store, 900, before=sleep(store, 600))
+    for again in stores_cut_off(store, tmp_path / "cut", lambda: store.strip(URI, 1)):
+        require_awake(again, 900)
+        is_stripped = again.marks(URI).stripped != frozenset()
+        again.repack(policy=CLEARING)
+        if not is_stripped:
+            require_awake(again, 600, version=1)
+            again.strip(URI, 1)
+        require_awake(again, 900)
+        require_stripped(again, 600, version=1, whole=512)

@@ -26,6 +26,7 @@ from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import format_1_stores as format_1
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.cut_off import copies_at_each_step
 from torpor.tests.memvid.faults.shim import Call, Shim
 from torpor.tests.memvid.format_1_stores import CASES, EXPECTED, LOST_URI, NEW_URI, SMALL, bundle_of, case, digest_of
 from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, PLANES_URI, URI, flip
@@ -199,21 +200,15 @@ def killed_at(number: int) -> Shim:
     return Shim(run)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_a_kill_at_each_step_and_another_run_give_the_same_store(place: Path, tmp_path: Path, part: int) -> None:
-    shutil.copytree(place, tmp_path / "whole")
-    carry(tmp_path / "whole")
-    wanted, rows_wanted = tree(tmp_path / "whole"), missing(tmp_path / "whole")
+def test_a_kill_at_each_step_and_another_run_give_the_same_store(place: Path, tmp_path: Path) -> None:
+    whole = Path(shutil.copytree(place, tmp_path / "whole"))
+    copies = copies_at_each_step(whole, tmp_path / "cut", lambda: carry(whole))
+    wanted, rows_wanted = tree(whole), missing(whole)
     assert len(rows_wanted) == 1
-    for number in itertools.count(1 + part, 4):
-        cut = tmp_path / "cut"
-        shutil.copytree(place, cut)
-        if carry(cut, number):
-            assert number > 50
-            break
+    assert len(copies) > 30
+    for cut in copies:
         carry(cut)
-        assert (tree(cut), missing(cut)) == (wanted, rows_wanted), number
-        shutil.rmtree(cut)
+        assert (tree(cut), missing(cut)) == (wanted, rows_wanted), cut
 
 
 def cut_before(path: Path, step: str, of: Any = carrying_over) -> None:

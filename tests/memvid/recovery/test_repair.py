@@ -23,6 +23,7 @@ from torpor.memvid.writing import deletion
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.removal import remove_unneeded
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.cut_off import stores_cut_off
 from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
 from torpor.tests.memvid.store_making import (
     FORK_URI,
@@ -272,18 +273,10 @@ def test_files_under_each_others_names_are_healed(store: Store, kind: str, count
         assert again.repair().actions == ()
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("at", [1, 2, 3])
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("packs", "publish"), ("packs", "move_to_damaged"), ("manifests", "publish"), ("manifests", "copy_to_damaged")],
-)
-def test_their_repair_may_be_cut_off_anywhere(store: Store, kind: str, name: str, at: int, after: bool) -> None:
+@pytest.mark.parametrize("kind", ["packs", "manifests"])
+def test_their_repair_may_be_cut_off_anywhere(store: Store, tmp_path: Path, kind: str) -> None:
     mixed_up(store, kind)
-    stop = refusing(KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt), meanwhile(StoreFolder, name, stop, at=at, after=after):
-        store.repair()
-    with reopened(store, anew=True) as again:
+    for again in stores_cut_off(store, tmp_path / "cut", store.repair):
         assert problems(again.repair()) == []
         require_mixed(again)
 
@@ -615,29 +608,9 @@ def hurt(store: Store) -> Receipt:
     return receipt
 
 
-STEPS = [
-    (durable.TempFile, "append"),
-    (durable.TempFile, "sync"),
-    (durable.TempFile, "publish"),
-    (StoreFolder, "publish"),
-    (StoreFolder, "move_to_damaged"),
-    (repair, "move_aside"),
-    (Marks, "save"),
-]
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("owner", "name"), STEPS, ids=lambda each: getattr(each, "__name__", each))
-def test_a_repair_that_is_cut_off_loses_nothing_and_another_run_finishes(
-    store: Store, owner: type, name: str, after: bool
-) -> None:
+def test_a_repair_that_is_cut_off_loses_nothing_and_another_run_finishes(store: Store, tmp_path: Path) -> None:
     hurt(store)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        making.meanwhile(owner, name, making.refusing(KeyboardInterrupt), after=after),
-    ):
-        store.repair()
-    with making.reopened(store, anew=True) as again:
+    for again in stores_cut_off(store, tmp_path / "cut", store.repair):
         assert LOST_MARKS.issuperset(problems(again.repair()))
         require_awake(again, 700)
         require_awake(again, 300, uri=OTHER_URI, seed=2)
