@@ -11,16 +11,16 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
+from ..memvid.answers import DeleteReport
 from ..memvid.folder.retention import Retention
 from ..memvid.format.manifest import require_session_map
-from ..memvid.format.records import DeleteReport, IndexRow
+from ..memvid.format.records import IndexRow
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from .api.events import OnEvent, ignore
 from .api.process import ShutdownResult, meant_by
 from .api.sampling import Sampling
 from .api.session import CreateRequest, Look
-from .api.store import DeleteResult
 from .branches.stepping import Stepping
 from .branches.trees import Forest
 from .chat.conversing import Conversing
@@ -55,7 +55,7 @@ from .sleep.disk_space import Way
 from .sleep.forking import Forking
 from .sleep.hibernation import Hibernation
 from .sleep.ledgers import Ledgers
-from .sleep.maintenance import MAX_PROBLEMS_TOLD, Maintenance
+from .sleep.maintenance import Maintenance, with_bounded_problems
 from .sleep.orders import LastSleep
 from .sleep.quantising import Quantising
 from .sleep.turn_journal import TurnJournal
@@ -250,9 +250,9 @@ class Parts:
         """As `version_named`, for what goes on by its number. Raises AmbiguousVersion: that means another version."""
         return self.store.require_numbered(await self.version_named(session))
 
-    async def delete_session(self, uri: SessionUri) -> DeleteResult:
+    async def delete_session(self, uri: SessionUri) -> DeleteReport:
         await self.writing_behind.let_go(uri)
-        report = DeleteReport(uri, 0, 0)
+        report = DeleteReport(str(uri), 0, 0)
         if self.store.can_be_deleted(uri):
             report = await self.hibernation.threads.on_writer(lambda: self.store.delete_session(uri))
         elif uri not in self.residency.awake:
@@ -261,9 +261,9 @@ class Parts:
         self.residency.awake.drop(uri)
         self.forget_words(uri)
         self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
-        return DeleteResult.of(report, most_problems=MAX_PROBLEMS_TOLD)
+        return with_bounded_problems(report)
 
-    async def delete_version(self, uri: SessionUri, bundle_id: bytes) -> DeleteResult:
+    async def delete_version(self, uri: SessionUri, bundle_id: bytes) -> DeleteReport:
         """Delete one version from the disk. Raises SessionNotFound. SessionAwake: the session is awake at it."""
         live, row = self.residency.awake.get(uri), self.residency.standing.require_row(uri, bundle_id)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
@@ -275,7 +275,7 @@ class Parts:
         await self.writing_behind.let_go(uri)
         report = await self.hibernation.threads.on_writer(lambda: self.store.delete_version(uri, bundle_id))
         self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
-        return DeleteResult.of(report, most_problems=MAX_PROBLEMS_TOLD)
+        return with_bounded_problems(report)
 
     async def learn_words(self, uri: SessionUri) -> None:
         """Let transcripts find a session that was made of another one, or came from elsewhere."""

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from .answers import MaintenanceReport, MarkedVersion
 from .errors import InvalidPolicy
 from .folder.retention import Retention
-from .format.records import MaintenanceReport, VersionKey
+from .format.records import VersionKey
 from .maintenance.repack_plan import RepackPolicy
 from .store import Store
 from .uri import SessionUri
@@ -31,17 +32,6 @@ class Order:
     cold_after_days: float | None = None
     version: VersionKey | None = None
     sources: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MarkedVersion:
-    """The marks of one version after a change. `version` is None for a version that is gone."""
-
-    uri: SessionUri
-    version: int | None
-    bundle_id: bytes
-    tags: tuple[str, ...]
-    pinned: bool
 
 
 def carry_out(store: Store, order: Order, should_stop: Callable[[], bool] = lambda: False) -> MaintenanceReport:
@@ -104,4 +94,4 @@ def _marks_of(store: Store, uri: SessionUri, bundle_id: bytes) -> MarkedVersion:
     marks = store.marks(uri)
     version = next((row.version for row in store.versions(uri) if row.bundle_id == bundle_id), None)
     tags = tuple(sorted(tag for tag, named in marks.tags.items() if named == bundle_id))
-    return MarkedVersion(uri, version, bundle_id, tags, bundle_id in marks.pins)
+    return MarkedVersion(str(uri), version, bundle_id.hex(), tags, bundle_id in marks.pins)

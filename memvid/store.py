@@ -25,22 +25,14 @@ from .access.acknowledging import Acknowledging
 from .access.exchanging import Exchanging
 from .access.tagging import Tagging
 from .access.upkeep import Upkeep
+from .answers import DeleteReport, Finding, MaintenanceReport
 from .disk.budget import UNLIMITED, Budget
 from .disk.lock import StoreLock
 from .disk.paths import undoing, whole_path
 from .folder.folder import StoreFolder
 from .folder.journal import Journal
 from .folder.store_file import load_store_uuid, open_existing_root, open_or_make_root
-from .format.records import (
-    DeleteReport,
-    Finding,
-    IndexRow,
-    MaintenanceReport,
-    OpenReport,
-    Progress,
-    Receipt,
-    VersionKey,
-)
+from .format.records import IndexRow, OpenReport, Progress, Receipt, VersionKey
 from .recovery.opening import bring_in_line, claim, load_index
 from .recovery.replaying import keep_turns_behind, replay
 from .uri import SessionUri
@@ -149,8 +141,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
             StoreBusy: turns of another session stand behind it, and that one is being put to sleep.
         """
-        with self._deleting() as unreadable:
-            return self._delete_session(uri, unreadable)
+        with self._deleting():
+            return self._delete_session(uri)
 
     def delete_version(self, uri: SessionUri, version: VersionKey) -> DeleteReport:
         """Delete one version of a session, also one whose manifest is missing. Its turns in the journal stay, as the
@@ -160,28 +152,29 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
             StoreBusy: turns stand behind it, and their session is being put to sleep.
         """
-        with self._deleting() as unreadable:
+        with self._deleting():
             row = self.require_session(uri, version)
             if len(self.index.versions(uri)) == 1 and not self._core.journal.has(uri):
-                return self._delete_session(uri, unreadable)
+                return self._delete_session(uri)
             keep_turns_behind(self._core, None, [row.bundle_id])
             return deletion.delete_versions(self._core, uri, [row], whole=False)
 
-    def _delete_session(self, uri: SessionUri, unreadable: tuple[str, ...]) -> DeleteReport:
+    def _delete_session(self, uri: SessionUri) -> DeleteReport:
         if not self.can_be_deleted(uri):
             raise self._not_found(uri, None)
         rows = self.index.versions(uri)
         keep_turns_behind(self._core, uri, [row.bundle_id for row in rows])
-        return deletion.delete_versions(self._core, uri, rows, whole=True, unreadable=unreadable)
+        return deletion.delete_versions(self._core, uri, rows, whole=True)
 
     @contextlib.contextmanager
-    def _deleting(self) -> Iterator[tuple[str, ...]]:
-        """No version and no turn is acknowledged within. Gives the manifests that cannot be read. What manifests need
-        is read before: the first time it takes seconds where there are 100,000."""
+    def _deleting(self) -> Iterator[None]:
+        """No version and no turn is acknowledged within. What manifests need is read before: the first time it takes
+        seconds where there are 100,000."""
         self._core.require_writable()
         self._core.needs.read_ahead()
         with self._core.committing(), self._core.journaling():
-            yield tuple(finding.path for finding in self._core.read_again())
+            self._core.read_again()
+            yield
 
 
 def _import_upkeep() -> None:

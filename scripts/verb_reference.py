@@ -13,9 +13,10 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 from torpor.daemon.api.dialogue import Message, Tool
 from torpor.daemon.api.events import NEVER_SENT
-from torpor.daemon.api.records import Record, Request
+from torpor.daemon.api.records import Request
 from torpor.daemon.api.verb import Verb
 from torpor.daemon.api.verbs import VERBS
+from torpor.records import Record
 
 _WORDS: Final[Mapping[object, str]] = {
     str: "text",
@@ -111,7 +112,7 @@ def _kind(declared: Any) -> str:
 
 def _bounds(kind: Any, marks: Sequence[Any]) -> str:
     """What a value is held to, in words; empty where it is to nothing but its kind."""
-    given = [each for mark in marks for each in getattr(mark, "metadata", ())]
+    given = [each for mark in marks for each in getattr(mark, "metadata", (mark,))]
     held = {name: getattr(each, name) for each in given for name in _BOUNDS if getattr(each, name, None) is not None}
     unit = "" if kind in (int, float) else " characters" if kind is str else " items"
     if "pattern" in held:

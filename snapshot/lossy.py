@@ -20,6 +20,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
+from ..memvid.answers import Lossy
 from ..memvid.format.blocks import BLOCK_TOKENS, SlotSpec
 from . import memory
 from .errors import MalformedSnapshot, NonFiniteState
@@ -33,39 +34,23 @@ Buffer = memoryview | bytes | bytearray
 _ROWS_AT_ONCE: Final = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The loss of a session: keys and values of its first `tokens` tokens were once kept in `bits` bits, and later ones
-    were computed from those."""
-
-    bits: int
-    tokens: int
-
-    def within(self, token_count: int) -> Loss | None:
-        """The loss of a session that is cut back to its first tokens."""
-        return Loss(self.bits, min(self.tokens, token_count)) if token_count else None
-
-    def to_map(self) -> dict[str, int]:
-        return {"bits": self.bits, "tokens": self.tokens}
-
-    @classmethod
-    def from_map(cls, stored: object) -> Loss | None:
-        """From a session map; None if it has none. Raises ValueError: `to_map` does not make this."""
-        if stored is None:
-            return None
-        if not isinstance(stored, Mapping) or stored.keys() != {"bits", "tokens"}:
-            raise ValueError("lossy is not bits and tokens")
-        bits, tokens = stored["bits"], stored["tokens"]
-        if type(bits) is not int or bits not in BITS or type(tokens) is not int or tokens < 1:
-            raise ValueError(f"lossy says {bits!r} bits of {tokens!r} tokens")
-        return cls(bits, tokens)
+def lossy_in(stored: object) -> Lossy | None:
+    """Read a loss from a session map; None if it has none. Raises ValueError: it is no loss."""
+    if stored is None:
+        return None
+    if not isinstance(stored, Mapping) or stored.keys() != {"bits", "tokens"}:
+        raise ValueError("lossy is not bits and tokens")
+    bits, tokens = stored["bits"], stored["tokens"]
+    if type(bits) is not int or bits not in BITS or type(tokens) is not int or tokens < 1:
+        raise ValueError(f"lossy says {bits!r} bits of {tokens!r} tokens")
+    return Lossy(bits, tokens)
 
 
-def worst(first: Loss | None, second: Loss | None) -> Loss | None:
+def worst(first: Lossy | None, second: Lossy | None) -> Lossy | None:
     """Both losses as one: the fewest bits, of the most tokens."""
     if first is None or second is None:
         return first or second
-    return Loss(min(first.bits, second.bits), max(first.tokens, second.tokens))
+    return Lossy(min(first.bits, second.bits), max(first.tokens, second.tokens))
 
 
 @dataclass(frozen=True, slots=True)

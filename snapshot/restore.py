@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..memvid.answers import Lossy
 from ..memvid.format.blocks import BlockEntry
 from ..memvid.format.identity import Identity
 from ..memvid.units import format_plural
@@ -33,7 +34,7 @@ from .identity import circumstances_in, require_same, tokens_from_elsewhere
 from .kind import Record, dtype_named
 from .kinds import kind_named, kind_of, leaves
 from .layout import ArrayLayout, CacheLayout
-from .lossy import Loss, StoredArray, expand
+from .lossy import StoredArray, expand
 from .pages import LargePages
 from .passes import Passes
 from .records import CANARY_SLOT, LOGITS_SLOT, RANDOM_KEY_SLOT, StoredRecord, require_spans, stored_state
@@ -102,7 +103,7 @@ class WakePlan:
         return sum(entry.raw_bytes for entry in self.spans) + (self.state.raw_bytes if self.state else 0)
 
     @property
-    def loss(self) -> Loss | None:
+    def loss(self) -> Lossy | None:
         """The loss of the blocks to read; None where all of them are exact."""
         kept = [
             (array.quantisation.bits, entry.end)
@@ -112,7 +113,7 @@ class WakePlan:
         ]
         if not kept:
             return None
-        return Loss(min(bits for bits, _ in kept), min(max(end for _, end in kept), self.target_tokens))
+        return Lossy(min(bits for bits, _ in kept), min(max(end for _, end in kept), self.target_tokens))
 
     @property
     def memory_bytes(self) -> int:

@@ -1,5 +1,5 @@
-"""The wire of Torpor and its clients. The exports import no MLX, and of the daemon only the records of its verbs. The
-server half (`server`, `serving`, `main`) is imported by name.
+"""The wire of Torpor and its clients. The exports import no MLX: of the daemon only the records of its verbs, of the
+store those of its answers. The server half (`server`, `serving`, `main`) is imported by name.
 
 Modules are imported at the first use of their names here: an import of `errors` or `wire.address` alone does not wait
 for the whole protocol.
@@ -14,16 +14,9 @@ if TYPE_CHECKING:
     from ..daemon.api.reading import AppendResult, GenerateResult
     from ..daemon.api.sampling import Sampling
     from ..daemon.api.session import SessionDetail, SessionInfo, VersionInfo
-    from ..daemon.api.store import (
-        ClearResult,
-        DeleteResult,
-        MaintenanceAction,
-        MaintenanceProblem,
-        MaintenanceResult,
-        MarksResult,
-        StatsResult,
-    )
+    from ..daemon.api.store import ClearResult, StatsResult
     from ..daemon.api.waking import SleepResult, WakeResult, WarmResult
+    from ..memvid.answers import Action, DeleteReport, Finding, MaintenanceReport, MarkedVersion
     from .client.aclient import AsyncClient, AsyncTextStream
     from .client.client import Client, TextStream
     from .client.subscription import AsyncSubscription, Subscription
@@ -40,6 +33,7 @@ if TYPE_CHECKING:
     from .wire.address import default_socket_path
 
 __all__ = [
+    "Action",
     "ApiError",
     "AppendResult",
     "AsyncClient",
@@ -50,14 +44,13 @@ __all__ = [
     "ClientClosed",
     "ConnectionLost",
     "DaemonUnreachable",
-    "DeleteResult",
+    "DeleteReport",
+    "Finding",
     "ForkResult",
     "GenerateResult",
     "InvalidRequest",
-    "MaintenanceAction",
-    "MaintenanceProblem",
-    "MaintenanceResult",
-    "MarksResult",
+    "MaintenanceReport",
+    "MarkedVersion",
     "ModelInfo",
     "NoticeEvent",
     "ProgressEvent",
@@ -88,10 +81,11 @@ if not TYPE_CHECKING:  # else a type checker would accept any name
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from ..daemon.api import events, forking, process, reading, sampling, session, store, waking
+        from ..memvid import answers
         from . import errors
         from .client import aclient, client, subscription
         from .wire import address
 
-        records = (events, forking, process, reading, sampling, session, store, waking)
+        records = (answers, events, forking, process, reading, sampling, session, store, waking)
         modules = (errors, address, *records, client, aclient, subscription)
         return next(getattr(module, name) for module in modules if hasattr(module, name))

@@ -13,7 +13,7 @@ def copy_package(folder: Path) -> Path:
     package = folder / "torpor"
     for name in ("memvid", "snapshot", "daemon", "socket_api", "cli"):
         shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "errors.py", "places.py"):
+    for name in ("__init__.py", "errors.py", "places.py", "records.py"):
         shutil.copy(ROOT / name, package)
     return package
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from ...daemon.api.store import MaintenanceResult
 from ...memvid.units import format_plural
 from ..errors import Interrupted
 from ..reach.daemon_link import find_daemon
@@ -41,7 +40,7 @@ def backup(
             raise Interrupted(
                 f"Interrupted. Each version in {folder} is there whole or not at all; run it again for the rest."
             ) from None
-    status = write_report(output, "backup", MaintenanceResult.of(report), nothing="all of it is there already")
+    status = write_report(output, "backup", report, nothing="all of it is there already")
     if unslept:
         output.remark(
             f"[yellow]not in it[/]  what {format_plural(len(unslept), 'awake session')} read and wrote since the last"

@@ -59,7 +59,7 @@ def du(
         output.show(render_store(report, path, disk))
         remark_on_room(output, path)
     for problem in report.problems:
-        output.line(render_problem(asdict(problem)))
+        output.line(render_problem(problem))
 
 
 def document_of(report: UsageReport, sessions: list[SessionUsage], path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+from ...memvid.answers import Finding
 from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_bytes, format_count
 from ...memvid.uri import SessionUri
@@ -78,8 +79,8 @@ def ls(
     problems = [problem for problem in (ended, find_marks_problem(Path(place)), *unknown, *missing) if problem]
     unreadable = find_unreadable(Path(place), sessions)
     if as_json:
-        problems += unreadable
-        body = {"source": source, "store": place, "sessions": sessions, "problems": problems, "locked_by": holder}
+        told = list(map(asdict, [*problems, *unreadable]))
+        body = {"source": source, "store": place, "sessions": sessions, "problems": told, "locked_by": holder}
         output.document("ls", body | {"journalled": [str(uri) for uri in journalled]})
         return
     for problem in problems:
@@ -108,7 +109,7 @@ def ls(
 
 def _load_sessions(
     namespace: str | None, socket: Path | None, store: Path | None
-) -> tuple[str, str, list[dict[str, Any]], list[SessionUri], list[dict[str, Any]]]:
+) -> tuple[str, str, list[dict[str, Any]], list[SessionUri], list[Finding]]:
     """Give the listing's source (daemon or store), the store's path, the sessions, those with turns that the journal of
     a store alone has, and manifests that cannot be read and may be of any session."""
     daemon = find_daemon(socket, store)
@@ -116,12 +117,11 @@ def _load_sessions(
         with daemon:
             listed = daemon.list_sessions(namespace)
             status = daemon.status()
-            return "daemon", status.store, [asdict(info) for info in listed], [], list(map(asdict, status.unreadable))
+            return "daemon", status.store, [asdict(info) for info in listed], [], list(status.unreadable)
     path = store or default_store_path()
     with open_store(path) as opened:
         journalled = [uri for uri in opened.acknowledged() if namespace in (None, uri.namespace)]
-        unknown = [{"code": one.code, "path": one.path, "message": one.message} for one in opened.unreadable()]
-        return "store", str(path), list_store(opened, namespace), journalled, unknown
+        return "store", str(path), list_store(opened, namespace), journalled, opened.unreadable()
 
 
 def render_sessions(sessions: list[dict[str, Any]]) -> Any:

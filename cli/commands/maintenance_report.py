@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ...daemon.api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
+from ...memvid.answers import Action, Finding, MaintenanceReport
 from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY, OK, STATUS_OF_CODE
 from ..reach.interrupts import ignore_interrupts
@@ -42,7 +42,7 @@ _DONE = {
 }
 
 
-def write_report(output: Output, command: str, report: MaintenanceResult, *, nothing: str = "nothing to do") -> int:
+def write_report(output: Output, command: str, report: MaintenanceReport, *, nothing: str = "nothing to do") -> int:
     """Write a report and give its exit status. nothing: the line that says that no action was needed."""
     ignore_interrupts()
     if output.as_json:
@@ -62,17 +62,17 @@ def write_report(output: Output, command: str, report: MaintenanceResult, *, not
     return _exit_status(report)
 
 
-def _without_repeats(problems: Sequence[MaintenanceProblem]) -> Iterator[dict[str, Any]]:
+def _without_repeats(problems: Sequence[Finding]) -> Iterator[Finding]:
     """The problems without sentences that an earlier one ends with: one missing pack is a problem of many versions."""
     told: set[str] = set()
     for problem in problems:
         first, *others = _SENTENCE_END.split(problem.message)
         message = " ".join([first, *(sentence for sentence in others if sentence not in told)])
         told.update(others)
-        yield {**asdict(problem), "message": message}
+        yield replace(problem, message=message)
 
 
-def render_actions(report: MaintenanceResult) -> Any:
+def render_actions(report: MaintenanceReport) -> Any:
     """Draw the actions, a row each: a plan's as verbs, done ones as participles."""
     names = ("ACTION", "SIZE", "FILE", "SESSION", "WHY")
     table = rows_table(*names, right=("SIZE",), whole=("ACTION", "SIZE"))
@@ -88,7 +88,7 @@ def render_actions(report: MaintenanceResult) -> Any:
     return table
 
 
-def _owner(action: MaintenanceAction) -> str:
+def _owner(action: Action) -> str:
     if action.session is None:
         return "–"
     name = action.session.removeprefix("torpor://")
@@ -104,7 +104,7 @@ def _short_file(path: str) -> str:
     return name or path
 
 
-def _sums(report: MaintenanceResult, nothing: str) -> str:
+def _sums(report: MaintenanceReport, nothing: str) -> str:
     counts = Counter(action.kind for action in report.actions if action.kind != KEEP)
     problems = len(report.problems) + report.problems_left_out
     wrong = f"; [red]{format_plural(problems, 'problem')}[/]" if problems else ""
@@ -133,7 +133,7 @@ def _figures(freed: int, written: int) -> str:
     return f"{figures}: {format_bytes(abs(net))} {'less' if net >= 0 else 'more'} on disk"
 
 
-def _exit_status(report: MaintenanceResult) -> int:
+def _exit_status(report: MaintenanceReport) -> int:
     """6 if stored bytes stay damaged, else the status of the first problem; 0 for a plan."""
     if report.dry_run or not report.problems:
         return OK.number

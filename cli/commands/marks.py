@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ...daemon.api.store import MarkRequest, MarksResult
+from ...daemon.api.store import MarkRequest
+from ...memvid.answers import MarkedVersion
 from ...memvid.uri import require_tag
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import (
@@ -80,7 +81,7 @@ def unpin(
     _write(Output(as_json=as_json), "unpin", set_mark(MarkRequest(version, pinned=False), socket, store))
 
 
-def _write(output: Output, command: str, marks: MarksResult) -> None:
+def _write(output: Output, command: str, marks: MarkedVersion) -> None:
     ignore_interrupts()
     if output.told(command, marks):
         return

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from ...daemon.api.store import DeleteResult
 from ...errors import TorporError
+from ...memvid.answers import DeleteReport
 from ...memvid.disk.location import default_store_path
 from ...memvid.errors import StoreError
 from ...memvid.store import Store
@@ -68,19 +68,19 @@ def rm(
 def _delete(
     output: Output,
     sessions: Sequence[str],
-    delete_one: Callable[[str], DeleteResult],
+    delete_one: Callable[[str], DeleteReport],
     marks: Mapping[str, str],
 ) -> int:
     gone = ""
 
-    def delete(session: str) -> DeleteResult:
+    def delete(session: str) -> DeleteReport:
         nonlocal gone
         report, gone = delete_one(session), marks.get(session, "")
         for problem in report.problems:
             output.remark(f"[yellow]{problem.code}[/] {plain(problem.message)}")
         return report
 
-    def line(report: DeleteResult) -> str:
+    def line(report: DeleteReport) -> str:
         return (
             f"{plain(report.session)}  deleted: {format_plural(report.versions_deleted, 'version')},"
             f" {format_bytes(report.bytes_freed)} freed{f'; with it went {plain(gone)}' if gone else ''}"

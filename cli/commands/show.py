@@ -50,7 +50,7 @@ def show(
     missing = find_missing(place, detail["info"]["session"])
     problems = [problem for problem in (ended, find_marks_problem(place), *missing) if problem]
     if as_json:
-        output.document("show", {"source": source, **detail, "problems": problems})
+        output.document("show", {"source": source, **detail, "problems": list(map(asdict, problems))})
         return
     output.show(render_detail(detail, output.stdout.width, earlier=VERSION_MARK in session))
     for problem in problems:

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ...daemon.api.store import DeleteResult, MaintainRequest, MaintenanceResult, MarkRequest, MarksResult
+from ...daemon.api.store import MaintainRequest, MarkRequest
 from ...daemon.api.verbs import VERBS
 from ...daemon.api.waking import SleepResult
 from ...errors import TorporError
 from ...memvid import operations
+from ...memvid.answers import DeleteReport, MaintenanceReport, MarkedVersion
 from ...memvid.disk.location import default_store_path
 from ...memvid.errors import SessionNotFound
 from ...memvid.exchange.incoming import hand_over, take_back
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
-from ...memvid.format.records import MaintenanceReport
 from ...memvid.recovery.restoring import restore_store_file
 from ...memvid.store import Store
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
@@ -38,7 +38,7 @@ PATIENCE_S = 24 * 3600.0
 
 def carry_out(
     output: Output, order: MaintainRequest, socket: Path | None, store: Path | None, sources: Sequence[Path] = ()
-) -> MaintenanceResult:
+) -> MaintenanceReport:
     """Carry an operation out, and show that it is under way: by the daemon if one runs and no store is named. A plan
     needs no lock. sources: folders that a repair may copy from; by this process alone, for a daemon opens no file that
     a client names.
@@ -55,7 +55,7 @@ def carry_out(
 
 def _carry_out(
     order: MaintainRequest, socket: Path | None, store: Path | None, sources: Sequence[Path]
-) -> MaintenanceResult:
+) -> MaintenanceReport:
     daemon = find_keeper(socket, store)
     if daemon is not None and sources:
         with daemon:
@@ -69,12 +69,12 @@ def _carry_out(
             raise InvalidUsage(f"--from takes a folder, and {folder} is none.", option="--from")
     if daemon is not None:
         with daemon, _telling(order, "The daemon ends the work that it has begun; ask again for the rest."):
-            answer: MaintenanceResult = daemon.ask(VERBS["maintain"], order)
+            answer: MaintenanceReport = daemon.ask(VERBS["maintain"], order)
             return answer
     path = store or default_store_path()
     restored = restore_store_file(path, dry_run=order.dry_run) if order.operation == "repair" else ()
     if restored and order.dry_run:  # the rest cannot be told before that
-        return MaintenanceResult.of(MaintenanceReport("repair", True, restored, 0, 0, ()))
+        return MaintenanceReport("repair", True, restored)
     with (
         _telling(order, "The store is sound, and the work done so far stays; the same command does the rest."),
         open_store(path) if order.dry_run else open_to_maintain(path) as opened,
@@ -93,7 +93,7 @@ def _carry_out(
                 sources=tuple(map(str, sources)),
             ),
         )
-    return MaintenanceResult.of(dataclasses.replace(report, actions=(*restored, *report.actions)))
+    return dataclasses.replace(report, actions=(*restored, *report.actions))
 
 
 @contextlib.contextmanager
@@ -105,22 +105,21 @@ def _telling(order: MaintainRequest, consequence: str) -> Iterator[None]:
         raise Interrupted("Interrupted." if order.dry_run else f"Interrupted. {consequence}") from None
 
 
-def set_mark(mark: MarkRequest, socket: Path | None, store: Path | None) -> MarksResult:
+def set_mark(mark: MarkRequest, socket: Path | None, store: Path | None) -> MarkedVersion:
     """Set a mark, by the daemon if one runs and no store is named. Raises as `carry_out`."""
     daemon = find_keeper(socket, store)
     if daemon is not None:
         with daemon:
-            answer: MarksResult = daemon.ask(VERBS["mark"], mark)
+            answer: MarkedVersion = daemon.ask(VERBS["mark"], mark)
             return answer
     with open_to_maintain(store or default_store_path()) as opened:
-        marked = operations.set_mark(
+        return operations.set_mark(
             opened, mark.session, tag=mark.tag, untag=mark.untag, pinned=mark.pinned, move=mark.move
         )
-    return MarksResult.of(marked)
 
 
 @contextlib.contextmanager
-def deleting(daemon: Client | None, path: Path) -> Iterator[Callable[[str], DeleteResult]]:
+def deleting(daemon: Client | None, path: Path) -> Iterator[Callable[[str], DeleteReport]]:
     """How sessions and single versions are deleted: by the daemon, or in the files of the store at `path`, which is
     held for the block. Raises as `open_to_maintain`."""
     if daemon is not None:
@@ -128,11 +127,11 @@ def deleting(daemon: Client | None, path: Path) -> Iterator[Callable[[str], Dele
         return
     with open_to_maintain(path) as opened:
 
-        def delete(session: str) -> DeleteResult:
+        def delete(session: str) -> DeleteReport:
             if VERSION_MARK not in session:
-                return DeleteResult.of(opened.delete_session(opened.resolve(session)))
+                return opened.delete_session(opened.resolve(session))
             row = opened.resolve_version(session)
-            return DeleteResult.of(opened.delete_version(row.uri, row.bundle_id))
+            return opened.delete_version(row.uri, row.bundle_id)
 
         yield delete
 
@@ -153,7 +152,7 @@ def open_to_maintain(path: Path) -> Store:
         os.close(root_fd)
     store = Store.open(path, writable=True)
     for finding in store.opening.journal:
-        Output(as_json=False).remark(render_problem(dataclasses.asdict(finding)))
+        Output(as_json=False).remark(render_problem(finding))
     return store
 
 

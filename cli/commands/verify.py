@@ -10,9 +10,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
+from ...memvid.answers import Finding
 from ...memvid.errors import AmbiguousVersion
 from ...memvid.folder.store_file import PACKS
-from ...memvid.format.records import Finding, VerifyReport
+from ...memvid.format.records import VerifyReport
 from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY, OK
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption, option
@@ -99,7 +100,7 @@ def _write_files(output: Output, findings: Sequence[Finding]) -> None:
     """Write the findings of files; those of versions are told by session."""
     for finding in findings:
         if finding.version is None:
-            output.line(render_problem(asdict(finding)))
+            output.line(render_problem(finding))
 
 
 def _write_sessions(output: Output, damaged: Sequence[SessionDamage]) -> None:

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
-from ...daemon.api.store import MaintenanceProblem
 from ...memvid.units import format_bytes, format_count, format_plural
 from ...memvid.uri import VERSION_MARK
 from ..errors import InvalidUsage
@@ -72,13 +71,13 @@ def wake(
         with connect(socket) as client, naming_the_intact(client, session):
             place = Path(client.status().store)
             planned = client.plan_wake(session, version=number, at_token=at, strict=strict)
-            write_plan(output, replace(planned, unreadable=(*planned.unreadable, *_missing(place, session))))
+            write_plan(output, replace(planned, unreadable=(*planned.unreadable, *find_missing(place, session))))
         return
     with connect(socket) as client, progress_of(output, "wake") as on_event:
         place = Path(client.status().store)
         with naming_the_intact(client, session):
             result = client.wake(session, version=number, at_token=at, strict=strict, on_event=on_event)
-            result = replace(result, unreadable=(*result.unreadable, *_missing(place, session)))
+            result = replace(result, unreadable=(*result.unreadable, *find_missing(place, session)))
         ignore_interrupts()
     if as_json:
         output.document("wake", asdict(result))
@@ -95,11 +94,6 @@ def wake(
         )
     remark_on_wake(output, result)
     remark_on_look(output, result.session, result.look)
-
-
-def _missing(place: Path, session: str) -> list[MaintenanceProblem]:
-    """The versions of the session that a tag or a pin alone tells of: one may be newer."""
-    return [MaintenanceProblem(**problem) for problem in find_missing(place, session)]
 
 
 def _named(session: str, version: str | None) -> tuple[str, int | None]:

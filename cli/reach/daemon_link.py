@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import TorporError
+from ...memvid.answers import Finding
 from ...memvid.disk.location import STORE_VARIABLE, named_store_path
 from ...memvid.uri import parse_reference
 from ...socket_api.errors import DaemonUnreachable
@@ -128,7 +129,7 @@ def nobody_is_there(error: TorporError) -> bool:
     )
 
 
-def find_ended_daemon(socket: Path | None = None, *, restarting: bool = False) -> dict[str, str] | None:
+def find_ended_daemon(socket: Path | None = None, *, restarting: bool = False) -> Finding | None:
     """Describe a daemon that ended without a stop, and so left its socket behind; None if none did. socket: None is the
     default one. restarting: the caller starts another daemon, so the user need not."""
     socket, log = socket or default_socket_path(), default_log_path()
@@ -142,7 +143,7 @@ def find_ended_daemon(socket: Path | None = None, *, restarting: bool = False) -
     )
     message += "" if restarting else f" Start it again with `{start_command(socket)}`."
     message += f" Why it ended may stand in {log}, or in the file that --log named." if log.exists() else ""
-    return {"code": DaemonUnreachable.code, "path": str(socket), "message": message}
+    return Finding(str(socket), DaemonUnreachable.code, message)
 
 
 def _somebody_is_on(socket: Path) -> bool:

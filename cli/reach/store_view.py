@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...memvid.answers import Finding, Lossy
 from ...memvid.disk import lock
 from ...memvid.disk.location import default_store_path
 from ...memvid.disk.paths import closing_fd
@@ -21,7 +22,7 @@ from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, findings_of_
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.blocks import SlotSpec
-from ...memvid.format.manifest import Lossy, Manifest, read_manifest_bytes
+from ...memvid.format.manifest import Manifest, read_manifest_bytes
 from ...memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
 from ...memvid.store import IndexRow, Store
 from ...memvid.uri import VERSION_MARK, parse_reference
@@ -114,8 +115,8 @@ def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:
     return [" + ".join(f"{spec.kind} {spec.dtype} {list(spec.shape)}" for spec in parts) for _, parts in layers]
 
 
-def find_marks_problem(place: Path) -> dict[str, str] | None:
-    """The fault of a store's tags and pins, with code, path and sentence; None if they can be read.
+def find_marks_problem(place: Path) -> Finding | None:
+    """The fault of a store's tags and pins; None if they can be read.
 
     A command that leaves them out of its listing has to say so.
     """
@@ -125,13 +126,13 @@ def find_marks_problem(place: Path) -> dict[str, str] | None:
         try:
             Marks.load(folder)
         except StoreError as error:
-            return {"code": error.code, "path": f"{place}/{MARKS_FILE}", "message": error.message}
+            return Finding(f"{place}/{MARKS_FILE}", error.code, error.message)
     return None
 
 
-def find_unreadable(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -> list[dict[str, str]]:
-    """Find the sessions of a listing whose newest version's manifest is missing or damaged: each with code, path
-    and sentence. Sets `unreadable` in every session, and `stripped`."""
+def find_unreadable(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -> list[Finding]:
+    """Find the sessions of a listing whose newest version's manifest is missing or damaged. Sets `unreadable` in every
+    session, and `stripped`."""
     problems = []
     with _folder_of(place) as folder:
         stripped = _stripped_in(folder)
@@ -142,20 +143,20 @@ def find_unreadable(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -
             if fault is not None:
                 why = fault.message.replace(PUT_BACK, "").strip()
                 remedy = _KEEP_AWAKE.format(info["session"]) if info["state"] == "awake" else PUT_BACK
-                message = f"Version {info['version']} of {info['session']} cannot be woken: {why} {remedy}"
-                problems.append({"code": fault.code, "path": fault.details["path"], "message": message})
+                session, version = info["session"], info["version"]
+                message = f"Version {version} of {session} cannot be woken: {why} {remedy}"
+                problems.append(Finding(fault.details["path"], fault.code, message, session, version))
     return problems
 
 
-def find_missing(place: Path, session: str | None = None) -> list[dict[str, str]]:
-    """Find the versions, of a session or of all, that a tag or a pin alone tells of: each with code, path and sentence.
-    One may be newer than what the session wakes with. The index is read only if a version lacks its manifest."""
+def find_missing(place: Path, session: str | None = None) -> list[Finding]:
+    """Find the versions, of a session or of all, that a tag or a pin alone tells of. One may be newer than what the
+    session wakes with. The index is read only if a version lacks its manifest."""
     only = None if session is None else parse_reference(session.partition(VERSION_MARK)[0])
     with _folder_of(place) as folder, contextlib.suppress(StoreError):
         if folder is not None and findings_of_missing(folder, lambda _: False, only):
             with open_store(place) as opened:
-                found = findings_of_missing(folder, opened.index.knows, only)
-            return [{"code": each.code, "path": each.path, "message": each.message} for each in found]
+                return findings_of_missing(folder, opened.index.knows, only)
     return []
 
 

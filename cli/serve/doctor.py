@@ -87,7 +87,7 @@ def _examine_daemon(socket: Path | None) -> dict[str, Any]:
         # No daemon is a fact; one that is silent or answers oddly is a problem.
         problem = None if nobody_is_there(error) else f"does not answer as it should: {error.code}: {error.message}"
         ended = find_ended_daemon(Path(place)) if problem is None else None
-        return {"answers": False, "socket": place, "problem": ended["message"] if ended else problem}
+        return {"answers": False, "socket": place, "problem": ended.message if ended else problem}
 
 
 def _examine_store(path: Path) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) ->
         if daemon is None:
             had: dict[str, Any] = {}
             if ended := find_ended_daemon(socket, restarting=True):
-                output.remark(f"[yellow]{plain(ended['message'])}[/]")
+                output.remark(f"[yellow]{plain(ended.message)}[/]")
                 had = last_options.recall(socket)
                 _tell_what_it_had(output, had, given)
             begun = background.start(

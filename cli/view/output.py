@@ -28,6 +28,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ...errors import TorporError
+from ...memvid.answers import Finding
 from ...memvid.errors import PUT_BACK
 from ...memvid.folder.store_file import BUNDLES, PACKS, VERSIONS
 from ...memvid.units import format_plural
@@ -310,6 +311,6 @@ def describe_turns(sessions: Sequence[SessionUri]) -> str:
     )
 
 
-def render_problem(problem: Mapping[str, Any]) -> str:
+def render_problem(problem: Finding) -> str:
     """Markup of a problem: its code and path, then the sentence."""
-    return f"[red]{plain(problem['code'])}[/]  {plain(problem['path'])}\n  {plain(problem['message'])}"
+    return f"[red]{plain(problem.code)}[/]  {plain(problem.path)}\n  {plain(problem.message)}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ...daemon.api.session import Look, Lossy
-from ...daemon.api.store import MaintenanceProblem
+from ...daemon.api.session import Look
 from ...daemon.api.waking import PartDiffers, WakePlanResult, WakeResult
+from ...memvid.answers import Finding, Lossy
 from ...memvid.units import format_bytes, format_count, format_plural
 from .output import Output, plain
 
@@ -29,7 +29,7 @@ def remark_on_wake(output: Output, woken: WakeResult) -> None:
     _remark_on_unreadable(output, woken.unreadable)
 
 
-def _remark_on_unreadable(output: Output, unreadable: Sequence[MaintenanceProblem]) -> None:
+def _remark_on_unreadable(output: Output, unreadable: Sequence[Finding]) -> None:
     if unreadable:
         others = len(unreadable) - 1
         more = f" Likewise {format_plural(others, 'more manifest')}: torpor ls names all." if others else ""

@@ -10,12 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ...records import Count, Record, Result
 from .constraints import Constraint
 from .events import Listener, Reporting
 from .limits import MAX_APPENDED_TOKENS, MAX_BIAS, MAX_BIASES, MAX_BRANCHES, MAX_CHILDREN, MAX_NUMBER, MAX_SEED
 from .logprobs import Logprob, TokenLogprobs, TopLogprobs, require_tellable
 from .reading import FinishReason, MaxTokens, Stops
-from .records import Count, Labels, LentBytes, Listed, Priority, Record, Request, Result, SessionText, Text, TokenId
+from .records import Labels, LentBytes, Listed, Priority, Request, SessionText, Text, TokenId
 from .sampling import NamedSampling, Sampling
 
 BranchId = Annotated[int, Field(ge=1, le=MAX_NUMBER)]

@@ -8,13 +8,14 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ...records import Count, Result
 from .constraints import Constraint, ToolChoice
 from .dialogue import AnswerId, JsonObject, Messages, ToolName, Tools, require_root
 from .events import Listener, Reporting
 from .limits import MAX_CHECKPOINTS, MAX_KEEP_AWAKE_S, MAX_MESSAGES
 from .logprobs import TopLogprobs, require_tellable
 from .reading import MaxTokens, Stops
-from .records import Count, Labels, Listed, ModelName, Priority, Request, Result, SessionText, Text
+from .records import Labels, Listed, ModelName, Priority, Request, SessionText, Text
 from .sampling import NamedSampling
 
 Checkpoints = Annotated[

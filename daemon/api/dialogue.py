@@ -18,6 +18,7 @@ from pydantic import (
     ValidationError,
 )
 
+from ...records import Record, Result
 from .limits import (
     MAX_ARGUMENTS_CHARS,
     MAX_CALL_ID_CHARS,
@@ -29,7 +30,7 @@ from .limits import (
     MAX_TOOL_NAME_CHARS,
     MAX_TOOLS,
 )
-from .records import Listed, Record, Result
+from .records import Listed
 
 
 def canonical(value: object) -> str:

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Final, Literal, NoReturn, Self
 
 from pydantic import Field, PlainValidator
 
+from ...records import Count, Result
 from .dialogue import Channel, ToolCall
 from .logprobs import TokenLogprobs
-from .records import Count, Request, Result, TokenId
+from .records import Request, TokenId
 
 Stage = Literal["prefill", "sleep", "wake", "analyse"]
 

@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ...records import Count, Result
 from .events import Listener, Reporting
 from .limits import MAX_NUMBER
 from .reading import MaxTokens
-from .records import Count, Labels, Position, Priority, Result, Seconds, SessionText, Text
+from .records import Labels, Position, Priority, Seconds, SessionText, Text
 from .session import Origin
 
 

@@ -6,8 +6,9 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
+from ...records import Result
 from .limits import MAX_LIKELIHOODS, MAX_TOP_LOGPROBS
-from .records import Result, TokenId
+from .records import TokenId
 
 LOWEST_LOGPROB: Final = -9999.0
 """Stands for less, and for minus infinity, which JSON has no number for."""

@@ -9,9 +9,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ...memvid.answers import Finding
+from ...records import Count, Result
 from .limits import MAX_EVENT_NAME_CHARS, MAX_EVENT_NAMES
-from .records import Count, Listed, ModelName, ProcessId, Request, Result, Seconds, SessionText
-from .store import MaintenanceProblem
+from .records import Listed, ModelName, ProcessId, Request, Seconds, SessionText
 
 
 class ModelInfo(Result):
@@ -131,7 +132,7 @@ class StatusResult(Result):
     config: ConfigInfo | None = None
     aliases: tuple[tuple[str, str], ...] = ()
     disk: DiskInfo | None = None
-    unreadable: tuple[MaintenanceProblem, ...] = ()
+    unreadable: tuple[Finding, ...] = ()
 
     def model_named(self, name: str) -> ModelInfo | None:
         """A served model by its name, or by an alias."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY
 
+from ...records import Count, Result
 from .dialogue import AnswerId, Channel, Role, ToldAs, ToolCall
-from .records import Count, ModelName, Request, Result, SessionText
+from .records import ModelName, Request, SessionText
 
 
 class RecalledPiece(Result):

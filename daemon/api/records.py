@@ -1,19 +1,18 @@
-"""The base of every record of a verb: strict fields, and types of value that several records share.
+"""The base of every request of a verb, and types of value that several records share.
 
-Owns the rules for reading a record from a map. A request refuses unknown fields; a reader skips unknown fields of a
-result, so that an older client works with a newer daemon. `socket_api` does the reading, where a map crosses the wire.
-In the process a record is a plain value, and not checked.
+A request refuses unknown fields; a reader skips those of a result (`records.py` of the package).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import GenericAlias
-from typing import Annotated, Any, ClassVar, Final, Literal, dataclass_transform, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, InstanceOf
+from pydantic import Field, GetCoreSchemaHandler, InstanceOf
 
+from ...records import Record
 from .limits import (
     MAX_LABEL_CHARS,
     MAX_LABELS,
@@ -23,9 +22,6 @@ from .limits import (
     MAX_TEXT_CHARS,
     MAX_TOKEN_ID,
 )
-
-FORBIDDING: Final = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-IGNORING: Final = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +37,6 @@ class Listed:
         return handler.generate_schema(GenericAlias(tuple, (item, ...)))
 
 
-Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 ProcessId = Annotated[int, Field(gt=1, lt=2**31)]
@@ -59,31 +54,6 @@ Priority = Literal["normal", "background"]
 
 LentBytes = bytes | InstanceOf[memoryview]
 """What the daemon gives as a view of its memory, to read alone; behind the wire they are bytes."""
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-@dataclass(frozen=True)
-class Record:
-    """Base of all, which makes frozen dataclasses of them: no conversion, no NaN."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = FORBIDDING
-
-    def __init_subclass__(cls) -> None:
-        dataclass(frozen=True)(cls)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Read a record from a map: with strict fields pydantic would take only a record."""
-        schema = handler(source)
-        itself: Any = handler.resolve_ref_schema(schema)
-        itself["strict"] = False
-        return schema
-
-
-class Result(Record):
-    """Base of every answer of the daemon."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = IGNORING
 
 
 class Request(Record):

@@ -11,9 +11,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field
 
+from ...records import Record
 from ..errors import InvalidSampling
 from .limits import MAX_SEED
-from .records import Record
 
 # Below it, log-probabilities divided by the temperature leave the range of float32.
 LOWEST_TEMPERATURE = 1e-6

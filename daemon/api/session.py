@@ -6,22 +6,16 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, field
 from typing import Literal
 
+from ...memvid.answers import Lossy
+from ...records import Count, Result
 from .dialogue import JsonObject, Tools, require_root
 from .events import Listener, Reporting
-from .records import Count, Labels, ModelName, Request, Result, SessionText, Text
+from .records import Labels, ModelName, Request, SessionText, Text
 from .sampling import NamedSampling, Sampling
 
 SessionState = Literal["awake", "asleep"]
 OwnDurability = Literal["none"]
 """`none`: the session is to be thrown away; its turns do not wait for the journal, and a crash loses them."""
-
-
-class Lossy(Result):
-    """The loss of a session: the keys and values of its first `tokens` tokens were once kept in `bits` bits, and all
-    later tokens were computed from those."""
-
-    bits: Count
-    tokens: Count
 
 
 class Recomputed(Result):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ...memvid.answers import Finding
+from ...records import Count, Result
 from .events import Listener, Reporting
 from .limits import MAX_DAYS, MAX_KIND_CHARS, MAX_NUMBER, MAX_TAG_CHARS
-from .records import Count, Label, Labels, Request, Result, Seconds, SessionText
+from .records import Label, Labels, Request, Seconds, SessionText
 
 
 class LabelFigures(Result):
@@ -52,43 +54,12 @@ class AnalysisResult(Result):
     seconds: Seconds
 
 
-class MaintenanceProblem(Result):
-    """Something that an operation could not put right: where, the code of the error it is, and a sentence."""
-
-    path: str
-    code: str
-    message: str
-
-
-class DeleteResult(Result):
-    """The result of a delete. problems: manifests that kept it from removing packs, and what to do; problems_left_out
-    counts those cut off at the end."""
-
-    session: str
-    versions_deleted: Count
-    bytes_freed: Count
-    problems: tuple[MaintenanceProblem, ...] = ()
-    problems_left_out: Count = 0
-
-    @classmethod
-    def of(cls, report: Any, *, most_problems: int | None = None) -> DeleteResult:
-        """A report of the store as plain data, with a long list cut."""
-        problems = [MaintenanceProblem(each.path, each.code, each.message) for each in report.problems[:most_problems]]
-        return cls(
-            session=str(report.uri),
-            versions_deleted=report.versions_deleted,
-            bytes_freed=report.bytes_freed,
-            problems=tuple(problems),
-            problems_left_out=len(report.problems) - len(problems),
-        )
-
-
 class ClearResult(Result):
     """The sessions that a clear removed, or with `dry_run` would remove: their URIs and their totals.
 
     bytes_freed: on the disk; less than stored_bytes where others share blocks, and 0 in a dry run. failed: URI to
     reason.
-    problems: as in `DeleteResult`, of all of them.
+    problems: as in `DeleteReport`, of all of them.
     """
 
     label: str
@@ -99,76 +70,8 @@ class ClearResult(Result):
     stored_bytes: Count
     bytes_freed: Count
     failed: dict[str, str]
-    problems: tuple[MaintenanceProblem, ...] = ()
+    problems: tuple[Finding, ...] = ()
     problems_left_out: Count = 0
-
-
-class MaintenanceAction(Result):
-    """One thing that an operation on the store did, or with `dry_run` would do; `keep` says why something stays."""
-
-    kind: str
-    path: str
-    session: str | None
-    version: int | None
-    size_bytes: Count
-    reason: str
-
-
-class MaintenanceResult(Result):
-    """The result of an operation on the store, or with `dry_run` its plan.
-
-    The lists are bounded; `actions_left_out` and `problems_left_out` count the entries cut off at their ends.
-    """
-
-    operation: str
-    dry_run: bool
-    actions: tuple[MaintenanceAction, ...]
-    actions_left_out: Count
-    bytes_freed: Count
-    bytes_written: Count
-    problems: tuple[MaintenanceProblem, ...]
-    problems_left_out: Count
-
-    @classmethod
-    def of(cls, report: Any, *, most_actions: int | None = None, most_problems: int | None = None) -> MaintenanceResult:
-        """A report of the store as plain data, with long lists cut."""
-        actions = [
-            MaintenanceAction(
-                each.kind,
-                each.path,
-                None if each.session is None else str(each.session),
-                each.version,
-                each.size_bytes,
-                each.reason,
-            )
-            for each in report.actions[:most_actions]
-        ]
-        problems = [MaintenanceProblem(each.path, each.code, each.message) for each in report.problems[:most_problems]]
-        return cls(
-            operation=report.operation,
-            dry_run=report.dry_run,
-            actions=tuple(actions),
-            actions_left_out=len(report.actions) - len(actions),
-            bytes_freed=report.bytes_freed,
-            bytes_written=report.bytes_written,
-            problems=tuple(problems),
-            problems_left_out=len(report.problems) - len(problems),
-        )
-
-
-class MarksResult(Result):
-    """The marks of one version. A version with a mark is never pruned."""
-
-    session: str
-    version: int | None
-    bundle_id: str
-    tags: tuple[str, ...]
-    pinned: bool
-
-    @classmethod
-    def of(cls, marked: Any) -> MarksResult:
-        """The marks of a version of the store, as plain data."""
-        return cls(str(marked.uri), marked.version, marked.bundle_id.hex(), marked.tags, marked.pinned)
 
 
 Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARS)]

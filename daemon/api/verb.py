@@ -16,7 +16,8 @@ from dataclasses import fields
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, get_type_hints, overload
 
-from .records import Request, Result
+from ...records import Result
+from .records import Request
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Result)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ...memvid import answers
 from . import branching, conversing, forking, process, reading, recalling, session, store, waking
 from .verb import Verb
 
@@ -39,9 +40,9 @@ class Verbs:
     show = Verb(session.ShowRequest, session.SessionDetail)
     why = Verb(reading.WhyRequest, reading.WhyResult)
     analyse = Verb(store.AnalyseRequest, store.AnalysisResult, leaves="Nothing has changed.")
-    delete = Verb(store.DeleteRequest, store.DeleteResult)
-    maintain = Verb(store.MaintainRequest, store.MaintenanceResult)
-    mark = Verb(store.MarkRequest, store.MarksResult)
+    delete = Verb(store.DeleteRequest, answers.DeleteReport)
+    maintain = Verb(store.MaintainRequest, answers.MaintenanceReport)
+    mark = Verb(store.MarkRequest, answers.MarkedVersion)
     import_bundle = Verb(store.ImportRequest, waking.SleepResult)
     load_model = Verb(process.LoadModelRequest, process.ModelInfo, leaves="The model was not loaded.")
     unload_model = Verb(process.UnloadModelRequest, process.ModelInfo)

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ...memvid.answers import Finding, Lossy
+from ...records import Count, Result
 from .events import Listener, Reporting
 from .limits import MAX_NAMED_SESSIONS
-from .records import Count, Label, Listed, Position, Request, Result, Seconds, SessionText, Version
-from .session import Look, Lossy, Recomputed, SessionInfo
-from .store import MaintenanceProblem
+from .records import Label, Listed, Position, Request, Seconds, SessionText, Version
+from .session import Look, Recomputed, SessionInfo
 
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 
@@ -88,7 +89,7 @@ class WakeResult(Result):
     lossy: Lossy | None = None
     recomputed: Recomputed | None = None
     look: Look | None = None
-    unreadable: tuple[MaintenanceProblem, ...] = ()
+    unreadable: tuple[Finding, ...] = ()
 
 
 class WakePlanResult(Result):
@@ -113,7 +114,7 @@ class WakePlanResult(Result):
     computed_tokens: Count = 0
     memory_bytes: Count = 0
     differs: tuple[PartDiffers, ...] = ()
-    unreadable: tuple[MaintenanceProblem, ...] = ()
+    unreadable: tuple[Finding, ...] = ()
 
 
 class Warmed(Result):

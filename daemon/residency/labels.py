@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import TorporError
+from ...memvid.answers import DeleteReport
 from ...memvid.errors import SessionNotFound
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent
 from ..api.session import SessionInfo
-from ..api.store import ClearResult, DeleteResult, LabelFigures, StatsResult
+from ..api.store import ClearResult, LabelFigures, StatsResult
 from ..api.waking import Warmed, WarmResult
 from ..sleep.maintenance import MAX_PROBLEMS_TOLD
 from ..tasks.cancellation import to_the_end
@@ -32,7 +33,7 @@ class Labels:
     _residency: Residency
     _hits: Counter[SessionUri]
     _roll: Roll
-    _delete: Callable[[SessionUri], Awaitable[DeleteResult]]
+    _delete: Callable[[SessionUri], Awaitable[DeleteReport]]
 
     async def stats(self, label: str | None, namespace: str | None) -> StatsResult:
         """Figures of all sessions, and of those of each label."""
@@ -74,7 +75,7 @@ class Labels:
     async def clear(self, label: str, namespace: str | None, *, dry_run: bool) -> ClearResult:
         """Delete every session of a label, even one that gets it meanwhile."""
         taken: dict[str, SessionInfo] = {}
-        reports: list[DeleteResult] = []
+        reports: list[DeleteReport] = []
         failed: dict[str, str] = {}
         while left := [info for info in await self._of(label, namespace) if info.session not in taken]:
             for info in left:
@@ -98,7 +99,7 @@ class Labels:
         )
 
     async def _clear_one(
-        self, uri: SessionUri, label: str, reports: list[DeleteResult], failed: dict[str, str]
+        self, uri: SessionUri, label: str, reports: list[DeleteReport], failed: dict[str, str]
     ) -> None:
         try:
             async with self._residency.turn(uri):

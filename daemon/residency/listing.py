@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from ...memvid.answers import Finding, Lossy
 from ...memvid.folder.marks import SessionMarks
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.manifest import LOSSY
-from ...memvid.format.manifest import Lossy as StoredLossy
-from ...memvid.format.records import Finding
 from ...memvid.store import IndexRow, Store
 from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
@@ -22,12 +21,12 @@ from ...snapshot.canary import Verdict
 from ...snapshot.errors import MalformedSnapshot
 from ...snapshot.identity import Difference, circumstances_in
 from ...snapshot.layout import described
-from ...snapshot.lossy import Loss
+from ...snapshot.lossy import lossy_in
 from ...snapshot.state import token_array
 from ..api.forking import ForkResult
 from ..api.process import ModelInfo
 from ..api.sampling import Sampling
-from ..api.session import Look, Lossy, SessionDetail, SessionInfo, VersionInfo
+from ..api.session import Look, SessionDetail, SessionInfo, VersionInfo
 from ..api.waking import PartDiffers, SleepResult, WakeResult
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
@@ -35,7 +34,7 @@ from ..sessions.provenance import Provenance
 from ..sessions.sessions import Durable, Session
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.forking import Forked, ForkOrder
-from ..sleep.maintenance import problems_told
+from ..sleep.maintenance import MAX_PROBLEMS_TOLD
 from ..sleep.waking import durable_of
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 
@@ -98,7 +97,7 @@ def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: i
         labels=live.labels,
         slept_ns=newest.created_ns if newest else None,
         sampling=live.sampling,
-        lossy=_lossy(live.loss),
+        lossy=live.loss,
         look=look_of(live, newest),
         durability=live.durability,
     )
@@ -123,7 +122,7 @@ def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
         slept_ns=row.created_ns,
         sampling=sampling,
         unread_tokens=row.unread_tokens,
-        lossy=_lossy(row.lossy),
+        lossy=row.lossy,
     )
 
 
@@ -138,7 +137,7 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
         lineage=() if own is None else lineage_of(versions, own),
         identity=dict(live.model.identity.parts),
         backend=dict(live.model.backend),
-        lossy=_lossy(live.loss),
+        lossy=live.loss,
         forked_from=live.provenance.forked_from,
         folded_from=live.provenance.folded_from,
     )
@@ -186,7 +185,7 @@ def detail_of_asleep(
         lineage=lineage_of(versions, versions[-1]),
         identity=identity,
         backend=backend,
-        lossy=_lossy(loss),
+        lossy=loss,
         forked_from=provenance.forked_from,
         folded_from=provenance.folded_from,
     )
@@ -288,10 +287,10 @@ def wake_result(
         differs=parts_that_differ(live.provenance.differs),
         canary=canary,
         canary_seconds=canary_seconds,
-        lossy=_lossy(live.loss),
+        lossy=live.loss,
         recomputed=live.provenance.recomputed,
         look=look_of(live, newest),
-        unreadable=problems_told(unreadable),
+        unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]),
     )
 
 
@@ -299,13 +298,9 @@ def parts_that_differ(differs: Sequence[Difference]) -> tuple[PartDiffers, ...]:
     return tuple(PartDiffers(each.field, each.stored, each.live) for each in differs)
 
 
-def _lossy(loss: Loss | StoredLossy | None) -> Lossy | None:
-    return None if loss is None else Lossy(loss.bits, loss.tokens)
-
-
-def _loss_in(row: IndexRow, stored: object, token_count: int) -> Loss | None:
+def _loss_in(row: IndexRow, stored: object, token_count: int) -> Lossy | None:
     """The loss in a version's map, at most of its tokens."""
-    found = _told(row, "its loss", Loss.from_map, stored)
+    found = _told(row, "its loss", lossy_in, stored)
     return found and found.within(min(token_count, row.token_count))
 
 

@@ -7,9 +7,10 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
+from ...memvid.answers import Lossy
 from ...memvid.disk.clock import now_ns
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.manifest import LOSSY, UNREAD
@@ -18,7 +19,7 @@ from ...memvid.uri import SessionUri
 from ...snapshot.caches import growth_of, resident_bytes
 from ...snapshot.checkpoints import Checkpoints
 from ...snapshot.errors import MalformedSnapshot
-from ...snapshot.lossy import Loss, LossyTokens
+from ...snapshot.lossy import LossyTokens, lossy_in
 from ...snapshot.state import LiveState
 from ..api.sampling import Sampling
 from ..api.session import OwnDurability
@@ -136,7 +137,7 @@ class Session:
     acknowledged: Mapping[str, Any] | None = None
     rewound: bool = False
     provenance: Provenance = field(default_factory=Provenance)
-    loss: Loss | None = None
+    loss: Lossy | None = None
     lossy: LossyTokens | None = None
     unread: Unread | None = None
     interrupted: Interrupted | None = None
@@ -244,7 +245,7 @@ class Session:
             **({DURABILITY: self.durability} if self.durability else {}),
             **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns or self.text_map.disowned else {}),
             **({ROOT: self.root.to_text()} if self.root else {}),
-            **({LOSSY: self.loss.to_map()} if self.loss else {}),
+            **({LOSSY: asdict(self.loss)} if self.loss else {}),
             **self.provenance.to_map(),
             **({UNREAD: self.unread.to_map()} if self.unread else {}),
             **self.tree,
@@ -284,7 +285,7 @@ class Session:
                 unchanged_tokens=durable.token_count,
                 dirty=False,
                 acknowledged=kept if unread else None,
-                loss=Loss.from_map(kept.get(LOSSY)),
+                loss=lossy_in(kept.get(LOSSY)),
                 provenance=Provenance.from_map(kept),
                 unread=unread,
                 interrupted=Interrupted.from_map(kept.get(INTERRUPTED), end),

@@ -1,24 +1,23 @@
 """Maintenance of the store while sessions are served: one operation at a time, on a thread of its own.
 
-Owns that thread and the form of an operation's report. The store locks only for its commits, so sleeps and wakes go on
-meanwhile; for that, this is not the thread that writes snapshots.
+Owns that thread and the bounds of a report. The store locks only for its commits, so sleeps and wakes go on meanwhile;
+for that, this is not the thread that writes snapshots.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 from ...memvid import operations
-from ...memvid.format.records import Finding, MaintenanceReport
+from ...memvid.answers import DeleteReport, MaintenanceReport
 from ...memvid.operations import Order
 from ...memvid.store import Store
-from ..api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from ..errors import ServiceClosed
 from .disk_space import Stop, Way
 
@@ -27,6 +26,7 @@ MAX_ACTIONS_TOLD = 10_000
 MAX_PROBLEMS_TOLD = 1_000
 
 Result = TypeVar("Result")
+Report = TypeVar("Report", MaintenanceReport, DeleteReport)
 
 
 class Maintenance:
@@ -38,9 +38,9 @@ class Maintenance:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-maintain")
         self._stopping = threading.Event()
 
-    async def carry_out(self, order: Order) -> MaintenanceResult:
+    async def carry_out(self, order: Order) -> MaintenanceReport:
         """Carry out an order after earlier ones. Raises as the store's operation."""
-        return result_of(await self.run(lambda: self._carry_out(order)))
+        return await self.run(lambda: self._carry_out(order))
 
     def _carry_out(self, order: Order) -> MaintenanceReport:
         if order.operation != "repack" or order.dry_run:
@@ -74,34 +74,19 @@ class Maintenance:
         self._thread.shutdown()
 
 
-def joined(earlier: MaintenanceReport, later: MaintenanceReport) -> MaintenanceReport:
-    """The report of an operation in two runs, with the problems that are left behind the later one."""
-    return dataclasses.replace(
-        later,
-        actions=(*earlier.actions, *later.actions),
-        bytes_freed=earlier.bytes_freed + later.bytes_freed,
-        bytes_written=earlier.bytes_written + later.bytes_written,
-    )
-
-
 def _as_one(reports: Sequence[MaintenanceReport]) -> MaintenanceReport:
     """The report of an operation in several runs; a problem of several runs is listed once."""
     problems = dict.fromkeys(problem for report in reports for problem in report.problems)
-    return dataclasses.replace(functools.reduce(joined, reports), problems=tuple(problems))
+    return replace(functools.reduce(MaintenanceReport.then, reports), problems=tuple(problems))
 
 
-def problems_told(problems: Sequence[Finding]) -> tuple[MaintenanceProblem, ...]:
-    """Problems as plain data, as many as an answer takes."""
-    return tuple(MaintenanceProblem(one.path, one.code, one.message) for one in problems[:MAX_PROBLEMS_TOLD])
+def bounded(report: MaintenanceReport) -> MaintenanceReport:
+    """A report with as many entries as an answer takes."""
+    actions = report.actions[:MAX_ACTIONS_TOLD]
+    return replace(with_bounded_problems(report), actions=actions, actions_left_out=len(report.actions) - len(actions))
 
 
-def result_of(report: MaintenanceReport) -> MaintenanceResult:
-    """A report as plain data, as much as an answer takes."""
-    return MaintenanceResult.of(report, most_actions=MAX_ACTIONS_TOLD, most_problems=MAX_PROBLEMS_TOLD)
-
-
-def with_awake(result: MaintenanceResult, session: str, token_count: int) -> MaintenanceResult:
-    """The report of a forget of an awake session: its memory goes too, as the first action."""
-    tokens = f"{token_count:,} token{'' if token_count == 1 else 's'}"
-    awake = MaintenanceAction("remove", "", session, None, 0, f"the awake session, {tokens}, leaves memory")
-    return dataclasses.replace(result, actions=(awake, *result.actions))
+def with_bounded_problems(report: Report) -> Report:
+    """A report with as many problems as an answer takes."""
+    problems = report.problems[:MAX_PROBLEMS_TOLD]
+    return replace(report, problems=problems, problems_left_out=len(report.problems) - len(problems))

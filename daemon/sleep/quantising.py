@@ -14,24 +14,23 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from ...memvid.answers import Action, Lossy, MaintenanceReport
 from ...memvid.folder.marks import SessionMarks
 from ...memvid.format.blocks import BLOCK_TOKENS
-from ...memvid.format.records import Action, MaintenanceReport, Receipt
+from ...memvid.format.records import Receipt
 from ...memvid.store import IndexRow, Store
 from ...memvid.units import format_bytes
 from ...memvid.writing.reader import BundleReader
 from ...snapshot.layout import CANARY_KIND, CacheLayout
-from ...snapshot.lossy import Loss, StoredArray, quantise, stored_bytes, worst
+from ...snapshot.lossy import StoredArray, quantise, stored_bytes, worst
 from ...snapshot.lossy_kinds import choose
 from ...snapshot.records import require_spans
 from ...snapshot.restore import read_checkpoint
 from ..api.events import ignore
-from ..api.store import MaintenanceResult
 from ..engine.engine import Engine, Steps
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session
 from .hibernation import Hibernation
-from .maintenance import result_of
 from .orders import WakeOrder
 
 
@@ -185,17 +184,17 @@ def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> 
             state.checkpoints.add(read_checkpoint(reader, entry, layout))
             yield None
     session.lossy = yield from quantise(state.caches, layout, bits, plan.start, plan.end)
-    session.loss = worst(session.loss, Loss(bits, plan.end))
+    session.loss = worst(session.loss, Lossy(bits, plan.end))
     session.unchanged_tokens = min(session.unchanged_tokens, plan.start)
     session.dirty = True
 
 
-def report_of(plan: Plan, bits: int, receipt: Receipt | None, *, dry_run: bool) -> MaintenanceResult:
+def report_of(plan: Plan, bits: int, receipt: Receipt | None, *, dry_run: bool) -> MaintenanceReport:
     """The report of a session that was left, or quantised. receipt: None without a new version; a plan's bytes are raw
     bytes, without headers."""
     row = plan.row
     if plan.left is not None:
-        action, written = Action("keep", "", row.uri, row.version, 0, plan.left), 0
+        action, written = Action("keep", "", str(row.uri), row.version, 0, plan.left), 0
     else:
         before, after = format_bytes(plan.before), format_bytes(plan.after)
         what = f"{before} of keys and values are {after} in {bits} bits"
@@ -203,5 +202,5 @@ def report_of(plan: Plan, bits: int, receipt: Receipt | None, *, dry_run: bool) 
         written, version = (
             (plan.raw_bytes, row.version) if receipt is None else (receipt.bytes_written, receipt.version)
         )
-        action = Action("quantise", "", row.uri, version, written, f"{what}; {stays}")
-    return result_of(MaintenanceReport("quantise", dry_run, (action,), 0, written))
+        action = Action("quantise", "", str(row.uri), version, written, f"{what}; {stays}")
+    return MaintenanceReport("quantise", dry_run, (action,), bytes_written=written)

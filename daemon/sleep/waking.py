@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import TorporError
+from ...memvid.answers import Lossy
 from ...memvid.errors import Corruption
 from ...memvid.format.manifest import UNREAD
 from ...memvid.store import Store
@@ -25,7 +26,7 @@ from ...snapshot import restore
 from ...snapshot.canary import Verdict
 from ...snapshot.checkpoints import Checkpoint
 from ...snapshot.identity import Difference, decide_bits, require_circumstances, require_same
-from ...snapshot.lossy import Loss, worst
+from ...snapshot.lossy import worst
 from ...snapshot.state import LiveState, token_array
 from ..api.events import OnEvent, ignore
 from ..api.session import Recomputed
@@ -240,7 +241,7 @@ def _end_of_wake(cause: WakeCause, woken: Woken, seconds: float) -> WakeEnded:
     )
 
 
-def _loss_of(session: Session, plan: restore.WakePlan) -> Loss | None:
+def _loss_of(session: Session, plan: restore.WakePlan) -> Lossy | None:
     """The loss of a woken session, from its map and its blocks. Recomputed tokens are not lossy."""
     found = worst(session.loss, plan.loss)
     return found and found.within(plan.resumed_tokens)

@@ -30,10 +30,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from ...errors import TorporError
+from ...memvid.answers import Action, MaintenanceReport
 from ...memvid.errors import Corruption, SessionNotFound, StoreError
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.manifest import LOSSY
-from ...memvid.format.records import Action, DamagedVersion, MaintenanceReport, VerifyReport
+from ...memvid.format.records import DamagedVersion, VerifyReport
 from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
@@ -365,7 +366,7 @@ class Healing:
 
 
 def _healing(uri: SessionUri, version: int, sentence: str) -> Action:
-    return Action("heal", "", uri, version, 0, sentence)
+    return Action("heal", "", str(uri), version, 0, sentence)
 
 
 def _look(reader: BundleReader, tokens: Sequence[int], broken: Sequence[BlockEntry]) -> _Found | None:

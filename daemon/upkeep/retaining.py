@@ -14,10 +14,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from ...memvid.answers import MaintenanceReport
 from ...memvid.errors import SessionNotFound, StoreError
 from ...memvid.folder.marks import Marks
 from ...memvid.folder.retention import Retention, plan_retention
-from ...memvid.format.records import MaintenanceReport
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..engine.rounds import Rounds

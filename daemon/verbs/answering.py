@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from ..api.records import Request, Result
+from ...records import Result
+from ..api.records import Request
 from ..parts import Parts
 
 Q = TypeVar("Q", bound=Request)

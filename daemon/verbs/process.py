@@ -14,7 +14,7 @@ from ..memory.model_registry import Place
 from ..options.serve_options import ServeOptions
 from ..parts import Parts
 from ..residency import listing
-from ..sleep.maintenance import problems_told
+from ..sleep.maintenance import MAX_PROBLEMS_TOLD
 from ..tasks.pieces import in_pieces
 from .answering import answers
 
@@ -24,6 +24,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
     parts.require_open()
     asleep = await in_pieces(parts.roll.count_asleep())
     room = await asyncio.to_thread(room_at, parts.store.path)
+    unreadable = await asyncio.to_thread(parts.store.unreadable)
     return StatusResult(
         version=__version__,
         pid=os.getpid(),
@@ -43,7 +44,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
         config=None if parts.config is None else parts.config.info(),
         aliases=parts.options.aliases,
         disk=None if room is None else _disk_of(parts.options, room),
-        unreadable=problems_told(await asyncio.to_thread(parts.store.unreadable)),
+        unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]),
     )
 
 

@@ -6,11 +6,11 @@ import time
 from dataclasses import replace
 from functools import partial
 
+from ...memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion
 from ...memvid.errors import InvalidPolicy, SessionNotFound
 from ...memvid.exchange.incoming import owner_of
-from ...memvid.folder.marks import MARKS_FILE
-from ...memvid.format.records import MaintenanceReport
 from ...memvid.operations import Order, set_mark
+from ...memvid.units import format_plural
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ...snapshot.lossy_kinds import BITS
 from ..api import store as api
@@ -19,19 +19,23 @@ from ..errors import SessionAwake, SessionExists
 from ..memory.line import Use
 from ..models.models import LoadedModel
 from ..parts import Parts
-from ..sleep.maintenance import joined, result_of, with_awake
+from ..sleep.maintenance import bounded
 from ..sleep.quantising import report_of
 from ..tasks.cancellation import to_the_end
 from .answering import answers
 
 
 @answers(api.MaintainRequest)
-async def maintain(parts: Parts, request: api.MaintainRequest) -> api.MaintenanceResult:
+async def maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceReport:
     """Raises:
     SessionNotFound, InvalidPolicy, CorruptMarks, and the store's other refusals.
     SessionAwake: the session is to be quantised or stripped, and is awake.
     """
     parts.require_open()
+    return bounded(await _maintain(parts, request))
+
+
+async def _maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceReport:
     if request.operation == "quantise":
         if request.session is None or request.bits not in BITS:  # else asked in this process
             raise InvalidPolicy(f"Name a session, and keep it in {' or '.join(map(str, BITS))} bits.", field="bits")
@@ -55,7 +59,7 @@ async def maintain(parts: Parts, request: api.MaintainRequest) -> api.Maintenanc
 
 
 @answers(api.MarkRequest)
-async def mark(parts: Parts, request: api.MarkRequest) -> api.MarksResult:
+async def mark(parts: Parts, request: api.MarkRequest) -> MarkedVersion:
     """Raises SessionNotFound, AmbiguousVersion, InvalidTag, TagTaken, MarkNotFound, CorruptMarks."""
     parts.require_open()
     marking = partial(
@@ -67,7 +71,7 @@ async def mark(parts: Parts, request: api.MarkRequest) -> api.MarksResult:
         pinned=request.pinned,
         move=request.move,
     )
-    return api.MarksResult.of(await to_the_end(parts.hibernation.threads.on_writer(marking)))
+    return await to_the_end(parts.hibernation.threads.on_writer(marking))
 
 
 @answers(api.ImportRequest)
@@ -135,7 +139,7 @@ async def stats(parts: Parts, request: api.StatsRequest) -> api.StatsResult:
 
 
 @answers(api.DeleteRequest)
-async def delete(parts: Parts, request: api.DeleteRequest) -> api.DeleteResult:
+async def delete(parts: Parts, request: api.DeleteRequest) -> DeleteReport:
     """Raises SessionNotFound, AmbiguousVersion. SessionAwake: a session is awake at the version that is to go."""
     parts.require_open()
     if VERSION_MARK in request.session:
@@ -153,41 +157,40 @@ async def clear(parts: Parts, request: api.ClearRequest) -> api.ClearResult:
     return await parts.labels.clear(request.label, request.namespace, dry_run=request.dry_run)
 
 
-async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> api.MaintenanceResult:
+async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> MaintenanceReport:
     if not dry_run:
         await parts.writing_behind.let_go(uri)
         await parts.writing_behind.settled()
     try:
-        result = await parts.maintenance.carry_out(Order("forget", uri, dry_run))
+        report = await parts.maintenance.carry_out(Order("forget", uri, dry_run))
     except SessionNotFound:
         if uri not in parts.residency.awake:
             raise
-        result = result_of(MaintenanceReport("forget", dry_run, (), 0, 0))  # the session has never slept
+        report = MaintenanceReport("forget", dry_run)  # the session has never slept
     live = parts.residency.awake.get(uri)
     if not dry_run:
         parts.residency.awake.drop(uri)  # only now, as in `delete_session`
         parts.forget_words(uri)
     if live is None:
-        return result
-    return with_awake(result, str(uri), len(live.state.tokens))
+        return report
+    reason = f"the awake session, {format_plural(len(live.state.tokens), 'token')}, leaves memory"
+    return replace(report, actions=(Action("remove", "", str(uri), None, 0, reason), *report.actions))
 
 
-async def _repair(parts: Parts, *, dry_run: bool) -> api.MaintenanceResult:
+async def _repair(parts: Parts, *, dry_run: bool) -> MaintenanceReport:
     """Repair the store, compute again what versions lack then, and tell of what is lacking still."""
     parts.require_working()
     repairing = partial(parts.store.repair, dry_run=dry_run)
     report = await to_the_end(parts.maintenance.run(repairing))
     if dry_run:
-        return result_of(await parts.healing.foresee(report))
+        return await parts.healing.foresee(report)
     if report.problems and (healed := await parts.healing.heal()):
         report = replace(report, actions=(*report.actions, *healed))
-        again = joined(report, await to_the_end(parts.maintenance.run(repairing)))
-        lost = [each for each in report.problems if each.path.endswith(f"/{MARKS_FILE}")]
-        report = replace(again, problems=tuple(dict.fromkeys([*lost, *again.problems])))
-    return result_of(report)
+        report = report.then(await to_the_end(parts.maintenance.run(repairing)))
+    return report
 
 
-async def _strip(parts: Parts, uri: SessionUri, version: bytes | None, *, dry_run: bool) -> api.MaintenanceResult:
+async def _strip(parts: Parts, uri: SessionUri, version: bytes | None, *, dry_run: bool) -> MaintenanceReport:
     """Let the keys and values of a sleeping session go, or of one version of it."""
     if not dry_run:
         await parts.writing_behind.let_go(uri)
@@ -197,7 +200,7 @@ async def _strip(parts: Parts, uri: SessionUri, version: bytes | None, *, dry_ru
         return await to_the_end(parts.maintenance.carry_out(Order("strip", uri, dry_run, version=version)))
 
 
-async def _quantise(parts: Parts, session: str, bits: int, *, dry_run: bool) -> api.MaintenanceResult:
+async def _quantise(parts: Parts, session: str, bits: int, *, dry_run: bool) -> MaintenanceReport:
     """Keep a session in fewer bits, as its next version."""
     uri, receipt = parts.resolve(session), None
     async with parts.residency.turn(uri) as use:

@@ -15,7 +15,7 @@ from ..parts import Parts
 from ..residency import listing
 from ..residency.planning import require_as_ordered
 from ..sessions.sessions import Durable
-from ..sleep.maintenance import problems_told
+from ..sleep.maintenance import MAX_PROBLEMS_TOLD
 from ..sleep.orders import WakeOrder
 from ..tasks.cancellation import to_the_end
 from .answering import answers
@@ -63,7 +63,7 @@ async def plan_wake(parts: Parts, request: api.PlanWakeRequest) -> api.WakePlanR
     async with parts.residency.turn(uri):
         plan = await parts.planning.plan(uri, WakeOrder(version, request.at_token, request.strict))
         unreadable = await parts.hibernation.threads.on_io(parts.store.unreadable)
-        return replace(plan, unreadable=problems_told(unreadable))
+        return replace(plan, unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]))
 
 
 @answers(api.WarmRequest, queued=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
+from ..answers import Finding
 from ..checking.promised import require_same_as_row
 from ..disk.paths import Closing, undoing
 from ..errors import BundleMissing, SessionNotFound
 from ..folder.marks import Marks, findings_of_missing
 from ..folder.versions import ambiguous, describe_versions, select_version
 from ..format.blocks import BlockEntry
-from ..format.records import Finding, IndexRow, OpenReport, VersionKey
+from ..format.records import IndexRow, OpenReport, VersionKey
 from ..uri import SessionUri, not_found, parse_reference, parse_version_reference
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader

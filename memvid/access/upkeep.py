@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from ..answers import MaintenanceReport
 from ..folder.retention import Retention
 from ..folder.scrub_mark import ScrubMark, load_mark, save_mark
-from ..format.records import MaintenanceReport, Progress, UsageReport, VerifyReport, VersionKey
+from ..format.records import Progress, UsageReport, VerifyReport, VersionKey
 from ..maintenance.repack_plan import RepackPolicy
 from ..uri import SessionUri
 from .sessions import Sessions

@@ -13,13 +13,14 @@ import contextlib
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
+from ..answers import Finding
 from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import manifest_name
 from ..folder.marks import findings_of_missing, stripped_in
 from ..folder.store_file import PACKS
 from ..format.manifest import Manifest
 from ..format.pack_writer import joined_block
-from ..format.records import DamagedVersion, Finding, IndexRow, Progress, VerifyReport
+from ..format.records import DamagedVersion, IndexRow, Progress, VerifyReport
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.reader import MOST_LOOKS

@@ -6,6 +6,7 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from typing import Final
 
+from ..answers import Finding
 from ..errors import PUT_BACK, AmbiguousVersion, Corruption, IndexFailed, LimitExceeded, StoreError
 from ..folder.folder import manifest_name
 from ..folder.journal import Journal
@@ -13,7 +14,7 @@ from ..folder.journal_findings import findings_beside, waiting_finding
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing
 from ..folder.store_file import JOURNAL, STORE_FILE, require_store_file
 from ..folder.versions import told_of_rivals
-from ..format.records import Finding, IndexRow
+from ..format.records import IndexRow
 from ..index.index import Index
 from ..uri import SessionUri
 from ..writing.core import StoreCore

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from ..answers import Finding
 from ..errors import BlockMissing, CorruptBundle
 from ..format.blocks import BlockEntry, span_parents
 from ..format.manifest import Manifest, end_record_of, whole_before
-from ..format.records import DamagedVersion, Finding
+from ..format.records import DamagedVersion
 from .packs import PackCheck
 
 AGAIN: Final = "computes its tokens up to there again, if not an earlier token has to do"

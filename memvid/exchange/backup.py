@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
+from ..answers import Finding, MaintenanceReport
 from ..disk import targets
 from ..disk.lock import StoreLock
 from ..disk.paths import closing_fd, whole_path
@@ -49,7 +50,7 @@ from ..folder.store_file import (
 from ..format.blocks import BlockEntry
 from ..format.frames import FrameReader
 from ..format.manifest import encode_manifest_file
-from ..format.records import Finding, IndexRow, MaintenanceReport, Progress
+from ..format.records import IndexRow, Progress
 from ..units import format_bytes
 from ..uri import SessionUri
 from ..writing.core import StoreCore

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from ..answers import Finding
 from ..disk import durable
 from ..disk.paths import (
     Closing,
@@ -57,7 +58,6 @@ from ..format.journal import (
     scan,
     size_of,
 )
-from ..format.records import Finding
 from ..limits import KIB, MAX_JOURNAL_BYTES, MAX_JOURNAL_RECORD_BYTES, MIB
 from ..uri import SessionUri
 from .damaged import free_name, move_aside

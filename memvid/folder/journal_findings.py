@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from ..answers import Finding
 from ..errors import JournalWaits
 from ..format.journal import Found
-from ..format.records import Finding
 from ..uri import SessionUri
 
 UNREADABLE: Final = (

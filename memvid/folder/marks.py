@@ -20,6 +20,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
+from ..answers import Finding
 from ..disk import durable
 from ..disk.paths import Stamp, read_small, stamp_of, stat_name
 from ..disk.sealed_json import UNDECODED, SealedFormat, reason_of
@@ -37,7 +38,6 @@ from ..errors import (
     TagTaken,
     UnsupportedFormat,
 )
-from ..format.records import Finding
 from ..limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_STRIPS
 from ..uri import VERSION_MARK, SessionUri, require_tag
 from .folder import StoreFolder, manifest_name

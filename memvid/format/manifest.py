@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from blake3 import blake3
 
+from ..answers import Lossy
 from ..disk.paths import read_at, stat_open
 from ..errors import BundleMismatch, InvalidDraft, LimitExceeded, StoreError
 from ..limits import (
@@ -47,15 +48,6 @@ bytes. The layers above write and read them; the store counts them, so that no r
 
 LOSSY: Final = "lossy"
 """The entry of the session map for a loss, in a lossy version and in all later versions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lossy:
-    """The loss of a session: the KV of its first `tokens` tokens was once kept in `bits` bits, and all later tokens
-    were computed from that."""
-
-    bits: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..answers import Finding, Lossy
 from ..uri import SessionUri
 from .blocks import BlockEntry
-from .manifest import Lossy
 
 Progress = Callable[[int, int], None]
 """Told how much is done, and how much there is to do."""
@@ -64,56 +64,6 @@ class Receipt:
     def ledger_tokens(self) -> int:
         """All tokens of its ledger: a wake gives these back."""
         return self.token_count + self.unread_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A fault: where, its error code, and a sentence. `session` and `version`: the version that is not whole by it, if
-    it is one of a version."""
-
-    path: str
-    code: str
-    message: str
-    session: str | None = None
-    version: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One step of a maintenance operation: done, or (dry run) what would be done.
-
-    `kind` is one of: remove, rewrite, recompress, move, copy, unmark, strip, index, import, export, quantise, heal,
-    keep. `path` is the file that it changes (the index and the marks have one too);
-    `session` and `version` are its owner, if it has one. `size_bytes` is the bytes that the step frees, or writes if it
-    only writes. `reason` is a sentence for people.
-    """
-
-    kind: str
-    path: str
-    session: SessionUri | None
-    version: int | None
-    size_bytes: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class MaintenanceReport:
-    """The steps of a maintenance operation in order: done, or (dry run) planned.
-
-    `bytes_freed` counts bytes removed from the disk, `bytes_written` bytes written for it. `problems` are faults that
-    remain and steps that failed; repaired faults are in `actions`.
-    """
-
-    operation: str
-    dry_run: bool
-    actions: tuple[Action, ...]
-    bytes_freed: int
-    bytes_written: int
-    problems: tuple[Finding, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,19 +181,6 @@ class UsageReport:
     written_today_bytes: int
     free_bytes: int
     sessions: tuple[SessionUsage, ...]
-    problems: tuple[Finding, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteReport:
-    """The result of a delete. `bytes_freed` counts manifests and packs that went; packs that this process reads go when
-    it closes them. `unreadable` are paths of damaged manifests: one may be a version of the session. `problems` say
-    why needs are unknown, so that no pack was removed, and which marks found no room to go."""
-
-    uri: SessionUri
-    versions_deleted: int
-    bytes_freed: int
-    unreadable: tuple[str, ...] = ()
     problems: tuple[Finding, ...] = ()
 
 

@@ -32,11 +32,12 @@ from typing import Any, Final
 
 from blake3 import blake3
 
+from ..answers import Lossy
 from ..disk import durable
 from ..disk.paths import FILE_MODE, Closing, list_names, read_small
 from ..errors import IndexFailed, StoreClosed, StoreError, StoreIoError
 from ..folder.folder import StoreFolder
-from ..format.manifest import Lossy, Manifest
+from ..format.manifest import Manifest
 from ..format.records import IndexRow, VersionKey
 from ..limits import MAX_INDEX_BYTES, MAX_VERSION
 from ..uri import SessionUri

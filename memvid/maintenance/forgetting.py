@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
+from ..answers import Action, MaintenanceReport
 from ..checking.wholeness import FoundBlocks
 from ..disk import durable
 from ..disk.paths import opened_folder
@@ -27,7 +28,6 @@ from ..folder.marks import MARKS_FILE, Marks
 from ..folder.store_file import PACKS, VERSIONS
 from ..format.frames import FrameReader
 from ..format.manifest import decode_manifest, map_tells_of
-from ..format.records import Action, MaintenanceReport
 from ..recovery.mending import Mending
 from ..recovery.replaying import keep_turns_behind
 from ..uri import SessionUri, not_found
@@ -98,9 +98,11 @@ class _Forget:
             path = core.folder.path_of(manifest_name(row.bundle_id))
             run.freed("remove", path, size_bytes, "It is a version of the session.", row)
         if turns_go:
-            run.actions.append(Action("remove", core.journal.path, self._uri, None, 0, "It had turns of the session."))
+            run.actions.append(
+                Action("remove", core.journal.path, str(self._uri), None, 0, "It had turns of the session.")
+            )
         if had_marks:
-            run.actions.append(Action("unmark", self._marks_path, self._uri, None, 0, "Its tags and pins go."))
+            run.actions.append(Action("unmark", self._marks_path, str(self._uri), None, 0, "Its tags and pins go."))
 
     def _sizes(self) -> list[int]:
         statuses = [self._core.folder.status_of(manifest_name(row.bundle_id)) for row in self._rows]
@@ -221,12 +223,12 @@ class _Forget:
                 continue
             if map_tells_of(manifest.session, self._uri):
                 reason = f"It names {self._uri} as its origin, which is part of its id; forget it too if that must go."
-                run.actions.append(Action("keep", path, manifest.uri, manifest.version, 0, reason))
+                run.actions.append(Action("keep", path, str(manifest.uri), manifest.version, 0, reason))
             if common := self._blocks.intersection(entry.id for entry in manifest.blocks):
                 shared.setdefault(manifest.uri, set()).update(common)
         for other, blocks in sorted(shared.items()):
             reason = f"{len(blocks)} blocks are this session's too, and stay."
-            run.actions.append(Action("keep", core.folder.path_of(PACKS), other, None, 0, reason))
+            run.actions.append(Action("keep", core.folder.path_of(PACKS), str(other), None, 0, reason))
 
     def _look_at_journal(self) -> None:
         journal = self._core.journal
@@ -239,7 +241,7 @@ class _Forget:
                 continue
             if record is not None and other != self._uri and map_tells_of(record.session, self._uri):
                 reason = f"Its turns name {self._uri} as their origin; forget this one too if the name must go."
-                self.run.actions.append(Action("keep", journal.path, other, None, 0, reason))
+                self.run.actions.append(Action("keep", journal.path, str(other), None, 0, reason))
 
     def _look_at_packs(self, needed: Needed) -> None:
         core, run = self._core, self.run

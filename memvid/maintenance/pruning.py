@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Final
 
+from ..answers import Finding, MaintenanceReport
 from ..checking.promised import require_same_as_row
 from ..errors import BlockMissing, StoreClosed, StoreError, StoreIoError
 from ..folder.folder import manifest_name
@@ -31,7 +32,7 @@ from ..folder.journals_beside import bases_beside
 from ..folder.marks import Marks
 from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
 from ..format.manifest import Manifest, end_record_of
-from ..format.records import Finding, IndexRow, MaintenanceReport
+from ..format.records import IndexRow
 from ..uri import SessionUri
 from ..writing import deletion
 from ..writing.core import StoreCore

@@ -22,6 +22,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from ..answers import Action, MaintenanceReport
 from ..disk import durable
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
@@ -42,7 +43,6 @@ from ..folder.store_file import BUNDLES, INCOMING
 from ..format.codecs import RAW_CODE, encode_slot
 from ..format.frames import FrameReader
 from ..format.pack_writer import PackWriter
-from ..format.records import Action, MaintenanceReport
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.frame_files import open_frames
@@ -176,7 +176,7 @@ def _unmark_dangling(run: MaintenanceRun) -> None:
         return
     for uri, bundle_id in dangling:
         reason = f"The version that it marked ({bundle_id.hex()[:12]}) is gone."
-        run.actions.append(Action("unmark", f"{core.path}/{MARKS_FILE}", uri, None, 0, reason))
+        run.actions.append(Action("unmark", f"{core.path}/{MARKS_FILE}", str(uri), None, 0, reason))
 
 
 # --- looking

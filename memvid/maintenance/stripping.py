@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..answers import MaintenanceReport
 from ..errors import BlockMissing
 from ..folder.folder import manifest_name
 from ..folder.marks import Marks
-from ..format.records import IndexRow, MaintenanceReport
+from ..format.records import IndexRow
 from ..recovery.replaying import keep_turns_behind
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun

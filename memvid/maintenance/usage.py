@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
+from ..answers import Finding
 from ..checking.promised import still_missing
 from ..disk import durable
 from ..disk.budget import utc_day
@@ -26,7 +27,7 @@ from ..folder.marks import stripped_in
 from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, VERSIONS
 from ..format.layout import Frame
 from ..format.manifest import Manifest, end_record_of
-from ..format.records import Finding, IndexRow, SessionUsage, UsageReport
+from ..format.records import IndexRow, SessionUsage, UsageReport
 from ..index.index import INDEX_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from ..answers import Finding
 from ..disk import durable
 from ..disk.paths import (
     closing_fd,
@@ -69,7 +70,7 @@ from ..folder.store_file import (
     write_store_file,
 )
 from ..format.manifest import encode_manifest_file
-from ..format.records import Finding, IndexRow
+from ..format.records import IndexRow
 from ..index.index import INDEX_FILE, Index
 from ..limits import MAX_MARKS_BYTES, MAX_NOTE_BYTES
 from .format_1 import (

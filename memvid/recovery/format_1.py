@@ -11,12 +11,13 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..answers import Lossy
 from ..disk.paths import list_names, read_at, read_small, stat_open
 from ..disk.sealed_json import UNDECODED, SealedFormat
 from ..errors import PUT_BACK, CorruptBundle, StoreError, Truncated, UnsupportedFormat
 from ..folder.marks import MARKS_FILE, Marks, id_in_json, session_marks, uuid_in_marks
 from ..folder.store_file import has_bundles, has_manifests, has_own_packs
-from ..format.manifest import Lossy, Manifest, bundle_id_of, decode_manifest, encode_manifest_file
+from ..format.manifest import Manifest, bundle_id_of, decode_manifest, encode_manifest_file
 from ..format.pack import Trailer
 from ..format.records import IndexRow
 from ..format.sealing import HEADER_BYTES

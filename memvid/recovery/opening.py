@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 
+from ..answers import Finding
 from ..disk.lock import StoreLock
 from ..disk.paths import stamp_of, stat_name, undoing
 from ..errors import NoSpace
@@ -16,7 +17,7 @@ from ..folder.folder import StoreFolder, manifest_name
 from ..folder.marks import MARKS_FILE, create_store, findings_of_missing
 from ..folder.store_file import has_store_file, load_store_uuid, require_creatable, uuid_of_format_1
 from ..format.manifest import encode_manifest_file
-from ..format.records import Finding, OpenReport
+from ..format.records import OpenReport
 from ..index.index import INDEX_FILE, Index
 from ..writing.core import StoreCore, drop_superseded
 from ..writing.unreadable import finding_of_missing

@@ -28,6 +28,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from ..answers import MaintenanceReport
 from ..checking.check import Check
 from ..checking.findings import find_strangers, findings_of_pack, findings_of_rivals, findings_of_waiting, is_damage
 from ..disk.budget import utc_day
@@ -51,7 +52,6 @@ from ..folder.store_file import DAMAGED, PACKS, STORE_FILE, VERSIONS, require_st
 from ..format.frames import FrameReader
 from ..format.manifest import decode_manifest, encode_manifest_file
 from ..format.pack_writer import PackWriter, joined_block
-from ..format.records import MaintenanceReport
 from ..limits import MAX_MARKS_BYTES
 from ..units import format_plural
 from ..writing.core import StoreCore
@@ -132,7 +132,12 @@ def _mend_marks(run: MaintenanceRun, sources: Sequence[str | os.PathLike[str]]) 
         return
     run.did("rewrite", path, 0, f"It was {what}. An empty one takes its place.")
     kept = f"; the damaged one is {place}" if place else ""
-    run.tell(path, code, f"{path} was {what}, and the tags, pins and strips in it are lost{kept}. {_MARKS_PUT_BACK}")
+    run.tell(
+        path,
+        code,
+        f"{path} was {what}, and the tags, pins and strips in it are lost{kept}. {_MARKS_PUT_BACK}",
+        lost=True,
+    )
 
 
 def _marks_at(core: StoreCore, folder: str) -> Marks | None:

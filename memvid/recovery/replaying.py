@@ -24,6 +24,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection
 
+from ..answers import Finding
 from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreBusy, StoreError, StoreIoError
 from ..folder.journal import Journal
 from ..folder.journal_findings import findings_beside, waiting_finding
@@ -31,7 +32,7 @@ from ..folder.journals_beside import bases_beside
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.journal import COVERS, JournalRecord
 from ..format.manifest import tail_in
-from ..format.records import Finding, OpenReport
+from ..format.records import OpenReport
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader

@@ -10,6 +10,7 @@ import contextlib
 import os
 import uuid
 
+from ..answers import Action
 from ..disk import durable
 from ..disk.lock import StoreLock
 from ..disk.paths import closing_fd, list_names, opened_folder, plain_bytes, whole_path
@@ -27,7 +28,6 @@ from ..folder.store_file import (
     open_existing_root,
     write_store_file,
 )
-from ..format.records import Action
 from .format_1 import encode_old_store_file, uuid_without_store_file
 
 

@@ -14,6 +14,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+from ..answers import Finding
 from ..disk.budget import UNLIMITED, Account, Beyond, Budget, Meter, utc_day
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
@@ -36,7 +37,7 @@ from ..folder.folder import StoreFolder, id_in, manifest_name, pack_name
 from ..folder.journal import Journal
 from ..folder.store_file import VERSIONS
 from ..format.manifest import Manifest, read_manifest
-from ..format.records import Finding, IndexRow
+from ..format.records import IndexRow
 from ..index.index import Index, row_of
 from ..limits import MAX_VERSION
 from ..uri import SessionUri

@@ -17,22 +17,21 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
+from ..answers import DeleteReport, Finding
 from ..disk.paths import undoing
 from ..errors import CorruptMarks, DurabilityLost, MarksLost, StoreError
 from ..folder.folder import manifest_name
 from ..folder.journals_beside import require_beside
 from ..folder.marks import MARKS_FILE, Marks, marks_in
-from ..format.records import DeleteReport, Finding, IndexRow
+from ..format.records import IndexRow
 from ..uri import SessionUri
 from .core import StoreCore
 from .removal import packs_with, remove_unneeded
 
 
-def delete_versions(
-    core: StoreCore, uri: SessionUri, rows: Sequence[IndexRow], *, whole: bool, unreadable: tuple[str, ...] = ()
-) -> DeleteReport:
+def delete_versions(core: StoreCore, uri: SessionUri, rows: Sequence[IndexRow], *, whole: bool) -> DeleteReport:
     """Delete versions of a session (`rows`, oldest first). whole: these are all, and its turns and its marks go too.
-    `unreadable` are manifests that may be the session's, for the report. Call it while `committing`.
+    Call it while `committing`.
 
     Raises:
         UnsafePath: a journal beside the open one is refused; nothing is gone.
@@ -51,10 +50,9 @@ def delete_versions(
         bytes_freed += _drop(core, bundle_ids[-1:])
         removed = remove_unneeded(core, candidates)
     return DeleteReport(
-        uri,
+        str(uri),
         versions_deleted=len(rows),
         bytes_freed=bytes_freed + removed.size_bytes,
-        unreadable=unreadable,
         problems=(*removed.problems, *stayed),
     )
 

@@ -6,8 +6,9 @@ import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from ..answers import Action, Finding, MaintenanceReport
 from ..errors import StoreError
-from ..format.records import Action, Finding, IndexRow, MaintenanceReport
+from ..format.records import IndexRow
 from .core import StoreCore
 
 
@@ -29,17 +30,17 @@ class MaintenanceRun:
 
     def did(self, kind: str, path: str, size_bytes: int, reason: str, of: IndexRow | None = None) -> None:
         """`of`: the version that the file is, if it is known."""
-        uri, version = (of.uri, of.version) if of is not None else (None, None)
-        self.actions.append(Action(kind, path, uri, version, size_bytes, reason))
+        session, version = (str(of.uri), of.version) if of is not None else (None, None)
+        self.actions.append(Action(kind, path, session, version, size_bytes, reason))
 
     def freed(self, kind: str, path: str, size_bytes: int, reason: str, of: IndexRow | None = None) -> None:
         """As `did`, of a step that frees so many bytes."""
         self.did(kind, path, size_bytes, reason, of)
         self.bytes_freed += size_bytes
 
-    def tell(self, path: str, code: str, message: str) -> None:
+    def tell(self, path: str, code: str, message: str, *, lost: bool = False) -> None:
         """Tell of a problem, once."""
-        finding = Finding(path, code, message)
+        finding = Finding(path, code, message, lost=lost)
         if finding not in self._told:
             self._told.add(finding)
             self.problems.append(finding)
@@ -53,7 +54,7 @@ class MaintenanceRun:
             self.operation,
             self.dry_run,
             tuple(self.actions),
-            self.bytes_freed,
-            self.bytes_written,
-            tuple(self.problems),
+            bytes_freed=self.bytes_freed,
+            bytes_written=self.bytes_written,
+            problems=tuple(self.problems),
         )

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from ..answers import Finding
 from ..errors import BundleMissing, StoreError
 from ..folder.folder import StoreFolder, manifest_name
 from ..format.frames import FrameReader
 from ..format.manifest import Manifest, end_record_of
-from ..format.records import Finding
 
 
 @dataclass(frozen=True, slots=True)

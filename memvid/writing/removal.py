@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..answers import Finding
 from ..errors import CorruptMarks, MarksLost, StoreError
 from ..folder.marks import MARKS_FILE, Marks
-from ..format.records import Finding
 from .core import StoreCore
 from .frame_files import open_frames
 from .needs import Needed

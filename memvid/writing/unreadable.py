@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..answers import Finding
 from ..errors import BundleMissing, StoreError
-from ..format.records import Finding, IndexRow
+from ..format.records import IndexRow
 
 _ADVICE: Final = (
     "Put it back, or let `torpor repair --from FOLDER` take it from a backup; without one, {}. Until then no pack is "

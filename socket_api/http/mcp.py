@@ -14,9 +14,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Message, Send
 
-from ...daemon.api.records import Result
 from ...daemon.api.verb import Verb
 from ...errors import TorporError
+from ...records import Result
 from ..errors import ExtraMissing, HttpRefused
 from .desk import Desk, desk_of
 from .errors import told_to

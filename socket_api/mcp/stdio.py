@@ -12,8 +12,8 @@ from typing import Any
 
 from mcp.server.stdio import stdio_server
 
-from ...daemon.api.records import Result
 from ...daemon.api.verb import Verb
+from ...records import Result
 from ..client.aclient import AsyncClient
 from ..wire.checking import load_request
 from .tools import server_of

@@ -24,10 +24,10 @@ from mcp_types import (
 )
 
 from ... import __version__
-from ...daemon.api.records import Result
 from ...daemon.api.verb import Verb
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
+from ...records import Result
 from ..wire.checking import params_of_json, reader_of_result
 from ..wire.common_store import without_others
 from ..wire.schemas import Schemas, object_of

@@ -13,9 +13,9 @@ from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter
 
-from ...daemon.api.records import IGNORING
 from ...daemon.api.verb import R, Verb
 from ...daemon.tasks.pieces import SESSIONS_AT_ONCE, Pieces
+from ...records import IGNORING
 from ..wire.checking import reader_of_result
 
 _PLAIN_ITEMS_AT_ONCE: Final = 4096

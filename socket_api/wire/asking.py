@@ -10,9 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 from ...daemon.api.events import NEVER_SENT
-from ...daemon.api.records import Request, Result
+from ...daemon.api.records import Request
 from ...daemon.api.sampling import Sampling
 from ...daemon.api.verb import Verb
+from ...records import Result
 from ..errors import RemoteError
 from .checking import listed, load_request, load_result
 from .messages import ErrorBody

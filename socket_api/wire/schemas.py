@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from ...daemon.api.events import NEVER_SENT
-from ...daemon.api.records import Record
+from ...records import Record
 
 
 class _Generator(GenerateJsonSchema):

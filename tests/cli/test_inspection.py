@@ -14,8 +14,8 @@ from torpor.cli.commands.show import render_detail
 from torpor.cli.commands.verify import SESSIONS_SHOWN
 from torpor.cli.serve.doctor import _describe_config, _describe_queue
 from torpor.cli.view.formatting import format_time
-from torpor.daemon.api.store import MaintenanceProblem
 from torpor.errors import TorporError
+from torpor.memvid.answers import Finding
 from torpor.memvid.errors import PUT_BACK, CorruptBlock, Corruption, Truncated
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store, VersionDraft
@@ -112,7 +112,7 @@ def test_ls_tells_of_a_manifest_that_may_be_of_any_session(
     assert (told["code"], told["path"]) == ("bundle_mismatch", str(made_store.manifests[1]))
     assert "it may be the newest of a session" in told["message"]
     daemon.service.store = str(made_store.path)
-    daemon.service.unreadable = (MaintenanceProblem(**told),)
+    daemon.service.unreadable = (Finding(**told),)
     ask = torpor if beside_a_daemon else made_store
     assert ask("ls", "--json").document["problems"] == [told]
     assert "it may be the newest of a session" in ask("ls").err

@@ -15,7 +15,7 @@ from torpor.cli.commands.verify import render_damage
 from torpor.cli.serve.doctor import render_doctor
 from torpor.cli.view.damage import SessionDamage, VersionState
 from torpor.cli.view.output import plain, render_problem
-from torpor.daemon.api.store import MaintenanceAction, MaintenanceResult
+from torpor.memvid.answers import Action, Finding, MaintenanceReport
 
 HOSTILE = [
     "[#f00]",
@@ -138,7 +138,8 @@ def test_no_field_of_a_version_is_markup(field: str, hostile: str) -> None:
 @pytest.mark.parametrize("field", ["path", "code", "message"])
 @against_each
 def test_no_field_of_a_finding_is_markup(field: str, hostile: str) -> None:
-    assert shown(hostile) in drawn(render_problem({"path": "p", "code": "c", "message": "m"} | {field: hostile}))
+    facts = {"path": "p", "code": "c", "message": "m"} | {field: hostile}
+    assert shown(hostile) in drawn(render_problem(Finding(**facts)))
 
 
 @pytest.mark.parametrize("field", ["session", "put_back", "goes_on"])
@@ -154,8 +155,8 @@ def test_no_field_of_a_damaged_session_is_markup(field: str, hostile: str) -> No
 @against_each
 def test_no_field_of_an_action_is_markup(field: str, hostile: str) -> None:
     facts: dict[str, Any] = {"kind": "remove", "path": "p", "session": "s", "version": 1, "reason": "r"}
-    action = MaintenanceAction(size_bytes=1, **{**facts, field: hostile})
-    made = MaintenanceResult("repack", True, (action,), 0, 0, 0, (), 0)
+    action = Action(size_bytes=1, **{**facts, field: hostile})
+    made = MaintenanceReport("repack", True, (action,))
     expected = shown(hostile).rpartition("/")[2] if field == "path" else shown(hostile)
     assert expected in drawn(render_actions(made))
 

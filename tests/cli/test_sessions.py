@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.reading import AppendRequest, GenerateRequest, GenerateResult, Reuse
-from torpor.daemon.api.session import Look, Lossy, Origin, Recomputed
-from torpor.daemon.api.store import MaintenanceProblem
+from torpor.daemon.api.session import Look, Origin, Recomputed
 from torpor.daemon.api.waking import PartDiffers
 from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.errors import TorporError
+from torpor.memvid.answers import Finding, Lossy
 from torpor.tests.cli.cli_rig import WAIT_S, Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
 
@@ -263,7 +263,7 @@ def test_wake_says_that_nothing_was_prefilled(torpor: Torpor, asleep: ServerThre
     assert torpor("wake", "a", "--version", "1", "--json").document["tokens_prefilled"] == 0
 
 
-DAMAGED = MaintenanceProblem("/store/versions/a.mvm", "corrupt_bundle", "It may be the newest.")
+DAMAGED = Finding("/store/versions/a.mvm", "corrupt_bundle", "It may be the newest.")
 AGAIN = "1,276 tokens from token 1,024 of version 3 were"
 
 
@@ -510,7 +510,7 @@ def test_rm_tells_of_the_branches_that_a_kept_tree_leaves(torpor: Torpor, daemon
 
 
 def test_rm_tells_what_kept_it_from_removing_packs(torpor: Torpor, daemon: ServerThread) -> None:
-    problem = MaintenanceProblem("/store/versions/x.mvm", "bundle_missing", "What it needs is unknown.")
+    problem = Finding("/store/versions/x.mvm", "bundle_missing", "What it needs is unknown.")
     daemon.service.also("delete", problems=(problem,))
     torpor("append", "a", "one")
     torpor("append", "b", "one")

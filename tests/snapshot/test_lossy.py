@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from torpor.memvid.answers import Lossy
 from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.format.blocks import BLOCK_TOKENS, BlockDraft, SlotDraft, SlotSpec
 from torpor.snapshot import memory
@@ -17,7 +18,7 @@ from torpor.snapshot.checkpoints import checkpoint_of
 from torpor.snapshot.errors import LayoutMismatch, MalformedSnapshot, NonFiniteState, UnsupportedCache
 from torpor.snapshot.kinds import kind_of, leaves
 from torpor.snapshot.layout import described, layout_of
-from torpor.snapshot.lossy import Loss, LossyTokens, StoredArray, arranged, expand, quantise, stored_bytes, worst
+from torpor.snapshot.lossy import LossyTokens, StoredArray, arranged, expand, lossy_in, quantise, stored_bytes, worst
 from torpor.snapshot.lossy_kinds import Quantisation, choose
 from torpor.snapshot.restore import read_checkpoint
 from torpor.snapshot.state import LiveState, token_array
@@ -233,10 +234,10 @@ def test_one_chain_may_hold_both_and_blocks_of_different_bits(shelf: Shelf) -> N
     state, before = state_of(1000), state_of(1000)
     first = shelf.put(state, lossy=lossy_of(state, 256, 4))
     layout = layout_of(state.caches, VOCABULARY)
-    assert shelf.plan(layout).loss == Loss(4, 256)
+    assert shelf.plan(layout).loss == Lossy(4, 256)
     second = shelf.put(state, lossy=lossy_of(state, 512, 8, start=256), before=first, unchanged=256)
     assert second.blocks_reused == 1
-    assert shelf.plan(layout).loss == Loss(4, 512)
+    assert shelf.plan(layout).loss == Lossy(4, 512)
     again = shelf.wake(state)
     assert fingerprint(again.caches) == fingerprint(state.caches), "what was lossy is not quantised once more"
     for found, cache in zip(again.caches, before.caches, strict=True):
@@ -268,7 +269,7 @@ def test_it_can_be_cut_back_to_any_token_and_says_how_much_of_it_is_lossy(shelf:
     again = shelf.wake(state, at)
     truncate(state.caches, at)
     assert fingerprint(again.caches) == fingerprint(state.caches)
-    assert shelf.plan(layout_of(state.caches, VOCABULARY), at).loss == Loss(8, min(at, 512))
+    assert shelf.plan(layout_of(state.caches, VOCABULARY), at).loss == Lossy(8, min(at, 512))
 
 
 @pytest.mark.parametrize(
@@ -382,12 +383,12 @@ def test_arrangement_needs_every_slot_in_its_place() -> None:
 
 def test_losses_add_up_to_the_worst_of_both_and_outlive_a_cut() -> None:
     assert worst(None, None) is None
-    assert worst(Loss(8, 512), None) == worst(None, Loss(8, 512)) == Loss(8, 512)
-    assert worst(Loss(8, 512), Loss(4, 256)) == Loss(4, 512)
-    assert Loss(8, 512).within(300) == Loss(8, 300)
-    assert Loss(8, 512).within(0) is None
-    assert Loss.from_map(Loss(4, 512).to_map()) == Loss(4, 512)
-    assert Loss.from_map(None) is None
+    assert worst(Lossy(8, 512), None) == worst(None, Lossy(8, 512)) == Lossy(8, 512)
+    assert worst(Lossy(8, 512), Lossy(4, 256)) == Lossy(4, 512)
+    assert Lossy(8, 512).within(300) == Lossy(8, 300)
+    assert Lossy(8, 512).within(0) is None
+    assert lossy_in(asdict(Lossy(4, 512))) == Lossy(4, 512)
+    assert lossy_in(None) is None
 
 
 @pytest.mark.parametrize(
@@ -395,7 +396,7 @@ def test_losses_add_up_to_the_worst_of_both_and_outlive_a_cut() -> None:
 )
 def test_a_mark_that_is_not_ours_is_refused(stored: object) -> None:
     with pytest.raises(ValueError, match="lossy"):
-        Loss.from_map(stored)
+        lossy_in(stored)
 
 
 def test_what_quantising_is_still_to_take_is_kept_from_others() -> None:

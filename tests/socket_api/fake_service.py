@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from torpor.daemon.api import conversing, forking, process, reading, recalling, session, store, waking
 from torpor.daemon.api.events import NEVER_SENT, OnEvent, ProgressEvent, SessionEvent, TokenEvent
-from torpor.daemon.api.records import Request, Result
+from torpor.daemon.api.records import Request
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import CreateRequest
 from torpor.daemon.api.verb import Awaiting, R, Verb
@@ -23,7 +23,9 @@ from torpor.daemon.errors import AnswerNotFound
 from torpor.daemon.events.bus import Bus, Subscription, Wanted
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.errors import TorporError
+from torpor.memvid.answers import Action, DeleteReport, Finding, Lossy, MaintenanceReport, MarkedVersion
 from torpor.memvid.uri import SessionUri
+from torpor.records import Result
 from torpor.tests.socket_api.fake_branches import FakeBranches
 
 
@@ -70,10 +72,10 @@ class FakeService(Verbs, Awaiting):
         self.store = "/store"
         self.differs: tuple[waking.PartDiffers, ...] = ()
         self.artifact = "{}\n"
-        self.lossy: session.Lossy | None = None
+        self.lossy: Lossy | None = None
         self.recomputed: session.Recomputed | None = None
         self.canary: waking.CanaryVerdict = "not_run"
-        self.unreadable: tuple[store.MaintenanceProblem, ...] = ()
+        self.unreadable: tuple[Finding, ...] = ()
         self.left: str | None = None  # why no session can be warmed
         self.fail_clear: dict[str, str] = {}
         self.prefilled_by_wakes = 0
@@ -83,7 +85,7 @@ class FakeService(Verbs, Awaiting):
         self.model = process.ModelInfo("fake", "/nowhere", "ab" * 32, "float32", 1, True, 8192)
         self.aliases: tuple[tuple[str, str], ...] = ()
         self.reuses: tuple[reading.Reuse, ...] = ()
-        self.problems: tuple[store.MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
+        self.problems: tuple[Finding, ...] = ()  # what each operation on the store leaves behind
         self.answers: dict[type[Request], Callable[[Any], Awaitable[Result]]] = {
             **{verb.request: getattr(self, f"_{name}") for name, verb in VERBS.items() if hasattr(self, f"_{name}")},
             **FakeBranches(self._create).answers,
@@ -366,25 +368,25 @@ class FakeService(Verbs, Awaiting):
             found.info.session, made.version, made.bundle_id, made.token_count, awake, self.artifact, 0.25
         )
 
-    async def _delete(self, request: store.DeleteRequest) -> store.DeleteResult:
+    async def _delete(self, request: store.DeleteRequest) -> DeleteReport:
         name, _, at = request.session.partition("@")
         found = self._find(name)
         await self._step()
         if at:
             found.versions = [each for each in found.versions if each.version != int(at)]
-            return store.DeleteResult(found.info.session, 1, 4)
+            return DeleteReport(found.info.session, 1, 4)
         del self.sessions[name]
-        return store.DeleteResult(found.info.session, len(found.versions), 4 * len(found.tokens))
+        return DeleteReport(found.info.session, len(found.versions), 4 * len(found.tokens))
 
-    async def _maintain(self, request: store.MaintainRequest) -> store.MaintenanceResult:
+    async def _maintain(self, request: store.MaintainRequest) -> MaintenanceReport:
         uri = None if request.session is None else self._find(request.session.partition("@")[0]).info.session
         await self._step()
         if request.operation == "forget" and not request.dry_run:
             del self.sessions[request.session or ""]
-        action = store.MaintenanceAction("remove", f"packs/{'ab' * 32}.mvp", uri, 1 if uri else None, 2048, "unneeded")
-        return store.MaintenanceResult(request.operation, request.dry_run, (action,), 3, 2048, 0, self.problems, 0)
+        action = Action("remove", f"packs/{'ab' * 32}.mvp", uri, 1 if uri else None, 2048, "unneeded")
+        return MaintenanceReport(request.operation, request.dry_run, (action,), 3, 2048, 0, self.problems)
 
-    async def _mark(self, request: store.MarkRequest) -> store.MarksResult:
+    async def _mark(self, request: store.MarkRequest) -> MarkedVersion:
         name, _, at = request.session.partition("@")
         found = self._find(name)
         version = found.tags.pop(request.untag) if request.untag is not None else int(at or len(found.versions))
@@ -393,7 +395,7 @@ class FakeService(Verbs, Awaiting):
         if request.pinned is not None:
             (found.pinned.add if request.pinned else found.pinned.discard)(version)
         tags = tuple(sorted(tag for tag, on in found.tags.items() if on == version))
-        return store.MarksResult(found.info.session, version, f"{version:064x}", tags, version in found.pinned)
+        return MarkedVersion(found.info.session, version, f"{version:064x}", tags, version in found.pinned)
 
     async def _import_bundle(self, request: store.ImportRequest) -> waking.SleepResult:
         await self._step()

@@ -1,5 +1,5 @@
-"""The wire half and the clients run where MLX cannot be imported: of the daemon they take the records of its verbs. The
-server takes more of the daemon, and no MLX either."""
+"""The wire half and the clients run where MLX cannot be imported: of the daemon they take the records of its verbs, of
+the store those of its answers. The server takes more of both, and no MLX either."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SCRIPT = """
 import sys
 import {module}
 loaded = [n for n in sys.modules if n.split('.')[0] in ('mlx', 'mlx_lm', 'numpy', 'transformers')]
-loaded += [n for n in sys.modules if n.startswith(('torpor.daemon.', 'torpor.snapshot', 'torpor.memvid'))]
+loaded += [n for n in sys.modules if n.startswith(('torpor.daemon.', 'torpor.snapshot', 'torpor.memvid.'))]
 print(' '.join(loaded))
 """
-_RECORDS = ("torpor.daemon.errors", "torpor.daemon.api")
+_RECORDS = ("torpor.daemon.errors", "torpor.daemon.api", "torpor.memvid.answers")
 _SERVING = (*_RECORDS, "torpor.daemon.events", "torpor.daemon.tasks", "torpor.memvid")
 
 

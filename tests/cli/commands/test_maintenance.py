@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.api.store import ImportRequest, MaintenanceProblem
+from torpor.daemon.api.store import ImportRequest
 from torpor.errors import TorporError
+from torpor.memvid.answers import Finding
 from torpor.tests.cli.cli_rig import MadeStore, Torpor, pretend_terminal, unstyled
 from torpor.tests.socket_api.server_rig import ServerThread
 
@@ -99,7 +100,7 @@ def test_a_report_in_json_is_the_whole_answer(torpor: Torpor, slept: ServerThrea
 
 
 def test_what_stays_wrong_is_told_and_is_the_exit_status(torpor: Torpor, slept: ServerThread) -> None:
-    slept.service.problems = (MaintenanceProblem("/store/x", "corrupt_block", "It is lost."),)
+    slept.service.problems = (Finding("/store/x", "corrupt_block", "It is lost."),)
     ran = torpor("repair")
     assert ran.status == 6
     assert "corrupt_block  /store/x\n  It is lost." in ran.out

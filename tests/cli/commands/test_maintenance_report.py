@@ -5,20 +5,18 @@ from __future__ import annotations
 import pytest
 from torpor.cli.commands.maintenance_report import ROWS_SHOWN, write_report
 from torpor.cli.view.output import Output
-from torpor.daemon.api.store import MaintenanceResult
-from torpor.memvid.format.records import Action, Finding, MaintenanceReport
-from torpor.memvid.uri import SessionUri
+from torpor.memvid.answers import Action, Finding, MaintenanceReport
 
-URI = SessionUri("default", "notes")
+URI = "torpor://default/notes"
 PACK = f"/store/packs/{'ab' * 32}.mvp"
 
 
 def report(*actions: Action, problems: tuple[Finding, ...] = (), dry_run: bool = False) -> MaintenanceReport:
-    return MaintenanceReport("repack", dry_run, actions, 3 << 20, 1 << 20, problems)
+    return MaintenanceReport("repack", dry_run, actions, 0, 3 << 20, 1 << 20, problems)
 
 
 def told(capsys: pytest.CaptureFixture[str], made: MaintenanceReport) -> tuple[int, str]:
-    status = write_report(Output(as_json=False), "repack", MaintenanceResult.of(made))
+    status = write_report(Output(as_json=False), "repack", made)
     return status, capsys.readouterr().out
 
 

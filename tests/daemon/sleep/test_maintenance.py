@@ -16,14 +16,14 @@ from torpor.daemon.errors import ServiceClosed, SessionExists
 from torpor.daemon.sleep import maintenance
 from torpor.daemon.sleep.maintenance import Maintenance
 from torpor.daemon.upkeep.retaining import Retaining
+from torpor.memvid.answers import Action, Finding, MaintenanceReport
 from torpor.memvid.errors import BundleMissing, NameTaken, SessionNotFound, StoreIoError, TagTaken
 from torpor.memvid.exchange.incoming import hand_over
-from torpor.memvid.format.records import Action, Finding, MaintenanceReport
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.session_rig import DEADLINE_S, Gate, Rigged, packs, tokens_of, until
 
-NOTHING = MaintenanceReport("repack", False, (), 0, 0, ())
+NOTHING = MaintenanceReport("repack", False)
 
 
 @dataclasses.dataclass
@@ -125,8 +125,8 @@ async def test_a_repack_stops_for_a_sleep_without_room_goes_on_after_it_and_repo
             assert time.monotonic() < deadline, "nobody told it to stop"
             time.sleep(0.001)
         told.append(should_stop())
-        action = Action("rewrite", f"/{number}", SessionUri("default", "a"), 1, 5, "why")
-        return MaintenanceReport("repack", False, (action,), 7, 8, (found,))
+        action = Action("rewrite", f"/{number}", "torpor://default/a", 1, 5, "why")
+        return MaintenanceReport("repack", False, (action,), 0, 7, 8, (found,))
 
     monkeypatch.setattr(Store, "repack", repack)
     async with open_rig() as rig:
@@ -195,16 +195,15 @@ async def test_the_store_is_left_alone_once_the_daemon_stops(rig: Rigged) -> Non
 
 
 async def test_a_report_is_plain_data_and_its_lists_are_bounded() -> None:
-    action = Action("remove", "/p", SessionUri("default", "a"), 1, 5, "why")
+    action = Action("remove", "/p", "torpor://default/a", 1, 5, "why")
     finding = Finding("/p", "corrupt_block", "m.")
-    report = MaintenanceReport("repack", False, (action,) * 10_005, 7, 8, (finding,) * 1_002)
-    result = maintenance.result_of(report)
+    report = MaintenanceReport("repack", False, (action,) * 10_005, 0, 7, 8, (finding,) * 1_002)
+    result = maintenance.bounded(report)
     assert (len(result.actions), result.actions_left_out) == (10_000, 5)
     assert (len(result.problems), result.problems_left_out) == (1_000, 2)
-    assert result.actions[0].session == "torpor://default/a"
     assert (result.bytes_freed, result.bytes_written) == (7, 8)
     json.dumps(dataclasses.asdict(result), allow_nan=False)
-    assert maintenance.result_of(NOTHING).actions_left_out == 0
+    assert maintenance.bounded(NOTHING).actions_left_out == 0
 
 
 # --- forget

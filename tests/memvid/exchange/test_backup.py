@@ -9,13 +9,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from torpor.memvid.answers import MaintenanceReport
 from torpor.memvid.errors import NoSpace, NotAStore, StoreIoError, StoreLocked, TargetExists, UnsafePath
 from torpor.memvid.exchange import backup
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.frames import FrameReader
-from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -418,7 +418,7 @@ def test_a_backup_of_format_1_is_carried_over_and_goes_on(tmp_path: Path) -> Non
         pass
     report = back_up(tmp_path / "store", tmp_path / "copy")
     written = [(action.session, action.version) for action in report.actions]
-    assert (written, report.problems) == ([(URI, 2), (OTHER_URI, 1)], ())
+    assert (written, report.problems) == ([(str(URI), 2), (str(OTHER_URI), 1)], ())
     require_whole(tmp_path / "copy", (300, 600), **SMALL)
 
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from torpor.memvid.answers import Finding
 from torpor.memvid.errors import NoSpace, StoreError
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.marks import Marks
-from torpor.memvid.format.records import Finding, IndexRow
+from torpor.memvid.format.records import IndexRow
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
@@ -172,7 +173,7 @@ class Tape:
         with self.step(store, removes=gone) as unsure:
             report = store.delete_session(uri)
             self.hear(report.problems)
-            if report.unreadable:  # a manifest that cannot be read may be the session's
+            if store.unreadable():  # a manifest that cannot be read may be the session's
                 unsure.update(gone)
 
 

@@ -9,11 +9,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from torpor.memvid.answers import MaintenanceReport
 from torpor.memvid.errors import SessionNotFound
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.blocks import BlockDraft
 from torpor.memvid.format.pack_writer import PackWriter
-from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.maintenance import forgetting
 from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy
 from torpor.memvid.recovery.mending import Mending
@@ -108,7 +108,7 @@ def test_what_others_share_stays_and_is_told(store: Store) -> None:
     sleep(store, 512, uri=FORK_URI, seed=5)
     report = store.forget(SECRET)
     assert [(action.session, action.reason) for action in report.actions if action.kind == "keep"] == [
-        (FORK_URI, "2 blocks are this session's too, and stay.")
+        (str(FORK_URI), "2 blocks are this session's too, and stay.")
     ]
     require_awake(store, 512, uri=FORK_URI, seed=5)
     require_gone(store, shared=2)
@@ -118,7 +118,7 @@ def test_versions_and_turns_that_name_the_session_are_told(store: Store) -> None
     secret(store)
     making.write(store, [], 0, uri=FORK_URI, session={"forked_from": {"session": str(SECRET)}})
     report = store.forget(SECRET)
-    assert [action.session for action in report.actions if action.kind == "keep"] == [FORK_URI]
+    assert [action.session for action in report.actions if action.kind == "keep"] == [str(FORK_URI)]
     assert "origin" in report.actions[-1].reason
 
 

@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 from torpor.memvid import errors
+from torpor.memvid.answers import Lossy
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
-from torpor.memvid.format.manifest import Lossy
 from torpor.memvid.format.records import Receipt
 from torpor.memvid.index.index import Index
 from torpor.memvid.maintenance import pruning
@@ -257,7 +257,7 @@ def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(store: Store, 
     planned = store.prune(rule, dry_run=True)
     report = store.prune(rule)
     assert versions(store) == [2, 3]
-    assert [one.version for one in report.actions if one.session == URI] == [1]
+    assert [one.version for one in report.actions if one.session == str(URI)] == [1]
     path = str(making.manifest_path(store, newest.bundle_id))
     assert {one.path for one in report.problems} == {path}
     assert "cannot be woken" in report.problems[0].message

@@ -10,12 +10,13 @@ from unittest import mock
 
 import pytest
 from torpor.memvid import errors
+from torpor.memvid.answers import MaintenanceReport
 from torpor.memvid.checking import packs
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.format.pack_writer import PackWriter
-from torpor.memvid.format.records import MaintenanceReport, Receipt
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.recovery import mending, repair
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri

@@ -246,8 +246,8 @@ def test_a_tag_and_a_pin_of_a_missing_version_are_taken_away(three: Store) -> No
         with pytest.raises(SessionNotFound):
             set_mark(store, "agent@7", pinned=False)
         freed = set_mark(store, f"agent@{third.hex()[:12]}", pinned=False)
-        assert (freed.bundle_id, freed.version, freed.pinned) == (third, None, False)
-        assert set_mark(store, "agent", untag="good").bundle_id == second
+        assert (freed.bundle_id, freed.version, freed.pinned) == (third.hex(), None, False)
+        assert set_mark(store, "agent", untag="good").bundle_id == second.hex()
         assert store.verify(deep=True).findings == ()
         assert store.repack(policy=CLEARING).problems == ()
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.reading import Reuse
-from torpor.daemon.api.records import Result
 from torpor.daemon.api.waking import PartDiffers
+from torpor.records import Result
 from torpor.socket_api import AsyncClient, AsyncTextStream, Client, Sampling, TextStream
 from torpor.socket_api.errors import (
     ApiError,

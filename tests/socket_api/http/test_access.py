@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from torpor.daemon.api.conversing import ConverseRequest
 from torpor.daemon.api.events import TokenEvent
-from torpor.daemon.api.records import Result
 from torpor.daemon.errors import MemoryBudgetExceeded
 from torpor.errors import TorporError
 from torpor.memvid.errors import BudgetExceeded, CorruptBundle
+from torpor.records import Result
 from torpor.socket_api.errors import UnsafeTokenFile
 from torpor.socket_api.http.access import Tokens
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread, asked

@@ -13,8 +13,8 @@ from typing import Any
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from torpor.daemon.api.events import NEVER_SENT
-from torpor.daemon.api.records import Result
 from torpor.daemon.api.verb import Verb
+from torpor.records import Result
 from torpor.socket_api.mcp.tools import TOOLS, server_of
 from torpor.tests.socket_api.real_daemon import served
 

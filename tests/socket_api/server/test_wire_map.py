@@ -12,12 +12,12 @@ from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import Event, ProgressEvent, SessionEvent, TokenEvent, WorkEvent
 from torpor.daemon.api.logprobs import Likelihood, TokenLogprobs
 from torpor.daemon.api.process import StatusRequest
-from torpor.daemon.api.records import Result
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import ListResult, SessionInfo
 from torpor.daemon.api.verb import Verb
 from torpor.daemon.api.verbs import VERBS
 from torpor.daemon.tasks.pieces import SESSIONS_AT_ONCE, Pieces
+from torpor.records import Result
 from torpor.socket_api.errors import LocalProtocolError
 from torpor.socket_api.server.dispatch import event_map
 from torpor.socket_api.server.wire_map import wire_map

@@ -1,0 +1,105 @@
+"""What the store answers that goes to the screen and over the wire as it is: findings, reports and marks.
+
+Sessions are named by their URIs as text, versions by their ids as hex.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..records import Count, Result
+
+
+class Finding(Result):
+    """A fault: where, the code of the error it is, and a sentence. session, version: the version that is not whole by
+    it, if it is one of a version. lost: what it tells of is gone for good, so no later run finds it again."""
+
+    path: str
+    code: str
+    message: str
+    session: str | None = None
+    version: int | None = None
+    lost: bool = False
+
+
+class Action(Result):
+    """One step of an operation on the store: done, or with `dry_run` what would be done.
+
+    kind: `remove`, `rewrite`, `recompress`, `move`, `copy`, `unmark`, `strip`, `index`, `import`, `export`, `quantise`,
+        `heal`, or `keep`: nothing is done, and why. path: the file that it changes; empty where there is none.
+    session, version: its owner, if it has one. size_bytes: what the step frees, or writes if it only writes.
+    """
+
+    kind: str
+    path: str
+    session: str | None
+    version: int | None
+    size_bytes: Count
+    reason: str
+
+
+class MaintenanceReport(Result):
+    """The report of an operation on the store, or with `dry_run` its plan: the steps in their order.
+
+    bytes_freed, bytes_written: on the disk. problems: faults that remain, and steps that failed.
+    Over the wire the lists are bounded; `actions_left_out` and `problems_left_out` count the entries cut off.
+    """
+
+    operation: str
+    dry_run: bool
+    actions: tuple[Action, ...] = ()
+    actions_left_out: Count = 0
+    bytes_freed: Count = 0
+    bytes_written: Count = 0
+    problems: tuple[Finding, ...] = ()
+    problems_left_out: Count = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def then(self, later: MaintenanceReport) -> MaintenanceReport:
+        """The report of an operation in two runs, with the problems that are left behind the later one, and what was
+        lost in the earlier."""
+        lost = [each for each in self.problems if each.lost]
+        return replace(
+            later,
+            actions=(*self.actions, *later.actions),
+            bytes_freed=self.bytes_freed + later.bytes_freed,
+            bytes_written=self.bytes_written + later.bytes_written,
+            problems=tuple(dict.fromkeys([*lost, *later.problems])),
+        )
+
+
+class DeleteReport(Result):
+    """The result of a delete. bytes_freed: manifests and packs that went; packs that are being read go when they are
+    closed. problems: why needs are unknown, so that no pack was removed, and which marks found no room to go;
+    problems_left_out counts those cut off."""
+
+    session: str
+    versions_deleted: Count
+    bytes_freed: Count
+    problems: tuple[Finding, ...] = ()
+    problems_left_out: Count = 0
+
+
+class MarkedVersion(Result):
+    """The marks of one version; `version` is None for one that is gone. A version with a mark is never pruned."""
+
+    session: str
+    version: int | None
+    bundle_id: str
+    tags: tuple[str, ...]
+    pinned: bool
+
+
+class Lossy(Result):
+    """The loss of a session: the keys and values of its first `tokens` tokens were once kept in `bits` bits, and all
+    later tokens were computed from those."""
+
+    bits: Count
+    tokens: Count
+
+    def within(self, token_count: int) -> Lossy | None:
+        """The loss of a session that is cut back to its first tokens."""
+        return Lossy(self.bits, min(self.tokens, token_count)) if token_count else None

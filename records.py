@@ -1,0 +1,55 @@
+"""The base of every record that crosses the wire: strict fields, read from a map and written as one.
+
+The store's answers and the records of the daemon's verbs are such, so that what the store says of a fact is what a
+client reads of it. `socket_api` does the reading, where a map crosses the wire. In the process a record is a plain
+value, and not checked; pydantic, which checks it, is not imported here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, dataclass_transform
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict
+
+FORBIDDING: Final[ConfigDict] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+IGNORING: Final[ConfigDict] = {"strict": True, "extra": "ignore", "allow_inf_nan": False}
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Marks a number that is never less."""
+
+    ge: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), "ge": self.ge}
+
+
+Count = Annotated[int, AtLeast(0)]
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+@dataclass(frozen=True)
+class Record:
+    """Base of all, which makes frozen dataclasses of them: no conversion, no NaN, no unknown field."""
+
+    __pydantic_config__: ClassVar[Any] = FORBIDDING
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Read a record from a map: with strict fields pydantic would take only a record."""
+        schema = handler(source)
+        itself: Any = handler.resolve_ref_schema(schema)
+        itself["strict"] = False
+        return schema
+
+
+class Result(Record):
+    """Base of every answer. A reader skips unknown fields, so that an older client works with a newer daemon."""
+
+    __pydantic_config__: ClassVar[Any] = IGNORING
