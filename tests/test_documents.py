@@ -17,7 +17,7 @@ import pytest
 from torpor.cli.reach.background import is_running
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -180,6 +180,11 @@ def test_every_source_file_that_is_named_exists() -> None:
     file = re.compile(r"\b((?:memvid|snapshot|daemon|socket_api|cli|bench|tests|scripts)/[\w/]+\.py)\b")
     pages = [name for name in NAMES if name != "CHANGELOG.md"]
     assert [(name, path) for name in pages for path in file.findall(text_of(name)) if not (ROOT / path).exists()] == []
+
+
+def test_the_page_for_contributors_is_one_page() -> None:
+    assert len(text_of("AGENTS.md").splitlines()) <= 80
+    assert len(text_of("CONTRIBUTING.md").splitlines()) == 1
 
 
 MOST_DECISIONS, MOST_LINES, WIDTH = 40, 25, 120
