@@ -11,7 +11,7 @@ mean of all x_t, and a sum goes over all tokens that are held. Everything is add
 - `outliers`: sigma is the standard deviation of all n * D elements; an outlier is an element with |x| > 6 sigma. Their
   count, their share of n * D, the channel that has most of them (the first of several), and how many it has.
 
-A head that holds NaN or infinity has no figures; nor has one what its tokens do not define (see `Undefined`).
+A head that holds NaN or infinity has no figures. Nor has a head a figure that its tokens do not define: `Undefined`.
 """
 
 from __future__ import annotations
@@ -93,17 +93,17 @@ class HeadSums:
         self.count += len(positions)
         if not values.size:
             return
-        found = values.astype(np.float64)
-        finite = np.isfinite(found).all(axis=(1, 2))
+        vectors = values.astype(np.float64)
+        finite = np.isfinite(vectors).all(axis=(1, 2))
         self.is_finite &= finite
-        found[~finite] = 0.0
-        squares = np.einsum("htd,htd->ht", found, found)
+        vectors[~finite] = 0.0
+        squares = np.einsum("htd,htd->ht", vectors, vectors)
         rms = np.sqrt(squares / self.dim)
         self._add_norms(rms, positions)
-        self.sums += found.sum(axis=1)
+        self.sums += vectors.sum(axis=1)
         self.squares += squares.sum(axis=1)
-        self._add_directions(found, squares, positions)
-        _add_outer_products(self._products, found)
+        self._add_directions(vectors, squares, positions)
+        _add_outer_products(self._products, vectors)
 
     def _add_norms(self, rms: Numbers, positions: Positions) -> None:
         self.rms_sum += rms.sum(axis=1)
@@ -113,9 +113,9 @@ class HeadSums:
         self.rms_max[larger] = highest[larger]
         self.rms_max_at[larger] = positions[at[larger]]
 
-    def _add_directions(self, found: Numbers, squares: Numbers, positions: Positions) -> None:
+    def _add_directions(self, vectors: Numbers, squares: Numbers, positions: Positions) -> None:
         lengths = np.sqrt(squares)[..., None]
-        units = np.divide(found, lengths, out=np.zeros_like(found), where=lengths > 0)
+        units = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
         self.directions += units.sum(axis=1)
         self.directed += (lengths[..., 0] > 0).sum(axis=1)
         joined, at = units, positions
@@ -180,16 +180,16 @@ def figures_of(sums: HeadSums, outliers: HeadOutliers) -> dict[str, Any]:
     """All figures of one array as plain data: lists of one value a head, null where there is none."""
     undefined = Undefined()
     problem = NO_TOKENS if not sums.count else NO_ELEMENTS if not sums.dim else None
-    told = [problem or (None if finite else NOT_FINITE) for finite in sums.is_finite]
+    problems = [problem or (None if finite else NOT_FINITE) for finite in sums.is_finite]
     groups: dict[str, dict[str, list[Any]]] = {}
-    for head, why in enumerate(told):
-        for group, (figures, made) in _GROUPS.items():
-            found = {} if why else made(sums, outliers, head, undefined)
+    for head, why in enumerate(problems):
+        for group, (names, compute) in _GROUPS.items():
+            figures = {} if why else compute(sums, outliers, head, undefined)
             if why:
                 undefined.note(group, head, why)
-            for name in figures:
-                groups.setdefault(group, {}).setdefault(name, []).append(found.get(name))
-    empty: dict[str, Any] = {group: {name: [] for name in figures} for group, (figures, _) in _GROUPS.items()}
+            for name in names:
+                groups.setdefault(group, {}).setdefault(name, []).append(figures.get(name))
+    empty: dict[str, Any] = {group: {name: [] for name in names} for group, (names, _) in _GROUPS.items()}
     return {**empty, **groups, "undefined": undefined.to_list()}
 
 

@@ -95,7 +95,7 @@ class _Unfilled:
 
 class Grant:
     """Granted memory that is not all filled. The system still calls the unfilled rest available; so it is counted here
-    until it is filled, or the filler is `done`, or this object is gone."""
+    until it is filled, or `done` is called, or this object is gone."""
 
     def __init__(self, size_bytes: int) -> None:
         self.unfilled_bytes = size_bytes
@@ -153,7 +153,7 @@ def require_available(size_bytes: int, what: str = "The state", advice: str = _A
 
 
 def _require_available(size_bytes: int, promised_bytes: int, what: str = "The state", advice: str = _ADVICE) -> None:
-    available = _told_available()
+    available = _available()
     if available is not None and size_bytes > available - promised_bytes:
         promised = f", {format_bytes(promised_bytes)} of it for states that are just being read" * bool(promised_bytes)
         raise NotEnoughMemory(
@@ -176,18 +176,18 @@ def _require_available(size_bytes: int, promised_bytes: int, what: str = "The st
 
 def available_bytes() -> int:
     """Bytes available without swapping, if the system tells; else all the memory of the machine."""
-    told = _told_available()
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if told is None else told
+    available = _available()
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if available is None else available
 
 
-def _told_available() -> int | None:
+def _available() -> int | None:
     """Bytes available without swapping; None if unknown. On a GPU with memory of its own the lesser of both: there MLX
     moves an array to the system's memory when its bytes are looked at, and back for a computation."""
-    told = [each for each in (_told_by_kernel(), _told_by_gpu()) if each is not None]
-    return min(told, default=None)
+    known = [each for each in (_available_in_system(), _available_on_gpu()) if each is not None]
+    return min(known, default=None)
 
 
-def _told_by_gpu() -> int | None:
+def _available_on_gpu() -> int | None:
     """Free bytes on the GPU. MLX tells this for CUDA alone: on Metal the memory is the system's."""
     if mx.default_device() == mx.Device(mx.cpu):
         return None
@@ -195,14 +195,14 @@ def _told_by_gpu() -> int | None:
     return free if isinstance(free, int) else None
 
 
-def _told_by_kernel() -> int | None:
-    """Bytes of the system's memory; None if it does not tell."""
+def _available_in_system() -> int | None:
+    """Bytes that the system calls available; None if it does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return int(found) * 1024 if found is not None else None
+    kibibytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(kibibytes) * 1024 if kibibytes is not None else None
 
 
 def address_of(array: mx.array) -> int:

@@ -3,7 +3,7 @@
 The system gives fresh memory page by page, at the first touch, and for a wake of hundreds of megabytes that is most of
 the work: a hundred thousand faults of a microsecond and more. Linux gives 2 MiB at once on request (`madvise`), in a
 tenth of the time. But if free memory must be brought together first, or a virtual machine's host has taken it back, one
-large page takes longer than the small ones. So each is timed, and the first slow one ends it for that wake.
+large page takes longer than the small ones. So each is timed, and behind the first slow one that wake asks for no more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _MOST_BYTES: Final = 32 << 20
 """A larger page (on systems whose small pages are large) has no room in an array."""
 
 SLOW_SECONDS: Final = 1e-3
-"""Of the processor, for one large page. Zeroing 2 MiB takes a tenth of it, 512 faults about as long as this."""
+"""Processor time for one large page, above which it is slow. Zeroing 2 MiB takes a tenth of this, and the 512 faults of
+small pages about as long."""
 
 
 class LargePages:

@@ -20,9 +20,8 @@ MAX_PASS_TOKENS: Final = 2048
 could take all memory when tokens are computed again."""
 
 UNREPEATABLE: Final = 0
-"""In place of a size, for a call that cannot be made again, one token of this ledger each: it read the token beside
-other sessions' tokens, or read on from there and was cut back, or is unknown. Alone the same token may get other
-bits."""
+"""Stands in place of a size for each token whose call cannot be made again: it was read beside other sessions' tokens,
+or by a call that read on and was cut back, or nobody knows how. Alone the same token may get other bits."""
 
 
 SEGMENTED: Final = 0xFFFF_FFFF
@@ -47,10 +46,10 @@ class Passes:
     token_count: int = 0
 
     @classmethod
-    def in_map(cls, kept: Mapping[str, Any]) -> Passes:
-        """Those that a session map tells; none where it tells none. They may be of more tokens than a version has: a
+    def in_map(cls, session_map: Mapping[str, Any]) -> Passes:
+        """The passes that stand in a session map; empty if none do. They may read more tokens than the version has: a
         repair may have cut it. Raises ValueError: as `from_bytes`, or they read more than a session may have."""
-        stored = kept.get(PASSES, b"")
+        stored = session_map.get(PASSES, b"")
         if type(stored) is not bytes or len(stored) % 8:
             raise ValueError(f"{PASSES} is not how tokens were read")
         runs = array("I")

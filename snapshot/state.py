@@ -26,9 +26,9 @@ class LiveState:
     """The state of one session on its model.
 
     tokens: the ledger, one id for every position in the caches.
-    caches: one cache per layer, all of the length of the ledger; none while they are rows of a batch (`batches.py`).
+    caches: one cache per layer, each as long as the ledger; empty while they are rows of a batch (`batches.py`).
     last_logits: float32 `[vocabulary]`, for the next token; None before the first token.
-    random_key: uint32 `[2]`, draws that token.
+    random_key: uint32 `[2]`, by which the next token is drawn.
     passes: the model calls that read the ledger, and the tokens of each.
     checkpoints: whole state at earlier positions, of caches that cannot go back.
     computed_tokens: how many tokens the model has computed for this state since it came into memory; 0 after a wake.

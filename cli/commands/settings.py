@@ -13,9 +13,11 @@ from ..view.damage import naming_the_intact
 from ..view.output import Output, plain
 
 TopKOption = Annotated[int | None, option("--top-k N", "Draw from the N likeliest; 0: from all.", min=0)]
-MinPOption = Annotated[float | None, option("--min-p X", "Leave out what is X times rarer.", min=0, max=1)]
+MinPOption = Annotated[
+    float | None, option("--min-p X", "Leave out tokens less likely than X times the likeliest.", min=0, max=1)
+]
 PenaltyOption = Annotated[
-    float | None, option("--repetition-penalty X", "Above 1, what was just said gets rarer.", min=0)
+    float | None, option("--repetition-penalty X", "Above 1: tokens that were just said become less likely.", min=0)
 ]
 
 
@@ -30,8 +32,8 @@ def set_(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The options of [cyan]generate[/] and [cyan]chat[/] hold for one request; these are the session's, and sleep with
-    it. A given seed starts its random numbers anew. A sleeping session is woken, and the change is durable once
+    """The options of [cyan]generate[/] and [cyan]chat[/] hold for one request; these belong to the session, and sleep
+    with it. A given seed starts its random numbers anew. A sleeping session is woken, and the change is durable once
     it has slept again.
 
     [bold]Examples[/]
@@ -49,5 +51,5 @@ def set_(
         info = client.set(session, sampling=sampling, on_event=on_event)
     if output.told("set", info):
         return
-    told = asdict(info.sampling) if info.sampling else {}
-    output.line(f"{plain(info.session)}  draws with {', '.join(f'{name} {value:g}' for name, value in told.items())}")
+    values = asdict(info.sampling) if info.sampling else {}
+    output.line(f"{plain(info.session)}  draws with {', '.join(f'{name} {value:g}' for name, value in values.items())}")

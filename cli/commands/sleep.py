@@ -16,8 +16,8 @@ from ..view.output import Output, plain
 
 def sleep(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonOption = False) -> int:
     """The receipt is written once the state is durable: synced, read back and checked. From then on it survives a
-    crash of the daemon and of the machine. Versions that the daemon wrote unasked before go then, and their numbers are
-    not given again: a first sleep may be version 2.
+    crash of the daemon and of the machine. Versions that the daemon has written by itself go then. Their numbers are
+    not used again, so a first sleep may be version 2.
 
     [bold]Examples[/]
 

@@ -18,17 +18,19 @@ from ..view.formatting import format_seconds
 from ..view.output import Output, plain
 from ..view.wake_remarks import remark_on_look, remark_on_wake, write_plan
 
-VersionOption = Annotated[str | None, option("--version VERSION", "An earlier sleep, named as behind the @.")]
+VersionOption = Annotated[
+    str | None, option("--version VERSION", "An earlier version: its number, a tag, or the beginning of its bundle id.")
+]
 AtOption = Annotated[
     int | None,
     option(
         "--at TOKEN",
-        "With only its first TOKEN tokens, as it was then. The wake reports the tokens that it computes for that.",
+        "As it was at its token TOKEN. The wake reports how many tokens it computes for that.",
         min=1,
     ),
 ]
 StrictOption = Annotated[
-    bool, option("--strict", "Refuse it too if another device, BLAS or version of a library computed it.")
+    bool, option("--strict", "Also refuse a session that another device, BLAS or version of a library computed.")
 ]
 PlanOption = Annotated[
     bool,

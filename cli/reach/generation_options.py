@@ -40,9 +40,13 @@ StopOption = Annotated[
     ),
 ]
 PriorityOption = Annotated[Priority, option("--priority", "background gives way to normal requests. Default: normal.")]
-TemperatureOption = Annotated[float | None, option("--temperature -t X", "0 takes the likeliest token.", min=0)]
-TopPOption = Annotated[float | None, option("--top-p X", "Draw from the likeliest X of 1.", min=0, max=1)]
-SeedOption = Annotated[int | None, option("--seed N", "Start of the random numbers.", min=0)]
+TemperatureOption = Annotated[
+    float | None, option("--temperature -t X", "0 takes the likeliest token; more makes rarer ones likelier.", min=0)
+]
+TopPOption = Annotated[
+    float | None, option("--top-p X", "Draw from the likeliest tokens whose probabilities add up to X.", min=0, max=1)
+]
+SeedOption = Annotated[int | None, option("--seed N", "Where the random numbers begin.", min=0)]
 
 
 def sampling_of(**given: float | int | None) -> Sampling | None:

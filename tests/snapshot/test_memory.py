@@ -109,7 +109,7 @@ assert resident() - before > size // 2
 
 def test_what_fits_one_by_one_is_not_granted_all_at_once_threat_59(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that nobody has touched is still called available, so what was granted of it is counted here."""
-    monkeypatch.setattr(memory, "_told_available", lambda: 100_000)
+    monkeypatch.setattr(memory, "_available", lambda: 100_000)
     first = memory.grant(60_000)
     with pytest.raises(NotEnoughMemory) as refusal:
         memory.grant(50_000)
@@ -127,7 +127,7 @@ def test_what_fits_one_by_one_is_not_granted_all_at_once_threat_59(monkeypatch: 
 
 
 def test_what_was_granted_and_let_go_of_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_told_available", lambda: 100_000)
+    monkeypatch.setattr(memory, "_available", lambda: 100_000)
     granted = memory.grant(100_000)
     assert granted.unfilled_bytes == memory.granted_bytes()
     del granted
@@ -151,7 +151,7 @@ def test_what_is_available_is_what_the_gpu_has_if_that_is_less(
     """MLX says of CUDA what is free there; on Metal the memory is the system's."""
     monkeypatch.setattr(memory.mx, "default_device", lambda: mx.Device(mx.cpu))
     monkeypatch.setattr(memory.mx, "device_info", lambda: info)
-    monkeypatch.setattr(memory, "_told_by_kernel", lambda: 50_000)
+    monkeypatch.setattr(memory, "_available_in_system", lambda: 50_000)
     assert memory.available_bytes() == 50_000, "computing on a CPU"
     monkeypatch.setattr(memory.mx, "default_device", lambda: mx.Device(mx.gpu))
     assert memory.available_bytes() == (bound or 50_000)

@@ -161,7 +161,7 @@ def test_memory_that_the_system_does_not_have_is_refused_before_mlx_is_asked_thr
     shelf.put(state)
     needed = 512 * 3 * 2 * (8 + 4) * 4
     monkeypatch.setattr(restore.memory, "unfilled", lambda *_: pytest.fail("MLX was asked"))
-    monkeypatch.setattr(restore.memory, "_told_available", lambda: needed - 1)
+    monkeypatch.setattr(restore.memory, "_available", lambda: needed - 1)
     with pytest.raises(NotEnoughMemory) as refusal:
         shelf.wake(state)
     assert (refusal.value.size_bytes, refusal.value.available_bytes) == (needed, needed - 1)
@@ -174,7 +174,7 @@ def test_wakes_that_fit_one_by_one_are_refused_while_another_one_is_not_filled(
     state = make_state(300)
     shelf.put(state)
     needed = 512 * 3 * 2 * (8 + 4) * 4
-    monkeypatch.setattr(restore.memory, "_told_available", lambda: needed * 3 // 2)
+    monkeypatch.setattr(restore.memory, "_available", lambda: needed * 3 // 2)
     filling = allocate(shelf.plan(layout_of(state.caches, VOCABULARY)))
     with shelf.store.open_session(shelf.uri) as reader:
         with pytest.raises(NotEnoughMemory) as refusal:

@@ -356,7 +356,7 @@ async def test_a_model_that_the_budget_has_room_for_and_the_system_has_not_is_re
     """MLX does not survive an allocation that fails."""
     async with opened(memory_budget=3 * weights) as rig:
         with monkeypatch.context() as short:
-            short.setattr(system_memory, "_told_available", lambda: weights - 1)
+            short.setattr(system_memory, "_available", lambda: weights - 1)
             short.setattr(mx, "get_cache_memory", lambda: 0)
             short.setattr(loading, "load_model", lambda *_: pytest.fail("it was read"))
             with pytest.raises(

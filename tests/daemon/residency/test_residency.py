@@ -687,7 +687,7 @@ async def test_what_the_budget_has_and_the_system_has_not_is_refused_before_it_i
     await rig.read("a", tokens_of(1, 50))
     before = await rig.fingerprint("a")
     with monkeypatch.context() as short:
-        short.setattr(system_memory, "_told_available", lambda: 10_000)
+        short.setattr(system_memory, "_available", lambda: 10_000)
         short.setattr(mx, "get_cache_memory", lambda: 0)
         with pytest.raises(NotEnoughMemory) as refusal:
             await rig.service.append("a", tokens=tokens_of(2, 600))
