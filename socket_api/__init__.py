@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from ..daemon.api.store import ClearResult, StatsResult
     from ..daemon.api.waking import SleepResult, WakeResult, WarmResult
     from ..memvid.answers import Action, DeleteReport, Finding, MaintenanceReport, MarkedVersion
-    from .client.aclient import AsyncClient, AsyncTextStream
-    from .client.client import Client, TextStream
-    from .client.subscription import AsyncSubscription, Subscription
+    from .client.aclient import AsyncClient, AsyncSubscription, AsyncTextStream
+    from .client.client import Client, Subscription, TextStream
     from .errors import (
         ApiError,
         ClientClosed,
@@ -83,9 +82,9 @@ if not TYPE_CHECKING:  # else a type checker would accept any name
         from ..daemon.api import events, forking, process, reading, sampling, session, store, waking
         from ..memvid import answers
         from . import errors
-        from .client import aclient, client, subscription
+        from .client import aclient, client
         from .wire import address
 
         records = (answers, events, forking, process, reading, sampling, session, store, waking)
-        modules = (errors, address, *records, client, aclient, subscription)
+        modules = (errors, address, *records, client, aclient)
         return next(getattr(module, name) for module in modules if hasattr(module, name))

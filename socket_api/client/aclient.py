@@ -1,7 +1,7 @@
 """The asynchronous client: the same verbs as `client.py`, for many requests at once on one connection.
 
-Owns the sending of a verb and the stream of a generation; `alink.py` owns the connection. Imports no MLX, and only the
-records of verbs from the daemon (tests/socket_api/test_imports.py).
+A thin shell: `link.py` owns the connection, `pieces.py` the answers, and `awaiting.py` how a task waits. Imports no
+MLX, and only the records of verbs from the daemon (tests/socket_api/test_imports.py).
 
 Rules: as in the synchronous client, nothing is ever sent twice. Cancelling the awaiting task cancels the request in the
 daemon. An instance belongs to the event loop on which it was connected.
@@ -16,29 +16,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from ...daemon.api.events import Reporting, ignore
+from ...daemon.api.events import NoticeEvent, Reporting, ignore
 from ...daemon.api.process import SubscribeRequest
 from ...daemon.api.reading import ChatRequest, GenerateRequest
 from ...daemon.api.records import Request
 from ...daemon.api.verb import Awaiting, Opened, Verb
 from ...daemon.api.verbs import SUBSCRIBE, VERBS, DaemonVerbs
-from ..errors import ApiError
 from ..wire.address import default_socket_path
 from ..wire.asking import Call, R, call_of
-from ..wire.messages import HelloReply, ServerMessage
-from .alink import AsyncLink
+from ..wire.messages import HelloReply
+from .awaiting import AwaitingTransport
 from .ensuring import ensure_daemon
-from .generating import Generation, answer_in
-from .link import DEFAULT_TIMEOUT_S
-from .subscription import AsyncSubscription
+from .link import DEFAULT_TIMEOUT_S, Link
+from .pieces import Generation, Notices, Pieces, T, answered
 
 
-def _stream_generate(client: AsyncClient, request: GenerateRequest) -> AsyncTextStream:
-    return AsyncTextStream(client._link, client._call(VERBS["generate"], request), request.on_event)
-
-
-def _stream_chat(client: AsyncClient, request: ChatRequest) -> AsyncTextStream:
-    return AsyncTextStream(client._link, client._call(VERBS["chat"], request), request.on_event)
+def _stream(client: AsyncClient, request: GenerateRequest | ChatRequest) -> AsyncTextStream:
+    verb = VERBS["chat" if isinstance(request, ChatRequest) else "generate"]
+    return AsyncTextStream(client._link, client._call(verb, request), request.on_event)
 
 
 def _events(client: AsyncClient, request: SubscribeRequest) -> AsyncSubscription:
@@ -61,7 +56,8 @@ class AsyncClient(DaemonVerbs, Awaiting):
     ) -> None:
         self.socket_path = Path(default_socket_path() if socket_path is None else socket_path)
         self.namespace = namespace
-        self._link = AsyncLink(self.socket_path, timeout_s=timeout_s)
+        transport = AwaitingTransport(timeout_s)
+        self._link = Link(self.socket_path, transport, client_name="torpor-python-async", timeout_s=timeout_s)
         self._start: Callable[[], object] | None = None
 
     @classmethod
@@ -85,26 +81,18 @@ class AsyncClient(DaemonVerbs, Awaiting):
 
     stream_generate = Opened(
         GenerateRequest,
-        _stream_generate,
+        _stream,
         "As `generate`, piece by piece; asked for when the stream is first iterated or entered.",
     )
     stream_chat = Opened(
-        ChatRequest, _stream_chat, "As `chat`, piece by piece; asked for when the stream is first iterated or entered."
+        ChatRequest, _stream, "As `chat`, piece by piece; asked for when the stream is first iterated or entered."
     )
     events = Opened(SubscribeRequest, _events)
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
         """Send a request of the table of verbs; each method calls this with its record."""
-        call = self._call(verb, request)
         emit = request.emit if isinstance(request, Reporting) else ignore
-        request_id = self._link.begin(call)
-        try:
-            await self._link.flush()
-            while (answer := answer_in(await self._link.wait_for(request_id), call, emit)) is None:
-                pass
-            return answer
-        finally:
-            self._link.abandon(request_id)
+        return await answered(self._link, self._call(verb, request), emit)
 
     def _call(self, verb: Verb[Any, R], request: Request) -> Call[R]:
         """The message of a request: checked, and with names in this client's namespace."""
@@ -145,53 +133,37 @@ class AsyncClient(DaemonVerbs, Awaiting):
         await self.close()
 
 
-class AsyncTextStream(Generation):
-    """A generation as it happens: `async for` pieces of text, then read `result`. See `TextStream`.
-
-    `async with` cancels an unfinished generation, and so does the collection of a dropped stream.
-    """
-
-    _link: AsyncLink
+class _Awaited(Pieces[T]):
+    """Pieces for `async for` and `async with`."""
 
     async def close(self) -> None:
-        """Cancel if unfinished, and wait for the end. `result` may then hold the generated part. Idempotent."""
-        if self._ended:
-            return
-        try:
-            self.cancel()
-            async for _ in self:
-                pass
-        except ApiError:
-            pass  # the generation is over either way, and the caller did not wait for its failure
-        finally:
-            self._end()
+        """End it; late events are dropped. A generation is cancelled if unfinished, and its end waited for: `result`
+        may then hold the generated part. Idempotent."""
+        await self._close()
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> str:
-        while not self._ended:
-            if piece := self._take(await self._next_message()):
-                return piece
-        raise StopAsyncIteration
+    async def __anext__(self) -> T:
+        piece = await self._piece()
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
 
     async def __aenter__(self) -> Self:
-        self._begin()
+        await self._begin()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    def _begin(self) -> int:
-        if self._id is None:
-            self._id = self._link.begin(self._call)
-        return self._id
 
-    async def _next_message(self) -> ServerMessage:
-        try:
-            request_id = self._begin()
-            await self._link.flush()
-            return await self._link.wait_for(request_id)
-        except BaseException:
-            self._end()  # also when cancelled while waiting: the daemon stops with its reader
-            raise
+class AsyncTextStream(_Awaited[str], Generation):
+    """A generation as it happens: `async for` pieces of text, then read `result`. See `TextStream`.
+
+    `async with` cancels an unfinished generation, and so does the collection of a dropped stream.
+    """
+
+
+class AsyncSubscription(_Awaited[NoticeEvent], Notices):
+    """As `Subscription`, for `async for` and `async with`; it begins when first entered or iterated."""

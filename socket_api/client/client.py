@@ -1,7 +1,7 @@
 """The synchronous client: the verbs of the daemon as blocking methods, from the table `DaemonVerbs`.
 
-Owns the sending of a verb and the stream of a generation; `link.py` owns the connection. Imports no MLX, and only the
-records of verbs from the daemon (tests/socket_api/test_imports.py).
+A thin shell: `link.py` owns the connection, `pieces.py` the answers, and `blocking.py` how a call waits. Imports no
+MLX, no asyncio, and only the records of verbs from the daemon (tests/socket_api/test_imports.py).
 
 Rules: nothing is ever sent twice. If a connection ends while a request is in flight, the daemon may or may not have
 carried it out, and the caller is told so (`ConnectionLost`). A client is for one thread. Other requests may be made
@@ -11,32 +11,27 @@ while a stream is open.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from ...daemon.api.events import OnEvent, Reporting, ignore
-from ...daemon.api.process import SubscribeRequest
+from ...daemon.api.events import NoticeEvent, OnEvent, Reporting, ignore
+from ...daemon.api.process import SubscribeRequest, SubscribeResult
 from ...daemon.api.reading import ChatRequest, GenerateRequest, GenerateResult
 from ...daemon.api.records import Request
 from ...daemon.api.verb import Blocking, Opened, Verb
 from ...daemon.api.verbs import SUBSCRIBE, VERBS, DaemonVerbs
-from ..errors import ApiError
 from ..wire.address import default_socket_path
 from ..wire.asking import Call, R, call_of
-from ..wire.messages import HelloReply, ServerMessage
+from ..wire.messages import HelloReply
+from .blocking import blocking_link, wait
 from .ensuring import ensure_daemon
-from .generating import Generation, answer_in
 from .link import DEFAULT_TIMEOUT_S, Link
-from .subscription import Subscription
+from .pieces import Generation, Notices, Pieces, T, answered
 
 
-def _stream_generate(client: Client, request: GenerateRequest) -> TextStream:
-    return TextStream(client._link, client._call(VERBS["generate"], request), request.on_event)
-
-
-def _stream_chat(client: Client, request: ChatRequest) -> TextStream:
-    return TextStream(client._link, client._call(VERBS["chat"], request), request.on_event)
+def _stream(client: Client, request: GenerateRequest | ChatRequest) -> TextStream:
+    verb = VERBS["chat" if isinstance(request, ChatRequest) else "generate"]
+    return TextStream(client._link, client._call(verb, request), request.on_event)
 
 
 def _events(client: Client, request: SubscribeRequest) -> Subscription:
@@ -66,7 +61,7 @@ class Client(DaemonVerbs, Blocking):
     ) -> None:
         self.socket_path = Path(default_socket_path() if socket_path is None else socket_path)
         self.namespace = namespace
-        self._link = Link(self.socket_path, timeout_s=timeout_s)
+        self._link = blocking_link(self.socket_path, timeout_s=timeout_s)
 
     @classmethod
     def ensure(
@@ -89,21 +84,14 @@ class Client(DaemonVerbs, Blocking):
 
     # --- asking
 
-    stream_generate = Opened(GenerateRequest, _stream_generate, "As `generate`, piece by piece.")
-    stream_chat = Opened(ChatRequest, _stream_chat, "As `chat`, piece by piece.")
+    stream_generate = Opened(GenerateRequest, _stream, "As `generate`, piece by piece.")
+    stream_chat = Opened(ChatRequest, _stream, "As `chat`, piece by piece.")
     events = Opened(SubscribeRequest, _events)
 
     def ask(self, verb: Verb[Any, R], request: Request) -> R:
         """Send a request of the table of verbs; each method calls this with its record."""
-        call = self._call(verb, request)
         emit = request.emit if isinstance(request, Reporting) else ignore
-        request_id = self._link.begin(call)
-        try:
-            while (answer := answer_in(self._link.wait_for(request_id), call, emit)) is None:
-                pass
-            return answer
-        finally:
-            self._link.abandon(request_id)
+        return wait(answered(self._link, self._call(verb, request), emit))
 
     def _call(self, verb: Verb[Any, R], request: Request) -> Call[R]:
         """The message of a request: checked, and with names in this client's namespace."""
@@ -123,7 +111,7 @@ class Client(DaemonVerbs, Blocking):
 
     def close(self) -> None:
         """Close the connection; the daemon stops its generations. Idempotent."""
-        self._link.close()
+        wait(self._link.close())
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +120,31 @@ class Client(DaemonVerbs, Blocking):
         self.close()
 
 
-class TextStream(Generation):
+class _Iterated(Pieces[T]):
+    """Pieces for `for` and `with`."""
+
+    def close(self) -> None:
+        """End it; late events are dropped. A generation is cancelled if unfinished, and its end waited for: `result`
+        may then hold the generated part. Idempotent."""
+        wait(self._close())
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        piece = wait(self._piece())
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class TextStream(_Iterated[str], Generation):
     """A generation as it happens: iterate for pieces of text, then read `result`.
 
     Use it as a context manager if you may leave it before its end (by `break` or an exception): the exit cancels an
@@ -140,43 +152,16 @@ class TextStream(Generation):
     stop when it is collected (at once in CPython, later in other Pythons), and does not wait.
     """
 
-    _link: Link
-
     def __init__(self, link: Link, call: Call[GenerateResult], on_event: OnEvent | None) -> None:
         super().__init__(link, call, on_event)
-        self._id: int = link.begin(call)
+        wait(self._begin())
 
-    def close(self) -> None:
-        """Cancel if unfinished, and wait for the end. `result` may then hold the generated part. Idempotent."""
-        if self._ended:
-            return
-        try:
-            self.cancel()
-            for _ in self:
-                pass
-        except ApiError:
-            pass  # the generation is over either way, and the caller did not wait for its failure
-        finally:
-            self._end()
 
-    def __iter__(self) -> Iterator[str]:
-        return self
+class Subscription(_Iterated[NoticeEvent], Notices):
+    """Iterate over the daemon's events. The end of `with`, or `close`, ends the subscription. Iteration waits while
+    nothing happens, and stops when the daemon has stopped. Other requests can be made on the client between two
+    events."""
 
-    def __next__(self) -> str:
-        while not self._ended:
-            if piece := self._take(self._wait()):
-                return piece
-        raise StopIteration
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _wait(self) -> ServerMessage:
-        try:
-            return self._link.wait_for(self._id)
-        except ApiError:
-            self._end()
-            raise
+    def __init__(self, link: Link, call: Call[SubscribeResult]) -> None:
+        super().__init__(link, call)
+        wait(self._begin())

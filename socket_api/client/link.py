@@ -1,38 +1,35 @@
-"""The blocking shell around the protocol core: one connection of the synchronous client.
+"""The connection of a client: requests in flight, their answers, and another connection when one was taken away.
 
-Owns the socket and an inbox for each request in flight. Does not know the verbs (`client.py`).
+Owns an inbox for each request in flight. Written once, as coroutines: a `Transport` decides whether a wait blocks the
+thread (`blocking.py`) or is one of an event loop (`awaiting.py`). Does not know the verbs (`client.py`, `aclient.py`).
 
 Rules: a request that the daemon has begun is never sent twice. The first failure ends the connection, and later calls
 name it as their cause. There are two exceptions, and in both the daemon has begun nothing. After an eviction the next
 use connects again and sends the unanswered requests. A request refused on a reserve connection is sent again after a
-pause; answers to others are read meanwhile. Requests to send again are noted first, so an interrupt loses none: the
-next wait sends them.
+pause; answers to others are read meanwhile. Requests to send again are noted first, so an interrupt or a cancelled task
+loses none: the next wait sends them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
 import shlex
 import socket
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import (
     ApiError,
-    ClientBusy,
     ClientClosed,
     ConnectionLost,
     DaemonUnreachable,
     InvalidRequest,
+    LocalProtocolError,
     ProtocolError,
-    RemoteError,
     RequestTimeout,
 )
 from ..wire.address import default_socket_path, require_path_fits
@@ -51,14 +48,13 @@ from .reaching import (
     pauses,
     try_to_connect,
 )
+from .transport import Transport
 
 DEFAULT_TIMEOUT_S = 600.0
 """The longest silence: long work reports progress, so this is for a daemon that hangs or a long queue."""
 
 MAX_TIMEOUT_S = 31_536_000
 """A year. Python refuses more than its system's timers take, with an error of another kind."""
-
-_READ_BYTES = 256 * 1024
 
 
 def require_timeout(timeout_s: float | None) -> None:
@@ -72,167 +68,198 @@ def require_timeout(timeout_s: float | None) -> None:
 
 
 class Link:
-    """A greeted connection. timeout_s: the longest silence about one request. Raises as `Client`."""
+    """A connection, greeted once `connect` returns. timeout_s: the longest silence about one request."""
 
-    def __init__(self, socket_path: Path, *, timeout_s: float | None) -> None:
+    def __init__(self, socket_path: Path, transport: Transport, *, client_name: str, timeout_s: float | None) -> None:
         require_timeout(timeout_s)
         self.socket_path = socket_path
+        self.peer_pid: int | None = None
+        self._transport = transport
         self._timeout_s = timeout_s
-        self._connection = ClientConnection(client_name="torpor-python")
+        self._connection = ClientConnection(client_name=client_name)
+        self._hello: HelloReply | None = None
+        self._greeting = Inbox()  # woken by the greeting
         self._inboxes: dict[int, Inbox] = {}
         self._unanswered: dict[int, Unanswered] = {}
         self._evictions = 0  # since a request was last answered
         self._failure: ApiError | None = None
-        self._users = threading.RLock()  # a signal handler may cancel while its own thread waits
-        self._depth = 0
-        self._dropped: deque[int] = deque()
-        self._open()
+        self._has_begun = False
 
     @property
     def hello(self) -> HelloReply:
-        """The daemon's greeting."""
-        assert self._connection.hello is not None, "the constructor waits for it"
-        return self._connection.hello
+        """The daemon's greeting. Raises LocalProtocolError before `connect`."""
+        if self._hello is None:
+            raise _not_connected()
+        return self._hello
 
-    def close(self) -> None:
-        """Close the connection. Idempotent."""
+    async def connect(self) -> None:
+        """Connect and wait for the greeting; once for each client.
+
+        Raises:
+            DaemonUnreachable: no daemon answers there.
+            RemoteError: the daemon refused the connection.
+        """
+        if isinstance(self._failure, ClientClosed):
+            raise self._failure
+        if self._has_begun:
+            raise LocalProtocolError("This client has been connected already.")
+        self._has_begun = True
+        try:
+            async with self._transport.one_at_a_time:
+                await self._open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connection; the daemon stops its generations. Idempotent."""
         self._failure = ClientClosed("This client was closed. Make a new one.")
-        self._inboxes.clear()
-        self._socket.close()
+        self._transport.close()
+        self._wake_all()
+        await self._transport.closed()
 
-    def begin(self, call: Call[Any]) -> int:
+    async def begin(self, call: Call[Any]) -> int:
         """Send a request, and return its id."""
-        with self._alone():
-            self._require_open()
+        with self._transport.alone():
+            await self._require_open()
             request_id, data = self._connection.send_request(call.verb.name, call.params)
             self._inboxes[request_id] = Inbox()
             self._unanswered[request_id] = Unanswered(call)
             try:
-                self._send_or_renew(data)
+                self._send(data)
+                await self._transport.flush()
+                if self._failure is not None and not self._is_evicted and not self._inboxes.get(request_id):
+                    raise self._failure
             except BaseException:
-                self._abandon(request_id)  # the caller gets no id to abandon, so no renewal may send it
+                self.abandon(request_id)  # the caller gets no id to abandon, so no renewal may send it
                 raise
             return request_id
 
-    def _send_or_renew(self, data: bytes) -> None:
-        try:
-            self._send(data)
-        except RemoteError:
-            self._require_open()  # after an eviction this sends it again
-
     def cancel(self, request_id: int) -> None:
         """Ask the daemon to stop a request; its answer still comes."""
-        with self._alone():
+        with self._transport.alone():
             if request_id in self._unanswered:
                 self._unanswered[request_id].is_cancelled = True
-            if self._failure is None:
-                self._send_cancel(request_id)
-
-    def _send_cancel(self, request_id: int) -> None:
-        try:
-            self._send(self._connection.send_cancel(request_id))
-        except RemoteError as error:
-            if not is_eviction(error):  # else it is sent with its request
-                raise
+            self._send_cancel(request_id)
 
     def abandon(self, request_id: int) -> None:
         """Forget a request; if it is still in flight, ask the daemon to stop it. Late messages are dropped."""
-        with self._alone():
-            self._abandon(request_id)
-
-    def _abandon(self, request_id: int) -> None:
-        self._unanswered.pop(request_id, None)
-        if self._inboxes.pop(request_id, None) is not None and self._failure is None:
-            with contextlib.suppress(ApiError):  # a lost connection stops it, too
-                self._send(self._connection.send_cancel(request_id))
+        with self._transport.alone():
+            self._unanswered.pop(request_id, None)
+            if self._inboxes.pop(request_id, None) is not None:
+                self._send_cancel(request_id)
 
     def drop(self, request_id: int) -> None:
-        """As `abandon`, from a finaliser: in any thread and at any point, so it only leaves a note. The request is
-        cancelled here if the client is not in use, else at its next use."""
-        self._dropped.append(request_id)
-        with contextlib.suppress(ApiError), self._alone():
-            pass
+        """As `abandon`, from a finaliser: in any thread and at any point."""
+        self._transport.later(partial(self.abandon, request_id))
 
-    def wait_for(self, request_id: int, *, silence_is_fine: bool = False) -> ServerMessage:
+    async def wait_for(self, request_id: int, *, silence_is_fine: bool = False) -> ServerMessage:
         """Return the next message about a request. Raises ApiError if there will be none.
 
         silence_is_fine: wait without a timeout, until a message comes or the connection ends.
         """
-        with self._alone():
-            return self._wait_for(request_id, None if silence_is_fine else self._timeout_s)
-
-    def _wait_for(self, request_id: int, timeout_s: float | None) -> ServerMessage:
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        inbox = self._inboxes.get(request_id)
-        while not inbox:
-            self._require_open()
-            assert inbox is not None, "an open client keeps the inbox of a request that is waited for"
-            try:
+        with self._transport.alone():
+            is_endless = silence_is_fine or self._timeout_s is None
+            deadline = math.inf if is_endless else time.monotonic() + (self._timeout_s or 0)
+            inbox = self._inboxes.get(request_id)
+            while not inbox:
+                if inbox is not None and self._failure is not None and not self._is_evicted:
+                    raise self._failure
+                await self._require_open()
+                if inbox is None:
+                    raise LocalProtocolError("This request is over.")
                 self._send_owed()
-                self._read(min(deadline, self._first_owed()[0]))
-            except ApiError:
-                if not inbox and not is_eviction(
-                    self._failure
-                ):  # an answer may come just before the end, as after a shutdown
-                    raise
-            except TimeoutError:
-                if time.monotonic() < deadline:
-                    continue
-                raise silent(self._timeout_s) from None
-        return inbox.take()
+                await self._wait(inbox, min(deadline, self._first_owed()[0]))
+                if not inbox and time.monotonic() >= deadline:
+                    raise _silent(self._timeout_s)
+            return inbox.take()
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Refuse a second thread: two would take each other's answers, and wait forever for their own."""
-        if not self._users.acquire(blocking=False):
-            raise ClientBusy("Another thread uses this client now. Make a client for each thread; they are cheap.")
-        self._depth += 1
+    # --- what arrives
+
+    def received(self, data: bytes) -> None:
+        """Put received messages into their inboxes. No bytes: the daemon has closed the connection."""
         try:
-            while self._dropped and self._depth == 1:  # deeper in, a frame may be half sent
-                self._abandon(self._dropped.popleft())
-            yield
-        finally:
-            self._depth -= 1
-            self._users.release()
+            if not data:
+                self._connection.require_clean_end()
+                self.lost("the daemon closed it")
+            self._connection.feed(data)
+            while self._failure is None and (message := self._connection.next_message()) is not None:
+                self._sort(message)
+        except ProtocolError as error:
+            self._lose(error)
+        except BaseException:
+            self.lost("reading was interrupted")  # a message may be gone that a request waits for
+            raise
 
-    # --- the socket
+    def lost(self, reason: str) -> None:
+        """Note that the connection has ended. The error warns, so that no append is repeated blindly."""
+        self._lose(
+            ConnectionLost(
+                f"The connection to the daemon ended ({reason}). Whether a request in flight was carried out is"
+                " unknown: look at the session with show before asking again."
+            )
+        )
 
-    def _open(self) -> None:
-        """Connect and be greeted; try again for a while if many clients do so at once."""
-        deadline = time.monotonic() + CONNECT_TIMEOUT_S
-        between = pauses()
-        while True:
-            self._connection = self._connection.renewed()
-            self._socket = _connect(self.socket_path, deadline)
-            self._failure = None
-            try:
-                self.peer_pid = peer_pid(self._socket)
-                self._greet(deadline)
-                return
-            except BaseException as error:
-                self._socket.close()
-                if not is_crowded(error) or time.monotonic() > deadline:
-                    raise
-            time.sleep(next(between))
+    def _sort(self, message: ServerMessage) -> None:
+        if isinstance(message, HelloReply):
+            self._hello = message
+            self._greeting.wake()
+            return
+        if message.id is None:
+            self._lose(remote_error(message.error))
+            return
+        inbox, request = self._inboxes.get(message.id), self._unanswered.get(message.id)
+        if request is not None and request.is_put_off_by(message):
+            request.owed_at = time.monotonic() + pause_s(request.refusals - 1)
+            if inbox is not None:
+                inbox.wake()  # it is sent again by who waits for it
+            return
+        self._evictions = 0
+        if not isinstance(message, EventMessage):
+            self._unanswered.pop(message.id, None)
+        if inbox is not None:
+            inbox.put(message)
 
-    def _renew(self) -> None:
-        """After an eviction, connect again and send the unanswered requests."""
-        while is_eviction(self._failure):
-            self._evictions += 1
-            if self._evictions > MOST_REPEATS:
-                return
-            evicted = self._failure
-            for request in self._unanswered.values():
-                request.owed_at = time.monotonic()
-            if self._evictions > 1:
-                time.sleep(pause_s(self._evictions - 2))
-            try:
-                self._open()
-            except BaseException:
-                self._failure = evicted
-                raise
-            with contextlib.suppress(RemoteError):  # the loop goes on if it was evicted again
-                self._send_owed()
+    async def _wait(self, inbox: Inbox, until: float) -> None:
+        """Wait for news of an inbox, or for a time."""
+        if inbox or self._failure is not None:
+            return
+        try:
+            data = await self._transport.wait(inbox, until)
+        except OSError as error:
+            self.lost(error.strerror or str(error))
+        else:
+            if data is not None:
+                self.received(data)
+
+    def _lose(self, failure: ApiError) -> None:
+        """Give the connection up; the first reason is kept for later calls."""
+        if self._failure is None:
+            self._failure = failure
+            self._transport.close()
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        for inbox in (self._greeting, *self._inboxes.values()):
+            inbox.wake()
+
+    # --- what is sent
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._transport.write(data)
+        except OSError as error:
+            if farewell := self._transport.farewell():
+                self.received(farewell)
+            self.lost(error.strerror or str(error))
+        except BaseException:
+            self.lost("sending was interrupted")  # half a frame may be out
+            raise
+
+    def _send_cancel(self, request_id: int) -> None:
+        """A lost connection stops it, too; after an eviction the cancel is sent with its request."""
+        if self._failure is None and (data := self._connection.send_cancel(request_id)):
+            self._send(data)
 
     def _first_owed(self) -> tuple[float, int]:
         """The time of the next request to send again (infinity if there is none), and its id."""
@@ -241,7 +268,7 @@ class Link:
 
     def _send_owed(self) -> None:
         """Send again the requests that are due."""
-        while (owed := self._first_owed())[0] <= time.monotonic():
+        while self._failure is None and (owed := self._first_owed())[0] <= time.monotonic():
             if (request := self._unanswered.get(owed[1])) is not None:  # else a signal handler gave it up just now
                 self._send_again(owed[1], request)
 
@@ -253,116 +280,104 @@ class Link:
             self._send(data)
             request.owed_at = math.inf
         except BaseException:
-            self._lose(connection_lost("sending was interrupted"))  # it may be out, so it is not sent again
+            self.lost("sending was interrupted")  # it may be out, so it is not sent again
             raise
 
-    def _greet(self, deadline: float) -> None:
-        self._send(self._connection.send_hello())
-        while self._connection.hello is None:
-            try:
-                self._read(deadline)
-            except TimeoutError:
-                raise DaemonUnreachable(
-                    f"A process listens on {self.socket_path} and did not greet within {CONNECT_TIMEOUT_S:g} s."
-                    " Is it a Torpor daemon, and is it alive?",
-                    path=str(self.socket_path),
-                ) from None
+    # --- connections
 
-    def _read(self, deadline: float) -> None:
-        """Wait for at least a byte, and put received messages into their inboxes. Raises TimeoutError."""
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._socket.settimeout(None if left_s == math.inf else left_s)
-        try:
-            data = self._socket.recv(_READ_BYTES)
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise self._lose(connection_lost(error.strerror or str(error))) from error
-        try:
-            if not data:
-                self._connection.require_clean_end()
-                raise self._lose(connection_lost("the daemon closed it"))
-            self._connection.feed(data)
-            self._sort_messages()
-        except ProtocolError as error:
-            self._lose(error)
-            raise
-        except KeyboardInterrupt:
-            self._lose(connection_lost("reading was interrupted"))  # a message may be gone that a request waits for
-            raise
-
-    def _sort_messages(self) -> None:
-        while (message := self._connection.next_message()) is not None:
-            if isinstance(message, HelloReply):
-                continue
-            if message.id is None:
-                raise self._lose(remote_error(message.error))
-            request = self._unanswered.get(message.id)
-            if request is not None and request.is_put_off_by(message):
-                request.owed_at = time.monotonic() + pause_s(request.refusals - 1)
-                continue
-            self._evictions = 0
-            if not isinstance(message, EventMessage):
-                self._unanswered.pop(message.id, None)
-            if message.id in self._inboxes:
-                self._inboxes[message.id].put(message)
-
-    def _send(self, data: bytes) -> None:
-        try:
-            self._socket.settimeout(self._timeout_s)
-            self._socket.sendall(data)
-        except OSError as error:
-            self._read_farewell()
-            raise self._lose(connection_lost(error.strerror or str(error))) from error
-        except BaseException:
-            self._lose(connection_lost("sending was interrupted"))  # half a frame may be out
-            raise
-
-    def _read_farewell(self) -> None:
-        """Read the reason for a hang-up: the daemon's last frame may wait behind our failed write."""
-        try:
-            while self._failure is None:
-                self._read(time.monotonic() + 1.0)
-        except RemoteError:
-            raise
-        except (ApiError, TimeoutError):
-            return
-
-    def _lose(self, failure: ApiError) -> ApiError:
-        """Give the connection up; the first reason is kept for later calls."""
-        if self._failure is None:
-            self._failure = failure
-            self._socket.close()
-        return failure
-
-    def _require_open(self) -> None:
-        self._renew()
-        if self._failure is None:
-            return
+    async def _require_open(self) -> None:
+        """Wait for a greeted connection, and make one after an eviction. Raises ApiError: the connection has ended."""
+        if self._failure is not None or self._connection.hello is None:
+            async with self._transport.one_at_a_time:
+                await self._renew()
         if isinstance(self._failure, ClientClosed):
             raise self._failure
-        raise has_ended(self._failure) from self._failure
+        if self._failure is not None:
+            raise ConnectionLost(
+                f"This client's connection has ended: {self._failure.message} Make a new client.",
+                cause=self._failure.code,
+            ) from self._failure
+        if not self._has_begun:
+            raise _not_connected()
 
+    @property
+    def _is_evicted(self) -> bool:
+        """Whether another connection may be made in place of this one."""
+        return is_eviction(self._failure) and self._evictions <= MOST_REPEATS
 
-def _connect(path: Path, deadline: float) -> socket.socket:
-    absolute = require_path_fits(path)
-    for between_s in pauses():
+    async def _renew(self) -> None:
+        """After an eviction, connect again and send the unanswered requests."""
+        while self._is_evicted:
+            self._evictions += 1
+            if self._evictions > MOST_REPEATS:
+                return
+            evicted = self._failure
+            for request in self._unanswered.values():
+                request.owed_at = time.monotonic()
+            if self._evictions > 1:
+                await self._transport.sleep(pause_s(self._evictions - 2))
+            try:
+                await self._open()
+            except BaseException:
+                if not isinstance(self._failure, ClientClosed):
+                    self._failure = evicted
+                raise
+            self._send_owed()  # the loop goes on if it was evicted again
+
+    async def _open(self) -> None:
+        """Connect and be greeted; try again for a while if many clients do so at once."""
+        path = require_path_fits(self.socket_path)
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        refused: ApiError | None = None
+        for between_s in pauses():
+            connected = _connected(path)
+            if connected is not None:
+                refused = await self._refusal_on(connected, deadline)
+                if refused is None:
+                    return
+            if time.monotonic() > deadline:
+                break
+            await self._transport.sleep(between_s)
+        raise refused or DaemonUnreachable(
+            f"A daemon listens on {path}, and for {CONNECT_TIMEOUT_S:g} s more clients have waited than it lets"
+            " wait. Try again.",
+            path=path,
+        )
+
+    async def _refusal_on(self, connected: socket.socket, deadline: float) -> ApiError | None:
+        """Wait for the daemon's greeting. Returns its refusal if too many are connected; None: it has greeted."""
+        if isinstance(self._failure, ClientClosed):  # by another task
+            connected.close()
+            raise self._failure
+        self._connection = connection = self._connection.renewed()
+        self._failure = None
         try:
-            connected = try_to_connect(absolute)
-        except OSError as error:
-            raise unreachable(absolute, error) from error
-        if connected is not None:
-            return connected
-        if time.monotonic() > deadline:
-            break
-        time.sleep(between_s)
-    raise DaemonUnreachable(
-        f"A daemon listens on {absolute}, and for {CONNECT_TIMEOUT_S:g} s more clients have waited than it lets"
-        " wait. Try again.",
-        path=absolute,
-    )
+            self.peer_pid = peer_pid(connected)
+            await self._transport.open(connected, self)
+            self._send(connection.send_hello())
+            while connection.hello is None and self._failure is None:
+                if time.monotonic() >= deadline:
+                    raise DaemonUnreachable(
+                        f"A process listens on {self.socket_path} and did not greet within {CONNECT_TIMEOUT_S:g} s."
+                        " Is it a Torpor daemon, and is it alive?",
+                        path=str(self.socket_path),
+                    )
+                await self._wait(self._greeting, deadline)
+        except BaseException:
+            self._transport.close()
+            raise
+        failure: ApiError | None = self._failure  # news, which a type checker cannot see
+        if failure is not None and not is_crowded(failure):
+            raise failure
+        return failure
+
+
+def _connected(path: str) -> socket.socket | None:
+    """As `try_to_connect`. Raises DaemonUnreachable."""
+    try:
+        return try_to_connect(path)
+    except OSError as error:
+        raise unreachable(path, error) from error
 
 
 def unreachable(path: str, error: OSError) -> DaemonUnreachable:
@@ -379,7 +394,7 @@ def start_command(path: str | os.PathLike[str]) -> str:
     return "torpor ensure" if is_default else f"torpor ensure --socket {shlex.quote(absolute)}"
 
 
-def silent(timeout_s: float | None) -> RequestTimeout:
+def _silent(timeout_s: float | None) -> RequestTimeout:
     """The error of a request without a message for so long."""
     return RequestTimeout(
         f"The daemon was silent for {timeout_s:g} s. The request is cancelled; look at the session with show before"
@@ -388,16 +403,5 @@ def silent(timeout_s: float | None) -> RequestTimeout:
     )
 
 
-def has_ended(failure: ApiError) -> ConnectionLost:
-    """The error of a call after the connection ended."""
-    return ConnectionLost(
-        f"This client's connection has ended: {failure.message} Make a new client.", cause=failure.code
-    )
-
-
-def connection_lost(reason: str) -> ConnectionLost:
-    """The error of a connection that ended. It warns, so that no append is repeated blindly."""
-    return ConnectionLost(
-        f"The connection to the daemon ended ({reason}). Whether a request in flight was carried out is unknown:"
-        " look at the session with show before asking again."
-    )
+def _not_connected() -> LocalProtocolError:
+    return LocalProtocolError("This client is not connected. Use it with: async with AsyncClient() as torpor")

@@ -1,6 +1,6 @@
 """Reaching a busy daemon: repeated connects when many clients come at once, and requests without an answer yet.
 
-Owns the pauses, the number of attempts, and a request's inbox. Does not wait: each client does that in its own way.
+Owns the pauses, the number of attempts, and a request's inbox. Does not wait.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...daemon.api.events import NoticeEvent
 from ..errors import RemoteError
 from ..wire.asking import Call
 from ..wire.messages import ErrorMessage, EventMessage, ServerMessage
 from ..wire.peer import peer_uid, require_own_peer
+
+if TYPE_CHECKING:
+    import asyncio
 
 CONNECT_TIMEOUT_S: Final = 30.0
 """To connect and be greeted: a daemon answers within milliseconds, in a crowd within seconds."""
@@ -101,9 +104,10 @@ LOST: Final = "lost"
 
 
 class Inbox:
-    """Messages about one request, in their order."""
+    """Messages about one request, in their order. news: set when there is a message, or the connection has ended."""
 
     def __init__(self) -> None:
+        self.news: asyncio.Event | None = None
         self._messages: deque[ServerMessage] = deque()
         self._lost = 0
         self._last_lost: tuple[EventMessage, NoticeEvent] | None = None
@@ -114,6 +118,7 @@ class Inbox:
     def put(self, message: ServerMessage) -> None:
         """Keep a message, and drop the oldest event of a subscription if too many wait."""
         self._messages.append(message)
+        self.wake()
         oldest = self._messages[0]
         if not isinstance(oldest, EventMessage) or not isinstance(oldest.event, NoticeEvent):
             return
@@ -121,6 +126,11 @@ class Inbox:
             self._messages.popleft()
             self._lost += _told_by(oldest.event)
             self._last_lost = oldest, oldest.event
+
+    def wake(self) -> None:
+        """Tell a task that waits that there is news."""
+        if self.news is not None:
+            self.news.set()
 
     def take(self) -> ServerMessage:
         """The oldest message; after dropped events, first the one that reports them. The inbox must not be empty."""

@@ -44,8 +44,9 @@ from torpor.daemon.errors import TemplateUnusable
 from torpor.errors import TorporError
 from torpor.memvid.uri import parse_reference
 from torpor.socket_api import Client, RemoteError
-from torpor.socket_api.client.generating import answer_in
+from torpor.socket_api.client.blocking import blocking_link, wait
 from torpor.socket_api.client.link import Link
+from torpor.socket_api.client.pieces import answer_in
 from torpor.socket_api.errors import LocalProtocolError
 from torpor.socket_api.http.turns import Turn
 from torpor.socket_api.wire.asking import Call, call_of
@@ -186,8 +187,11 @@ class Daemon:
         sampling = Sampling(temperature=0.0)
         asked = ConverseRequest(session, messages, at_end=True, max_tokens=MOST_TOKENS, sampling=sampling)
         call = call_of(VERBS["converse"], asked, None)
-        with contextlib.closing(Link(self.running.socket, timeout_s=120)) as link:
-            return (_left_once_read(link, call) if leaves else None) or _answered(link, call, link.begin(call))
+        link = blocking_link(self.running.socket, timeout_s=120)
+        try:
+            return (_left_once_read(link, call) if leaves else None) or _answered(link, call, wait(link.begin(call)))
+        finally:
+            wait(link.close())
 
     def ledger_of(self, session: str) -> Ledger:
         """What a session has read and written, which is put to sleep for it."""
@@ -206,7 +210,7 @@ class Daemon:
 
 def _answered(link: Link, call: Call[GenerateResult], number: int, emit: OnEvent = ignore) -> GenerateResult:
     """The answer to a request by its number. Raises RemoteError."""
-    while (given := answer_in(link.wait_for(number), call, emit)) is None:
+    while (given := answer_in(wait(link.wait_for(number)), call, emit)) is None:
         pass
     return given
 
@@ -218,7 +222,7 @@ def _left_once_read(link: Link, call: Call[GenerateResult]) -> GenerateResult | 
         if isinstance(event, ProgressEvent) and event.done == event.total:
             link.cancel(number)
 
-    number = link.begin(call)
+    number = wait(link.begin(call))
     try:
         return _answered(link, call, number, leave)
     except RemoteError as error:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from torpor.errors import TorporError
 from torpor.socket_api import AsyncClient
-from torpor.socket_api.client import alink as connecting
+from torpor.socket_api.client import link as connecting
 from torpor.socket_api.server.descriptors import raise_limit
 
 CALLS = 3

@@ -20,6 +20,7 @@ from typing import Any
 
 from torpor.daemon.api.events import WorkEvent
 from torpor.daemon.api.verbs import VERBS
+from torpor.socket_api.client.blocking import wait
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.wire.asking import Call
 from torpor.socket_api.wire.messages import ErrorMessage, EventMessage, ResultMessage
@@ -124,12 +125,12 @@ class Asked:
 
     def __init__(self, link: Link, method: str, params: Mapping[str, Any]) -> None:
         self._link = link
-        self._id = link.begin(Call(VERBS[method], params))
+        self._id = wait(link.begin(Call(VERBS[method], params)))
         self.events: list[WorkEvent] = []
 
     def event(self) -> WorkEvent:
         """Wait for the next event."""
-        message = self._link.wait_for(self._id)
+        message = wait(self._link.wait_for(self._id))
         assert isinstance(message, EventMessage), message
         assert isinstance(message.event, WorkEvent)
         self.events.append(message.event)
@@ -139,7 +140,7 @@ class Asked:
         self._link.cancel(self._id)
 
     def answer(self) -> ResultMessage | ErrorMessage:
-        while isinstance(message := self._link.wait_for(self._id), EventMessage):
+        while isinstance(message := wait(self._link.wait_for(self._id)), EventMessage):
             assert isinstance(message.event, WorkEvent)
             self.events.append(message.event)
         assert isinstance(message, ResultMessage | ErrorMessage)

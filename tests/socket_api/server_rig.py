@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -289,18 +289,23 @@ EVICTION = Last(refusal(None, "connection_evicted"))
 
 
 @contextmanager
-def scripted(path: Path, *replies: Reply, hello: bytes = frame(HELLO)) -> Iterator[list[dict[str, Any]]]:
+def scripted(
+    path: Path, *replies: Reply, hello: bytes | Sequence[bytes] = frame(HELLO)
+) -> Iterator[list[dict[str, Any]]]:
     """A daemon that takes so many connections, one after the other. replies: what it says on each behind a request, of
-    all the requests so far. Gives these."""
+    all the requests so far. hello: its greeting, on each or on all. Gives the requests."""
     asked: list[dict[str, Any]] = []
+    greetings = [hello] * len(replies) if isinstance(hello, bytes) else hello
 
-    def serve(connected: socket.socket, reply: Reply) -> None:
+    def serve(connected: socket.socket, greeting: bytes, reply: Reply) -> None:
         decoder = FrameDecoder(REQUEST_LIMITS)
         while data := connected.recv(65536):
             decoder.feed(data)
             while (message := decoder.next_frame()) is not None:
                 if message["type"] == "hello":
-                    connected.sendall(hello)
+                    connected.sendall(greeting)
+                    if isinstance(greeting, Last):
+                        return
                 elif message["type"] == "request":
                     asked.append(message)
                     said = reply(asked)
@@ -309,9 +314,9 @@ def scripted(path: Path, *replies: Reply, hello: bytes = frame(HELLO)) -> Iterat
                         return
 
     def serve_all() -> None:
-        for reply in replies:
+        for greeting, reply in zip(greetings, replies, strict=True):
             with suppress(OSError), listener.accept()[0] as connected:
-                serve(connected, reply)
+                serve(connected, greeting, reply)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -59,8 +59,8 @@ READ = """    if request.remark is not None:
 OPTION = '    remark: Annotated[str | None, option("--remark", "Refuse it with these words.")] = None,\n'
 PROGRAM = """
 import asyncio, pydoc, subprocess, sys
+from torpor.socket_api.client.blocking import blocking_link, wait
 from torpor.socket_api import ApiError, AsyncClient, Client, InvalidRequest
-from torpor.socket_api.client.link import Link
 from torpor.socket_api.wire.asking import Call
 from torpor.daemon.api.verbs import VERBS
 from pathlib import Path
@@ -80,10 +80,12 @@ async def awaited():
         return await client.echo("hi")
 
 assert asyncio.run(awaited()).said == "hi"
-link = Link(socket, timeout_s=20)
-assert link.wait_for(link.begin(Call(VERBS["echo"], {"text": "raw"}))).result == {"said": "raw"}
-assert link.wait_for(link.begin(Call(VERBS["echo"], {"text": "raw", "more": 1}))).error.code == "invalid_request"
-link.close()
+link = blocking_link(socket, timeout_s=20)
+said, refused = (
+    wait(link.wait_for(wait(link.begin(Call(VERBS["echo"], {"text": "raw", **more}))))) for more in ({}, {"more": 1})
+)
+assert (said.result, refused.error.code) == ({"said": "raw"}, "invalid_request")
+wait(link.close())
 help_text = pydoc.render_doc(Client.echo, renderer=pydoc.plaintext)
 assert "echo(self, text: str, *, times: int = 1)" in help_text and "some times over" in help_text, help_text
 assert "## `echo`" in reference() and "| `times` | whole number (1 to 3) | `1` |" in reference()

@@ -12,6 +12,7 @@ import pytest
 from torpor.daemon.api.branching import BranchesResult, ProduceResult
 from torpor.daemon.api.limits import MAX_BRANCHES, MAX_GRAMMAR_CHARS, MAX_SCHEMA_CHARS, MAX_TOP_LOGPROBS
 from torpor.daemon.api.verbs import VERBS
+from torpor.socket_api.client.blocking import blocking_link, wait
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.wire.asking import Call
 from torpor.socket_api.wire.messages import ErrorMessage, ResultMessage
@@ -56,7 +57,7 @@ class Planted:
 
 @pytest.fixture(scope="module")
 def tree(daemon: RealDaemon) -> Iterator[Planted]:
-    link, other = (Link(daemon.socket, timeout_s=120) for _ in range(2))
+    link, other = (blocking_link(daemon.socket, timeout_s=120) for _ in range(2))
     planted, theirs = Planted(link), Planted(other)
     planted.ask("create", session="s", sampling=DRAWN.named())
     planted.ask("append", session="s", tokens=tuple(PAST))
@@ -73,8 +74,8 @@ def tree(daemon: RealDaemon) -> Iterator[Planted]:
     planted.ask("prune", branches=(pruned,))
     planted.ask("guide", branches=(bound,), constraint={"regex": "[ab]{9}"})
     yield planted
-    link.close()
-    other.close()
+    wait(link.close())
+    wait(other.close())
 
 
 def bias(token: int, value: float | None = None) -> tuple[dict[str, Any], ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from torpor.socket_api import Client
-from torpor.socket_api.client.link import Link
+from torpor.socket_api.client.blocking import blocking_link, wait
 from torpor.socket_api.wire.messages import ErrorMessage, ResultMessage
 from torpor.tests.socket_api.branch_rig import DRAWN, PAST, committed, forked, info, next_tokens, planted, refused
 from torpor.tests.socket_api.real_daemon import Asked, RealDaemon, served, tokens_of, until
@@ -67,7 +67,7 @@ def test_attempts_of_which_one_fails_leave_no_branch_br29(daemon: RealDaemon, to
 
 def test_each_request_has_one_end_whose_reason_is_told_br31(daemon: RealDaemon) -> None:
     """Whether it is done, refused, cancelled, or fails in its midst: events, then one result or one error."""
-    link = Link(daemon.socket, timeout_s=120)
+    link = blocking_link(daemon.socket, timeout_s=120)
     Asked(link, "create", {"session": "br31", "sampling": DRAWN.named()}).answer()
     Asked(link, "append", {"session": "br31", "tokens": tuple(PAST)}).answer()
     root = Asked(link, "tree", {"session": "br31"}).answer()
@@ -91,7 +91,7 @@ def test_each_request_has_one_end_whose_reason_is_told_br31(daemon: RealDaemon) 
     assert ends == ["done", "invalid_request", "cancelled", "generation_failed"]
     # What comes for a request behind its end breaks the protocol, and the client refuses it.
     assert isinstance(Asked(link, "status", {}).answer(), ResultMessage), "nothing of the requests before came late"
-    link.close()
+    wait(link.close())
 
 
 def test_a_cancelled_request_leaves_the_siblings_as_they_were_br30(torpor: Client) -> None:
@@ -113,12 +113,12 @@ def test_a_cancelled_request_leaves_the_siblings_as_they_were_br30(torpor: Clien
 def test_a_connection_that_ends_in_the_midst_takes_its_work_with_it_br30(daemon: RealDaemon, torpor: Client) -> None:
     mine = planted(torpor, "br30-left").branch
     before, held = torpor.produce([mine], logits=True), torpor.status().memory.branches_bytes
-    leaver = Link(daemon.socket, timeout_s=120)
+    leaver = blocking_link(daemon.socket, timeout_s=120)
     root = Asked(leaver, "tree", {"session": "br30-left"}).answer()
     assert isinstance(root, ResultMessage)
     Asked(leaver, "advance", {"branches": (root.result["branch"],), "max_tokens": 4000}).event()
     assert torpor.status().memory.branches_bytes > held
-    leaver.close()
+    wait(leaver.close())
     until(lambda: torpor.status().memory.branches_bytes == held)
     assert refused(lambda: torpor.produce([root.result["branch"]])).details["reason"] == "pruned"
     assert torpor.status().memory.reserved_bytes == 0

@@ -1,5 +1,6 @@
 """The wire half and the clients run where MLX cannot be imported: of the daemon they take the records of its verbs, of
-the store those of its answers. The server takes more of both, and no MLX either."""
+the store those of its answers. The server takes more of both, and no MLX either. The blocking client does without
+asyncio: commands start sooner."""
 
 from __future__ import annotations
 
@@ -11,20 +12,21 @@ import pytest
 _SCRIPT = """
 import sys
 import {module}
-loaded = [n for n in sys.modules if n.split('.')[0] in ('mlx', 'mlx_lm', 'numpy', 'transformers')]
+loaded = [n for n in sys.modules if n.split('.')[0] in ('asyncio', 'mlx', 'mlx_lm', 'numpy', 'transformers')]
 loaded += [n for n in sys.modules if n.startswith(('torpor.daemon.', 'torpor.snapshot', 'torpor.memvid.'))]
 print(' '.join(loaded))
 """
 _RECORDS = ("torpor.daemon.errors", "torpor.daemon.api", "torpor.memvid.answers")
-_SERVING = (*_RECORDS, "torpor.daemon.events", "torpor.daemon.tasks", "torpor.memvid")
+_AWAITED = (*_RECORDS, "asyncio")
+_SERVING = (*_AWAITED, "torpor.daemon.events", "torpor.daemon.tasks", "torpor.memvid")
 
 
 @pytest.mark.parametrize(
     ("module", "allowed"),
     [
         ("torpor.socket_api", _RECORDS),
-        ("torpor.socket_api.client", _RECORDS),
-        ("torpor.socket_api.client.aclient", _RECORDS),
+        ("torpor.socket_api.client.client", _RECORDS),
+        ("torpor.socket_api.client.aclient", _AWAITED),
         ("torpor.socket_api.wire.connection", _RECORDS),
         ("torpor.socket_api.server.serving", _SERVING),
     ],

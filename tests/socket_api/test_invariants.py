@@ -21,6 +21,7 @@ from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS as CALL
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.socket_api import AsyncClient, Client, RemoteError
+from torpor.socket_api.client.blocking import blocking_link, wait
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.errors import LocalProtocolError
 from torpor.socket_api.limits import MAX_REQUEST_FRAME_BYTES
@@ -43,9 +44,9 @@ def torpor(daemon: RealDaemon) -> Iterator[Client]:
 
 @pytest.fixture
 def link(daemon: RealDaemon) -> Iterator[Link]:
-    connected = Link(daemon.socket, timeout_s=120)
+    connected = blocking_link(daemon.socket, timeout_s=120)
     yield connected
-    connected.close()
+    wait(connected.close())
 
 
 def written(result: GenerateResult) -> tuple[Any, ...]:
@@ -448,7 +449,7 @@ def test_qx18_one_too_many_for_the_whole_daemon_is_told_so_and_nothing_has_happe
             client.create(name)
             client.append(name, tokens=tokens_of(18, 30))
         client.sleep("asleep")
-        links = [Link(daemon.socket, timeout_s=120) for _ in range(2)]
+        links = [blocking_link(daemon.socket, timeout_s=120) for _ in range(2)]
         writing = Asked(links[0], "generate", {"session": "busy", "max_tokens": 4000})
         writing.event()
         assert (client.status().queue.waiting, client.status().queue.limit) == (0, 1)
@@ -481,7 +482,7 @@ def test_qx18_one_too_many_for_the_whole_daemon_is_told_so_and_nothing_has_happe
         assert client.generate("asleep", max_tokens=2).token_count == 32
         assert client.status().queue.waiting == 0
         for link in links:
-            link.close()
+            wait(link.close())
 
 
 # --- go-mlx
@@ -568,13 +569,13 @@ def test_gm7_a_cancel_stops_what_writes_and_what_waits_for_its_turn(
     torpor.append("line", tokens=tokens_of(77, 30))
     writing = Asked(link, "generate", {"session": "line", "max_tokens": 4000})
     writing.event()
-    other = Link(daemon.socket, timeout_s=120)
+    other = blocking_link(daemon.socket, timeout_s=120)
     waiting = Asked(other, "append", {"session": "line", "text": "never read"})
     waiting.cancel()
     answer = waiting.answer()
     assert isinstance(answer, ErrorMessage)
     assert answer.error.code == "cancelled"
-    other.close()
+    wait(other.close())
     writing.event()
     writing.cancel()
     stopped = writing.answer()
@@ -611,7 +612,7 @@ def test_gm7_what_a_cancelled_request_says_of_the_session_is_so_wherever_the_can
     rng, name, held = random.Random(16), f"adds-up-{method}", 30
     torpor.create(name)
     torpor.append(name, tokens=tokens_of(16, held))
-    link = Link(daemon.socket, timeout_s=120)
+    link = blocking_link(daemon.socket, timeout_s=120)
     params: dict[str, Any] = {
         "append": {"text": "short enough"},
         "generate": {"text": "short enough", "max_tokens": 3},
@@ -630,7 +631,7 @@ def test_gm7_what_a_cancelled_request_says_of_the_session_is_so_wherever_the_can
             assert answer.error.code == "cancelled"
             held = answer.error.details.get("token_count", held)
         assert torpor.show(name).info.token_count == held
-    link.close()
+    wait(link.close())
 
 
 @pytest.mark.one_in(3)

@@ -12,7 +12,7 @@ from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.api.sampling import Sampling
 from torpor.socket_api import Client, RemoteError
-from torpor.socket_api.client.link import Link
+from torpor.socket_api.client.blocking import blocking_link, wait
 from torpor.socket_api.errors import ConnectionLost, LocalProtocolError
 from torpor.tests.socket_api.real_daemon import Asked, RealDaemon, served, tokens_of, until
 
@@ -202,13 +202,13 @@ def test_qx13_a_save_that_is_killed_leaves_the_version_before(tmp_path: Path) ->
         expected = written(torpor.generate(control, max_tokens=8, prove=True))
         torpor.append(name, tokens=tokens_of(15, 300))
         daemon.doors.fail("hold", after=1)
-        link = Link(daemon.socket, timeout_s=120)
+        link = blocking_link(daemon.socket, timeout_s=120)
         saving = Asked(link, "sleep", {"session": name})
         until(lambda: not daemon.doors.is_armed("hold"))
         daemon.end(kill=True)
         with pytest.raises(ConnectionLost):
             saving.answer()
-        link.close()
+        wait(link.close())
     with served(tmp_path / "k") as daemon, Client(daemon.socket) as torpor:
         detail = torpor.show(name)
         assert (detail.info.token_count, [each.version for each in detail.versions]) == (60, [1])

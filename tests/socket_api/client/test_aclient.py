@@ -23,10 +23,11 @@ async def test_many_requests_share_one_connection(state: Running) -> None:
 async def test_cancelling_the_waiting_task_cancels_in_the_daemon(state: Running, streamed: bool) -> None:
     async with AsyncClient(state.path) as client:
         await client.create("s")
+        stream = client.stream_generate("s", max_tokens=10**6)
 
         async def consume() -> None:
             if streamed:
-                async for _ in client.stream_generate("s", max_tokens=10**6):
+                async for _ in stream:
                     pass
             else:
                 await client.generate("s", max_tokens=10**6)

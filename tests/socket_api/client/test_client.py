@@ -105,6 +105,23 @@ def test_an_interrupted_request_is_cancelled_and_the_client_goes_on(
     assert client.show("s").info.name == "s"
 
 
+def test_a_stream_whose_reading_was_interrupted_is_read_on(
+    client: Client, server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    client.create("s")
+    server_thread.do(server_thread.service.hold)
+    with client.stream_generate("s", max_tokens=3) as stream, monkeypatch.context() as patched:
+        patched.setattr(client._link._transport, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        patched.undo()
+        server_thread.do(server_thread.service.release)
+        assert "".join(stream) == stream.result.text == "t0 t1 t2 "
+
+
 @pytest.mark.parametrize("pid", [-1, 0, 1, 2**31])
 def test_a_process_id_that_would_mean_a_group_or_everything_is_no_status(pid: int) -> None:
     """It may be signalled."""

@@ -82,7 +82,7 @@ def test_a_client_keeps_few_events_that_nobody_takes_and_tells_of_the_others(
         publish(server_thread, *[FirstToken(None, 0.5)] * 20)
         publish(server_thread, SLEPT)
         waiting = client._link._inboxes[events._id]
-        while not ended(getattr(waiting, "_inbox", waiting)):
+        while not ended(waiting):
             client.status()  # which reads whatever comes
         told = [next(events) for _ in range(6)]
     assert [each.name for each in told] == ["lost", *["first_token"] * 4, "sleep_ended"]
@@ -109,7 +109,7 @@ def test_a_subscription_that_is_given_up_leaves_nothing_behind(server_thread: Se
         del events
         assert client.status().version
     elif how == "socket":
-        client._link._socket.shutdown(socket.SHUT_RDWR)
+        client._link._transport._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
     else:
         client.close()
     server_thread.wait_until(lambda: not server_thread.service.bus.is_watched)
