@@ -54,7 +54,6 @@ from .sessions.sessions import Session
 from .sleep.disk_space import Way
 from .sleep.forking import Forking
 from .sleep.hibernation import Hibernation
-from .sleep.ledgers import Ledgers
 from .sleep.maintenance import Maintenance, with_bounded_problems
 from .sleep.orders import LastSleep
 from .sleep.quantising import Quantising
@@ -103,12 +102,11 @@ class Parts:
         self.encoder = Encoder()
         shelf.on_drop = self.encoder.let_go
         self.buffers = Buffers(engine)
-        threads, ledgers = self.hibernation.threads, Ledgers(store, self.hibernation, engine, bus)
+        threads = self.hibernation.threads
         self.journal = TurnJournal(store, threads, lambda: self.options.durability, self.keep_whole)
         self.residency = Residency(
             store,
             self.hibernation,
-            ledgers,
             self.journal,
             shelf,
             loader,

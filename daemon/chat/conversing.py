@@ -362,7 +362,6 @@ class Conversing:
             unchanged_tokens=0,
             provenance=live.provenance.begun_anew(),
             loss=None,
-            lossy=None,
             held_bytes=0,
         )
         self._residency.awake.admit(anew)

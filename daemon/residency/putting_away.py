@@ -13,8 +13,7 @@ from ..events.bus import Bus
 from ..events.events import SleepCause
 from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_sleep
-from ..sleep.hibernation import Hibernation
-from ..sleep.orders import LastSleep
+from ..sleep.hibernation import ORDINARY, Hibernation, Terms
 from .awake import AwakeSessions
 from .standing import Standing
 
@@ -87,11 +86,15 @@ class PuttingAway:
             await self.keep(live, emit, cause)
         return self._standing.row_of_awake(live)
 
-    async def keep(self, live: Session, emit: OnEvent, cause: SleepCause, *, last: LastSleep | None = None) -> Receipt:
-        """Make a session durable; it stays in memory. cause, last: as of `Hibernation.sleep`. Raises EmptyContext, and
+    async def keep(self, live: Session, emit: OnEvent, cause: SleepCause, terms: Terms = ORDINARY) -> Receipt:
+        """Make a session durable; it stays in memory. cause, terms: as of `Hibernation.sleep`. Raises EmptyContext, and
         as `Hibernation.sleep`."""
         require_read(live)
-        return await self._hibernation.sleep(live, emit, cause=cause, last=last)
+        return await self._hibernation.sleep(live, emit, cause=cause, terms=terms)
+
+    async def keep_ledger(self, live: Session, why: str) -> None:
+        """As `Hibernation.keep_ledger`."""
+        await self._hibernation.keep_ledger(live, why)
 
     async def needs_last_sleep(self, live: Session) -> bool:
         return not await self._is_durable(live)

@@ -34,7 +34,6 @@ from ..options.serve_options import ServeOptions
 from ..sessions.idling import Idling
 from ..sessions.sessions import Session, Turns
 from ..sleep.hibernation import Hibernation
-from ..sleep.ledgers import Ledgers
 from ..sleep.orders import WakeOrder, order_of_look
 from ..sleep.turn_journal import TurnJournal
 from ..tasks.cancellation import in_any_case, to_the_end
@@ -56,7 +55,6 @@ class Residency:
         self,
         store: Store,
         hibernation: Hibernation,
-        ledgers: Ledgers,
         journal: TurnJournal,
         shelf: Shelf,
         loader: Loader,
@@ -72,7 +70,6 @@ class Residency:
         self._require_working = require_working
         self._buffers = buffers
         self._bus = bus
-        self.ledgers = ledgers
         self.journal = journal
         self.turns = Turns()
         self.awake = AwakeSessions()
@@ -92,7 +89,7 @@ class Residency:
             partial(self._put_away_unasked, cause="asked"),
             self._idled,
         )
-        self.last_sleeps = LastSleeps(self.putting_away, ledgers, self.awake, self.turns, self.memory)
+        self.last_sleeps = LastSleeps(self.putting_away, self.awake, self.turns, self.memory)
         self._idling = None if options.idle_sleep is None else Idling(self.awake, options.idle_sleep, self._idled)
         retire = partial(self.weights.retire, cause="changed")
         self.watching = Watching(shelf, loader.digests, retire, bus, options.on_model_change)
@@ -271,11 +268,11 @@ class Residency:
         return use.woken
 
     async def _read_on(self, uri: SessionUri, woken: WakeResult) -> WakeResult:
-        """Read the unread end of a just woken session's ledger, in reserved memory. Raises as `Ledgers.read`."""
+        """Read the unread end of a just woken session's ledger, in reserved memory. Raises as `Waking.read_on`."""
         begun, live = time.monotonic(), self.awake[uri]
         if live.unread is None:
             return woken
-        again = await self.ledgers.read(live)
+        again = await self._hibernation.waking.read_on(live)
         return replace(
             woken,
             token_count=len(live.state.tokens),

@@ -14,7 +14,7 @@ from ..errors import ServiceClosed, StopDeadline, sentence_of
 from ..events.bus import code_of
 from ..memory.memory import Memory
 from ..sessions.sessions import Session, Turns
-from ..sleep.ledgers import Ledgers
+from ..sleep.hibernation import Terms
 from ..sleep.orders import LastSleep
 from .awake import AwakeSessions
 from .putting_away import PuttingAway
@@ -49,7 +49,6 @@ class LastSleeps:
     """Keeps all awake sessions, in an order of its own."""
 
     _putting_away: PuttingAway
-    _ledgers: Ledgers
     _awake: AwakeSessions
     _turns: Turns
     _memory: Memory
@@ -108,7 +107,7 @@ class LastSleeps:
             return
         try:
             if await self._putting_away.needs_last_sleep(live):
-                await self._putting_away.keep(live, ignore, "shutdown", last=order)
+                await self._putting_away.keep(live, ignore, "shutdown", Terms(last=order))
                 keeping.slept.append(uri)
         except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others
             if give_up or isinstance(error, StopDeadline):
@@ -119,7 +118,7 @@ class LastSleeps:
     async def _keep_ledger(self, live: Session, unslept: Exception, keeping: Keeping) -> None:
         uri = str(live.uri)
         try:
-            await self._ledgers.keep(live, code_of(unslept))
+            await self._putting_away.keep_ledger(live, code_of(unslept))
             keeping.ledgers[uri] = sentence_of(unslept)
         except Exception as error:  # noqa: BLE001 - as above
             is_the_same = code_of(error) == code_of(unslept)

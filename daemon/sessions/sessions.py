@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from ...memvid.uri import SessionUri
 from ...snapshot.caches import growth_of, resident_bytes
 from ...snapshot.checkpoints import Checkpoints
 from ...snapshot.errors import MalformedSnapshot
-from ...snapshot.lossy import LossyTokens, lossy_in
+from ...snapshot.lossy import lossy_in
 from ...snapshot.state import LiveState
 from ..api.sampling import Sampling
 from ..api.session import OwnDurability
@@ -106,10 +106,8 @@ class Session:
         or written; only then does the session go on from there, and sleep as a new version.
     provenance: where it comes from.
     loss: the tokens that were ever kept in few bits; None for an exact session.
-    lossy: tokens that the next sleep keeps in few bits; None to keep all exact.
     unread: the unread end of its ledger, to be read before any use; None without one.
     interrupted: the last request that was given up in its midst. It counts while the ledger ends where it ended then.
-    tree: what its version says of the branch that it is, and of those below it; for a tree that is put to sleep.
     versioning: held while a sleep or a write behind makes a version, until the session says so. So the later of two
         sees what the earlier one changed.
     last_read: when the blocks of its last snapshot were last found sound.
@@ -138,10 +136,8 @@ class Session:
     rewound: bool = False
     provenance: Provenance = field(default_factory=Provenance)
     loss: Lossy | None = None
-    lossy: LossyTokens | None = None
     unread: Unread | None = None
     interrupted: Interrupted | None = None
-    tree: Mapping[str, Any] = field(default_factory=dict)
     versioning: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
     last_read: LastRead = field(default_factory=LastRead, compare=False)
     held_bytes: int = field(default=0, compare=False)
@@ -232,6 +228,14 @@ class Session:
         count = len(self.state.tokens)
         self.provenance = self.provenance.woken(kept, self.model.backend, count, restored_tokens)
 
+    def became(self, receipt: Receipt, reused: Iterable[BlockEntry], backend: object) -> None:
+        """Note a version that has the session up to the last token of its blocks. reused: the blocks that were neither
+        read nor written for it. backend: of what computed them."""
+        self.durable = Durable.of(receipt, backend)
+        self.unchanged_tokens = receipt.token_count
+        self.rewound = False
+        self.last_read.keep(receipt.entries, {block.id for block in reused})
+
     def to_map(self) -> dict[str, Any]:
         """The session map of a snapshot: all of the session but its model state."""
         return {
@@ -248,7 +252,6 @@ class Session:
             **({LOSSY: asdict(self.loss)} if self.loss else {}),
             **self.provenance.to_map(),
             **({UNREAD: self.unread.to_map()} if self.unread else {}),
-            **self.tree,
             **({INTERRUPTED: self.left_midway.to_map()} if self.left_midway else {}),
         }
 
@@ -297,7 +300,7 @@ class Session:
 
 
 def tree_in(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """What a session map says of a branch and of those below it, for a version of the same tokens (`Session.tree`)."""
+    """What a session map says of a branch and of those below it, for a version of the same tokens."""
     return {key: kept[key] for key in (TREE, BRANCH) if key in kept}
 
 

@@ -19,8 +19,9 @@ from ..api.session import Origin
 from ..models.models import LoadedModel
 from ..sessions.provenance import FORKED_FROM, origin_of
 from ..sessions.unprocessed_tail import without_answers, without_unread
-from .hibernation import Hibernation
+from .hibernation import Hibernation, Terms
 from .orders import WakeOrder
+from .version import copy_of
 from .waking import disowned_of
 
 
@@ -67,7 +68,8 @@ class Forking:
     async def refer_to_all(self, order: ForkOrder) -> Forked:
         """Write the first version of a new session, with all of the other's tokens. The caller holds both turns. Raises
         StoreError: the other version is damaged or gone, or there is no room for the fork."""
-        return Forked(await self._hibernation.threads.on_writer(lambda: self._refer_to_all(order)), 0)
+        draft = await self._hibernation.threads.on_io(lambda: self._refer_to_all(order))
+        return Forked(await self._hibernation.write(draft), 0)
 
     async def cut_off(self, order: ForkOrder, model: LoadedModel, emit: OnEvent) -> Forked:
         """Write the first version of a new session, at an earlier token. The caller holds both turns, and memory for
@@ -84,24 +86,15 @@ class Forking:
         session.labels = session.labels if order.labels is None else order.labels
         session.provenance = replace(session.provenance, forked_from=order.origin)
         computed = session.state.computed_tokens
-        return Forked(await self._hibernation.sleep(session, emit, cause="fork", may_wait=True), computed)
+        receipt = await self._hibernation.sleep(session, emit, cause="fork", terms=Terms(may_wait=True))
+        return Forked(receipt, computed)
 
-    def _refer_to_all(self, order: ForkOrder) -> Receipt:
-        """Write a version with the other's chain; no block is read or written."""
+    def _refer_to_all(self, order: ForkOrder) -> VersionDraft:
+        """A version with the other's chain; no block is read or written."""
         gone = disowned_of(self._store, order.row.uri)
         with self._store.open_session(order.row.uri, order.row.version) as reader:
-            manifest = reader.manifest
-            return self._store.write_bundle(
-                VersionDraft(
-                    uri=order.uri,
-                    identity=manifest.identity,
-                    parent=reader.bundle_id,
-                    reused=reader.entries,
-                    blocks=(),
-                    session=_map_of_fork(without_answers(manifest.session, order.row.uri, gone), order),
-                    token_count=manifest.token_count,
-                )
-            )
+            kept = without_answers(reader.manifest.session, order.row.uri, gone)
+            return copy_of(reader, order.uri, _map_of_fork(kept, order))
 
 
 def _map_of_fork(kept: Mapping[str, Any], order: ForkOrder) -> dict[str, Any]:

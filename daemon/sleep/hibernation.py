@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Final, Protocol
 
 from ...memvid.disk.budget import FREE_BYTES
 from ...memvid.errors import (
@@ -28,32 +29,53 @@ from ...memvid.maintenance.repack_plan import RepackPolicy
 from ...memvid.store import Receipt, Store, VersionDraft
 from ...memvid.uri import SessionUri, not_found
 from ...snapshot.capture import Cut, cut
+from ...snapshot.lossy import LossyTokens
 from ..api.events import OnEvent, ignore
 from ..engine.engine import Engine
 from ..errors import ServiceClosed
 from ..events.bus import Bus
-from ..events.events import SleepCause
+from ..events.events import LedgerKept, SleepCause
 from ..models import canary
-from ..sessions.sessions import Durable, Session
+from ..sessions.sessions import Session
 from ..sessions.tracing import tell_sleep
 from .disk_space import Way
 from .orders import LastSleep
 from .repacker import Repacker
-from .store_threads import StoreThreads, reporter
+from .store_threads import Result, StoreThreads, reporter
+from .version import Base, is_said_by, ledger_of, map_behind, map_of
 from .waking import Waking
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
-    """The terms of a sleep; see `Hibernation.sleep`."""
+class Terms:
+    """On which terms a session is put to sleep.
 
-    last: LastSleep | None
-    may_wait: bool
-    covers: bool
+    last: the daemon stops, so a refused sleep is lost. Then the store's size and the day's writes may exceed their
+        budgets; only `keep_free` still holds.
+    may_wait: nothing is lost without this sleep, so a stopping daemon gives it up.
+    covers: as of `VersionDraft`.
+    lossy: tokens that the version keeps in few bits; None to keep all exact.
+    branch: what the version says of the branch that it is, and of those below it.
+    """
+
+    last: LastSleep | None = None
+    may_wait: bool = False
+    covers: bool = True
+    lossy: LossyTokens | None = None
+    branch: Mapping[str, Any] = field(default_factory=dict)
+
+
+ORDINARY: Final = Terms()
+
+
+class Run(Protocol):
+    """Runs work off the event loop."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
 
 
 class Hibernation:
-    """Puts sessions to sleep in a store. waking: wakes them from it.
+    """Writes versions of sessions into a store: the one place of the daemon that does. waking: wakes sessions from it.
 
     stopping: the limits of all sleeps once the daemon stops, even of those that had begun. on_version: called with a
     session that has a new version.
@@ -76,21 +98,18 @@ class Hibernation:
         self._way = way
         self._repacker = Repacker(store, RepackPolicy(), way)
 
-    async def sleep(
-        self,
-        session: Session,
-        emit: OnEvent,
-        *,
-        cause: SleepCause,
-        last: LastSleep | None = None,
-        may_wait: bool = False,
-        covers: bool = True,
-    ) -> Receipt:
-        """Make the session's state durable; it stays in memory, clean. On failure it is as it was.
+    async def write(self, draft: VersionDraft, run: Run | None = None) -> Receipt:
+        """Write a version. run: where, if not on the thread of writes. Raises as `Store.write_bundle`."""
+        receipt = await (run or self.threads.on_writer)(partial(self._store.write_bundle, draft))
+        if receipt.blocks_new:
+            with self._repacker.giving_way():
+                self._repacker.consider(receipt)
+        self.on_version(receipt.uri)
+        return receipt
 
-        cause: for the events. last: the daemon stops, so a refused sleep is lost. Then the store's size and the day's
-        writes may exceed their budgets; only `keep_free` still holds. may_wait: nothing is lost without this sleep, so
-        a stopping daemon gives it up. covers: as of `VersionDraft`.
+    async def sleep(self, session: Session, emit: OnEvent, *, cause: SleepCause, terms: Terms = ORDINARY) -> Receipt:
+        """Make the session's state durable; it stays in memory, clean. On failure it is as it was. cause: for the
+        events.
 
         Raises:
             SnapshotError: the state cannot be kept.
@@ -98,24 +117,29 @@ class Hibernation:
             StopDeadline: the daemon stops, and its time is over. ServiceClosed: it stops, and this may wait.
         """
         async with session.versioning:
-            with tell_sleep(self._bus, session, cause) as tell_end, self._repacker.giving_way():
-                receipt = await self._keep_with_remedies(session, emit, _Terms(last, may_wait, covers))
+            with tell_sleep(self._bus, session, cause) as tell_end:
+                receipt = await self._with_remedies(session, partial(self._write_all, session, emit, terms))
                 tell_end(receipt)
-                self._repacker.consider(receipt)
-            session.durable = Durable.of(receipt, session.computed_by())
-            session.unchanged_tokens = receipt.token_count
-            session.dirty = session.rewound = False
-            session.acknowledged = None
+            session.dirty, session.acknowledged = False, None
             session.state.checkpoints.became_durable(checkpoints_in(receipt.entries, receipt.token_count))
-            session.lossy = None
-        self.on_version(session.uri)
         return receipt
 
-    def look_after(self, receipt: Receipt) -> None:
-        """Note a version that was made without a sleep: its session may need a repack, and lose others."""
-        with self._repacker.giving_way():
-            self._repacker.consider(receipt)
-        self.on_version(receipt.uri)
+    async def keep_ledger(self, session: Session, why: str) -> None:
+        """Make the session's whole ledger durable, with the blocks that are durable already, unless the newest version
+        says the same (after a refused stop). The session still needs its sleep. why: the code of the error that keeps
+        it from that.
+
+        Raises StoreError: not even the ledger could be made durable."""
+        async with session.versioning:
+            if await self.threads.on_io(partial(self._has_ledger, session)):
+                return
+            receipt = await self._with_remedies(session, partial(self._write_ledger, session))
+        self.tell_ledger(receipt, why)
+
+    def tell_ledger(self, receipt: Receipt, why: str) -> None:
+        """Tell of a version that ends in a ledger. why: the code of the error behind it."""
+        version, tokens, unread = receipt.version, receipt.ledger_tokens, receipt.unread_tokens
+        self._bus.publish(LedgerKept(receipt.uri, version, tokens, unread, receipt.bytes_written, why))
 
     async def is_kept(self, session: Session) -> bool:
         """Whether the session's last snapshot is still there, with blocks of the right ids. An unchanged session relies
@@ -161,21 +185,24 @@ class Hibernation:
 
         return await self.threads.on_io(look)
 
-    async def _keep_with_remedies(self, session: Session, emit: OnEvent, terms: _Terms) -> Receipt:
-        """Cut and write a snapshot. Each fault has one remedy and then one more try. After a remedy further down this
-        list, those above it may be tried again:
+    async def _with_remedies(
+        self, session: Session, write: Callable[[Sequence[BlockEntry]], Awaitable[Receipt]]
+    ) -> Receipt:
+        """Write a version of a session. write: does it, with these blocks of its last version where they still match.
+        Each fault has one remedy and then one more try. After a remedy further down this list, those above it may be
+        tried again:
 
-        - Blocks of the last snapshot are damaged, gone or unreadable. All of them are in memory, so all are written
-          anew.
+        - Blocks of the last version are damaged, gone or unreadable. All of them are in memory, so the version refers
+          to none.
         - The disk has no room beside the pack of a repack. The sleep waits for the repack to end.
         """
         durable = session.durable.entries if session.durable else ()
         entries, ended_before = durable, self._way.ended()
         is_whole = waited = False
-        with contextlib.ExitStack() as claims:
+        with self._repacker.giving_way(), contextlib.ExitStack() as claims:
             while True:
                 try:
-                    return await self._keep(session, entries, emit, terms)
+                    return await write(entries)
                 except Corruption as error:
                     if not entries and (is_whole or not isinstance(error, BlockMissing)):
                         raise
@@ -189,10 +216,10 @@ class Hibernation:
                         raise
                     entries, is_whole = durable, False
 
-    async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: OnEvent, terms: _Terms) -> Receipt:
-        """Cut and write a snapshot that refers to blocks of `durable` where possible."""
+    async def _write_all(self, session: Session, emit: OnEvent, terms: Terms, durable: Sequence[BlockEntry]) -> Receipt:
+        """Write a version with all tokens in blocks, and refer to those of `durable` where possible."""
         self._require_time(terms)
-        snapshot = await self._engine.call(lambda: self._cut(session, durable))
+        snapshot = await self._engine.call(lambda: self._cut(session, durable, terms.lossy))
         report = reporter("sleep", emit)
 
         def on_progress(done: int, total: int) -> None:
@@ -204,33 +231,50 @@ class Hibernation:
             if terms.last or self.stopping
             else await self.threads.on_writer(partial(self._doubted, session, snapshot))
         )
-        receipt = await self.threads.on_writer(
-            partial(
-                self._store.write_bundle,
-                VersionDraft(
-                    uri=session.uri,
-                    identity=session.model.identity,
-                    parent=session.durable.bundle_id if session.durable else None,
-                    reused=snapshot.reused,
-                    blocks=snapshot.drafts(),
-                    session={**session.to_map(), "backend": session.computed_by()},
-                    token_count=snapshot.token_count,
-                    on_progress=on_progress,
-                    beyond=None if terms.last is None else "budgets",
-                    doubted=doubted,
-                    covers=terms.covers,
-                ),
+        receipt = await self.write(
+            VersionDraft(
+                uri=session.uri,
+                identity=session.model.identity,
+                parent=session.durable.bundle_id if session.durable else None,
+                reused=snapshot.reused,
+                blocks=snapshot.drafts(),
+                session={**map_of(session), **terms.branch},
+                token_count=snapshot.token_count,
+                on_progress=on_progress,
+                beyond=None if terms.last is None else "budgets",
+                doubted=doubted,
+                covers=terms.covers,
             )
         )
-        unread = {entry.id for entry in snapshot.reused} - {entry.id for entry in doubted}
-        session.last_read.keep(receipt.entries, unread)
+        session.last_read.note(doubted)
+        session.became(receipt, snapshot.reused, session.computed_by())
         return receipt
+
+    async def _write_ledger(self, session: Session, durable: Sequence[BlockEntry]) -> Receipt:
+        """Write a version with the blocks of `durable` that still match the caches, and the rest of the ledger."""
+        base = Base.of(session, durable)
+        receipt = await self.write(ledger_of(session, base))
+        session.became(receipt, base.blocks, base.backend)
+        return receipt
+
+    def _has_ledger(self, session: Session) -> bool:
+        """Whether the newest version is the last one of the session, and has its whole ledger already."""
+        durable, newest = session.durable, self._store.find_session(session.uri)
+        if durable is None or newest is None or newest.bundle_id != durable.bundle_id:
+            return False
+        base = Base.of(session)
+        try:
+            with self._store.open_session(session.uri, durable.version) as reader:
+                has_all_blocks = len(base.blocks) == len(reader.entries)
+                return has_all_blocks and is_said_by(reader.manifest, map_behind(session, base))
+        except StoreError:
+            return False
 
     def _doubted(self, session: Session, snapshot: Cut) -> tuple[BlockEntry, ...]:
         scrubbed_s = read_ns(self._store.load_scrub_mark(), session.uri) / 1e9
         return session.last_read.doubted(snapshot.reused, scrubbed_s)
 
-    def _require_time(self, terms: _Terms) -> None:
+    def _require_time(self, terms: Terms) -> None:
         if terms.may_wait and self.stopping is not None:
             raise ServiceClosed(
                 "The daemon was told to stop, so this was given up, and nothing has changed; ask again."
@@ -239,7 +283,7 @@ class Hibernation:
             if order is not None:
                 order.require_time()
 
-    def _cut(self, session: Session, durable: tuple[BlockEntry, ...]) -> Cut:
+    def _cut(self, session: Session, durable: Sequence[BlockEntry], lossy: LossyTokens | None) -> Cut:
         """The state with its canary, on the engine thread."""
         is_lossy = session.loss is not None
         return cut(
@@ -249,7 +293,7 @@ class Hibernation:
             unchanged_tokens=session.unchanged_tokens,
             canary=canary.take(session.model, session.state, is_lossy=is_lossy),
             is_lossy=is_lossy,
-            lossy=session.lossy,
+            lossy=lossy,
         )
 
     def close(self) -> None:

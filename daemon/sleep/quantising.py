@@ -22,7 +22,7 @@ from ...memvid.store import IndexRow, Store
 from ...memvid.units import format_bytes
 from ...memvid.writing.reader import BundleReader
 from ...snapshot.layout import CANARY_KIND, CacheLayout
-from ...snapshot.lossy import StoredArray, quantise, stored_bytes, worst
+from ...snapshot.lossy import LossyTokens, StoredArray, quantise, stored_bytes, worst
 from ...snapshot.lossy_kinds import choose
 from ...snapshot.records import require_spans
 from ...snapshot.restore import read_checkpoint
@@ -30,7 +30,7 @@ from ..api.events import ignore
 from ..engine.engine import Engine, Steps
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session
-from .hibernation import Hibernation
+from .hibernation import Hibernation, Terms
 from .orders import WakeOrder
 
 
@@ -135,8 +135,9 @@ class Quantising:
         woken = await self._hibernation.waking.wake(uri, order, model, ignore)
         session = woken.session
         with self._store.open_session(uri, plan.row.version) as reader:
-            await self._engine.run(_quantise(session, reader, plan, bits))
-        return await self._hibernation.sleep(session, ignore, cause="quantise", may_wait=True)
+            lossy = await self._engine.run(_quantise(session, reader, plan, bits))
+        terms = Terms(may_wait=True, lossy=lossy)
+        return await self._hibernation.sleep(session, ignore, cause="quantise", terms=terms)
 
 
 def _mark_on(row: IndexRow, marks: SessionMarks) -> str | None:
@@ -173,20 +174,20 @@ def _states(reader: BundleReader, layout: CacheLayout) -> list[tuple[int, int]]:
     return found
 
 
-def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> Steps[None]:
+def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> Steps[LossyTokens]:
     """Turn a woken session into its next version, on the engine thread. Checkpoints behind the first changed block are
-    read into memory, to be written again.
-    """
+    read into memory, to be written again. Gives the tokens in few bits."""
     state, layout = session.state, session.model.layout
     positions = state.checkpoints.positions
     for entry in reader.entries:
         if entry.kind == "state" and entry.start > plan.start and entry.start in positions:
             state.checkpoints.add(read_checkpoint(reader, entry, layout))
             yield None
-    session.lossy = yield from quantise(state.caches, layout, bits, plan.start, plan.end)
+    lossy = yield from quantise(state.caches, layout, bits, plan.start, plan.end)
     session.loss = worst(session.loss, Lossy(bits, plan.end))
     session.unchanged_tokens = min(session.unchanged_tokens, plan.start)
     session.dirty = True
+    return lossy
 
 
 def report_of(plan: Plan, bits: int, receipt: Receipt | None, *, dry_run: bool) -> MaintenanceReport:

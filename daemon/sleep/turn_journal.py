@@ -1,7 +1,7 @@
 """Turns that count before a sleep: when a request is answered, its tokens are durable.
 
 Owns what of a session goes into the journal of the store, and when it is flushed. A record has what a ledger without
-state has (`ledgers.py`): the tokens behind the blocks of the last version, the model calls that read them, the random
+state has (`version.py`): the tokens behind the blocks of the last version, the model calls that read them, the random
 key, the texts' digests. So what an opening makes of it after a crash wakes as such a ledger does, in the same calls.
 
 Records that come while one flush is under way wait for the next, which serves all of them. Where many turns are under
@@ -28,8 +28,8 @@ from ..api.events import ignore
 from ..options.serve_options import Durability
 from ..sessions.sessions import Session
 from ..tasks.cancellation import in_any_case
-from .ledgers import Behind
 from .store_threads import StoreThreads
+from .version import Base, map_behind
 
 _BYTES_A_TOKEN: Final = 24
 """Of a record: the token's id, the size of a model call, and as much again: a system text stands there twice, and its
@@ -92,7 +92,7 @@ class TurnJournal:
         if not self.keeps(session):
             return
         self._begun.setdefault(session.uri, time.monotonic())
-        behind, tokens = Behind.of(session), len(session.state.tokens) + more_tokens
+        base, tokens = Base.of(session), len(session.state.tokens) + more_tokens
         said = session.text_map
         roots = [session.root.to_text(), *(text for _, text in said.roots * 2)]
         texts = (session.system, said.system, said.system, *roots, *session.labels)
@@ -102,8 +102,8 @@ class TurnJournal:
         take = partial(self._store.make_room_to_acknowledge, session.uri)
         with contextlib.suppress(LimitExceeded):  # then it is made a version
             try:
-                record_bytes = wanted + _BYTES_A_TOKEN * (tokens - behind.held)
-                await self._threads.on_journal(partial(take, record_bytes, behind.bundle_id))
+                record_bytes = wanted + _BYTES_A_TOKEN * (tokens - base.held)
+                await self._threads.on_journal(partial(take, record_bytes, base.bundle_id))
             except Corruption:  # the turn cannot stand behind that version
                 await self._threads.on_journal(partial(take, wanted + _BYTES_A_TOKEN * tokens))
 
@@ -146,14 +146,14 @@ class TurnJournal:
     def _record_of(self, session: Session, *, relying: bool) -> JournalRecord:
         """relying: its tokens stand behind the blocks of the last version that it was woken from or put to sleep as."""
         newest = self._store.find_session(session.uri)
-        behind = Behind.of(session) if relying else Behind(0, dict(session.model.backend))
+        base = Base.of(session) if relying else Base.none(session)
         return JournalRecord(
             uri=session.uri,
-            session=behind.session_map(session),
+            session=map_behind(session, base),
             newest=None if newest is None else (newest.version, newest.bundle_id),
-            base=behind.bundle_id,
-            held=behind.held,
-            identity=None if behind.bundle_id is not None else session.model.identity,
+            base=base.bundle_id,
+            held=base.held,
+            identity=None if base.bundle_id is not None else session.model.identity,
         )
 
     async def _flush(self) -> None:

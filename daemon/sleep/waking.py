@@ -14,17 +14,20 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ...errors import TorporError
 from ...memvid.answers import Lossy
 from ...memvid.errors import Corruption
 from ...memvid.format.manifest import UNREAD
 from ...memvid.store import Store
+from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
 from ...snapshot import restore
 from ...snapshot.canary import Verdict
 from ...snapshot.checkpoints import Checkpoint
+from ...snapshot.errors import ContextTooShort, MalformedSnapshot
 from ...snapshot.identity import Difference, decide_bits, require_circumstances, require_same
 from ...snapshot.lossy import worst
 from ...snapshot.state import LiveState, token_array
@@ -34,14 +37,15 @@ from ..engine.engine import Engine, Steps
 from ..engine.generation import find_logits, read_again, replay
 from ..engine.sampler import initial_key
 from ..events.bus import Bus
-from ..events.events import WakeCause, WakeEnded, WakeVerified
+from ..events.events import LedgerRead, WakeCause, WakeEnded, WakeVerified
 from ..models import canary
 from ..models.models import LoadedModel
 from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_wake
-from ..sessions.unprocessed_tail import text_map_in, without_answers, without_unread
+from ..sessions.unprocessed_tail import Unread, text_map_in, without_answers, without_unread
 from .orders import WakeOrder
 from .store_threads import StoreThreads, reporter
+from .version import digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,28 @@ class Waking:
         )
         return await self._engine.run(self._assemble(filling, model, initial_key(), found, foreign=foreign))
 
+    async def read_on(self, session: Session) -> Recomputed | None:
+        """Read the unread end of the session's ledger, in reserved memory. Gives its report; None if it had no token.
+        After a failure or a cancel the session must not be used. The session keeps the report only if other bits came
+        out.
+
+        Raises GenerationFailed: the model failed. MalformedSnapshot, ContextTooShort: the ledger is not the model's."""
+        unread, start = session.unread, len(session.state.tokens)
+        if unread is None:
+            return None
+        _require_readable(session, unread)
+        await self._engine.run(_read_on(session, unread))
+        same = digest_of(session) == unread.logits_digest
+        assert session.durable is not None, "the end of a ledger comes out of a version"
+        read = Recomputed(session.durable.version, start, len(unread.tokens), same, damaged=unread.damaged)
+        again = read if unread.tokens else None
+        session.text_map, session.turn_open, session.unread = unread.text_map, unread.turn_open, None
+        session.dirty = True
+        self._bus.publish(LedgerRead(session.uri, len(session.state.tokens), len(unread.tokens), same))
+        if not same:
+            session.provenance = session.provenance.computed_again(again)
+        return again
+
     def _assemble(
         self,
         filling: restore.Filling,
@@ -223,6 +249,30 @@ class Waking:
         state = await self.begin(model, initial_key)
         session = Session.woken(manifest.uri, model, state, durable_of(reader, 0), kept)
         return Woken(session, 0, canary="not_run", canary_seconds=0.0)
+
+
+def _read_on(session: Session, unread: Unread) -> Steps[None]:
+    sizes = list(unread.passes.between(0, len(unread.tokens)))
+    if sizes:
+        yield from replay(session.model, session.state, unread.tokens, sizes)
+    session.state.random_key = mx.array(np.frombuffer(unread.random_key, dtype="<u4"))
+
+
+def _require_readable(session: Session, unread: Unread) -> None:
+    model, count = session.model, len(session.state.tokens) + len(unread.tokens)
+    if (highest := max(unread.tokens, default=0)) >= model.layout.vocabulary:
+        raise MalformedSnapshot(
+            f"The ledger has token {highest}, and the model's vocabulary ends at {model.layout.vocabulary - 1}.",
+            token=highest,
+            vocabulary=model.layout.vocabulary,
+        )
+    if count > model.context_tokens:
+        raise ContextTooShort(
+            f"The ledger holds {format_plural(count, 'token')}, and the context of model {model.name!r} ends at "
+            f"{model.context_tokens}.",
+            token_count=count,
+            context_tokens=model.context_tokens,
+        )
 
 
 def _end_of_wake(cause: WakeCause, woken: Woken, seconds: float) -> WakeEnded:

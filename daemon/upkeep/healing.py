@@ -10,7 +10,7 @@ gives nothing up. Only what is lacking then is computed.
 
 An awake session needs no computing: all of it is in memory, and it sleeps again without the damaged blocks.
 
-If a version ends in a ledger alone (`ledgers.py`), its damaged part may become part of that ledger. The next use then
+If a version ends in a ledger alone (`version.py`), its damaged part may become part of that ledger. The next use then
 computes it.
 
 Where the ledger or the record at its end is damaged, nothing can be healed: the version stays, whole up to the damage.
@@ -31,11 +31,11 @@ from typing import Any, Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.answers import Action, MaintenanceReport
-from ...memvid.errors import Corruption, SessionNotFound, StoreError
+from ...memvid.errors import CorruptBlock, Corruption, SessionNotFound, StoreError
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.manifest import LOSSY
 from ...memvid.format.records import DamagedVersion, VerifyReport
-from ...memvid.store import IndexRow, Receipt, Store
+from ...memvid.store import IndexRow, Receipt, Store, VersionDraft
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
@@ -56,9 +56,10 @@ from ..models.models import LoadedModel
 from ..residency.residency import Residency
 from ..sessions.sessions import Durable, Session, tree_in
 from ..sessions.unprocessed_tail import unread_in
-from ..sleep.hibernation import Hibernation
+from ..sleep.hibernation import Hibernation, Terms
 from ..sleep.maintenance import Maintenance
 from ..sleep.orders import WakeOrder
+from ..sleep.version import with_fewer_blocks
 from ..sleep.waking import durable_of
 from ..tasks.cancellation import to_the_end
 
@@ -264,15 +265,13 @@ class Healing:
         if sound == newest.entries:
             return None
         live.durable = replace(newest, entries=sound or ())
-        live.tree = await asyncio.to_thread(self._tree_of, live)
+        terms = Terms(branch=await asyncio.to_thread(self._tree_of, live))
         try:
-            await self._residency.putting_away.keep(live, ignore, "heal")
+            await self._residency.putting_away.keep(live, ignore, "heal", terms)
         except TorporError as error:
             live.durable = newest
             self._tell_failure(live.uri, error)  # all of it stays in memory
             return None
-        finally:
-            live.tree = {}
         return _healing(live.uri, live.durable.version, _AWAKE)
 
     def _tree_of(self, live: Session) -> Mapping[str, Any]:
@@ -329,11 +328,17 @@ class Healing:
 
     async def _heal_ledger(self, row: IndexRow, found: _Found) -> Action:
         """Move the damaged part into the ledger behind it; the next use computes it."""
-        receipt = await self._residency.ledgers.keep_less(row, found.first_broken, found.records)
+        draft = await self._hibernation.threads.on_io(lambda: self._with_fewer_blocks(row, found))
+        receipt = await self._hibernation.write(draft)
+        self._hibernation.tell_ledger(receipt, CorruptBlock.code)
         await self._lead_on(row.uri, row, receipt, receipt.token_count)
         self.healed += 1
         _LOG.warning("%s was damaged before its ledger, and has more of it in version %d", row.uri, receipt.version)
         return _healing(row.uri, receipt.version, "Its next use computes the damaged part again.")
+
+    def _with_fewer_blocks(self, row: IndexRow, found: _Found) -> VersionDraft:
+        with self._store.open_session(row.uri, row.version) as reader:
+            return with_fewer_blocks(reader, found.first_broken, found.records)
 
     async def _compute(
         self, row: IndexRow, found: _Found, last: BlockEntry, model: LoadedModel
@@ -347,14 +352,14 @@ class Healing:
             state = await self._state_at(start, row, reader, model)
             same = await self._engine.run(self._unless_stopping(read_again(model, state, found.tokens, end)))
             session = Session.woken(row.uri, model, state, durable_of(reader, 0), reader.manifest.session)
-            session.tree = tree_in(reader.manifest.session)
+            terms = Terms(may_wait=True, covers=False, branch=tree_in(reader.manifest.session))
         finally:
             reader.close()
         again = Recomputed(row.version, start, len(found.tokens) - start, same)
         session.provenance = replace(session.provenance, recomputed=again)
         session.came_from(reader.manifest.session, start)
         session.unchanged_tokens, session.dirty = start, True
-        receipt = await self._hibernation.sleep(session, ignore, cause="heal", may_wait=True, covers=False)
+        receipt = await self._hibernation.sleep(session, ignore, cause="heal", terms=terms)
         return receipt, again
 
     async def _state_at(self, start: int, row: IndexRow, reader: BundleReader, model: LoadedModel) -> LiveState:

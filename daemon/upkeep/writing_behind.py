@@ -45,7 +45,7 @@ from ..events.events import BlocksWritten
 from ..residency.residency import Residency
 from ..sessions.sessions import Durable, Session
 from ..sleep.hibernation import Hibernation, checkpoints_in
-from ..sleep.ledgers import rests_on
+from ..sleep.version import with_more_blocks
 
 _LOG = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class WritingBehind(Rounds):
                 await self._look_at(live)
 
     def _is_due(self, live: Session) -> bool:
-        if live.acknowledged is None or live.lossy is not None or not self._residency.is_working():
+        if live.acknowledged is None or not self._residency.is_working():
             return False
         full = _full(_tokens_of(live.acknowledged) - 1) - _full(_written(live))
         return full >= BLOCKS_DUE * BLOCK_TOKENS and self._residency.journal.keeps(live)
@@ -159,25 +159,19 @@ class WritingBehind(Rounds):
             begun = time.monotonic()
             async with AsyncExitStack() as stack:
                 said = partial(self._said, writing, copy.end, stack)
-                receipt = await loop.run_in_executor(
-                    self._thread,
-                    partial(
-                        self._store.write_bundle,
-                        VersionDraft(
-                            uri=live.uri,
-                            identity=live.model.identity,
-                            parent=writing.durable.bundle_id if writing.durable else None,
-                            reused=copy.reused,
-                            blocks=copy.drafts,
-                            session=lambda: asyncio.run_coroutine_threadsafe(said(), loop).result(),
-                            token_count=copy.end,
-                            on_progress=lambda *_: writing.permit.require(),
-                            before_publishing=writing.permit.use,
-                        ),
-                    ),
+                draft = VersionDraft(
+                    uri=live.uri,
+                    identity=live.model.identity,
+                    parent=writing.durable.bundle_id if writing.durable else None,
+                    reused=copy.reused,
+                    blocks=copy.drafts,
+                    session=lambda: asyncio.run_coroutine_threadsafe(said(), loop).result(),
+                    token_count=copy.end,
+                    on_progress=lambda *_: writing.permit.require(),
+                    before_publishing=writing.permit.use,
                 )
+                receipt = await self._hibernation.write(draft, partial(loop.run_in_executor, self._thread))
                 seconds = copy.seconds + time.monotonic() - begun
-                self._hibernation.look_after(receipt)
                 if self._goes_on(writing):
                     await self._adopt(live, receipt, copy)
         finally:
@@ -199,7 +193,7 @@ class WritingBehind(Rounds):
         """Whether the session stands where it stood when its blocks were copied, or behind that."""
         live = writing.live
         is_same = self._residency.awake.get(live.uri) is live and live.durable is writing.durable
-        return is_same and live.lossy is None and live.acknowledged is not None
+        return is_same and live.acknowledged is not None
 
     async def _said(self, writing: _Write, end: int, stack: AsyncExitStack) -> Mapping[str, Any]:
         """The session map of the version, once its blocks are on the disk. No turn is acknowledged from then on and no
@@ -210,15 +204,12 @@ class WritingBehind(Rounds):
         said = writing.live.acknowledged
         if said is None or not self._goes_on(writing) or said[UNREAD]["start"] > end:
             raise _GivenUp
-        return await asyncio.to_thread(rests_on, said, writing.live, end)
+        return await asyncio.to_thread(with_more_blocks, said, writing.live, end)
 
     async def _adopt(self, live: Session, receipt: Receipt, copy: _Copy) -> None:
         """The session stands behind the new version. It is still dirty: the tokens behind the blocks have no state
         there."""
-        live.durable = Durable.of(receipt, live.computed_by())
-        live.unchanged_tokens = receipt.token_count
-        live.rewound = False
-        live.last_read.keep(receipt.entries, {entry.id for entry in copy.reused})
+        live.became(receipt, copy.reused, live.computed_by())
         positions, end = checkpoints_in(receipt.entries, copy.end + 1), copy.end
         await self._engine.call(lambda: live.state.checkpoints.became_durable(positions, up_to=end))
 

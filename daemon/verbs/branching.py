@@ -36,6 +36,7 @@ from ..parts import Parts
 from ..residency import listing
 from ..sessions.rereading import LastRead
 from ..sessions.sessions import TREE, Session
+from ..sleep.hibernation import Terms
 from ..sleep.orders import WakeOrder
 from ..tasks.cancellation import in_any_case, require_wanted, to_the_end
 from ..tasks.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
@@ -132,7 +133,7 @@ async def _woken_apart(parts: Parts, row: IndexRow, request: api.TreeRequest) ->
         woken = await to_the_end(parts.hibernation.waking.wake(row.uri, order, model, request.emit))
         live = woken.session
         if live.unread is not None:
-            await parts.residency.ledgers.read(live)
+            await parts.hibernation.waking.read_on(live)
         live.state.random_key = await parts.engine.call(initial_key)
         await parts.engine.call(partial(live.model.begin_branch, live.state))
         yield live
@@ -426,11 +427,8 @@ async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> Se
 
 
 async def _slept(parts: Parts, live: Session, tree: Mapping[str, Any], request: api.KeepRequest) -> Receipt:
-    live.tree = tree
-    try:
-        return await to_the_end(parts.hibernation.sleep(live, request.emit, cause="save", may_wait=True))
-    finally:
-        live.tree = {}  # logits that were set are as large as a vocabulary
+    terms = Terms(may_wait=True, branch=tree)
+    return await to_the_end(parts.hibernation.sleep(live, request.emit, cause="save", terms=terms))
 
 
 def _session_of(copy: Session, uri: SessionUri, request: api.KeepRequest) -> Session:

@@ -168,7 +168,7 @@ async def test_a_turn_that_ends_while_the_version_is_published_goes_on_behind_it
 
 async def test_a_sleep_beside_it_makes_the_later_version(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the newest version would have tokens to compute again, and the session would stand behind another one."""
-    saying = hold_calls(monkeypatch, writing_behind, "rests_on")
+    saying = hold_calls(monkeypatch, writing_behind, "with_more_blocks")
     await rig.read("one", tokens_of(1, 600))
     await saying.reached()
     asked = asyncio.ensure_future(rig.sleep("one"))
