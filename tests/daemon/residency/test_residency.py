@@ -538,7 +538,9 @@ async def play(rig: Rigged, name: str, turn: tuple[str, int, list[int]]) -> Any:
         return slept.token_count, slept.looked_at
     if verb == "look":
         await rig.sleep(name)
-        return looked((await rig.wake(name, at_token=40 + count)).look)
+        look = looked((await rig.wake(name, at_token=40 + count)).look)
+        await rig.sleep(name)  # it ends when it leaves memory, and others may need that
+        return look
     return (await rig.service.show(name)).info.token_count
 
 
