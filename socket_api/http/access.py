@@ -29,7 +29,14 @@ from ...places import NO_LINKS_ERRNOS, user_folder
 from ..errors import HttpRefused, UnsafeTokenFile
 from ..wire.checking import load_request_in_pieces
 from ..wire.naming import name_in
-from .limits import MAX_TOKEN_CHARS, MAX_TOKEN_FILE_BYTES, MIN_TOKEN_CHARS
+
+MIN_TOKEN_CHARS: Final = 20
+"""Of a token on the loopback port: enough random characters that none is guessed."""
+
+MAX_TOKEN_CHARS: Final = 256
+
+MAX_TOKEN_FILE_BYTES: Final = 256 * 1024
+"""Room for two thousand tokens."""
 
 _HEAD: Final = """\
 # Clients of Torpor over HTTP: one line each, with the namespace of its sessions and its token.

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -31,62 +29,15 @@ from ...daemon.api.conversing import MeasureResult
 from ...daemon.api.events import ProgressEvent, SessionEvent, TokenEvent, WorkEvent
 from ...errors import TorporError
 from ..errors import InternalError
-from .desk import desk_of
 from .errors import told_to
-from .fields import IGNORED_HEADER, told_names
-from .logprobs import Untold
-from .turns import SESSION_HEADER, Answered, Asked, Asking, Turn, measure, name_for
-from .work import ClientLeft, has_left
+from .requests import IGNORED_HEADER, ClientLeft, has_left, told_names
+from .telling import Telling
+from .turns import SESSION_HEADER, Answered, Asked, Turn, measure, name_for
+from .work import desk_of
 
 _LOG = logging.getLogger(__name__)
 _EVENT_BYTES = 256
 """Of an event around its text, about."""
-
-_LINE_ENDS: Final = {each: f"\\u{each:04x}" for each in (0x85, 0x2028, 0x2029)}
-"""Many clients end a line there, too, and an event is a line. JSON has escapes for them."""
-
-
-class Telling(ABC):
-    """How an API tells an answer. `asking` is set before anything is told. reasoning_tokens: those of thinking, so far.
-    untold: the log-probabilities of an answer that is no stream; those of a stream are the API's own to note."""
-
-    asking: Asking
-    reasoning_tokens = 0
-
-    def __init__(self) -> None:
-        self.untold = Untold()
-
-    def note(self, event: TokenEvent) -> None:
-        """Note a token of an answer that is no stream."""
-        self.untold.add(event)
-
-    @abstractmethod
-    def whole(self, answered: Answered) -> Mapping[str, Any]:
-        """The body of an answer that is no stream."""
-
-    @abstractmethod
-    def opening(self) -> bytes:
-        """The first events."""
-
-    @abstractmethod
-    def token(self, event: TokenEvent) -> bytes:
-        """The events of one token; often none."""
-
-    def progress(self, event: ProgressEvent) -> bytes:
-        """The events of how far the reading is; none unless an API has such."""
-        return b""
-
-    @abstractmethod
-    def silence(self) -> bytes:
-        """An event that says nothing."""
-
-    @abstractmethod
-    def closing(self, answered: Answered) -> bytes:
-        """The last events."""
-
-    @abstractmethod
-    def failure(self, error: TorporError) -> bytes:
-        """The last events of an answer that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +233,3 @@ class _Exchange:
         tokens.labels(answered.model, "recomputed").inc(answered.recomputed_tokens)
         tokens.labels(answered.model, "read").inc(answered.result.prefilled_tokens)
         tokens.labels(answered.model, "written").inc(len(answered.result.tokens))
-
-
-def event_bytes(data: Mapping[str, Any], name: str = "") -> bytes:
-    """One server-sent event."""
-    head = f"event: {name}\n" if name else ""
-    told = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_LINE_ENDS)
-    return f"{head}data: {told}\n\n".encode()

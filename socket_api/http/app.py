@@ -25,10 +25,10 @@ from ...errors import TorporError
 from ..errors import HttpRefused, InternalError
 from ..server.spans import TRACE_HEADERS, trace_headers
 from . import chat_completions, completions, conversations, errors, mcp, messages, models, openapi, responses, sessions
-from .desk import Desk, desk_of
 from .metrics import metrics
+from .requests import ClientLeft
 from .routing import Posted, Sending
-from .work import ClientLeft
+from .work import Desk, desk_of
 
 _LOG = logging.getLogger(__name__)
 _CLIENT_LEFT = 499

@@ -21,17 +21,29 @@ from ...daemon.api.logprobs import TopLogprobs
 from ...daemon.api.reading import GenerateResult, MaxTokens
 from ...daemon.api.sampling import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from ...errors import TorporError
-from . import string_tools
-from .answering import Order, Telling, answer, event_bytes
-from .desk import desk_of
+from .answering import Order, answer
 from .errors import error_map
-from .fields import Body, Content, Stops, Words, call_id_of, fault_at, ignored_of, read_fields
-from .holding import choice_of, constraint_of, has_no_effect
-from .json_reading import InnerJson
-from .logprobs import each_of
-from .marks import Marks
+from .json_reading import InnerJson, string_arguments
+from .requests import (
+    CUSTOM,
+    STRING_PARAMETERS,
+    Body,
+    Content,
+    Marks,
+    Stops,
+    Words,
+    call_id_of,
+    choice_of,
+    constraint_of,
+    fault_at,
+    has_no_effect,
+    ignored_of,
+    read_fields,
+)
 from .routing import Posted, Sending
+from .telling import Telling, each_of, event_bytes, string_of, takes_string
 from .turns import Answered, Turn
+from .work import desk_of
 
 PATH = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"
@@ -269,7 +281,7 @@ def _calls_of(message: ChatMessage) -> Sequence[CalledTool]:
 
 def _call(at: int, call: CalledTool, inner: InnerJson) -> dict[str, Any]:
     if call.custom is not None:
-        name, arguments = call.custom.name, string_tools.arguments_of(call.custom.input)
+        name, arguments = call.custom.name, string_arguments(call.custom.input)
     elif call.function is not None:
         name, arguments = call.function.name, inner.arguments_of(call.function.arguments)
     else:
@@ -283,8 +295,8 @@ def _tool(tool: OfferedTool) -> dict[str, Any] | None:
         return {
             "name": tool.custom.name,
             "description": tool.custom.description or "",
-            "parameters": string_tools.PARAMETERS,
-            "told_as": string_tools.CUSTOM,
+            "parameters": STRING_PARAMETERS,
+            "told_as": CUSTOM,
         }
     if tool.function is None:
         return None
@@ -407,8 +419,8 @@ class _Chunks(Telling):
         return {"id": self._id, "object": kind, "created": self._created, "model": self.asking.model}
 
     def _told_call(self, call: ToolCall) -> dict[str, Any]:
-        if string_tools.is_one(call.told_as):
-            given = {"name": call.name, "input": string_tools.text_of(call.arguments)}
+        if takes_string(call.told_as):
+            given = {"name": call.name, "input": string_of(call.arguments)}
             return {"id": call.id, "type": "custom", "custom": given}
         arguments = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
         return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

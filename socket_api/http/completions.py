@@ -28,14 +28,14 @@ from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..server.dispatch import Backend
 from .access import Caller
-from .answering import Order, Telling, answer, event_bytes
+from .answering import Order, answer
 from .chat_completions import DONE, Sampled, told_seed, usage_of
-from .desk import desk_of
 from .errors import error_map
-from .fields import fault_at, ignored_of, read_fields
-from .logprobs import columns_of
+from .requests import fault_at, ignored_of, read_fields
 from .routing import Posted, Sending
+from .telling import Telling, columns_of, event_bytes
 from .turns import SESSION_HEADER, Answered, Asking, taken_back
+from .work import desk_of
 
 PATH: Final = "/v1/completions"
 DEFAULT_MAX_TOKENS: Final = 16

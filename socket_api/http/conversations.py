@@ -23,9 +23,8 @@ from ...daemon.api.verb import R, Verb
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..errors import HttpRefused
-from .desk import desk_of, in_path
-from .fields import IGNORED_HEADER, Body, fault_at, ignored_of, read_fields
 from .references import filled
+from .requests import IGNORED_HEADER, Body, fault_at, ignored_of, in_path, read_fields
 from .response_items import (
     Dialogue,
     Items,
@@ -35,6 +34,7 @@ from .response_items import (
 )
 from .routing import Posted
 from .turns import new_answer_id, taken_back, time_of
+from .work import desk_of
 
 PATH: Final = "/v1/conversations"
 _FILL: Final = partial(filled, field="items")

@@ -19,8 +19,13 @@ from pydantic_core import from_json
 
 from ...daemon.api.dialogue import are_arguments
 from ..errors import InvalidRequest
-from . import string_tools
-from .limits import MAX_BODY_DEPTH, MAX_BODY_VALUES
+
+MAX_BODY_DEPTH: Final = 64
+"""Levels of objects and arrays in a body. The schema of a tool takes the most: twenty are many."""
+
+MAX_BODY_VALUES: Final = 262_144
+"""Texts, lists, objects and commas of a body, so a bound on its values: 131,072 pairs of a name and a number, as many
+as a request on the Unix socket may have."""
 
 BYTES_AT_ONCE: Final = 64 * 1024
 """Of JSON that is walked over or read in one call: some milliseconds, whatever it says."""
@@ -69,7 +74,12 @@ class InnerJson:
         if words.strip() in ("", "null"):
             return {}
         found = self.find(words) if isinstance(given, str) else given
-        return found if are_arguments(found) else string_tools.arguments_of(words)
+        return found if are_arguments(found) else string_arguments(words)
+
+
+def string_arguments(text: str | None) -> dict[str, Any]:
+    """The arguments of a call that has a string: of a tool that takes one, or where a model gave no object."""
+    return {"input": text or ""}
 
 
 def object_of(body: bytes) -> dict[str, Any]:

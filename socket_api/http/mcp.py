@@ -18,10 +18,10 @@ from ...daemon.api.verb import Verb
 from ...errors import TorporError
 from ...records import Result
 from ..errors import ExtraMissing, HttpRefused
-from .desk import Desk, desk_of
+from .connections import MAX_BODY_BYTES
 from .errors import told_to
-from .limits import MAX_BODY_BYTES
-from .work import ClientLeft
+from .requests import ClientLeft
+from .work import Desk, desk_of
 
 PATH = "/mcp"
 _ESCAPED = 6

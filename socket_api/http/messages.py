@@ -10,7 +10,7 @@ Owns the shape of requests, answers and events, and what its dialogues are for t
   shows; from there on it may be called. Where Anthropic is to search for it, which is not done here, it is a tool like
   the others.
 - The signature of thinking names its answer. The daemon knows what was thought in it.
-- Marks for a cache change no token (`marks.py`). Where a request has some, the tokens that were read for it count as
+- Marks for a cache change no token (`requests.py`). Where a request has some, the tokens that were read for it count as
   written to the cache, and else as plain input.
 """
 
@@ -31,15 +31,26 @@ from ...daemon.api.events import TokenEvent
 from ...daemon.api.reading import FinishReason, GenerateResult, MaxTokens
 from ...daemon.api.sampling import Temperature, TopK, TopP
 from ...errors import TorporError
-from .answering import Order, Telling, answer, event_bytes, measured
-from .desk import desk_of
+from .answering import Order, answer, measured
 from .errors import error_map
-from .fields import Body, Stops, Words, call_id_of, fault_at, ignored_of, read_fields, words_in
-from .holding import choice_of, constraint_of
 from .json_reading import InnerJson
-from .marks import Marks
+from .requests import (
+    Body,
+    Marks,
+    Stops,
+    Words,
+    call_id_of,
+    choice_of,
+    constraint_of,
+    fault_at,
+    ignored_of,
+    read_fields,
+    words_in,
+)
 from .routing import Posted, Sending
+from .telling import Telling, event_bytes
 from .turns import Answered, Turn, answer_in
+from .work import desk_of
 
 PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"

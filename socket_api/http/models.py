@@ -11,9 +11,10 @@ from starlette.routing import Route
 
 from ...daemon.api.process import ModelInfo, StatusResult
 from ..errors import HttpRefused
-from .desk import Desk, desk_of, in_path
 from .errors import Dialect, dialect_of
 from .metrics import status_of
+from .requests import in_path
+from .work import Desk, desk_of
 
 
 def routes() -> list[Route]:

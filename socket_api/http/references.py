@@ -16,10 +16,10 @@ from ...daemon.api.recalling import RecalledMessage, RecallResult
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..errors import HttpRefused
-from .bodies import memory_of
-from .desk import desk_of
+from .requests import memory_of
 from .response_items import is_read, not_found, read_items, require_certain
 from .turns import answer_in, is_stored
+from .work import desk_of
 
 _FIELDS: Final = {"type", "id"}
 

@@ -18,11 +18,9 @@ from pydantic import BeforeValidator, WithJsonSchema
 from ...daemon.api.dialogue import ToolCall
 from ...daemon.api.recalling import RecalledMessage
 from ..errors import HttpRefused, PreviousResponseNotFound
-from . import string_tools
-from .bodies import int_of
-from .fields import Body, Content, Words, call_id_of, fault_at
-from .json_reading import InnerJson
-from .marks import Marks
+from .json_reading import InnerJson, string_arguments
+from .requests import CUSTOM, STRING_PARAMETERS, Body, Content, Marks, Words, call_id_of, fault_at, int_of
+from .telling import string_of, takes_string
 from .turns import answer_in, is_stored
 
 _ROLES: Final = {"developer": "system"}
@@ -94,9 +92,9 @@ class _Offer:
 
     def to_map(self) -> dict[str, Any]:
         """The tool as a verb takes it, with what `call_item` tells calls of it by."""
-        parameters = string_tools.PARAMETERS if self.tool.type == string_tools.CUSTOM else self.tool.parameters or {}
+        parameters = STRING_PARAMETERS if self.tool.type == CUSTOM else self.tool.parameters or {}
         told = {"name": self.flat_name, "description": self.tool.description or "", "parameters": parameters}
-        if self.tool.type != string_tools.CUSTOM and self.namespace is None:
+        if self.tool.type != CUSTOM and self.namespace is None:
             return told
         return {**told, "told_as": f"{self.tool.type}:{self.namespace or ''}"}
 
@@ -120,7 +118,7 @@ class Toolbox:
         for tool in tools:
             if tool.type == "namespace" and namespace is None:
                 yield from self._offered(tool.tools or (), tool.name)
-            elif tool.type in ("function", string_tools.CUSTOM):
+            elif tool.type in ("function", CUSTOM):
                 yield _Offer(tool, namespace)
             else:
                 self.unknown.append(tool.type)
@@ -205,7 +203,7 @@ class Dialogue:
         if not item.name:
             raise fault_at(f"{place}.name", "a call names its tool")
         if item.type == "custom_tool_call":
-            arguments = string_tools.arguments_of(item.input)
+            arguments = string_arguments(item.input)
         else:
             arguments = self._inner.arguments_of(item.arguments)
         return {"name": _flat(item.namespace, item.name), "arguments": arguments, "id": call_id_of(item.call_id)}
@@ -325,14 +323,14 @@ def call_item(call: ToolCall, item_id: str) -> dict[str, Any]:
     told = {"id": item_id, "type": _called(call.told_as), "status": "completed", "call_id": call.id, "name": name}
     if namespace:
         told["namespace"] = namespace
-    if string_tools.is_one(call.told_as):
-        return {**told, "input": string_tools.text_of(call.arguments)}
+    if takes_string(call.told_as):
+        return {**told, "input": string_of(call.arguments)}
     return {**told, "arguments": _json(call.arguments)}
 
 
 def _called(told_as: str) -> str:
     """The type of the item that a call is."""
-    return "custom_tool_call" if string_tools.is_one(told_as) else "function_call"
+    return "custom_tool_call" if takes_string(told_as) else "function_call"
 
 
 def reasoning_item(item_id: str, text: str, sealed: str) -> dict[str, Any]:

@@ -24,15 +24,12 @@ from ...daemon.api.recalling import RecallResult
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..errors import HttpRefused, PreviousResponseNotFound
-from .answering import Order, Telling, answer, event_bytes, measured
+from .answering import Order, answer, measured
 from .chat_completions import CacheOptions, Sampled
 from .conversations import Metadata, no_conversation, session_of
-from .desk import desk_of, in_path
 from .errors import error_map
-from .fields import Body, fault_at, ignored_of, read_fields
-from .holding import choice_of, constraint_of, has_no_effect
-from .logprobs import each_of
 from .references import filled, said_behind_stored
+from .requests import Body, choice_of, constraint_of, fault_at, has_no_effect, ignored_of, in_path, read_fields
 from .response_items import (
     Dialogue,
     Items,
@@ -52,7 +49,9 @@ from .response_items import (
     text_part,
 )
 from .routing import Posted, Sending
+from .telling import Telling, each_of, event_bytes
 from .turns import Answered, Turn, new_answer_id, time_of, unstored_answer_id
+from .work import desk_of
 
 PATH: Final = "/v1/responses"
 COUNT_PATH: Final = "/v1/responses/input_tokens"

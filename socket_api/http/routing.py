@@ -10,7 +10,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from .errors import Dialect
-from .fields import Body
+from .requests import Body
 
 
 class Posted(Route):

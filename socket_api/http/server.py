@@ -23,9 +23,8 @@ from ..wire.listener import Listener, open_listener, require_free
 from ..wire.peer import FindPeerUid, peer_uid
 from .access import Access, Tokens, default_tokens_path
 from .app import app_of
-from .connections import Config, Connection
-from .desk import Desk
-from .limits import HttpLimits
+from .connections import Config, Connection, HttpLimits
+from .work import Desk
 
 _HOST = "127.0.0.1"
 _BACKLOG = 1024

@@ -21,7 +21,8 @@ from ...daemon.tasks.pieces import in_pieces
 from ..server.wire_map import wire_map
 from ..wire.checking import params_of_json
 from ..wire.common_store import without_others
-from .desk import desk_of, in_path
+from .requests import in_path
+from .work import desk_of
 
 PATH: Final = "/v1/sessions"
 

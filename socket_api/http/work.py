@@ -1,4 +1,5 @@
-"""Requests to the service on behalf of HTTP clients: begun, cancelled when their client leaves, ended at a stop.
+"""What all routes of one server share, and its work: requests to the service on behalf of HTTP clients, begun,
+cancelled when their client leaves, ended at a stop.
 
 As on the Unix socket, a verb that may be cancelled is; another (a sleep, a delete) runs to its end.
 """
@@ -6,21 +7,26 @@ As on the Unix socket, a verb that may be cancelled is; another (a sleep, a dele
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from starlette.requests import Request
 from starlette.types import Receive
 
-from ...daemon.api.records import Request
+from ...daemon.api.process import StatusRequest
+from ...daemon.api.records import Request as Asked
 from ...daemon.api.verb import R, Verb
+from ...daemon.api.verbs import VERBS
 from ..errors import ShuttingDown
 from ..server.dispatch import Backend
+from .access import Access
+from .connections import HttpLimits
+from .metrics import Counters
+from .requests import Bodies, ClientLeft, has_left
 
 T = TypeVar("T")
-
-
-class ClientLeft(Exception):
-    """The client is gone, so there is nobody to answer. Never leaves the server."""
 
 
 class Works:
@@ -49,7 +55,7 @@ class Works:
         task.add_done_callback(self._forget)
         return task
 
-    async def answer(self, verb: Verb[Any, R], request: Request, receive: Receive) -> R:
+    async def answer(self, verb: Verb[Any, R], request: Asked, receive: Receive) -> R:
         """Carry out a request, unless its client leaves. receive: of the request, whose body has been read.
 
         Raises:
@@ -106,7 +112,37 @@ class Works:
             work.exception()  # taken, so that asyncio does not log the error of a request whose client has left
 
 
-async def has_left(receive: Receive) -> None:
-    """Wait until the client of a request leaves; its body has been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+@dataclass
+class Desk:
+    """The parts of one server over a service."""
+
+    backend: Backend
+    access: Access
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    started_s: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.works = Works(self.backend)
+        self.bodies = Bodies(self.limits)
+        self.counters = Counters()
+        self.counters.working.set_function(lambda: len(self.works))
+        self._default_model: str | None = None
+
+    async def ask(self, request: Request, verb: Verb[Any, R], params: Mapping[str, Any]) -> R:
+        """Carry out a verb for the caller of a request, whose body has been read. Raises InvalidRequest, HttpRefused,
+        ClientLeft, and as the service."""
+        asked = await request.state.caller.request_of(verb, params)
+        return await self.works.answer(verb, asked, request.receive)
+
+    async def default_model(self) -> str:
+        """The name of the first model, which is the same as long as the daemon runs."""
+        if self._default_model is None:
+            status = await self.backend.ask(VERBS["status"], StatusRequest())
+            self._default_model = status.models[0].name
+        return self._default_model
+
+
+def desk_of(request: Request) -> Desk:
+    """The desk of the server that got a request."""
+    desk: Desk = request.app.state.desk
+    return desk

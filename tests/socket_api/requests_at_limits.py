@@ -23,7 +23,7 @@ from typing import Any, Final
 from torpor.daemon.api.limits import MAX_MESSAGES
 from torpor.errors import TorporError
 from torpor.socket_api import Client
-from torpor.socket_api.http.limits import MAX_BODY_BYTES
+from torpor.socket_api.http.connections import MAX_BODY_BYTES
 from torpor.tests.model_making import write_model
 from torpor.tests.socket_api.loop_gaps import Gap, gaps_in
 from torpor.tests.socket_api.real_daemon import RealDaemon, served

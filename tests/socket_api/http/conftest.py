@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torpor.socket_api.http.limits import HttpLimits
+from torpor.socket_api.http.connections import HttpLimits
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread
 from torpor.tests.socket_api.real_daemon import RealDaemon
 

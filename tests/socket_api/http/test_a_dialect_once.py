@@ -24,10 +24,8 @@ from starlette.types import Send
 
 from ...daemon.api.events import TokenEvent
 from ...errors import TorporError
-from .answering import Order, Telling, answer, event_bytes
-from .desk import desk_of
+from .answering import Order, answer
 from .errors import error_map
-from .fields import Body, ignored_of, read_fields
 from .routing import Posted, Sending
 from .turns import Answered, Turn
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.events import TokenEvent
-from torpor.socket_api.http.limits import MAX_BODY_BYTES
+from torpor.socket_api.http.connections import MAX_BODY_BYTES
 from torpor.tests.socket_api.http.answers import says
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread, asked
 

@@ -14,7 +14,7 @@ from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.api.recalling import RecalledMessage, RecalledPiece, RecallRequest, RecallResult
 from torpor.daemon.errors import AnswerNotFound
-from torpor.socket_api.http.limits import MAX_BODY_BYTES
+from torpor.socket_api.http.connections import MAX_BODY_BYTES
 from torpor.tests.socket_api.http.answers import (
     ADD,
     TOLD,

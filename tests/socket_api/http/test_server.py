@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from torpor.socket_api.errors import PortInUse, SocketInUse
-from torpor.socket_api.http.limits import HttpLimits
+from torpor.socket_api.http.connections import HttpLimits
 from torpor.socket_api.http.server import HttpServer
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread, UnixConnection, asked
 from torpor.tests.socket_api.server_rig import Here

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 from torpor.socket_api.errors import InvalidRequest
-from torpor.socket_api.http import bodies, json_reading
-from torpor.socket_api.http.json_reading import require_bounded
-from torpor.socket_api.http.limits import MAX_BODY_BYTES, MAX_BODY_DEPTH
+from torpor.socket_api.http import json_reading, requests
+from torpor.socket_api.http.connections import MAX_BODY_BYTES
+from torpor.socket_api.http.json_reading import MAX_BODY_DEPTH, require_bounded
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread
 
 MOST_VALUES = 2_000
@@ -154,7 +154,7 @@ def test_fields_without_effect_take_no_room_while_the_answer_is_written(
     begin: Begin, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """Else a client's large bodies would keep those of all others out until its long answers end."""
-    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 100_000)
+    monkeypatch.setattr(requests, "MAX_BODY_BYTES", 100_000)
     server = begin(max_bodies_bytes=200_000, free_body_bytes=0, body_timeout_s=5.0)
     said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "input": "hi"}
     large = {**said, "pad": "x" * 90_000}
@@ -171,7 +171,7 @@ def test_fields_without_effect_take_no_room_while_the_answer_is_written(
 
 
 def test_what_is_kept_of_a_body_still_counts(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 100_000)
+    monkeypatch.setattr(requests, "MAX_BODY_BYTES", 100_000)
     server = begin(max_bodies_bytes=200_000, free_body_bytes=0, body_timeout_s=0.2)
     server.do(server.service.hold)
     working = [server.on_unix() for _ in range(2)]
@@ -187,7 +187,7 @@ def test_what_is_kept_of_a_body_still_counts(begin: Begin, monkeypatch: pytest.M
 
 def test_the_first_bytes_of_a_body_wait_for_nobody(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A usual request is answered beside large bodies that take all room."""
-    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 100_000)
+    monkeypatch.setattr(requests, "MAX_BODY_BYTES", 100_000)
     server = begin(max_bodies_bytes=200_000, free_body_bytes=2_000, body_timeout_s=0.2)
     server.do(server.service.hold)
     working = [server.on_unix() for _ in range(2)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.limits import MAX_CHECKPOINTS, MAX_KEEP_AWAKE_S
-from torpor.socket_api.http.marks import Marks
+from torpor.socket_api.http.requests import Marks
 from torpor.tests.socket_api.http.answers import asked_for
 from torpor.tests.socket_api.http.http_rig import HttpThread
 

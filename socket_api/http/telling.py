@@ -1,18 +1,96 @@
-"""The log-probabilities of an answer's text, in the shapes of OpenAI's APIs.
+"""Telling an answer: what the APIs have in common.
 
-Told are those of the tokens that the text is made of: none of thinking, of calls, of a stop string, and of blanks that
-no client is shown. A token of which the text has a part is told whole.
+Owns the shape of an event, of a call of a tool that takes a string, and of log-probabilities. Told are those of the
+tokens that the text is made of: none of thinking, of calls, of a stop string, and of blanks that no client is shown. A
+token of which the text has a part is told whole.
 """
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...daemon.api.events import TokenEvent
+from ...daemon.api.events import ProgressEvent, TokenEvent
 from ...daemon.api.logprobs import Likelihood, TokenLogprobs
+from ...errors import TorporError
+from .requests import CUSTOM
+from .turns import Answered, Asking
+
+_LINE_ENDS: Final = {each: f"\\u{each:04x}" for each in (0x85, 0x2028, 0x2029)}
+"""Many clients end a line there, too, and an event is a line. JSON has escapes for them."""
+
+
+class Telling(ABC):
+    """How an API tells an answer. `asking` is set before anything is told. reasoning_tokens: those of thinking, so far.
+    untold: the log-probabilities of an answer that is no stream; those of a stream are the API's own to note."""
+
+    asking: Asking
+    reasoning_tokens = 0
+
+    def __init__(self) -> None:
+        self.untold = Untold()
+
+    def note(self, event: TokenEvent) -> None:
+        """Note a token of an answer that is no stream."""
+        self.untold.add(event)
+
+    @abstractmethod
+    def whole(self, answered: Answered) -> Mapping[str, Any]:
+        """The body of an answer that is no stream."""
+
+    @abstractmethod
+    def opening(self) -> bytes:
+        """The first events."""
+
+    @abstractmethod
+    def token(self, event: TokenEvent) -> bytes:
+        """The events of one token; often none."""
+
+    def progress(self, event: ProgressEvent) -> bytes:
+        """The events of how far the reading is; none unless an API has such."""
+        return b""
+
+    @abstractmethod
+    def silence(self) -> bytes:
+        """An event that says nothing."""
+
+    @abstractmethod
+    def closing(self, answered: Answered) -> bytes:
+        """The last events."""
+
+    @abstractmethod
+    def failure(self, error: TorporError) -> bytes:
+        """The last events of an answer that failed."""
+
+
+def event_bytes(data: Mapping[str, Any], name: str = "") -> bytes:
+    """One server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    told = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_LINE_ENDS)
+    return f"{head}data: {told}\n\n".encode()
+
+
+# --- tools that take a string
+
+
+def takes_string(told_as: str) -> bool:
+    """Whether it is such a tool whose calls are told as this."""
+    return told_as.partition(":")[0] == CUSTOM
+
+
+def string_of(arguments: Mapping[str, Any]) -> str:
+    """The string of a call; all of its arguments as JSON, where a model has given others."""
+    given = arguments.get("input")
+    is_alone = isinstance(given, str) and len(arguments) == 1
+    return str(given) if is_alone else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+
+
+# --- log-probabilities
+
 
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 

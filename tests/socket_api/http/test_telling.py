@@ -26,7 +26,7 @@ from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.control_tokens import ControlTokens, settle_control_tokens
 from torpor.daemon.models.marks import Marks
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER, LoadedModel
-from torpor.socket_api.http.logprobs import Told, Untold, columns_of, each_of
+from torpor.socket_api.http.telling import Told, Untold, columns_of, each_of
 from torpor.tests.model_making import CHAT_TEMPLATE, write_tokenizer
 
 CALL = ToolCall("f", {}, "c")

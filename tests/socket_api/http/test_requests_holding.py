@@ -11,7 +11,7 @@ from torpor.daemon.api.conversing import ConverseRequest, MeasureResult
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.errors import InvalidConstraint
 from torpor.socket_api.errors import InvalidRequest
-from torpor.socket_api.http.holding import choice_of, constraint_of
+from torpor.socket_api.http.requests import choice_of, constraint_of
 from torpor.tests.socket_api.http.answers import measures
 from torpor.tests.socket_api.http.http_rig import HttpThread
 
