@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
+from unittest import mock
 
 from blake3 import blake3
 from torpor.memvid.disk import durable
@@ -457,6 +458,20 @@ def meanwhile(owner: Any, name: str, act: Callable[[], object], *, at: int = 1, 
         else:
             setattr(owner, name, own)
     assert happened, f"{name} was called less than {at} times"
+
+
+@contextlib.contextmanager
+def unread(file: Path, call: str, number: int) -> Iterator[None]:
+    """The system does not read a file meanwhile: such a call of `os` fails with this errno."""
+    inode, real = file.stat(), getattr(os, call)
+
+    def refuse(fd: int, *args: Any) -> Any:
+        if os.path.samestat(os.fstat(fd), inode):
+            raise OSError(number, os.strerror(number))
+        return real(fd, *args)
+
+    with mock.patch.object(os, call, refuse):
+        yield
 
 
 @contextlib.contextmanager

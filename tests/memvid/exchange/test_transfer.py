@@ -882,26 +882,6 @@ def test_an_import_makes_a_stripped_version_whole_and_it_stays_so(store: Store, 
     assert store.import_file(target).blocks_new == 0
 
 
-@pytest.mark.parametrize("how", ["damaged", "missing"])
-def test_while_marks_cannot_be_read_no_version_that_is_there_is_imported(
-    store: Store, store_path: Path, target: Path, how: str
-) -> None:
-    """It may be stripped by them: then the next repack would let go of what the import has brought, once they are put
-    back."""
-    sleep(store)
-    store.export_session(URI, None, target)
-    store.strip(URI)
-    marks = store_path / "marks.json"
-    good = marks.read_bytes()
-    marks.write_bytes(b"damaged") if how == "damaged" else marks.unlink()
-    with pytest.raises(errors.CorruptMarks if how == "damaged" else errors.MarksLost):
-        store.import_file(target)
-    marks.write_bytes(good)
-    store.import_file(target)
-    store.repack(policy=CLEARING)
-    require_awake(store, 300)
-
-
 def test_an_import_under_a_name_whose_first_version_is_being_written_is_refused(store: Store, target: Path) -> None:
     sleep(store, uri=OTHER_URI, seed=1)
     store.export_session(OTHER_URI, None, target)

@@ -140,25 +140,6 @@ def test_an_awake_session_whose_parent_was_pruned_can_sleep_whole(store: Store) 
     require_awake(store, 500)
 
 
-@pytest.mark.parametrize("how", ["damaged", "missing"])
-def test_without_marks_nothing_is_dropped(store: Store, store_path: Path, how: str) -> None:
-    four_versions(store)
-    sleep(store, 900, unread=3)
-    store.tag(URI, 1, "first")
-    marks = store_path / "marks.json"
-    if how == "missing":
-        marks.unlink()
-    else:
-        making.put(marks, marks.read_bytes()[:-3])
-    before = names(store_path)
-    for act in (lambda: store.prune(LAST), lambda: store.drop_stand_ins(URI)):
-        with pytest.raises((errors.CorruptMarks, errors.MarksLost)):
-            act()
-    assert (versions(store), names(store_path)) == ([1, 2, 3, 4, 5], before)
-    store.delete_session(URI)  # which is no rule but a wish
-    assert store.find_session(URI) is None
-
-
 def test_a_prune_that_is_cut_off_has_dropped_only_what_no_rule_keeps_and_another_one_does_the_rest(
     store: Store, tmp_path: Path
 ) -> None:

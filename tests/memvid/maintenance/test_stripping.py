@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from torpor.memvid.errors import BlockMissing, MarksLost, StoreError, StoreIoError
+from torpor.memvid.errors import BlockMissing, StoreError, StoreIoError
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.maintenance import stripping
 from torpor.memvid.maintenance.repack_plan import CLEARING
@@ -139,15 +139,6 @@ def test_turns_that_come_behind_a_stripped_version_keep_what_is_there(store: Sto
         assert ledger(store) == token_ids(0, 532)
         with store.open_session(URI) as reader:
             assert reader.whole_up_to() == 512
-
-
-def test_without_marks_nothing_is_stripped(store: Store) -> None:
-    sleep(store, 512)
-    Path(store.path, "marks.json").unlink()
-    with pytest.raises(MarksLost):
-        store.strip(URI)
-    store.repack(policy=CLEARING)
-    require_awake(store, 512)
 
 
 def test_a_mark_that_cannot_be_written_strips_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,9 +151,7 @@ def test_a_damaged_manifest_that_is_put_right_makes_its_version_whole(place: Pat
     flip(place / "versions" / f"{TORN}.mvm", 64 + 100)  # behind its header, where the fixture's maker flipped it
     with Store.open(place, writable=True) as store:
         assert all(TORN not in finding.path for finding in store.opening.unreadable)
-        with store.open_session(format_1.TORN_URI) as reader:
-            assert reader.tokens() == making.token_ids(0, 300, 5)
-            assert making.contents(reader) == making.expected(300, seed=5, **SMALL)
+        making.require_awake(store, 300, uri=format_1.TORN_URI, seed=5, **SMALL)
 
 
 def test_an_older_torpor_refuses_it_and_a_reader_waits_for_it(place: Path) -> None:
@@ -337,8 +335,7 @@ def test_two_bundles_that_were_swapped_are_both_versions(small: Path) -> None:
     with Store.open(small, writable=True) as store:
         assert rows(store) == wanted
         assert store.opening.unreadable == ()
-        with store.open_session(OTHER_URI) as reader:
-            assert reader.tokens() == making.token_ids(0, 300, 2)
+        require_other(store)
 
 
 def test_a_bundle_with_another_one_in_its_place_is_a_damaged_version(small: Path) -> None:
@@ -347,8 +344,7 @@ def test_a_bundle_with_another_one_in_its_place_is_a_damaged_version(small: Path
     with Store.open(small, writable=True) as store:
         assert {finding.code for finding in store.opening.unreadable} == {"bundle_mismatch", "truncated"}
         assert store.repack().bytes_freed == 0
-        with store.open_session(OTHER_URI) as reader:
-            assert reader.tokens() == making.token_ids(0, 300, 2)
+        require_other(store)
 
 
 def put_in(place: Path, file: Path, bundle_id: str) -> None:
@@ -361,6 +357,11 @@ def put_in(place: Path, file: Path, bundle_id: str) -> None:
 def rival(path: Path) -> Path:
     """Another store, in which the other session's first version has other tokens, and is younger: its file."""
     return bundle_of(case("rival", path), OTHER_URI)
+
+
+def require_other(store: Store) -> None:
+    """The other session of the small store is whole."""
+    making.require_awake(store, 300, uri=OTHER_URI, seed=2, **SMALL)
 
 
 def require_rivals(place: Path, file: Path) -> None:
@@ -377,12 +378,6 @@ def require_rivals(place: Path, file: Path) -> None:
             assert making.contents(reader) == making.expected(300, seed=2, **SMALL)
 
 
-def test_two_bundles_for_one_version_are_two_versions_and_neither_loses_its_blocks(small: Path, tmp_path: Path) -> None:
-    file = rival(tmp_path / "later")
-    put_in(small, file, file.stem)
-    require_rivals(small, file)
-
-
 def quarantined(small: Path, file: Path, ending: str = ".mvb") -> Path:
     target = small / "quarantine" / f"{file.stem}{ending}.1"
     target.parent.mkdir(mode=0o700, exist_ok=True)
@@ -390,30 +385,27 @@ def quarantined(small: Path, file: Path, ending: str = ".mvb") -> Path:
     return target
 
 
-def test_a_version_in_quarantine_comes_in_beside_one_with_its_number(small: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_in_quarantine", [False, True])
+def test_two_bundles_for_one_version_are_two_versions_and_neither_loses_its_blocks(
+    small: Path, tmp_path: Path, is_in_quarantine: bool
+) -> None:
     file = rival(tmp_path / "later")
-    quarantined(small, file)
+    if is_in_quarantine:
+        quarantined(small, file)
+    else:
+        put_in(small, file, file.stem)
     require_rivals(small, file)
 
 
-def test_a_version_in_quarantine_comes_in_with_its_frames(small: Path) -> None:
-    wanted, file = rows_in(small), bundle_of(small, URI)
-    quarantined(small, file)
-    with Store.open(small, writable=True) as store:
-        assert rows(store) == wanted
-        with store.open_session(URI) as reader:
-            assert reader.tokens() == making.token_ids(0, 600)
-            assert making.contents(reader) == making.expected(600, **SMALL)
-
-
-@pytest.mark.parametrize("ending", [".mvr", ".mvd"])
-def test_blocks_in_quarantine_come_in_and_no_version(small: Path, ending: str) -> None:
-    second = bundle_of(small, URI, 2)
+@pytest.mark.parametrize(("ending", "versions"), [(".mvb", [1, 2]), (".mvr", [2]), (".mvd", [2])])
+def test_blocks_in_quarantine_come_in_and_a_version_with_them_if_it_was_one(
+    small: Path, ending: str, versions: list[int]
+) -> None:
+    wanted = [(*each,) for each in rows_in(small) if each[0] != str(URI) or each[1] in versions]
     quarantined(small, bundle_of(small, URI), ending)
     with Store.open(small, writable=True) as store:
-        assert [row.bundle_id.hex() for row in store.versions(URI)] == [second.stem]
-        with store.open_session(URI) as reader:
-            assert making.contents(reader) == making.expected(600, **SMALL)
+        assert rows(store) == wanted
+        making.require_awake(store, 600, **SMALL)
 
 
 def test_a_damaged_live_file_gives_way_to_a_right_one_in_quarantine(small: Path) -> None:
@@ -421,8 +413,7 @@ def test_a_damaged_live_file_gives_way_to_a_right_one_in_quarantine(small: Path)
     good = format_1.damage_manifest(file)
     making.put(small / "quarantine" / f"{file.name}.3", good)
     with Store.open(small, writable=True) as store:
-        with store.open_session(OTHER_URI) as reader:
-            assert reader.tokens() == making.token_ids(0, 300, 2)
+        require_other(store)
         assert [finding.path for finding in store.opening.unreadable] == [str(file)]
     assert file.read_bytes() == good
     assert (small / "damaged" / file.name).is_file()
@@ -447,10 +438,8 @@ def test_a_second_copy_in_quarantine_is_kept_and_costs_no_version(small: Path, l
             assert rows(store) == wanted
         store.repair()
         assert rows(store) == wanted
-        with store.open_session(OTHER_URI) as reader:
-            assert making.contents(reader) == making.expected(300, seed=2, **SMALL)
-        with store.open_session(URI) as reader:
-            assert making.contents(reader) == making.expected(600, **SMALL)
+        require_other(store)
+        making.require_awake(store, 600, **SMALL)
 
 
 def test_a_damaged_version_in_quarantine_is_damaged_and_keeps_its_turns(place: Path) -> None:
@@ -561,24 +550,20 @@ def test_a_bundle_that_cannot_be_opened_now_ends_the_opening_and_nothing_is_give
 
 @pytest.mark.parametrize(("failure", "ends"), [(errno.EACCES, True), (errno.EIO, False)])
 def test_a_bundle_that_the_system_does_not_read_is_damaged_only_if_its_disk_says_so(
-    small: Path, monkeypatch: pytest.MonkeyPatch, failure: int, ends: bool
+    small: Path, failure: int, ends: bool
 ) -> None:
-    wanted, inode = rows_in(small), bundle_of(small, OTHER_URI).stat().st_ino
-    real = os.pread
-
-    def pread(fd: int, size: int, at: int) -> bytes:
-        if os.fstat(fd).st_ino == inode:
-            raise OSError(failure, "injected")
-        return real(fd, size, at)
-
-    monkeypatch.setattr(os, "pread", pread)
+    wanted = rows_in(small)
+    with making.unread(bundle_of(small, OTHER_URI), "pread", failure):
+        if ends:
+            with pytest.raises(errors.StoreIoError):
+                Store.open(small, writable=True)
+        else:
+            with Store.open(small, writable=True) as store:
+                assert rows(store) != wanted
+                assert store.opening.unreadable
     if ends:
-        with pytest.raises(errors.StoreIoError):
-            Store.open(small, writable=True)
-        monkeypatch.undo()
-    with Store.open(small, writable=True) as store:
-        assert (rows(store) == wanted) == ends
-        assert bool(store.opening.unreadable) != ends
+        with Store.open(small, writable=True) as store:
+            assert rows(store) == wanted
 
 
 def test_notes_stay_until_the_index_tells_what_they_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -608,20 +593,10 @@ def test_a_damaged_note_is_told_and_kept_and_no_pack_goes_that_its_version_may_n
     assert (place / "damaged" / note.name).read_bytes() == bad
 
 
-def test_a_note_that_is_not_read_now_ends_the_opening_and_is_not_given_up(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inode, real = (place / "absent" / f"{missing_in(place)}.json").stat().st_ino, os.read
-
-    def read(fd: int, size: int) -> bytes:
-        if os.fstat(fd).st_ino == inode:
-            raise OSError(errno.EIO, "injected")
-        return real(fd, size)
-
-    monkeypatch.setattr(os, "read", read)
-    with pytest.raises(errors.StoreIoError):
+def test_a_note_that_is_not_read_now_ends_the_opening_and_is_not_given_up(place: Path) -> None:
+    note = place / "absent" / f"{missing_in(place)}.json"
+    with making.unread(note, "read", errno.EIO), pytest.raises(errors.StoreIoError):
         Store.open(place, writable=True)
-    monkeypatch.undo()
     with Store.open(place, writable=True) as store:
         assert [row.version for row in store.versions(LOST_URI)] == [1, 2]
 
@@ -650,8 +625,7 @@ def test_a_carried_over_store_forgets_sleeps_and_repacks_until_the_old_folder_is
         assert any(secret in file.read_bytes() for file in small.rglob("*.mvb"))
         assert store.forget(OTHER_URI).problems == ()
         assert not any(secret in file.read_bytes() for file in small.rglob("*") if file.is_file())
-        with store.open_session(URI, 1) as reader:
-            assert making.contents(reader) == making.expected(300, **SMALL)
+        making.require_awake(store, 300, version=1, **SMALL)
         assert store.verify(deep=True).findings == ()
         store.delete_session(URI)
         store.repack()
@@ -723,9 +697,7 @@ def test_a_bundle_that_is_put_back_makes_its_version_whole_without_a_command(sma
     making.put(bundle, good)
     with Store.open(small, writable=True) as store:
         assert store.opening.unreadable == ()
-        with store.open_session(OTHER_URI) as reader:
-            assert reader.tokens() == making.token_ids(0, 300, 2)
-            assert making.contents(reader) == making.expected(300, seed=2, **SMALL)
+        require_other(store)
 
 
 def test_a_bundle_of_a_deleted_version_that_is_put_back_is_a_pack_alone(small: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -580,14 +579,7 @@ def test_a_journal_that_is_kept_waits_for_the_turns_of_the_other_one(path: Path)
 def test_a_journal_that_the_disk_does_not_give_shuts_the_store_to_writers_alone(path: Path) -> None:
     with Store.open(path, writable=True) as store:
         store.acknowledge([turn(store, 5)])
-    real = os.pread
-
-    def broken(fd: int, count: int, offset: int) -> bytes:
-        if os.path.samestat(os.fstat(fd), journal_file(path).stat()):
-            raise OSError(errno.EIO, "Input/output error")
-        return real(fd, count, offset)
-
-    with mock.patch.object(os, "pread", broken):
+    with making.unread(journal_file(path), "pread", errno.EIO):
         with pytest.raises(errors.StoreIoError, match="Put the disk right"):
             Store.open(path, writable=True)
         with Store.open(path, writable=False) as reader:

@@ -25,7 +25,7 @@ from torpor.memvid.format.identity import Identity
 from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.format.records import Receipt
 from torpor.memvid.index.index import Index
-from torpor.memvid.limits import MAX_TOKENS, MAX_VERSION
+from torpor.memvid.limits import MAX_TOKENS
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing import sleeping
@@ -497,14 +497,6 @@ def test_the_number_of_a_version_whose_manifest_is_missing_is_not_given_again(st
         away.rename(file)
         require_awake(again, 400, version=2)
         require_awake(again, 500)
-
-
-def test_the_largest_number_is_the_last(store: Store) -> None:
-    with mock.patch("torpor.memvid.writing.core.MAX_VERSION", 1):
-        sleep(store, 300)
-        with pytest.raises(errors.LimitExceeded, match="largest version number"):
-            sleep(store, 300)
-    assert sleep(store, 300).version == 2 < MAX_VERSION
 
 
 @pytest.mark.parametrize("by_id", [False, True])
