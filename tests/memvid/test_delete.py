@@ -306,51 +306,6 @@ def test_what_manifests_need_is_read_before_others_have_to_wait(
         assert was_read[0]
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "link", "fifo", "folder", "other"])
-def test_while_a_manifest_cannot_be_read_no_pack_goes(
-    store: Store, shared: tuple[Receipt, Receipt], tmp_path: Path, damage: str
-) -> None:
-    first, second = shared
-    file, pack = manifest_path(store, second.bundle_id), making.pack_of(store, first)
-    away = Path(shutil.copy2(file, tmp_path / "away"))
-    if damage == "other":
-        shutil.copy2(manifest_path(store, first.bundle_id), file)
-    else:
-        making.HARMS[damage](file, tmp_path / "aside")
-    store = reopened(store, anew=True)
-    (finding,) = store.opening.unreadable
-    assert finding.path == str(file)
-    (problem,) = store.delete_session(URI).problems
-    assert problem.path == str(file)
-    assert pack.exists()
-    shutil.rmtree(file) if damage == "folder" else file.unlink()
-    away.rename(file)
-    with reopened(store) as again:
-        require_awake(again, 900, uri=OTHER_URI)
-        assert again.delete_session(OTHER_URI).problems == ()
-        assert names(store.path) == set()
-
-
-@pytest.mark.parametrize("opened", [True, False])
-def test_while_a_manifest_is_missing_no_pack_goes_and_it_may_be_put_back(
-    store: Store, shared: tuple[Receipt, Receipt], tmp_path: Path, opened: bool
-) -> None:
-    _, second = shared
-    file = manifest_path(store, second.bundle_id)
-    away = file.rename(tmp_path / "away")
-    if opened:
-        store = reopened(store)
-        assert [finding.code for finding in store.opening.unreadable] == ["bundle_missing"]
-        assert str(OTHER_URI) in store.opening.unreadable[0].message
-    (problem,) = store.delete_session(URI).problems
-    assert (problem.path, "torpor rm" in problem.message) == (str(file), True)
-    with pytest.raises(errors.BundleMissing, match="is missing"):
-        store.open_session(OTHER_URI)
-    away.rename(file)
-    require_awake(store, 900, uri=OTHER_URI)
-    store.close()
-
-
 def test_a_missing_version_can_be_deleted_and_then_packs_go_again(
     store: Store, shared: tuple[Receipt, Receipt]
 ) -> None:

@@ -224,19 +224,6 @@ def test_a_version_that_is_being_written_is_told(store: Store) -> None:
     assert codes(report) == {"versions": forgetting.STILL_OPEN}
 
 
-def test_while_needs_are_unknown_nothing_goes_from_packs_and_it_is_told(store: Store) -> None:
-    secret(store, 600)
-    lost = manifest_path(store, sleep(store, 512, uri=FORK_URI, seed=5).bundle_id)
-    good = lost.read_bytes()
-    lost.unlink()
-    report = store.forget(SECRET)
-    assert codes(report) == {lost.name: "bundle_missing"}
-    put(lost, good)
-    require_awake(store, 512, uri=FORK_URI, seed=5)
-    assert store.forget(SECRET).problems == ()
-    require_gone(store, shared=2)
-
-
 def test_a_dry_run_of_a_session_with_a_damaged_manifest_says_what_the_forget_then_does(store: Store) -> None:
     """That goes too, so what it needs, which nobody can tell, keeps nothing."""
     sleep(store)

@@ -302,25 +302,6 @@ def test_an_unreadable_pack_is_told_and_left(store: Store) -> None:
         assert store.repack().problems == (), "it was moved away by hand"
 
 
-@pytest.mark.parametrize("damage", ["missing", "damaged"])
-def test_while_a_manifest_is_missing_or_damaged_nothing_goes(store: Store, damage: str) -> None:
-    sleep(store)
-    lost = sleep(store, uri=OTHER_URI, seed=1)
-    path = manifest_path(store, lost.bundle_id)
-    good = path.read_bytes()
-    path.unlink() if damage == "missing" else flip(path, 100)
-    store = reopened(store, anew=damage == "damaged")
-    store.tag(URI, 1, "kept")
-    before = names(store.path)
-    report = store.repack(policy=CLEARING)
-    assert [finding.path for finding in report.problems] == [str(path)]
-    assert names(store.path) == before
-    put(path, good)
-    assert store.repack(policy=CLEARING).actions == ()
-    require_awake(store, 300, uri=OTHER_URI, seed=1)
-    store.close()
-
-
 def test_strips_of_versions_that_are_gone_go_and_others_stay(store: Store) -> None:
     first, second = sleep(store), sleep(store, 400)
     store.strip(URI)
