@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -135,37 +134,6 @@ def test_no_turn_is_acknowledged_behind_a_version_that_goes_meanwhile(
 
 
 # --- order, crashes and failures
-
-
-def removals(store: Store, work: Callable[[], object]) -> list[str]:
-    """The names that leave the store, and the flushes of folders, in order."""
-    told: list[str] = []
-    unlink, sync, root = os.unlink, durable._sync, Path(store.path)
-
-    def note_unlink(name: str, **at: Any) -> None:
-        told.append(name)
-        unlink(name, **at)
-
-    def note_sync(fd: int, path: str) -> None:
-        told.append(f"flush {Path(path).relative_to(root)}")
-        sync(fd, path)
-
-    with mock.patch.object(os, "unlink", note_unlink), mock.patch.object(durable, "_sync", note_sync):
-        work()
-    return [one for one in told if not one.endswith(".tmp")]
-
-
-def test_the_index_file_goes_before_a_manifest_and_manifests_before_packs(store: Store) -> None:
-    first = sleep(store, 300)
-    second = sleep(store, 600, before=first)
-    packs = sorted(Path(name).name for name in names(store.path) if name.startswith("packs"))
-    store = reopened(store)
-    manifests = [manifest_path(store, one.bundle_id).name for one in (first, second)]
-    with store:
-        assert removals(store, lambda: store.delete_session(URI)) == [
-            "index.sqlite", "flush .", manifests[0], "flush versions", manifests[1], "flush versions", *packs,
-            "flush packs",
-        ]  # fmt: skip
 
 
 def test_a_delete_that_is_cut_off_at_any_step_is_as_it_was_or_lacks_its_oldest_versions(

@@ -45,15 +45,6 @@ def write(store: Store, uri: SessionUri, blocks: Iterable[BlockDraft], tokens: i
 # --- flushes
 
 
-def test_a_small_sleep_costs_four_flushes_in_this_order(store: Store) -> None:
-    with making.flushes() as told:
-        sleep(store, 300)
-    pack, manifest, packs, versions = told
-    assert (Path(pack).suffix, Path(manifest).suffix) == (".tmp", ".tmp")
-    assert Path(pack).parent == Path(packs) == Path(store.path, "packs")
-    assert Path(manifest).parent == Path(versions) == Path(store.path, "versions")
-
-
 def test_a_fork_and_a_version_of_a_ledger_cost_two_flushes(store: Store) -> None:
     first = sleep(store, 512)
     for work in (
@@ -67,35 +58,6 @@ def test_a_fork_and_a_version_of_a_ledger_cost_two_flushes(store: Store) -> None
         assert [Path(path).parent.name for path in told] == ["versions", "store"], told
         assert receipt.bytes_written == making.manifest_path(store, receipt.bundle_id).stat().st_size < 2000
         assert len(names(store.path) - before) == 1
-
-
-def test_a_pack_has_its_name_durably_before_the_manifest_has(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, set[str]]] = []
-    publish = StoreFolder.publish
-
-    def look(folder: StoreFolder, temp: durable.TempFile, name: str) -> None:
-        assert temp.path in told, "it is flushed before it has its name"
-        publish(folder, temp, name)
-        assert told[-1] == str(Path(store.path, name).parent), "and its folder after"
-        seen.append((name, {one for one in names(store.path) if not one.endswith(".tmp")}))
-
-    monkeypatch.setattr(StoreFolder, "publish", look)
-    with making.flushes() as told:
-        receipt = sleep(store, 300)
-    (pack, after_pack), (manifest, _) = seen
-    assert (pack[:6], after_pack) == ("packs/", {pack})
-    assert manifest == str(making.manifest_path(store, receipt.bundle_id).relative_to(store.path))
-
-
-def test_the_index_tells_of_a_version_only_once_it_is_durable(store: Store) -> None:
-    with making.flushes() as told:
-
-        def look() -> None:
-            assert len(told) == 4
-            assert store.find_session(URI) is None
-
-        with making.meanwhile(Index, "add", look):
-            sleep(store, 300)
 
 
 # --- what is referred to
@@ -266,39 +228,6 @@ def failing_at(call: str, at: int, error: Exception) -> contextlib.AbstractConte
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 BROKEN = OSError(errno.EIO, "Input/output error")
-
-
-@pytest.mark.parametrize(
-    ("call", "at", "error", "kind"),
-    [
-        *(("writev", at, FULL, errors.NoSpace) for at in range(1, 5)),
-        ("pwrite", 1, FULL, errors.NoSpace),
-        *(("rename", at, FULL, errors.NoSpace) for at in (1, 2)),
-        *(("fsync", at, BROKEN, errors.DurabilityLost) for at in (1, 2, 3, 4)),
-        ("dup", 1, OSError(errno.EMFILE, "Too many open files"), errors.StoreIoError),
-    ],
-)
-@pytest.mark.parametrize("again", [False, True])
-def test_a_sleep_that_fails_leaves_nothing_behind_and_takes_nothing(
-    store: Store, call: str, at: int, error: OSError, kind: type[errors.StoreError], again: bool
-) -> None:
-    first = sleep(store, 600)
-    before = names(store.path)
-    with failing_at(call, at, error), pytest.raises(kind):
-        sleep(store, 900, before=first) if again else sleep(store, 900, uri=OTHER_URI, seed=1)
-    assert names(store.path) == before
-    assert [row.version for row in store.versions(URI)] == [1]
-    assert store.find_session(OTHER_URI) is None
-    assert not store._core.pins.blocks()
-    assert store._core.index.pack_sizes().keys() == {name for name in before if name.startswith("packs/")}
-    require_awake(store, 600)
-    if kind is errors.DurabilityLost:
-        with pytest.raises(errors.DurabilityLost):
-            sleep(store, 900)
-        store = reopened(store)
-    with store:
-        assert sleep(store, 900, before=first).version == 2
-        require_awake(store, 900)
 
 
 @pytest.mark.parametrize("step", ["add_pack", "add"])
