@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from safetensors import safe_open
@@ -15,9 +13,8 @@ from torpor.memvid import errors
 from torpor.memvid.exchange import tensor_file
 from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.memvid.store import Store
-from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.store_making import URI, drafts, meanwhile, sleep, write
+from torpor.tests.memvid.store_making import URI, drafts, sleep, write
 
 
 @pytest.fixture
@@ -235,81 +232,6 @@ def test_what_would_not_fit_is_refused_before_anything_is_written(
     with pytest.raises(errors.LimitExceeded):
         store.export_tensors(URI, None, target)
     assert os.listdir(target.parent) == []
-
-
-def test_a_file_that_is_there_is_left_unless_it_shall_be_replaced(store: Store, target: Path) -> None:
-    sleep(store, 300)
-    target.write_text("mine")
-    with pytest.raises(errors.TargetExists):
-        store.export_tensors(URI, None, target)
-    assert target.read_text() == "mine"
-    store.export_tensors(URI, None, target, replacing=True)
-    assert "tokens" in parsed(target)[1]
-    target.unlink()
-    target.mkdir()
-    with pytest.raises(errors.TargetExists):
-        store.export_tensors(URI, None, target, replacing=True)
-
-
-def test_no_tensors_are_written_into_the_store_nor_of_a_session_that_is_not_there(store: Store, target: Path) -> None:
-    sleep(store, 300)
-    with pytest.raises(errors.UnsafePath):
-        store.export_tensors(URI, None, Path(store.path) / "x", replacing=True)
-    with pytest.raises(errors.SessionNotFound):
-        store.export_tensors(URI, 9, target)
-    with pytest.raises(errors.SessionNotFound):
-        store.export_tensors(SessionUri("default", "nobody"), None, target)
-    assert os.listdir(target.parent) == []
-
-
-@pytest.mark.parametrize("replacing", [False, True])
-def test_a_damaged_block_ends_it_and_nothing_is_left(store: Store, target: Path, replacing: bool) -> None:
-    receipt = sleep(store, 300)
-    making.spoil(store, receipt, 0)
-    if replacing:
-        target.write_text("mine")
-    with pytest.raises(errors.CorruptBlock):
-        store.export_tensors(URI, None, target, replacing=replacing)
-    assert os.listdir(target.parent) == ([target.name] if replacing else [])
-    assert not replacing or target.read_text() == "mine"
-
-
-@pytest.mark.parametrize(("failure", "kind"), [(errno.ENOSPC, errors.NoSpace), (errno.EIO, errors.StoreIoError)])
-def test_a_failed_write_leaves_nothing(store: Store, target: Path, failure: int, kind: type[errors.StoreError]) -> None:
-    sleep(store, 600)
-    injected = mock.Mock(side_effect=OSError(failure, "injected"))
-    with meanwhile(os, "pwrite", injected, at=9), pytest.raises(kind):
-        store.export_tensors(URI, None, target)
-    assert os.listdir(target.parent) == []
-    assert store._core.writable
-
-
-@pytest.mark.parametrize("replacing", [False, True])
-@pytest.mark.parametrize("at", [1, 2])
-def test_it_is_flushed_before_it_gets_its_name(
-    store: Store, target: Path, at: int, replacing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sleep(store, 300)
-    if replacing:
-        target.write_text("mine")
-    real, there = os.fsync, []
-
-    def fsync(fd: int) -> None:
-        there.append(target.exists() and target.stat().st_size > 4)
-        if len(there) == at:
-            raise OSError(errno.EIO, "injected")
-        real(fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(errors.DurabilityLost) as refusal:
-        store.export_tensors(URI, None, target, replacing=replacing)
-    monkeypatch.undo()
-    assert there == [False, True][:at]  # the file before it has its name, the folder after it
-    assert ("removed" in refusal.value.message) == (not replacing)
-    if replacing and at == 1:
-        assert target.read_text() == "mine"
-    assert os.listdir(target.parent) == ([target.name] if replacing else [])
-    assert store._core.writable
 
 
 def test_short_writes_are_gone_on_with(store: Store, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,24 +106,6 @@ def test_an_export_is_one_pack_with_all_blocks_and_the_manifest(store: Store, ta
     assert os.listdir(target.parent) == [target.name]
 
 
-def test_an_older_version_is_exported_by_its_number(store: Store, target: Path) -> None:
-    first = sleep(store, 300)
-    sleep(store, 600, before=first)
-    assert store.export_session(URI, 1, target).bundle_id == first.bundle_id
-    with pytest.raises(errors.SessionNotFound):
-        store.export_session(URI, 3, target.with_name("three"))
-    with pytest.raises(errors.SessionNotFound):
-        store.export_session(OTHER_URI, None, target.with_name("other"))
-
-
-def test_a_read_only_store_exports_beside_a_writer_and_writes_nothing(store: Store, target: Path) -> None:
-    second = sleep(store, 600, before=sleep(store, 300))
-    before = tree(store.path)
-    with Store.open(store.path, writable=False) as reader:
-        assert reader.export_session(URI, None, target).bundle_id == second.bundle_id
-    assert tree(store.path) == before
-
-
 def test_a_file_that_appears_while_the_export_runs_is_not_overwritten_on_a_disk_without_links(
     store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,57 +134,6 @@ def test_a_disk_without_links_gets_its_export_too(store: Store, target: Path, mo
     assert os.listdir(target.parent) == [target.name]
     with pack_file(target) as file:
         assert blake3(file.encoded_manifest()).digest() == second.bundle_id
-
-
-def test_nothing_is_exported_into_the_store(store: Store, tmp_path: Path) -> None:
-    sleep(store, 300)
-    place = Path(store.path)
-    (tmp_path / "link").symlink_to(place / "packs")
-    before = tree(place)
-    for inside in (place / "x", place / "packs" / "x", place / "versions" / "x", tmp_path / "link" / "x"):
-        with pytest.raises(errors.UnsafePath):
-            store.export_session(URI, None, inside)
-    assert tree(place) == before
-    store.export_session(URI, None, tmp_path / "x")  # beside it is allowed
-
-
-def test_a_damaged_block_is_not_exported_and_named(store: Store, target: Path) -> None:
-    receipt = sleep(store, 300)
-    making.spoil(store, receipt, 0)
-    with pytest.raises(errors.CorruptBlock) as refusal:
-        store.export_session(URI, None, target)
-    assert refusal.value.path == str(packs_of(store, receipt)[0])
-    assert os.listdir(target.parent) == []
-    assert store._core.writable
-
-
-@pytest.mark.parametrize(("failure", "kind"), [(errno.ENOSPC, errors.NoSpace), (errno.EIO, errors.StoreIoError)])
-def test_a_failed_write_leaves_nothing_of_an_export(
-    store: Store, target: Path, failure: int, kind: type[errors.StoreError]
-) -> None:
-    sleep(store, 300)
-    with mock.patch.object(os, "writev", side_effect=OSError(failure, "injected")), pytest.raises(kind) as refusal:
-        store.export_session(URI, None, target)
-    assert "torpor rm" not in refusal.value.message  # the file lies outside the store
-    if failure == errno.ENOSPC:
-        assert refusal.value.message.startswith(f"No room for {target}: No space left on device. ")
-        assert "Free some space there" in refusal.value.message
-    assert os.listdir(target.parent) == []
-    sleep(store, 600)
-
-
-@pytest.mark.parametrize("at", [1, 2])
-def test_an_export_that_cannot_be_flushed_is_taken_back_and_the_store_writes_on(
-    store: Store, target: Path, at: int
-) -> None:
-    """Its disk may be another one than the store's."""
-    sleep(store, 300)
-    failure = making.refusing(OSError(errno.EIO, "injected"))
-    with meanwhile(os, "fsync", failure, at=at), pytest.raises(errors.DurabilityLost):
-        store.export_session(URI, None, target)
-    assert os.listdir(target.parent) == []
-    assert store._core.writable
-    sleep(store, 600)
 
 
 def test_an_export_takes_each_block_from_a_pack_that_has_it_right(store: Store, other: Store, target: Path) -> None:
