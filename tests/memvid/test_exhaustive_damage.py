@@ -15,11 +15,8 @@ from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
 from torpor.memvid.format.blocks import BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec, span_parents
 from torpor.memvid.format.codecs import PLANES_CODE
 from torpor.memvid.format.frames import require_promised
-from torpor.memvid.format.layout import Frame, StoredSlot, aligned, encode_frame_head, frame_bytes_for
-from torpor.memvid.format.manifest import bundle_id_of, decode_manifest
-from torpor.memvid.format.pack import Trailer, encode_directory, pack_id_of
+from torpor.memvid.format.manifest import decode_manifest
 from torpor.memvid.format.records import Receipt
-from torpor.memvid.format.sealing import HEADER_BYTES, PACK_MAGIC, encode_header
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
@@ -28,6 +25,8 @@ from torpor.tests.memvid.faults.damage import files_of
 from torpor.tests.memvid.faults.shim import repeatable
 from torpor.tests.memvid.faults.worlds import Broken, Version, World, require_right
 from torpor.tests.memvid.faults.worlds import sleep as put_to_sleep
+from torpor.tests.memvid.fuzz import pack_file
+from torpor.tests.memvid.fuzz.pack_file import Frame, Pack
 from torpor.tests.memvid.store_making import OTHER_URI, sleep, write
 from torpor.tests.shares import share
 
@@ -39,49 +38,13 @@ def tell(what: str, count: int) -> None:
 # --- an exported file in parts that can be exchanged
 
 
-@dataclasses.dataclass
-class FrameParts:
-    """A frame: what the directory calls it, its block header, and each slot's storage line and stored bytes."""
-
-    claimed_id: bytes
-    header: bytes
-    slots: list[tuple[StoredSlot, bytes]]
+def taken_apart(path: Path) -> Pack:
+    return pack_file.take_apart(path.read_bytes())
 
 
-@dataclasses.dataclass
-class Parts:
-    frames: list[FrameParts]
-    manifest: bytes
-
-
-def taken_apart(path: Path) -> Parts:
-    data = path.read_bytes()
-    with opened(path) as file:
-        frames = []
-        for frame in file.frames.frames.values():
-            _, head = file.frames.read_head(frame.id)
-            slots = []
-            for stored, offset in zip(head.stored, head.payload_offsets, strict=True):
-                start = frame.offset + offset
-                slots.append((stored, data[start : start + stored.stored_bytes]))
-            frames.append(FrameParts(frame.id, head.block_header, slots))
-        return Parts(frames, file.manifest.encode())
-
-
-def put_together(parts: Parts) -> bytes:
+def put_together(parts: Pack) -> bytes:
     """A file with every digest right that is not a block's id."""
-    body, frames = bytearray(HEADER_BYTES), []
-    for part in parts.frames:
-        stored = [line for line, _ in part.slots]
-        head = encode_frame_head(part.header, stored)
-        frames.append(Frame(part.claimed_id, len(body), frame_bytes_for(len(head), stored), len(head)))
-        body += head
-        for line, payload in part.slots:
-            body += payload + bytes(aligned(line.stored_bytes) - len(payload))
-    directory, section = encode_directory(frames), bundle_id_of(parts.manifest) + parts.manifest
-    trailer = Trailer(len(body), len(section), len(directory), pack_id_of(directory))
-    body[:HEADER_BYTES] = encode_header(PACK_MAGIC, trailer.file_bytes)
-    return bytes(body) + section + directory + trailer.encode()
+    return dataclasses.replace(parts, directory=pack_file.directory_of(parts.frames)).encode()
 
 
 @contextlib.contextmanager
@@ -112,7 +75,7 @@ def wake_all(path: Path) -> list[bytes]:
     return found
 
 
-def is_refused(path: Path, parts: Parts) -> bool:
+def is_refused(path: Path, parts: Pack) -> bool:
     """Whether both ways of reading refuse a file."""
     path.write_bytes(put_together(parts))
     for read in (verify_all, wake_all):
@@ -149,12 +112,12 @@ CODECS = {"raw": False, "planes": True}
 
 
 @pytest.fixture(params=CODECS.values(), ids=CODECS)
-def pair(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> tuple[Path, Parts, Parts, str]:
+def pair(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> tuple[Path, Pack, Pack, str]:
     """A place to write to, and the parts of two files that look alike in everything."""
     compressed: bool = request.param
     one = taken_apart(exported(store, alike(store, compressed=compressed), tmp_path / "one"))
     two = taken_apart(exported(store, alike(store, compressed=compressed, uri=OTHER_URI, seed=1), tmp_path / "two"))
-    codes = {line.codec for part in one.frames for line, _ in part.slots}
+    codes = {slot.codec for part in one.frames for slot in part.slots}
     assert (PLANES_CODE in codes) is compressed
     return tmp_path / "changed", one, two, request.node.callspec.id
 
@@ -170,15 +133,15 @@ def test_what_is_put_together_unchanged_is_the_file_that_was_taken_apart(store: 
         assert wake_all(tmp_path / "moved") == wake_all(path), "frames in another order are the same bundle"
 
 
-def shapes(part: FrameParts) -> list[tuple[str, tuple[int, ...]]]:
+def shapes(part: Frame) -> list[tuple[str, tuple[int, ...]]]:
     return [(spec.dtype, spec.shape) for spec, _ in BlockHeader.decode(part.header).slots]
 
 
-def places(parts: Parts) -> list[tuple[int, int, tuple[str, tuple[int, ...]]]]:
+def places(parts: Pack) -> list[tuple[int, int, tuple[str, tuple[int, ...]]]]:
     return [(f, s, shape) for f, part in enumerate(parts.frames) for s, shape in enumerate(shapes(part))]
 
 
-def test_t5_threats_5_6_every_swap_of_two_slots_of_one_shape_is_refused(pair: tuple[Path, Parts, Parts, str]) -> None:
+def test_t5_threats_5_6_every_swap_of_two_slots_of_one_shape_is_refused(pair: tuple[Path, Pack, Pack, str]) -> None:
     path, parts, _, codec = pair
     tried = 0
     for (f, s, shape), (g, t, other) in itertools.combinations(places(parts), 2):
@@ -195,7 +158,7 @@ def test_t5_threats_5_6_every_swap_of_two_slots_of_one_shape_is_refused(pair: tu
 
 
 @pytest.mark.one_in(2)
-def test_t5_threat_5_every_slot_of_another_bundle_is_refused(pair: tuple[Path, Parts, Parts, str]) -> None:
+def test_t5_threat_5_every_slot_of_another_bundle_is_refused(pair: tuple[Path, Pack, Pack, str]) -> None:
     path, parts, others, codec = pair
     tried = 0
     for (f, s, shape), (g, t, other) in itertools.product(places(parts), places(others)):
@@ -211,14 +174,14 @@ def test_t5_threat_5_every_slot_of_another_bundle_is_refused(pair: tuple[Path, P
     tell(f"slots taken from another bundle, {codec}", tried)
 
 
-def test_t5_threat_5_every_frame_in_another_s_place_is_refused(pair: tuple[Path, Parts, Parts, str]) -> None:
+def test_t5_threat_5_every_frame_in_another_s_place_is_refused(pair: tuple[Path, Pack, Pack, str]) -> None:
     """The directory says one block, and there lies another: of this bundle or of the other."""
     path, parts, others, codec = pair
     tried = 0
     for at, part in enumerate(parts.frames):
         for frame in (*parts.frames, *others.frames):
             if frame is not part:
-                parts.frames[at] = dataclasses.replace(frame, claimed_id=part.claimed_id)
+                parts.frames[at] = dataclasses.replace(frame, id=part.id)
                 assert is_refused(path, parts), at
                 tried += 1
         parts.frames[at] = part
@@ -228,7 +191,7 @@ def test_t5_threat_5_every_frame_in_another_s_place_is_refused(pair: tuple[Path,
 
 
 def test_t5_threat_6_every_pair_of_blocks_traded_in_the_manifest_is_refused(
-    pair: tuple[Path, Parts, Parts, str],
+    pair: tuple[Path, Pack, Pack, str],
 ) -> None:
     """A manifest that lists the blocks in other places, with a bundle id that fits it: their headers tell."""
     path, parts, others, codec = pair
@@ -236,9 +199,9 @@ def test_t5_threat_6_every_pair_of_blocks_traded_in_the_manifest_is_refused(
     foreign = decode_manifest(others.manifest, "others")
     tried = 0
 
-    def refused(blocks: list[BlockEntry], frames: list[FrameParts]) -> bool:
+    def refused(blocks: list[BlockEntry], frames: list[Frame]) -> bool:
         encoded = dataclasses.replace(manifest, blocks=tuple(blocks)).encode()
-        return is_refused(path, Parts(frames, encoded))
+        return is_refused(path, dataclasses.replace(parts, frames=frames, manifest=encoded))
 
     for one, two in itertools.combinations(range(len(manifest.blocks)), 2):
         blocks = list(manifest.blocks)

@@ -210,7 +210,7 @@ def seal(file: Pack, *, ids: bool = True, places: bool = True, facts: bool = Tru
     if file.manifest:
         file.manifest = relisted(file, renamed if ids else {}, facts)
     if places and not file.directory_kept:
-        file.directory = _replaced(file)
+        file.directory = directory_of(file.frames)
     return file.encode()
 
 
@@ -247,10 +247,10 @@ def relisted(file: Pack, renamed: dict[bytes, bytes], facts: bool) -> bytes:
         return file.manifest
 
 
-def _replaced(file: Pack) -> bytes:
-    """The directory made again for the frames that there are."""
+def directory_of(frames: Sequence[Frame]) -> bytes:
+    """A directory for these frames, under the ids that they have."""
     offset, table = 64, b""
-    for frame in file.frames:
+    for frame in frames:
         size, head = len(frame.encode()), len(frame.head())
         table += FRAME_LINE.pack(frame.id, offset, size, head, int(size == head and frame.is_stripped))
         offset += size
