@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
-def copy_package(folder: Path) -> Path:
-    """Copy the package into a folder, from which Python imports it as `torpor`."""
+def copy_package(folder: Path, layers: Iterable[str] = ("memvid", "snapshot", "daemon", "socket_api", "cli")) -> Path:
+    """Copy the package, or some layers of it, into a folder, from which Python imports it as `torpor`."""
     package = folder / "torpor"
-    for name in ("memvid", "snapshot", "daemon", "socket_api", "cli"):
+    for name in layers:
         shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("__init__.py", "errors.py", "places.py", "records.py"):
         shutil.copy(ROOT / name, package)

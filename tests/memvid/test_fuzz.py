@@ -16,7 +16,7 @@ from random import Random
 import pytest
 from torpor.memvid.errors import StoreError
 from torpor.tests.memvid.fuzz import plants, targets
-from torpor.tests.memvid.fuzz.target import Target
+from torpor.tests.memvid.fuzz.target import Target, changed, corpus_of
 from torpor.tests.memvid.fuzz.watch import Hung, Watch, with_alarm
 
 FUZZ = Path(__file__).parent / "fuzz"
@@ -49,15 +49,7 @@ def changed_inputs(target: Target, count: int, seed: int) -> Iterator[bytes]:
     rng = Random(seed)
     seeds = [*target.seeds(), *(path.read_bytes() for path in corpus_of(target))]
     for _ in range(count):
-        data = rng.choice(seeds)
-        for _ in range(rng.choice((1, 1, 2, 4))):
-            changed = target.change(data, rng)
-            data = changed if len(changed) <= target.max_bytes else data
-        yield data
-
-
-def corpus_of(target: Target) -> list[Path]:
-    return sorted((FUZZ / "corpus" / target.name).glob("*"))
+        yield changed(target, rng.choice(seeds), rng, (1, 1, 2, 4))
 
 
 @pytest.mark.parametrize("target", NAMES, indirect=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from torpor.tests.changed_copy import ROOT, copy_package, put
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,10 @@ def main() -> int:
 
 def _hunt(plant: Plant, arguments: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="torpor-plant-") as folder:
-        package = Path(folder) / "torpor"
-        package.mkdir()
-        for name in ("__init__.py", "errors.py", "places.py"):
-            shutil.copy(ROOT / name, package)
-        shutil.copytree(ROOT / "memvid", package / "memvid", ignore=shutil.ignore_patterns("__pycache__"))
+        package = copy_package(Path(folder), layers=["memvid"])
+        (package / "tests").symlink_to(ROOT / "tests")
         (module,) = (package / "memvid").rglob(plant.module)
-        source = module.read_text()
-        if source.count(plant.before) != 1:
-            return {"plant": plant.name, "found": False, "why": f"it does not fit {plant.module}"}
-        module.write_text(source.replace(plant.before, plant.after))
+        put(module, plant.after, before=plant.before, instead=True)
         report = Path(folder) / "report.json"
         command = [sys.executable, str(HERE / "run.py"), "--target", plant.target, "--seconds", str(arguments.seconds)]
         command += ["--engine", arguments.engine, "--stop-at-finding", "--no-corpus"]
@@ -107,6 +101,7 @@ def _hunt(plant: Plant, arguments: argparse.Namespace) -> dict[str, object]:
         environment = {**os.environ, "PYTHONPATH": folder}
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         figures = json.loads(report.read_text())
+        assert figures["executions"], "the fuzzer does not run at all"
     return {
         "plant": plant.name,
         "target": plant.target,

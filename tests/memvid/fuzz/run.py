@@ -20,13 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-CORPUS = HERE / "corpus"
+MEMORY = "/dev/shm"
 SHOW_SECONDS = 2.0
 FROM_SOUND = 0.4
 """Share of changes that begin with an input that is accepted: what was refused once seldom becomes right again."""
@@ -72,7 +72,8 @@ def _supervise(arguments: argparse.Namespace) -> dict[str, Any]:
     coverage: dict[str, int] = {}
     crashes: list[str] = []
     with contextlib.ExitStack() as stack:
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torpor-fuzz-run-", dir=_memory())))
+        memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torpor-fuzz-run-", dir=memory)))
         corpus = Path(arguments.corpus) if arguments.corpus else work / "corpus"
         corpus.mkdir(parents=True, exist_ok=True)
         while (left := arguments.seconds - (time.monotonic() - began)) > 1 or not runs:
@@ -95,10 +96,6 @@ def _supervise(arguments: argparse.Namespace) -> dict[str, Any]:
     total |= {"hours": round(seconds / 3600, 4), "per_second": round(total["executions"] / seconds), **coverage}
     total["findings"] = sorted(set(total["findings"]) | set(crashes))
     return total
-
-
-def _memory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _added_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -174,6 +171,7 @@ def _child(arguments: argparse.Namespace) -> None:
 
     from torpor.memvid.errors import StoreError
     from torpor.tests.memvid.fuzz import targets
+    from torpor.tests.memvid.fuzz.target import corpus_of
     from torpor.tests.memvid.fuzz.watch import Finding, Watch, limit_address_space, with_alarm
 
     began = time.monotonic()
@@ -183,7 +181,8 @@ def _child(arguments: argparse.Namespace) -> None:
     # in the parent's folder: libFuzzer ends the process without a chance to clear up
     with targets.opened(arguments.target, str(Path(arguments.child).parent)) as target:
         corpus = Path(arguments.corpus)
-        for data in _beginnings(target, arguments.no_corpus):
+        kept = [] if arguments.no_corpus else [path.read_bytes() for path in corpus_of(target)]
+        for data in (*target.seeds(), *kept):
             (corpus / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
         watch = Watch(target.check, StoreError)
         limit_address_space()
@@ -210,13 +209,6 @@ def _child(arguments: argparse.Namespace) -> None:
             _atheris(arguments, target, execute, report, watch)
         else:
             _blind(arguments, target, with_alarm(execute), report)
-
-
-def _beginnings(target: Any, without_corpus: bool) -> Iterator[bytes]:
-    yield from target.seeds()
-    folder = CORPUS / target.name
-    if folder.is_dir() and not without_corpus:
-        yield from (path.read_bytes() for path in sorted(folder.iterdir()))
 
 
 class _Sound:
@@ -279,16 +271,15 @@ def _blind(
     arguments: argparse.Namespace, target: Any, execute: Callable[[bytes], Any], report: Callable[[], None]
 ) -> None:
     """No feedback: each input is some changes away from one that we began with."""
+    from torpor.tests.memvid.fuzz.target import changed
+
     rng = Random(arguments.seed)
     pool = [path.read_bytes() for path in sorted(Path(arguments.corpus).iterdir())]
     for data in pool:
         execute(data)
     end = time.monotonic() + arguments.seconds
     while time.monotonic() < end:
-        data = rng.choice(pool)
-        for _ in range(rng.choice((1, 1, 2, 5))):
-            changed = target.change(data, rng)
-            data = changed if len(changed) <= target.max_bytes else data
+        data = changed(target, rng.choice(pool), rng, (1, 1, 2, 5))
         if execute(data) is not None and arguments.stop_at_finding:
             break
     report()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import ClassVar, Final, TypeVar
 from unittest import mock
 
-from torpor.tests.memvid.fuzz.watch import SOUND, Broken
+from torpor.tests.memvid.fuzz.watch import Broken
+
+SOUND: Final = "sound"
+"""The outcome of an input that is accepted in full."""
 
 MAX_SLOT_BYTES: Final = 1 << 24
 """Raw bytes that a check reads whole: what a file declares honestly takes its memory and its time."""
@@ -40,6 +43,22 @@ class Target:
         raise NotImplementedError
 
 
+CORPUS: Final = Path(__file__).with_name("corpus")
+"""Inputs that were once found, in a folder for each target."""
+
+
+def corpus_of(target: Target) -> list[Path]:
+    return sorted((CORPUS / target.name).glob("*"))
+
+
+def changed(target: Target, data: bytes, rng: Random, times: Sequence[int]) -> bytes:
+    """An input that is one of so many changes away, none of which makes it too long."""
+    for _ in range(rng.choice(times)):
+        new = target.change(data, rng)
+        data = new if len(new) <= target.max_bytes else data
+    return data
+
+
 def require(holds: bool, what: str) -> None:
     if not holds:
         raise Broken(what)
@@ -62,6 +81,3 @@ def again(encode: Callable[[], T]) -> T:
         return encode()
     except Exception as error:
         raise Broken(f"what was accepted is not taken back ({type(error).__name__})") from error
-
-
-__all__ = ["MAX_SLOT_BYTES", "SMALL", "SOUND", "Target", "again", "require", "same_everywhere"]

@@ -328,14 +328,10 @@ TARGETS: Final[tuple[type[Target], ...]] = (
 )
 
 
-def in_memory() -> str | None:
-    """A folder for temporary files that is kept in memory, where the system has one."""
-    return MEMORY if os.access(MEMORY, os.W_OK) else None
-
-
 @contextlib.contextmanager
 def opened(name: str, where: str | None = None) -> Iterator[Target]:
-    """A target by name, with a folder of its own in `where`."""
+    """A target by name, with a folder of its own in `where`, or in memory, where the system has a place there."""
     kinds = {kind.name: kind for kind in TARGETS}
-    with tempfile.TemporaryDirectory(prefix="torpor-fuzz-", dir=where or in_memory()) as folder:
+    memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="torpor-fuzz-", dir=where or memory) as folder:
         yield kinds[name](Path(folder))

@@ -49,10 +49,6 @@ class Finding:
     data: bytes
 
 
-SOUND: Final = "sound"
-"""The outcome of an input that is accepted in full."""
-
-
 @dataclass
 class Watch:
     """Counts executions and collects findings, the first input of each kind only."""
