@@ -18,16 +18,17 @@ IGNORING: Final[ConfigDict] = {"strict": True, "extra": "ignore", "allow_inf_nan
 
 
 @dataclass(frozen=True, slots=True)
-class AtLeast:
-    """Marks a number that is never less."""
+class Bounds:
+    """Marks a number that is at least `ge`, and at most `le`."""
 
-    ge: int
+    ge: float
+    le: float | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return {**handler(source), "ge": self.ge}
+        return {**handler(source), "ge": self.ge, **({} if self.le is None else {"le": self.le})}
 
 
-Count = Annotated[int, AtLeast(0)]
+Count = Annotated[int, Bounds(0)]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

@@ -17,10 +17,11 @@ from ..memvid.format.manifest import require_session_map
 from ..memvid.format.records import IndexRow
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from .api.creating import CreateRequest
 from .api.events import OnEvent, ignore
 from .api.process import ShutdownResult, meant_by
 from .api.sampling import Sampling
-from .api.session import CreateRequest, Look
+from .api.session import Look
 from .branches.stepping import Stepping
 from .branches.trees import Forest
 from .chat.conversing import Conversing

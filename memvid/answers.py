@@ -83,6 +83,21 @@ class DeleteReport(Result):
     problems_left_out: Count = 0
 
 
+class VersionInfo(Result):
+    """One sleep of a session, with its marks. stripped: it needs no keys and values."""
+
+    version: int
+    bundle_id: str
+    parent: str | None
+    token_count: Count
+    bundle_bytes: Count
+    logical_bytes: Count
+    created_ns: int
+    tags: tuple[str, ...] = ()
+    pinned: bool = False
+    stripped: bool = False
+
+
 class MarkedVersion(Result):
     """The marks of one version; `version` is None for one that is gone. A version with a mark is never pruned."""
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from ..daemon.api.process import ModelInfo, ShutdownResult, StatusResult, SubscribeResult
     from ..daemon.api.reading import AppendResult, GenerateResult
     from ..daemon.api.sampling import Sampling
-    from ..daemon.api.session import SessionDetail, SessionInfo, VersionInfo
+    from ..daemon.api.session import SessionDetail, SessionInfo
     from ..daemon.api.store import ClearResult, StatsResult
     from ..daemon.api.waking import SleepResult, WakeResult, WarmResult
-    from ..memvid.answers import Action, DeleteReport, Finding, MaintenanceReport, MarkedVersion
+    from ..memvid.answers import Action, DeleteReport, Finding, MaintenanceReport, MarkedVersion, VersionInfo
     from .client.aclient import AsyncClient, AsyncSubscription, AsyncTextStream
     from .client.client import Client, Subscription, TextStream
     from .errors import (

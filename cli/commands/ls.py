@@ -13,6 +13,7 @@ from ...memvid.uri import SessionUri
 from ..reach.daemon_link import find_daemon, find_ended_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, argument, enter_namespace
 from ..reach.store_view import (
+    STORED,
     describe_holder,
     find_holder,
     find_marks_problem,
@@ -121,7 +122,8 @@ def _load_sessions(
     path = store or default_store_path()
     with open_store(path) as opened:
         journalled = [uri for uri in opened.acknowledged() if namespace in (None, uri.namespace)]
-        return "store", str(path), list_store(opened, namespace), journalled, opened.unreadable()
+        sessions = [asdict(info) | {"state": STORED} for info in list_store(opened, namespace)]
+        return "store", str(path), sessions, journalled, opened.unreadable()
 
 
 def render_sessions(sessions: list[dict[str, Any]]) -> Any:

@@ -19,7 +19,7 @@ from ...memvid.uri import VERSION_MARK
 from ..exit_codes import INTEGRITY, exit_status_of
 from ..reach.daemon_link import find_daemon, find_ended_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument
-from ..reach.store_view import find_marks_problem, find_missing, load_detail, open_store, tell_stripped
+from ..reach.store_view import STORED, find_marks_problem, find_missing, load_detail, open_store
 from ..view.damage import add_suggestion
 from ..view.formatting import format_id, format_time
 from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table
@@ -45,7 +45,6 @@ def show(
     """
     output = Output(as_json=as_json)
     source, place, detail = _load(session, socket, store)
-    tell_stripped(place, detail["versions"])
     ended = find_ended_daemon() if source == "store" and store is None and socket is None else None
     missing = find_missing(place, detail["info"]["session"])
     problems = [problem for problem in (ended, find_marks_problem(place), *missing) if problem]
@@ -77,10 +76,13 @@ def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, P
 def _load_from_files(session: str, place: Path) -> dict[str, Any]:
     try:
         with open_store(place) as opened:
-            return load_detail(opened, session)
+            detail, environment = load_detail(opened, session)
     except TorporError as error:
         _add_others(error, place, session)
         raise
+    document = asdict(detail) | {"tail_text": None, "environment": environment}
+    document["info"]["state"] = STORED
+    return document
 
 
 def _add_others(error: TorporError, place: Path, session: str) -> None:

@@ -1,5 +1,5 @@
 """A store's files as commands inspect them: read-only, with no daemon or beside a live one. Owns the choice of the
-store and the shapes that stand in for the daemon's answers. Knows nothing of rendering.
+store, and what only its files tell. Knows nothing of rendering.
 """
 
 from __future__ import annotations
@@ -7,32 +7,32 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...memvid.answers import Finding, Lossy
+from ...daemon.stored import detail_of_stored, info_of_stored
+from ...memvid.answers import Finding
 from ...memvid.disk import lock
 from ...memvid.disk.location import default_store_path
 from ...memvid.disk.paths import closing_fd
 from ...memvid.errors import PUT_BACK, StoreError
 from ...memvid.folder.folder import StoreFolder, manifest_name
-from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, findings_of_missing, stripped_in
+from ...memvid.folder.marks import MARKS_FILE, Marks, findings_of_missing, stripped_in
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
-from ...memvid.folder.versions import lineage_of
 from ...memvid.format.blocks import SlotSpec
-from ...memvid.format.manifest import Manifest, read_manifest_bytes
-from ...memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
-from ...memvid.store import IndexRow, Store
+from ...memvid.format.manifest import read_manifest_bytes
+from ...memvid.store import Store
 from ...memvid.uri import VERSION_MARK, parse_reference
 from .daemon_link import find_daemon
 
 _KEEP_AWAKE = "The session is awake, and all of it in memory: `torpor sleep {}` writes it anew, as another version."
 STORED = "stored"  # a session's state in a listing of files: only a daemon knows whether it is awake
+_ROWS_AT_ONCE = 1000
 
 if TYPE_CHECKING:
     from ...daemon.api.process import StatusResult
+    from ...daemon.api.session import SessionDetail, SessionInfo
 
 
 def choose_store(store: Path | None, socket: Path | None) -> Path:
@@ -55,62 +55,25 @@ def open_store(path: Path) -> Store:
     return Store.open(path, writable=False)
 
 
-def list_store(store: Store, namespace: str | None) -> list[dict[str, Any]]:
+def list_store(store: Store, namespace: str | None) -> list[SessionInfo]:
     """List the last version of each session, by URI."""
-    rows = sorted(store.iter_sessions(), key=lambda row: row.uri)
-    return [info_of_versions(store.versions(row.uri)) for row in rows if namespace in (None, row.uri.namespace)]
+    pages = store.index.iter_listed(namespace, _ROWS_AT_ONCE)
+    return [info_of_stored(row, stored_bytes) for page in pages for row, stored_bytes in page]
 
 
-def load_detail(store: Store, session: str) -> dict[str, Any]:
-    """Read one session from the files, shaped like the daemon's SessionDetail: its newest version, or the one behind an
-    `@`, with the environment of its manifest, and all versions. The text is missing: it needs the model. Raises
-    SessionNotFound, AmbiguousVersion, and the errors of a damaged bundle."""
+def load_detail(store: Store, session: str) -> tuple[SessionDetail, dict[str, str]]:
+    """Read one session from the files, and the environment of its manifest: its newest version, or the one behind an
+    `@`. The text is missing: it needs the model. Raises SessionNotFound, AmbiguousVersion, and the errors of a damaged
+    bundle."""
     row = store.resolve_version(session)
-    marks = store.marks_to_show(row.uri)
-    versions = sorted(store.versions(row.uri), key=lambda each: each.version)
     with store.open_session(row.uri, row.bundle_id) as reader:
         header = reader.read_header(reader.entries[0]) if reader.entries else None
-        slots = [spec for spec, _ in header.slots] if header else []
-        layers = _layers_of(slots)
-        manifest = reader.manifest
-    return {
-        "info": info_of_versions(versions, row),
-        "versions": [_version_of_row(each, marks) for each in versions],
-        "tail_text": None,
-        "layers": layers,
-        "lineage": list(lineage_of(versions, row)),
-        "identity": dict(manifest.identity.parts),
-        "backend": _backend_of(manifest),
-        "lossy": _map_of(row.lossy),
-        "forked_from": _origin_of(manifest, "forked_from"),
-        "folded_from": _origin_of(manifest, "folded_from"),
-        "environment": dict(manifest.environment),
-    }
-
-
-def _backend_of(manifest: Manifest) -> dict[str, str]:
-    """What computed a snapshot, by its session map; anything of another shape is left out."""
-    told = manifest.session.get("backend")
-    if not isinstance(told, dict) or len(told) > MAX_ENVIRONMENT_ENTRIES:
-        return {}
-    return {
-        name: value
-        for name, value in told.items()
-        if isinstance(name, str) and isinstance(value, str) and max(len(name), len(value)) <= MAX_ENVIRONMENT_CHARS
-    }
-
-
-def _origin_of(manifest: Manifest, name: str) -> dict[str, Any] | None:
-    """Where a session was forked or folded from, by its map; anything of another shape is left out."""
-    told = manifest.session.get(name)
-    kinds = {"session": str, "version": int, "bundle_id": str, "tokens": int}
-    if not isinstance(told, dict) or {name: type(value) for name, value in told.items()} != kinds:
-        return None
-    return dict(told)
+        layers = _layers_of([spec for spec, _ in header.slots] if header else [])
+        return detail_of_stored(store, row, reader.manifest, layers=layers), dict(reader.manifest.environment)
 
 
 def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:
-    """Describe each layer by its slots, which are named `LAYER.PART`, as the daemon does."""
+    """Describe each layer by its slots, which are named `LAYER.PART`. The daemon knows more of them, by their kinds."""
     layers = groupby(slots, key=lambda spec: spec.name.partition(".")[0])
     return [" + ".join(f"{spec.kind} {spec.dtype} {list(spec.shape)}" for spec in parts) for _, parts in layers]
 
@@ -158,14 +121,6 @@ def find_missing(place: Path, session: str | None = None) -> list[Finding]:
             with open_store(place) as opened:
                 return findings_of_missing(folder, opened.index.knows, only)
     return []
-
-
-def tell_stripped(place: Path, versions: Sequence[MutableMapping[str, Any]]) -> None:
-    """Set `stripped` in each version of a session."""
-    with _folder_of(place) as folder:
-        stripped = _stripped_in(folder)
-    for version in versions:
-        version["stripped"] = version["bundle_id"] in stripped
 
 
 def _stripped_in(folder: StoreFolder | None) -> frozenset[str]:
@@ -225,46 +180,3 @@ def describe_holder(pid: int, place: Path) -> str:
         f"process {pid} has the store {place}: a daemon on another socket (--socket), one whose socket is gone"
         f" (`kill {pid}` puts its sessions to sleep and ends it), or a command at work on it"
     )
-
-
-def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) -> dict[str, Any]:
-    """Shape a session's index rows, oldest first, like the daemon's SessionInfo: for `row`, or else for the newest."""
-    row = row or versions[-1]
-    return {
-        "session": str(row.uri),
-        "namespace": row.uri.namespace,
-        "name": row.uri.name,
-        "state": STORED,
-        "model": row.model,
-        "token_count": row.ledger_tokens,
-        "version": row.version,
-        "bundle_id": row.bundle_id.hex(),
-        "resident_bytes": 0,
-        "stored_bytes": sum(each.bundle_bytes for each in versions),
-        "dirty": False,
-        "labels": list(row.labels),
-        "slept_ns": row.created_ns,
-        "sampling": None,
-        "unread_tokens": row.unread_tokens,
-        "lossy": _map_of(row.lossy),
-        "look": None,
-        "durability": None,
-    }
-
-
-def _map_of(told: Lossy | None) -> dict[str, Any] | None:
-    return None if told is None else asdict(told)
-
-
-def _version_of_row(row: IndexRow, marks: SessionMarks) -> dict[str, Any]:
-    return {
-        "version": row.version,
-        "bundle_id": row.bundle_id.hex(),
-        "parent": row.parent.hex() if row.parent else None,
-        "token_count": row.ledger_tokens,
-        "bundle_bytes": row.bundle_bytes,
-        "logical_bytes": row.logical_bytes,
-        "created_ns": row.created_ns,
-        "tags": sorted(tag for tag, named in marks.tags.items() if named == row.bundle_id),
-        "pinned": row.bundle_id in marks.pins,
-    }

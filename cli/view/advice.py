@@ -1,6 +1,5 @@
-"""The commands that a message advises: they name the store of the command that shows the message, if --store named it.
-
-Without that they would mean the store that a daemon serves, or the default one. Knows nothing of the messages.
+"""What a message advises: the way out of damage, and commands that name the store of the command that shows it, if
+--store named it. Without that they would mean the store that a daemon serves, or the default one.
 """
 
 from __future__ import annotations
@@ -14,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import TorporError
+from ...memvid.errors import PUT_BACK
+from ...memvid.folder.store_file import BUNDLES, PACKS, VERSIONS
+from ..exit_codes import INTEGRITY, exit_status_of
 
 ON_FILES = frozenset(
     {
@@ -29,6 +31,9 @@ _COMMAND = re.compile(r"`torpor ([a-z][a-z-]*)((?: [^`\n]*)?)`")
 _NAMED = re.compile(r"\s--(?:store|socket)\b")
 _SENTENCES = ("message", "reason", "goes_on")  # the fields of a document that are written for people
 
+# A message with these words says what to do, or that nothing is missing.
+_ADVISED = ("torpor repair", "is stripped: it has no keys and values")
+
 _STORE: ContextVar[Path | None] = ContextVar("store", default=None)
 
 
@@ -40,12 +45,20 @@ def advising_for(store: Path | None) -> Iterator[None]:
         yield
     except TorporError as error:
         if store is not None:
-            from .output import way_out  # only where something failed
-
             error.message = naming_store(error.message + way_out(error))
         raise
     finally:
         _STORE.reset(before)
+
+
+def way_out(error: TorporError) -> str:
+    """What to do about a damaged file of the store, where the error only says which one it is."""
+    path = error.details.get("path")
+    if exit_status_of(error.code) != INTEGRITY.number or any(words in error.message for words in _ADVISED):
+        return ""
+    if not isinstance(path, str) or not any(f"/{folder}/" in path for folder in (VERSIONS, PACKS, BUNDLES)):
+        return ""  # an export, for example: no repair of a store mends it
+    return f" {PUT_BACK}"
 
 
 def naming_store(text: str) -> str:

@@ -21,8 +21,8 @@ from ...memvid.units import format_count
 from ...memvid.uri import VERSION_MARK, SessionUri
 from ...socket_api.client.client import Client
 from ..exit_codes import INTEGRITY, exit_status_of
+from .advice import way_out
 from .formatting import format_id
-from .output import way_out
 
 _MENDING = " Its tokens are sound, so `torpor repair` lets the daemon compute its keys and values again."
 

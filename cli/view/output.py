@@ -29,12 +29,10 @@ from rich.text import Text
 
 from ...errors import TorporError
 from ...memvid.answers import Finding
-from ...memvid.errors import PUT_BACK
-from ...memvid.folder.store_file import BUNDLES, PACKS, VERSIONS
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
-from ..exit_codes import INTEGRITY, exit_status_of
-from .advice import naming_store, naming_store_in
+from ..exit_codes import exit_status_of
+from .advice import naming_store, naming_store_in, way_out
 from .streams import require_reader
 
 ROOMY_COLUMNS = 72  # a narrower terminal is shown fewer figures of progress, no bar, and no table cut short
@@ -43,9 +41,6 @@ PIPED_WIDTH = 120  # columns in a file or a pipe: there is no terminal to ask, a
 
 # Delete and the C1 controls; marks of direction and invisible line ends; halves of surrogate pairs.
 _UNSHOWN = ((0x7F, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
-
-# A message with these words says what to do, or that nothing is missing.
-_TOLD = ("torpor repair", "is stripped: it has no keys and values")
 
 _MADE_UP = re.compile(r"-(?:[0-9a-f]{8}){1,2}\Z")
 """The end of the name of a session that the daemon or the server of HTTP had to name."""
@@ -114,16 +109,6 @@ def report_error(error: TorporError, *, as_json: bool) -> int:
     status = exit_status_of(error.code)
     write_failure(error.code, error.message + way_out(error), status, error.details, as_json=as_json)
     return status
-
-
-def way_out(error: TorporError) -> str:
-    """What to do about a damaged file of the store, where the error only says which one it is."""
-    path = error.details.get("path")
-    if exit_status_of(error.code) != INTEGRITY.number or any(words in error.message for words in _TOLD):
-        return ""
-    if not isinstance(path, str) or not any(f"/{folder}/" in path for folder in (VERSIONS, PACKS, BUNDLES)):
-        return ""  # an export, for example: no repair of a store mends it
-    return f" {PUT_BACK}"
 
 
 def write_failure(code: str, message: str, status: int, details: Mapping[str, Any], *, as_json: bool) -> None:

@@ -16,8 +16,8 @@ from .events import Listener, Reporting
 from .limits import MAX_APPENDED_TOKENS, MAX_BIAS, MAX_BIASES, MAX_BRANCHES, MAX_CHILDREN, MAX_NUMBER, MAX_SEED
 from .logprobs import Logprob, TokenLogprobs, TopLogprobs, require_tellable
 from .reading import FinishReason, MaxTokens, Stops
-from .records import Labels, LentBytes, Listed, Priority, Request, SessionText, Text, TokenId
-from .sampling import NamedSampling, Sampling
+from .records import Labels, LentBytes, Listed, NamedSampling, Priority, Request, SessionText, Text, TokenId
+from .sampling import Sampling
 
 BranchId = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 """Never used again, also not by a later daemon."""

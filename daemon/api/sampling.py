@@ -9,20 +9,18 @@ from dataclasses import fields, replace
 from functools import cache, partial
 from typing import Annotated, Any, get_args, get_type_hints
 
-from pydantic import BeforeValidator, Field
-
-from ...records import Record
+from ...records import Bounds, Record
 from ..errors import InvalidSampling
 from .limits import MAX_SEED
 
 # Below it, log-probabilities divided by the temperature leave the range of float32.
 LOWEST_TEMPERATURE = 1e-6
 
-Temperature = Annotated[float, Field(ge=0, le=100)]
-TopP = Annotated[float, Field(ge=1e-6, le=1)]
-TopK = Annotated[int, Field(ge=0, le=2**31 - 1)]
-MinP = Annotated[float, Field(ge=0, le=1)]
-RepetitionPenalty = Annotated[float, Field(ge=1e-3, le=100)]
+Temperature = Annotated[float, Bounds(0, 100)]
+TopP = Annotated[float, Bounds(1e-6, 1)]
+TopK = Annotated[int, Bounds(0, 2**31 - 1)]
+MinP = Annotated[float, Bounds(0, 1)]
+RepetitionPenalty = Annotated[float, Bounds(1e-3, 100)]
 
 _NEW_SEED_BITS = 53  # a client in JavaScript can give it back
 
@@ -56,7 +54,7 @@ class Sampling(Record, _Naming):
     top_k: TopK = _LeftWhole(0)
     min_p: MinP = _LeftFraction(0.0)
     repetition_penalty: RepetitionPenalty = _LeftFraction(1.0)
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = _LeftWhole(0)
+    seed: Annotated[int, Bounds(0, MAX_SEED)] = _LeftWhole(0)
 
     def __post_init__(self) -> None:
         """Refuse invalid values (threat 48: NaN, negative, beyond 64 bits).
@@ -112,21 +110,13 @@ def new_seed() -> int:
     return secrets.randbits(_NEW_SEED_BITS)
 
 
-def _without_nulls(raw: Any) -> Any:
-    return {name: value for name, value in raw.items() if value is not None} if isinstance(raw, dict) else raw
-
-
-NamedSampling = Annotated[Sampling, BeforeValidator(_without_nulls)]
-"""The sampling of a request: on the wire a parameter that is null counts as left out."""
-
-
 @cache
 def _ranges() -> Mapping[str, tuple[type, float, float]]:
     """The kind, lowest and highest value of each field, as declared."""
     declared, found = get_type_hints(Sampling, include_extras=True), {}
     for each in fields(Sampling):
         kind, bounds = get_args(declared[each.name])
-        found[each.name] = (kind, bounds.metadata[0].ge, bounds.metadata[1].le)
+        found[each.name] = (kind, bounds.ge, bounds.le)
     return found
 
 

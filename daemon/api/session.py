@@ -1,17 +1,17 @@
-"""A session as answers show it: its state, its losses and its origin."""
+"""A session as answers show it: its state, its losses and its origin.
+
+Imports no pydantic: a command that reads a store's files answers with these records, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, field
+from dataclasses import field
 from typing import Literal
 
-from ...memvid.answers import Lossy
+from ...memvid.answers import Lossy, VersionInfo
 from ...records import Count, Result
-from .dialogue import JsonObject, Tools, require_root
-from .events import Listener, Reporting
-from .records import Labels, ModelName, Request, SessionText, Text
-from .sampling import NamedSampling, Sampling
+from .sampling import Sampling
 
 SessionState = Literal["awake", "asleep"]
 OwnDurability = Literal["none"]
@@ -81,20 +81,6 @@ class SessionInfo(Result):
     durability: OwnDurability | None = None
 
 
-class VersionInfo(Result):
-    """One sleep of a session, with its marks."""
-
-    version: int
-    bundle_id: str
-    parent: str | None
-    token_count: Count
-    bundle_bytes: Count
-    logical_bytes: Count
-    created_ns: int
-    tags: tuple[str, ...] = ()
-    pinned: bool = False
-
-
 class SessionDetail(Result):
     """All facts of `show` about one session. backend: what computes it, or computed it last: the parts of the identity
     that may differ. lossy: None for an exact one. forked_from: None unless it is a fork; folded_from: None unless it
@@ -125,53 +111,3 @@ class ListResult(Result):
 
     def __getitem__(self, at: int) -> SessionInfo:
         return self.sessions[at]
-
-
-class CreateRequest(Request):
-    """Make a session. It is empty, and in memory only until its first turn or sleep.
-
-    system, tools, template_arguments: open its chat. model: the daemon's first if None.
-    durability: `none` for a session to throw away: a crash loses what it did since its last sleep, and so it is for its
-    forks and folds; as the daemon's option if None.
-    """
-
-    session: SessionText
-    _: KW_ONLY
-    model: ModelName | None = None
-    labels: Labels = ()
-    sampling: NamedSampling | None = None
-    system: Text | None = None
-    tools: Tools = ()
-    template_arguments: JsonObject | None = None
-    durability: OwnDurability | None = None
-
-    def require(self) -> None:
-        require_root(self.tools, self.template_arguments)
-
-
-class SetRequest(Reporting):
-    """Change how the session draws its tokens from now on: only the given fields of `sampling`. A given seed begins its
-    random numbers anew. labels: in place of those that it has. A sleeping session is woken, and its next sleep keeps
-    the change."""
-
-    session: SessionText
-    _: KW_ONLY
-    sampling: NamedSampling | None = None
-    labels: Labels | None = None
-    on_event: Listener = None
-
-    def require(self) -> None:
-        if self.labels is None and (self.sampling is None or not self.sampling.named()):
-            raise ValueError("name at least one of the sampling's parameters, or labels")
-
-
-class ListRequest(Request):
-    """The sessions of this namespace, else of the client's; without both, all sessions."""
-
-    namespace: SessionText | None = None
-
-
-class ShowRequest(Request):
-    """Everything that can be seen of one session; one that sleeps is read from its bundle and stays asleep."""
-
-    session: SessionText

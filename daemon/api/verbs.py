@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...memvid import answers
-from . import branching, conversing, forking, process, reading, recalling, session, store, waking
+from . import branching, conversing, creating, forking, process, reading, recalling, session, store, waking
 from .verb import Verb
 
 
@@ -18,7 +18,7 @@ class Verbs:
     """The verbs of a service."""
 
     status = Verb(process.StatusRequest, process.StatusResult, always=True)
-    create = Verb(session.CreateRequest, session.SessionInfo)
+    create = Verb(creating.CreateRequest, session.SessionInfo)
     append = Verb(reading.AppendRequest, reading.AppendResult, leaves="Nothing of it was read.")
     generate = Verb(reading.GenerateRequest, reading.GenerateResult, leaves="Nothing of it was read or written.")
     chat = Verb(reading.ChatRequest, reading.GenerateResult, leaves="Nothing of it was read or written.")
@@ -26,7 +26,7 @@ class Verbs:
     measure = Verb(conversing.MeasureRequest, conversing.MeasureResult)
     recall = Verb(recalling.RecallRequest, recalling.RecallResult)
     disown = Verb(recalling.DisownRequest, recalling.DisownResult)
-    set = Verb(session.SetRequest, session.SessionInfo)
+    set = Verb(creating.SetRequest, session.SessionInfo)
     sleep = Verb(waking.SleepRequest, waking.SleepResult)
     save = Verb(waking.SaveRequest, waking.SleepResult)
     wake = Verb(waking.WakeRequest, waking.WakeResult, leaves="Nothing was woken.")
@@ -36,8 +36,8 @@ class Verbs:
     warm = Verb(waking.WarmRequest, waking.WarmResult, leaves="What it had woken stays awake.")
     stats = Verb(store.StatsRequest, store.StatsResult)
     clear = Verb(store.ClearRequest, store.ClearResult)
-    list_sessions = Verb(session.ListRequest, session.ListResult, name="list")
-    show = Verb(session.ShowRequest, session.SessionDetail)
+    list_sessions = Verb(creating.ListRequest, session.ListResult, name="list")
+    show = Verb(creating.ShowRequest, session.SessionDetail)
     why = Verb(reading.WhyRequest, reading.WhyResult)
     analyse = Verb(store.AnalyseRequest, store.AnalysisResult, leaves="Nothing has changed.")
     delete = Verb(store.DeleteRequest, answers.DeleteReport)

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from ...memvid.answers import Finding, Lossy
-from ...memvid.folder.marks import SessionMarks
+from ...memvid.answers import Finding, VersionInfo
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.manifest import LOSSY
 from ...memvid.store import IndexRow, Store
@@ -19,14 +18,14 @@ from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
 from ...snapshot.canary import Verdict
 from ...snapshot.errors import MalformedSnapshot
-from ...snapshot.identity import Difference, circumstances_in
+from ...snapshot.identity import Difference
 from ...snapshot.layout import described
 from ...snapshot.lossy import lossy_in
 from ...snapshot.state import token_array
 from ..api.forking import ForkResult
 from ..api.process import ModelInfo
 from ..api.sampling import Sampling
-from ..api.session import Look, SessionDetail, SessionInfo, VersionInfo
+from ..api.session import Look, SessionDetail, SessionInfo
 from ..api.waking import PartDiffers, SleepResult, WakeResult
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
@@ -36,9 +35,9 @@ from ..sessions.unprocessed_tail import unread_in
 from ..sleep.forking import Forked, ForkOrder
 from ..sleep.maintenance import MAX_PROBLEMS_TOLD
 from ..sleep.waking import durable_of
+from ..stored import SAMPLING, detail_of_stored, info_of_stored, stored_bytes_of
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 
-Told = TypeVar("Told")
 Stored = TypeVar("Stored")
 
 # The end of a session to show: enough to recognise it.
@@ -103,38 +102,15 @@ def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: i
     )
 
 
-def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None = None) -> SessionInfo:
-    """A session on disk, by the row of its last version. stored_bytes: of all versions. sampling: from its bundle, if
-    that was read."""
-    return SessionInfo(
-        session=str(row.uri),
-        namespace=row.uri.namespace,
-        name=row.uri.name,
-        state="asleep",
-        model=row.model,
-        token_count=row.ledger_tokens,
-        version=row.version,
-        bundle_id=row.bundle_id.hex(),
-        resident_bytes=0,
-        stored_bytes=stored_bytes,
-        dirty=False,
-        labels=row.labels,
-        slept_ns=row.created_ns,
-        sampling=sampling,
-        unread_tokens=row.unread_tokens,
-        lossy=row.lossy,
-    )
-
-
-def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionMarks) -> SessionDetail:
-    """A session in memory, in full. versions: oldest first; of a look, its own version is an earlier one."""
-    own = next((row for row in versions if live.durable and row.version == live.durable.version), None)
+def detail_of_awake(live: Session, rows: Sequence[IndexRow], versions: tuple[VersionInfo, ...]) -> SessionDetail:
+    """A session in memory, in full. rows, versions: of it, oldest first; of a look, its own is an earlier one."""
+    own = next((row for row in rows if live.durable and row.version == live.durable.version), None)
     return SessionDetail(
-        info=info_of_awake(live, versions[-1] if versions else None, _stored_bytes(versions)),
-        versions=tuple(version_info(row, marks) for row in versions),
+        info=info_of_awake(live, rows[-1] if rows else None, stored_bytes_of(rows)),
+        versions=versions,
         tail_text=_tail(live.model, live.state.tokens),
         layers=tuple(entry.described for entry in live.model.layout.entries if entry.in_use),
-        lineage=() if own is None else lineage_of(versions, own),
+        lineage=() if own is None else lineage_of(rows, own),
         identity=dict(live.model.identity.parts),
         backend=dict(live.model.backend),
         lossy=live.loss,
@@ -143,12 +119,7 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
     )
 
 
-def detail_of_asleep(
-    store: Store,
-    versions: Sequence[IndexRow],
-    marks: SessionMarks,
-    models: Collection[LoadedModel],
-) -> SessionDetail:
+def detail_of_asleep(store: Store, row: IndexRow, models: Collection[LoadedModel]) -> SessionDetail:
     """A session on disk, in full, by its newest version.
 
     models: the resident ones. The text is given only if the session's own model is among them, under any name: another
@@ -159,51 +130,19 @@ def detail_of_asleep(
         MalformedSnapshot: it is sound, but not of this program's form.
         InvalidSampling: its sampling parameters are out of range.
     """
-    row = versions[-1]
     model = next((model for model in models if model.identity.digest == row.identity_digest), None)
     with store.open_session(row.uri, row.version) as reader:
-        manifest = reader.manifest
-        identity = dict(manifest.identity.parts)
-        backend = circumstances_in(manifest.session.get("backend"))
-        unread = unread_in(manifest.session, row.uri)
-        ledger = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
-        if not (reader.entries or unread) or not isinstance(manifest.session.get("sampling"), dict):
+        kept, unread = reader.manifest.session, unread_in(reader.manifest.session, row.uri)
+        if not (reader.entries or unread) or not isinstance(kept.get(SAMPLING), dict):
             raise MalformedSnapshot(
                 f"The snapshot of {row.uri} has no state in it that this version writes.", session=str(row.uri)
             )
-        layers = _layers(row.uri, reader)
-        sampling = Sampling.from_map(manifest.session["sampling"])
-        provenance = _told(row, "where it comes from", Provenance.from_map, manifest.session)
-        info = info_of_asleep(row, _stored_bytes(versions), sampling)
-        tail = _tail(model, ledger[: info.token_count]) if model is not None else ""
-        loss = _loss_in(row, manifest.session.get(LOSSY), info.token_count)
-    return SessionDetail(
-        info=info,
-        versions=tuple(version_info(each, marks) for each in versions),
-        tail_text=tail,
-        layers=layers,
-        lineage=lineage_of(versions, versions[-1]),
-        identity=identity,
-        backend=backend,
-        lossy=loss,
-        forked_from=provenance.forked_from,
-        folded_from=provenance.folded_from,
-    )
-
-
-def version_info(row: IndexRow, marks: SessionMarks) -> VersionInfo:
-    """One sleep, with its marks."""
-    return VersionInfo(
-        version=row.version,
-        bundle_id=row.bundle_id.hex(),
-        parent=row.parent.hex() if row.parent else None,
-        token_count=row.ledger_tokens,
-        bundle_bytes=row.bundle_bytes,
-        logical_bytes=row.logical_bytes,
-        created_ns=row.created_ns,
-        tags=tuple(sorted(tag for tag, named in marks.tags.items() if named == row.bundle_id)),
-        pinned=row.bundle_id in marks.pins,
-    )
+        Sampling.from_map(kept[SAMPLING])
+        _require_told(row, "where it comes from", Provenance.from_map, kept)
+        _require_told(row, "its loss", lossy_in, kept.get(LOSSY))
+        ledger = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
+        tail = _tail(model, ledger) if model is not None else ""
+        return detail_of_stored(store, row, reader.manifest, layers=_layers(row.uri, reader), tail_text=tail)
 
 
 def result_of_fork(order: ForkOrder, forked: Forked, *, seconds: float) -> ForkResult:
@@ -298,15 +237,9 @@ def parts_that_differ(differs: Sequence[Difference]) -> tuple[PartDiffers, ...]:
     return tuple(PartDiffers(each.field, each.stored, each.live) for each in differs)
 
 
-def _loss_in(row: IndexRow, stored: object, token_count: int) -> Lossy | None:
-    """The loss in a version's map, at most of its tokens."""
-    found = _told(row, "its loss", lossy_in, stored)
-    return found and found.within(min(token_count, row.token_count))
-
-
-def _told(row: IndexRow, what: str, read: Callable[[Stored], Told], stored: Stored) -> Told:
+def _require_told(row: IndexRow, what: str, read: Callable[[Stored], object], stored: Stored) -> None:
     try:
-        return read(stored)
+        read(stored)
     except ValueError as error:
         raise MalformedSnapshot(
             f"The snapshot of {row.uri} does not tell {what}: {error}.", session=str(row.uri)
@@ -320,11 +253,6 @@ def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:
     if len(tokens) > TAIL_TOKENS:
         text = text.lstrip("\N{REPLACEMENT CHARACTER}")  # the cut may go through a character of several tokens
     return text[-TAIL_CHARACTERS:]
-
-
-def _stored_bytes(versions: Sequence[IndexRow]) -> int:
-    """The bytes of all versions: each file holds only the new part of its version."""
-    return sum(row.bundle_bytes for row in versions)
 
 
 def _layers(uri: SessionUri, reader: BundleReader) -> tuple[str, ...]:
@@ -360,7 +288,7 @@ class Roll:
             for row, stored_bytes in page:
                 live = self._awake.get(row.uri)
                 if live is None:
-                    found[row.uri] = info_of_asleep(row, stored_bytes)
+                    found[row.uri] = info_of_stored(row, stored_bytes)
                 else:
                     found[row.uri] = info_of_awake(live, row, stored_bytes)
         unlisted = [uri for uri in unlisted if uri not in found and namespace in (None, uri.namespace)]
@@ -381,10 +309,10 @@ class Roll:
         """One session; None if there is none of that name."""
         versions, live = self._store.versions(uri), self._awake.get(uri)
         newest = versions[-1] if versions else None
-        stored_bytes = _stored_bytes(versions)
+        stored_bytes = stored_bytes_of(versions)
         if live is not None:
             return info_of_awake(live, newest, stored_bytes)
-        return None if newest is None else info_of_asleep(newest, stored_bytes)
+        return None if newest is None else info_of_stored(newest, stored_bytes)
 
     def count_asleep(self) -> Pieces[int]:
         asleep = 0

@@ -11,12 +11,7 @@ from ...memvid.limits import MAX_TOKENS, MAX_VERSION
 from ...memvid.store import IndexRow
 from ...snapshot.identity import ELSEWHERE, Difference, circumstances_in, compare, decide_bits, tokens_from_elsewhere
 from ..api.session import Origin, Recomputed
-
-FORKED_FROM: Final = "forked_from"
-"""The key of a fork's origin in its session map."""
-
-FOLDED_FROM: Final = "folded_from"
-"""The key of a fold's origin."""
+from ..stored import FOLDED_FROM, FORKED_FROM, origin_in
 
 RECOMPUTED: Final = "recomputed"
 """The key of the recomputed part, in its version and all that go on from it."""
@@ -57,8 +52,8 @@ class Provenance:
         """Read origins and recomputed part of a session map; `woken` adds what the backends say. Raises ValueError:
         `to_map` does not make these entries."""
         return cls(
-            forked_from=_origin_in(kept.get(FORKED_FROM)),
-            folded_from=_origin_in(kept.get(FOLDED_FROM)),
+            forked_from=origin_in(kept.get(FORKED_FROM)),
+            folded_from=origin_in(kept.get(FOLDED_FROM)),
             recomputed=_recomputed_in(kept.get(RECOMPUTED)),
         )
 
@@ -85,17 +80,6 @@ class Provenance:
 def origin_of(row: IndexRow, tokens: int) -> Origin:
     """The origin at a token of a stored version."""
     return Origin(str(row.uri), row.version, row.bundle_id.hex(), tokens)
-
-
-def _origin_in(stored: object) -> Origin | None:
-    if stored is None:
-        return None
-    kinds = {"session": str, "version": int, "bundle_id": str, "tokens": int}
-    if type(stored) is not dict or {name: type(value) for name, value in stored.items()} != kinds:
-        raise ValueError("it has not the fields of an origin")
-    if not (1 <= stored["version"] <= MAX_VERSION and 1 <= stored["tokens"] <= MAX_TOKENS):
-        raise ValueError("the origin has a version or a number of tokens that cannot be")
-    return Origin(**stored)
 
 
 def _map_of_recomputed(part: Recomputed) -> dict[str, Any]:

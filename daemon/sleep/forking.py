@@ -17,8 +17,9 @@ from ...memvid.uri import SessionUri
 from ..api.events import OnEvent
 from ..api.session import Origin
 from ..models.models import LoadedModel
-from ..sessions.provenance import FORKED_FROM, origin_of
+from ..sessions.provenance import origin_of
 from ..sessions.unprocessed_tail import without_answers, without_unread
+from ..stored import FORKED_FROM
 from .hibernation import Hibernation, Terms
 from .orders import WakeOrder
 from .version import copy_of

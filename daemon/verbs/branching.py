@@ -38,6 +38,7 @@ from ..sessions.rereading import LastRead
 from ..sessions.sessions import TREE, Session
 from ..sleep.hibernation import Terms
 from ..sleep.orders import WakeOrder
+from ..stored import info_of_stored
 from ..tasks.cancellation import in_any_case, require_wanted, to_the_end
 from ..tasks.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from .answering import answers
@@ -423,7 +424,7 @@ async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> Se
     for named in uris:
         await parts.learn_words(named)
     row = parts.residency.standing.require_row(uri)
-    return listing.info_of_asleep(row, row.bundle_bytes, kept.live.sampling)
+    return info_of_stored(row, row.bundle_bytes, kept.live.sampling)
 
 
 async def _slept(parts: Parts, live: Session, tree: Mapping[str, Any], request: api.KeepRequest) -> Receipt:

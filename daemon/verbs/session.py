@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from ...memvid.uri import parse_reference
-from ..api.session import CreateRequest, ListRequest, ListResult, SessionDetail, SessionInfo, SetRequest, ShowRequest
+from ..api.creating import CreateRequest, ListRequest, SetRequest, ShowRequest
+from ..api.session import ListResult, SessionDetail, SessionInfo
 from ..errors import SessionAwake
 from ..parts import Parts
 from ..residency import listing
 from ..sessions.sessions import Session
+from ..stored import stored_bytes_of
 from ..tasks.pieces import in_pieces
 from .answering import answers
 
@@ -30,7 +32,7 @@ async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
             await parts.exchanges.change_sampling(live, request.sampling)
         if request.labels is not None and tuple(request.labels) != live.labels:
             live.labels, live.dirty = tuple(request.labels), True
-        stored_bytes = sum(row.bundle_bytes for row in parts.store.versions(live.uri))
+        stored_bytes = stored_bytes_of(parts.store.versions(live.uri))
         return listing.info_of_awake(live, parts.store.find_session(live.uri), stored_bytes)
 
 
@@ -56,13 +58,11 @@ async def show(parts: Parts, request: ShowRequest) -> SessionDetail:
     """Raises SessionNotFound, and the errors of a damaged bundle."""
     uri = parts.resolve(request.session)
     async with parts.residency.turn(uri):
-        versions = parts.store.versions(uri)
-        marks = await parts.hibernation.threads.on_io(lambda: parts.store.marks_to_show(uri))
+        rows = parts.store.versions(uri)
+        versions = await parts.hibernation.threads.on_io(lambda: parts.store.versions_to_show(uri))
         live = parts.residency.putting_away.live(uri)
         if live is not None:
-            return listing.detail_of_awake(live, versions, marks)
-        parts.residency.standing.require_row(uri)
+            return listing.detail_of_awake(live, rows, versions)
+        row = parts.residency.standing.require_row(uri)
         models = list(parts.shelf.loaded())
-        return await parts.hibernation.threads.on_io(
-            lambda: listing.detail_of_asleep(parts.store, versions, marks, models)
-        )
+        return await parts.hibernation.threads.on_io(lambda: listing.detail_of_asleep(parts.store, row, models))

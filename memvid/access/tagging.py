@@ -6,6 +6,7 @@ reported. `folder/marks.py` defines marks.
 
 from __future__ import annotations
 
+from ..answers import VersionInfo
 from ..errors import PUT_BACK, BundleMissing, MarksLost, SessionNotFound
 from ..folder.folder import manifest_name
 from ..folder.marks import Marks, SessionMarks, marks_in
@@ -80,6 +81,11 @@ class Tagging(Sessions):
         self._core.require_open()
         return (marks_in(self._core.folder) or Marks(self._core.folder.uuid)).session(uri)
 
+    def versions_to_show(self, uri: SessionUri) -> tuple[VersionInfo, ...]:
+        """All versions of a session, oldest first, with their marks as `marks_to_show` has them."""
+        marks = self.marks_to_show(uri)
+        return tuple(_shown(row, marks) for row in self.versions(uri))
+
     def _marks_to_change(self, *, lost_is_none: bool) -> Marks:
         """The marks; none if they are lost and `move` accepts that: the tag is taken from the version that had it."""
         try:
@@ -100,3 +106,18 @@ class Tagging(Sessions):
                 path=path,
             )
         return row
+
+
+def _shown(row: IndexRow, marks: SessionMarks) -> VersionInfo:
+    return VersionInfo(
+        version=row.version,
+        bundle_id=row.bundle_id.hex(),
+        parent=row.parent.hex() if row.parent else None,
+        token_count=row.ledger_tokens,
+        bundle_bytes=row.bundle_bytes,
+        logical_bytes=row.logical_bytes,
+        created_ns=row.created_ns,
+        tags=tuple(sorted(tag for tag, named in marks.tags.items() if named == row.bundle_id)),
+        pinned=row.bundle_id in marks.pins,
+        stripped=row.bundle_id in marks.stripped,
+    )

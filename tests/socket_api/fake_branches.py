@@ -29,9 +29,10 @@ from torpor.daemon.api.branching import (
     RetainRequest,
     TreeRequest,
 )
+from torpor.daemon.api.creating import CreateRequest
 from torpor.daemon.api.records import Request
 from torpor.daemon.api.sampling import Sampling
-from torpor.daemon.api.session import CreateRequest, SessionInfo
+from torpor.daemon.api.session import SessionInfo
 from torpor.records import Result
 
 ROOT = BranchInfo(1, None, (), 3, 3, 0, Sampling(), 0, 0, False, 0, None, 64)

@@ -12,18 +12,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from torpor.daemon.api import conversing, forking, process, reading, recalling, session, store, waking
+from torpor.daemon.api import conversing, creating, forking, process, reading, recalling, session, store, waking
+from torpor.daemon.api.creating import CreateRequest
 from torpor.daemon.api.events import NEVER_SENT, OnEvent, ProgressEvent, SessionEvent, TokenEvent
 from torpor.daemon.api.records import Request
 from torpor.daemon.api.sampling import Sampling
-from torpor.daemon.api.session import CreateRequest
 from torpor.daemon.api.verb import Awaiting, R, Verb
 from torpor.daemon.api.verbs import VERBS, Verbs
 from torpor.daemon.errors import AnswerNotFound
 from torpor.daemon.events.bus import Bus, Subscription, Wanted
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.errors import TorporError
-from torpor.memvid.answers import Action, DeleteReport, Finding, Lossy, MaintenanceReport, MarkedVersion
+from torpor.memvid.answers import Action, DeleteReport, Finding, Lossy, MaintenanceReport, MarkedVersion, VersionInfo
 from torpor.memvid.uri import SessionUri
 from torpor.records import Result
 from torpor.tests.socket_api.fake_branches import FakeBranches
@@ -41,7 +41,7 @@ class FakeBusy(TorporError):
 class FakeSession:
     info: session.SessionInfo
     tokens: list[int] = field(default_factory=list)
-    versions: list[session.VersionInfo] = field(default_factory=list)
+    versions: list[VersionInfo] = field(default_factory=list)
     tags: dict[str, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
 
@@ -124,7 +124,7 @@ class FakeService(Verbs, Awaiting):
         told = process.StatusResult("0.1.0", os.getpid(), self.store, models, awake, asleep, memory, "none", 0.5, queue)
         return replace(told, aliases=self.aliases, unreadable=self.unreadable)
 
-    async def _create(self, request: session.CreateRequest) -> session.SessionInfo:
+    async def _create(self, request: creating.CreateRequest) -> session.SessionInfo:
         if request.session in self.sessions:
             raise FakeBusy(f"{request.session} exists. Choose another name.", session=request.session)
         info = session.SessionInfo(
@@ -192,7 +192,7 @@ class FakeService(Verbs, Awaiting):
     async def _disown(self, request: recalling.DisownRequest) -> recalling.DisownResult:
         raise AnswerNotFound("There is no such answer.", answer_id=request.answer_id)
 
-    async def _set(self, request: session.SetRequest) -> session.SessionInfo:
+    async def _set(self, request: creating.SetRequest) -> session.SessionInfo:
         found, _ = await self._find_awake(request.session, request.emit)
         found.now(sampling=(found.info.sampling or Sampling()).changed(request.sampling))
         return found.info
@@ -210,7 +210,7 @@ class FakeService(Verbs, Awaiting):
         request.emit(ProgressEvent("sleep", size, size))
         version = len(found.versions) + 1
         parent = found.versions[-1].bundle_id if found.versions else None
-        made = session.VersionInfo(version, f"{version:064x}", parent, len(found.tokens), size, size, version)
+        made = VersionInfo(version, f"{version:064x}", parent, len(found.tokens), size, size, version)
         found.versions.append(made)
         found.now(version=version, bundle_id=made.bundle_id, dirty=False)
         return waking.SleepResult(
@@ -263,10 +263,10 @@ class FakeService(Verbs, Awaiting):
             unreadable=self.unreadable,
         )
 
-    async def _list(self, request: session.ListRequest) -> session.ListResult:
+    async def _list(self, request: creating.ListRequest) -> session.ListResult:
         return session.ListResult(tuple(session.info for session in self.sessions.values()))
 
-    async def _show(self, request: session.ShowRequest) -> session.SessionDetail:
+    async def _show(self, request: creating.ShowRequest) -> session.SessionDetail:
         found = self._find(request.session)
         identity, backend = {"weights": "ab"}, {"mlx": "1.2"}
         return session.SessionDetail(

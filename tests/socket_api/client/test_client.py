@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
+from torpor.daemon.api.creating import ShowRequest
 from torpor.daemon.api.process import StatusResult
-from torpor.daemon.api.session import ShowRequest
 from torpor.socket_api import Client
 from torpor.socket_api.errors import ClientBusy, DaemonUnreachable, RemoteError
 from torpor.tests.socket_api.fake_service import FakeBusy

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.conversing import MeasureRequest, MeasureResult
+from torpor.daemon.api.creating import CreateRequest
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.reading import AppendRequest, AppendResult
 from torpor.daemon.api.recalling import RecalledMessage, RecalledPiece, RecallRequest, RecallResult
-from torpor.daemon.api.session import CreateRequest
 from torpor.memvid.errors import SessionNotFound
 from torpor.tests.socket_api.http.answers import asked_for
 from torpor.tests.socket_api.http.http_rig import HttpThread

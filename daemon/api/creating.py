@@ -1,0 +1,60 @@
+"""Verbs that make a session, change it and show it; `session.py` has what they answer."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY
+
+from .dialogue import JsonObject, Tools, require_root
+from .events import Listener, Reporting
+from .records import Labels, ModelName, NamedSampling, Request, SessionText, Text
+from .session import OwnDurability
+
+
+class CreateRequest(Request):
+    """Make a session. It is empty, and in memory only until its first turn or sleep.
+
+    system, tools, template_arguments: open its chat. model: the daemon's first if None.
+    durability: `none` for a session to throw away: a crash loses what it did since its last sleep, and so it is for its
+    forks and folds; as the daemon's option if None.
+    """
+
+    session: SessionText
+    _: KW_ONLY
+    model: ModelName | None = None
+    labels: Labels = ()
+    sampling: NamedSampling | None = None
+    system: Text | None = None
+    tools: Tools = ()
+    template_arguments: JsonObject | None = None
+    durability: OwnDurability | None = None
+
+    def require(self) -> None:
+        require_root(self.tools, self.template_arguments)
+
+
+class SetRequest(Reporting):
+    """Change how the session draws its tokens from now on: only the given fields of `sampling`. A given seed begins its
+    random numbers anew. labels: in place of those that it has. A sleeping session is woken, and its next sleep keeps
+    the change."""
+
+    session: SessionText
+    _: KW_ONLY
+    sampling: NamedSampling | None = None
+    labels: Labels | None = None
+    on_event: Listener = None
+
+    def require(self) -> None:
+        if self.labels is None and (self.sampling is None or not self.sampling.named()):
+            raise ValueError("name at least one of the sampling's parameters, or labels")
+
+
+class ListRequest(Request):
+    """The sessions of this namespace, else of the client's; without both, all sessions."""
+
+    namespace: SessionText | None = None
+
+
+class ShowRequest(Request):
+    """Everything that can be seen of one session; one that sleeps is read from its bundle and stays asleep."""
+
+    session: SessionText
