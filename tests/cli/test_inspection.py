@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import socket
 from pathlib import Path
@@ -28,20 +27,6 @@ from torpor.tests.socket_api.server_rig import ServerThread
 WAKE_VERSION_1 = "`torpor wake torpor://default/agent@1` goes on from version 1, which is whole."
 AGENT = "torpor://default/agent"
 WAKE_AT_256 = "`torpor wake torpor://default/agent@2 --at 256` goes on from token 256 of version 2."
-
-
-def test_ls_with_no_daemon_reads_the_store(made_store: MadeStore) -> None:
-    ran = made_store("ls", "--json")
-    assert ran.status == 0
-    assert ran.document["source"] == "store"
-    by_name = {info["name"]: info for info in ran.document["sessions"]}
-    assert by_name["agent"]["version"] == 2
-    assert by_name["agent"]["token_count"] == 600
-    assert by_name["agent"]["state"] == "stored"
-    assert len(by_name["agent"]["bundle_id"]) == 64
-    text = made_store("ls")
-    assert "default/agent" in text.out
-    assert "no daemon asked" in text.err
 
 
 @pytest.mark.one_in(3)
@@ -118,46 +103,6 @@ def test_ls_tells_of_a_manifest_that_may_be_of_any_session(
     assert "it may be the newest of a session" in ask("ls").err
 
 
-def test_ls_of_another_namespace_is_empty(made_store: MadeStore) -> None:
-    assert made_store("ls", "elsewhere", "--json").document["sessions"] == []
-    assert made_store("ls", "default", "--json").document["sessions"] != []
-
-
-def test_ls_takes_the_default_store_when_no_daemon_answers(
-    torpor: Torpor, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORPOR_STORE", str(made_store.path))
-    assert torpor("ls", "--json").document["store"] == str(made_store.path)
-
-
-@pytest.mark.parametrize("command", ["ls", "verify"])
-def test_no_store_is_status_10(torpor: Torpor, tmp_path: Path, command: str) -> None:
-    ran = torpor(command, "--store", tmp_path / "none")
-    assert ran.status == 10
-    assert "no_store" in ran.err
-
-
-def test_inspection_works_beside_the_store_s_writer_and_writes_nothing(made_store: MadeStore) -> None:
-    with Store.open(made_store.path, writable=True):
-        before = _listing(made_store.path)
-        for arguments in (("ls",), ("show", "agent"), ("verify", "--deep")):
-            assert made_store(*arguments).status == 0, arguments
-        assert _listing(made_store.path) == before
-
-
-def test_show_with_no_daemon_tells_all_but_the_text(made_store: MadeStore) -> None:
-    document = made_store("show", "agent", "--json").document
-    assert [version["version"] for version in document["versions"]] == [1, 2]
-    assert document["versions"][1]["parent"] == document["versions"][0]["bundle_id"]
-    assert document["identity"]["compute_dtype"] == "float32"
-    assert document["tail_text"] is None
-    assert len(document["layers"]) == 2, "a layer each, not a slot each"
-    text = made_store("show", "agent")
-    assert "needs a running daemon" in text.out
-    assert "wake or fork it to read it" in made_store("show", "agent@1").out
-    assert document["info"]["bundle_id"] in text.out
-
-
 @pytest.mark.parametrize(
     ("kept", "shown"),
     [
@@ -217,41 +162,6 @@ def test_a_terminal_of_few_columns_breaks_no_figure_and_no_header_of_ls(
     assert max(map(len, (header, *rows))) <= columns
 
 
-def test_a_full_uri_suggests_close_names_and_not_every_one(made_store: MadeStore) -> None:
-    """What all URIs begin with is no likeness."""
-    refused = made_store("show", "torpor://default/twin", "--json")
-    assert (refused.status, refused.error["error"]["details"]["suggestions"]) == (4, [])
-    assert "torpor://default/agent" in made_store("show", "torpor://default/agnet").err
-
-
-@pytest.mark.parametrize("name", ["nobody", "torpor://default/nobody", "other/agent"])
-def test_an_unknown_session_is_status_4_and_close_names_are_suggested(made_store: MadeStore, name: str) -> None:
-    assert made_store("show", name).status == 4
-    assert made_store("verify", name).status == 4
-
-
-def test_advice_about_an_unknown_session_names_the_store_of_the_command(made_store: MadeStore) -> None:
-    for command in ("show", "export-kv", "pin"):
-        more = ("kv.safetensors",) if command == "export-kv" else ()
-        ran = made_store(command, "zzz", *more)
-        assert (ran.status, f"`torpor ls --store {made_store.path}`" in ran.err) == (4, True)
-
-
-def test_a_close_name_is_suggested(made_store: MadeStore) -> None:
-    assert "torpor://default/agent" in made_store("show", "agnet").err
-
-
-def test_verify_of_a_sound_store_is_status_0(made_store: MadeStore) -> None:
-    for depth in ((), ("--deep",)):
-        ran = made_store("verify", *depth)
-        assert ran.status == 0
-        assert "sound" in ran.out
-    document = made_store("verify", "agent", "--deep", "--json").document
-    assert document["ok"] is True
-    assert document["findings"] == []
-    assert document["bytes_checked"] > 0
-
-
 def test_verify_finds_a_flipped_bit_and_ends_with_status_6(made_store: MadeStore) -> None:
     """GM4: one flipped bit in a block."""
     damaged = made_store.flip(0, 2)
@@ -265,67 +175,6 @@ def test_verify_finds_a_flipped_bit_and_ends_with_status_6(made_store: MadeStore
     assert as_json.document["findings"][0]["code"]
 
 
-def test_show_of_a_truncated_bundle_is_status_6(made_store: MadeStore) -> None:
-    made_store.cut(2)
-    ran = made_store("show", "other")
-    assert ran.status == 6
-    assert ran.err.count("\n") == 1
-    assert made_store("show", "agent").status == 0
-
-
-@pytest.mark.parametrize("damage", ["missing", "damaged"])
-def test_verify_says_of_each_version_how_far_it_is_whole_what_to_put_back_and_what_goes_on(
-    made_store: MadeStore, damage: str
-) -> None:
-    pack = made_store.packs[1]
-    if damage == "missing":
-        pack.unlink()
-    else:
-        made_store.flip(1)
-    ran = made_store("verify", "--deep", "--json")
-    (session,) = ran.document["sessions"]
-    told = [(one["version"], one["is_whole"], one["whole_up_to"], one["manifest"]) for one in session["versions"]]
-    assert told == [(1, True, 300, "sound"), (2, False, 256, "sound")]
-    goes_on = made_store.advised(f"{WAKE_AT_256} {WAKE_VERSION_1} What sleeps then is the newest.")
-    assert session["goes_on"] == goes_on
-    finding = ran.document["findings"][-1]
-    assert (finding["session"], finding["version"]) == ("torpor://default/agent", 2)
-    text = made_store("verify", "--deep").out
-    assert "torpor://default/agent\n  version 1: whole\n  version 2: whole up to token 256 of 600\n" in text
-    where = str(pack) if damage == "damaged" else "the pack that had block"
-    assert f"put back  {where}" in text, "paths are never cut"
-    assert f"or let torpor repair --from FOLDER --store {made_store.path} take it from a backup" in text
-    alone = f"\n            torpor repair --store {made_store.path} alone copies what is sound out of a damaged pack\n"
-    assert (alone in text) == (damage == "damaged")
-    assert "1 version of 1 session is not whole" in text
-    assert "default/other" not in text
-
-
-@pytest.mark.parametrize("damage", ["missing", "damaged"])
-def test_verify_says_of_a_manifest_whether_it_is_missing_or_damaged(made_store: MadeStore, damage: str) -> None:
-    manifest = made_store.manifests[1]
-    if damage == "missing":
-        manifest.unlink()
-    else:
-        made_store.cut(1)
-    text = made_store("verify").out
-    assert f"  version 1: whole\n  version 2: manifest {damage}\n  put back  {manifest}\n" in text
-    assert f"goes on   {made_store.advised(WAKE_VERSION_1)} What sleeps then is the newest.\n" in text
-
-
-def test_a_newest_version_that_is_whole_goes_on_as_ever(made_store: MadeStore) -> None:
-    made_store.manifests[0].unlink()
-    text = made_store("verify").out
-    assert "The newest version of torpor://default/agent is whole, so its next use wakes as ever." in text
-
-
-def test_damage_from_the_first_token_on_leaves_nothing_to_go_on_from(made_store: MadeStore) -> None:
-    made_store.packs[0].unlink()
-    text = made_store("verify").out
-    assert "  versions 1 and 2: whole up to token 0\n" in text
-    assert "Until then no version of torpor://default/agent can be woken." in text
-
-
 def test_versions_that_are_alike_are_told_in_one_line(made_store: MadeStore) -> None:
     with Store.open(made_store.path, writable=True) as store:
         for length in range(601, 609):
@@ -334,17 +183,6 @@ def test_versions_that_are_alike_are_told_in_one_line(made_store: MadeStore) -> 
     made_store.manifests[1].unlink()
     text = made_store("verify", "agent").out
     assert "  versions 1 and 2: manifest missing\n  8 versions, 3 to 10: whole\n" in text
-
-
-def test_a_stripped_version_is_whole_and_marked(made_store: MadeStore) -> None:
-    assert made_store("strip", "agent").status == 0
-    assert made_store("verify", "--deep").status == 0
-    assert "stored~" in made_store("ls").out
-    shown = made_store("show", "agent")
-    assert [version["stripped"] for version in made_store("show", "agent", "--json").document["versions"]] == [True] * 2
-    assert "stripped\tthe next use reads" in shown.out
-    assert "(stripped)" in shown.out
-    assert "nothing" not in made_store("show", "other").out
 
 
 def test_a_stripped_version_that_is_damaged_can_be_computed_again_up_to_there(made_store: MadeStore) -> None:
@@ -356,20 +194,6 @@ def test_a_stripped_version_that_is_damaged_can_be_computed_again_up_to_there(ma
     (session,) = report["sessions"]
     assert session["goes_on"].startswith(made_store.advised(way))
     assert "no version" not in session["goes_on"]
-
-
-def test_a_finding_that_harms_no_version_says_so(made_store: MadeStore) -> None:
-    (made_store.path / "packs" / "letter.txt").write_text("mine")
-    ran = made_store("verify")
-    assert (ran.status, "1 finding, but every version is whole." in ran.out) == (6, True)
-    assert "put back" not in ran.out
-
-
-def test_what_is_no_damage_gets_no_remedy_but_its_own(made_store: MadeStore) -> None:
-    os.link(made_store.manifests[0], made_store.path.parent / "backup")
-    finding = made_store("verify", "--json").document["findings"][0]
-    assert finding["code"] == "unsafe_path"
-    assert "cp -p FILE FILE.copy && mv FILE.copy FILE" in finding["message"]
 
 
 def test_many_damaged_sessions_are_cut_for_people_and_not_in_json(made_store: MadeStore) -> None:
@@ -394,22 +218,6 @@ def test_many_damaged_sessions_are_cut_for_people_and_not_in_json(made_store: Ma
     assert "1 more session (--json has them)" in text
 
 
-def test_every_stray_file_is_listed_by_its_name(made_store: MadeStore) -> None:
-    strays = [made_store.packs[0].parent / f"stray-{number}.txt" for number in range(3)]
-    for stray in strays:
-        stray.write_text("mine")
-    text = made_store("verify").out
-    assert [str(stray) in text for stray in strays] == [True] * 3
-    assert "3 findings" in text
-
-
-def test_a_lineage_read_from_the_files_is_newest_first_like_the_daemons(made_store: MadeStore) -> None:
-    shown = made_store("show", "agent", "--json").document
-    assert shown["lineage"] == [version["bundle_id"] for version in reversed(shown["versions"])]
-    earlier = made_store("show", "agent@1", "--json").document
-    assert earlier["lineage"] == shown["lineage"][1:]
-
-
 def test_show_tells_facts_of_the_version_that_it_shows_and_which_is_the_newest(
     torpor: Torpor, made_store: MadeStore
 ) -> None:
@@ -426,60 +234,6 @@ def test_show_tells_facts_of_the_version_that_it_shows_and_which_is_the_newest(
     told = drawn.file.getvalue().splitlines()
     assert f"made\t{format_time(earlier['created_ns'])}" in told
     assert "state\tstored, a look at token 3" in told
-
-
-def test_damaged_marks_are_told_by_every_command_that_looks(made_store: MadeStore) -> None:
-    made_store("tag", "agent", "mine")
-    marks = made_store.path / "marks.json"
-    marks.write_bytes(marks.read_bytes()[:-3])
-    checked = made_store("verify", "--json")
-    assert checked.status == 6
-    assert [(one["code"], one["path"]) for one in checked.document["findings"]] == [("corrupt_marks", str(marks))]
-    assert "affected" not in made_store("verify").out
-    for command in (("ls",), ("show", "agent")):
-        ran = made_store(*command)
-        assert ran.status == 0
-        assert "corrupt_marks" in ran.err
-        assert "torpor repair" in ran.err
-        assert [one["code"] for one in made_store(*command, "--json").document["problems"]] == ["corrupt_marks"]
-    repaired = made_store("repair")  # which makes no marks up
-    assert (repaired.status, "tags, pins and strips in it are lost" in repaired.out) == (6, True)
-    assert made_store("show", "agent@mine").status == 4
-    assert made_store("verify").status == 0
-    assert made_store("ls", "--json").document["problems"] == []
-
-
-def test_missing_marks_are_told_and_keep_versions_from_going(made_store: MadeStore) -> None:
-    (made_store.path / "marks.json").unlink()
-    for command in (("verify",), ("prune", "--keep-last", "1"), ("pin", "agent")):
-        ran = made_store(*command)
-        assert (command, ran.status) == (command, 6)
-        assert "marks_lost" in ran.out + ran.err
-    assert made_store("tag", "agent", "mine", "--move").status == 0
-    assert made_store("verify").status == 0
-
-
-def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(made_store: MadeStore) -> None:
-    made_store.cut(1)
-    ran = made_store("show", "agent", "--json")
-    assert ran.status == 6
-    assert ran.error["error"]["details"]["intact_version"] == 1
-    message = ran.error["error"]["message"]
-    assert message.count("`torpor repair --from FOLDER --store") == 1
-    intact = message.index(made_store.advised(WAKE_VERSION_1))
-    assert message.index("`torpor repair") < intact, "what sleeps from there is the newest"
-    assert message.partition(" Besides ")[0].endswith("is the newest.")
-
-
-def test_show_of_a_version_without_a_manifest_names_the_others(made_store: MadeStore) -> None:
-    made_store.manifests[1].unlink()
-    for asked in ("agent", "agent@2"):
-        ran = made_store("show", asked, "--json")
-        assert (ran.status, ran.error["error"]["details"]["other_versions"]) == (6, [1])
-        others = "Besides it has version 1: `torpor show torpor://default/agent@1`."
-        assert ran.error["error"]["message"].endswith(made_store.advised(others))
-    shown = made_store("show", "torpor://default/agent@1", "--json").document
-    assert [version["version"] for version in shown["versions"]] == [1, 2]
 
 
 def refuse_wakes(torpor: Torpor, made_store: MadeStore, daemon: ServerThread, fault: TorporError) -> None:
@@ -566,42 +320,6 @@ def test_what_an_error_says_of_going_on_is_not_said_twice(made_store: MadeStore,
     assert (ran.status, ran.err.count("--at 256"), ran.err.count(made_store.advised(WAKE_VERSION_1))) == (6, 1, 1)
 
 
-def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(made_store: MadeStore, tmp_path: Path) -> None:
-    made_store("export", "agent", tmp_path / "foreign.mvb")
-    flip(tmp_path / "foreign.mvb", 3000)
-    for number in range(3):
-        made_store.flip(number)
-    ran = made_store("export", "agent", str(tmp_path / "out.mvb"))
-    assert (ran.status, made_store.advised(PUT_BACK) in ran.err) == (6, True)
-    ran = made_store("import", str(tmp_path / "foreign.mvb"))
-    assert (ran.status, "torpor repair" in ran.err) == (6, False)
-
-
-def test_the_export_of_a_stripped_version_says_nothing_of_files_to_put_back(
-    made_store: MadeStore, tmp_path: Path
-) -> None:
-    assert made_store("strip", "agent").status == 0
-    assert made_store("repack").status == 0
-    refused = made_store("export", "agent", tmp_path / "out.mvb", "--json").error["error"]["message"]
-    assert refused.endswith("Use the session, put it to sleep, and export the version that comes of it.")
-
-
-def test_an_empty_namespace_is_named(torpor: Torpor, made_store: MadeStore) -> None:
-    nothing = made_store("ls", "elsewhere").err
-    assert "No sessions in namespace elsewhere" in nothing
-    assert "One session: torpor show elsewhere" in nothing, "it may be meant for a session's name"
-
-
-def test_verify_takes_the_running_daemon_s_store(torpor: Torpor, daemon: ServerThread) -> None:
-    ran = torpor("verify")
-    assert ran.status == 10
-    assert "/store" in ran.err, "the store that the daemon told of"
-
-
-def _listing(path: Path) -> list[tuple[str, int, int]]:
-    return sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in path.rglob("*"))
-
-
 def test_doctor_says_who_waits_and_nothing_of_a_queue_in_which_nobody_does() -> None:
     assert _describe_queue({"waiting": 0, "background": 0, "limit": 512}) == ""
     assert _describe_queue({"waiting": 1, "background": 0, "limit": 512}) == "; 1 request waiting (512 may)"
@@ -613,12 +331,3 @@ def test_doctor_names_what_waits_in_words_for_one_and_for_several() -> None:
     config = {"path": "c.toml", "problem": None, "waits_for_restart": ["batch", "canary"], "waits_for_disuse": ["qwen"]}
     waiting = "; only a restart will change: batch, canary; in memory until no request uses them: qwen"
     assert _describe_config(config) == f"; configured by c.toml{waiting}"
-
-
-def test_a_damaged_manifest_that_nothing_tells_of_is_not_called_harmless(made_store: MadeStore) -> None:
-    newest = made_store.manifests[1]
-    newest.write_bytes(newest.read_bytes()[:-1])
-    (made_store.path / "index.sqlite").unlink()
-    text = made_store("verify").out
-    assert "a version's manifest cannot be read, and nothing tells which one it is. All others are whole." in text
-    assert "it may be the newest of a session" in text.replace("\n", " ")

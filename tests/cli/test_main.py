@@ -13,7 +13,7 @@ from torpor.cli import registry
 from torpor.cli.command_list import COMMANDS
 from torpor.cli.exit_codes import STATUSES
 from torpor.cli.registry import load_command
-from torpor.tests.cli.cli_rig import MadeStore, Torpor
+from torpor.tests.cli.cli_rig import Torpor
 
 NAMES = [command.name for command in COMMANDS]
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
@@ -92,53 +92,6 @@ def test_version(torpor: Torpor) -> None:
     assert torpor("--version").out == f"torpor {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("no-such-command",),
-        ("ls", "--no-such-option"),
-        ("sleep",),
-        ("generate", "x", "--max-tokens", "0"),
-        ("generate", "x", "--max-tokens", "many"),
-        ("demo", "--max-tokens", "63"),
-    ],
-)
-def test_wrong_usage_ends_with_status_2_and_says_what_is_wrong(torpor: Torpor, arguments: tuple[str, ...]) -> None:
-    ran = torpor(*arguments)
-    assert ran.status == 2
-    assert ran.out == ""
-    assert "error" in ran.err
-    as_json = torpor(*arguments, "--json")
-    assert as_json.status == 2
-    assert as_json.error["exit_status"] == 2
-    assert as_json.error["schema_version"] == 1
-
-
-def test_shared_options_mean_the_same_before_the_command_and_after_it(
-    torpor: Torpor, made_store: MadeStore, short_path: Path
-) -> None:
-    given = ("--json", "--store", made_store.path)
-    assert torpor(*given, "ls") == torpor("ls", *given)
-    assert len(torpor(*given, "ls").document["sessions"]) == 2
-    nobody = short_path / "nobody"
-    assert torpor("--socket", nobody, "--json", "ls").error["error"]["details"]["path"] == str(nobody)
-    assert made_store("--store", short_path / "none", "ls").status == 0, "the later one holds"
-    assert "No such option: --store" in made_store("chat", "x", "hello").err
-    assert "version" in torpor("--json", "--version").document
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [("verfiy", "verify"), ("slep", "sleep"), ("top", "events"), ("inspect", "show"), ("list", "ls"), ("nonsense", "")],
-)
-def test_a_word_that_is_no_command_is_answered_with_the_one_that_was_meant(
-    torpor: Torpor, word: str, meant: str
-) -> None:
-    """Not with one of like letters that does something else, as `stop` for `top`."""
-    asked = f" Did you mean '{meant}'? See torpor --help." if meant else ". See torpor --help."
-    assert torpor(word).err.strip().endswith(asked)
-
-
 def test_what_other_tools_call_a_command_is_none_here_and_leads_to_one() -> None:
     assert not registry._ELSEWHERE.keys() & set(NAMES)
     assert set(registry._ELSEWHERE.values()) <= set(NAMES)
@@ -153,41 +106,6 @@ def test_an_example_of_help_fits_a_terminal_of_80_columns(name: str) -> None:
     assert [line for line in lines if len(line) > 78] == []
 
 
-@pytest.mark.parametrize("command", ["append", "generate"])
-def test_a_text_that_is_the_name_of_a_file_is_refused_with_the_way_to_read_it(
-    torpor: Torpor, tmp_path: Path, command: str
-) -> None:
-    note = tmp_path / "a note.md"
-    note.write_text("what is in it")
-    ran = torpor(command, "notes", str(note))
-    assert (ran.status, f"--file '{note}'" in " ".join(ran.err.split())) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ("generate", "x", "--temperature"),
-            "Option '--temperature' requires an argument. See torpor generate --help.",
-        ),
-        (("prune", "--keep-last"), "Option '--keep-last' requires an argument. See torpor prune --help."),
-        (("ls", "--no-such-option"), "No such option: --no-such-option. See torpor ls --help."),
-        (("doctor", "--check-models"), "No such option: --check-models. `torpor serve --check-models` reads"),
-        (("demo", "--repeats=3"), "No such option: --repeats. `bench/ttft.py` takes"),
-        (("serve", "--prefix-reuse", "x"), "'--prefix-reuse': 'x' is not one of 'exact', 'longest', 'off'. See torpor"),
-        (("serve", "--trusting"), "No such option: --trusting."),
-        (("serve", "--canary", "always"), "No such option: --canary."),
-        (("serve", "--recompute", "exact"), "No such option: --recompute."),
-        (("quantise", "x", "--bits", "3"), "'--bits': '3' is not one of '8', '4'. See torpor quantise --help."),
-    ],
-)
-def test_wrong_usage_points_to_the_help_of_its_command(
-    torpor: Torpor, arguments: tuple[str, ...], sentence: str
-) -> None:
-    ran = torpor(*arguments)
-    assert (ran.status, sentence in ran.err, "Value error" in ran.err) == (2, True, False), ran.err
-
-
 def test_a_ctrl_c_at_a_question_is_told_on_a_line_of_its_own(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(io.StringIO):
         def isatty(self) -> bool:
@@ -200,27 +118,6 @@ def test_a_ctrl_c_at_a_question_is_told_on_a_line_of_its_own(torpor: Torpor, mon
     ran = torpor("forget", "notes")
     assert ran.status == 130
     assert "\nerror cancelled" in ran.err
-
-
-@pytest.mark.parametrize("arguments", NEEDING_A_DAEMON)
-def test_an_unreachable_daemon_is_status_12_with_a_hint_in_one_line_or_one_object(
-    torpor: Torpor, arguments: tuple[str, ...]
-) -> None:
-    ran = torpor(*arguments)
-    assert (ran.status, ran.out, ran.err.count("\n")) == (12, "", 1)
-    assert "daemon_unreachable" in ran.err
-    assert "torpor ensure" in ran.err
-    as_json = torpor(*arguments, "--json")
-    assert (as_json.out, as_json.error["exit_status"]) == ("", 12)
-    assert as_json.error["error"]["code"] == "daemon_unreachable"
-    assert "path" in as_json.error["error"]["details"]
-
-
-@pytest.mark.parametrize(("command", "has_text"), [("chat", True), ("append", True), ("wake", False)])
-def test_words_without_quotes_are_told_to_need_them(torpor: Torpor, command: str, has_text: bool) -> None:
-    ran = torpor(command, "notes", "What", "is", "this?")
-    assert ran.status == 2
-    assert ("Put a text of several words in quotes." in " ".join(ran.err.split())) == has_text
 
 
 def test_an_interrupt_is_status_130(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,12 +144,6 @@ def test_the_current_folder_hijacks_no_child(tmp_path: Path, short_path: Path) -
 # --- a daemon that is there, and does not answer
 
 
-def test_a_named_socket_with_nobody_is_no_other_store(torpor: Torpor, made_store: MadeStore, short_path: Path) -> None:
-    for arguments in (("ls",), ("show", "agent"), ("verify",)):
-        ran = torpor(*arguments, "--socket", short_path / "none.sock")
-        assert (ran.status, ran.out) == (12, ""), arguments
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.usefixtures("examined_once")
 def test_a_daemon_that_hangs_up_is_not_passed_over(

@@ -301,14 +301,6 @@ def test_a_model_that_is_not_there_is_status_4(torpor: Torpor, short_path: Path)
     assert "model_unavailable" in ran.err
 
 
-def test_a_socket_path_that_is_too_long_is_wrong_usage_with_both_lengths(torpor: Torpor, short_path: Path) -> None:
-    long = short_path / ("x" * 120) / "t.sock"
-    ran = torpor("wake", "notes", "--socket", long, "--json")
-    assert ran.status == 2
-    assert ran.error["error"]["details"]["path_bytes"] == len(os.fsencode(long))
-    assert ran.error["error"]["details"]["limit_bytes"] < 108
-
-
 @pytest.mark.one_in(4)
 def test_doctor_tells_of_machine_daemon_and_store(torpor: Torpor, lasting: tuple[int, Path], served: Path) -> None:
     document = torpor("doctor", "--json").document

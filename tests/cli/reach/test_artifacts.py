@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -207,15 +206,6 @@ def test_the_document_is_written_byte_for_byte_and_replaces_nothing_unasked(
     assert torpor("analyse", "notes", "--out", "-").status == 2
 
 
-@pytest.mark.parametrize("options", [("--kind", ""), ("--kind", "x" * 65), ("--label", ""), ("--label", "x" * 257)])
-@pytest.mark.parametrize("command", [("analyse", "notes"), ("export-kv", "notes", "x.safetensors")])
-def test_a_kind_or_label_that_no_artifact_has_is_wrong_usage(
-    torpor: Torpor, command: tuple[str, ...], options: tuple[str, ...]
-) -> None:
-    ran = torpor(*command, *options, "--json")
-    assert (ran.status, ran.error["error"]["code"]) == (2, "invalid_usage")
-
-
 def test_an_unknown_session_is_not_found(torpor: Torpor, analysed: ServerThread, made_store: MadeStore) -> None:
     assert torpor("analyse", "nobody").status == 4
     assert made_store("export-kv", "nobody", "x.safetensors").status == 4
@@ -230,34 +220,3 @@ def test_an_export_of_tensors_tells_of_tokens_that_have_none_yet(torpor: Torpor,
     assert (ran.status, "of 300 tokens" in ran.out, "7 tokens behind these" in ran.err) == (0, True, True)
     ran = torpor("export-kv", "agent", short_path / "y.safetensors", "--store", path, "--json")
     assert (ran.document["token_count"], ran.document["unread_tokens"]) == (300, 7)
-
-
-def test_tensors_are_exported_with_no_daemon_beside_the_stores_writer(made_store: MadeStore, short_path: Path) -> None:
-    file = short_path / "agent.safetensors"
-    ran = made_store("export-kv", "agent@1", file, "--label", "x", "--json")
-    assert ran.status == 0
-    told = ran.document
-    assert (told["version"], told["kind"], told["labels"], told["path"]) == (1, "kv-snapshot", ["x"], str(file))
-    assert told["file_bytes"] == file.stat().st_size
-    header = json.loads(file.read_bytes()[8 : 8 + int.from_bytes(file.read_bytes()[:8], "little")])
-    assert header["layers.0.k"]["shape"][1] == told["token_count"]
-    assert header["__metadata__"]["bundle_id"] == told["bundle_id"]
-    assert len(header) - 1 == told["tensors"]
-    again = made_store("export-kv", "agent", file)
-    assert (again.status, "target_exists" in again.err) == (2, True)
-    assert "Name another file, or let --overwrite replace it." in again.err
-    replaced = made_store("export-kv", "agent", file, "--overwrite")
-    assert "torpor://default/agent  version 2 exported: " in replaced.out
-    assert {name for name in os.listdir(short_path) if name != "store"} == {"agent.safetensors"}
-
-
-def test_tensors_to_standard_output_are_refused(made_store: MadeStore) -> None:
-    assert made_store("export-kv", "agent", "-").status == 2
-
-
-def test_tensors_of_a_damaged_version_are_not_exported(made_store: MadeStore, short_path: Path) -> None:
-    for number in range(3):
-        made_store.flip(number)
-    ran = made_store("export-kv", "agent", short_path / "x.safetensors")
-    assert ran.status == 6
-    assert not (short_path / "x.safetensors").exists()
