@@ -166,7 +166,7 @@ async def begin_session(service: Service, name: str, model: str, tokens: int, se
     random = np.random.default_rng(seed)
     ids = random.integers(5, _QWEN3["vocab_size"], tokens).tolist()
     await service.append(session=name, tokens=ids[-2:])
-    state = service.residency.awake[service.resolve(name)].state
+    state = service._parts.sessions.residency.awake[service._parts.sessions.resolve(name)].state
 
     def fill() -> None:
         for cache in state.caches:
@@ -178,14 +178,16 @@ async def begin_session(service: Service, name: str, model: str, tokens: int, se
         for _ in range(tokens - 2):
             state.passes.add(1)
 
-    await service.engine.call(fill)
+    await service._parts.models.engine.call(fill)
 
 
 def text_of(service: Service, count: int) -> list[int]:
     """The first tokens of a text that is on every machine with Python."""
     import inspect
 
-    tokens = service.shelf.place("demo").model.encode(inspect.getsource(__import__("argparse")), opening=True)
+    tokens = service._parts.models.shelf.place("demo").model.encode(
+        inspect.getsource(__import__("argparse")), opening=True
+    )
     return (tokens * -(-count // len(tokens)))[:count]
 
 
@@ -205,7 +207,7 @@ class Past:
     async def begun(cls, service: Service, name: str, tokens: int) -> Past:
         """Plant it. The session that it began with is gone."""
         await begin_session(service, "past", name, tokens)
-        live = service.residency.awake[service.resolve("past")]
+        live = service._parts.sessions.residency.awake[service._parts.sessions.resolve("past")]
         caches = [_copied(cache) for cache in live.state.caches]
         mx.clear_cache()
         before = mx.get_active_memory() - sum(array.nbytes for array in arrays_of(live.state.caches))
@@ -463,7 +465,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[d
     models = write_models(folder)
     async with opened(folder, {name: models[name] for name in options.models}) as service:
         for name in options.models:
-            network = service.shelf.place(name).model.network
+            network = service._parts.models.shelf.place(name).model.network
             for tokens in options.tokens or (DEMO_LENGTHS if name == "demo" else LENGTHS):
                 past = await Past.begun(service, name, tokens)
                 if "memory" in found:

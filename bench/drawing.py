@@ -125,7 +125,9 @@ async def writing(rounds: int, tokens: int, folder: Path) -> dict[str, Any]:
                     await service.create(session=name, sampling=sampling)
                     await service.append(session=name, text="def begin(self, number: int) -> None:\n")
                     if way == "by a key":
-                        service.residency.awake[service.resolve(name)].state.random_key = _KEYS[row]
+                        service._parts.sessions.residency.awake[
+                            service._parts.sessions.resolve(name)
+                        ].state.random_key = _KEYS[row]
                 begun = time.perf_counter()
                 work = [service.generate(session=name, max_tokens=tokens, prove=False) for name in names]
                 results = await asyncio.gather(*work)

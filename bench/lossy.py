@@ -121,7 +121,7 @@ def held_out(service: Service, at_least: int, count: int) -> list[tuple[str, lis
     corpus = data.collect(card["recipe"]["seed"])
     if corpus.description["held_out_digest"] != card["data"]["held_out_digest"]:
         sys.exit(f"The model was trained on the library of Python {card['data']['python']}; use that one.")
-    model = service.shelf.place(None).model
+    model = service._parts.models.shelf.place(None).model
     found = []
     for file in sorted(corpus.held_out, key=lambda each: -len(each.text)):
         tokens = model.encode_plain(file.text, opening=True)
@@ -148,7 +148,7 @@ async def measure_document(service: Service, losses: Losses, name: str, tokens: 
         assert not report.problems
         versions[f"{bits} bits"] = await woken(service, report.actions[0].version or 0, following, seconds)
     await service.delete(session="reader")
-    text_bytes = len(service.shelf.place(None).model.decode(following[1:]).encode())
+    text_bytes = len(service._parts.models.shelf.place(None).model.decode(following[1:]).encode())
     losses.documents.append(name)
     for kept, version in versions.items():
         row = compared(versions["exact"], version, following[1:], text_bytes)
@@ -161,9 +161,9 @@ async def woken(service: Service, version: int, following: list[int], quantising
     started = time.perf_counter()
     report = await service.wake(session="reader", version=version, on_event=ignore)
     wake_s = time.perf_counter() - started
-    session = service.residency.awake.pop(next(iter(service.residency.awake)))
+    session = service._parts.sessions.residency.awake.pop(next(iter(service._parts.sessions.residency.awake)))
     assert session.durable is not None
-    index = service.store.index
+    index = service._parts.store.disk.index
     sizes, held = index.pack_sizes(), index.packs_with([entry.id for entry in session.durable.entries])
     disk_bytes = sum(sizes[name] for name in held)
     model = session.model
@@ -173,7 +173,7 @@ async def woken(service: Service, version: int, following: list[int], quantising
         mx.eval(logits)
         return np.array(logits)
 
-    logits = (await service.engine.call(read)).astype(np.float64)
+    logits = (await service._parts.models.engine.call(read)).astype(np.float64)
     logits -= logits.max(axis=-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     assert report.canary == "same_bits"

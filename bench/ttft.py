@@ -129,7 +129,7 @@ def document(service: Service, count: int) -> list[int]:
     import argparse as source
     import inspect
 
-    tokens = service.shelf.place(None).model.encode(inspect.getsource(source), opening=True)
+    tokens = service._parts.models.shelf.place(None).model.encode(inspect.getsource(source), opening=True)
     return (tokens * -(-count // len(tokens)))[:count]
 
 

@@ -1,6 +1,6 @@
 """The daemon's service: open it, send it requests, close it.
 
-The verbs are in `verbs/`, its parts in `parts.py`.
+The verbs are in `verbs/`, its parts in `parts/`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .api.records import Request
 from .api.verb import Awaiting, R, Verb
 from .api.verbs import Verbs
 from .branches.views import LogitsView
-from .config.configuring import ConfigFile, Configuring
+from .config.configuring import ConfigFile
 from .config.settings import Settings
 from .engine.decoding import Decoder
 from .engine.engine import Engine
@@ -34,18 +34,28 @@ from .memory.loading import Loader, load_first
 from .memory.model_registry import ModelChoice, Shelf
 from .models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME
 from .options.serve_options import ServeOptions
-from .parts import Parts
+from .parts.door import Phase
+from .parts.parts import Parts
 from .residency.stopping import Keeping
 from .sleep.orders import LastSleep
 from .tasks.cancellation import to_the_end
-from .upkeep.scrubbing import Scrub, ScrubPolicy
+from .upkeep.scrubbing import ScrubPolicy
 from .verbs import HANDLERS
 
 Found = TypeVar("Found")
 
 
-class Service(Parts, Verbs, Awaiting):
+class Service(Verbs, Awaiting):
     """The sessions of one store on the models of one process. Made by `open`, ended by `close`."""
+
+    def __init__(self, parts: Parts, changed_unseen: Sequence[str]) -> None:
+        """changed_unseen: the model files that had changed unseen."""
+        self._parts = parts
+        self._changed_unseen = tuple(changed_unseen)
+        self._last_sleep: LastSleep | None = None
+        self._preparing: asyncio.Task[ShutdownResult] | None = None
+        self._keeping: asyncio.Task[Keeping] | None = None
+        self._closing: asyncio.Task[ShutdownResult] | None = None
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
         """Carry out a request. Raises TorporError as the verb's handler."""
@@ -53,10 +63,10 @@ class Service(Parts, Verbs, Awaiting):
         with contextlib.ExitStack() as around:
             if handler.told:
                 session = getattr(request, "session", None)
-                around.enter_context(self.bus.request(verb.name, lambda: self.about(session)))
+                around.enter_context(self._parts.bus.request(verb.name, lambda: self.about(session)))
             if handler.queued:
-                around.enter_context(self.queue.admitted(getattr(request, "priority", "normal")))
-            return cast("R", await handler.carry_out(self, request))
+                around.enter_context(self._parts.queue.admitted(getattr(request, "priority", "normal")))
+            return cast("R", await handler.carry_out(self._parts, request))
 
     @classmethod
     async def open(
@@ -95,21 +105,16 @@ class Service(Parts, Verbs, Awaiting):
         engine = Engine(Decoder(options.batch, bus.from_any_thread()))
         try:
             await load_first(shelf, loader, options.memory_budget)
-            service = cls(store, engine, shelf, loader, bus, options, digests.changed_unseen)
-            await service.buffers.bound(service.residency.memory.for_sessions)
+            if scrub is None and options.scrub_rate:
+                scrub = ScrubPolicy(options.scrub_rate)
+            parts = Parts(store, engine, shelf, loader, bus, options, scrub)
+            await parts.start()
         except BaseException:
             loader.close()
             await asyncio.to_thread(engine.stop)
             store.close()
             raise
-        service.reuse.learn_stored()
-        service.heads.learn_stored()
-        if scrub is None and options.scrub_rate:
-            scrub = ScrubPolicy(options.scrub_rate)
-        if scrub is not None:
-            service.scrub = Scrub(store, scrub, service.bus, service.healing.mend)
-            service.hibernation.waking.on_damage = service.scrub.suspect
-        return service
+        return cls(parts, digests.changed_unseen)
 
     async def with_logits(self, branch: int, look: Callable[[LogitsView], Found]) -> Found:
         """What a function finds in the logits of a branch, which it reads where they lie; meanwhile the branch does not
@@ -120,25 +125,26 @@ class Service(Parts, Verbs, Awaiting):
             TypeError: the function is, or gives, a coroutine or a generator, so it would look later.
             StaleLogits: the function uses a view that it kept from before.
         """
-        self.require_open()
-        async with self.forest.working([branch]) as (found,):
+        self._parts.door.require_open()
+        async with self._parts.sessions.forest.working([branch]) as (found,):
             return found.with_logits(look)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Faults found at the opening, a sentence each; show them to a person before the faulty data is needed."""
-        opening = self.store.opening
+        disk = self._parts.store.disk
+        opening = disk.opening
         found = [finding.message for finding in (*opening.unreadable, *opening.journal)]
         if opening.index_rebuilt is not None and opening.rows_added:
             versions = format_plural(opening.rows_added, "manifest")
             found.append(f"The index was made anew from {versions}: {opening.index_rebuilt}.")
-        room = room_at(self.store.path)
-        if room is not None and room.is_short(self.options.keep_free):
-            found.append(short_sentence(self.store.path, room))
+        room = room_at(disk.path)
+        if room is not None and room.is_short(self._parts.options.keep_free):
+            found.append(short_sentence(disk.path, room))
         found += [
             f"{each} has other bytes than when it was last read, but the same size and times. Its present bytes now "
             "identify the model; sessions that slept before are refused unless the file is put back."
-            for each in self.changed_unseen
+            for each in self._changed_unseen
         ]
         return tuple(found)
 
@@ -150,39 +156,42 @@ class Service(Parts, Verbs, Awaiting):
         and waits for running ones: callers cancel those first. Runs to its end, as `close`. After a refused stop the
         next one has its whole time again.
         """
-        if self.closing is not None:
+        if self._closing is not None:
             return await self.close()
-        if self.keeping is not None:
-            return (await to_the_end(self.keeping)).report()
-        if self.preparing is None:
-            self.preparing = asyncio.ensure_future(self._prepare_close(self._last_sleeps()))
-        return await to_the_end(self.preparing)
+        if self._keeping is not None:
+            return (await to_the_end(self._keeping)).report()
+        if self._preparing is None:
+            order = self._begin_to_stop(Phase.SLEEPING)
+            self._preparing = asyncio.ensure_future(self._prepare_close(order))
+        return await to_the_end(self._preparing)
 
     async def _prepare_close(self, order: LastSleep) -> ShutdownResult:
         keeping = Keeping()
-        await self.residency.last_sleeps.keep_all(order, keeping, give_up=False)
-        if keeping.failed and self.keeping is None:  # else another caller has ended the daemon meanwhile
-            self.preparing = self.last_sleep = self.hibernation.stopping = None
+        await self._parts.sessions.last_sleeps.keep_all(order, keeping, give_up=False)
+        if keeping.failed and self._parts.door.phase is Phase.SLEEPING:  # else another caller ends the daemon meanwhile
+            self._preparing = self._last_sleep = self._parts.store.hibernation.stopping = None
+            self._parts.door.phase = Phase.OPEN
         return keeping.report()
 
-    def _last_sleeps(self) -> LastSleep:
-        """The limits of all sleeps of this stop; its time begins at the first call."""
-        if self.last_sleep is None:
-            self.last_sleep = LastSleep(time.monotonic() + self.options.stop_within)
-            self.hibernation.stopping = self.last_sleep
-        return self.last_sleep
+    def _begin_to_stop(self, phase: Phase) -> LastSleep:
+        """Take no more work. Gives the limits of all sleeps of this stop; its time begins at the first call."""
+        self._parts.door.phase = max(self._parts.door.phase, phase)
+        if self._last_sleep is None:
+            self._last_sleep = LastSleep(time.monotonic() + self._parts.options.stop_within)
+            self._parts.store.hibernation.stopping = self._last_sleep
+        return self._last_sleep
 
     async def begin_close(self) -> None:
         """The first half of `close`, for callers that wait for requests before the second half. The time of the stop
         begins, no new work is taken, and every changed session is put to sleep while running work ends."""
-        if self.keeping is None:
-            self.keeping = asyncio.ensure_future(self._begin_close(self._last_sleeps()))
-        await to_the_end(self.keeping)
+        if self._keeping is None:
+            self._keeping = asyncio.ensure_future(self._begin_close(self._begin_to_stop(Phase.STOPPING)))
+        await to_the_end(self._keeping)
 
     async def _begin_close(self, order: LastSleep) -> Keeping:
-        self.maintenance.stop()
-        keeping = Keeping.after(await self.preparing) if self.preparing is not None else Keeping()
-        await self.residency.last_sleeps.keep_all(order, keeping, give_up=True)
+        self._parts.upkeep.maintenance.stop()
+        keeping = Keeping.after(await self._preparing) if self._preparing is not None else Keeping()
+        await self._parts.sessions.last_sleeps.keep_all(order, keeping, give_up=True)
         return keeping
 
     async def close(self) -> ShutdownResult:
@@ -192,47 +201,32 @@ class Service(Parts, Verbs, Awaiting):
         end even if the caller is cancelled; a second call waits for the same end and gets the same report. The budgets
         of the store's size and of the day do not refuse a last sleep; `keep_free` may.
         """
-        if self.closing is None:
-            self.closing = asyncio.ensure_future(self._close())
-        return await to_the_end(self.closing)
+        if self._closing is None:
+            self._parts.door.phase = Phase.CLOSED
+            self._closing = asyncio.ensure_future(self._close())
+        return await to_the_end(self._closing)
 
     async def _close(self) -> ShutdownResult:
+        order = self._begin_to_stop(Phase.CLOSED)
         await self.begin_close()
-        assert self.keeping is not None
-        keeping = await self.keeping
-        if self.config is not None:
-            await self.config.close()
+        assert self._keeping is not None
+        keeping = await self._keeping
+        if self._parts.config is not None:
+            await self._parts.config.close()
         # running work may have ended with a new session in memory
-        await self.residency.last_sleeps.keep_all(self._last_sleeps(), keeping, give_up=True)
-        await self.forest.close()
-        await self.residency.close()
-        if self.scrub is not None:
-            await self.scrub.close()
-        await self.writing_behind.close()
-        await self.retaining.close()
-        await self.reuse.close()
-        await self.heads.close()
-        self.loader.close()
-        await asyncio.to_thread(self.encoder.close)
-        await asyncio.to_thread(self.analyst.close)
-        await asyncio.to_thread(self.maintenance.close)
-        await asyncio.to_thread(self.hibernation.close)
-        await asyncio.to_thread(self.engine.stop)
-        self.store.close()
-        self.bus.close()
+        await self._parts.sessions.last_sleeps.keep_all(order, keeping, give_up=True)
+        await self._parts.close()
         return keeping.report()
 
     def follow(self, file: ConfigFile, settings: Settings) -> None:
         """Follow a configuration file: `reload_config` applies its changes. settings: its content at the start."""
-        self.config = Configuring(file, settings, self.shelf, self.residency, self.queue, self.bus)
+        self._parts.follow(file, settings)
 
     async def reload_config(self) -> None:
         """Read the configuration file again, if there is one. A faulty file changes nothing; `status` gives the
         fault."""
-        self.require_open()
-        if self.config is not None:
-            await self.config.reload()
-            self.retaining.look_again()
+        self._parts.door.require_open()
+        await self._parts.reload_config()
 
     def about(self, name: object) -> SessionUri | None:
         """The session that a client names, existing or not; None if the text is no valid name."""
@@ -246,6 +240,6 @@ class Service(Parts, Verbs, Awaiting):
         """Events from now on, of these names (None: all), and of one session (which need not exist yet) or one
         namespace only. The stream ends when the daemon has put its last session to sleep. Raises UnknownEvent,
         InvalidUri, TooManySubscribers."""
-        self.require_open()
+        self._parts.door.require_open()
         uri = None if session is None else parse_reference(session)
-        return self.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace))
+        return self._parts.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace))

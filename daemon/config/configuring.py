@@ -21,7 +21,8 @@ from ..events.events import ConfigurationRefused, ConfigurationTakenOver
 from ..memory.memory import require_models_fit
 from ..memory.model_registry import Shelf
 from ..models.models import look_at
-from ..options.serve_options import SERVE_OPTIONS, ServeOptions
+from ..options.current import CurrentOptions
+from ..options.serve_options import SERVE_OPTIONS
 from ..residency.residency import Residency
 from .settings import Settings
 
@@ -42,10 +43,12 @@ class ConfigFile:
 
 @dataclass(eq=False, repr=False)
 class Configuring:
-    """Applies the file to a daemon until it is closed. settings: those of the start."""
+    """Applies the file to a daemon until it is closed. settings: those of the start. current: gets the options that
+    hold now: those of the file, and of the start where only a start changes them."""
 
     _file: ConfigFile
     _settings: Settings
+    _current: CurrentOptions
     _shelf: Shelf
     _residency: Residency
     _requests: Queue
@@ -67,12 +70,6 @@ class Configuring:
         return ConfigInfo(
             str(self._file.path), self._reloads, self._problem, tuple(sorted(waits)), tuple(self._shelf.to_go())
         )
-
-    @property
-    def options(self) -> ServeOptions:
-        """The options that hold now: those of the file, and of the start where only a start changes them."""
-        begun_with = {name: getattr(self._begun_with, name) for name in AT_NEXT_START}
-        return replace(self._settings.options, **begun_with)
 
     async def close(self) -> None:
         """Cancel running loads, and wait for their end."""
@@ -123,6 +120,8 @@ class Configuring:
         before, self._settings, self._problem = self._settings, settings, None
         self._shelf.take_over(settings.models)
         options = settings.options
+        begun_with = {name: getattr(self._begun_with, name) for name in AT_NEXT_START}
+        self._current.now = replace(options, **begun_with)
         self._residency.watching.policy = options.on_model_change
         self._requests.limit = options.max_waiting
         if options.idle_sleep != before.options.idle_sleep:

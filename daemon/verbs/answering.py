@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ...records import Result
 from ..api.records import Request
-from ..parts import Parts
+from ..parts.parts import Parts
 
 Q = TypeVar("Q", bound=Request)
 R = TypeVar("R", bound=Result)

@@ -32,7 +32,7 @@ from ..errors import InvalidBranches, InvalidSampling, StaleStep
 from ..events.events import SessionCreated
 from ..memory.line import Use
 from ..models.grammars import AnswerForm
-from ..parts import Parts
+from ..parts.parts import Parts
 from ..residency import listing
 from ..sessions.rereading import LastRead
 from ..sessions.sessions import TREE, Session
@@ -47,7 +47,7 @@ from .answering import answers
 @answers(api.TreeRequest, queued=True)
 async def tree(parts: Parts, request: api.TreeRequest) -> api.BranchInfo:
     """Raises SessionNotFound, AmbiguousVersion, MemoryBudgetExceeded, and the errors of a wake."""
-    parts.require_open()
+    parts.door.require_open()
     row = await _version_to_plant(parts, request.session)
     return info_of(await (_plant_session(parts, request) if row is None else _plant_version(parts, row, request)))
 
@@ -55,10 +55,10 @@ async def tree(parts: Parts, request: api.TreeRequest) -> api.BranchInfo:
 async def _version_to_plant(parts: Parts, session: str) -> IndexRow | None:
     """The version that is named, or that has the session's whole tree; None for the session as it stands."""
     if VERSION_MARK in session:
-        return await parts.version_numbered(session)
-    uri = parts.resolve(session)
-    awake, row = parts.residency.awake, parts.store.find_session(uri)
-    if row is None or parts.store.has_turns(uri):
+        return await parts.store.version_numbered(session)
+    uri = parts.sessions.resolve(session)
+    awake, row = parts.sessions.awake, parts.store.disk.find_session(uri)
+    if row is None or parts.store.disk.has_turns(uri):
         return None
     if (live := awake.get(uri)) is not None and (live.dirty or live.is_mere_look or live.durable is None):
         return None
@@ -69,23 +69,23 @@ async def _session_map(parts: Parts, row: IndexRow) -> Mapping[str, Any]:
     """The session map of a version."""
 
     def look() -> Mapping[str, Any]:
-        with parts.store.open_session(row.uri, row.version) as reader:
+        with parts.store.disk.open_session(row.uri, row.version) as reader:
             return reader.manifest.session
 
-    return await parts.hibernation.threads.on_io(look)
+    return await parts.store.on_io(look)
 
 
 async def _plant_session(parts: Parts, request: api.TreeRequest) -> Branch:
     async with AsyncExitStack() as planting:
-        awake = parts.woken(request.session, request.emit, create=False)
+        awake = parts.sessions.woken(request.session, request.emit, create=False)
         async with awake as (use, live), _room_beside(parts, use, live.resident_bytes):
-            return await planting.enter_async_context(parts.forest.planting(await _copy_of(parts, live)))
+            return await planting.enter_async_context(parts.sessions.forest.planting(await _copy_of(parts, live)))
 
 
 async def _plant_version(parts: Parts, row: IndexRow, request: api.TreeRequest) -> Branch:
     async with AsyncExitStack() as planting:
         async with _woken_apart(parts, row, request) as live:
-            root = await planting.enter_async_context(parts.forest.planting(live))
+            root = await planting.enter_async_context(parts.sessions.forest.planting(live))
         kept = await _session_map(parts, row)
         if TREE in kept:
             await _dress(parts, root, kept)
@@ -100,7 +100,7 @@ async def _grow_again(
     branches = [root]
     for at, each in enumerate(stored, start=1):
         require_wanted()
-        found = next((one for one in parts.store.versions(each.uri) if one.bundle_id == each.bundle_id), None)
+        found = next((one for one in parts.store.disk.versions(each.uri) if one.bundle_id == each.bundle_id), None)
         if found is None:
             raise SessionNotFound(
                 f"Branch {at} of the tree {row.uri} is version {each.version} of {each.uri}, which is not stored. "
@@ -109,55 +109,55 @@ async def _grow_again(
             )
         parent = branches[each.parent]
         async with _woken_apart(parts, found, request) as live:
-            await parts.engine.call(partial(share, live.state, parent.live.state))
-            branches.append(parts.forest.fork(parent, live))
-            await parts.forest.settle(parent, branches[-1])
+            await parts.models.engine.call(partial(share, live.state, parent.live.state))
+            branches.append(parts.sessions.forest.fork(parent, live))
+            await parts.sessions.forest.settle(parent, branches[-1])
         await _dress(parts, branches[-1], await _session_map(parts, found))
-    parts.forest.count_given(*branches)
+    parts.sessions.forest.count_given(*branches)
 
 
 async def _dress(parts: Parts, branch: Branch, kept: Mapping[str, Any]) -> None:
     """Give a branch what the session map of its version says. Raises MalformedSnapshot."""
     model = branch.live.model
     dress = dress_in(kept, model.layout.vocabulary)
-    matcher = await parts.encoder.matcher(model, AnswerForm(dress.constraint, FREE))
+    matcher = await parts.models.encoder.matcher(model, AnswerForm(dress.constraint, FREE))
     if matcher is not None:
-        await parts.engine.call(partial(walk, matcher, dress.accepted))
+        await parts.models.engine.call(partial(walk, matcher, dress.accepted))
     dress.put_on(branch, matcher)
 
 
 @asynccontextmanager
 async def _woken_apart(parts: Parts, row: IndexRow, request: api.TreeRequest) -> AsyncIterator[Session]:
     """A version as a session that nobody finds, with memory for it until it is counted elsewhere."""
-    async with parts.residency.turn(row.uri) as use, parts.residency.room_to_wake(use, row) as model:
+    async with parts.sessions.residency.turn(row.uri) as use, parts.sessions.residency.room_to_wake(use, row) as model:
         order = WakeOrder(row.version, cause="fork")
-        woken = await to_the_end(parts.hibernation.waking.wake(row.uri, order, model, request.emit))
+        woken = await to_the_end(parts.store.waking.wake(row.uri, order, model, request.emit))
         live = woken.session
         if live.unread is not None:
-            await parts.hibernation.waking.read_on(live)
-        live.state.random_key = await parts.engine.call(initial_key)
-        await parts.engine.call(partial(live.model.begin_branch, live.state))
+            await parts.store.waking.read_on(live)
+        live.state.random_key = await parts.models.engine.call(initial_key)
+        await parts.models.engine.call(partial(live.model.begin_branch, live.state))
         yield live
 
 
 @asynccontextmanager
 async def _room_beside(parts: Parts, use: Use, wanted: int) -> AsyncIterator[None]:
     """Room for a branch, for a request that holds the turn of a session, too."""
-    with parts.residency.memory.waiting_for_another(use, lambda: True):
-        async with parts.forest.room(wanted):
+    with parts.sessions.memory.waiting_for_another(use, lambda: True):
+        async with parts.sessions.forest.room(wanted):
             yield
 
 
 async def _copy_of(parts: Parts, live: Session) -> Session:
     """The same session with a state of its own."""
-    (state,) = await parts.stepping.copies(live.state, live.model, 1)
+    (state,) = await parts.sessions.stepping.copies(live.state, live.model, 1)
     return replace(live, state=state)
 
 
 @answers(api.BranchRequest, queued=True)
 async def branch(parts: Parts, request: api.BranchRequest) -> api.BranchesResult:
     """Raises BranchNotFound, TooManyBranches, MemoryBudgetExceeded; then there is no new branch."""
-    working = parts.forest.working([request.branch])
+    working = parts.sessions.forest.working([request.branch])
     async with working as (parent,), _forked(parts, parent, request.count, request.seeds) as children:
         return api.BranchesResult(await _told(parts, children))
 
@@ -165,20 +165,20 @@ async def branch(parts: Parts, request: api.BranchRequest) -> api.BranchesResult
 @asynccontextmanager
 async def _forked(parts: Parts, parent: Branch, count: int, seeds: Sequence[int]) -> AsyncIterator[list[Branch]]:
     """Children of a branch. They are gone if the work with them raises."""
-    parts.forest.require_places(parent.tree, count)
+    parts.sessions.forest.require_places(parent.tree, count)
     children: list[Branch] = []
     try:
-        async with parts.forest.room((count + 1) * parent.fork_bytes):
-            states = await parts.stepping.copies(parent.live.state, parent.live.model, count)
+        async with parts.sessions.forest.room((count + 1) * parent.fork_bytes):
+            states = await parts.sessions.stepping.copies(parent.live.state, parent.live.model, count)
             for at, state in enumerate(states):
                 drawing = parent.live.sampling.changed(Sampling(seed=seeds[at]) if seeds else None)
-                children.append(parts.forest.fork(parent, replace(parent.live, state=state, sampling=drawing)))
-            await parts.forest.settle(parent, *children)  # its tail has become a run for them
+                children.append(parts.sessions.forest.fork(parent, replace(parent.live, state=state, sampling=drawing)))
+            await parts.sessions.forest.settle(parent, *children)  # its tail has become a run for them
         require_wanted()
         yield children
     except BaseException:
-        await in_any_case(parts.forest.prune(children))
-        await parts.forest.settle(parent)  # its tail has become a run for them
+        await in_any_case(parts.sessions.forest.prune(children))
+        await parts.sessions.forest.settle(parent)  # its tail has become a run for them
         raise
 
 
@@ -186,17 +186,17 @@ async def _forked(parts: Parts, parent: Branch, count: int, seeds: Sequence[int]
 async def prefill(parts: Parts, request: api.PrefillRequest) -> api.BranchesResult:
     """Raises BranchNotFound, InvalidBranches, InvalidTokens, ContextOverflow, GenerationFailed,
     MemoryBudgetExceeded."""
-    async with parts.forest.working([each.branch for each in request.readings]) as branches:
+    async with parts.sessions.forest.working([each.branch for each in request.readings]) as branches:
         texts = []
         for each, reading in zip(branches, request.readings, strict=True):
             model = each.live.model
             ids = list(reading.tokens or ())
             if reading.text is not None:
-                ids = await parts.encoder.plain(model, reading.text, opening=not each.position)
+                ids = await parts.models.encoder.plain(model, reading.text, opening=not each.position)
             await in_pieces(generation.require_valid(model, ids))
             texts.append((each, ids))
         async with _growing(parts, [(each, len(ids)) for each, ids in texts]):
-            await parts.stepping.read(texts, request.emit)
+            await parts.sessions.stepping.read(texts, request.emit)
         for each in branches:
             each.live.turn_open = False
         return api.BranchesResult(await _told(parts, branches))
@@ -205,11 +205,11 @@ async def prefill(parts: Parts, request: api.PrefillRequest) -> api.BranchesResu
 @answers(api.ProduceRequest, queued=True)
 async def produce(parts: Parts, request: api.ProduceRequest) -> api.ProduceResult:
     """Raises BranchNotFound, InvalidBranches, EmptyContext, InvalidConstraint, GenerationFailed."""
-    async with parts.forest.working(request.branches) as branches:
+    async with parts.sessions.forest.working(request.branches) as branches:
         _require_read(branches)
         if request.logits and branches:
             _require_tellable(len(branches), 4 * branches[0].live.model.layout.vocabulary)
-        found = await parts.stepping.produce(branches, request.logprobs, logits=request.logits)
+        found = await parts.sessions.stepping.produce(branches, request.logprobs, logits=request.logits)
         return api.ProduceResult(tuple(found))
 
 
@@ -217,14 +217,14 @@ async def produce(parts: Parts, request: api.ProduceRequest) -> api.ProduceResul
 async def commit(parts: Parts, request: api.CommitRequest) -> api.BranchesResult:
     """Raises BranchNotFound, InvalidBranches, EmptyContext, InvalidTokens, StaleStep, InvalidConstraint,
     ContextOverflow, GenerationFailed, MemoryBudgetExceeded."""
-    async with parts.forest.working([each.branch for each in request.commits]) as branches:
+    async with parts.sessions.forest.working([each.branch for each in request.commits]) as branches:
         _require_read(branches)
         for each, wanted in zip(branches, request.commits, strict=True):
             await in_pieces(generation.require_valid(each.live.model, [wanted.token]))
             _require_step(each, wanted.step)
         async with _growing(parts, [(each, 1) for each in branches]):
             tokens = [(each, wanted.token) for each, wanted in zip(branches, request.commits, strict=True)]
-            await to_the_end(parts.stepping.commit(tokens))
+            await to_the_end(parts.sessions.stepping.commit(tokens))
         return api.BranchesResult(await _told(parts, branches))
 
 
@@ -232,11 +232,13 @@ async def commit(parts: Parts, request: api.CommitRequest) -> api.BranchesResult
 async def advance(parts: Parts, request: api.AdvanceRequest) -> api.AdvanceResult:
     """Raises BranchNotFound, InvalidBranches, EmptyContext, InvalidConstraint, ContextOverflow, GenerationFailed,
     MemoryBudgetExceeded. What events told of is committed all the same."""
-    async with parts.forest.working(request.branches) as branches:
+    async with parts.sessions.forest.working(request.branches) as branches:
         _require_read(branches)
         async with _growing(parts, [(each, request.max_tokens) for each in branches]):
             stop = tuple(request.stop)
-            written = await parts.stepping.advance(branches, request.max_tokens, stop, request.logprobs, request.emit)
+            written = await parts.sessions.stepping.advance(
+                branches, request.max_tokens, stop, request.logprobs, request.emit
+            )
         return api.AdvanceResult(tuple(written))
 
 
@@ -244,7 +246,7 @@ async def advance(parts: Parts, request: api.AdvanceRequest) -> api.AdvanceResul
 async def diverge(parts: Parts, request: api.DivergeRequest) -> api.DivergeResult:
     """Raises BranchNotFound, EmptyContext, TooManyBranches, InvalidSampling, and as `advance`; then there is no new
     branch."""
-    async with parts.forest.working([request.branch]) as (parent,):
+    async with parts.sessions.forest.working([request.branch]) as (parent,):
         _require_read([parent])
         _require_drawn(parent, request.count)
         generation.require_room(parent.live.model, parent.position, request.max_tokens, "branch")
@@ -253,12 +255,14 @@ async def diverge(parts: Parts, request: api.DivergeRequest) -> api.DivergeResul
         async with _forked(parts, parent, request.count, seeds) as children:
             async with _growing(parts, [(each, request.max_tokens) for each in children]):
                 stop = tuple(request.stop)
-                texts = await parts.stepping.advance(children, request.max_tokens, stop, request.logprobs, request.emit)
+                texts = await parts.sessions.stepping.advance(
+                    children, request.max_tokens, stop, request.logprobs, request.emit
+                )
             require_wanted()
             measures = [measured(request.by, parent.guide, each.guide) for each in children]
             order = ranked([each.finish_reason == "length" for each in texts], request.by, measures)
             losers = order[1:] if request.by != "client" else []
-            await in_any_case(parts.forest.prune([children[at] for at in losers]))
+            await in_any_case(parts.sessions.forest.prune([children[at] for at in losers]))
             return api.DivergeResult(
                 tuple(api.Attempt(**vars(texts[at]), kept=at not in losers, measure=measures[at]) for at in order)
             )
@@ -268,7 +272,7 @@ async def diverge(parts: Parts, request: api.DivergeRequest) -> api.DivergeResul
 async def guide(parts: Parts, request: api.GuideRequest) -> api.BranchesResult:
     """Raises BranchNotFound, InvalidBranches, InvalidSampling, InvalidTokens, InvalidConstraint, InvalidLogits,
     EmptyContext, MemoryBudgetExceeded."""
-    async with parts.forest.working(request.branches) as branches:
+    async with parts.sessions.forest.working(request.branches) as branches:
         if not branches:
             return api.BranchesResult(())
         model = branches[0].live.model
@@ -276,16 +280,16 @@ async def guide(parts: Parts, request: api.GuideRequest) -> api.BranchesResult:
         if named:
             await in_pieces(generation.require_valid(model, named))
         changed = [each.live.sampling.changed(request.sampling) for each in branches]
-        matcher = await parts.encoder.matcher(model, AnswerForm(request.constraint, FREE))
+        matcher = await parts.models.encoder.matcher(model, AnswerForm(request.constraint, FREE))
         bias, steer, logits = _bias_of(request.logit_bias), _bias_of(request.steer), None
         if request.logits is not None:
             _require_read(branches)
             logits = logits_of(request.logits, model.layout.vocabulary)
         # One for all branches, so it is in memory once; a place in a constraint each has for itself.
         wanted = sum(each.nbytes for each in (bias, steer, logits) if each is not None)
-        async with parts.forest.room(wanted + (0 if matcher is None else MATCHER_BYTES * len(branches))):
+        async with parts.sessions.forest.room(wanted + (0 if matcher is None else MATCHER_BYTES * len(branches))):
             if logits is not None:
-                await parts.stepping.set_logits(branches, logits)
+                await parts.sessions.stepping.set_logits(branches, logits)
             for each, sampling in zip(branches, changed, strict=True):
                 each.live.sampling = sampling
                 each.guide.bias = each.guide.bias if bias is None else bias
@@ -293,24 +297,24 @@ async def guide(parts: Parts, request: api.GuideRequest) -> api.BranchesResult:
                 if request.free or matcher is not None:
                     each.accepted.clear()
                     each.constraint, each.matcher = request.constraint, None if matcher is None else matcher.copy()
-            parts.forest.count_given(*branches)
+            parts.sessions.forest.count_given(*branches)
         return api.BranchesResult(await _told(parts, branches))
 
 
 @answers(api.PruneRequest)
 async def prune(parts: Parts, request: api.PruneRequest) -> api.PruneResult:
     """Raises BranchNotFound, InvalidBranches, BranchHasChildren."""
-    async with parts.forest.working(request.branches, gone_is_fine=True) as branches:
-        going = parts.forest.prunable(branches, subtree=request.subtree)
+    async with parts.sessions.forest.working(request.branches, gone_is_fine=True) as branches:
+        going = parts.sessions.forest.prunable(branches, subtree=request.subtree)
         numbers = tuple(each.number for each in going)
-        return api.PruneResult(numbers, await to_the_end(parts.forest.prune(going)))
+        return api.PruneResult(numbers, await to_the_end(parts.sessions.forest.prune(going)))
 
 
 @answers(api.RetainRequest)
 async def retain(parts: Parts, request: api.RetainRequest) -> api.BranchInfo:
     """Raises BranchNotFound."""
-    async with parts.forest.working([request.branch]) as (kept,):
-        await to_the_end(parts.forest.retain(kept))
+    async with parts.sessions.forest.working([request.branch]) as (kept,):
+        await to_the_end(parts.sessions.forest.retain(kept))
         return info_of(kept)
 
 
@@ -319,38 +323,39 @@ async def keep(parts: Parts, request: api.KeepRequest) -> SessionInfo:
     """Raises BranchNotFound, EmptyContext, SessionExists, MemoryBudgetExceeded, LimitExceeded, and the errors of the
     journal and of a sleep; then there is no session."""
     uri = parse_reference(request.name)
-    async with parts.forest.working([request.branch]) as (kept,):
+    async with parts.sessions.forest.working([request.branch]) as (kept,):
         if request.subtree:
             return await _keep_tree(parts, kept, request)
         _require_read([kept])
-        parts.residency.standing.require_new(uri)
-        async with parts.residency.turn(uri) as use:
+        parts.sessions.standing.require_new(uri)
+        async with parts.sessions.residency.turn(uri) as use:
             async with _room_beside(parts, use, kept.live.resident_bytes):
-                parts.residency.standing.require_new(uri)
+                parts.sessions.standing.require_new(uri)
                 try:
                     copy = await _copy_of(parts, kept.live)
                 finally:
-                    await parts.forest.settle(kept)
+                    await parts.sessions.forest.settle(kept)
                 live = _session_of(copy, uri, request)
-                await parts.engine.call(partial(live.model.settle_form, live.state))
+                await parts.models.engine.call(partial(live.model.settle_form, live.state))
                 require_session_map(live.to_map())
-                parts.residency.awake.admit(live)
-                parts.residency.memory.settle(use)
+                parts.sessions.awake.admit(live)
+                parts.sessions.memory.settle(use)
             try:
-                await parts.acknowledge(uri, durable=True)
+                await parts.sessions.acknowledge(uri, durable=True)
             except BaseException:
-                await in_any_case(parts.delete_session(uri))
+                await in_any_case(parts.sessions.delete_session(uri))
                 raise
             parts.bus.publish(SessionCreated(uri, live.model.name))
-            parts.reuse.note(live)
-            return listing.info_of_awake(live, parts.store.find_session(uri))
+            parts.sessions.reuse.note(live)
+            return listing.info_of_awake(live, parts.store.disk.find_session(uri))
 
 
 @answers(api.BranchesRequest, told=False)
 async def branches(parts: Parts, request: api.BranchesRequest) -> api.BranchesResult:
     """Raises BranchNotFound."""
-    parts.require_open()
-    trees = parts.forest.trees() if request.branch is None else [parts.forest.find(request.branch).tree]
+    parts.door.require_open()
+    forest = parts.sessions.forest
+    trees = forest.trees() if request.branch is None else [forest.find(request.branch).tree]
     found = [each for tree in trees for each in tree.root.subtree()]
     return api.BranchesResult(await _told(parts, sorted(found, key=lambda each: each.number)))
 
@@ -360,11 +365,11 @@ async def _told(parts: Parts, branches: Sequence[Branch]) -> tuple[api.BranchInf
     what was done is told."""
 
     def pieces() -> Pieces[tuple[api.BranchInfo, ...]]:
-        found: list[api.BranchInfo] = []
+        forest, found = parts.sessions.forest, list[api.BranchInfo]()
         for start in range(0, len(branches), SESSIONS_AT_ONCE):
             if start:
                 yield
-            found += [info_of(each) for each in branches[start : start + SESSIONS_AT_ONCE] if parts.forest.holds(each)]
+            found += [info_of(each) for each in branches[start : start + SESSIONS_AT_ONCE] if forest.holds(each)]
         return tuple(found)
 
     return await in_any_case(in_pieces(pieces()))
@@ -407,9 +412,9 @@ async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> Se
     ]
     async with AsyncExitStack() as turns:
         for named in uris:
-            parts.residency.standing.require_new(named)
-            await turns.enter_async_context(parts.residency.turn(named))
-            parts.residency.standing.require_new(named)
+            parts.sessions.standing.require_new(named)
+            await turns.enter_async_context(parts.sessions.residency.turn(named))
+            parts.sessions.standing.require_new(named)
         try:
             kept_below = []
             for branch, each in zip(branches[1:], sleepers[1:], strict=True):
@@ -419,17 +424,17 @@ async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> Se
         except BaseException:
             for each in sleepers:
                 if each.durable is not None:
-                    await in_any_case(parts.delete_session(each.uri))
+                    await in_any_case(parts.sessions.delete_session(each.uri))
             raise
     for named in uris:
-        await parts.learn_words(named)
-    row = parts.residency.standing.require_row(uri)
+        await parts.sessions.learn_words(named)
+    row = parts.sessions.standing.require_row(uri)
     return info_of_stored(row, row.bundle_bytes, kept.live.sampling)
 
 
 async def _slept(parts: Parts, live: Session, tree: Mapping[str, Any], request: api.KeepRequest) -> Receipt:
     terms = Terms(may_wait=True, branch=tree)
-    return await to_the_end(parts.hibernation.sleep(live, request.emit, cause="save", terms=terms))
+    return await to_the_end(parts.store.hibernation.sleep(live, request.emit, cause="save", terms=terms))
 
 
 def _session_of(copy: Session, uri: SessionUri, request: api.KeepRequest) -> Session:
@@ -494,8 +499,8 @@ async def _growing(parts: Parts, wanted: Sequence[tuple[Branch, int]]) -> AsyncI
         generation.require_room(each.live.model, each.position, count, "branch")
     bytes_more = sum(each.live.growth_of(PREFILL_CHUNK_TOKENS)(each.position + count) for each, count in wanted)
     bytes_more += sum(each.matcher_bytes(count) - each.matcher_bytes() for each, count in wanted)
-    async with parts.forest.room(bytes_more):
+    async with parts.sessions.forest.room(bytes_more):
         try:
             yield
         finally:
-            await parts.forest.settle(*(each for each, _ in wanted))
+            await parts.sessions.forest.settle(*(each for each, _ in wanted))

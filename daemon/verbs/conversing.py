@@ -26,11 +26,10 @@ from ..chat.conversing import Behind, Dialogue, behind_kept, require_transcript,
 from ..chat.prompt_io import Known
 from ..engine.sampler import initial_key
 from ..errors import InvalidTranscript, TranscriptDiverged
-from ..memory.line import Use
 from ..models.chat_template import Root
 from ..models.grammars import AnswerForm
 from ..models.models import LoadedModel
-from ..parts import Parts
+from ..parts.parts import Parts
 from ..prefixes.heads import Chain, Head, digest_of_request
 from ..prefixes.prefixes import tokens_in_common
 from ..sessions.encoding import Place
@@ -59,15 +58,15 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
     answers nothing is taken back."""
     require_transcript(request.messages)
     request = replace(request, messages=await in_pieces(digested(request.messages)))
-    wanted, model = parse_reference(request.session), parts.place_for(request.model).name
-    digest = await parts.encoder.aside(partial(_digest_of, request, model))
+    wanted, model = parse_reference(request.session), parts.models.place_for(request.model).name
+    digest = await parts.models.encoder.aside(partial(_digest_of, request, model))
     if request.at_end:
         known = await _known(parts, request, wanted, model)
         return await _chat(parts, request, known.uri, None, digest, Behind(None, request.instructions))
-    await parts.heads.learned()
+    await parts.sessions.heads.learned()
     request, chain = await _as_thought(parts, request, wanted, model)
-    for midway in parts.heads.left_midway(wanted.namespace, digest)[:_MOST_TRIED]:
-        if _may_go_on(request, midway, wanted) and not parts.residency.turns.is_busy(midway.uri):
+    for midway in parts.sessions.heads.left_midway(wanted.namespace, digest)[:_MOST_TRIED]:
+        if _may_go_on(request, midway, wanted) and not parts.sessions.turns.is_busy(midway.uri):
             attempt = _Attempt(request)
             with attempt:
                 return await _chat(parts, attempt.asked, midway.uri, None, digest, _behind(request, midway))
@@ -111,26 +110,27 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     """Raises InvalidTranscript, UnknownModel, TemplateUnusable, ContextOverflow, and the errors of the model's load."""
     require_transcript(request.messages)
     request = replace(request, messages=await in_pieces(digested(request.messages)))
-    wanted, model, root = parse_reference(request.session), parts.place_for(request.model).name, _root_of(request)
-    await parts.heads.learned()
+    wanted, root = parse_reference(request.session), _root_of(request)
+    model = parts.models.place_for(request.model).name
+    await parts.sessions.heads.learned()
     known = await _known(parts, request, wanted, model) if request.after or request.at_end else None
-    named, claim = model, Use(_fresh(wanted), next(parts.residency.memory.numbers))
+    named, claim = model, parts.sessions.claim(_fresh(wanted))
     if known is not None:
         model, root = known.model, root_of(known.root, request.tools, request.template_arguments)
-    async with parts.residency.models.using(model, claim) as loaded:
+    async with parts.sessions.loading.using(model, claim) as loaded:
         choice = request.tool_choice or FREE
-        unheld = await parts.encoder.unheld(loaded, AnswerForm(None, choice, root.tools))
+        unheld = await parts.models.encoder.unheld(loaded, AnswerForm(None, choice, root.tools))
         if known is None:
             tokens, cached = await _size(parts, request, wanted, loaded)
         else:
             # A client that hears of them asks `converse` without them.
             asked = replace(request, tool_choice=request.tool_choice and choice.without_strict(unheld))
-            digest = await parts.encoder.aside(partial(_digest_of, asked, named))
+            digest = await parts.models.encoder.aside(partial(_digest_of, asked, named))
             before, cached = known.for_retry(digest), len(known.tokens)
             told = await in_pieces(digested(request.messages, before.text_map.turns))
             messages = said_behind(before, root, request.instructions, told, loaded.marks)
-            place = await parts.conversing.place(loaded, before, messages, root, again=before is not known)
-            ids = await parts.encoder.messages(loaded, messages, place, root) if messages else []
+            place = await parts.sessions.conversing.place(loaded, before, messages, root, again=before is not known)
+            ids = await parts.models.encoder.messages(loaded, messages, place, root) if messages else []
             tokens = place.held + len(ids)
         return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model, tuple(sorted(unheld)))
 
@@ -144,19 +144,19 @@ async def _size(parts: Parts, request: MeasureRequest, wanted: SessionUri, model
     with suppress(TorporError):  # what keeps a session that begins alike from answering is a miss
         if head is not None and (place := await _place_behind(parts, request, head, wanted, chain)) is not None:
             if new := messages[head.messages :]:
-                return place.held + len(await parts.encoder.messages(model, new, place, root)), head.at
+                return place.held + len(await parts.models.encoder.messages(model, new, place, root)), head.at
             return await _size_again(parts, request, head, model)
-    return len(await parts.encoder.messages(model, messages, Place(0, None, turn_open=False), root)), 0
+    return len(await parts.models.encoder.messages(model, messages, Place(0, None, turn_open=False), root)), 0
 
 
 async def _size_again(parts: Parts, request: MeasureRequest, head: Head, model: LoadedModel) -> tuple[int, int]:
     """As `_size`, of a transcript that a session has read already. It may have opened another turn for the answer, so
     what stands behind the answer before is read again, or compared."""
     messages, root = request.messages, _root_of(request)
-    known = await parts.recalling.known(head.uri, past_look=True)
-    found = standing(known.text_map, messages, await parts.encoder.shown_root(model, root))
+    known = await parts.sessions.recalling.known(head.uri, past_look=True)
+    found = standing(known.text_map, messages, await parts.models.encoder.shown_root(model, root))
     place = behind_kept(messages, found.kept, found.at, known.tokens)
-    ids = await parts.encoder.messages(model, messages[found.kept :], place, root)
+    ids = await parts.models.encoder.messages(model, messages[found.kept :], place, root)
     # The last one is computed again, for the logits behind it.
     again = min(tokens_in_common(known.tokens[found.at :], ids), len(ids) - 1)
     return found.at + len(ids), found.at + max(again, 0)
@@ -168,7 +168,7 @@ async def _place_behind(
     """The place at which `converse` reads a transcript behind a head; None if a new session is to read all of it."""
     if not _goes_on(parts, request, head, wanted) and await _farthest(parts, request, head, wanted, chain) is None:
         return None
-    ledger = await parts.reuse.ledger_of(head.uri, parts.residency.awake.get)
+    ledger = await parts.sessions.reuse.ledger_of(head.uri, parts.sessions.awake.get)
     if ledger is None or len(ledger) < head.at:
         return None
     return _behind_head(request, head, ledger)
@@ -181,13 +181,13 @@ def _behind_head(request: AnyAsked, head: Head, ledger: Sequence[int]) -> Place:
 async def _known(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> Dialogue:
     """The words before the messages of a request that goes on somewhere. Raises AnswerNotFound, SessionNotFound."""
     if request.at_end:
-        known = await parts.recalling.known(parts.resolve(str(wanted)))
+        known = await parts.sessions.recalling.known(parts.sessions.resolve(str(wanted)))
         _require_model(request, model, known.model)
         return known
     heads = _heads(parts, request, wanted, model)
     if not heads:
         raise answer_not_found(request.after or "")
-    return (await parts.recalling.known(heads[0].uri, past_look=True)).before(heads[0].at)
+    return (await parts.sessions.recalling.known(heads[0].uri, past_look=True)).before(heads[0].at)
 
 
 def _require_model(request: AnyAsked, wanted: str, found: str) -> None:
@@ -212,7 +212,7 @@ def _best(
     def rank(head: Head) -> tuple[bool, bool, bool]:
         return _is_of_group(head.uri, wanted), head.is_last, head.uri == wanted
 
-    free = [head for head in left if request.after or not parts.residency.turns.is_busy(head.uri)]
+    free = [head for head in left if request.after or not parts.sessions.turns.is_busy(head.uri)]
     return max(free, key=rank, default=None)
 
 
@@ -223,24 +223,24 @@ def _may_go_on(request: AnyAsked, head: Head, wanted: SessionUri) -> bool:
 
 def _goes_on(parts: Parts, request: AnyAsked, head: Head, wanted: SessionUri) -> bool:
     """Whether the session of a head answers itself; else a fork of it does."""
-    return head.is_last and _may_go_on(request, head, wanted) and not parts.is_at_look(head.uri)
+    return head.is_last and _may_go_on(request, head, wanted) and not parts.sessions.is_at_look(head.uri)
 
 
 async def _shown_root(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> bytes:
     """The digest of what the model's template shows of a request's root."""
     if not (root := _root_of(request)):
         return b""
-    claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
-    async with parts.residency.models.using(model, claim) as loaded:
-        return await parts.encoder.shown_root(loaded, root)
+    claim = parts.sessions.claim(_fresh(wanted))
+    async with parts.sessions.loading.using(model, claim) as loaded:
+        return await parts.models.encoder.shown_root(loaded, root)
 
 
 def _heads(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str, chain: Chain | None = None) -> list[Head]:
     """The heads with the most of a transcript, or, without one, those behind an answer. Raises InvalidTranscript: that
     is of another model."""
     if chain is not None:
-        return parts.heads.find(wanted.namespace, model, chain)
-    heads = parts.heads.behind(wanted.namespace, bytes.fromhex(request.after or ""))
+        return parts.sessions.heads.find(wanted.namespace, model, chain)
+    heads = parts.sessions.heads.behind(wanted.namespace, bytes.fromhex(request.after or ""))
     for head in heads:
         _require_model(request, model, head.model)
     return heads
@@ -254,29 +254,29 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
         return request, None
     root = await _shown_root(parts, request, wanted, model)
     messages = list(request.messages)
-    chain = await parts.encoder.aside(partial(Chain.of, messages, root))
+    chain = await parts.models.encoder.aside(partial(Chain.of, messages, root))
     if not any("answer_id" in message for message in messages):
         return request, chain
     known = max((head.messages for head in _heads(parts, request, wanted, model, chain)), default=0)
     of: dict[SessionUri, dict[bytes, int]] = {}
     for at, message in enumerate(messages):
         answer = bytes.fromhex(message.get("answer_id") or "")
-        heads = parts.heads.behind(wanted.namespace, answer) if answer and at >= known else []
+        heads = parts.sessions.heads.behind(wanted.namespace, answer) if answer and at >= known else []
         uris = [head.uri for head in heads if head.model == model]
         if uris:
             of.setdefault(next((uri for uri in uris if uri in of), uris[0]), {})[answer] = at
     if not of:
         return request, chain
-    claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
-    async with parts.residency.models.using(model, claim) as loaded:
+    claim = parts.sessions.claim(_fresh(wanted))
+    async with parts.sessions.loading.using(model, claim) as loaded:
         for uri, answers in list(of.items())[:_MOST_TRIED]:
             with suppress(TorporError):  # deleted meanwhile, or damaged
                 said = {answer: messages[at] for answer, at in answers.items()}
-                known_there = await parts.recalling.known(uri, past_look=True)
-                for answer, own in (await parts.recalling.own(loaded, known_there, said)).items():
+                known_there = await parts.sessions.recalling.known(uri, past_look=True)
+                for answer, own in (await parts.sessions.recalling.own(loaded, known_there, said)).items():
                     at = answers[answer]
                     messages[at] = {**own, "answer_id": messages[at]["answer_id"], RECALLED: True}
-    return replace(request, messages=messages), await parts.encoder.aside(partial(Chain.of, messages, root))
+    return replace(request, messages=messages), await parts.models.encoder.aside(partial(Chain.of, messages, root))
 
 
 async def _farthest(
@@ -287,20 +287,20 @@ async def _farthest(
     at least."""
     if request.after or head.is_named:
         return head
-    claim, root = Use(_fresh(wanted), next(parts.residency.memory.numbers)), _root_of(request)
-    awake_of = parts.residency.awake.get
-    async with parts.residency.models.using(head.model, claim) as loaded:
-        state = await parts.hibernation.waking.begin(loaded, initial_key)
+    claim, root = parts.sessions.claim(_fresh(wanted)), _root_of(request)
+    awake_of = parts.sessions.awake.get
+    async with parts.sessions.loading.using(head.model, claim) as loaded:
+        state = await parts.store.waking.begin(loaded, initial_key)
         anew, place = Session(claim.uri, loaded, state, Sampling()), head
-        ledger, new = await parts.reuse.ledger_of(head.uri, awake_of), request.messages[head.messages :]
+        ledger, new = await parts.sessions.reuse.ledger_of(head.uri, awake_of), request.messages[head.messages :]
         if ledger is not None and len(ledger) >= head.at and new:
-            ids = await parts.encoder.messages(loaded, new, _behind_head(request, head, ledger), root)
+            ids = await parts.models.encoder.messages(loaded, new, _behind_head(request, head, ledger), root)
             heads = _heads(parts, request, wanted, head.model, chain)
-            for each in [each for each in heads if not parts.residency.turns.is_busy(each.uri)][:_MOST_TRIED]:
-                more = await parts.reuse.read_on_alike(anew, each.uri, each.at, ids, awake_of)
+            for each in [each for each in heads if not parts.sessions.turns.is_busy(each.uri)][:_MOST_TRIED]:
+                more = await parts.sessions.reuse.read_on_alike(anew, each.uri, each.at, ids, awake_of)
                 place = max(place, replace(each, at=each.at + more), key=lambda one: one.at)
-        ids = await parts.encoder.messages(loaded, request.messages, Place(0, None, turn_open=False), root)
-        is_longer_anew = await parts.reuse.foreseen(anew, ids, awake_of) >= place.at + BLOCK_TOKENS
+        ids = await parts.models.encoder.messages(loaded, request.messages, Place(0, None, turn_open=False), root)
+        is_longer_anew = await parts.sessions.reuse.foreseen(anew, ids, awake_of) >= place.at + BLOCK_TOKENS
         return None if is_longer_anew else place
 
 
@@ -349,8 +349,8 @@ async def _chat(
         )
     finally:
         if request.left_out:
-            parts.reasons.left_out(uri, request.left_out)
-        if request.keep_awake_s is not None and (live := parts.residency.awake.get(uri)) is not None:
+            parts.sessions.reasons.left_out(uri, request.left_out)
+        if request.keep_awake_s is not None and (live := parts.sessions.awake.get(uri)) is not None:
             live.awake_until = max(live.awake_until, time.monotonic() + request.keep_awake_s)
 
 
@@ -358,12 +358,12 @@ async def _chat_in_fork(
     parts: Parts, request: ConverseRequest, head: Head, name: SessionUri, digest: bytes
 ) -> GenerateResult:
     """Answer in a fork, which is deleted again if nothing was read or written in it."""
-    newest = parts.store.find_session(head.uri) if parts.is_at_look(head.uri) else None
+    newest = parts.store.disk.find_session(head.uri) if parts.sessions.is_at_look(head.uri) else None
     source = str(head.uri) if newest is None else f"{head.uri}{VERSION_MARK}{newest.version}"
     order = ForkRequest(session=source, name=str(name), at_token=head.at, labels=request.labels or ())
     made = await fork(parts, order)
     if not request.after:
-        parts.reasons.leaves(name, head.uri)
+        parts.sessions.reasons.leaves(name, head.uri)
     try:
         told = await _chat(parts, request, name, None, digest, _behind(request, head))
         return replace(told, recomputed_tokens=told.recomputed_tokens + made.tokens_prefilled)
@@ -375,18 +375,17 @@ async def _chat_in_fork(
 
 async def _take_back(parts: Parts, name: SessionUri, token_count: int) -> None:
     """Delete a fork that has no more tokens than it was made with: its retry may have found it, and goes on in it."""
-    async with parts.residency.turn(name):
-        live, row = parts.residency.awake.get(name), parts.store.find_session(name)
+    async with parts.sessions.residency.turn(name):
+        live, row = parts.sessions.awake.get(name), parts.store.disk.find_session(name)
         held = len(live.state.tokens) if live is not None else row.ledger_tokens if row is not None else 0
         if held <= token_count:
-            await parts.delete_session(name)
+            await parts.sessions.delete_session(name)
 
 
 def _new_name(parts: Parts, wanted: SessionUri) -> SessionUri:
     """The wanted name if nothing has it, else one of its group."""
     # Its turn is taken before anything is awaited, so no two requests begin under one name.
-    is_free = parts.residency.standing.is_free(wanted) and not parts.residency.turns.users(wanted)
-    return wanted if is_free else _fresh(wanted)
+    return wanted if parts.sessions.is_free(wanted) else _fresh(wanted)
 
 
 def _fresh(wanted: SessionUri) -> SessionUri:

@@ -10,7 +10,7 @@ from ..api.events import OnEvent
 from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from ..events.events import SessionForked
 from ..memory.line import Use
-from ..parts import Parts
+from ..parts.parts import Parts
 from ..residency import listing
 from ..sleep.forking import ForkOrder
 from ..tasks.cancellation import to_the_end
@@ -25,22 +25,22 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
         of a wake; then there is no fork, and the other session is as it was.
     """
     started = time.monotonic()
-    parts.require_open()
+    parts.door.require_open()
     wanted = parse_reference(request.name)
-    source, row = parts.resolve(request.session.partition(VERSION_MARK)[0]), None
+    source, row = parts.sessions.resolve(request.session.partition(VERSION_MARK)[0]), None
     # The name's turn is taken before anything is awaited, so no two requests take a name that is free.
-    async with parts.residency.turn_with_name(source, wanted) as use:
+    async with parts.sessions.residency.turn_with_name(source, wanted) as use:
         if VERSION_MARK in request.session:
-            row = await parts.version_numbered(request.session)
+            row = await parts.store.version_numbered(request.session)
         kept = None if request.labels is None else tuple(request.labels)
         order = await to_the_end(_order_of_fork(parts, use, source, row, wanted, request.at_token, kept, request.emit))
-        is_whole = await parts.hibernation.threads.on_io(lambda: parts.forking.is_whole(order))
+        is_whole = await parts.store.on_io(lambda: parts.store.forking.is_whole(order))
         if order.at_token not in (None, order.row.token_count) or not is_whole:
-            async with parts.residency.room_to_wake(use, order.row, order.at_token) as model:
-                forked = await to_the_end(parts.forking.cut_off(order, model, request.emit))
+            async with parts.sessions.residency.room_to_wake(use, order.row, order.at_token) as model:
+                forked = await to_the_end(parts.store.forking.cut_off(order, model, request.emit))
         else:
-            forked = await to_the_end(parts.forking.refer_to_all(order))
-        await parts.learn_words(wanted)
+            forked = await to_the_end(parts.store.forking.refer_to_all(order))
+        await parts.sessions.learn_words(wanted)
     result = listing.result_of_fork(order, forked, seconds=time.monotonic() - started)
     parts.bus.publish(
         SessionForked(
@@ -62,8 +62,8 @@ async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
     GenerationFailed, and the errors of a sleep or a wake. Then there is no new session, and the other one has lost
     nothing."""
     wanted = parse_reference(request.name)
-    folded = await parts.folds.make(parts.resolve(request.session), wanted, request, request.emit)
-    await parts.learn_words(wanted)
+    folded = await parts.sessions.folds.make(parts.sessions.resolve(request.session), wanted, request, request.emit)
+    await parts.sessions.learn_words(wanted)
     return folded
 
 
@@ -79,13 +79,13 @@ async def _order_of_fork(
 ) -> ForkOrder:
     """The version to fork; a changed awake session is saved as one first."""
     if row is None:
-        live = parts.residency.putting_away.live(source)
+        live = parts.sessions.awake.get(source)
         if live is None:
-            await parts.journal.replay(source)
-            await parts.residency.write_ledger(use, None, at_token, emit)
-            row, held = parts.residency.standing.require_row(source), None
+            await parts.store.journal.replay(source)
+            await parts.sessions.residency.write_ledger(use, None, at_token, emit)
+            row, held = parts.sessions.standing.require_row(source), None
         else:
-            row = await parts.residency.putting_away.keep_changed(live, emit, "fork")
+            row = await parts.sessions.putting_away.keep_changed(live, emit, "fork")
             held = len(live.state.tokens) if live.is_cut_short else None
         at_token = held if at_token is None else at_token
     return ForkOrder(row, uri, at_token, labels)

@@ -12,7 +12,7 @@ from ...snapshot.blas import library_in_use
 from ..api.process import DiskInfo, LoadModelRequest, ModelInfo, StatusRequest, StatusResult, UnloadModelRequest
 from ..memory.model_registry import Place
 from ..options.serve_options import ServeOptions
-from ..parts import Parts
+from ..parts.parts import Parts
 from ..residency import listing
 from ..sleep.maintenance import MAX_PROBLEMS_TOLD
 from ..tasks.pieces import in_pieces
@@ -21,26 +21,26 @@ from .answering import answers
 
 @answers(StatusRequest, told=False)
 async def status(parts: Parts, request: StatusRequest) -> StatusResult:
-    parts.require_open()
-    asleep = await in_pieces(parts.roll.count_asleep())
-    room = await asyncio.to_thread(room_at, parts.store.path)
-    unreadable = await asyncio.to_thread(parts.store.unreadable)
+    parts.door.require_open()
+    asleep = await in_pieces(parts.sessions.roll.count_asleep())
+    room = await asyncio.to_thread(room_at, parts.store.disk.path)
+    unreadable = await asyncio.to_thread(parts.store.disk.unreadable)
     return StatusResult(
         version=__version__,
         pid=os.getpid(),
-        store=str(parts.store.path),
-        models=tuple(_info_of(parts, place) for place in parts.shelf.places.values()),
-        sessions_awake=len(parts.residency.awake),
+        store=str(parts.store.disk.path),
+        models=tuple(_info_of(parts, place) for place in parts.models.places()),
+        sessions_awake=len(parts.sessions.awake),
         sessions_asleep=asleep,
-        memory=parts.residency.memory.info(),
+        memory=parts.sessions.memory.info(),
         blas=library_in_use() or "the BLAS that MLX ships",
         uptime_s=time.monotonic() - parts.started,
         queue=parts.queue.info(),
-        prefix_hits=parts.reuse.hits,
-        prefix_misses=parts.reuse.misses,
-        cached_tokens=parts.reuse.cached_tokens,
-        batched_tokens=parts.engine.batched_tokens,
-        scrub=parts.scrub.info(parts.healing.healed, parts.healing.failed) if parts.scrub is not None else None,
+        prefix_hits=parts.sessions.reuse.hits,
+        prefix_misses=parts.sessions.reuse.misses,
+        cached_tokens=parts.sessions.reuse.cached_tokens,
+        batched_tokens=parts.models.engine.batched_tokens,
+        scrub=parts.upkeep.scrub_info(),
         config=None if parts.config is None else parts.config.info(),
         aliases=parts.options.aliases,
         disk=None if room is None else _disk_of(parts.options, room),
@@ -52,18 +52,18 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
 async def load_model(parts: Parts, request: LoadModelRequest) -> ModelInfo:
     """Raises UnknownModel, MemoryBudgetExceeded, and the errors of a load."""
     try:
-        await parts.residency.weights.load(request.model)
+        await parts.sessions.weights.load(request.model)
     except asyncio.CancelledError:
-        if parts.shelf.place(request.model).model is None:
+        if parts.models.shelf.place(request.model).model is None:
             raise  # else the load ran to its end
-    return _info_of(parts, parts.shelf.place(request.model))
+    return _info_of(parts, parts.models.shelf.place(request.model))
 
 
 @answers(UnloadModelRequest)
 async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
     """Raises UnknownModel, and the errors of a sleep. ModelInUse: a request needs it."""
-    await parts.residency.weights.unload(request.model)
-    return _info_of(parts, parts.shelf.place(request.model))
+    await parts.sessions.weights.unload(request.model)
+    return _info_of(parts, parts.models.shelf.place(request.model))
 
 
 def _disk_of(options: ServeOptions, room: Room) -> DiskInfo:
@@ -73,5 +73,5 @@ def _disk_of(options: ServeOptions, room: Room) -> DiskInfo:
 
 
 def _info_of(parts: Parts, place: Place) -> ModelInfo:
-    residency, name = parts.residency, place.name
-    return listing.model_info(place, residency.weights.last_use(name), len(residency.awake.on(name)))
+    name = place.name
+    return listing.model_info(place, parts.sessions.weights.last_use(name), len(parts.sessions.awake.on(name)))

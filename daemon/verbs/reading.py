@@ -18,7 +18,7 @@ from ..engine.generation import WriteOrder
 from ..errors import EmptyContext, InvalidTokens, InvalidTranscript
 from ..memory.line import Use
 from ..models.grammars import AnswerForm, Matcher
-from ..parts import Parts
+from ..parts.parts import Parts
 from ..sessions.sessions import Session
 from ..sessions.transcripts import NewTurn, message_of
 from ..tasks.pieces import in_pieces
@@ -31,7 +31,7 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
     if request.messages is None and (request.text is None) == (request.tokens is None):
         raise InvalidTokens("Give either text or tokens to append.")
     started = time.monotonic()
-    awake = parts.woken(
+    awake = parts.sessions.woken(
         request.session,
         request.emit,
         create=request.create,
@@ -40,25 +40,25 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
         durable=request.durable,
     )
     async with awake as (use, live):
-        look, turn = parts.look(live), None
+        look, turn = parts.sessions.look(live), None
         if request.messages is not None:
-            turn = await parts.conversing.behind(live, Behind(None), request.messages, live.root)
+            turn = await parts.sessions.conversing.behind(live, Behind(None), request.messages, live.root)
             ids = list(turn.ids)
             if request.certain:
-                parts.conversing.require_told(live, turn)
-                await parts.recalling.require_certain(live, turn, len(request.messages))
+                parts.sessions.conversing.require_told(live, turn)
+                await parts.sessions.recalling.require_certain(live, turn, len(request.messages))
         elif request.tokens is not None:
             ids = list(request.tokens)
         else:
-            ids = await parts.encoder.text(live, request.text or "")
+            ids = await parts.models.encoder.text(live, request.text or "")
         await in_pieces(generation.require_valid(live.model, ids))
-        await parts.reasons.note(live, "append", ids)
+        await parts.sessions.reasons.note(live, "append", ids)
         async with _at(parts, use, live, turn, request.emit) as live:
-            live = await parts.exchanges.room_for(use, live, len(ids), request.emit)
+            live = await parts.sessions.exchanges.room_for(use, live, len(ids), request.emit)
             if turn is None:
-                cached, seconds = await parts.exchanges.read(live, ids, request.emit, turn_open=False)
+                cached, seconds = await parts.sessions.exchanges.read(live, ids, request.emit, turn_open=False)
             else:
-                cached, seconds = await parts.exchanges.read_turn(live, turn, request.emit)
+                cached, seconds = await parts.sessions.exchanges.read_turn(live, turn, request.emit)
         return api.AppendResult(
             session=str(live.uri),
             tokens_added=len(ids),
@@ -78,27 +78,30 @@ async def generate(parts: Parts, request: api.GenerateRequest) -> api.GenerateRe
     """Raises InvalidSampling, InvalidConstraint, InvalidTokens, EmptyContext, ContextOverflow, GenerationFailed, and
     the errors of a wake."""
     started = time.monotonic()
-    awake = parts.woken(
+    awake = parts.sessions.woken(
         request.session, request.emit, create=request.create, model=request.model, labels=request.labels or ()
     )
     async with awake as (use, live):
-        drawing, look = live.sampling.changed(request.sampling), parts.look(live)
-        matcher = await parts.encoder.matcher(live.model, AnswerForm(request.constraint, FREE))
+        drawing, look = live.sampling.changed(request.sampling), parts.sessions.look(live)
+        matcher = await parts.models.encoder.matcher(live.model, AnswerForm(request.constraint, FREE))
         ids = list(request.tokens or ())
         if request.text:
-            ids = await parts.encoder.text(live, request.text, raw=request.raw)
+            ids = await parts.models.encoder.text(live, request.text, raw=request.raw)
         if ids:
             await in_pieces(generation.require_valid(live.model, ids))
         if not ids and not live.state.tokens:
             raise EmptyContext(f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri))
-        await parts.reasons.note(live, "generate", ids)
+        await parts.sessions.reasons.note(live, "generate", ids)
         count = generation.count_to_write(live.model, len(live.state.tokens) + len(ids), request.max_tokens)
-        live = await parts.exchanges.room_for(use, live, len(ids), request.emit, to_write=count)
+        live = await parts.sessions.exchanges.room_for(use, live, len(ids), request.emit, to_write=count)
         read = (0, 0)
         if ids:
-            read = (len(ids), (await parts.exchanges.read(live, ids, request.emit, turn_open=False)).cached_tokens)
+            has_read = await parts.sessions.exchanges.read(live, ids, request.emit, turn_open=False)
+            read = (len(ids), has_read.cached_tokens)
         order = _order(request, count, drawing, matcher)
-        return await parts.exchanges.write(use, live, order, request.emit, read=read, started=started, look=look)
+        return await parts.sessions.exchanges.write(
+            use, live, order, request.emit, read=read, started=started, look=look
+        )
 
 
 @answers(api.ChatRequest, queued=True)
@@ -120,46 +123,46 @@ async def answer(
     marked: Sequence[int] = (),
     fitting: bool = False,
 ) -> api.GenerateResult:
-    """One turn of a chat. model, labels, durable: as of `Parts.woken`. behind: where the messages stand, if they are no
-    whole transcript. known: by what it is known again, to go on where it was given up. marked: behind how many messages
-    of a whole transcript it has marks. fitting: `max_tokens` may be above what fits. Raises as `chat`."""
+    """One turn of a chat. model, labels, durable: as of `SessionParts.woken`. behind: where the messages stand, if they
+    are no whole transcript. known: by what it is known again, to go on where it was given up. marked: behind how many
+    messages of a whole transcript it has marks. fitting: `max_tokens` may be above what fits. Raises as `chat`."""
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
         require_transcript(request.messages)
     started = time.monotonic()
-    awake = parts.woken(
+    awake = parts.sessions.woken(
         request.session, request.emit, create=request.create, model=model, labels=labels, durable=durable
     )
     async with awake as (use, live):
-        drawing, look = live.sampling.changed(request.sampling), parts.look(live)
+        drawing, look = live.sampling.changed(request.sampling), parts.sessions.look(live)
         tools = root_of(live.root, request.tools, request.template_arguments).tools
         form = AnswerForm(request.constraint, request.tool_choice or FREE, tools)
-        matcher = await parts.encoder.matcher(live.model, form)
+        matcher = await parts.models.encoder.matcher(live.model, form)
         turn = await _turn(parts, live, request, behind, known.request, marked)
         known = replace(known, begins_at=turn.begins_at)
         count = generation.count_to_write(live.model, turn.at + len(turn.ids), request.max_tokens, fitting=fitting)
-        parts.conversing.require_room(live, turn, count)
+        parts.sessions.conversing.require_room(live, turn, count)
         if behind is not None and known.answer_id:
-            parts.conversing.require_told(live, turn)
+            parts.sessions.conversing.require_told(live, turn)
         if known.request is not None:
             request.emit(SessionEvent(str(live.uri), use.recomputed_tokens))
         rewinds = _goes_back(live, turn)
         async with _at(parts, use, live, turn, request.emit) as live:
             to_read, has_written = len(turn.ids), len(turn.begun)
-            live = await parts.exchanges.room_for(
+            live = await parts.sessions.exchanges.room_for(
                 use, live, to_read, request.emit, to_write=count, has_written=has_written, marks=turn.marks
             )
-            has_read = await parts.exchanges.read_turn(live, turn, request.emit, known)
+            has_read = await parts.sessions.exchanges.read_turn(live, turn, request.emit, known)
             if rewinds:
-                parts.reasons.went_back(live.uri)
+                parts.sessions.reasons.went_back(live.uri)
             order = _order(request, count, drawing, matcher)
             if known.request is not None:
                 order = _by_own_seed(live, order, goes_on=bool(turn.begun))
             order = replace(order, keep_end=True, root=turn.root, begun=turn.begun, answer_id=known.answer_id)
             order = replace(order, one_call=not form.choice.parallel)
             read = (to_read, has_read.cached_tokens)
-            result = await parts.exchanges.write(
+            result = await parts.sessions.exchanges.write(
                 use, live, order, request.emit, read=read, started=started, look=look, known=known
             )
         return replace(result, rewound_to=turn.at) if rewinds else result
@@ -177,11 +180,11 @@ async def _at(parts: Parts, use: Use, live: Session, turn: NewTurn | None, emit:
         yield live
         return
     try:
-        back = await parts.conversing.go_back(use, live, turn, emit)
+        back = await parts.sessions.conversing.go_back(use, live, turn, emit)
         back.text_map = turn.text_map.cut(turn.at)  # a message may end before the turn that was opened behind it
         yield back
     except BaseException:
-        parts.conversing.leave_asleep(live)
+        parts.sessions.conversing.leave_asleep(live)
         raise
 
 
@@ -196,23 +199,23 @@ async def _turn(
     """The turn of a chat; it stands among the session's reasons then."""
     root = root_of(live.root, request.tools, request.template_arguments)
     if request.messages is None:
-        turn = await parts.conversing.message(live, message_of(request.role, request.message or ""))
+        turn = await parts.sessions.conversing.message(live, message_of(request.role, request.message or ""))
     elif behind is not None:
-        turn = await parts.conversing.behind(live, behind, request.messages, root, digest)
+        turn = await parts.sessions.conversing.behind(live, behind, request.messages, root, digest)
     else:
-        turn = await parts.conversing.transcript(live, request.messages, root, digest, marked)
+        turn = await parts.sessions.conversing.transcript(live, request.messages, root, digest, marked)
     refusing = request.messages is not None and request.on_divergence == "refuse"
-    await parts.reasons.note(live, "chat", turn.ids, turn.kept, turn.common, refusing=refusing)
+    await parts.sessions.reasons.note(live, "chat", turn.ids, turn.kept, turn.common, refusing=refusing)
     if request.messages is not None and refusing:
-        parts.conversing.require_no_divergence(live, turn, request.messages)
+        parts.sessions.conversing.require_no_divergence(live, turn, request.messages)
     return turn
 
 
 @answers(api.WhyRequest)
 async def why(parts: Parts, request: api.WhyRequest) -> api.WhyResult:
     """Raises SessionNotFound."""
-    uri = parts.resolve(request.session)
-    return api.WhyResult(str(uri), parts.reasons.of(uri))
+    uri = parts.sessions.resolve(request.session)
+    return api.WhyResult(str(uri), parts.sessions.reasons.of(uri))
 
 
 def _order(request: api.WritingRequest, count: int, drawing: Sampling, matcher: Matcher | None) -> WriteOrder:

@@ -9,8 +9,7 @@ from ..api.events import ignore
 from ..api.recalling import DisownRequest, DisownResult, RecalledMessage, RecallRequest, RecallResult
 from ..chat.conversing import Dialogue
 from ..errors import AnswerNotFound
-from ..memory.line import Use
-from ..parts import Parts
+from ..parts.parts import Parts
 from ..prefixes.heads import Head
 from .answering import answers
 from .session import require_no_look
@@ -20,14 +19,14 @@ from .session import require_no_look
 async def recall(parts: Parts, request: RecallRequest) -> RecallResult:
     """Raises SessionNotFound, AnswerNotFound, the errors of a damaged bundle and of the model's load."""
     if request.session is not None:
-        known = await parts.recalling.known(parts.resolve(request.session))
+        known = await parts.sessions.recalling.known(parts.sessions.resolve(request.session))
         told = await _told(parts, known, 0, len(known.text_map.turns) - 1)
         return told if known.unsaid is None else replace(told, messages=(*told.messages, _unsaid(known, known.unsaid)))
     assert request.answer_id is not None
     heads = await find_answer(parts, request.namespace, request.answer_id)
     # A fold has the answer behind a summary, and so fewer tokens before it than the session in which it was given.
     best = min(heads, key=lambda head: (-head.at, not head.is_last, str(head.uri)))
-    known = await parts.recalling.known(best.uri, past_look=True)
+    known = await parts.sessions.recalling.known(best.uri, past_look=True)
     turns, answer = known.text_map.turns, bytes.fromhex(request.answer_id)
     last = max((at for at, turn in enumerate(turns) if turn.answer == answer), default=None)
     if last is None:
@@ -43,14 +42,15 @@ async def disown(parts: Parts, request: DisownRequest) -> DisownResult:
     heads, done = await find_answer(parts, request.namespace, request.answer_id), list[str]()
     while heads:  # a fork that is made meanwhile has the answer, too
         for head in heads:
-            async with parts.woken(str(head.uri), ignore, create=False, durable=True) as (_, live):
+            async with parts.sessions.woken(str(head.uri), ignore, create=False, durable=True) as (_, live):
                 require_no_look(parts, live)
                 live.text_map = live.text_map.without_answers([bytes.fromhex(request.answer_id)])
                 live.dirty = True
-                if parts.store.find_session(head.uri) is not None:
-                    await parts.keep_whole(live)  # a fork of an older version asks the newest for what is disowned
+                if parts.store.disk.find_session(head.uri) is not None:
+                    # a fork of an older version asks the newest for what is disowned
+                    await parts.sessions.keep_whole(live)
             done.append(str(head.uri))
-        heads = parts.heads.behind(request.namespace, bytes.fromhex(request.answer_id))
+        heads = parts.sessions.heads.behind(request.namespace, bytes.fromhex(request.answer_id))
     return DisownResult(request.answer_id, tuple(done))
 
 
@@ -62,8 +62,8 @@ def _unsaid(known: Dialogue, text: str) -> RecalledMessage:
 
 async def find_answer(parts: Parts, namespace: str | None, answer_id: str) -> list[Head]:
     """The heads behind an answer. Raises AnswerNotFound."""
-    await parts.heads.learned()
-    heads = parts.heads.behind(namespace, bytes.fromhex(answer_id))
+    await parts.sessions.heads.learned()
+    heads = parts.sessions.heads.behind(namespace, bytes.fromhex(answer_id))
     if not heads:
         raise answer_not_found(answer_id)
     return heads
@@ -78,8 +78,8 @@ def answer_not_found(answer_id: str) -> AnswerNotFound:
 
 
 async def _told(parts: Parts, known: Dialogue, first: int, last: int) -> RecallResult:
-    claim = Use(SessionUri(known.uri.namespace, "recall"), next(parts.residency.memory.numbers))
-    async with parts.residency.models.using(known.model, claim) as model:
-        messages = await parts.recalling.messages(model, known, first, last)
+    claim = parts.sessions.claim(SessionUri(known.uri.namespace, "recall"))
+    async with parts.sessions.loading.using(known.model, claim) as model:
+        messages = await parts.sessions.recalling.messages(model, known, first, last)
     after = known.text_map.turns[first - 1].answer.hex() or None if first else None
     return RecallResult(str(known.uri), known.model, tuple(messages), after)

@@ -6,7 +6,7 @@ from ...memvid.uri import parse_reference
 from ..api.creating import CreateRequest, ListRequest, SetRequest, ShowRequest
 from ..api.session import ListResult, SessionDetail, SessionInfo
 from ..errors import SessionAwake
-from ..parts import Parts
+from ..parts.parts import Parts
 from ..residency import listing
 from ..sessions.sessions import Session
 from ..stored import stored_bytes_of
@@ -19,26 +19,26 @@ async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
     """Raises InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for a session that could never sleep;
     the errors of the model's load."""
     uri = parse_reference(request.session)
-    async with parts.residency.turn(uri) as use:
-        return listing.info_of_awake(await parts.begin(use, uri, request))
+    async with parts.sessions.residency.turn(uri) as use:
+        return listing.info_of_awake(await parts.sessions.begin(use, uri, request))
 
 
 @answers(SetRequest, queued=True)
 async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
     """Raises InvalidSampling, and the errors of a wake. SessionAwake: it is only looked at."""
-    async with parts.woken(request.session, request.emit, create=False) as (_, live):
+    async with parts.sessions.woken(request.session, request.emit, create=False) as (_, live):
         require_no_look(parts, live)
         if request.sampling is not None:
-            await parts.exchanges.change_sampling(live, request.sampling)
+            await parts.sessions.exchanges.change_sampling(live, request.sampling)
         if request.labels is not None and tuple(request.labels) != live.labels:
             live.labels, live.dirty = tuple(request.labels), True
-        stored_bytes = stored_bytes_of(parts.store.versions(live.uri))
-        return listing.info_of_awake(live, parts.store.find_session(live.uri), stored_bytes)
+        stored_bytes = stored_bytes_of(parts.store.disk.versions(live.uri))
+        return listing.info_of_awake(live, parts.store.disk.find_session(live.uri), stored_bytes)
 
 
 def require_no_look(parts: Parts, live: Session) -> None:
     """Raises SessionAwake: the session is only looked at."""
-    if (look := parts.look(live)) is not None:
+    if (look := parts.sessions.look(live)) is not None:
         raise SessionAwake(
             f"{live.uri} is awake for a look at version {look.version}, token {look.token_count}, and a look changes "
             "nothing. Put it to sleep and ask again, to change its newest version; or fork it, and change the fork.",
@@ -49,20 +49,20 @@ def require_no_look(parts: Parts, live: Session) -> None:
 
 @answers(ListRequest, told=False)
 async def list_sessions(parts: Parts, request: ListRequest) -> ListResult:
-    parts.require_open()
-    return ListResult(tuple(await in_pieces(parts.roll.infos(request.namespace))))
+    parts.door.require_open()
+    return ListResult(tuple(await in_pieces(parts.sessions.roll.infos(request.namespace))))
 
 
 @answers(ShowRequest, told=False)
 async def show(parts: Parts, request: ShowRequest) -> SessionDetail:
     """Raises SessionNotFound, and the errors of a damaged bundle."""
-    uri = parts.resolve(request.session)
-    async with parts.residency.turn(uri):
-        rows = parts.store.versions(uri)
-        versions = await parts.hibernation.threads.on_io(lambda: parts.store.versions_to_show(uri))
-        live = parts.residency.putting_away.live(uri)
+    uri = parts.sessions.resolve(request.session)
+    async with parts.sessions.residency.turn(uri):
+        rows = parts.store.disk.versions(uri)
+        versions = await parts.store.on_io(lambda: parts.store.disk.versions_to_show(uri))
+        live = parts.sessions.awake.get(uri)
         if live is not None:
             return listing.detail_of_awake(live, rows, versions)
-        row = parts.residency.standing.require_row(uri)
-        models = list(parts.shelf.loaded())
-        return await parts.hibernation.threads.on_io(lambda: listing.detail_of_asleep(parts.store, row, models))
+        row = parts.sessions.standing.require_row(uri)
+        models = list(parts.models.shelf.loaded())
+        return await parts.store.on_io(lambda: listing.detail_of_asleep(parts.store.disk, row, models))

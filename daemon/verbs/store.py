@@ -18,7 +18,7 @@ from ..api.waking import SleepResult
 from ..errors import SessionAwake, SessionExists
 from ..memory.line import Use
 from ..models.models import LoadedModel
-from ..parts import Parts
+from ..parts.parts import Parts
 from ..sleep.maintenance import bounded
 from ..sleep.quantising import report_of
 from ..tasks.cancellation import to_the_end
@@ -31,7 +31,7 @@ async def maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceRep
     SessionNotFound, InvalidPolicy, CorruptMarks, and the store's other refusals.
     SessionAwake: the session is to be quantised or stripped, and is awake.
     """
-    parts.require_open()
+    parts.door.require_open()
     return bounded(await _maintain(parts, request))
 
 
@@ -42,36 +42,36 @@ async def _maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceRe
         return await _quantise(parts, request.session, request.bits, dry_run=request.dry_run)
     if request.operation == "forget" and request.session is not None:
         uri = parse_reference(request.session)  # one that is gone may have left bytes to erase
-        async with parts.residency.turn(uri):
+        async with parts.sessions.residency.turn(uri):
             return await to_the_end(_forget(parts, uri, dry_run=request.dry_run))
     if request.operation == "strip" and request.session is not None:
         if VERSION_MARK not in request.session:
-            return await _strip(parts, parts.resolve(request.session), None, dry_run=request.dry_run)
-        row = await parts.version_named(request.session)
+            return await _strip(parts, parts.sessions.resolve(request.session), None, dry_run=request.dry_run)
+        row = await parts.store.version_named(request.session)
         return await _strip(parts, row.uri, row.bundle_id, dry_run=request.dry_run)
-    uri_or_all = None if request.session is None else parts.store.resolve(request.session)
+    uri_or_all = None if request.session is None else parts.store.disk.resolve(request.session)
     order = Order(
         request.operation, uri_or_all, request.dry_run, request.keep_last, request.keep_days, request.cold_after_days
     )
     if request.operation == "repair":
         return await _repair(parts, dry_run=request.dry_run)
-    return await to_the_end(parts.maintenance.carry_out(order))
+    return await to_the_end(parts.upkeep.maintenance.carry_out(order))
 
 
 @answers(api.MarkRequest)
 async def mark(parts: Parts, request: api.MarkRequest) -> MarkedVersion:
     """Raises SessionNotFound, AmbiguousVersion, InvalidTag, TagTaken, MarkNotFound, CorruptMarks."""
-    parts.require_open()
+    parts.door.require_open()
     marking = partial(
         set_mark,
-        parts.store,
+        parts.store.disk,
         request.session,
         tag=request.tag,
         untag=request.untag,
         pinned=request.pinned,
         move=request.move,
     )
-    return await to_the_end(parts.hibernation.threads.on_writer(marking))
+    return await to_the_end(parts.store.on_writer(marking))
 
 
 @answers(api.ImportRequest)
@@ -82,24 +82,20 @@ async def import_bundle(parts: Parts, request: api.ImportRequest) -> SleepResult
     Corruption, and the store's other refusals; the store is then as it was.
     """
     started = time.monotonic()
-    parts.require_open()
+    parts.door.require_open()
     handed = bytes.fromhex(request.bundle_id)
     wanted = None if request.session is None else parse_reference(request.session)
-    owner = (
-        wanted
-        if wanted is not None
-        else await parts.hibernation.threads.on_io(partial(owner_of, parts.store.path, handed))
-    )
-    async with parts.residency.turn(owner):
-        if owner in parts.residency.awake:
+    owner = wanted if wanted is not None else await parts.store.on_io(partial(owner_of, parts.store.disk.path, handed))
+    async with parts.sessions.residency.turn(owner):
+        if owner in parts.sessions.awake:
             raise SessionExists(
                 f"{owner} is there, and awake. Import under another name; or put it to sleep first, where this is a "
                 "version of its own that is missing.",
                 session=str(owner),
             )
-        adopting = partial(parts.store.adopt_incoming, handed, as_uri=wanted)
-        receipt = await to_the_end(parts.maintenance.run(adopting))
-        await parts.learn_words(owner)
+        adopting = partial(parts.store.disk.adopt_incoming, handed, as_uri=wanted)
+        receipt = await to_the_end(parts.upkeep.maintenance.run(adopting))
+        await parts.sessions.learn_words(owner)
     return SleepResult.of(receipt, seconds=time.monotonic() - started)
 
 
@@ -111,16 +107,16 @@ async def analyse(parts: Parts, request: api.AnalyseRequest) -> api.AnalysisResu
     """
     started = time.monotonic()
     name, _, _ = request.session.partition(VERSION_MARK)
-    uri = parts.resolve(name)
-    if uri in parts.residency.awake and parts.store.find_session(uri) is None:
+    uri = parts.sessions.resolve(name)
+    if uri in parts.sessions.awake and parts.store.disk.find_session(uri) is None:
         raise SessionNotFound(
             f"{uri} is awake and has never slept, and only stored versions are analysed; put it to sleep first.",
             session=str(uri),
         )
-    row, artifact = await parts.analyst.analyse(
+    row, artifact = await parts.upkeep.analyst.analyse(
         request.session, kind=request.kind, labels=request.labels, emit=request.emit
     )
-    live = parts.residency.awake.get(row.uri)
+    live = parts.sessions.awake.get(row.uri)
     return api.AnalysisResult(
         session=str(row.uri),
         version=row.version,
@@ -134,43 +130,42 @@ async def analyse(parts: Parts, request: api.AnalyseRequest) -> api.AnalysisResu
 
 @answers(api.StatsRequest, told=False)
 async def stats(parts: Parts, request: api.StatsRequest) -> api.StatsResult:
-    parts.require_open()
-    return await parts.labels.stats(request.label, request.namespace)
+    parts.door.require_open()
+    return await parts.sessions.labels.stats(request.label, request.namespace)
 
 
 @answers(api.DeleteRequest)
 async def delete(parts: Parts, request: api.DeleteRequest) -> DeleteReport:
     """Raises SessionNotFound, AmbiguousVersion. SessionAwake: a session is awake at the version that is to go."""
-    parts.require_open()
+    parts.door.require_open()
     if VERSION_MARK in request.session:
-        row = await parts.version_named(request.session)
-        async with parts.residency.turn(row.uri):
-            return await to_the_end(parts.delete_version(row.uri, row.bundle_id))
-    uri = parts.resolve(request.session)
-    async with parts.residency.turn(uri):
-        return await to_the_end(parts.delete_session(uri))
+        row = await parts.store.version_named(request.session)
+        async with parts.sessions.residency.turn(row.uri):
+            return await to_the_end(parts.sessions.delete_version(row.uri, row.bundle_id))
+    uri = parts.sessions.resolve(request.session)
+    async with parts.sessions.residency.turn(uri):
+        return await to_the_end(parts.sessions.delete_session(uri))
 
 
 @answers(api.ClearRequest)
 async def clear(parts: Parts, request: api.ClearRequest) -> api.ClearResult:
-    parts.require_open()
-    return await parts.labels.clear(request.label, request.namespace, dry_run=request.dry_run)
+    parts.door.require_open()
+    return await parts.sessions.labels.clear(request.label, request.namespace, dry_run=request.dry_run)
 
 
 async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> MaintenanceReport:
     if not dry_run:
-        await parts.writing_behind.let_go(uri)
-        await parts.writing_behind.settled()
+        await parts.sessions.writing_behind.let_go(uri)
+        await parts.sessions.writing_behind.settled()
     try:
-        report = await parts.maintenance.carry_out(Order("forget", uri, dry_run))
+        report = await parts.upkeep.maintenance.carry_out(Order("forget", uri, dry_run))
     except SessionNotFound:
-        if uri not in parts.residency.awake:
+        if uri not in parts.sessions.awake:
             raise
         report = MaintenanceReport("forget", dry_run)  # the session has never slept
-    live = parts.residency.awake.get(uri)
+    live = parts.sessions.awake.get(uri)
     if not dry_run:
-        parts.residency.awake.drop(uri)  # only now, as in `delete_session`
-        parts.forget_words(uri)
+        parts.sessions.forget(uri)  # only now, as in `delete_session`
     if live is None:
         return report
     reason = f"the awake session, {format_plural(len(live.state.tokens), 'token')}, leaves memory"
@@ -179,48 +174,48 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> Maintenanc
 
 async def _repair(parts: Parts, *, dry_run: bool) -> MaintenanceReport:
     """Repair the store, compute again what versions lack then, and tell of what is lacking still."""
-    parts.require_working()
-    repairing = partial(parts.store.repair, dry_run=dry_run)
-    report = await to_the_end(parts.maintenance.run(repairing))
+    parts.door.require_working()
+    repairing = partial(parts.store.disk.repair, dry_run=dry_run)
+    report = await to_the_end(parts.upkeep.maintenance.run(repairing))
     if dry_run:
-        return await parts.healing.foresee(report)
-    if report.problems and (healed := await parts.healing.heal()):
+        return await parts.upkeep.healing.foresee(report)
+    if report.problems and (healed := await parts.upkeep.healing.heal()):
         report = replace(report, actions=(*report.actions, *healed))
-        report = report.then(await to_the_end(parts.maintenance.run(repairing)))
+        report = report.then(await to_the_end(parts.upkeep.maintenance.run(repairing)))
     return report
 
 
 async def _strip(parts: Parts, uri: SessionUri, version: bytes | None, *, dry_run: bool) -> MaintenanceReport:
     """Let the keys and values of a sleeping session go, or of one version of it."""
     if not dry_run:
-        await parts.writing_behind.let_go(uri)
-    async with parts.residency.turn(uri):
-        if uri in parts.residency.awake:
+        await parts.sessions.writing_behind.let_go(uri)
+    async with parts.sessions.residency.turn(uri):
+        if uri in parts.sessions.awake:
             raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
-        return await to_the_end(parts.maintenance.carry_out(Order("strip", uri, dry_run, version=version)))
+        return await to_the_end(parts.upkeep.maintenance.carry_out(Order("strip", uri, dry_run, version=version)))
 
 
 async def _quantise(parts: Parts, session: str, bits: int, *, dry_run: bool) -> MaintenanceReport:
     """Keep a session in fewer bits, as its next version."""
-    uri, receipt = parts.resolve(session), None
-    async with parts.residency.turn(uri) as use:
-        if uri in parts.residency.awake:
+    uri, receipt = parts.sessions.resolve(session), None
+    async with parts.sessions.residency.turn(uri) as use:
+        if uri in parts.sessions.awake:
             raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
-        row = parts.residency.standing.require_row(uri)
-        plan = await parts.quantising.mark_on(row)
-        plan = plan or await parts.quantising.plan(row, bits, await _facts(parts, row.model, use))
+        row = parts.sessions.standing.require_row(uri)
+        plan = await parts.store.quantising.mark_on(row)
+        plan = plan or await parts.store.quantising.plan(row, bits, await _facts(parts, row.model, use))
         if plan.left is None and not dry_run:
-            async with parts.residency.room_to_wake(use, row, times=2) as model:
-                receipt = await to_the_end(parts.quantising.carry_out(plan, bits, model))
+            async with parts.sessions.residency.room_to_wake(use, row, times=2) as model:
+                receipt = await to_the_end(parts.store.quantising.carry_out(plan, bits, model))
     return report_of(plan, bits, receipt, dry_run=dry_run)
 
 
 async def _facts(parts: Parts, name: str, use: Use) -> LoadedModel | None:
     """The facts of a model, loaded if it never was; None if it is not served."""
-    if name not in parts.shelf:
+    if name not in parts.models.shelf:
         return None
-    known = parts.shelf.facts(name)
+    known = parts.models.shelf.facts(name)
     if known is None:
-        async with parts.residency.models.using(name, use) as known:
+        async with parts.sessions.loading.using(name, use) as known:
             pass
     return known

@@ -11,7 +11,7 @@ from ..api import waking as api
 from ..api.events import OnEvent
 from ..events.events import SleepCause
 from ..memory.line import Use
-from ..parts import Parts
+from ..parts.parts import Parts
 from ..residency import listing
 from ..residency.planning import require_as_ordered
 from ..sessions.sessions import Durable
@@ -44,41 +44,41 @@ async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
     IdentityMismatch, OwnerMismatch, CorruptBlock, ...: refused; nothing live has changed.
     """
     started = time.monotonic()
-    uri, version = await parts.version_of(request.session, request.version)
-    async with parts.residency.turn(uri) as use:
+    uri, version = await parts.sessions.version_of(request.session, request.version)
+    async with parts.sessions.residency.turn(uri) as use:
         order = WakeOrder(version, request.at_token, request.strict)
-        live = parts.residency.putting_away.live(use.uri)
+        live = parts.sessions.awake.get(use.uri)
         if live is None:
             return await _wake(parts, use, order, request.emit, started)
-        require_as_ordered(live, order, parts.residency.standing.find_row(use.uri, version))
-        unreadable = await parts.hibernation.threads.on_io(parts.store.unreadable)
-        newest, seconds = parts.store.find_session(use.uri), time.monotonic() - started
+        require_as_ordered(live, order, parts.sessions.standing.find_row(use.uri, version))
+        unreadable = await parts.store.on_io(parts.store.disk.unreadable)
+        newest, seconds = parts.store.disk.find_session(use.uri), time.monotonic() - started
         return listing.wake_result(live, newest, seconds=seconds, already_awake=True, unreadable=unreadable)
 
 
 @answers(api.PlanWakeRequest, told=False)
 async def plan_wake(parts: Parts, request: api.PlanWakeRequest) -> api.WakePlanResult:
     """Raises the errors of `wake` before it reads a block. ModelNotLoaded: the model was never loaded."""
-    uri, version = await parts.version_of(request.session, request.version)
-    async with parts.residency.turn(uri):
-        plan = await parts.planning.plan(uri, WakeOrder(version, request.at_token, request.strict))
-        unreadable = await parts.hibernation.threads.on_io(parts.store.unreadable)
+    uri, version = await parts.sessions.version_of(request.session, request.version)
+    async with parts.sessions.residency.turn(uri):
+        plan = await parts.sessions.planning.plan(uri, WakeOrder(version, request.at_token, request.strict))
+        unreadable = await parts.store.on_io(parts.store.disk.unreadable)
         return replace(plan, unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]))
 
 
 @answers(api.WarmRequest, queued=True)
 async def warm(parts: Parts, request: api.WarmRequest) -> api.WarmResult:
     """Raises SessionNotFound: a named session is missing; then none is woken."""
-    parts.require_open()
-    uris = [parts.resolve(session) for session in request.sessions]
-    return await parts.labels.warm(uris, request.label, request.namespace, request.emit)
+    parts.door.require_open()
+    uris = [parts.sessions.resolve(session) for session in request.sessions]
+    return await parts.sessions.labels.warm(uris, request.label, request.namespace, request.emit)
 
 
 async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started: float) -> api.WakeResult:
     try:
-        return await parts.residency.bring_back(use, order, emit, started)
+        return await parts.sessions.residency.bring_back(use, order, emit, started)
     except asyncio.CancelledError:
-        if use.woken is None or use.uri not in parts.residency.awake:
+        if use.woken is None or use.uri not in parts.sessions.awake:
             raise
         return use.woken  # the wake ran to its end
 
@@ -86,26 +86,25 @@ async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started
 async def _keep(parts: Parts, request: api.SleepRequest, *, stays: bool) -> api.SleepResult:
     """Make a session durable. stays: leave it where it is, in memory or not."""
     started = time.monotonic()
-    async with parts.residency.turn(parts.resolve(request.session)) as use:
+    async with parts.sessions.residency.turn(parts.sessions.resolve(request.session)) as use:
         return await to_the_end(_keep_in_turn(parts, use.uri, request.emit, started, stays=stays))
 
 
 async def _keep_in_turn(
     parts: Parts, uri: SessionUri, emit: OnEvent, started: float, *, stays: bool
 ) -> api.SleepResult:
-    residency = parts.residency
-    live = residency.putting_away.live(uri)
+    live, standing = parts.sessions.awake.get(uri), parts.sessions.standing
     if live is None:
-        await parts.journal.replay(uri)
-        row = residency.standing.require_row(uri)
-        durable = await parts.hibernation.threads.on_io(lambda: listing.durable_of_asleep(parts.store, row))
+        await parts.store.journal.replay(uri)
+        row = standing.require_row(uri)
+        durable = await parts.store.on_io(lambda: listing.durable_of_asleep(parts.store.disk, row))
         return listing.receipt_of_kept(durable, uri, already_asleep=True)
     looked_at = len(live.state.tokens) if live.is_mere_look else None
     cause: SleepCause = "save" if stays else "asked"
-    kept = await residency.putting_away.put_away(live, emit, cause, stays=stays)
+    kept = await parts.sessions.putting_away.put_away(live, emit, cause, stays=stays)
     if isinstance(kept, Durable):
-        row = residency.standing.require_row(uri)
+        row = standing.require_row(uri)
         if row.bundle_id != kept.bundle_id:
-            kept = await parts.hibernation.threads.on_io(lambda: listing.durable_of_asleep(parts.store, row))
+            kept = await parts.store.on_io(lambda: listing.durable_of_asleep(parts.store.disk, row))
         return listing.receipt_of_kept(kept, uri, looked_at=looked_at)
     return api.SleepResult.of(kept, seconds=time.monotonic() - started)

@@ -57,7 +57,7 @@ def with_template(folder: Path, template: str) -> Path:
 async def thinking(open_rig: Any, **options: Any) -> AsyncIterator[Rigged]:
     """A model that tells its thinking apart."""
     async with open_rig(endless=False, **options) as rig:
-        place = rig.service.shelf.places[MODEL]
+        place = rig.service._parts.models.shelf.places[MODEL]
         marks = ("<think>", "</think>")
         ids = tuple(tuple(place.model.encode(mark, opening=False)) for mark in marks)
         place.model = replace(place.model, marks=replace(place.model.marks, reasoning=marks, reasoning_ids=ids))

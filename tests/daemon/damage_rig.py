@@ -47,6 +47,6 @@ async def told(heard: Any, name: str, count: int = 1) -> list[dict[str, Any]]:
 async def mend(rig: Any, name: str = "a") -> None:
     """What the scrub does with a session in whose files it finds faults."""
     uri, service = SessionUri("default", name), rig.service
-    report = await asyncio.to_thread(service.store.verify, uri, deep=True)
+    report = await asyncio.to_thread(service._parts.store.disk.verify, uri, deep=True)
     assert not report.ok
-    await service.healing.mend(uri, report)
+    await service._parts.upkeep.healing.mend(uri, report)

@@ -277,7 +277,9 @@ async def crowded(rig: Rigged, name: str) -> AsyncIterator[None]:
     left = asyncio.Event()
 
     async def hold() -> None:
-        async with rig.service.residency.turns.take(rig.service.resolve(name), always=True):  # upkeep may be there, too
+        async with rig.service._parts.sessions.residency.turns.take(
+            rig.service._parts.sessions.resolve(name), always=True
+        ):  # upkeep may be there, too
             await left.wait()
 
     holding = [asyncio.ensure_future(hold()) for _ in range(MAX_WAITING + 1)]
@@ -331,25 +333,25 @@ class Rigged:
 
     @property
     def model(self) -> LoadedModel:
-        model = self.service.shelf.places[MODEL].model
+        model = self.service._parts.models.shelf.places[MODEL].model
         assert model is not None
         return model
 
     @model.setter
     def model(self, model: LoadedModel) -> None:
-        self.service.shelf.places[MODEL].model = model
+        self.service._parts.models.shelf.places[MODEL].model = model
 
     def live(self, name: str) -> Session:
         """The session as it is in memory."""
-        return self.service.residency.awake[self.service.resolve(name)]
+        return self.service._parts.sessions.residency.awake[self.service._parts.sessions.resolve(name)]
 
     def is_awake(self, name: str) -> bool:
-        return self.service.resolve(name) in self.service.residency.awake
+        return self.service._parts.sessions.resolve(name) in self.service._parts.sessions.residency.awake
 
     async def fingerprint(self, name: str) -> Fingerprint:
         """The model state of a session that is awake, looked at on the engine thread."""
         session = self.live(name)
-        return await self.service.engine.call(lambda: fingerprint_of(session.state))
+        return await self.service._parts.models.engine.call(lambda: fingerprint_of(session.state))
 
     async def read(self, name: str, tokens: list[int], **create: Any) -> None:
         """A new session that has read the tokens."""
@@ -432,7 +434,7 @@ async def open_rigged(
     service = await open_service(store, models=models, digest_cache=digests, **options)
     try:
         watched = {}
-        for name, place in service.shelf.places.items():
+        for name, place in service._parts.models.shelf.places.items():
             if place.model is not None:
                 watched[name] = Watched(place.model.network)
                 ends = frozenset() if endless else place.model.end_tokens
@@ -448,10 +450,10 @@ async def begun_together(rig: Rigged, work: Sequence[Any]) -> AsyncIterator[list
     """Requests that the engine takes up at the same moment: at the end of the block. Their first job there must be to
     read or to write: other sampling settings are a job of their own, behind which they would come one by one."""
     gate = Gate()
-    holding = asyncio.ensure_future(rig.service.engine.call(gate.pass_through))
+    holding = asyncio.ensure_future(rig.service._parts.models.engine.call(gate.pass_through))
     await gate.reached()
     tasks = [asyncio.ensure_future(each) for each in work]
-    await until(lambda: rig.service.engine._inbox.qsize() >= len(tasks))
+    await until(lambda: rig.service._parts.models.engine._inbox.qsize() >= len(tasks))
     yield tasks
     gate.open()
     await holding
@@ -476,7 +478,7 @@ async def given_up(rig: Rigged, work: Any, call: int = 1) -> Any:
     try:
         return await task
     finally:
-        await until(lambda: not rig.service.residency.turns.in_use())
+        await until(lambda: not rig.service._parts.sessions.residency.turns.in_use())
 
 
 @contextlib.asynccontextmanager
@@ -526,7 +528,7 @@ async def listening(rig: Rigged, **wanted: Any) -> AsyncIterator[Heard]:
     try:
         yield heard
         await asyncio.sleep(0)
-        await until(lambda: all(not each._waiting for each in rig.service.bus._subscriptions))
+        await until(lambda: all(not each._waiting for each in rig.service._parts.bus._subscriptions))
     finally:
         task.cancel()
         await asyncio.wait({task})

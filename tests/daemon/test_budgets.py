@@ -39,7 +39,7 @@ async def test_a_sleep_past_a_budget_leaves_the_session_awake_and_as_it_was(
         assert await rig.write("a", 20) == await rig.write("control", 20)
         assert [path for folder in ("versions", "packs") for path in (store / folder).iterdir()] == []
         before = await rig.fingerprint("a")
-        rig.service.store.close()
+        rig.service._parts.store.disk.close()
     async with open_rig() as rig:  # without the budget there is room
         if "keep_free" in budget:
             await rig.read("a", tokens_of(4, 320))
@@ -71,7 +71,7 @@ async def test_a_stop_puts_a_session_to_sleep_that_a_budget_has_refused(
         await rig.read("b", tokens_of(4, 300))
         with pytest.raises(BudgetExceeded):
             await rig.sleep("b")
-        rig.service.store.close()
+        rig.service._parts.store.disk.close()
 
 
 async def test_a_stop_keeps_the_room_that_the_disk_must_have_but_for_ledgers(open_rig: Any) -> None:
@@ -129,7 +129,7 @@ class Crowded:
 async def test_a_sleep_without_room_waits_for_the_repack_that_takes_it_and_is_tried_again(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch, refusal: StoreError, waits: bool
 ) -> None:
-    rig.service.hibernation._repacker._policy = RepackPolicy(max_packs=2)
+    rig.service._parts.store.hibernation._repacker._policy = RepackPolicy(max_packs=2)
     disk = Crowded(monkeypatch, refusal)
     await rig.service.create("a")
     for number in range(3):
@@ -141,7 +141,7 @@ async def test_a_sleep_without_room_waits_for_the_repack_that_takes_it_and_is_tr
     sleeping = asyncio.ensure_future(rig.sleep("b"))
     await until(lambda: disk.asked == 1)
     if waits:
-        waiting = rig.service.hibernation._way._changed
+        waiting = rig.service._parts.store.hibernation._way._changed
         await until(lambda: sleeping.done() or bool(waiting._waiters))
         assert (disk.asked, sleeping.done()) == (1, False)
         disk.gate.open()
@@ -165,7 +165,7 @@ async def test_a_sleep_without_room_waits_for_a_repack_that_a_user_ordered_too(
     await disk.gate.reached()
     await rig.read("b", tokens_of(1, 300))
     sleeping = asyncio.ensure_future(rig.sleep("b"))
-    waiting = rig.service.hibernation._way._changed
+    waiting = rig.service._parts.store.hibernation._way._changed
     await until(lambda: sleeping.done() or bool(waiting._waiters))
     assert (disk.asked, sleeping.done()) == (1, False)
     disk.gate.open()

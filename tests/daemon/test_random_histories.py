@@ -253,10 +253,10 @@ class History:
         assert [name for name in names if getattr(found, name) != getattr(wanted, name)] == []
 
     async def _control_does(self, steps: Steps[None]) -> None:
-        await self.rig.service.engine.run(steps)  # which decodes what they write
+        await self.rig.service._parts.models.engine.run(steps)  # which decodes what they write
 
     async def _on_engine(self, function: Callable[[], Any]) -> Any:
-        return await self.rig.service.engine.call(function)
+        return await self.rig.service._parts.models.engine.call(function)
 
 
 def drain(steps: Steps[None]) -> None:

@@ -160,7 +160,7 @@ async def test_a_flipped_bit_in_any_slot_of_any_kind_of_cache_is_refused_t12(
         await sleeping(rig)
         (path,) = packs(store)
         places: list[tuple[str, int, str, int]] = []
-        with rig.service.store.open_session(URI_A) as reader:
+        with rig.service._parts.store.disk.open_session(URI_A) as reader:
             for entry in reader.entries:
                 with reader.holding(entry) as file:
                     header, head = file.checked_heads[entry.id]
@@ -385,7 +385,7 @@ def hand_made(
     rig: Rigged, session: dict[str, Any], blocks: list[BlockDraft], name: str = "a", identity: Identity | None = None
 ) -> str:
     """A snapshot with no version of this daemon before it; the name of its session."""
-    store: Store = rig.service.store
+    store: Store = rig.service._parts.store.disk
     store.write_bundle(
         VersionDraft(
             uri=SessionUri("default", name),

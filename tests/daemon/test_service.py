@@ -148,7 +148,7 @@ async def test_prompts_of_two_clients_in_one_session_do_not_interleave(rig: Rigg
 async def test_a_session_that_generate_was_to_make_is_not_there_if_nothing_was_read(rig: Rigged, asked: Any) -> None:
     with pytest.raises(TorporError):
         await rig.service.generate("a", create=True, max_tokens=4, **asked)
-    assert not rig.service.residency.awake
+    assert not rig.service._parts.sessions.residency.awake
 
 
 async def test_generate_reads_its_text_first(rig: Rigged) -> None:
@@ -352,7 +352,7 @@ async def test_the_random_numbers_of_the_process_do_not_touch_a_session(rig: Rig
         await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
     await rig.write("control", 20)
     for _ in range(4):
-        await rig.service.engine.call(lambda: mx.eval(mx.random.normal((3,))))
+        await rig.service._parts.models.engine.call(lambda: mx.eval(mx.random.normal((3,))))
         await rig.write("a", 5)
     assert await rig.fingerprint("a") == await rig.fingerprint("control")
 
@@ -448,8 +448,8 @@ async def test_a_request_that_is_given_up_while_it_waits_for_its_turn_is_not_car
         await rig.read(name, tokens_of(1, 20))
     if verb == "wake":
         await rig.sleep("a")
-    uri = rig.service.resolve("a")
-    async with rig.service.residency.turns.take(uri):
+    uri = rig.service._parts.sessions.resolve("a")
+    async with rig.service._parts.sessions.residency.turns.take(uri):
         options = {} if verb == "delete" else {"on_event": ignore}
         asking = asyncio.ensure_future(getattr(rig.service, verb)(session="a", **options))
         await asyncio.sleep(0)
@@ -457,7 +457,7 @@ async def test_a_request_that_is_given_up_while_it_waits_for_its_turn_is_not_car
         # It is told at once: its turn has not come, and does not come within this block.
         assert await asyncio.wait([asking], timeout=DEADLINE_S) == ({asking}, set())
         assert asking.cancelled()
-    assert rig.service.residency.turns.in_use() == set()
+    assert rig.service._parts.sessions.residency.turns.in_use() == set()
     assert rig.is_awake("a") == (verb != "wake")
     assert [info.version for info in await rig.service.list_sessions(namespace="default")] == [
         1 if verb == "wake" else None,
@@ -492,7 +492,7 @@ async def test_a_request_during_a_sleep_waits_and_wakes_the_session_again_threat
     for name in ("a", "control"):
         await rig.read(name, tokens_of(1, 300))
     sleeping = asyncio.ensure_future(rig.sleep("a"))
-    await until(lambda: bool(rig.service.residency.turns.in_use()))
+    await until(lambda: bool(rig.service._parts.sessions.residency.turns.in_use()))
     written = await rig.write("a", 10)
     assert (await sleeping).token_count == 300
     assert written == await rig.write("control", 10)
@@ -638,7 +638,7 @@ async def test_a_delete_that_fails_leaves_the_session_in_memory(rig: Rigged, mon
     def fail(_uri: object) -> None:
         raise StoreIoError("the disk is gone")
 
-    monkeypatch.setattr(rig.service.store, "delete_session", fail)
+    monkeypatch.setattr(rig.service._parts.store.disk, "delete_session", fail)
     with pytest.raises(StoreIoError):
         await rig.service.delete("a")
     monkeypatch.undo()
@@ -999,10 +999,10 @@ async def test_who_is_held_for_long_keeps_no_other_from_its_sleep_and_who_is_hel
         await rig.read("deep", tokens_of(1, 600))
         await rig.read("other", tokens_of(2, 40))
         writing = Writing(monkeypatch, "nobody")
-        async with rig.service.residency.turns.take(rig.service.resolve("deep")):
+        async with rig.service._parts.sessions.residency.turns.take(rig.service._parts.sessions.resolve("deep")):
             beginning = asyncio.ensure_future(rig.service.begin_close())
             if patience_s:
-                await until(lambda: rig.service.hibernation.stopping is not None)
+                await until(lambda: rig.service._parts.store.hibernation.stopping is not None)
             else:
                 await until(lambda: not rig.live("other").dirty)
         await beginning
@@ -1030,7 +1030,7 @@ async def test_nothing_goes_to_sleep_for_being_idle_while_the_daemon_stops(rig: 
     await rig.read("a", tokens_of(1, 20))
     beginning = asyncio.ensure_future(rig.service.begin_close())
     await asyncio.sleep(0)
-    await rig.service.residency._idled(rig.service.resolve("a"))
+    await rig.service._parts.sessions.residency._idled(rig.service._parts.sessions.resolve("a"))
     assert rig.is_awake("a")
     await beginning
 
@@ -1043,15 +1043,15 @@ async def test_a_refusal_of_a_stop_that_another_one_has_overtaken_gives_that_no_
         await rig.read("full", tokens_of(1, 20))
         task, gate = await held(rig, "full", 2)
         preparing = asyncio.ensure_future(rig.service.prepare_close())
-        await until(lambda: rig.service.hibernation.stopping is not None)
-        order = rig.service.hibernation.stopping
+        await until(lambda: rig.service._parts.store.hibernation.stopping is not None)
+        order = rig.service._parts.store.hibernation.stopping
         beginning = asyncio.ensure_future(rig.service.begin_close())
         await asyncio.sleep(0)
         gate.open()
         await task
         assert (await preparing).failed
         await beginning
-        assert rig.service.hibernation.stopping is order
+        assert rig.service._parts.store.hibernation.stopping is order
 
 
 async def test_nothing_is_done_after_the_stop(rig: Rigged) -> None:

@@ -31,7 +31,7 @@ async def test_a_version_without_its_last_pack_wakes_up_to_where_it_is_whole(
     expected = await rig.fingerprint("agent")
     await rig.sleep("agent")
     pack.rename(tmp_path / pack.name)
-    rig.service.store._core.look_again()
+    rig.service._parts.store.disk._core.look_again()
     with pytest.raises(BlockMissing) as refused:
         await rig.wake("agent")
     assert refused.value.details["whole_up_to"] == 512
@@ -90,11 +90,11 @@ async def test_a_version_without_the_record_of_its_end_wakes_at_the_token_before
         expected = await rig.fingerprint("agent")
         await rig.sleep("agent")
         damage(store, "agent", kind="state")
-        rig.service.store.repair()
+        rig.service._parts.store.disk.repair()
         with pytest.raises(BlockMissing) as refused:
             await rig.wake("agent")
         assert refused.value.details["whole_up_to"] == 599
-        (damaged,) = rig.service.store.verify(deep=False).damaged
+        (damaged,) = rig.service._parts.store.disk.verify(deep=False).damaged
         assert damaged.whole_up_to == 599
         woken = await rig.wake("agent", at_token=599)
         found = await rig.fingerprint("agent")
@@ -112,8 +112,8 @@ async def test_a_stripped_version_without_a_block_s_tokens_wakes_at_those_before
     await rig.sleep("agent")
     await rig.service.maintain("strip", session="agent")
     damage(store, "agent", span=2, head=True)
-    rig.service.store._core.look_again()
-    (damaged,) = rig.service.store.verify(deep=True).damaged
+    rig.service._parts.store.disk._core.look_again()
+    (damaged,) = rig.service._parts.store.disk.verify(deep=True).damaged
     assert (damaged.whole_up_to, damaged.is_stripped) == (512, True)
     if at < 512:
         with pytest.raises(CorruptBundle):

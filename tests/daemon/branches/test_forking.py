@@ -31,13 +31,13 @@ async def planted(opener: Any) -> AsyncIterator[tuple[Rigged, int]]:
 
 async def seen(rig: Rigged) -> tuple[Any, ...]:
     """The branches that there are, and what is counted of them."""
-    memory = rig.service.residency.memory
+    memory = rig.service._parts.sessions.residency.memory
     return await rig.service.branches(), memory.trees.copy(), memory.info()
 
 
 def before_settling(rig: Rigged, monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], at: int) -> None:
     """Do something when memory is about to be counted for the time of this number, and not again."""
-    forest, counted = rig.service.forest, 0
+    forest, counted = rig.service._parts.sessions.forest, 0
     settle = forest.settle
 
     async def acting(*changed: Any) -> None:
@@ -99,7 +99,7 @@ async def test_a_tree_that_cannot_be_counted_is_none(open_rig: Any, monkeypatch:
         with pytest.raises(RuntimeError, match="the engine broke"):
             await rig.service.tree("s")
         assert await seen(rig) == before
-        assert len(rig.service.shelf.places["tiny"].holders) == 1, "of the other tree"
+        assert len(rig.service._parts.models.shelf.places["tiny"].holders) == 1, "of the other tree"
 
 
 @pytest.mark.one_in(1)
@@ -109,7 +109,7 @@ async def test_a_fork_takes_a_tail_and_no_more_than_was_reserved_br7(
 ) -> None:
     """Whatever cannot be shared is copied: windows and recurrences."""
     async with planted(open_rig if kind == "tiny" else partial(open_kind, kind)) as (rig, root):
-        forest, trees = rig.service.forest, rig.service.residency.memory.trees
+        forest, trees = rig.service._parts.sessions.forest, rig.service._parts.sessions.residency.memory.trees
         wanted: list[int] = []
         room = forest.room
         monkeypatch.setattr(forest, "room", lambda more: (wanted.append(more), room(more))[1])
@@ -129,13 +129,13 @@ async def test_a_tree_that_wakes_has_the_form_of_branches_and_what_is_kept_that_
         assert not holds_shared(rig.live("kept").state.caches), "not one token was read as branches read"
         await rig.service.keep(root, "tree", subtree=True)
         woken = await rig.service.tree("tree")
-        assert holds_shared(rig.service.forest.find(woken.branch).live.state.caches)
+        assert holds_shared(rig.service._parts.sessions.forest.find(woken.branch).live.state.caches)
 
 
 async def test_a_tree_that_wakes_takes_the_memory_that_it_took_before_br7(open_rig: Any) -> None:
     """Its versions are read one by one, and what they have in common is kept once."""
     async with planted(open_rig) as (rig, root):
-        trees = rig.service.residency.memory.trees
+        trees = rig.service._parts.sessions.residency.memory.trees
         for token in tokens_of(3, 300):
             await rig.service.commit([BranchCommit(root, token)])
         below = (await rig.service.branch(root, count=6)).branches
@@ -147,7 +147,7 @@ async def test_a_tree_that_wakes_takes_the_memory_that_it_took_before_br7(open_r
         await rig.service.prune([root], subtree=True)
         assert sum(trees.values()) == 0
         woken = await rig.service.tree("tree")
-        states = [each.live.state for each in rig.service.forest.find(woken.branch).subtree()]
+        states = [each.live.state for each in rig.service._parts.sessions.forest.find(woken.branch).subtree()]
         assert len(states) == 8
         assert sum(trees.values()) <= 1.1 * before
         assert sum(trees.values()) >= held_bytes(states)
@@ -164,7 +164,7 @@ async def test_a_keep_that_cannot_be_made_durable_leaves_no_session(
             raise error
 
         with monkeypatch.context() as patched:
-            patched.setattr(rig.service.journal, "acknowledge", refuse)
+            patched.setattr(rig.service._parts.store.journal, "acknowledge", refuse)
             with pytest.raises(type(error)):
                 await rig.service.keep(root, "kept")
         with pytest.raises(SessionNotFound):

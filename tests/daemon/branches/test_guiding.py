@@ -38,7 +38,7 @@ async def planted(opener: Any, count: int) -> AsyncIterator[tuple[Rigged, int, l
 
 
 def counted(rig: Rigged) -> int:
-    told = rig.service.residency.memory.info()
+    told = rig.service._parts.sessions.residency.memory.info()
     assert told.reserved_bytes == 0
     return told.branches_bytes
 
@@ -91,7 +91,7 @@ async def test_a_place_in_a_constraint_is_counted_for_each_branch_and_token(open
 async def test_what_has_no_room_is_not_given(open_rig: Any) -> None:
     async with planted(open_rig, 2) as (rig, root, children):
         await rig.service.delete("s")
-        memory = rig.service.residency.memory
+        memory = rig.service._parts.sessions.residency.memory
         before, budget = await rig.service.branches(root), memory.budget
         memory.resize(memory.info().weights_bytes + counted(rig) + len(LOGITS) - 1)
         with pytest.raises(MemoryBudgetExceeded):
@@ -109,7 +109,7 @@ async def test_more_logits_than_an_answer_holds_are_refused_before_any_is_made(
         assert len((await rig.service.produce(children[:3], logits=True)).produced) == 3
         assert len((await rig.service.produce(children)).produced) == 4
         with monkeypatch.context() as patched:
-            patched.setattr(rig.service.stepping, "produce", None)
+            patched.setattr(rig.service._parts.sessions.stepping, "produce", None)
             with pytest.raises(InvalidBranches, match="at most 3 at a time") as refused:
                 await rig.service.produce(children, logits=True)
         assert refused.value.details["limit"] == 3

@@ -67,7 +67,7 @@ class Gardener:
 
     @property
     def branches(self) -> list[Branch]:
-        return list(self.service.forest.find(self.root).tree.root.subtree())
+        return list(self.service._parts.sessions.forest.find(self.root).tree.root.subtree())
 
     def some(self, most: int = 3) -> list[int]:
         there = [each.number for each in self.branches]
@@ -130,7 +130,7 @@ class Gardener:
         try:
             await self.service.retain(branch)
         finally:
-            self.root = next(each.root.number for each in self.service.forest.trees())
+            self.root = next(each.root.number for each in self.service._parts.sessions.forest.trees())
 
     async def keep(self, branch: int) -> None:
         self._names += 1
@@ -219,9 +219,9 @@ class Gardener:
         self.seen |= there
         for number in self.gone[-3:]:
             with pytest.raises(BranchNotFound, match="was pruned"):
-                self.service.forest.find(number)
-        wanted = await self.service.engine.call(partial(walked, self.branches))
-        told = self.service.residency.memory.info()
+                self.service._parts.sessions.forest.find(number)
+        wanted = await self.service._parts.models.engine.call(partial(walked, self.branches))
+        told = self.service._parts.sessions.residency.memory.info()
         assert (told.branches_bytes, told.reserved_bytes, told.waiting) == (wanted, 0, 0)
         if self.shares and await self.taken() - self.idle_bytes > wanted * _ROUNDED_UP:
             gc.collect()  # an error keeps what it has passed through
@@ -231,7 +231,7 @@ class Gardener:
 
     async def taken(self) -> int:
         """The memory that MLX has given out."""
-        return await self.service.engine.call(mx.get_active_memory)
+        return await self.service._parts.models.engine.call(mx.get_active_memory)
 
 
 def walked(branches: list[Branch]) -> int:
@@ -276,7 +276,7 @@ async def test_memory_is_counted_exactly_and_ends_at_zero_br24(
     open_rig: Any, open_kind: Any, kind: str, steps: int
 ) -> None:
     async with (open_rig if kind == "tiny" else partial(open_kind, kind))() as rig:
-        service, memory = rig.service, rig.service.residency.memory
+        service, memory = rig.service, rig.service._parts.sessions.residency.memory
         await service.create("s", sampling=Sampling(temperature=0.9, seed=3))
         await service.append("s", tokens=tokens_of(1, PAST))
         tree = Gardener(rig, kind, random.Random(steps))
@@ -286,7 +286,7 @@ async def test_memory_is_counted_exactly_and_ends_at_zero_br24(
             await service.generate("s", max_tokens=2)  # where memory is shared with a session, one writes on
         there = {id(each) for each in left_over()}
         tree.idle_bytes = await tree.taken()
-        holders = len(service.shelf.places["tiny"].holders)
+        holders = len(service._parts.models.shelf.places["tiny"].holders)
         await tree.plant()
         for _ in range(steps):
             await tree.go_on()
@@ -297,9 +297,9 @@ async def test_memory_is_counted_exactly_and_ends_at_zero_br24(
                 tree.gone.clear()
                 await tree.plant()
         await service.prune([tree.root], subtree=True)
-        assert not service.forest.trees()
+        assert not service._parts.sessions.forest.trees()
         assert (memory.info().branches_bytes, memory.info().reserved_bytes, memory.trees) == (0, 0, {})
-        assert len(service.shelf.places["tiny"].holders) == holders
+        assert len(service._parts.models.shelf.places["tiny"].holders) == holders
         assert not [each for each in left_over() if id(each) not in there]
         attention._is_there.cache_clear()
         assert await tree.taken() - tree.idle_bytes <= _SMALL_BYTES

@@ -38,19 +38,19 @@ async def seen(rig: Rigged, branches: list[int]) -> tuple[Any, ...]:
     behind their tokens."""
     there = (await rig.service.branches(branches[0])).branches
     told = {each.branch: replace(each, resident_bytes=0) for each in there}
-    states = [rig.service.forest.find(each).live.state for each in branches]
-    bits = [await rig.service.engine.call(lambda state=state: fingerprint_of(state)) for state in states]
+    states = [rig.service._parts.sessions.forest.find(each).live.state for each in branches]
+    bits = [await rig.service._parts.models.engine.call(lambda state=state: fingerprint_of(state)) for state in states]
     passes = [state.passes.tobytes() for state in states]
     return [told[each] for each in branches], await rig.service.produce(branches, logprobs=5), bits, passes
 
 
 async def require_counted(rig: Rigged, branch: int) -> None:
     """What is counted of the one tree is what is there."""
-    states = [each.live.state for each in rig.service.forest.find(branch).tree.root.subtree()]
-    caches = await rig.service.engine.call(lambda: held_bytes(states))
+    states = [each.live.state for each in rig.service._parts.sessions.forest.find(branch).tree.root.subtree()]
+    caches = await rig.service._parts.models.engine.call(lambda: held_bytes(states))
     logits = sum(each.last_logits.nbytes for each in states if each.last_logits is not None)
     checkpoints = sum(each.checkpoints.resident_bytes for each in states)
-    told = rig.service.residency.memory.info()
+    told = rig.service._parts.sessions.residency.memory.info()
     assert (told.branches_bytes, told.reserved_bytes, told.waiting) == (caches + logits + checkpoints, 0, 0)
 
 
@@ -80,7 +80,7 @@ async def test_a_commit_that_fails_for_one_is_none_at_all_and_then_appends_its_t
         assert await seen(rig, branches) == before
         after = await rig.service.commit(commits)
         assert {each.position for each in after.branches} == {41}
-        assert [rig.service.forest.find(each).live.state.tokens[-1] for each in branches] == [7] * 4
+        assert [rig.service._parts.sessions.forest.find(each).live.state.tokens[-1] for each in branches] == [7] * 4
 
 
 @pytest.mark.usefixtures("short_calls")
@@ -116,7 +116,7 @@ async def test_a_writer_that_leaves_keeps_what_was_told_br20_br30(open_rig: Any)
         rig.network.reset()
         for each in branches:
             told = [event.token for event in events if event.branch == each and event.token is not None]
-            state = rig.service.forest.find(each).live.state
+            state = rig.service._parts.sessions.forest.find(each).live.state
             assert list(state.tokens[40:]) == told
             assert state.is_consistent
         rest = await rig.service.advance(branches, max_tokens=4)
@@ -126,7 +126,7 @@ async def test_a_writer_that_leaves_keeps_what_was_told_br20_br30(open_rig: Any)
 async def test_what_branches_share_is_read_once_br33(open_rig: Any) -> None:
     """Of a header and three suffixes the model has read the header for the session, and reads the suffixes alone."""
     async with planted(open_rig, 0, past=600) as (rig, _):
-        root = rig.service.forest.trees()[0].root.number
+        root = rig.service._parts.sessions.forest.trees()[0].root.number
         rig.network.reset()
         branches = (await rig.service.branch(root, count=3)).branches
         await rig.service.prefill([BranchReading(each.branch, tokens=tokens_of(each.branch, 20)) for each in branches])
@@ -156,7 +156,7 @@ async def test_requests_at_once_for_one_tree_take_turns_br25(open_rig: Any) -> N
             rig.service.generate("s", max_tokens=5),
         )
         assert most == 1
-        assert [rig.service.forest.find(each).position for each in branches] == [49, 46, 46]
+        assert [rig.service._parts.sessions.forest.find(each).position for each in branches] == [49, 46, 46]
 
 
 async def test_a_holder_that_ends_takes_its_trees_with_it_and_no_others_br30(open_rig: Any) -> None:
@@ -176,5 +176,7 @@ async def test_a_holder_that_ends_takes_its_trees_with_it_and_no_others_br30(ope
         assert refused.value.details["reason"] == "foreign"
         await theirs.end()
         assert not theirs
-        assert list(rig.service.residency.memory.trees) == [rig.service.forest.find(mine[0]).tree.number]
-        assert not [claim for claim in rig.service.shelf.places["tiny"].holders if claim.uri is not None]
+        assert list(rig.service._parts.sessions.residency.memory.trees) == [
+            rig.service._parts.sessions.forest.find(mine[0]).tree.number
+        ]
+        assert not [claim for claim in rig.service._parts.models.shelf.places["tiny"].holders if claim.uri is not None]

@@ -28,7 +28,7 @@ async def planted(open_rig: Any, count: int = 30) -> AsyncIterator[tuple[Rigged,
         if count:
             await rig.service.append("s", tokens=tokens_of(1, count))
         root = await rig.service.tree("s")
-        yield rig, rig.service.forest.find(root.branch)
+        yield rig, rig.service._parts.sessions.forest.find(root.branch)
 
 
 def is_stale(view: LogitsView) -> bool:
@@ -220,7 +220,7 @@ def test_ten_thousand_steps_keep_one_loan_lv10() -> None:
 async def test_a_siblings_steps_change_no_view_lv11(open_rig: Any) -> None:
     async with planted(open_rig) as (rig, branch):
         (child,) = (await rig.service.branch(branch.number)).branches
-        view, other = branch.logits(), rig.service.forest.find(child.branch).logits()
+        view, other = branch.logits(), rig.service._parts.sessions.forest.find(child.branch).logits()
         before = view.tobytes(), other.tobytes()
         (third,) = (await rig.service.branch(branch.number)).branches
         await rig.service.advance([third.branch], max_tokens=5)

@@ -46,7 +46,7 @@ async def kept(opener: Any, count: int = 3, **options: Any) -> AsyncIterator[Rig
 
 
 def trees_of(rig: Rigged) -> int:
-    return rig.service.residency.memory.info().branches_bytes
+    return rig.service._parts.sessions.residency.memory.info().branches_bytes
 
 
 def changed(store: Path, name: str, **changes: Any) -> None:
@@ -73,7 +73,7 @@ def changed(store: Path, name: str, **changes: Any) -> None:
 async def test_a_tree_is_the_whole_one_once_a_look_has_left_memory(open_rig: Any) -> None:
     async with kept(open_rig, idle_sleep=0.01) as rig:
         await rig.service.wake("tree", at_token=300)
-        while ROOT in rig.service.residency.awake:
+        while ROOT in rig.service._parts.sessions.residency.awake:
             await asyncio.sleep(0)
         assert len((await rig.service.tree("tree")).children) == 3
 
@@ -89,7 +89,7 @@ async def test_a_root_that_was_healed_is_a_tree_all_the_same(open_rig: Any, stor
             await rig.service.wake("tree")
             damage_last_span(store, writable=False)
         await rig.service.maintain(operation="repair")
-        assert rig.service.store.find_session(ROOT).version == 2
+        assert rig.service._parts.store.disk.find_session(ROOT).version == 2
         root = await rig.service.tree("tree")
         assert (root.position, root.step, root.measured_tokens, len(root.children)) == (604, 4, 4, 3)
         await rig.service.append("tree", tokens=tokens_of(5, 3))
@@ -111,7 +111,7 @@ async def test_a_request_that_waits_for_a_tree_that_does_not_come_to_be_finds_no
     """It used to find the tree, and its children were held for ever."""
     async with kept(open_rig, 20) as rig:
         waking = asyncio.ensure_future(rig.service.tree("tree"))
-        forest = rig.service.forest
+        forest = rig.service._parts.sessions.forest
         while not forest.trees():
             await asyncio.sleep(0)
         (root,) = [each.root.number for each in forest.trees()]
@@ -125,15 +125,15 @@ async def test_a_request_that_waits_for_a_tree_that_does_not_come_to_be_finds_no
             await waking
         with pytest.raises(BranchNotFound):
             await waiting
-        assert (trees_of(rig), rig.service.residency.memory.trees, forest.trees()) == (0, {}, [])
+        assert (trees_of(rig), rig.service._parts.sessions.residency.memory.trees, forest.trees()) == (0, {}, [])
 
 
 async def test_a_request_sees_a_tree_that_wakes_once_it_is_whole(open_rig: Any) -> None:
     async with kept(open_rig, 5) as rig:
         waking = asyncio.ensure_future(rig.service.tree("tree"))
-        while not rig.service.forest.trees():
+        while not rig.service._parts.sessions.forest.trees():
             await asyncio.sleep(0)
-        (root,) = [each.root.number for each in rig.service.forest.trees()]
+        (root,) = [each.root.number for each in rig.service._parts.sessions.forest.trees()]
         await rig.service.prefill([BranchReading(root, tokens=tokens_of(9, 3))])
         assert waking.done(), "it had to wait"
         there = {each.branch: each for each in (await rig.service.branches(root)).branches}
@@ -189,7 +189,7 @@ async def test_a_tree_that_nobody_kept_so_is_refused_by_name(open_rig: Any, stor
         for at, changes in enumerate(WRONG):
             with pytest.raises(MalformedSnapshot):
                 await rig.service.tree(f"wrong-{at}")
-            assert (trees_of(rig), rig.service.forest.trees()) == (0, []), changes
+            assert (trees_of(rig), rig.service._parts.sessions.forest.trees()) == (0, []), changes
 
 
 def test_a_chain_of_branches_is_walked_however_deep_it_is() -> None:

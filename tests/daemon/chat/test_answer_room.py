@@ -20,10 +20,12 @@ async def told(rig: Rigged) -> Any:
 
 
 async def all_is_free(rig: Rigged) -> None:
-    await until(lambda: not rig.service.residency.turns.in_use())
+    await until(lambda: not rig.service._parts.sessions.residency.turns.in_use())
     memory = await told(rig)
     assert (memory.reserved_bytes, memory.waiting) == (0, 0)
-    assert memory.sessions_bytes == sum(each.resident_bytes for each in rig.service.residency.awake.values())
+    assert memory.sessions_bytes == sum(
+        each.resident_bytes for each in rig.service._parts.sessions.residency.awake.values()
+    )
 
 
 @pytest.mark.parametrize(("tokens", "end"), [(0, 256), (1, 256), (255, 256), (256, 512), (300, 400)])
@@ -90,10 +92,10 @@ async def test_a_client_that_leaves_while_its_answer_waits_loses_nothing_of_it(o
     async with open_rig(memory_budget=weights + 4 * HELD) as rig:
         said = [user("one")]
         await rig.read("other", tokens_of(1, 300))
-        other = rig.service.residency.turns.take(rig.service.resolve("other"))
+        other = rig.service._parts.sessions.residency.turns.take(rig.service._parts.sessions.resolve("other"))
         async with other:
             task = asyncio.ensure_future(converse(rig, said, max_tokens=600))
-            await until(lambda: rig.service.residency.memory.info().waiting == 1)
+            await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == 1)
             held = ledger(rig)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -81,8 +81,8 @@ async def test_of_a_transcript_only_the_new_message_is_tokenised_and_computed(ri
     messages = await talk(rig, 4, opening=[SYSTEM])
     held = ledger(rig)
     rendered: list[Any] = []
-    encode = rig.service.encoder.messages
-    rig.service.encoder.messages = lambda model, new, *at: rendered.extend(new) or encode(model, new, *at)
+    encode = rig.service._parts.models.encoder.messages
+    rig.service._parts.models.encoder.messages = lambda model, new, *at: rendered.extend(new) or encode(model, new, *at)
     reply_with(rig, "fine")
     result = await send(rig, [*messages, user("and now?")])
     new = rig.model.encode("\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n", opening=False)

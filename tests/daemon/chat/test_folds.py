@@ -169,7 +169,7 @@ async def test_the_end_of_each_message_is_told_apart_from_control_tokens_that_wo
         assistant(""),
         user("x"),
     ]
-    encoder, first = rig.service.encoder, Place(0, None, turn_open=False)
+    encoder, first = rig.service._parts.models.encoder, Place(0, None, turn_open=False)
     ids = await encoder.messages(rig.model, said, first)
     ends = [at + 1 for at, token in enumerate(ids) if token == END]
     lengths = [*[ends[2]] * 3, *[ends[4]] * 2, len(ids)]
@@ -192,8 +192,8 @@ async def test_what_a_template_does_not_tell_apart_has_no_end_of_its_own(
     async with open_rig(with_template(own_tiny_model, template), endless=False) as rig:
         said = [user("a"), assistant("b"), user("c")]
         first = Place(0, None, turn_open=False)
-        ids = await rig.service.encoder.messages(rig.model, said, first)
-        assert await rig.service.encoder.lengths(rig.model, said, first, ids) == ()
+        ids = await rig.service._parts.models.encoder.messages(rig.model, said, first)
+        assert await rig.service._parts.models.encoder.lengths(rig.model, said, first, ids) == ()
 
 
 async def test_a_session_that_is_durable_already_is_folded_from_that_version(rig: Rigged) -> None:
@@ -407,7 +407,7 @@ async def test_a_fold_that_is_given_up_when_it_has_just_become_durable_leaves_no
     rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await rig.read("a", tokens_of(1, 600))
-    gate, real, written = Gate(), rig.service.store.write_bundle, []
+    gate, real, written = Gate(), rig.service._parts.store.disk.write_bundle, []
 
     def hold(draft: Any) -> Any:
         receipt = real(draft)
@@ -416,7 +416,7 @@ async def test_a_fold_that_is_given_up_when_it_has_just_become_durable_leaves_no
             gate.pass_through()
         return receipt
 
-    monkeypatch.setattr(rig.service.store, "write_bundle", hold)
+    monkeypatch.setattr(rig.service._parts.store.disk, "write_bundle", hold)
     task = asyncio.create_task(fold(rig, tail=100))
     await gate.reached()
     task.cancel()
@@ -438,7 +438,7 @@ async def test_a_fold_that_waits_for_memory_keeps_no_weights_of_a_model_that_is_
     async with opened() as rig:
         await rig.service.create("a", model="one")
         await rig.service.append("a", tokens=tokens_of(1, 100))
-        residency, real = rig.service.residency, rig.service.residency.room_for
+        residency, real = rig.service._parts.sessions.residency, rig.service._parts.sessions.residency.room_for
         counted: list[int] = []
 
         async def wait_behind_another(use: Any, count: int, emit: Any) -> Any:
@@ -446,7 +446,7 @@ async def test_a_fold_that_waits_for_memory_keeps_no_weights_of_a_model_that_is_
                 await residency._give_way(use, residency.awake[use.uri], grows=True)
                 await residency.weights.unload_now("one", "pressure")
                 gc.collect()
-                counted.append(rig.service.shelf.weights_bytes())
+                counted.append(rig.service._parts.models.shelf.weights_bytes())
             return await real(use, count, emit)
 
         monkeypatch.setattr(residency, "room_for", wait_behind_another)

@@ -65,31 +65,31 @@ async def config(rig: Rigged) -> ConfigInfo:
 
 
 async def taken_over(rig: Rigged, times: int = 1) -> None:
-    configuring = rig.service.config
+    configuring = rig.service._parts.config
     assert configuring is not None
     await until(lambda: configuring.info().reloads == times)
 
 
 async def refused(rig: Rigged, word: str) -> None:
-    configuring = rig.service.config
+    configuring = rig.service._parts.config
     assert configuring is not None
     await until(lambda: word in (configuring.info().problem or ""))
 
 
 def served(rig: Rigged) -> list[str]:
-    return [place.name for place in rig.service.shelf.places.values()]
+    return [place.name for place in rig.service._parts.models.shelf.places.values()]
 
 
 def cannot_sleep(rig: Rigged, name: str, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """From now on a session cannot be put to sleep, until the event is set."""
-    may_sleep, put_away = threading.Event(), rig.service.residency.putting_away.put_away
+    may_sleep, put_away = threading.Event(), rig.service._parts.sessions.residency.putting_away.put_away
 
     async def failing(live: Session, *args: Any) -> object:
         if live.uri.name == name and not may_sleep.is_set():
             raise OSError("no disk")
         return await put_away(live, *args)
 
-    monkeypatch.setattr(rig.service.residency.putting_away, "put_away", failing)
+    monkeypatch.setattr(rig.service._parts.sessions.residency.putting_away, "put_away", failing)
     return may_sleep
 
 
@@ -115,10 +115,10 @@ async def test_a_changed_file_adds_changes_and_removes_models(
         await rig.read("a", tokens_of(1, 50), sampling=SAMPLED)
         write('[models.one]\npath = "ONE"\npin = true\n[models.two]\npath = "TWO"\nload = "start"')
         await taken_over(rig)
-        await until(lambda: rig.service.shelf.places["two"].model is not None)
+        await until(lambda: rig.service._parts.models.shelf.places["two"].model is not None)
         (one, _) = (await rig.service.status()).models
         assert (one.pinned, one.loads, rig.is_awake("a")) == (True, 1, True), "what stays is not touched"
-        async with rig.service.residency.turn(rig.live("a").uri):
+        async with rig.service._parts.sessions.residency.turn(rig.live("a").uri):
             write('[models.two]\npath = "TWO"')
             await taken_over(rig, 2)
             assert (await rig.service.status()).models[1].problem, "it is in use, and goes later"
@@ -194,7 +194,7 @@ async def test_a_budget_that_no_model_in_memory_fits_into_is_refused(followed: F
         await rig.read("a", tokens_of(1, 50))
         budget = (await rig.service.status()).memory.budget_bytes
         write('memory_budget = "64KiB"\n[models.one]\npath = "ONE"')
-        await until(lambda: rig.service.config.info().problem is not None)
+        await until(lambda: rig.service._parts.config.info().problem is not None)
         assert (await rig.service.status()).memory.budget_bytes == budget
         assert rig.is_awake("a")
 
@@ -207,10 +207,10 @@ async def test_a_smaller_budget_puts_to_sleep_what_no_longer_fits(followed: Foll
         budget = told.weights_bytes + told.sessions_bytes // 2
         write(f'memory_budget = {budget}\n[models.one]\npath = "ONE"')
         await until(lambda: [rig.is_awake(name) for name in "abc"] == [False, False, True])
-        await until(lambda: rig.service.residency.memory._evicting is None)
+        await until(lambda: rig.service._parts.sessions.residency.memory._evicting is None)
         assert (await rig.service.status()).memory.budget_bytes == budget
         await taken_over(rig)
-        bound = await rig.service.engine.call(lambda: mx.set_cache_limit(0))
+        bound = await rig.service._parts.models.engine.call(lambda: mx.set_cache_limit(0))
         assert bound == (budget - told.weights_bytes) // CACHED_SHARE
 
 
@@ -219,10 +219,10 @@ async def test_idle_sleep_and_the_policy_of_changes_are_taken_over(followed: Fol
         await rig.read("a", tokens_of(1, 50))
         write('idle_sleep = 0.05\non_model_change = "reload"\n[models.one]\npath = "ONE"')
         await until(lambda: not rig.is_awake("a"))
-        assert rig.service.residency.watching.policy == "reload"
+        assert rig.service._parts.sessions.residency.watching.policy == "reload"
         write('[models.one]\npath = "ONE"')
         await taken_over(rig, 2)
-        assert rig.service.residency._idling is None
+        assert rig.service._parts.sessions.residency._idling is None
 
 
 async def test_who_listens_is_told_what_became_of_a_changed_file(followed: Followed) -> None:
@@ -263,7 +263,7 @@ async def test_a_model_that_is_to_be_loaded_from_elsewhere_is_so_when_nobody_use
     async with followed('[models.one]\npath = "ONE"') as (rig, write):
         first = (await rig.service.status()).models[0].identity
         write('[models.one]\npath = "TWO"')
-        await until(lambda: rig.service.shelf.places["one"].model is None)
+        await until(lambda: rig.service._parts.models.shelf.places["one"].model is None)
         (one,) = (await rig.service.status()).models
         assert (one.resident, one.identity, one.path) == (False, None, str(another_model)), (
             "what it was is not told of it"
@@ -276,7 +276,7 @@ async def test_a_model_that_is_to_be_loaded_from_elsewhere_is_so_when_nobody_use
 async def test_a_model_that_is_brought_back_while_it_is_still_in_use_stays(followed: Followed) -> None:
     async with followed('[models.one]\npath = "ONE"') as (rig, write):
         await rig.read("a", tokens_of(1, 50))
-        async with rig.service.residency.turn(rig.live("a").uri):
+        async with rig.service._parts.sessions.residency.turn(rig.live("a").uri):
             write('[models.two]\npath = "TWO"')
             await taken_over(rig)
             write('[models.one]\npath = "ONE"')
@@ -298,9 +298,9 @@ async def test_what_the_file_says_holds_whether_a_model_that_it_drops_can_be_unl
         await taken_over(rig)
         status = await rig.service.status()
         assert status.memory.budget_bytes == 32 << 20
-        assert rig.service.residency._idling is not None
+        assert rig.service._parts.sessions.residency._idling is not None
         assert (await rig.service.create("b")).model == "two"
-        await until(lambda: rig.service.shelf.places["one"].stays_for is not None)
+        await until(lambda: rig.service._parts.models.shelf.places["one"].stays_for is not None)
         told = await config(rig)
         assert (told.problem, told.waits_for_disuse, served(rig)) == (None, ("one",), ["two", "one"])
         one = (await rig.service.status()).models[1]
@@ -318,12 +318,12 @@ async def test_a_model_in_use_that_is_to_be_loaded_from_elsewhere_is_so_after_it
     async with followed('[models.one]\npath = "ONE"') as (rig, write):
         await rig.read("a", tokens_of(1, 50))
         first = rig.live("a").model.identity
-        async with rig.service.residency.turn(rig.live("a").uri):
+        async with rig.service._parts.sessions.residency.turn(rig.live("a").uri):
             write('[models.one]\npath = "TWO"')
             await taken_over(rig)
             assert (await config(rig)).waits_for_disuse == ("one",)
             assert "once it is not in use" in ((await rig.service.status()).models[0].problem or "")
-        await until(lambda: rig.service.shelf.places["one"].model is None)
+        await until(lambda: rig.service._parts.models.shelf.places["one"].model is None)
         assert (await config(rig)).waits_for_disuse == ()
         await rig.service.create("b")
         assert rig.live("b").model.identity != first
@@ -351,7 +351,7 @@ async def test_a_model_that_comes_while_the_file_changes_where_from_is_not_taken
         await taken_over(rig)
         may_go_on.set()
         await asked
-        await until(lambda: rig.service.shelf.places["one"].model is None)
+        await until(lambda: rig.service._parts.models.shelf.places["one"].model is None)
         await rig.service.load_model(model="one")
         assert sources == ["tiny", "another"]
 
@@ -359,7 +359,7 @@ async def test_a_model_that_comes_while_the_file_changes_where_from_is_not_taken
 async def test_a_time_without_use_that_comes_with_the_file_holds_from_then_on(followed: Followed) -> None:
     async with followed('[models.one]\npath = "ONE"') as (rig, write):
         write('[models.one]\npath = "ONE"\nttl = 0.05')
-        await until(lambda: rig.service.shelf.places["one"].model is None)
+        await until(lambda: rig.service._parts.models.shelf.places["one"].model is None)
 
 
 async def test_asking_for_it_reads_the_file_anew_and_one_at_a_time(followed: Followed) -> None:

@@ -241,7 +241,7 @@ async def test_one_that_is_in_a_hurry_gets_the_row_of_one_that_is_not(open_rig: 
         await gate.reached()
         begun = {name: len(rig.live(name).state.tokens) for name in NAMES}
         late = asyncio.ensure_future(writing(rig, "late", 40))
-        await until(lambda: rig.service.engine._inbox.qsize() == 1)
+        await until(lambda: rig.service._parts.models.engine._inbox.qsize() == 1)
         before = len(rig.network.rows)
         rig.network.before = lambda *_: None
         gate.open()
@@ -271,7 +271,7 @@ async def test_a_row_that_comes_free_is_taken_by_one_that_was_in_another_batch(o
         )
         await gate.reached()
         late = asyncio.ensure_future(writing(rig, "late", 100))
-        await until(lambda: rig.service.engine._inbox.qsize() == 1)
+        await until(lambda: rig.service._parts.models.engine._inbox.qsize() == 1)
         before = len(rig.network.rows) + 1  # and what was left of the round
         rig.network.before = lambda *_: None
         gate.open()
@@ -309,7 +309,7 @@ async def test_background_sessions_on_another_model_wait_too(store: Path, tiny_m
         tasks = await all_begun(rig, [writing(rig, name, 30, priority="background") for name in "ab"])
         await gate.reached()
         normal = asyncio.ensure_future(writing(rig, "c", 50))
-        await until(lambda: rig.service.engine._inbox.qsize() == 1)
+        await until(lambda: rig.service._parts.models.engine._inbox.qsize() == 1)
         order: list[str] = []
         rig.network.before = lambda *_: order.append("normal")
         other.before = lambda *_: order.append("background")
@@ -352,7 +352,9 @@ async def test_a_background_request_that_a_normal_one_waits_for_stands_back_no_m
     ]
     async with begun_together(rig, work) as tasks:
         behind = asyncio.ensure_future(note("behind", writing(rig, "a", 1)))
-        await until(lambda: rig.service.residency.turns.users(rig.service.resolve("a")) == 2)
+        await until(
+            lambda: rig.service._parts.sessions.residency.turns.users(rig.service._parts.sessions.resolve("a")) == 2
+        )
     await asyncio.gather(*tasks, behind)
     assert ended == ["background", "behind", "busy"]
 
@@ -375,7 +377,7 @@ async def test_who_makes_room_for_a_background_request_does_not_stand_back(
     open_tight: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_tight() as rig:
-        residency, asked = rig.service.residency, []
+        residency, asked = rig.service._parts.sessions.residency, []
         put_away = residency.putting_away.put_away
 
         async def watched(*args: Any) -> Any:
@@ -392,7 +394,7 @@ async def test_a_background_request_that_loads_what_a_normal_one_needs_stands_ba
     for name in "ab":
         await rig.asleep(name, tokens_of(1, 50))
     await rig.service.unload_model(model="tiny")
-    loading, gate = rig.service.residency.models._loader, asyncio.Event()
+    loading, gate = rig.service._parts.sessions.residency.models._loader, asyncio.Event()
     estimate = loading.estimate
 
     async def held(*args: Any) -> int:
@@ -400,7 +402,7 @@ async def test_a_background_request_that_loads_what_a_normal_one_needs_stands_ba
         return int(await estimate(*args))
 
     loading.estimate = held
-    place = rig.service.shelf.place("tiny")
+    place = rig.service._parts.models.shelf.place("tiny")
     place.facts = None  # so that it has to be looked at
     first = asyncio.ensure_future(writing(rig, "a", 1, priority="background"))
     await until(lambda: bool(place.holders))
@@ -442,7 +444,7 @@ async def in_order(rig: Rigged) -> list[str]:
     async with held_up(rig, "a"):
         for at, (name, priority) in enumerate((("b", "background"), ("c", "normal")), start=1):
             tasks.append(asyncio.ensure_future(write(name, priority)))
-            await until(lambda at=at: rig.service.residency.memory.info().waiting == at)  # type: ignore[misc]
+            await until(lambda at=at: rig.service._parts.sessions.residency.memory.info().waiting == at)  # type: ignore[misc]
     await asyncio.gather(*tasks)
     return ended
 
@@ -451,7 +453,7 @@ async def in_order(rig: Rigged) -> list[str]:
 async def test_memory_goes_to_normal_requests_first(open_tight: Any) -> None:
     async with open_tight() as rig:
         assert await in_order(rig) == ["c", "b"]
-        assert rig.service.residency.memory.info().reserved_bytes == 0
+        assert rig.service._parts.sessions.residency.memory.info().reserved_bytes == 0
 
 
 @pytest.mark.one_in(2)
@@ -466,7 +468,7 @@ async def test_memory_goes_by_the_order_of_coming_to_who_has_stood_back_for_long
 @pytest.mark.one_in(2)
 async def test_a_wait_for_memory_counts_as_standing_back_from_when_somebody_is_put_before(open_tight: Any) -> None:
     async with open_tight() as rig:
-        claims: list[Any] = rig.service.residency.memory.line.waiting
+        claims: list[Any] = rig.service._parts.sessions.residency.memory.line.waiting
         async with held_up(rig, "a"):
             tasks = [asyncio.ensure_future(rig.write("b", 3, priority="background"))]
             await until(lambda: len(claims) == 1)
@@ -487,10 +489,15 @@ async def test_who_has_the_memory_that_a_normal_request_waits_for_stands_back_no
     async with open_tight() as rig:
         held = []
         async with held_up(rig, "a", priority="background"):
-            held += [request for request, _ in rig.service.residency.turns._lines[rig.service.resolve("a")][1]]
+            held += [
+                request
+                for request, _ in rig.service._parts.sessions.residency.turns._lines[
+                    rig.service._parts.sessions.resolve("a")
+                ][1]
+            ]
             assert held[0].stands_back()
             waiting = asyncio.ensure_future(rig.write("b", 3))
-            await until(lambda: rig.service.residency.memory.info().waiting == 1)
+            await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == 1)
             assert not held[0].stands_back()
         await waiting
 
@@ -505,13 +512,13 @@ async def test_half_of_those_who_may_wait_are_normal_ones_whoever_comes_first(op
             await rig.read(name, tokens_of(1, 50))
         async with held_up(rig, "a"):
             waiting = [asyncio.ensure_future(writing(rig, "a", 1, priority="background")) for _ in range(3)]
-            await until(lambda: rig.service.queue.info().waiting == 3)
+            await until(lambda: rig.service._parts.queue.info().waiting == 3)
             assert (await rig.service.status()).queue.background == 3
             with pytest.raises(EngineBusy) as refusal:
                 await writing(rig, "b", 1, priority="background")
             assert refusal.value.details == {"waiting": 3, "limit": 3}
             waiting += [asyncio.ensure_future(writing(rig, "a", 1)) for _ in range(3)]
-            await until(lambda: rig.service.queue.info().waiting == 6)
+            await until(lambda: rig.service._parts.queue.info().waiting == 6)
             with pytest.raises(EngineBusy) as refusal:
                 await writing(rig, "b", 1)
             assert refusal.value.details == {"waiting": 6, "limit": 6}
@@ -528,7 +535,7 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
             queue = (await rig.service.status()).queue
             assert (queue.waiting, queue.background, queue.limit) == (0, 0, 2), "one is served, and waits for nobody"
             waiting = [asyncio.ensure_future(writing(rig, "a", 1, priority=each)) for each in ("background", "normal")]
-            await until(lambda: rig.service.queue.info().waiting == 2)
+            await until(lambda: rig.service._parts.queue.info().waiting == 2)
             assert (await rig.service.status()).queue.waiting == 2
             for refused in (
                 rig.service.create("new"),
@@ -546,7 +553,7 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
                     await refused
                 assert refusal.value.details == {"waiting": 2, "limit": 2}
             assert not rig.is_awake("b")
-            assert rig.service.residency.memory.info().reserved_bytes > 0, "of the one that is served"
+            assert rig.service._parts.sessions.residency.memory.info().reserved_bytes > 0, "of the one that is served"
             for name in ("new", "fork", "fold"):
                 with pytest.raises(SessionNotFound):
                     await rig.service.show(name)
@@ -554,8 +561,8 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
             assert (await rig.service.show("b")).info.token_count == 256, "who looks, or sleeps, is not counted"
             await rig.sleep("b")
         await asyncio.gather(*waiting)
-        assert rig.service.residency.memory.info().reserved_bytes == 0
-        assert rig.service.queue.info().waiting == 0
+        assert rig.service._parts.sessions.residency.memory.info().reserved_bytes == 0
+        assert rig.service._parts.queue.info().waiting == 0
         assert len(rig.live("a").state.tokens) == 256 + CHUNK + 2
 
 
@@ -565,20 +572,20 @@ async def test_who_was_served_and_waits_again_counts_again(open_rig: Any, weight
     async with open_rig(memory_budget=weights + 1000 * ROW + 3 * LOGITS) as rig:
         for at, name in enumerate("abc"):
             await rig.asleep(name, tokens_of(at, 50))
-        memory = rig.service.residency.memory
+        memory = rig.service._parts.sessions.residency.memory
         with memory.apart(-1) as somebody:
             assert memory.take_free(somebody, 500 * ROW)
             growing = asyncio.ensure_future(writing(rig, "b", 600))
             await until(lambda: memory.info().waiting == 1)
             assert rig.is_awake("b")
-            assert rig.service.queue.info().waiting == 1
+            assert rig.service._parts.queue.info().waiting == 1
         await growing
     async with open_rig() as rig:
-        b = rig.service.resolve("b")
-        async with rig.service.residency.turn(b):
+        b = rig.service._parts.sessions.resolve("b")
+        async with rig.service._parts.sessions.residency.turn(b):
             warming = asyncio.ensure_future(rig.service.warm(sessions=["a", "b"]))
-            await until(lambda: rig.service.residency.turns.users(b) == 2)
-            assert rig.service.queue.info().waiting == 1
+            await until(lambda: rig.service._parts.sessions.residency.turns.users(b) == 2)
+            assert rig.service._parts.queue.info().waiting == 1
         await warming
 
 
@@ -588,10 +595,10 @@ async def test_who_gives_up_waiting_is_counted_no_more(open_rig: Any) -> None:
         async with held_up(rig, "a"):
             for _ in range(2):
                 waiting = asyncio.ensure_future(writing(rig, "a", 1))
-                await until(lambda: rig.service.queue.info().waiting == 1)
+                await until(lambda: rig.service._parts.queue.info().waiting == 1)
                 waiting.cancel()
                 await asyncio.wait([waiting])
-                assert rig.service.queue.info().waiting == 0
+                assert rig.service._parts.queue.info().waiting == 0
 
 
 async def test_a_crowd_that_comes_at_once_is_bounded_too(open_rig: Any) -> None:
@@ -600,7 +607,7 @@ async def test_a_crowd_that_comes_at_once_is_bounded_too(open_rig: Any) -> None:
         for at in range(8):
             await rig.read(f"s{at}", tokens_of(at, 40))
         gate = Gate()
-        holding = asyncio.ensure_future(rig.service.engine.call(gate.pass_through))
+        holding = asyncio.ensure_future(rig.service._parts.models.engine.call(gate.pass_through))
         await gate.reached()
         asking = [asyncio.ensure_future(writing(rig, f"s{at}", 2, text="x")) for at in range(8)]
         await until(lambda: sum(each.done() for each in asking) == 5)
@@ -619,15 +626,15 @@ async def test_pieces_that_wait_for_the_engine_count_and_streams_do_not(open_rig
         rig.network.reset()
         gate = rig.network.hold_at(30)
         async with begun_together(rig, [writing(rig, name, 100) for name in NAMES]) as tasks:
-            assert rig.service.queue.info().waiting == 4
+            assert rig.service._parts.queue.info().waiting == 4
         await gate.reached()
         assert rig.network.rows[-1] == 4
-        assert rig.service.queue.info().waiting == 0
+        assert rig.service._parts.queue.info().waiting == 0
         new = [asyncio.ensure_future(rig.service.create(name)) for name in ("e", "f", "g")]
-        await until(lambda: rig.service.queue.info().waiting == 3)
+        await until(lambda: rig.service._parts.queue.info().waiting == 3)
         gate.open()
         await asyncio.gather(*tasks, *new)
-        assert rig.service.queue.info().waiting == 0
+        assert rig.service._parts.queue.info().waiting == 0
 
 
 @pytest.mark.usefixtures("short_calls")
@@ -638,13 +645,13 @@ async def test_who_stands_back_waits_and_so_does_a_text_while_another_is_read(ri
     gate = rig.network.hold_at(5)
     stream = asyncio.ensure_future(writing(rig, "a", 30, priority="background"))
     await gate.reached()
-    assert rig.service.queue.info().waiting == 0
+    assert rig.service._parts.queue.info().waiting == 0
     reads = [asyncio.ensure_future(reading(rig, name, 3 * CHUNK)) for name in "bc"]
-    await until(lambda: rig.service.engine._inbox.qsize() == 2)
+    await until(lambda: rig.service._parts.models.engine._inbox.qsize() == 2)
     second = rig.network.hold_at(3)  # the second chunk of the first of them
     gate.open()
     await second.reached()
-    info = rig.service.queue.info()
+    info = rig.service._parts.queue.info()
     assert (info.waiting, info.background) == (2, 1), "the stream, and the text that has been begun as well"
     second.open()
     await asyncio.gather(stream, *reads)

@@ -108,7 +108,7 @@ async def test_a_batch_holds_each_of_its_answers_to_its_own_grammar(open_rig: An
         *held, free_one = await asyncio.gather(*work, free)
         assert all(re.fullmatch(each.regex or "", found.text) for each, found in zip(wanted, held, strict=True))
         assert len(free_one.tokens) == 60
-        assert rig.service.engine.batched_tokens > 0
+        assert rig.service._parts.models.engine.batched_tokens > 0
 
 
 async def test_a_constraint_that_allows_all_changes_no_token(rig: Rigged) -> None:

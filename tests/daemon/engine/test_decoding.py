@@ -43,7 +43,7 @@ async def together(rig: Rigged, counts: dict[str, int]) -> dict[str, Any]:
 
 async def values_of(rig: Rigged, name: str) -> list[np.ndarray]:
     """All numbers of a session's state, in the order in which its tokens came."""
-    return await rig.service.engine.call(lambda: numbers_of(rig.live(name).state))
+    return await rig.service._parts.models.engine.call(lambda: numbers_of(rig.live(name).state))
 
 
 def numbers_of(state: LiveState) -> list[np.ndarray]:
@@ -240,9 +240,9 @@ async def test_a_model_whose_batches_fail_decodes_one_by_one_and_nobody_notices(
 
 
 async def test_a_model_that_computes_something_else_in_a_batch_never_decodes_in_one(rig: Rigged) -> None:
-    assert await rig.service.engine.call(lambda: is_fit_for_batches(rig.model))
+    assert await rig.service._parts.models.engine.call(lambda: is_fit_for_batches(rig.model))
     rig.network.after = lambda _, logits: logits if len(logits) == 1 else logits[::-1]
-    assert not await rig.service.engine.call(lambda: is_fit_for_batches(rig.model))
+    assert not await rig.service._parts.models.engine.call(lambda: is_fit_for_batches(rig.model))
     for at, name in enumerate(NAMES):
         await rig.read(name, tokens_of(at, 60))
     rig.network.rows.clear()
@@ -308,7 +308,7 @@ async def test_who_comes_late_joins_a_running_batch_only_where_that_wastes_no_mo
         running = [asyncio.ensure_future(writing(rig, name, 60)) for name in "ab"]
         await gate.reached()
         late_one = asyncio.ensure_future(writing(rig, "c", 20))
-        await until(lambda: rig.service.engine._inbox.qsize() > 0)
+        await until(lambda: rig.service._parts.models.engine._inbox.qsize() > 0)
         gate.open()
         await asyncio.gather(late_one, *running)
         assert 2 in rig.network.rows
@@ -363,7 +363,7 @@ async def test_a_session_takes_a_prefix_over_from_one_that_is_in_a_batch(open_ba
         assert not rig.live("a").state.caches, "they are in a batch"
         late = [*prompt, *tokens_of(9, 20)]
         reading = asyncio.ensure_future(rig.service.append("late", tokens=late))
-        await until(lambda: rig.service.engine._inbox.qsize() >= 1)
+        await until(lambda: rig.service._parts.models.engine._inbox.qsize() >= 1)
         gate.open()
         found, *_ = await asyncio.gather(reading, *tasks)
         assert found.cached_tokens == 600
@@ -385,7 +385,7 @@ async def test_the_state_of_a_session_in_a_batch_is_nowhere_twice(open_batching:
         gate.open()
         await asyncio.gather(*tasks)
         assert all(length(rig.live(name).state.caches) == 322 for name in NAMES)
-        assert not rig.service.engine._decoder._batches
+        assert not rig.service._parts.models.engine._decoder._batches
 
 
 class Faults:
@@ -427,7 +427,7 @@ async def test_no_fault_in_a_batch_ends_the_engine_and_every_session_is_whole_or
             for name in NAMES:  # from the sleep before: the beginning is the same each time
                 await rig.service.sleep(name)
                 await rig.wake(name, 1)
-            rig.service.engine._decoder._failures.clear()
+            rig.service._parts.models.engine._decoder._failures.clear()
             faults.steps, faults.at = 0, at
             found = await together(rig, counts)
             faults.at = 0
@@ -441,7 +441,7 @@ async def test_no_fault_in_a_batch_ends_the_engine_and_every_session_is_whole_or
                     assert rig.live(name).state.is_consistent
                     assert len(rig.live(name).state.tokens) == len(prompts[name]) + counts[name]
                     whole += 1
-            assert not rig.service.engine._decoder._batches
+            assert not rig.service._parts.models.engine._decoder._batches
         assert whole > lost
         assert lost or kind != BATCHED, "each step of one was tried, those that lose a state too"
         for name, prompt in prompts.items():

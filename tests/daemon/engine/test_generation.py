@@ -426,7 +426,7 @@ def endings(rig: Rigged, token: int) -> None:
 
     model = dataclasses.replace(rig.model, end_tokens=frozenset({token}))
     rig.model = model
-    for session in rig.service.residency.awake.values():
+    for session in rig.service._parts.sessions.residency.awake.values():
         session.model = model
 
 
@@ -491,7 +491,7 @@ async def test_steps_that_are_closed_between_two_pieces_truncate_the_caches(rig:
         steps.close()
         return int(grown)
 
-    assert await rig.service.engine.call(half) == 306 + CHUNK
+    assert await rig.service._parts.models.engine.call(half) == 306 + CHUNK
     await same_as_control(rig)
 
 
@@ -508,7 +508,7 @@ async def test_what_was_written_is_known_when_the_steps_are_closed(rig: Rigged) 
             asked = steps.send(decode_alone(asked))
         steps.close()
 
-    await rig.service.engine.call(some)
+    await rig.service._parts.models.engine.call(some)
     assert session.state.tokens[306:] == array("I", written.tokens)
     await rig.write("control", 3)
     await same_as_control(rig)

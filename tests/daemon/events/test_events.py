@@ -98,7 +98,7 @@ async def test_what_fails_is_told_by_the_code_of_its_error(
             raise NoSpace("no room for xylophone")
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(rig.service.store), "write_bundle", full)
+            patch.setattr(type(rig.service._parts.store.disk), "write_bundle", full)
             with pytest.raises(NoSpace):
                 await rig.sleep("a")
         with pytest.raises(Exception, match="nobody"):
@@ -217,4 +217,4 @@ async def test_subscribers_are_told_of_the_session_that_they_named_also_before_i
         await rig.read("lab/b", [1, 2, 3])
         await until(lambda: bool(heard.of("prefill_ended")))
     assert [notice.event.name for notice in heard] == ["subscribed", "session_created", "prefill_ended"]
-    assert not rig.service.bus.is_watched
+    assert not rig.service._parts.bus.is_watched

@@ -38,12 +38,12 @@ ROOM = 2 * HELD
 
 
 def loaded(rig: Rigged) -> list[str]:
-    return [model.name for model in rig.service.shelf.loaded()]
+    return [model.name for model in rig.service._parts.models.shelf.loaded()]
 
 
 def resident_bytes(rig: Rigged) -> int:
-    sessions = tuple(rig.service.residency.awake.values())
-    return rig.service.shelf.weights_bytes() + sum(session.resident_bytes for session in sessions)
+    sessions = tuple(rig.service._parts.sessions.residency.awake.values())
+    return rig.service._parts.models.shelf.weights_bytes() + sum(session.resident_bytes for session in sessions)
 
 
 class Loads:
@@ -139,9 +139,9 @@ async def test_who_has_waited_for_a_load_is_at_work_as_soon_as_that_ends(
         ordered = asyncio.ensure_future(rig.service.load_model(model="two"))
         await loads.gate.reached()  # it has its memory: else the other could be before it
         joined = asyncio.ensure_future(rig.service.create("a", model="two"))
-        await until(lambda: len(rig.service.shelf.places["two"].holders) == 2)
+        await until(lambda: len(rig.service._parts.models.shelf.places["two"].holders) == 2)
         other = asyncio.ensure_future(rig.service.create("b", model="one"))
-        await until(lambda: rig.service.residency.memory.info().waiting == 1)
+        await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == 1)
         loads.gate.open()
         await asyncio.gather(ordered, joined, other)
         assert loaded(rig) == ["one"]
@@ -320,9 +320,9 @@ async def test_a_load_that_has_begun_is_answered_as_done_when_it_is_cancelled(ri
 async def test_what_nobody_uses_leaves_for_a_model_and_what_is_in_use_does_not(opened: Opened, weights: int) -> None:
     async with opened(memory_budget=weights + ROOM) as rig:
         await rig.read("a", tokens_of(1, 50), model="one")
-        async with rig.service.residency.turn(rig.live("a").uri):
+        async with rig.service._parts.sessions.residency.turn(rig.live("a").uri):
             waiting = asyncio.ensure_future(rig.service.create("b", model="two"))
-            await until(lambda: bool(rig.service.residency.memory.info().waiting))
+            await until(lambda: bool(rig.service._parts.sessions.residency.memory.info().waiting))
             assert loaded(rig) == ["one"]
             assert rig.is_awake("a")
         await waiting
@@ -410,8 +410,8 @@ async def test_a_model_that_takes_more_than_its_files_said_does_not_lie_in_memor
         await rig.read("a", tokens_of(1, 50), model="one")
         monkeypatch.setattr(loading, "estimate_bytes", lambda *_: 1000)
         monkeypatch.setattr(loading, "load_model", followed)
-        memory = rig.service.residency.memory
-        async with rig.service.residency.turn(rig.live("a").uri):
+        memory = rig.service._parts.sessions.residency.memory
+        async with rig.service._parts.sessions.residency.turn(rig.live("a").uri):
             waiting = asyncio.ensure_future(rig.service.create("b", model="two"))
             await until(lambda: memory.info().waiting == 1)
             assert (len(networks), networks[0]()) == (1, None)
@@ -426,7 +426,7 @@ async def test_a_model_that_takes_more_than_its_files_said_is_loaded_once_where_
     monkeypatch.setattr(loading, "estimate_bytes", lambda *_: 1000)
     async with opened(memory_budget=weights + ROOM) as rig:
         await rig.service.load_model(model="two")
-        memory = rig.service.residency.memory.info()
+        memory = rig.service._parts.sessions.residency.memory.info()
         assert (loads.names, memory.reserved_bytes, memory.weights_bytes) == (["two"], 0, weights)
 
 
@@ -452,9 +452,16 @@ async def test_one_that_waits_gives_its_model_up_for_the_one_before_it(opened: O
         await rig.service.create("a", model="one")
         await rig.service.create("b", model="two")
         uris = [rig.live(name).uri for name in "ab"]
-        async with rig.service.residency.turns.take(uris[0]), rig.service.residency.turns.take(uris[1]):
+        async with (
+            rig.service._parts.sessions.residency.turns.take(uris[0]),
+            rig.service._parts.sessions.residency.turns.take(uris[1]),
+        ):
             both = [asyncio.ensure_future(rig.service.append(n, tokens=tokens_of(1, 250))) for n in "ab"]
-            await until(lambda: all(len(rig.service.residency.turns._lines[uri][0]._waiters or ()) for uri in uris))
+            await until(
+                lambda: all(
+                    len(rig.service._parts.sessions.residency.turns._lines[uri][0]._waiters or ()) for uri in uris
+                )
+            )
         await asyncio.wait_for(asyncio.gather(*both), 30)
 
 
@@ -463,8 +470,8 @@ async def test_one_that_lost_its_model_while_it_waited_loads_it_again(opened: Op
         for name in "bc":
             await rig.read(name, tokens_of(1, 20), model="two")
         await rig.sleep("b")
-        memory = rig.service.residency.memory
-        async with rig.service.residency.turn(rig.live("c").uri):
+        memory = rig.service._parts.sessions.residency.memory
+        async with rig.service._parts.sessions.residency.turn(rig.live("c").uri):
             first = asyncio.ensure_future(rig.service.create("a", model="one"))
             await until(lambda: memory.info().waiting == 1)
             second = asyncio.ensure_future(rig.wake("b"))
@@ -504,7 +511,7 @@ async def test_an_unload_puts_the_sessions_to_sleep_and_frees_the_weights(rig: R
 
 async def test_weights_that_somebody_still_has_count_until_they_are_gone(rig: Rigged, weights: int) -> None:
     await rig.service.load_model(model="two")
-    (held,) = rig.service.shelf.loaded()
+    (held,) = rig.service._parts.models.shelf.loaded()
     await rig.service.unload_model(model="two")
     assert (await rig.service.status()).memory.weights_bytes == weights
     del held
@@ -515,9 +522,9 @@ async def test_weights_that_somebody_still_has_count_until_they_are_gone(rig: Ri
 async def test_a_request_waits_for_weights_that_somebody_has_for_a_moment_still(opened: Opened, weights: int) -> None:
     async with opened(memory_budget=int(1.9 * weights)) as rig:
         await rig.service.load_model(model="two")
-        (held,) = rig.service.shelf.loaded()
+        (held,) = rig.service._parts.models.shelf.loaded()
         asked = asyncio.ensure_future(rig.service.load_model(model="one"))
-        held_up = rig.service.residency.memory
+        held_up = rig.service._parts.sessions.residency.memory
         await until(lambda: asked.done() or (not loaded(rig) and held_up._evicting is None))
         assert not asked.done()
         assert held_up.info().waiting == 1
@@ -536,9 +543,9 @@ async def test_each_time_weights_are_let_go_of_they_have_their_moment(
     monkeypatch.setattr(model_registry, "time", clock)
     async with opened(memory_budget=int(1.9 * weights)) as rig:
         await rig.service.load_model(model="two")
-        held_up = rig.service.residency.memory
+        held_up = rig.service._parts.sessions.residency.memory
         for later, wanted in enumerate(("one", "two", "one"), 1):
-            (held,) = rig.service.shelf.loaded()
+            (held,) = rig.service._parts.models.shelf.loaded()
             asked = asyncio.ensure_future(rig.service.load_model(model=wanted))
             await until(lambda asked=asked: asked.done() or (not loaded(rig) and held_up._evicting is None))  # type: ignore[misc]
             assert not asked.done()
@@ -554,7 +561,7 @@ async def test_weights_that_somebody_keeps_are_waited_for_no_longer_than_a_momen
     monkeypatch.setattr(memory, "MOST_LINGERING_S", 0.05)
     async with opened(memory_budget=int(1.9 * weights)) as rig:
         await rig.service.load_model(model="two")
-        (held,) = rig.service.shelf.loaded()
+        (held,) = rig.service._parts.models.shelf.loaded()
         with pytest.raises(MemoryBudgetExceeded):
             await rig.service.load_model(model="one")
         del held
@@ -564,7 +571,7 @@ async def test_weights_that_somebody_keeps_are_waited_for_no_longer_than_a_momen
 
 async def test_what_is_in_use_is_not_unloaded_by_word(rig: Rigged) -> None:
     await rig.read("a", tokens_of(1, 50), model="two")
-    async with rig.service.residency.turn(rig.live("a").uri):
+    async with rig.service._parts.sessions.residency.turn(rig.live("a").uri):
         with pytest.raises(ModelInUse) as refusal:
             await rig.service.unload_model(model="two")
     assert refusal.value.sessions == ["torpor://default/a"]
@@ -579,13 +586,19 @@ async def test_a_model_that_nobody_uses_is_unloaded_after_its_time_and_a_pinned_
     async with opened(one={"ttl_s": 0.05, "pinned": True}, two={"ttl_s": 0.05}) as rig:
         await rig.service.load_model(model="one")
         await rig.read("a", tokens_of(1, 50), model="two", sampling=SAMPLED)
-        async with rig.service.residency.woken(rig.service.resolve("a"), ignore) as (_, live):
-            fingerprint = await rig.service.engine.call(lambda: fingerprint_of(live.state))
+        async with rig.service._parts.sessions.residency.woken(rig.service._parts.sessions.resolve("a"), ignore) as (
+            _,
+            live,
+        ):
+            fingerprint = await rig.service._parts.models.engine.call(lambda: fingerprint_of(live.state))
         await until(lambda: loaded(rig) == ["one"])
         assert not rig.is_awake("a")
-        async with rig.service.residency.woken(rig.service.resolve("a"), ignore) as (_, live):
+        async with rig.service._parts.sessions.residency.woken(rig.service._parts.sessions.resolve("a"), ignore) as (
+            _,
+            live,
+        ):
             time.sleep(0.1)
-            assert await rig.service.engine.call(lambda: fingerprint_of(live.state)) == fingerprint
+            assert await rig.service._parts.models.engine.call(lambda: fingerprint_of(live.state)) == fingerprint
             assert loaded(rig) == ["one", "two"], "it is in use"
         for _ in range(3):  # the pinned one has been unused for as long each time
             await until(lambda: loaded(rig) == ["one"])
@@ -610,9 +623,9 @@ async def test_the_same_files_under_two_names_are_one_identity_and_with_an_adapt
         await rig.service.create("again", model="two")
         assert (await rig.service.append("again", tokens=tokens)).cached_tokens > 0
         await rig.sleep("plain")
-        rig.service.shelf.places["one"].choice, rig.service.shelf.places["two"].choice = (
-            rig.service.shelf.places["two"].choice,
-            rig.service.shelf.places["one"].choice,
+        rig.service._parts.models.shelf.places["one"].choice, rig.service._parts.models.shelf.places["two"].choice = (
+            rig.service._parts.models.shelf.places["two"].choice,
+            rig.service._parts.models.shelf.places["one"].choice,
         )
         await rig.service.unload_model(model="one")
         with pytest.raises(IdentityMismatch, match="adapter"):
@@ -676,8 +689,8 @@ async def test_who_gives_up_waiting_for_a_models_memory_leaves_the_load_to_the_n
 ) -> None:
     async with opened(memory_budget=weights + ROOM) as rig:
         await rig.read("a", tokens_of(1, 50), model="one")
-        memory = rig.service.residency.memory
-        async with rig.service.residency.turn(rig.live("a").uri):
+        memory = rig.service._parts.sessions.residency.memory
+        async with rig.service._parts.sessions.residency.turn(rig.live("a").uri):
             waiting = [asyncio.ensure_future(rig.service.load_model(model="two")) for _ in range(2)]
             await until(lambda: memory.info().waiting == 1 and len(memory.line.stalled) == 1)
             waiting[0].cancel()

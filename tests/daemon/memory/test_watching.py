@@ -28,7 +28,7 @@ OpenRig = Callable[..., Any]
 
 
 def changed(rig: Rigged) -> tuple[str, ...]:
-    return rig.service.shelf.places["tiny"].changed
+    return rig.service._parts.models.shelf.places["tiny"].changed
 
 
 def edit_config(folder: Path, **settings: object) -> None:
@@ -87,7 +87,7 @@ async def test_a_changed_model_that_made_room_is_not_loaded_anew_by_itself(
         edit_config(own_tiny_model, rope_theta=20000.0)
         await until(lambda: changed(rig) == ("config",))
         await rig.sleep("old")
-        await rig.service.residency._unload_for_others("tiny")
+        await rig.service._parts.sessions.residency._unload_for_others("tiny")
         with pytest.raises(ModelChanged):
             await rig.wake("old")
         edit_config(own_tiny_model, rope_theta=10000.0)
@@ -102,11 +102,11 @@ async def test_reloading_puts_the_sessions_to_sleep_and_takes_the_new_files(
     async with open_rig(own_tiny_model, on_model_change="reload") as rig:
         first = rig.model.identity
         await rig.read("old", tokens_of(1, 50))
-        async with rig.service.residency.turn(rig.live("old").uri):
+        async with rig.service._parts.sessions.residency.turn(rig.live("old").uri):
             edit_config(own_tiny_model, rope_theta=20000.0)
             await until(lambda: changed(rig) == ("config",))
             assert rig.is_awake("old"), "it is in use"
-        await until(lambda: rig.service.shelf.places["tiny"].model is None)
+        await until(lambda: rig.service._parts.models.shelf.places["tiny"].model is None)
         assert not rig.is_awake("old")
         await until(lambda: changed(rig) == ())
         await rig.service.create("new")
@@ -230,7 +230,9 @@ async def test_a_look_at_files_that_ends_after_their_model_was_unloaded_says_not
 
     monkeypatch.setattr(LoadedFiles, "differences", held)
     async with open_rig(own_tiny_model) as rig:
-        looking = asyncio.ensure_future(rig.service.residency.watching._check(rig.service.shelf.places["tiny"]))
+        looking = asyncio.ensure_future(
+            rig.service._parts.sessions.residency.watching._check(rig.service._parts.models.shelf.places["tiny"])
+        )
         await until(lambda: len(looks) == 2)  # the daemon's own, and this one
         await rig.service.unload_model(model="tiny")
         gate.open()

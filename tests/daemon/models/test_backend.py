@@ -80,7 +80,7 @@ def test_on_a_gpu_the_facts_name_the_settings_that_decide_bits(monkeypatch: pyte
 
 async def test_every_snapshot_says_what_computed_it(rig: Rigged) -> None:
     await rig.asleep("a", tokens_of(1, 10))
-    with rig.service.store.open_session(SessionUri.parse("torpor://default/a")) as reader:
+    with rig.service._parts.store.disk.open_session(SessionUri.parse("torpor://default/a")) as reader:
         assert reader.manifest.session["backend"] == describe()
 
 
@@ -143,7 +143,7 @@ async def test_what_another_backend_began_is_nobodys_prefix_however_it_goes_on(
     text = tokens_of(1, 300)
     await sleep_elsewhere(open_rig, monkeypatch)
     async with open_rig(prefix_reuse="exact") as rig:
-        await rig.service.reuse.learned()
+        await rig.service._parts.sessions.reuse.learned()
         await rig.wake("a")
         await rig.service.append("a", tokens=[5, *tokens_of(2, 300)])
         if goes_on != "awake":

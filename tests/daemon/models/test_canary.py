@@ -142,7 +142,7 @@ async def test_the_canary_leaves_no_trace_in_a_session_that_goes_on(open_kind: A
         session = rig.live("s")
         before = await rig.fingerprint("s")
         for _ in range(3):
-            await rig.service.engine.call(lambda: canary.take(session.model, session.state))
+            await rig.service._parts.models.engine.call(lambda: canary.take(session.model, session.state))
         assert await rig.fingerprint("s") == before
         await rig.sleep_and_wake("s")
         assert await rig.fingerprint("s") == before

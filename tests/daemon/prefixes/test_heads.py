@@ -78,7 +78,7 @@ async def test_two_dialogues_are_never_taken_for_one(open_rig: Any, own_tiny_mod
                 sessions.append(name)
                 if sleeps:
                     await rig.sleep(name)
-                    await rig.service.heads.learn(rig.service.resolve(name))
+                    await rig.service._parts.sessions.heads.learn(rig.service._parts.sessions.resolve(name))
             assert len(set(sessions)) == 2
             # And each still finds its own.
             again = await converse(
@@ -159,7 +159,7 @@ async def test_the_date_in_a_template_begins_no_other_conversation(
 ) -> None:
     dated = "{{ strftime_now('%d %b') }}{% if tools %}{{ tools | tojson }}{% endif %}" + SHOWS_ALL
     async with open_rig(with_template(own_tiny_model, dated), endless=False) as rig:
-        encoder, model = rig.service.encoder, rig.model
+        encoder, model = rig.service._parts.models.encoder, rig.model
         shown = await encoder.shown_root(model, Root(TOOLS))
         assert shown != await encoder.shown_root(model, Root()) == b""
         tomorrow = datetime.now().astimezone() + timedelta(days=1)
@@ -181,10 +181,10 @@ async def test_a_date_in_a_clients_tool_counts_though_the_template_writes_the_sa
         for now in (today, tomorrow):
             for module in (encoding, chat_template_utils):
                 monkeypatch.setattr(module, "datetime", Mock(now=lambda now=now: now))
-            rig.service.encoder._shown_roots.clear()
+            rig.service._parts.models.encoder._shown_roots.clear()
             for word in ("", today.strftime("%d %b"), tomorrow.strftime("%d %b")):
                 tools = ({"name": "orders", "description": f"Orders of {word}.", "parameters": {}},)
-                seen.append(await rig.service.encoder.shown_root(rig.model, Root(tools)))
+                seen.append(await rig.service._parts.models.encoder.shown_root(rig.model, Root(tools)))
         assert len({*seen[:3]}) == len({*seen[3:]}) == 3
         assert seen[0] == seen[3]
         assert seen[1] != seen[5]

@@ -35,7 +35,7 @@ async def begun(
 
 async def all_wait(rig: Rigged, count: int) -> None:
     """So many hold the turn of their session; those that came first have found out whom to wait for."""
-    await until(lambda: len(rig.service.residency.turns.in_use()) == count)
+    await until(lambda: len(rig.service._parts.sessions.residency.turns.in_use()) == count)
     for _ in range(50):
         await asyncio.sleep(0)
 
@@ -75,7 +75,7 @@ async def test_six_equal_prompts_are_read_once(open_kind: Any, open_rig: Any, ki
         found = [await rig.fingerprint(name) for name in NAMES]
         answers = [await rig.write(name, 8) for name in NAMES]
         await rig.service.create("alone")
-        rig.service.reuse._policy = "off"
+        rig.service._parts.sessions.reuse._policy = "off"
         await rig.service.append("alone", tokens=TEXT)
         assert found == [await rig.fingerprint("alone")] * 6
         assert answers == [await rig.write("alone", 8)] * 6
@@ -147,8 +147,8 @@ async def test_one_in_the_background_is_lifted_by_one_that_waits_for_it(rig: Rig
     first, gate = await begun(rig, "ab", TEXT, priority="background")
     second = reading(rig, "b", TEXT)
     await all_wait(rig, 2)
-    assert rig.service.queue.info().waiting >= 1
-    assert rig.service.queue.info().background == 0
+    assert rig.service._parts.queue.info().waiting >= 1
+    assert rig.service._parts.queue.info().background == 0
     gate.open()
     assert [(await each).cached_tokens for each in (first, second)] == [0, len(TEXT) - 1]
 

@@ -239,7 +239,7 @@ async def test_no_text_of_a_session_that_goes_while_others_are_looked_at_is_told
     await rig.asleep("sleeping", [*TOKENS[:300], *tokens_of(5, 20)])
     await rig.read("a", [*TOKENS[:350], *tokens_of(6, 20)])
     reading, going = asyncio.Event(), asyncio.Event()
-    read = rig.service.reuse._stored_ledger
+    read = rig.service._parts.sessions.reuse._stored_ledger
 
     async def read_slowly(uri: Any) -> Any:
         found = await read(uri)
@@ -247,7 +247,7 @@ async def test_no_text_of_a_session_that_goes_while_others_are_looked_at_is_told
         await going.wait()
         return found
 
-    monkeypatch.setattr(rig.service.reuse, "_stored_ledger", read_slowly)
+    monkeypatch.setattr(rig.service._parts.sessions.reuse, "_stored_ledger", read_slowly)
     late = asyncio.ensure_future(rig.read("late", [*TOKENS[:350], *tokens_of(2, 50)]))
     await reading.wait()
     await rig.service.maintain(operation="forget", session="a")

@@ -63,7 +63,7 @@ async def test_a_session_that_found_a_prefix_is_to_the_bit_what_it_would_have_be
             await check(rig, other, expected, before)
     if where == "after a restart":
         async with open_kind(kind) as rig:
-            await rig.service.reuse.learned()
+            await rig.service._parts.sessions.reuse.learned()
             await check(rig, other, expected, before)
 
 
@@ -244,8 +244,11 @@ async def test_what_is_deleted_while_its_ledger_is_learned_is_found_by_nobody(
         await gate.reached()
         assert len((await rig.service.clear(label="x")).sessions) == 1
         gate.open()
-        await rig.service.reuse.learned()
-        assert (len(rig.service.reuse._tree), rig.service.reuse._tree.node_count) == (0, 0)
+        await rig.service._parts.sessions.reuse.learned()
+        assert (len(rig.service._parts.sessions.reuse._tree), rig.service._parts.sessions.reuse._tree.node_count) == (
+            0,
+            0,
+        )
 
 
 @pytest.mark.one_in(5)
@@ -287,7 +290,7 @@ async def test_what_comes_from_the_store_brings_no_record_of_the_other_session(
 @pytest.mark.one_in(2)
 async def test_a_source_that_is_gone_from_the_store_is_not_asked_again(rig: Rigged) -> None:
     await rig.asleep("a", TEXT)
-    source = rig.service.resolve("a")
-    await asyncio.to_thread(rig.service.store.delete_session, source)
+    source = rig.service._parts.sessions.resolve("a")
+    await asyncio.to_thread(rig.service._parts.store.disk.delete_session, source)
     assert (await read(rig, "b", TEXT)).cached_tokens == 0
-    assert source not in rig.service.reuse._tree
+    assert source not in rig.service._parts.sessions.reuse._tree

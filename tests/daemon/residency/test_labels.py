@@ -147,7 +147,7 @@ async def test_what_is_cleared_is_nowhere_and_the_others_are_untouched(open_rig:
         assert (set(cleared.sessions), cleared.failed, cleared.problems) == (set(told.sessions), {}, ())
         assert (cleared.bytes_freed > 0) == (where != "awake")
         assert [info.name for info in await rig.service.list_sessions()] == ["c"]
-        assert not rig.service.residency.turns.in_use()
+        assert not rig.service._parts.sessions.residency.turns.in_use()
         assert (await read(rig, "d", ONE)).cached_tokens == 0
         assert (await read(rig, "e", TWO)).cached_tokens == 0
         assert (await read(rig, "f", THREE)).cached_tokens > 0
@@ -174,7 +174,9 @@ async def test_a_session_in_use_is_cleared_when_its_turn_has_come(rig: Rigged) -
     busy = asyncio.create_task(rig.service.append("a", tokens=[1]))
     await gate.reached()
     clearing = asyncio.create_task(rig.service.clear(label="x"))
-    await until(lambda: rig.service.residency.turns.users(rig.service.resolve("a")) == 2)
+    await until(
+        lambda: rig.service._parts.sessions.residency.turns.users(rig.service._parts.sessions.resolve("a")) == 2
+    )
     gate.open()
     assert (await busy).token_count == 3
     assert (await clearing).sessions == ("torpor://default/a",)
@@ -184,7 +186,7 @@ async def test_what_cannot_be_deleted_is_told_and_stays(rig: Rigged, monkeypatch
     for name in ("a", "b"):
         await read(rig, name, [1, 2], "x")
         await rig.sleep(name)
-    delete = type(rig.service.store).delete_session
+    delete = type(rig.service._parts.store.disk).delete_session
 
     def refuse(store: Any, uri: Any) -> Any:
         if uri.name == "a":
@@ -192,7 +194,7 @@ async def test_what_cannot_be_deleted_is_told_and_stays(rig: Rigged, monkeypatch
         return delete(store, uri)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(rig.service.store), "delete_session", refuse)
+        patch.setattr(type(rig.service._parts.store.disk), "delete_session", refuse)
         told = await rig.service.clear(label="x")
     assert (told.sessions, told.failed) == (
         ("torpor://default/b",),

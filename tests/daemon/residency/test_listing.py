@@ -150,7 +150,7 @@ def hand_made(rig: Rigged, name: str, slots: list[SlotSpec] | None, **session: A
     if slots is not None:
         drafts = [SlotDraft(spec, [memoryview(bytes(spec.size_bytes))]) for spec in slots]
         blocks = [BlockDraft("span", 0, bytes(4), drafts)]
-    rig.service.store.write_bundle(
+    rig.service._parts.store.disk.write_bundle(
         VersionDraft(
             uri=SessionUri("default", name),
             identity=rig.model.identity,

@@ -21,7 +21,7 @@ OTHERS = 700
 async def crowd_out(rig: Rigged, name: str = "s") -> None:
     """Another session takes all that the budget leaves beside the model."""
     await rig.service.create("other")
-    residency, needed = rig.service.residency, rig.live("other").growth_of(PREFILL_CHUNK_TOKENS)(OTHERS)
+    residency, needed = rig.service._parts.sessions.residency, rig.live("other").growth_of(PREFILL_CHUNK_TOKENS)(OTHERS)
     before = residency.memory.budget
     await residency.resize(rig.model.weights_bytes + needed)
     await rig.service.append("other", tokens=tokens_of(9, OTHERS))
@@ -87,7 +87,7 @@ async def test_a_request_whose_look_gives_way_has_it_back_to_the_bit_qx1(
         look = (await rig.wake("s", version, at_token=at)).look
         assert look is not None
         await rig.service.fork("s", name="alone")
-        memory = rig.service.residency.memory
+        memory = rig.service._parts.sessions.residency.memory
         reserve, ways = memory.reserve, []
 
         async def not_at_first(*claim: Any, **options: Any) -> bool:
@@ -163,13 +163,13 @@ async def test_an_early_token_takes_the_memory_of_what_is_read_for_it_where_all_
 ) -> None:
     await rig.asleep("s", tokens_of(1, 1800))
     needed = rig.model.layout.most_bytes(600, PREFILL_CHUNK_TOKENS)
-    await rig.service.residency.resize(rig.model.weights_bytes + needed)
+    await rig.service._parts.sessions.residency.resize(rig.model.weights_bytes + needed)
     if how == "wake":
         assert (await rig.service.plan_wake("s", at_token=100)).memory_bytes <= needed
         assert (await rig.wake("s", at_token=100)).token_count == 100
     else:
         assert (await rig.service.fork("s", name="f", at_token=100)).token_count == 100
-    assert sum(each.resident_bytes for each in rig.service.residency.awake.values()) <= needed
+    assert sum(each.resident_bytes for each in rig.service._parts.sessions.residency.awake.values()) <= needed
 
 
 @pytest.mark.one_in(8)

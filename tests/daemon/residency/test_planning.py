@@ -82,15 +82,15 @@ async def test_of_a_session_that_is_awake_there_is_nothing_to_plan(rig: Rigged) 
 async def test_a_plan_is_refused_as_the_wake_would_be(rig: Rigged, store: Path) -> None:
     receipt = await rig.asleep("a", TEXT)
     damage: list[Any] = []
-    rig.service.hibernation.waking.on_damage = damage.append
+    rig.service._parts.store.hibernation.waking.on_damage = damage.append
     with pytest.raises(SessionNotFound):
         await rig.service.plan_wake("b")
     with pytest.raises(NoSuchPosition):
         await rig.service.plan_wake("a", at_token=len(TEXT) + 1)
-    rig.service.shelf.places[MODEL].changed = ("weights",)
+    rig.service._parts.models.shelf.places[MODEL].changed = ("weights",)
     with pytest.raises(ModelChanged):
         await rig.service.plan_wake("a")
-    rig.service.shelf.places[MODEL].changed = ()
+    rig.service._parts.models.shelf.places[MODEL].changed = ()
     manifest_of(store, bytes.fromhex(receipt.bundle_id)).unlink()
     with pytest.raises(BundleMissing):
         await rig.service.plan_wake("a")
@@ -102,7 +102,7 @@ async def test_a_plan_loads_no_model(rig: Rigged) -> None:
     await rig.service.unload_model(model=MODEL)
     plan = await rig.service.plan_wake("a")
     assert (plan.model_loaded, plan.blocks) == (False, 4)
-    place = rig.service.shelf.places[MODEL]
+    place = rig.service._parts.models.shelf.places[MODEL]
     assert place.model is None
     place.facts = None
     with pytest.raises(ModelNotLoaded, match="torpor models load tiny"):

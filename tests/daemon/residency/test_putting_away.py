@@ -26,7 +26,7 @@ async def test_a_save_is_the_version_of_a_sleep_and_the_session_stays_in_memory_
         assert await rig.fingerprint("a") == was
         (info,) = await rig.service.list_sessions()
         assert (info.state, info.version, info.dirty) == ("awake", 1, False)
-        rig.service.residency.awake.drop(rig.live("a").uri)
+        rig.service._parts.sessions.residency.awake.drop(rig.live("a").uri)
         assert (await rig.wake("a")).tokens_prefilled == 0
         assert await rig.fingerprint("a") == was
     assert [ended["cause"] for ended in heard.of("sleep_ended", "a")] == ["save"]
@@ -89,7 +89,7 @@ async def test_turns_that_only_the_journal_has_are_in_the_receipt_of_a_session_o
 ) -> None:
     async with open_rig(durability="turn") as rig:
         await rig.read("a", tokens_of(1, 40))
-        rig.service.residency.awake.drop(rig.live("a").uri)
+        rig.service._parts.sessions.residency.awake.drop(rig.live("a").uri)
         kept = await getattr(rig.service, verb)(session="a", on_event=ignore)
         assert (kept.token_count, kept.already_asleep) == (40, True)
 
@@ -97,8 +97,8 @@ async def test_turns_that_only_the_journal_has_are_in_the_receipt_of_a_session_o
 async def test_a_save_takes_the_place_of_what_the_journal_has(open_rig: Any) -> None:
     async with open_rig(durability="turn") as rig:
         await rig.read("a", tokens_of(1, 40))
-        assert rig.service.store.acknowledged() == [rig.live("a").uri]
+        assert rig.service._parts.store.disk.acknowledged() == [rig.live("a").uri]
         await save(rig)
-        assert rig.service.store.acknowledged() == []
+        assert rig.service._parts.store.disk.acknowledged() == []
         await rig.write("a", 3)
-        assert rig.service.store.acknowledged() == [rig.live("a").uri]
+        assert rig.service._parts.store.disk.acknowledged() == [rig.live("a").uri]

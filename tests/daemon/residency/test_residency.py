@@ -48,7 +48,7 @@ import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
 def resident_bytes(rig: Rigged) -> int:
     """What models and sessions take, looked at anew."""
-    sessions = tuple(rig.service.residency.awake.values())
+    sessions = tuple(rig.service._parts.sessions.residency.awake.values())
     return rig.model.weights_bytes + sum(session.resident_bytes for session in sessions)
 
 
@@ -58,7 +58,7 @@ async def info(rig: Rigged) -> Any:
 
 async def all_is_free(rig: Rigged) -> None:
     """Nothing is reserved any more, nobody waits and holds a turn, and what is counted is what is there."""
-    await until(lambda: not rig.service.residency.turns.in_use())
+    await until(lambda: not rig.service._parts.sessions.residency.turns.in_use())
     told = await info(rig)
     assert (told.reserved_bytes, told.waiting) == (0, 0)
     assert told.weights_bytes + told.sessions_bytes == resident_bytes(rig)
@@ -162,7 +162,9 @@ async def test_a_session_in_use_is_not_evicted_and_what_wants_its_memory_waits(o
         waking = asyncio.ensure_future(rig.wake("b"))
         await waits(rig, 1)
         assert rig.is_awake("a")
-        assert rig.service.residency.memory._evicting is None, "nobody waits for the turn of a session in use"
+        assert rig.service._parts.sessions.residency.memory._evicting is None, (
+            "nobody waits for the turn of a session in use"
+        )
         gate.open()
         await writing
         await waking
@@ -237,7 +239,7 @@ async def test_who_wants_memory_beside_a_look_that_somebody_goes_on_from_waits_f
         going_on = asyncio.ensure_future(rig.service.append("a", tokens=tokens_of(2, 9)))
         await gate.reached()
         other = asyncio.ensure_future(rig.service.append("b", tokens=tokens_of(3, 449)))
-        await until(lambda: rig.service.residency.memory.info().waiting == 1 or other.done())
+        await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == 1 or other.done())
         gate.open()
         assert (await going_on).token_count == 29
         assert (await other).token_count == 449
@@ -262,7 +264,7 @@ async def test_the_buffers_that_mlx_keeps_are_given_back(open_rig: Any, weights:
 
 
 async def waits(rig: Rigged, count: int) -> None:
-    await until(lambda: rig.service.residency.memory.info().waiting == count)
+    await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == count)
 
 
 @pytest.mark.one_in(2)
@@ -358,25 +360,25 @@ async def test_two_that_hold_memory_and_want_more_do_not_wait_for_each_other(ope
         for name in "ab":
             await rig.read(name, texts[name], sampling=SAMPLED)
         encode = asyncio.Event()
-        plain = rig.service.residency.room_for
+        plain = rig.service._parts.sessions.residency.room_for
 
         async def together(*arguments: Any) -> Any:
             await encode.wait()
             return await plain(*arguments)
 
-        rig.service.residency.room_for = together  # type: ignore[method-assign]
+        rig.service._parts.sessions.residency.room_for = together  # type: ignore[method-assign]
         caches, bring_back = (
             [weakref.ref(rig.live(name).state.caches[0]) for name in "ab"],
-            rig.service.residency.bring_back,
+            rig.service._parts.sessions.residency.bring_back,
         )
 
         async def looking(*arguments: Any) -> Any:
             assert None in [cache() for cache in caches], "the one that waits has nothing of what it gave up"
             return await bring_back(*arguments)
 
-        rig.service.residency.bring_back = looking  # type: ignore[method-assign]
+        rig.service._parts.sessions.residency.bring_back = looking  # type: ignore[method-assign]
         writing = {name: asyncio.ensure_future(rig.write(name, 300)) for name in "ab"}
-        await until(lambda: len(rig.service.residency.turns.in_use()) == 2)
+        await until(lambda: len(rig.service._parts.sessions.residency.turns.in_use()) == 2)
         encode.set()
         assert {name: await task for name, task in writing.items()} == alone
         await all_is_free(rig)
@@ -389,17 +391,17 @@ async def test_a_fork_that_waits_for_a_turn_whose_holder_waits_for_memory_is_no_
     async with open_rig(memory_budget=weights + most(100) + HELD) as rig:
         for at, name in enumerate("ab"):
             await rig.read(name, tokens_of(at, 50))
-        growing, plain, disk = asyncio.Event(), rig.service.residency.room_for, full_disk("b")
+        growing, plain, disk = asyncio.Event(), rig.service._parts.sessions.residency.room_for, full_disk("b")
 
         async def held(*arguments: Any) -> Any:
             await growing.wait()
             return await plain(*arguments)
 
-        rig.service.residency.room_for = held  # type: ignore[method-assign]
+        rig.service._parts.sessions.residency.room_for = held  # type: ignore[method-assign]
         writing = asyncio.ensure_future(rig.write("a", 300))
-        await until(lambda: len(rig.service.residency.turns.in_use()) == 1)
+        await until(lambda: len(rig.service._parts.sessions.residency.turns.in_use()) == 1)
         forking = asyncio.ensure_future(rig.service.fork("a", name="c"))
-        await until(lambda: len(rig.service.residency.turns.in_use()) == 2)
+        await until(lambda: len(rig.service._parts.sessions.residency.turns.in_use()) == 2)
         growing.set()
         assert len((await writing)[0]) == STEP - 50, "the answer ends where there is no more memory"
         assert (await forking).token_count == STEP
@@ -418,7 +420,7 @@ async def test_a_fork_that_waits_has_nobody_refused_who_waits_for_the_memory_of_
             growing = asyncio.ensure_future(rig.service.append("b", tokens=tokens_of(2, 300)))
             await waits(rig, 1)
             forking = asyncio.ensure_future(rig.service.fork("a", name="c"))
-            await until(lambda: len(rig.service.residency.turns.in_use()) == 3)
+            await until(lambda: len(rig.service._parts.sessions.residency.turns.in_use()) == 3)
         assert (await growing).token_count == 350
         assert (await forking).token_count == 50 + STEP
         await all_is_free(rig)
@@ -440,17 +442,19 @@ async def test_forks_that_wait_while_their_sources_are_deleted_are_no_circle(rig
     for at, name in enumerate("ab"):
         await rig.asleep(name, tokens_of(at, 50))
     service = rig.service
-    turns, uris = service.residency.turns, [service.resolve(name) for name in "ab"]
+    turns, uris = service._parts.sessions.residency.turns, [service._parts.sessions.resolve(name) for name in "ab"]
     async with turns.take(uris[0]), turns.take(uris[1]):
         forks = []
         for source, name in ("ab", "ba"):
-            asking = service.residency.turn_with_name(service.resolve(source), service.resolve(name))
-            service.residency.standing.require_new = lambda _: None  # type: ignore[method-assign]
+            asking = service._parts.sessions.residency.turn_with_name(
+                service._parts.sessions.resolve(source), service._parts.sessions.resolve(name)
+            )
+            service._parts.sessions.residency.standing.require_new = lambda _: None  # type: ignore[method-assign]
             forks.append(asyncio.ensure_future(asking.__aenter__()))
         await until(lambda: all(turns.users(uri) == 2 for uri in uris))
-        del service.residency.standing.require_new  # type: ignore[method-assign]
+        del service._parts.sessions.residency.standing.require_new  # type: ignore[method-assign]
         for uri in uris:
-            service.store.delete_session(uri)
+            service._parts.store.disk.delete_session(uri)
     answers = await asyncio.wait_for(asyncio.gather(*forks, return_exceptions=True), 10)
     assert [type(answer) for answer in answers] == [SessionNotFound, SessionNotFound]
 
@@ -490,7 +494,7 @@ async def test_a_fork_whose_source_cannot_sleep_to_make_room_is_refused_with_the
 
         async def then_the_disk_goes(*args: Any) -> Any:
             order = await order_of_fork(*args)
-            monkeypatch.setattr(rig.service.hibernation, "is_kept", unreadable)
+            monkeypatch.setattr(rig.service._parts.store.hibernation, "is_kept", unreadable)
             return order
 
         with monkeypatch.context() as patch:
@@ -585,7 +589,7 @@ async def test_more_sessions_than_fit_answer_as_each_would_alone_qx1_qx10(
         async def watch() -> None:
             while not done.is_set():
                 peaks.append(resident_bytes(rig))
-                told = rig.service.residency.memory.info()
+                told = rig.service._parts.sessions.residency.memory.info()
                 peaks.append(told.weights_bytes + told.sessions_bytes + told.reserved_bytes)
                 await asyncio.sleep(0.002)
 
@@ -651,7 +655,7 @@ async def test_a_session_that_nobody_uses_goes_to_sleep_and_comes_back(open_rig:
         await rig.read("a", tokens_of(1, 50), sampling=SAMPLED)
         before = await rig.fingerprint("a")
         await until(lambda: not rig.is_awake("a"))
-        await until(lambda: rig.service.residency.memory.slept_by_idling == 1)
+        await until(lambda: rig.service._parts.sessions.residency.memory.slept_by_idling == 1)
         assert (await rig.wake("a")).tokens_prefilled == 0
         assert await rig.fingerprint("a") == before
 
@@ -661,7 +665,7 @@ async def test_a_session_in_use_is_not_idle(open_rig: Any) -> None:
         await rig.read("b", tokens_of(2, 5))
         await rig.read("a", tokens_of(1, 5))
         await rig.wake("a")
-        async with rig.service.residency.turn(rig.live("a").uri):
+        async with rig.service._parts.sessions.residency.turn(rig.live("a").uri):
             await until(lambda: not rig.is_awake("b"))
             assert rig.is_awake("a")
         await until(lambda: not rig.is_awake("a"))
@@ -678,7 +682,7 @@ async def test_an_idle_session_that_cannot_sleep_stays_and_sleeps_when_it_can(op
 
 
 async def test_without_an_idle_time_nothing_sleeps_by_itself(rig: Rigged) -> None:
-    assert rig.service.residency._idling is None
+    assert rig.service._parts.sessions.residency._idling is None
     assert isinstance(rig.service, Service)
 
 

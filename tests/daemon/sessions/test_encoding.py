@@ -178,7 +178,7 @@ async def test_a_text_waits_for_the_one_before_it_also_while_a_model_leaves_memo
     spy.before = gate.pass_through
     first = asyncio.ensure_future(rig.service.append("a", text="long"))
     await gate.reached()
-    rig.service.encoder.let_go()
+    rig.service._parts.models.encoder.let_go()
     spy.before = lambda: None
     second = asyncio.ensure_future(rig.service.append("b", text="next"))
     await rig.write("c", 3)
@@ -221,7 +221,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(rig: Rig
 async def test_a_text_that_just_fits_is_not_refused_by_its_bytes(rig: Rigged) -> None:
     await rig.read("a", tokens_of(1, 20))
     text = "<|endoftext|>" * (CONTEXT_TOKENS - 20)
-    ids = await rig.service.encoder.text(rig.live("a"), text)
+    ids = await rig.service._parts.models.encoder.text(rig.live("a"), text)
     assert len(ids) >= CONTEXT_TOKENS - 20
 
 

@@ -112,15 +112,15 @@ async def test_what_was_just_found_good_is_not_read_again(
     if after == "a scrub":
         rig.live("a").last_read = LastRead()
         place = place_of(rig.live("a").uri)
-        rig.service.store.save_scrub_mark(ScrubMark(place[:1] + b"\xff", time.time_ns(), time.time_ns()))
+        rig.service._parts.store.disk.save_scrub_mark(ScrubMark(place[:1] + b"\xff", time.time_ns(), time.time_ns()))
     elif after == "a sleep":  # whose state stays in memory
         await rig.service.append("a", tokens=tokens_of(2, 256))
-        await rig.service.residency.putting_away.keep(rig.live("a"), ignore, "client")
+        await rig.service._parts.sessions.residency.putting_away.keep(rig.live("a"), ignore, "client")
     await rig.service.append("a", tokens=[1, 2, 3])
     asked: list[Any] = []
-    put = type(rig.service.store).write_bundle
+    put = type(rig.service._parts.store.disk).write_bundle
     monkeypatch.setattr(
-        type(rig.service.store),
+        type(rig.service._parts.store.disk),
         "write_bundle",
         lambda own, draft: asked.append(draft.doubted) or put(own, draft),
     )

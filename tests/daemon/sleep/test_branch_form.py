@@ -25,7 +25,7 @@ async def make_branch(rig: Rigged, name: str) -> None:
     def keep() -> None:
         session.state = fork(session.state, session.model.branch_caches())
 
-    await rig.service.engine.call(keep)
+    await rig.service._parts.models.engine.call(keep)
 
 
 @pytest.mark.parametrize("written", [1, 40])
@@ -89,7 +89,7 @@ async def test_sessions_kept_from_branches_write_in_rounds_and_each_as_alone(ope
 
 
 async def test_tokens_of_a_branch_are_read_again_to_the_same_bits(rig: Rigged) -> None:
-    model, engine = rig.model, rig.service.engine
+    model, engine = rig.model, rig.service._parts.models.engine
     state = await engine.call(lambda: grown(model))
     again = await engine.call(lambda: replayed(model, state))
     assert fingerprint_of(again) == fingerprint_of(state)
@@ -123,6 +123,6 @@ async def test_a_branch_without_a_token_of_its_own_becomes_a_session_of_the_ordi
     await make_branch(rig, "a")
     live = rig.live("a")
     assert await rig.fingerprint("a") == before
-    await rig.service.engine.call(lambda: live.model.settle_form(live.state))
+    await rig.service._parts.models.engine.call(lambda: live.model.settle_form(live.state))
     assert not holds_shared(live.state.caches)
     assert await rig.fingerprint("a") == before

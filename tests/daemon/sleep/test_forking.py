@@ -81,7 +81,9 @@ async def test_br7_a_fork_writes_no_key_and_no_value(rig: Rigged, store: Path) -
     assert first.blocks_new == 0
     assert first.blocks_reused == base.blocks_new
     assert first.bytes_written < 4096 + 100 * first.blocks_reused < base.bytes_written / 100
-    assert sum(row.bundle_bytes for row in rig.service.store.iter_sessions()) < base.bytes_written + 20 * 8192
+    assert (
+        sum(row.bundle_bytes for row in rig.service._parts.store.disk.iter_sessions()) < base.bytes_written + 20 * 8192
+    )
 
 
 async def test_a_fork_of_a_fork_costs_its_own_tail(rig: Rigged) -> None:
@@ -103,7 +105,7 @@ async def test_br14_a_fork_lives_on_when_its_source_is_deleted(rig: Rigged) -> N
     await rig.service.maintain(operation="repack")
     await rig.wake("child")
     assert await rig.fingerprint("child") == expected
-    assert rig.service.store.verify(deep=True).ok
+    assert rig.service._parts.store.disk.verify(deep=True).ok
 
 
 async def test_a_fork_begins_with_what_an_awake_session_has_read_since_it_slept(rig: Rigged) -> None:
@@ -210,7 +212,7 @@ async def test_a_fork_needs_no_model_but_for_an_earlier_token(rig: Rigged, tmp_p
 
 async def test_an_origin_that_a_stranger_wrote_is_refused_by_name(rig: Rigged) -> None:
     await rig.asleep("base", tokens_of(1, 300))
-    store: Store = rig.service.store
+    store: Store = rig.service._parts.store.disk
     row = next(store.iter_sessions())
     sound = asdict(origin_of(row, 300))
     for wrong in (
@@ -238,5 +240,5 @@ async def test_threat_37_what_was_acknowledged_by_a_clock_before_1970_wakes(
         for name, count in {"base": 600, "child": 600, "younger": 300}.items():
             woken = await rig.wake(name)
             assert woken.token_count == count
-            with rig.service.store.open_session(SessionUri("default", name)) as reader:
+            with rig.service._parts.store.disk.open_session(SessionUri("default", name)) as reader:
                 assert reader.manifest.session["created_ns"] == 0

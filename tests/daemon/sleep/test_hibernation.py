@@ -160,12 +160,12 @@ async def test_what_an_unchanged_session_relies_on_is_looked_at_before_its_memor
     await rig.asleep("a", tokens_of(1, 600))
     await rig.wake("a")
     live = rig.live("a")
-    assert await rig.service.hibernation.is_kept(live)
+    assert await rig.service._parts.store.hibernation.is_kept(live)
     (path,) = (store / folder).iterdir()
     path.write_bytes(path.read_bytes()[:-1])
-    assert not await rig.service.hibernation.is_kept(live)
+    assert not await rig.service._parts.store.hibernation.is_kept(live)
     path.unlink()
-    assert not await rig.service.hibernation.is_kept(live)
+    assert not await rig.service._parts.store.hibernation.is_kept(live)
 
 
 async def test_a_session_that_is_being_written_is_held_until_it_is_durable(
@@ -202,7 +202,7 @@ async def test_a_cut_belongs_to_its_moment_even_if_the_cache_went_on_gm12(
         rig.model.extend([9] * 20, live.state)
         mx.eval([cache.state[:2] for cache in live.state.caches])
 
-    await rig.service.engine.call(go_on)
+    await rig.service._parts.models.engine.call(go_on)
     gate.open()
     assert (await sleeping).token_count == 300
     await rig.wake("a")
@@ -225,7 +225,7 @@ async def test_memory_that_cannot_be_had_fails_the_wake_and_nothing_else_threat_
         await rig.wake("a")
     monkeypatch.undo()
     assert not rig.is_awake("a")
-    assert not rig.service.store._core.pins.blocks(), "the reader was closed"
+    assert not rig.service._parts.store.disk._core.pins.blocks(), "the reader was closed"
     assert await rig.write("b", 20) == await rig.write("control", 20)
     assert (await rig.wake("a")).token_count == 300
 
@@ -244,14 +244,14 @@ async def test_a_wake_takes_no_turn_of_the_engine_but_two_short_ones(rig: Rigged
         await rig.read(name, tokens_of(1, 600))
     await rig.sleep("a")
     calls = 0
-    run = rig.service.engine.run
+    run = rig.service._parts.models.engine.run
 
     async def counting(steps: Any) -> Any:
         nonlocal calls
         calls += 1
         return await run(steps)
 
-    rig.service.engine.run = counting  # type: ignore[method-assign]
+    rig.service._parts.models.engine.run = counting  # type: ignore[method-assign]
     await rig.service.wake("a")
     assert calls == 2
 

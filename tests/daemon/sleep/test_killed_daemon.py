@@ -60,7 +60,7 @@ async def _found(store: Path, model: Path, digests: Path, *, torn: bool = False)
     off; if it was one of the journal, that is told."""
     found: Sessions = {}
     async with open_rigged(store, {MODEL: str(model)}, digests) as rig:
-        assert len(rig.service.store.opening.journal) <= torn, "nothing else of the journal is damaged"
+        assert len(rig.service._parts.store.disk.opening.journal) <= torn, "nothing else of the journal is damaged"
         for info in await rig.service.list_sessions():
             name = info.name
             woken = await rig.wake(name)
@@ -88,7 +88,7 @@ class Control:
         async with open_rigged(store, {MODEL: str(self.model)}, self.digests) as rig:
 
             async def note(_name: str) -> None:
-                awake = [live for live in rig.service.residency.awake.values() if not live.is_mere_look]
+                awake = [live for live in rig.service._parts.sessions.residency.awake.values() if not live.is_mere_look]
                 self.live.append({_named(one.uri.name): await _stands(rig, one.uri.name) for one in awake})
                 copy = self.folder / f"copy-{len(self.copies)}"
                 self.copies.append(shutil.copytree(store, copy, ignore=shutil.ignore_patterns("lock")))

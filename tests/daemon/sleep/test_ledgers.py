@@ -263,7 +263,7 @@ async def test_a_sleep_that_had_begun_before_the_stop_has_no_longer_either(
         sleeping = asyncio.ensure_future(rig.sleep("a"))
         await gate.reached()
         closing = asyncio.ensure_future(rig.service.close())
-        await until(lambda: rig.service.hibernation.stopping is not None)
+        await until(lambda: rig.service._parts.store.hibernation.stopping is not None)
         gate.open()
         assert list((await closing).ledgers) == [uri("a")]
         with pytest.raises(StopDeadline):
@@ -320,7 +320,7 @@ async def test_a_session_that_went_back_is_not_taken_for_what_a_new_one_would_re
         await rig.service.append("a", tokens=tokens_of(2, 40))
         assert list((await rig.service.close()).ledgers) == [uri("a")]
     async with open_rig(prefix_reuse="exact") as rig:
-        await rig.service.reuse.learned()
+        await rig.service._parts.sessions.reuse.learned()
         assert await cached(rig, "asleep", first[:290]) == 0
         await rig.wake("a")
         assert await cached(rig, "awake", first[:290]) == 0
@@ -482,7 +482,7 @@ async def test_what_waits_for_memory_puts_nothing_between_a_state_and_its_ledger
     had = await a_ledger(open_rig)
     async with open_rig() as rig:
         await rig.wake("a", at_token=600)
-        memory = rig.service.residency.memory
+        memory = rig.service._parts.sessions.residency.memory
         reserve, calls = memory.reserve, []
 
         async def once(claim: Any, wanted: int, **options: Any) -> bool:
@@ -505,7 +505,7 @@ async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any
         await rig.service.append("a", tokens=tokens_of(9, 40))
     async with open_rig() as rig:
         assert (await rig.wake("a")).recomputed.damaged is False, "a stop had no time for it"
-        rig.service.residency.awake.drop(SessionUri("default", "a"))
+        rig.service._parts.sessions.residency.awake.drop(SessionUri("default", "a"))
         await asyncio.to_thread(damage, store, "a", span=1)
         await mend(rig)
         told = (await rig.wake("a")).recomputed
@@ -517,7 +517,7 @@ async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig:
         await rig.asleep("a", tokens_of(1, 300), sampling=SAMPLED)
         await rig.wake("a")
         live = rig.live("a")
-        await rig.service.exchanges.change_sampling(live, Sampling(seed=77))
+        await rig.service._parts.sessions.exchanges.change_sampling(live, Sampling(seed=77))
         had = await rig.fingerprint("a")
         assert list((await rig.service.close()).ledgers) == [uri("a")]
     async with open_rig() as rig:
@@ -530,8 +530,8 @@ async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig:
 async def test_a_wake_that_is_refused_memory_leaves_the_ledger_asleep(open_rig: Any) -> None:
     await a_ledger(open_rig, 0, 900)
     async with open_rig() as rig:
-        budget = rig.service.residency.memory.info()
-        await rig.service.residency.resize(budget.weights_bytes + 50_000)
+        budget = rig.service._parts.sessions.residency.memory.info()
+        await rig.service._parts.sessions.residency.resize(budget.weights_bytes + 50_000)
         with pytest.raises(MemoryBudgetExceeded):
             await rig.wake("a")
         assert not rig.is_awake("a")

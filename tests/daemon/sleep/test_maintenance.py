@@ -132,7 +132,7 @@ async def test_a_repack_stops_for_a_sleep_without_room_goes_on_after_it_and_repo
     async with open_rig() as rig:
         running = asyncio.ensure_future(rig.service.maintain(operation="repack"))
         await until(begun.is_set)
-        way = rig.service.maintenance._way
+        way = rig.service._parts.upkeep.maintenance._way
         with way.sleeping():
             before = way.ended()
             with way.claimed():
@@ -281,14 +281,14 @@ async def test_a_forget_that_fails_leaves_the_session_in_memory(rig: Rigged, mon
 async def test_a_forget_waits_for_the_sessions_turn(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
     turn_held: list[bool] = []
     await rig.asleep("a", [1, 2])
-    uri = rig.service.resolve("a")
+    uri = rig.service._parts.sessions.resolve("a")
 
     def note(*_: Any, **__: Any) -> MaintenanceReport:
-        turn_held.append(uri in rig.service.residency.turns.in_use())
+        turn_held.append(uri in rig.service._parts.sessions.residency.turns.in_use())
         return NOTHING
 
     monkeypatch.setattr(Store, "forget", note)
-    async with rig.service.residency.turns.take(uri):
+    async with rig.service._parts.sessions.residency.turns.take(uri):
         asking = asyncio.ensure_future(rig.service.maintain(operation="forget", session="a"))
         await asyncio.sleep(0)
         assert turn_held == []
@@ -381,7 +381,7 @@ async def test_a_sleeping_session_survives_every_operation_bit_for_bit(rig: Rigg
 
 async def handed_over(rig: Rigged, tmp_path: Path, name: str = "a") -> str:
     """The id of the exported session, put where a client of the daemon puts one."""
-    store, file = rig.service.store, tmp_path / "exported.mvb"
+    store, file = rig.service._parts.store.disk, tmp_path / "exported.mvb"
     await asyncio.to_thread(store.export_session, SessionUri("default", name), None, file)
     return hand_over(store.path, str(file)).hex()
 

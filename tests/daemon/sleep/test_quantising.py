@@ -45,7 +45,7 @@ async def quantise(rig: Rigged, name: str | None = "s", bits: int = 8, **options
 
 
 def versions(rig: Rigged, name: str = "s") -> list[int]:
-    return [row.version for row in rig.service.store.versions(rig.service.resolve(name))]
+    return [row.version for row in rig.service._parts.store.disk.versions(rig.service._parts.sessions.resolve(name))]
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ async def test_a_request_that_wakes_a_lossy_session_tells_so(open_kind: Any, req
 
 
 async def size_of_exact(rig: Rigged) -> int:
-    with rig.service.store.open_session(rig.service.resolve("s"), 1) as reader:
+    with rig.service._parts.store.disk.open_session(rig.service._parts.sessions.resolve("s"), 1) as reader:
         return sum(entry.raw_bytes for entry in reader.entries)
 
 
@@ -109,7 +109,7 @@ async def test_what_is_not_keys_and_values_is_exact(open_kind: Any, kind: str) -
 
 
 async def fingerprint_at(rig: Rigged, version: int) -> Any:
-    rig.service.residency.awake.clear()
+    rig.service._parts.sessions.residency.awake.clear()
     await rig.wake("s", version)
     return await rig.fingerprint("s")
 
@@ -120,11 +120,11 @@ async def test_the_exact_version_stays_as_it_was_until_a_prune(open_kind: Any, k
     async with open_kind(kind) as rig:
         await asleep(rig)
         before = await fingerprint_at(rig, 1)
-        rig.service.residency.awake.clear()
+        rig.service._parts.sessions.residency.awake.clear()
         await quantise(rig)
         assert await fingerprint_at(rig, 1) == before
         assert rig.live("s").loss is None
-        rig.service.residency.awake.clear()
+        rig.service._parts.sessions.residency.awake.clear()
         await rig.service.maintain(operation="prune", session="s", keep_last=1)
         assert versions(rig) == [2]
         assert (await rig.wake("s")).canary == "same_bits"
@@ -151,7 +151,7 @@ async def test_a_lossy_session_stays_marked_and_its_lossy_blocks_are_referred_to
         before = await rig.fingerprint("s")
         receipt = await rig.sleep("s")
         assert receipt.blocks_reused >= 2
-        with rig.service.store.open_session(rig.service.resolve("s")) as reader:
+        with rig.service._parts.store.disk.open_session(rig.service._parts.sessions.resolve("s")) as reader:
             spans = [entry for entry in reader.entries if entry.kind == "span"]
             assert spans[2].raw_bytes > spans[1].raw_bytes, "what is new is exact"
             assert reader.manifest.session["lossy"] == {"bits": 8, "tokens": 512}
@@ -207,7 +207,7 @@ async def test_woken_at_an_earlier_token_or_version_it_sleeps_and_wakes_proven(o
             again = await rig.sleep_and_wake("s")
             assert (again.lossy, again.canary) == (woken.lossy, "same_bits")
             assert await rig.fingerprint("s") == before
-            rig.service.residency.awake.clear()
+            rig.service._parts.sessions.residency.awake.clear()
         await rig.wake("s", 2)  # with the exact logits of what it was
         await rig.sleep("s")
         assert (await rig.wake("s")).canary == "same_bits"
@@ -224,7 +224,7 @@ async def test_checkpoints_go_on_serving_time_travel(open_kind: Any, kind: str) 
             woken = await rig.wake("s", at_token=at)
             assert woken.tokens_prefilled == at % CHECKPOINT_TOKENS
             assert woken.canary == "not_run", "that of the exact state would not agree"
-            rig.service.residency.awake.clear()
+            rig.service._parts.sessions.residency.awake.clear()
 
 
 async def test_quantising_again_refers_to_what_is_kept_in_as_few_bits(rig: Rigged) -> None:
@@ -234,11 +234,11 @@ async def test_quantising_again_refers_to_what_is_kept_in_as_few_bits(rig: Rigge
     assert (action.kind, action.reason) == ("keep", "its full blocks are kept in as few bits already")
     await rig.service.append("s", tokens=tokens_of(2, 600))
     await rig.sleep("s")
-    with rig.service.store.open_session(rig.service.resolve("s")) as reader:
+    with rig.service._parts.store.disk.open_session(rig.service._parts.sessions.resolve("s")) as reader:
         in_few_bits = reader.entries[:2]
     [action] = (await quantise(rig)).actions
     assert (action.kind, action.version) == ("quantise", 4)
-    with rig.service.store.open_session(rig.service.resolve("s")) as reader:
+    with rig.service._parts.store.disk.open_session(rig.service._parts.sessions.resolve("s")) as reader:
         spans = [entry for entry in reader.entries if entry.kind == "span"]
         assert tuple(spans[:2]) == in_few_bits
         assert len({entry.raw_bytes for entry in spans[:4]}) == 1
@@ -273,7 +273,7 @@ async def test_a_plan_tells_what_is_then_written_but_for_heads(open_kind: Any, k
         await asleep(rig)
         planned = (await quantise(rig, bits=bits, dry_run=True)).bytes_written
         written = (await quantise(rig, bits=bits)).bytes_written
-        uri, opened = rig.service.resolve("s"), rig.service.store
+        uri, opened = rig.service._parts.sessions.resolve("s"), rig.service._parts.store.disk
         with opened.open_session(uri) as reader, opened.open_session(uri, 1) as earlier:
             own = [entry for entry in reader.entries if entry not in earlier.entries]
         assert planned == sum(entry.raw_bytes for entry in own)
@@ -412,7 +412,7 @@ async def test_the_loss_is_of_the_size_that_bits_make(open_kind: Any) -> None:
         await rig.wake("s", at_token=599)
         exact = (await logits(rig)).tolist()
         for bits in (8, 4):
-            rig.service.residency.awake.clear()
+            rig.service._parts.sessions.residency.awake.clear()
             await quantise(rig, bits=bits)
             await rig.wake("s", at_token=599)
             differences[bits] = max(abs(a - b) for a, b in zip(exact, (await logits(rig)).tolist(), strict=True))

@@ -21,7 +21,7 @@ URI = SessionUri("default", "a")
 
 def repack_early(rig: Rigged) -> Repacker:
     """Let this service repack a session whose blocks lie in more than two packs."""
-    repacker = rig.service.hibernation._repacker
+    repacker = rig.service._parts.store.hibernation._repacker
     repacker._policy = FEW
     return repacker
 
@@ -59,13 +59,13 @@ async def test_a_session_that_sleeps_often_is_woken_from_few_packs_with_the_same
         await rig.service.append("a", tokens=tokens_of(5, 300))
         fingerprint = await rig.fingerprint("a")
         await rig.sleep("a")
-        await until(lambda: packs_of(rig.service.store) <= FEW.max_packs)
+        await until(lambda: packs_of(rig.service._parts.store.disk) <= FEW.max_packs)
         await rig.wake("a")
         assert await rig.fingerprint("a") == fingerprint
         for version in range(1, 7):
             await rig.sleep("a")
             assert (await rig.wake("a", version)).token_count == 300 * version
-    with Store.open(rig.service.store.path, writable=False) as store:
+    with Store.open(rig.service._parts.store.disk.path, writable=False) as store:
         assert store.verify(deep=True).ok
 
 
@@ -74,7 +74,7 @@ async def test_a_session_of_few_packs_is_left_alone(rig: Rigged, monkeypatch: py
     repack_early(rig)
     await rig.service.create("a")
     await sleep_often(rig, 2)
-    rig.service.hibernation._repacker._thread.submit(int).result()
+    rig.service._parts.store.hibernation._repacker._thread.submit(int).result()
     assert threads == []
 
 
@@ -91,7 +91,7 @@ async def test_sleeps_and_wakes_go_on_while_it_runs_on_a_thread_of_its_own(
     await sleep_often(rig, 2)
     await rig.asleep("b", tokens_of(1, 300))
     gate.open()
-    await until(lambda: packs_of(rig.service.store) <= FEW.max_packs)
+    await until(lambda: packs_of(rig.service._parts.store.disk) <= FEW.max_packs)
     assert set(threads) == {"torpor-repack"}
 
 
@@ -129,7 +129,7 @@ async def test_what_fails_in_it_fails_no_sleep(
         await sleep_often(rig, 5)
         await until(lambda: "repacking torpor://default/a" in caplog.text)
     await sleep_often(rig, 1)
-    await until(lambda: packs_of(rig.service.store) <= FEW.max_packs)
+    await until(lambda: packs_of(rig.service._parts.store.disk) <= FEW.max_packs)
 
 
 async def test_it_gives_way_to_a_sleep_and_goes_on_after_it(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +141,8 @@ async def test_it_gives_way_to_a_sleep_and_goes_on_after_it(rig: Rigged, monkeyp
     with repacker.giving_way():
         gate.open()
         await until(lambda: bool(repacker._due))
-        assert packs_of(rig.service.store) == 3, "it stopped before its first step"
-    await until(lambda: packs_of(rig.service.store) <= FEW.max_packs)
+        assert packs_of(rig.service._parts.store.disk) == 3, "it stopped before its first step"
+    await until(lambda: packs_of(rig.service._parts.store.disk) <= FEW.max_packs)
     assert len(threads) == 2
 
 
@@ -156,7 +156,7 @@ async def test_a_daemon_that_ends_waits_for_no_more_than_the_step_that_has_begun
         await sleep_often(rig, 3)
         await gate.reached()
         closing = asyncio.ensure_future(rig.service.close())
-        await until(lambda: rig.service.hibernation._repacker._closing)
+        await until(lambda: rig.service._parts.store.hibernation._repacker._closing)
         gate.open()
         await closing
     with Store.open(store, writable=True) as opened:

@@ -50,7 +50,7 @@ async def test_what_is_read_again_is_told_and_makes_the_stripped_version_whole(r
     woken = await rig.wake("agent")
     assert woken.tokens_prefilled == 600
     await rig.sleep("agent")
-    store_now = rig.service.store
+    store_now = rig.service._parts.store.disk
     assert store_now.require_session(AGENT).version == 2
     for version in (1, 2):
         with store_now.open_session(AGENT, version) as reader:
@@ -74,7 +74,7 @@ async def test_one_version_is_stripped_and_what_others_share_stays(rig: Rigged) 
     woken = await rig.wake("agent")
     assert woken.tokens_prefilled == 0
     await rig.sleep("agent")
-    with rig.service.store.open_session(AGENT, 1) as reader:
+    with rig.service._parts.store.disk.open_session(AGENT, 1) as reader:
         assert reader.whole_up_to() == 512, "its last block is none of version 2"
         assert len(reader.tokens()) == 4 * 600
 

@@ -43,7 +43,7 @@ async def test_each_answered_turn_is_there_bit_for_bit_after_a_kill(open_kind: A
         had = {name: await rig.fingerprint(name) for name in ("new", "slept")}
         went_on = {name: await rig.write(name, 9) for name in had}
     async with open_kind(kind, store=killed) as rig:
-        assert rig.service.store.opening.turns_replayed == 2
+        assert rig.service._parts.store.disk.opening.turns_replayed == 2
         for name, was in had.items():
             woken = await rig.wake(name)
             assert woken.token_count == len(was.tokens)
@@ -302,7 +302,7 @@ async def test_a_turn_behind_a_version_that_was_stripped_survives(open_rig: Any,
         await rig.write("one", 7)
         killed, had = as_killed(store), await rig.fingerprint("one")
     async with open_rig(store=killed) as rig:
-        assert rig.service.store.verify(deep=True).ok
+        assert rig.service._parts.store.disk.verify(deep=True).ok
         woken = await rig.wake("one")
         assert woken.recomputed.same_logits
         assert await rig.fingerprint("one") == had
@@ -335,7 +335,7 @@ async def test_a_turn_behind_keys_and_values_that_are_gone_is_there_bit_for_bit(
         killed, had = as_killed(store), await rig.fingerprint("one")
         went_on = await rig.write("one", 9)
     async with open_kind(kind, store=killed) as rig:
-        assert rig.service.store.opening.turns_replayed == 1
+        assert rig.service._parts.store.disk.opening.turns_replayed == 1
         woken = await rig.wake("one")
         assert woken.recomputed.same_logits
         assert await rig.fingerprint("one") == had
@@ -351,7 +351,7 @@ async def test_turns_that_wait_together_are_flushed_once(rig: Rigged, monkeypatc
     def counted(store: Store, records: Any) -> None:
         batches.append(len(records))
         if len(batches) == 1:
-            await_in_thread(lambda: len(rig.service.journal._waiting) + batches[0] == 8)
+            await_in_thread(lambda: len(rig.service._parts.store.journal._waiting) + batches[0] == 8)
         acknowledge(store, records)
 
     monkeypatch.setattr(Store, "acknowledge", counted)
@@ -369,7 +369,7 @@ async def write_together(rig: Any, monkeypatch: pytest.MonkeyPatch, counts: dict
     gate = rig.network.hold_at(1)
     asked = [asyncio.ensure_future(rig.write(name, count)) for name, count in counts.items()]
     await gate.reached()
-    while len(rig.service.journal._begun) < len(counts):
+    while len(rig.service._parts.store.journal._begun) < len(counts):
         await asyncio.sleep(0)
     gate.open()
     return await asyncio.gather(*asked, return_exceptions=True)
@@ -448,7 +448,7 @@ async def _count_shown(rig: Any) -> int:
 async def lose_state(rig: Any, name: str) -> None:
     """As a batch that finds no memory to take its sessions out does."""
     live = rig.live(name)
-    async with rig.service.residency.turn(live.uri):
+    async with rig.service._parts.sessions.residency.turn(live.uri):
         live.state.caches, live.state.is_lost = [], True
     assert not rig.is_awake(name)
 

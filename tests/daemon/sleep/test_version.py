@@ -39,7 +39,7 @@ async def test_a_version_says_what_its_session_map_is_and_no_other(rig: Rigged) 
     await rig.asleep("a", tokens_of(1, 600))
     await rig.wake("a")
     live = rig.live("a")
-    with rig.service.store.open_session(live.uri) as reader:
+    with rig.service._parts.store.disk.open_session(live.uri) as reader:
         assert is_said_by(reader.manifest, map_of(live))
         assert not is_said_by(reader.manifest, map_behind(live, Base.of(live)))
 
@@ -50,7 +50,7 @@ async def test_a_sleep_behind_a_ledger_follows_it_and_writes_the_rest(open_rig: 
         await rig.asleep("a", tokens_of(1, 600))
         await rig.service.append("a", tokens=tokens_of(2, 40))
         live = rig.live("a")
-        await rig.service.residency.putting_away.keep_ledger(live, "stop_deadline")
+        await rig.service._parts.sessions.residency.putting_away.keep_ledger(live, "stop_deadline")
         assert live.durable is not None
         ledger = live.durable
         assert (ledger.version, ledger.token_count, ledger.unread_tokens, live.dirty) == (2, 600, 40, True)

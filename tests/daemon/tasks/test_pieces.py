@@ -111,7 +111,7 @@ async def test_what_goes_round_all_sessions_by_itself_fetches_no_more_than_a_few
     everybody = len(ASLEEP) + len(AWAKE)
     often = ScrubPolicy(1 << 40, idle_s=0.0, round_s=0.0, look_s=0.01)
     async with beginning_anew(counts), open_rig(scrub=often, prefix_reuse="exact") as rig:
-        await until(lambda: rig.service.scrub._sessions > everybody)
+        await until(lambda: rig.service._parts.upkeep.scrub._sessions > everybody)
     assert sum(counts) >= 3 * everybody, "the scrub, and twice what is learnt of sessions that sleep"
     # Each of the three may have its turn in the same one, and the end of a page begins the next.
     assert max(counts) <= 3 * AT_ONCE
@@ -141,8 +141,8 @@ async def test_a_clear_looks_at_each_session_a_few_times_however_many_there_are(
 ) -> None:
     await fill(rig)
     looks = []
-    whole = rig.service.roll.infos
-    monkeypatch.setattr(rig.service.roll, "infos", lambda *args: looks.append(args) or whole(*args))
+    whole = rig.service._parts.sessions.roll.infos
+    monkeypatch.setattr(rig.service._parts.sessions.roll, "infos", lambda *args: looks.append(args) or whole(*args))
     assert len((await rig.service.clear(label="x")).sessions) == len(ASLEEP) + len(AWAKE)
     assert len(looks) == 2, "what is there, and whether more has come"
 
@@ -153,7 +153,7 @@ async def test_what_happens_between_two_pieces_is_seen_or_not_and_hides_no_other
     monkeypatch.setattr(listing, "SESSIONS_AT_ONCE", AT_ONCE)
     async with open_rig() as rig:
         await fill(rig)
-        looking = rig.service.roll.infos()
+        looking = rig.service._parts.sessions.roll.infos()
         next(looking)
         await rig.wake("c")  # comes into memory
         await rig.sleep("f")  # sleeps for the first time
@@ -164,7 +164,7 @@ async def test_what_happens_between_two_pieces_is_seen_or_not_and_hides_no_other
         assert {name.removeprefix("torpor://").removeprefix("default/") for name in found} == kept
         assert list(found) == sorted(found)
         assert (found["torpor://default/c"].state, found["torpor://default/f"].state) == ("awake", "asleep")
-        within = await in_pieces(rig.service.roll.infos("lab"))
+        within = await in_pieces(rig.service._parts.sessions.roll.infos("lab"))
         assert [info.name for info in within] == ["d", "j"]
 
 
@@ -174,7 +174,7 @@ async def test_a_count_of_the_sessions_asleep_takes_none_away_for_what_happens_b
     monkeypatch.setattr(listing, "NAMES_AT_ONCE", AT_ONCE)
     async with open_rig() as rig:
         await fill(rig)
-        pieces = rig.service.roll.count_asleep()
+        pieces = rig.service._parts.sessions.roll.count_asleep()
         next(pieces)  # a and b
         for name in ("c", "lab/d", "lab/e"):
             await rig.service.delete(name)

@@ -130,7 +130,7 @@ async def test_a_daemon_that_stops_does_not_wait_for_an_analysis_to_end(open_rig
         waiting = asyncio.ensure_future(rig.service.analyse("a"))
         await asyncio.sleep(0)
         closing = asyncio.ensure_future(rig.service.close())
-        await until(rig.service.analyst._closing.is_set)
+        await until(rig.service._parts.upkeep.analyst._closing.is_set)
         held.open()
         for analysis in (running, waiting):
             with pytest.raises((ServiceClosed, asyncio.CancelledError)):

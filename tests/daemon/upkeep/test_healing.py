@@ -33,7 +33,7 @@ A = SessionUri("default", "a")
 
 
 def newest(rig: Any, name: str = "a") -> tuple[int, int]:
-    row = rig.service.store.find_session(SessionUri("default", name))
+    row = rig.service._parts.store.disk.find_session(SessionUri("default", name))
     return row.version, row.token_count
 
 
@@ -45,10 +45,10 @@ def counts(store: Path) -> dict[str, int]:
 @asynccontextmanager
 async def _no_memory(rig: Any, _full_disk: Any) -> Any:
     """The budget is cut down to the model and a few tokens."""
-    info = rig.service.residency.memory.info()
-    await rig.service.residency.resize(info.weights_bytes + 100_000)
+    info = rig.service._parts.sessions.residency.memory.info()
+    await rig.service._parts.sessions.residency.resize(info.weights_bytes + 100_000)
     yield
-    await rig.service.residency.resize(info.budget_bytes)
+    await rig.service._parts.sessions.residency.resize(info.budget_bytes)
 
 
 @asynccontextmanager
@@ -60,9 +60,9 @@ async def _no_space(_rig: Any, full_disk: Any) -> Any:
 
 @asynccontextmanager
 async def _changed(rig: Any, _full_disk: Any) -> Any:
-    rig.service.shelf.places[MODEL].changed = ("weights",)
+    rig.service._parts.models.shelf.places[MODEL].changed = ("weights",)
     yield
-    rig.service.shelf.places[MODEL].changed = ()
+    rig.service._parts.models.shelf.places[MODEL].changed = ()
 
 
 def _refused(kind: type[Exception]) -> Any:
@@ -72,7 +72,7 @@ def _refused(kind: type[Exception]) -> Any:
             raise kind("it is another model's")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rig.service.residency, "room_to_wake", refuse)
+            patch.setattr(rig.service._parts.sessions.residency, "room_to_wake", refuse)
             yield
 
     return refused
@@ -257,10 +257,10 @@ async def test_an_earlier_version_is_whole_again_with_the_newest_whose_damage_it
 async def test_a_stripped_version_is_not_healed(rig: Rigged, store: Path) -> None:
     await rig.asleep("a", TEXT)
     await rig.service.maintain(operation="strip", session="a")
-    assert rig.service.store.verify(A, deep=True).ok
+    assert rig.service._parts.store.disk.verify(A, deep=True).ok
     await asyncio.to_thread(damage, store, "a", kind="state")
     await mend(rig)
-    assert (rig.service.healing.healed, rig.service.healing.failed) == (0, 0)
+    assert (rig.service._parts.upkeep.healing.healed, rig.service._parts.upkeep.healing.failed) == (0, 0)
 
 
 async def test_a_stripped_version_is_not_computed_for_an_earlier_one_that_is_damaged(rig: Rigged, store: Path) -> None:
@@ -270,7 +270,7 @@ async def test_a_stripped_version_is_not_computed_for_an_earlier_one_that_is_dam
     await rig.service.maintain(operation="strip", session="a@2")
     await asyncio.to_thread(damage, store, "a", version=1, span=1)
     await mend(rig)
-    assert (rig.service.healing.healed, rig.service.healing.failed) == (0, 0)
+    assert (rig.service._parts.upkeep.healing.healed, rig.service._parts.upkeep.healing.failed) == (0, 0)
     assert await versions_of(rig) == [(1, 1300), (2, 1310)]
 
 
@@ -284,7 +284,7 @@ async def close_in_the_midst(rig: Any, gate: Gate) -> None:
     """Tell the daemon to stop, and only then let go on what the gate holds up."""
     await gate.reached()
     closing = asyncio.create_task(rig.service.close())
-    await until(lambda: rig.service.hibernation.stopping is not None)
+    await until(lambda: rig.service._parts.store.hibernation.stopping is not None)
     gate.open()
     await closing
 
@@ -331,7 +331,7 @@ async def test_a_stop_waits_for_one_block_of_what_a_heal_reads_of_the_store(
             await rig.asleep(name, tokens_of(seed, 1300))
     damage(store, "a", span=0)
     async with open_rig(close=False) as rig:
-        gate, going_on, seen = Gate(), rig.service.healing._require_going_on, []
+        gate, going_on, seen = Gate(), rig.service._parts.upkeep.healing._require_going_on, []
 
         def watched(*args: Any) -> None:
             seen.append(1)
@@ -339,7 +339,7 @@ async def test_a_stop_waits_for_one_block_of_what_a_heal_reads_of_the_store(
                 gate.pass_through()
             going_on(*args)
 
-        monkeypatch.setattr(rig.service.healing, "_require_going_on", watched)
+        monkeypatch.setattr(rig.service._parts.upkeep.healing, "_require_going_on", watched)
         asked = asyncio.create_task(rig.service.maintain(operation="repair"))
         await close_in_the_midst(rig, gate)
         with pytest.raises(ServiceClosed):
@@ -434,11 +434,11 @@ async def test_a_planned_repair_tells_of_what_the_healing_leaves(rig: Rigged, st
 async def test_a_planned_repair_says_where_this_daemon_heals_nothing(rig: Rigged, store: Path) -> None:
     await rig.asleep("a", TEXT)
     await asyncio.to_thread(damage, store, "a", span=1)
-    rig.service.shelf.places[MODEL].leaving = True
+    rig.service._parts.models.shelf.places[MODEL].leaving = True
     plan = await rig.service.maintain(operation="repair", dry_run=True)
     assert plan.actions[-1].reason.startswith("It is not computed again: ")
     assert len(plan.problems) == 1
-    rig.service.shelf.places[MODEL].leaving = False
+    rig.service._parts.models.shelf.places[MODEL].leaving = False
 
 
 @pytest.mark.one_in(2)

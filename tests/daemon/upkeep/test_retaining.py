@@ -28,14 +28,14 @@ async def save(rig: Rigged, name: str, times: int) -> None:
 
 
 def versions(rig: Rigged, name: str = "a") -> list[int]:
-    return [row.version for row in rig.service.store.versions(rig.service.resolve(name))]
+    return [row.version for row in rig.service._parts.store.disk.versions(rig.service._parts.sessions.resolve(name))]
 
 
 async def at_rest(rig: Rigged) -> None:
     """Wait until no session is left to look at."""
-    retaining = rig.service.retaining
+    retaining = rig.service._parts.upkeep.retaining
     await until(lambda: not retaining._due and not retaining._wanted.is_set())
-    await rig.service.maintenance.run(lambda: None)
+    await rig.service._parts.upkeep.maintenance.run(lambda: None)
     await asyncio.sleep(0)
 
 
@@ -90,7 +90,7 @@ async def test_a_rule_of_the_file_holds_at_once(rig: Rigged, tmp_path: Path) -> 
     file = tmp_path / "torpor.toml"
     file.write_text("")
     await saved(rig, ["a"], 4)
-    models = {name: place.choice for name, place in rig.service.shelf.places.items()}
+    models = {name: place.choice for name, place in rig.service._parts.models.shelf.places.items()}
 
     def read() -> Settings:
         return Settings(models, settings_of({"config": file}).options)
@@ -153,7 +153,7 @@ async def test_what_torpor_wrote_by_itself_goes_behind_a_later_version_and_nothi
         await save(rig, "a", 1)
         await until(lambda: versions(rig) == [1, 2, 4])
         await rig.service.append("a", tokens=[3])
-        rig.service.residency.awake.drop(rig.live("a").uri)  # as by a crash
+        rig.service._parts.sessions.residency.awake.drop(rig.live("a").uri)  # as by a crash
         await rig.wake("a")
         assert versions(rig) == [1, 2, 4, 5]
         await save(rig, "a", 1)

@@ -162,7 +162,7 @@ async def test_what_was_read_in_calls_that_no_block_begins_with_is_the_same_to_t
 async def test_what_a_wake_finds_damaged_is_healed_before_its_round_has_come(open_rig: Any, store: Path) -> None:
     rare = ScrubPolicy(1 << 40, idle_s=0.05, round_s=3600.0, look_s=0.01)
     async with open_rig(scrub=rare) as rig, listening(rig) as heard:
-        await until(lambda: rig.service.bus.quiet_s() > 0.1)  # of an empty store no round begins
+        await until(lambda: rig.service._parts.bus.quiet_s() > 0.1)  # of an empty store no round begins
         await rig.read("a", TEXT)
         before = await rig.fingerprint("a")
         await rig.sleep("a")
@@ -275,7 +275,7 @@ async def test_what_cannot_be_healed_now_is_tried_in_each_round(
         def unknown(*_args: Any, **_options: Any) -> Any:
             raise UnknownModel("it is not served now")
 
-        monkeypatch.setattr(rig.service.residency, "room_to_wake", unknown)
+        monkeypatch.setattr(rig.service._parts.sessions.residency, "room_to_wake", unknown)
         assert (await told(heard, "heal_failed", 2))[0]["code"] == "unknown_model"
         assert len(heard.of("store_repaired")) == 1
         monkeypatch.undo()
@@ -347,7 +347,7 @@ async def test_an_awake_session_that_cannot_be_kept_now_is_kept_another_time(
         disk.free()
         await until(lambda: len(heard.of("heal_failed")) == 1)
         assert heard.of("heal_failed")[0]["code"] == "no_space"
-        assert [row.version for row in rig.service.store.versions(SessionUri("default", "a"))] == [1]
+        assert [row.version for row in rig.service._parts.store.disk.versions(SessionUri("default", "a"))] == [1]
         await mend(rig)
         assert (await rig.service.show("a")).info.version == 2
 
@@ -381,7 +381,7 @@ async def test_the_full_session_behind_an_earlier_token_is_healed_and_stays_the_
         await mend(rig)
         await told(heard, "session_healed")
         assert len(rig.live("a").state.tokens) == 700 + 2 * writes
-        row = rig.service.store.find_session(SessionUri("default", "a"))
+        row = rig.service._parts.store.disk.find_session(SessionUri("default", "a"))
         assert (row.version, row.token_count) == (2, 1300)
         await rig.sleep("a")
         woken = await rig.wake("a", 2)
@@ -441,7 +441,7 @@ async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any) -> None:
         await gate.reached()
         heard.clear()
         before = (await rig.service.status()).scrub.sessions
-        await until(lambda: rig.service.bus.quiet_s() == 0.0)
+        await until(lambda: rig.service._parts.bus.quiet_s() == 0.0)
         for _ in range(40):
             await asyncio.sleep(0.01)
         assert (await rig.service.status()).scrub.sessions <= before + 1, "but for one that it was reading"
@@ -465,8 +465,8 @@ async def test_it_goes_on_with_the_next_session_after_a_restart(open_rig: Any) -
         seen += [str(notice.event.session)[-2:] for notice in heard[1:]]
     async with open_rig(scrub=slow) as rig, listening(rig, names=["session_scrubbed"]) as heard:
         await until(lambda: {*seen, *(str(notice.event.session)[-2:] for notice in heard[1:])} == set(names))
-        assert not rig.service.scrub._left
-        assert not rig.service.scrub._round_is_due(), "the round is done, and the next one is not due"
+        assert not rig.service._parts.upkeep.scrub._left
+        assert not rig.service._parts.upkeep.scrub._round_is_due(), "the round is done, and the next one is not due"
     assert len(seen) + len(heard) - 1 <= 7
 
 
@@ -491,10 +491,12 @@ async def test_a_stop_waits_for_no_slow_reading(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.asleep("a", TEXT)
     async with open_rig(scrub=ScrubPolicy(1, idle_s=0.0, round_s=0.0, look_s=0.01)) as rig:
-        await until(lambda: rig.service.scrub._mark.begun_ns > 0 and not rig.service.scrub._left)
+        await until(
+            lambda: rig.service._parts.upkeep.scrub._mark.begun_ns > 0 and not rig.service._parts.upkeep.scrub._left
+        )
         async with asyncio.timeout(20):
             await rig.service.close()
-        assert rig.service.scrub._sessions == 0, "it would have taken days"
+        assert rig.service._parts.upkeep.scrub._sessions == 0, "it would have taken days"
 
 
 async def test_without_a_policy_nothing_is_read(rig: Rigged) -> None:

@@ -30,7 +30,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(rig: Rigged, name: str) -> list[IndexRow]:
-    return list(rig.service.store.versions(rig.service.resolve(name)))
+    return list(rig.service._parts.store.disk.versions(rig.service._parts.sessions.resolve(name)))
 
 
 async def written(rig: Rigged, name: str, blocks: int) -> IndexRow:
@@ -77,7 +77,7 @@ async def test_a_kill_costs_less_than_a_block_and_what_was_said_since(open_kind:
         assert woken.recomputed.tokens == 707 - row.token_count
         assert await rig.fingerprint("one") == had
     async with open_kind(kind, store=later) as rig:
-        assert rig.service.store.opening.turns_replayed == 1
+        assert rig.service._parts.store.disk.opening.turns_replayed == 1
         woken = await rig.wake("one")
         assert (woken.recomputed.same_logits, woken.recomputed.tokens) == (True, 727 - row.token_count)
         assert await rig.write("one", 9) == went_on, "the sampler goes on where it stood"
@@ -138,7 +138,7 @@ async def test_no_request_waits_while_blocks_are_written_and_the_version_has_the
         at_once = as_killed(store)
         flushing.open()
         row = await written(rig, "one", 2)
-        assert (row.version, row.ledger_tokens, rig.service.store.acknowledged()) == (1, 602, [])
+        assert (row.version, row.ledger_tokens, rig.service._parts.store.disk.acknowledged()) == (1, 602, [])
         later, had = as_killed(store, "later"), await rig.fingerprint("one")
     for killed in (at_once, later):
         async with open_rig(store=killed) as rig:
@@ -202,7 +202,7 @@ async def test_what_was_acknowledged_is_written_in_the_midst_of_the_next_turn(
         asked = [asyncio.ensure_future(turn) for turn in turns]
         await until(lambda: len(rig.network.calls) > 16)
         monkeypatch.setattr(writing_behind, "BLOCKS_DUE", 1)
-        rig.service.writing_behind.note(rig.live("one").uri)
+        rig.service._parts.sessions.writing_behind.note(rig.live("one").uri)
         row = await written(rig, "one", 2)
         killed, in_its_midst = as_killed(store), not asked[0].done()
         await asyncio.gather(*asked)
@@ -210,7 +210,9 @@ async def test_what_was_acknowledged_is_written_in_the_midst_of_the_next_turn(
     assert in_its_midst
     assert row.ledger_tokens == 600
     async with open_kind(kind, store=killed) as rig:
-        assert rig.service.store.opening.turns_replayed == 1, "that of the other session, which has no version"
+        assert rig.service._parts.store.disk.opening.turns_replayed == 1, (
+            "that of the other session, which has no version"
+        )
         assert (await rig.wake("one")).recomputed.tokens == 600 - row.token_count
         assert await rig.fingerprint("one") == had
     async with open_kind(kind, store=store) as rig:
@@ -254,17 +256,17 @@ async def test_a_session_that_goes_meanwhile_leaves_nothing(
         await rig.service.delete("one")
         flushing.open()
     else:
-        forget, there = rig.service.maintenance.carry_out, []
+        forget, there = rig.service._parts.upkeep.maintenance.carry_out, []
 
         async def forgetting(order: Any) -> Any:
             there.append(files(store))
             return await forget(order)
 
-        monkeypatch.setattr(rig.service.maintenance, "carry_out", forgetting)
+        monkeypatch.setattr(rig.service._parts.upkeep.maintenance, "carry_out", forgetting)
         asyncio.get_running_loop().call_later(0.1, flushing.open)
         await rig.service.maintain(operation="forget", session="one")
         assert there == [set()], "what was given up would have left bytes behind it"
-    await rig.service.writing_behind.settled()
+    await rig.service._parts.sessions.writing_behind.settled()
     assert files(store) == set()
     assert (await rig.service.list_sessions()).sessions == ()
 
@@ -364,7 +366,7 @@ async def test_a_new_session_takes_over_what_a_killed_one_has_in_blocks(open_kin
         await written(rig, "one", 4)
         killed = as_killed(store)
     async with open_kind(kind, store=killed, prefix_reuse="exact") as rig:
-        await rig.service.reuse.learned()
+        await rig.service._parts.sessions.reuse.learned()
         await rig.service.create("two")
         assert (await rig.service.append("two", tokens=[*text, 7])).cached_tokens >= 1024
         await rig.sleep("two")
@@ -390,8 +392,8 @@ async def test_the_state_of_a_session_that_is_written_is_as_it_was(rig: Rigged) 
     await rig.read("one", tokens_of(1, 600))
     live, had = rig.live("one"), await rig.fingerprint("one")
     used = live.last_used
-    await rig.service.writing_behind._look_at(live)
+    await rig.service._parts.sessions.writing_behind._look_at(live)
     assert rows(rig, "one")[-1].token_count >= 512
     assert (await rig.fingerprint("one"), live.last_used, live.dirty) == (had, used, True)
-    await rig.service.writing_behind._look_at(live)
+    await rig.service._parts.sessions.writing_behind._look_at(live)
     assert len(rows(rig, "one")) == 1, "there is nothing more to write"

@@ -320,7 +320,7 @@ async def test_a_fork_whose_client_leaves_stays_where_its_retry_has_found_it(rig
     await gate.reached()
     left.cancel()
     again = asyncio.ensure_future(converse(rig, said))
-    await until(lambda: rig.service.residency.turns.users(forks[0]) == 2)
+    await until(lambda: rig.service._parts.sessions.residency.turns.users(forks[0]) == 2)
     gate.open()
     with pytest.raises(asyncio.CancelledError):
         await left

@@ -72,16 +72,16 @@ async def test_a_session_stays_awake_as_long_as_is_wanted(open_rig: Any) -> None
     async with open_rig(endless=False, idle_sleep=0.02) as rig:
         await converse(rig, [user("one")], "eins", "kept", keep_awake_s=600)
         await converse(rig, [user("two")], "zwei", "other")
-        await until(lambda: len(rig.service.residency.awake) == 1)
+        await until(lambda: len(rig.service._parts.sessions.residency.awake) == 1)
         assert rig.live("kept").state.tokens
         rig.live("kept").awake_until = 0.0
-        await until(lambda: not rig.service.residency.awake)
+        await until(lambda: not rig.service._parts.sessions.residency.awake)
 
 
 async def test_a_session_that_is_wanted_awake_goes_last_and_nobody_is_refused_for_it(rig: Rigged) -> None:
     await converse(rig, [user("one")], "eins", "kept", keep_awake_s=600)
     await converse(rig, [user("two")], "zwei", "other")
-    residency = rig.service.residency
+    residency = rig.service._parts.sessions.residency
     used = residency.memory.info()
     budget = used.weights_bytes + used.sessions_bytes + used.reserved_bytes
     await residency.resize(budget - 1)

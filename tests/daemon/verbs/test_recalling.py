@@ -97,7 +97,7 @@ async def test_an_answer_is_found_after_a_restart_and_in_a_deleted_session_no_mo
         held = ledger(rig)
     async with open_rig(endless=False) as rig:
         assert (await rig.service.recall(answer_id=ONE)).messages[-1].content == "eins"
-        assert not rig.service.residency.awake, "it was told from the disk"
+        assert not rig.service._parts.sessions.residency.awake, "it was told from the disk"
         await converse(rig, [user("two")], "zwei", after=ONE)
         assert ledger(rig)[: len(held)] == held
         await rig.service.delete("a")
@@ -462,7 +462,7 @@ async def test_a_disowned_answer_comes_back_with_no_older_version(open_rig: Any)
         await rig.wake("a", first.version)
         await converse(rig, [user("one"), assistant("eins"), user("deux")], "zwo")
         await rig.sleep("a")
-        await rig.service.heads.learned()
+        await rig.service._parts.sessions.heads.learned()
         for again in range(2):
             with pytest.raises(AnswerNotFound):
                 await rig.service.recall(answer_id=ONE)
@@ -512,7 +512,7 @@ async def test_a_fork_of_an_older_version_does_not_bring_a_disowned_answer_back(
             await rig.service.recall(answer_id=ONE)
     async with open_rig(endless=False) as rig:
         await rig.service.fork(f"a@{first.version}", "d")
-        await rig.service.heads.learned()
+        await rig.service._parts.sessions.heads.learned()
         with pytest.raises(AnswerNotFound):
             await rig.service.recall(answer_id=ONE)
 
@@ -523,7 +523,7 @@ async def test_to_disown_an_answer_writes_one_version_whatever_the_daemon_keeps(
             await converse(rig, [user("one")], "eins", name, answer_id=ONE)
             slept = await rig.sleep(name)
             await rig.service.disown(ONE)
-            newest = rig.service.store.find_session(rig.service.resolve(name))
+            newest = rig.service._parts.store.disk.find_session(rig.service._parts.sessions.resolve(name))
             assert newest is not None
             assert newest.version == slept.version + 1
 
@@ -546,7 +546,7 @@ async def test_what_was_acknowledged_as_durable_outlives_a_kill_whatever_the_dae
             await rig.service.disown(ONE)
         else:
             await rig.service.append("a", messages=[user("two")], durable=True)
-        with rig.service.store.open_session(rig.service.resolve("a")) as reader:
+        with rig.service._parts.store.disk.open_session(rig.service._parts.sessions.resolve("a")) as reader:
             text_map = TextMap.from_map(reader.manifest.session[TEXT_MAP])
         assert [turn.answer for turn in text_map.turns if turn.answer] == [bytes.fromhex(ONE)] * (kept == "appended")
         assert len(text_map.turns) == 2 + (kept == "appended")
@@ -625,7 +625,7 @@ async def test_a_turn_is_in_the_journal_before_it_is_found_by_its_words(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So what goes wrong in the finding costs no turn."""
-    stored, heads, seen = rig.service.store, rig.service.heads, []
+    stored, heads, seen = rig.service._parts.store.disk, rig.service._parts.sessions.heads, []
     monkeypatch.setattr(heads, "note", lambda live: seen.append(stored.has_turns(live.uri)))
     await converse(rig, [user("one")], "eins", answer_id=ONE)
     assert seen == [True]
@@ -635,8 +635,8 @@ async def test_a_bundle_of_another_program_hides_no_answer_after_a_restart(open_
     async with open_rig(endless=False) as rig:
         await converse(rig, [user("one")], "eins", answer_id=ONE)
         slept = await rig.sleep("a")
-        stored = rig.service.store
-        with stored.open_session(rig.service.resolve("a")) as reader:
+        stored = rig.service._parts.store.disk
+        with stored.open_session(rig.service._parts.sessions.resolve("a")) as reader:
             stored.write_bundle(
                 VersionDraft(
                     uri=SessionUri("default", "0"),
@@ -776,7 +776,7 @@ async def test_words_that_other_tokens_tell_now_are_told_as_uncertain(rig: Rigge
     await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei", answer_id=ONE)
     tokenizer = rig.model.tokenizer
     turned = Mock(wraps=tokenizer, decode=lambda *given, **how: tokenizer.decode(*given, **how).swapcase())
-    place = rig.service.shelf.places[MODEL]
+    place = rig.service._parts.models.shelf.places[MODEL]
     place.model = replace(place.model, tokenizer=turned)
     told = (await rig.service.recall("a")).messages
     assert [each.certain for each in told] == [False] * len(told)
@@ -807,6 +807,6 @@ async def test_a_durable_answer_outlives_its_process_whatever_the_daemon_keeps(
 ) -> None:
     async with open_rig(endless=False, durability="sleep", close=False) as rig:
         await converse(rig, [user("one")], "eins", answer_id=ONE, durable=durable)
-        found = [uri.name for uris in rig.service.store.index.iter_uris(8) for uri in uris]
+        found = [uri.name for uris in rig.service._parts.store.disk.index.iter_uris(8) for uri in uris]
         assert found == kept
         await rig.service.close()

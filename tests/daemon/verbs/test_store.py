@@ -13,7 +13,7 @@ from torpor.tests.memvid.store_making import URI, manifest_path
 async def test_one_of_two_versions_with_one_number_is_deleted_and_the_other_wakes(rig: Rigged, kept: int) -> None:
     """The daemon goes on by numbers: the version that its number does not mean is refused, and never taken for the
     other."""
-    store, counts = rig.service.store, (5, 9)
+    store, counts = rig.service._parts.store.disk, (5, 9)
     await rig.asleep("agent", tokens_of(1, 20))
     await rig.service.append("agent", tokens=tokens_of(2, counts[0]))
     older = bytes.fromhex((await rig.sleep("agent")).bundle_id)

@@ -42,12 +42,14 @@ async def used_by_a_client(rig: Rigged, name: str) -> AsyncIterator[asyncio.Task
     ended = asyncio.Event()
 
     async def hold() -> None:
-        with rig.service.queue.admitted("normal"):
-            async with rig.service.residency.turns.take(rig.service.resolve(name)):
+        with rig.service._parts.queue.admitted("normal"):
+            async with rig.service._parts.sessions.residency.turns.take(rig.service._parts.sessions.resolve(name)):
                 await ended.wait()
 
     task = asyncio.ensure_future(hold())
-    await until(lambda: rig.service.residency.turns.users(rig.service.resolve(name)) > 0)
+    await until(
+        lambda: rig.service._parts.sessions.residency.turns.users(rig.service._parts.sessions.resolve(name)) > 0
+    )
     try:
         yield task
     finally:
@@ -122,25 +124,25 @@ async def test_nobody_waits_for_the_answer_of_another_client(rig: Rigged, messag
 async def test_a_request_that_was_given_up_and_the_daemons_own_work_are_waited_for(rig: Rigged) -> None:
     """They end soon, and the session is the client's own."""
     await begun(rig, asleep=False)
-    held, uri = asyncio.Event(), rig.service.resolve("a")
-    async with rig.service.residency.turns.take(uri):  # of no request
+    held, uri = asyncio.Event(), rig.service._parts.sessions.resolve("a")
+    async with rig.service._parts.sessions.residency.turns.take(uri):  # of no request
         asking = asyncio.ensure_future(converse(rig, BEHIND, "zwei"))
-        await until(lambda: rig.service.residency.turns.users(uri) == 2)
+        await until(lambda: rig.service._parts.sessions.residency.turns.users(uri) == 2)
     assert (await asking).session == "torpor://default/a"
 
     async def leave_slowly() -> None:
-        with rig.service.queue.admitted("normal"):
-            async with rig.service.residency.turns.take(uri):
+        with rig.service._parts.queue.admitted("normal"):
+            async with rig.service._parts.sessions.residency.turns.take(uri):
                 try:
                     await asyncio.Event().wait()
                 finally:
                     await held.wait()
 
     leaving = asyncio.ensure_future(leave_slowly())
-    await until(lambda: rig.service.residency.turns.is_busy(uri))
+    await until(lambda: rig.service._parts.sessions.residency.turns.is_busy(uri))
     leaving.cancel()
     asking = asyncio.ensure_future(converse(rig, [*BEHIND, assistant("zwei"), user("three")], "drei"))
-    await until(lambda: rig.service.residency.turns.users(uri) == 2)
+    await until(lambda: rig.service._parts.sessions.residency.turns.users(uri) == 2)
     held.set()
     assert (await asking).session == "torpor://default/a"
     assert leaving.cancelled()

@@ -264,12 +264,12 @@ _ANSWERS: Final = _by_test(
         },
         f"{_DAEMON}test_a_chat_goes_on_with_its_messages_and_sampling_after_a_kill": {
             "an answer is not flushed at all": Edit(
-                "daemon.parts", "Parts.acknowledge", "await self.journal.acknowledge("
+                "daemon.parts.sessions", "SessionParts.acknowledge", "await self._store.journal.acknowledge("
             ),
         },
         f"{_DAEMON}test_what_stays_of_a_cancelled_answer_is_there_after_a_kill": {
             "what stays of a cancelled answer is not flushed": Edit(
-                "daemon.parts", "Parts.woken", "await self.acknowledge(uri)"
+                "daemon.parts.sessions", "SessionParts.woken", "await self.acknowledge(uri)"
             ),
         },
         f"{_DAEMON}test_turns_that_wait_together_are_flushed_once": {
@@ -309,10 +309,10 @@ _ANSWERS: Final = _by_test(
         },
         f"{_DAEMON}test_turns_of_a_lost_state_that_became_no_version_at_once_become_one_at_the_next_use": {
             "a fork of a session that lost its state lacks its turns": Edit(
-                "daemon.verbs.forking", "_order_of_fork", "await parts.journal.replay("
+                "daemon.verbs.forking", "_order_of_fork", "await parts.store.journal.replay("
             ),
             "a sleep of a session that lost its state lacks its turns": Edit(
-                "daemon.verbs.waking", "_keep_in_turn", "await parts.journal.replay("
+                "daemon.verbs.waking", "_keep_in_turn", "await parts.store.journal.replay("
             ),
             "a wake of a session that lost its state lacks its turns": Edit(
                 "daemon.residency.residency", "Residency.bring_back", "await self.journal.replay("

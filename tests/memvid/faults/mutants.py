@@ -202,7 +202,7 @@ def package_folder() -> Path:
 
 def modules() -> dict[str, Path]:
     """Each module of memvid by its name; of two of one name by that of its package too. Those of the daemon by their
-    whole path: `daemon.parts`."""
+    whole path: `daemon.parts.sessions`."""
     root, found = package_folder(), dict[str, list[Path]]()
     for path in _of_the_store(root / "memvid"):
         found.setdefault(path.stem, []).append(path)

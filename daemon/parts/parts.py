@@ -1,0 +1,78 @@
+"""The groups of one service, and what all of them share."""
+
+from __future__ import annotations
+
+import time
+
+from ...memvid.store import Store
+from ..config.configuring import ConfigFile, Configuring
+from ..config.settings import Settings
+from ..engine.admission import Queue
+from ..engine.engine import Engine
+from ..events.bus import Bus
+from ..memory.loading import Loader
+from ..memory.model_registry import Shelf
+from ..options.current import CurrentOptions
+from ..options.serve_options import ServeOptions
+from ..upkeep.scrubbing import ScrubPolicy
+from .door import Door
+from .models import ModelParts
+from .sessions import SessionParts
+from .store import StoreParts
+from .upkeep import UpkeepParts
+
+
+class Parts:
+    """The parts of one service, over one store and the models of one process. queue: of the requests that need the
+    engine or memory. started: by the monotonic clock. config: where the daemon follows a configuration file."""
+
+    config: Configuring | None = None
+
+    def __init__(
+        self,
+        disk: Store,
+        engine: Engine,
+        shelf: Shelf,
+        loader: Loader,
+        bus: Bus,
+        options: ServeOptions,
+        scrub: ScrubPolicy | None,
+    ) -> None:
+        self._current = CurrentOptions(options)
+        self.started = time.monotonic()
+        self.door = Door()
+        self.queue = Queue(options.max_waiting)
+        self.bus = bus
+        self.models = ModelParts(engine, shelf, loader, self._current)
+        self.store = StoreParts(disk, self.models, bus, self._current)
+        self.sessions = SessionParts(self.store, self.models, self.door, bus, options)
+        self.upkeep = UpkeepParts(self.store, self.models, self.sessions, bus, self._current, scrub)
+
+    @property
+    def options(self) -> ServeOptions:
+        """The options that hold now."""
+        return self._current.now
+
+    async def start(self) -> None:
+        """Begin what the groups do unasked. Raises MemoryBudgetExceeded."""
+        await self.sessions.start()
+
+    def follow(self, file: ConfigFile, settings: Settings) -> None:
+        """Follow a configuration file. settings: its content at the start."""
+        self.config = Configuring(
+            file, settings, self._current, self.models.shelf, self.sessions.residency, self.queue, self.bus
+        )
+
+    async def reload_config(self) -> None:
+        """Read the configuration file again, if there is one."""
+        if self.config is not None:
+            await self.config.reload()
+            self.upkeep.retaining.look_again()
+
+    async def close(self) -> None:
+        """End all parts, the last made first. Sessions that are not durable are lost."""
+        await self.upkeep.close()
+        await self.sessions.close()
+        await self.models.close()
+        await self.store.close()
+        self.bus.close()

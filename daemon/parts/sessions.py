@@ -1,0 +1,253 @@
+"""The sessions: in memory, by their words, as trees of branches; and what several verbs do with one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+from ...memvid.answers import DeleteReport
+from ...memvid.format.manifest import require_session_map
+from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ..api.creating import CreateRequest
+from ..api.events import OnEvent, ignore
+from ..api.sampling import Sampling
+from ..api.session import Look
+from ..branches.stepping import Stepping
+from ..branches.trees import Forest
+from ..chat.conversing import Conversing
+from ..chat.folds import Folds
+from ..chat.prompt_io import Exchanges
+from ..chat.recalling import Recalling
+from ..engine.sampler import initial_key
+from ..errors import SessionAwake
+from ..events.bus import Bus
+from ..events.events import SessionCreated, SessionDeleted
+from ..memory.line import Use
+from ..models.chat_template import Root
+from ..options.serve_options import ServeOptions
+from ..prefixes.heads import Heads
+from ..prefixes.prefix_history import Reasons
+from ..prefixes.reuse import PrefixReuse
+from ..residency import listing
+from ..residency.labels import Labels
+from ..residency.listing import Roll
+from ..residency.planning import Planning
+from ..residency.residency import Residency
+from ..sessions.sessions import Session
+from ..sleep.maintenance import with_bounded_problems
+from ..tasks.cancellation import LeftMidway, to_the_end
+from ..upkeep.writing_behind import WritingBehind
+from .door import Door
+from .models import ModelParts
+from .store import StoreParts
+
+
+class SessionParts:
+    """All sessions of the store, and all that is known of them in memory."""
+
+    def __init__(self, store: StoreParts, models: ModelParts, door: Door, bus: Bus, options: ServeOptions) -> None:
+        self._store, self._models, self._door, self._bus = store, models, door, bus
+        self._hits: Counter[SessionUri] = Counter()
+        disk, hibernation, threads = store.disk, store.hibernation, store.hibernation.threads
+        engine, encoder, shelf = models.engine, models.encoder, models.shelf
+        self.residency = residency = Residency(
+            disk,
+            hibernation,
+            store.journal,
+            shelf,
+            models.loader,
+            door.require_working,
+            models.buffers,
+            bus,
+            options,
+        )
+        self.awake, self.turns, self.standing = residency.awake, residency.turns, residency.standing
+        self.putting_away, self.memory = residency.putting_away, residency.memory
+        self.loading, self.weights, self.last_sleeps = residency.models, residency.weights, residency.last_sleeps
+        self.planning = Planning(hibernation, residency, shelf)
+        self.reuse = PrefixReuse(disk, engine, hibernation, bus, self._hits, options.prefix_reuse)
+        self.heads = Heads(disk, threads)
+        self.reasons = Reasons(encoder, self.reuse, self.awake.get)
+        self.recalling = Recalling(disk, threads, encoder, residency, store.journal)
+        self.conversing = Conversing(encoder, residency, engine, bus)
+        self.exchanges = Exchanges(engine, residency, self.reuse, self.reasons, bus, store.journal)
+        self.folds = Folds(
+            disk, hibernation, residency, encoder, self.conversing, self.exchanges, self.forget_words, bus
+        )
+        self.forest, self.stepping = Forest(engine, residency.memory, residency.models), Stepping(engine)
+        self.roll = Roll(disk, self.awake)
+        self.labels = Labels(residency, self._hits, self.roll, self.delete_session)
+        self.writing_behind = WritingBehind(disk, engine, hibernation, residency, bus)
+
+    async def start(self) -> None:
+        """Bound the memory of computed buffers, and begin to learn what the stored sessions begin with."""
+        await self._models.buffers.bound(self.memory.for_sessions)
+        self.reuse.learn_stored()
+        self.heads.learn_stored()
+
+    async def close(self) -> None:
+        """Write no more unasked, and forget all sessions and branches in memory."""
+        await self.writing_behind.close()
+        await self.forest.close()
+        await self.residency.close()
+        await self.reuse.close()
+        await self.heads.close()
+
+    # --- names
+
+    def resolve(self, name: str) -> SessionUri:
+        """The session that a client names. Raises SessionNotFound, AmbiguousName."""
+        self._door.require_open()
+        return self._store.disk.resolve(name, also=self.awake)
+
+    async def version_of(self, session: str, version: int | None) -> tuple[SessionUri, int | None]:
+        """The session, and its version: the one behind the `@` of its name, or `version`."""
+        if VERSION_MARK not in session:
+            return self.resolve(session), version
+        self._door.require_open()
+        row = await self._store.version_numbered(session)
+        return self.resolve(str(row.uri)), row.version
+
+    def is_free(self, uri: SessionUri) -> bool:
+        """Whether a new session may have a name: no session has it, and no request holds it."""
+        return self.standing.is_free(uri) and not self.turns.users(uri)
+
+    # --- what happens in a turn
+
+    def claim(self, uri: SessionUri) -> Use:
+        """A place in the order of requests, for one that holds no session."""
+        return Use(uri, next(self.memory.numbers))
+
+    @contextlib.asynccontextmanager
+    async def woken(
+        self,
+        session: str,
+        emit: OnEvent,
+        *,
+        create: bool,
+        model: str | None = None,
+        labels: Sequence[str] = (),
+        durable: bool = False,
+    ) -> AsyncIterator[tuple[Use, Session]]:
+        """Hold a session alone, awake; a new one where there is none and `create` says so. What has changed in it is
+        durable at the end. model, labels: of a new one; the default model if None. durable: whether that also holds
+        where neither the option nor the session wants a journal of turns.
+
+        Raises:
+            StoreError: it is not durable, though the session has it in memory.
+        """
+        if create:
+            self._door.require_open()
+            uri = parse_reference(session)
+            held = self.residency.woken(
+                uri, emit, lambda use: self.begin(use, uri, CreateRequest(session, model=model, labels=labels))
+            )
+        else:
+            held = self.residency.woken(uri := self.resolve(session), emit)
+        async with held as (use, live):
+            try:
+                with self.reasons.of_what_reads(uri):
+                    yield use, live
+            except LeftMidway:
+                await self.acknowledge(uri)
+                raise
+            await self.acknowledge(uri, durable=durable)
+
+    async def begin(self, use: Use, uri: SessionUri, wanted: CreateRequest) -> Session:
+        """Make a new session; the caller holds its turn."""
+        model, settings = self._models.place_for(wanted.model).name, wanted.sampling or Sampling()
+        self.standing.require_new(uri)
+        async with self.loading.using(model, use) as chosen:
+            state = await self._store.waking.begin(chosen, initial_key)
+            root = Root(tuple(wanted.tools), wanted.template_arguments or {})
+            created = Session(
+                uri,
+                chosen,
+                state,
+                settings,
+                labels=tuple(wanted.labels),
+                system=wanted.system,
+                root=root,
+                durability=wanted.durability,
+            )
+            require_session_map(created.to_map())
+            self.awake.admit(created)
+            self._bus.publish(SessionCreated(uri, chosen.name))
+            return created
+
+    async def acknowledge(self, uri: SessionUri, *, durable: bool = False) -> None:
+        """Make what has changed in an awake session durable; as of `woken`, for a request that holds it."""
+        live = self.awake.get(uri)
+        if live is not None:
+            try:
+                await self._store.journal.acknowledge(live)
+                if durable and live.dirty and not self._store.journal.keeps(live):
+                    await self.keep_whole(live)
+            finally:
+                if not live.is_mere_look:  # else its newest version is what was said
+                    self.heads.note(live)
+
+    async def keep_whole(self, live: Session) -> None:
+        """Write what has changed in an awake session as a version of its own. Raises as a sleep."""
+        await to_the_end(self.putting_away.keep(live, ignore, "journal"))
+
+    # --- looks
+
+    def look(self, live: Session) -> Look | None:
+        """The position of a session that is only looked at."""
+        return listing.look_of(live, self._store.disk.find_session(live.uri))
+
+    def is_at_look(self, uri: SessionUri) -> bool:
+        """Whether the next use of a session finds it at a look, and not at its end."""
+        live = self.awake.get(uri)
+        return live is not None and live.is_mere_look
+
+    # --- ends
+
+    async def delete_session(self, uri: SessionUri) -> DeleteReport:
+        """Remove a session everywhere; the caller holds its turn. Raises SessionNotFound."""
+        disk, report = self._store.disk, DeleteReport(str(uri), 0, 0)
+        await self.writing_behind.let_go(uri)
+        if disk.can_be_deleted(uri):
+            report = await self._store.on_writer(lambda: disk.delete_session(uri))
+        elif uri not in self.awake:
+            self.standing.require_row(uri)  # raises
+        # Only now: a session that cannot be removed from the disk must not be lost from memory.
+        self.forget(uri)
+        self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
+        return with_bounded_problems(report)
+
+    async def delete_version(self, uri: SessionUri, bundle_id: bytes) -> DeleteReport:
+        """Delete one version from the disk. Raises SessionNotFound. SessionAwake: the session is awake at it."""
+        live, row = self.awake.get(uri), self.standing.require_row(uri, bundle_id)
+        if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
+            raise SessionAwake(
+                f"{uri} is awake, and version {row.version} is its last one; put it to sleep first, or delete it "
+                "whole.",
+                session=str(uri),
+            )
+        await self.writing_behind.let_go(uri)
+        report = await self._store.on_writer(lambda: self._store.disk.delete_version(uri, bundle_id))
+        self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
+        return with_bounded_problems(report)
+
+    def forget(self, uri: SessionUri) -> None:
+        """Free the memory of a session that is not on the disk any more, and forget its words."""
+        self.awake.drop(uri)
+        self.forget_words(uri)
+
+    async def learn_words(self, uri: SessionUri) -> None:
+        """Let transcripts find a session that was made of another one, or came from elsewhere."""
+        live = self.awake.get(uri)
+        if live is not None:
+            self.heads.note(live)
+        else:
+            await self.heads.learn(uri)
+
+    def forget_words(self, uri: SessionUri) -> None:
+        """Forget all tokens and text of a deleted session."""
+        self.reuse.forget(uri)
+        self.heads.forget(uri)
+        self.reasons.forget(uri)
+        self._hits.pop(uri, None)

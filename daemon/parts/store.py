@@ -1,0 +1,64 @@
+"""The store, and how sessions go into it and come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from ...memvid.format.records import IndexRow
+from ...memvid.store import Store
+from ..api.events import ignore
+from ..events.bus import Bus
+from ..options.current import CurrentOptions
+from ..sessions.sessions import Session
+from ..sleep.disk_space import Way
+from ..sleep.forking import Forking
+from ..sleep.hibernation import Hibernation
+from ..sleep.quantising import Quantising
+from ..sleep.turn_journal import TurnJournal
+from ..tasks.cancellation import to_the_end
+from .models import ModelParts
+
+Result = TypeVar("Result")
+
+
+class StoreParts:
+    """What is durable. disk: the store itself. way: between the sleeps and the repacks."""
+
+    def __init__(self, disk: Store, models: ModelParts, bus: Bus, options: CurrentOptions) -> None:
+        engine = models.engine
+        self.disk = disk
+        self.way = Way()
+        self.hibernation = Hibernation(disk, engine, self.way, bus)
+        self.waking = self.hibernation.waking
+        self.journal = TurnJournal(
+            disk, self.hibernation.threads, lambda: options.now.durability, self._keep_for_the_journal
+        )
+        self.forking = Forking(disk, self.hibernation)
+        self.quantising = Quantising(disk, engine, self.hibernation)
+
+    async def on_io(self, work: Callable[[], Result]) -> Result:
+        """Run store work that only reads, off the event loop."""
+        return await self.hibernation.threads.on_io(work)
+
+    async def on_writer(self, work: Callable[[], Result]) -> Result:
+        """Run store work that writes, one after the other, off the event loop."""
+        return await self.hibernation.threads.on_writer(work)
+
+    async def version_named(self, session: str) -> IndexRow:
+        """The version behind the `@` of a name. Raises AmbiguousVersion."""
+        return await self.on_io(lambda: self.disk.resolve_version(session))
+
+    async def version_numbered(self, session: str) -> IndexRow:
+        """As `version_named`, for what goes on by its number. Raises AmbiguousVersion: that means another version."""
+        return self.disk.require_numbered(await self.version_named(session))
+
+    async def _keep_for_the_journal(self, live: Session) -> None:
+        """Make a version of a session whose turn is too large for the journal. Raises as a sleep."""
+        await to_the_end(self.hibernation.sleep(live, ignore, cause="journal"))
+
+    async def close(self) -> None:
+        """Wait for running reads and writes, and let the store go."""
+        await asyncio.to_thread(self.hibernation.close)
+        self.disk.close()
