@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -579,60 +580,19 @@ def test_t5_an_export_cut_anywhere_is_truncated(store: Store, other: Store, targ
     assert nothing_came(other)
 
 
-def test_foreign_files_are_refused(store: Store, other: Store, target: Path) -> None:
-    data = exported(store, target).read_bytes() if sleep(store, 300) else b""
-    for content, kind in (
-        (b"", errors.Truncated),
-        (b"\x89PNG\r\n\x1a\n" + bytes(5000), errors.CorruptBundle),
-        (data + b"\0", errors.TrailingData),
-        (data + data, errors.TrailingData),
-        (bytes(len(data)), errors.CorruptBundle),
-        (os.urandom(4096), errors.CorruptBundle),
-    ):
-        target.write_bytes(content)
-        refused(other, target, kind)
-
-
-def test_threat_23_a_file_of_a_later_version_is_refused_as_such(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 300)
-    data = exported(store, target).read_bytes()
-    later = making.of_a_later_version(data)
-    target.write_bytes(later[:32] + data[32:])
-    refused(other, target, errors.CorruptBundle)  # as long as its digest does not say that the 3 was written
-    target.write_bytes(later)
-    assert refused(other, target, errors.UnsupportedFormat).found == 3
-
-
-def test_a_bundle_of_format_1_that_needs_another_is_refused_as_not_whole(other: Store) -> None:
-    error = refused(other, bundle_of(CASES / "small", URI, 2), errors.BlockMissing)
-    assert "torpor export" in error.message
-
-
-def test_a_pack_of_a_store_is_refused(store: Store, other: Store) -> None:
-    (pack,) = packs_of(store, sleep(store, 600))
-    refused(other, pack, errors.CorruptBundle)
-
-
-def test_a_manifest_over_blocks_of_another_chain_is_refused(store: Store, other: Store, target: Path) -> None:
+def traded(store: Store, file: Path) -> None:
     """Every digest right: only the blocks' own headers tell that they are not what the manifest says."""
-    sleep(store, 512)
     with store.open_session(URI) as reader:
-        one, two, state = reader.entries
-        traded = (dataclasses.replace(one, id=two.id), dataclasses.replace(two, id=one.id), state)
-        sealed(reader, dataclasses.replace(reader.manifest, blocks=traded), reader.entries, target)
-    refused(other, target, errors.CorruptBundle)
+        one, two, *others = reader.entries
+        blocks = (dataclasses.replace(one, id=two.id), dataclasses.replace(two, id=one.id), *others)
+        sealed(reader, dataclasses.replace(reader.manifest, blocks=blocks), reader.entries, file)
 
 
-@pytest.mark.parametrize("lacks", ["all of it", "its keys"])
-def test_a_file_that_lacks_a_block_of_its_manifest_is_refused(
-    store: Store, other: Store, target: Path, lacks: str
-) -> None:
-    sleep(store, 512)
+def lacking(store: Store, file: Path, *, keys_alone: bool) -> None:
     with store.open_session(URI) as reader:
         first, *others = reader.entries
-        entries, stripped = (others, b"") if lacks == "all of it" else (reader.entries, first.id)
-        sealed(reader, reader.manifest, entries, target, stripped=stripped)
-    refused(other, target, errors.BlockMissing)
+        entries, stripped = (reader.entries, first.id) if keys_alone else (others, b"")
+        sealed(reader, reader.manifest, entries, file, stripped=stripped)
 
 
 def sealed(
@@ -645,7 +605,57 @@ def sealed(
             with reader.holding(entry) as file:
                 (writer.add_stripped if entry.id == stripped else writer.add_copy)(file, entry.id)
         writer.finish(manifest.encode())
-        temp.publish_new(target.name)
+        temp.publish(target.name, replacing=True)
+
+
+def later(file: Path, *, is_told: bool) -> None:
+    """Of a later version; or a digest does not say that the 3 was written."""
+    data = file.read_bytes()
+    changed = making.of_a_later_version(data)
+    file.write_bytes(changed if is_told else changed[:32] + data[32:])
+
+
+NO_VERSION: dict[str, tuple[Callable[[Store, Path], object], type[errors.StoreError]]] = {
+    "empty": (lambda _, file: file.write_bytes(b""), errors.Truncated),
+    "cut": (lambda _, file: file.write_bytes(file.read_bytes()[:-1]), errors.Truncated),
+    "longer": (lambda _, file: file.write_bytes(file.read_bytes() + b"\0"), errors.TrailingData),
+    "twice": (lambda _, file: file.write_bytes(2 * file.read_bytes()), errors.TrailingData),
+    "flipped": (lambda _, file: making.flip(file, file.stat().st_size // 2), errors.Corruption),
+    "zeros": (lambda _, file: file.write_bytes(bytes(file.stat().st_size)), errors.CorruptBundle),
+    "noise": (lambda _, file: file.write_bytes(os.urandom(4096)), errors.CorruptBundle),
+    "a picture": (lambda _, file: file.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(5000)), errors.CorruptBundle),
+    "a pack": (lambda store, file: shutil.copy(next(Path(store.path, "packs").iterdir()), file), errors.CorruptBundle),
+    "a manifest": (lambda store, file: shutil.copy(*Path(store.path, "versions").iterdir(), file), errors.Corruption),
+    "a later version": (lambda _, file: later(file, is_told=True), errors.UnsupportedFormat),
+    "damage that looks like one": (lambda _, file: later(file, is_told=False), errors.CorruptBundle),
+    "blocks of another chain": (traded, errors.CorruptBundle),
+    "a block is not there": (partial(lacking, keys_alone=False), errors.BlockMissing),
+    "its keys are not there": (partial(lacking, keys_alone=True), errors.BlockMissing),
+}
+
+
+@pytest.mark.parametrize("way", ["import", "hand over"])
+@pytest.mark.parametrize(("make", "kind"), NO_VERSION.values(), ids=NO_VERSION)
+def test_threat_23_a_file_that_is_no_whole_version_is_refused_and_leaves_nothing(
+    store: Store,
+    other: Store,
+    file: Path,
+    make: Callable[[Store, Path], object],
+    kind: type[errors.StoreError],
+    way: str,
+) -> None:
+    make(store, file)
+    if way == "import":
+        refused(other, file, kind)
+        return
+    with pytest.raises(kind):
+        hand_over(other.path, str(file))
+    assert not list(Path(other.path).glob("incoming/*"))
+
+
+def test_a_bundle_of_format_1_that_needs_another_says_what_to_do(other: Store) -> None:
+    error = refused(other, bundle_of(CASES / "small", URI, 2), errors.BlockMissing)
+    assert "torpor export" in error.message
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device", "nul", "looping link"])
