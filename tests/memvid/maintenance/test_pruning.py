@@ -410,32 +410,27 @@ def test_many_stand_ins_that_nothing_covers_take_a_few_openings_each(store: Stor
     assert 8 <= opened.call_count <= 6 * 8
 
 
-def test_whole_versions_stay(store: Store) -> None:
-    four_versions(store)
-    assert store.drop_stand_ins(URI).actions == ()
-    assert versions(store) == [1, 2, 3, 4]
+def lose_what_both_have(store: Store, receipts: list[Receipt]) -> None:
+    pack_of(store, receipts[0]).unlink()
 
 
-def test_a_stand_in_with_a_mark_stays(store: Store) -> None:
-    stand_in_and_more(store, 536)
-    store.tag(URI, 2, "mine")
-    assert store.drop_stand_ins(URI).actions == ()
-    store.untag(URI, "mine")
-    store.drop_stand_ins(URI)
-    assert versions(store) == [1, 3]
+def strip_the_later(store: Store, receipts: list[Receipt]) -> None:
+    making.mark_stripped(store, receipts[2])
 
 
-def test_a_stand_in_that_turns_stand_behind_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+KEPT: dict[str, Callable[[Store, list[Receipt]], object]] = {
+    "a mark": lambda store, _: store.tag(URI, 2, "mine"),
+    "the later one lacks a block that both have": lose_what_both_have,
+    "the later one is stripped, and it is not": strip_the_later,
+    **{f"{hurt.__name__} of the later one": lambda store, made, hurt=hurt: hurt(store, made[2]) for hurt in HURTS},
+}
+
+
+@pytest.mark.parametrize("why", KEPT)
+def test_a_stand_in_stays_with_a_mark_and_where_the_later_version_is_no_full_one(store: Store, why: str) -> None:
     receipts = stand_in_and_more(store, 536)
-    monkeypatch.setattr(Journal, "bases", lambda _journal: {URI: receipts[1].bundle_id})
-    assert store.drop_stand_ins(URI).actions == ()
-
-
-@pytest.mark.parametrize("hurt", HURTS)
-def test_a_stand_in_stays_where_the_later_version_cannot_be_woken(store: Store, hurt: Hurt) -> None:
-    receipts = stand_in_and_more(store, 536)
-    before = {path: path.read_bytes() for path in Path(store.path).rglob("*.mv?")}
-    hurt(store, receipts[2])
+    before = {path: path.read_bytes() for path in (*Path(store.path).rglob("*.mv?"), Path(store.path, "marks.json"))}
+    KEPT[why](store, receipts)
     assert store.drop_stand_ins(URI).actions == ()
     for path, data in before.items():
         making.put(path, data)
@@ -443,18 +438,19 @@ def test_a_stand_in_stays_where_the_later_version_cannot_be_woken(store: Store, 
     assert versions(store) == [1, 3]
 
 
-def test_a_stand_in_stays_where_the_later_version_lacks_a_block_that_both_have(store: Store) -> None:
-    pack_of(store, stand_in_and_more(store, 536)[0]).unlink()
-    assert store.drop_stand_ins(URI).actions == ()
-
-
-def test_a_stand_in_stays_where_the_later_version_is_stripped_and_it_is_not(store: Store) -> None:
+def test_whole_versions_and_a_stripped_stand_in_of_a_stripped_one(store: Store) -> None:
     receipts = stand_in_and_more(store, 536)
     making.mark_stripped(store, receipts[2])
-    assert store.drop_stand_ins(URI).actions == ()
     making.mark_stripped(store, receipts[1])
     store.drop_stand_ins(URI)
-    assert versions(store) == [1, 3]
+    assert versions(store) == [1, 3], "they have what it has"
+    assert store.drop_stand_ins(URI).actions == ()
+
+
+def test_a_stand_in_that_turns_stand_behind_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    receipts = stand_in_and_more(store, 536)
+    monkeypatch.setattr(Journal, "bases", lambda _journal: {URI: receipts[1].bundle_id})
+    assert store.drop_stand_ins(URI).actions == ()
 
 
 def test_a_fork_of_a_stand_in_keeps_all_that_it_has(store: Store) -> None:
