@@ -450,17 +450,6 @@ def test_a_store_without_one_of_its_folders_is_refused(
         require_awake(again, 5)
 
 
-def test_one_process_writes_a_store(store: Store, store_path: Path) -> None:
-    sleep(store, 5)
-    with pytest.raises(errors.StoreLocked) as refusal:
-        Store.open(store_path, writable=True)
-    assert refusal.value.holder_pid == os.getpid()
-    with Store.open(store_path, writable=False) as reader:
-        require_awake(reader, 5)
-    assert [row.version for row in store.versions(URI)] == [1]
-    assert sleep(store, 6).version == 2
-
-
 def test_a_closed_store_is_closed(store: Store) -> None:
     sleep(store, 5)
     reader = store.open_session(URI)
@@ -548,13 +537,3 @@ def test_a_clock_before_1970_does_not_stop_a_sleep_and_two_of_one_moment_are_two
     third = write(store, drafts(10), 10, uri=URI)
     assert third.bundle_id != again.bundle_id
     require_awake(store, 10)
-
-
-def test_a_read_only_store_works_beside_a_writer_and_writes_nothing(store: Store, store_path: Path) -> None:
-    sleep(store, 300)
-    rows = list(store.iter_sessions())
-    before = tree(store_path)
-    with Store.open(store_path, writable=False) as reader:
-        require_awake(reader, 300)
-        assert list(reader.iter_sessions()) == rows
-    assert tree(store_path) == before

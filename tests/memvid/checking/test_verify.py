@@ -134,18 +134,6 @@ def test_damaged_padding_is_a_finding_of_the_pack_alone(store: Store) -> None:
     assert (codes(report), report.damaged) == (["corrupt_block"], ())
 
 
-def test_every_byte_of_a_pack_counts(store: Store) -> None:
-    receipt = sleep(store, 4, layers=1, heads=1)
-    pack = pack_of(store, receipt)
-    unseen = []
-    for at in range(0, pack.stat().st_size, 41):
-        good = flip(pack, at)
-        if store.verify(deep=True).ok:
-            unseen.append(at)
-        put(pack, good)
-    assert unseen == []
-
-
 @pytest.mark.parametrize("at", [3, 40, 70, -1])
 def test_a_damaged_manifest_is_told_with_its_version(store: Store, at: int) -> None:
     receipt = sleep(store)

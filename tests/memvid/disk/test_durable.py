@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid.disk import durable
-from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.errors import (
     BlockMissing,
     DurabilityLost,
@@ -155,6 +152,7 @@ FAILURES = [
     ("dup", errno.EMFILE, StoreIoError, True),
     ("fsync", errno.EIO, DurabilityLost, True),
 ]
+FLUSHES = 4
 UNREAD = (BlockMissing, None)
 """Where a sleep cannot open what it goes on from, its state can still sleep whole."""
 
@@ -163,8 +161,8 @@ UNREAD = (BlockMissing, None)
 def test_threats_30_31_t4_a_sleep_in_which_a_call_fails_is_refused_in_a_typed_way_and_changes_nothing(
     store: Store, call: str, code: int, kind: type[StoreError], once: bool
 ) -> None:
-    """Of a new session, and of a version that goes on. Then the store goes on too; behind a failed flush, once it was
-    opened again."""
+    """Of a new session, and of a version that goes on. Then the store goes on too; behind a failed flush, of which each
+    is told, once it was opened again."""
     first = sleep(store, 300)
     before, rows, refusals = files(store), store.versions(URI), set[tuple[type[StoreError], object]]()
     for number in range(20):
@@ -179,6 +177,7 @@ def test_threats_30_31_t4_a_sleep_in_which_a_call_fails_is_refused_in_a_typed_wa
         else:
             store.delete_version(URI, 2) if goes_on else store.delete_session(OTHER_URI)
         if kind is DurabilityLost:
+            assert store._core.writable == (number >= 2 * FLUSHES), "no failed flush is acknowledged"
             store = reopened(store)
         assert files(store) == before
         assert (store.versions(URI), store.find_session(OTHER_URI)) == (rows, None)
@@ -277,29 +276,6 @@ def test_what_may_not_be_written_says_what_to_do(store: Store, number: int, advi
     assert refusal.value.errno == number
 
 
-def test_threat_30_a_file_size_limit_of_the_system_is_no_space(tmp_path: Path) -> None:
-    """No injection: the kernel itself cuts the write short and then refuses."""
-    script = f"""
-import resource
-from torpor.tests.memvid.store_making import *
-from torpor.memvid.errors import NoSpace
-with Store.open({str(tmp_path / "store")!r}, writable=True) as store:
-    sleep(store, 300)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
-    try:
-        sleep(store, 3000, layers=8)
-    except NoSpace as error:
-        print(error.code)
-    require_awake(store, 300)
-    sleep(store, 400)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert store.verify(deep=True).ok
-    print(len(list(Path(store.path).rglob("*.tmp"))), len(store.index.bundle_ids()))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout.split(), done.stderr) == (["no_space", "0", "2"], "")
-
-
 def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(store: Store) -> None:
     real_writev, real_preadv = os.writev, os.preadv
 
@@ -318,29 +294,6 @@ def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(store: Store)
         require_awake(store, 30)
     require_awake(store, 30)
     assert store.verify(deep=True).ok
-
-
-@pytest.mark.parametrize("after", [0, 1, 2, 3])
-def test_threat_31_a_failed_flush_is_never_acknowledged_and_ends_writing(store: Store, after: int) -> None:
-    sleep(store, 300)
-    with mock.patch.object(os, "fsync", failing(errno.EIO, os.fsync, after=after)):
-        for number in range(4):
-            try:
-                sleep(store, 600 + number)
-            except DurabilityLost:
-                break
-        else:
-            pytest.fail("a failed flush was acknowledged")
-    acknowledged = store.versions(URI)[-1].token_count
-    for attempt in (lambda: sleep(store, 10), lambda: store.delete_session(URI)):  # though flushing works again
-        with pytest.raises(DurabilityLost, match="writes no more"):
-            attempt()
-    assert not store._core.writable
-    require_awake(store, acknowledged)
-    with reopened(store) as again:
-        require_awake(again, acknowledged)
-        sleep(again, 10)
-        assert again.verify(deep=True).ok
 
 
 def test_what_does_not_read_back_is_not_published(store: Store) -> None:
@@ -371,10 +324,3 @@ def test_a_read_that_fails_is_typed_and_names_the_file(store: Store, monkeypatch
             reader.tokens()
     assert (refusal.value.errno, refusal.value.path) == (errno.EIO, str(pack_of(store, receipt)))
     require_awake(store, 300)
-
-
-def test_write_file_replaces_a_file_whole(tmp_path: Path) -> None:
-    with closing_fd(os.open(tmp_path, os.O_RDONLY)) as fd:
-        durable.write_file(fd, "note", b"one", str(tmp_path))
-        durable.write_file(fd, "note", b"two", str(tmp_path))
-    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("note", b"two")]

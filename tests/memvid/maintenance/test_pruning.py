@@ -60,18 +60,6 @@ def test_what_no_rule_keeps_goes_and_what_stays_wakes_to_the_bit(store: Store) -
     assert kinds(store) == []
 
 
-def test_a_session_pruned_and_opened_again_has_the_same_versions(store: Store) -> None:
-    last = four_versions(store)[-1]
-    store.prune(LAST)
-    for anew in (False, True):
-        with reopened(store, anew=anew) as again:
-            assert (versions(again), again.opening.unreadable) == ([4], ())
-            require_awake(again, 800)
-    with reopened(store) as again:
-        assert sleep(again, 900, before=last).version == 5
-        require_awake(again, 900)
-
-
 def test_a_retention_without_a_rule_drops_nothing(store: Store) -> None:
     four_versions(store)
     report = store.prune(Retention())

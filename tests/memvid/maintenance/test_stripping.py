@@ -6,8 +6,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from torpor.memvid.errors import BlockMissing, StoreError, StoreIoError
-from torpor.memvid.folder.marks import Marks
+from torpor.memvid.errors import BlockMissing
 from torpor.memvid.maintenance import stripping
 from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
@@ -139,16 +138,6 @@ def test_turns_that_come_behind_a_stripped_version_keep_what_is_there(store: Sto
         assert ledger(store) == token_ids(0, 532)
         with store.open_session(URI) as reader:
             assert reader.whole_up_to() == 512
-
-
-def test_a_mark_that_cannot_be_written_strips_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep(store, 512)
-    with monkeypatch.context() as patched:
-        patched.setattr(Marks, "save", making.refusing(StoreIoError("The system refused.")))
-        with pytest.raises(StoreError):
-            store.strip(URI)
-    store.repack(policy=CLEARING)
-    require_awake(store, 512)
 
 
 def test_a_strip_that_is_cut_off_leaves_a_version_whole_or_stripped_and_another_one_finishes(

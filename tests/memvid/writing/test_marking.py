@@ -290,15 +290,6 @@ def test_a_session_of_which_only_a_tag_is_left_says_so_and_can_be_deleted(store:
         assert store.opening.unreadable == ()
 
 
-def test_repair_takes_a_missing_version_with_a_tag_from_a_backup(three: Store, tmp_path: Path) -> None:
-    three.tag(URI, 3, "good")
-    three.backup(tmp_path / "copy")
-    lose(three, 3)
-    with reopened(three, anew=True) as store:
-        assert [action.kind for action in store.repair(sources=[str(tmp_path / "copy")]).actions] == ["copy"]
-        assert store.resolve_version("agent@good").version == 3
-
-
 def test_tags_and_pins_go_before_their_versions_and_strips_behind_them(three: Store) -> None:
     for version in (1, 2, 3):
         three.tag(URI, version, f"t{version}")
