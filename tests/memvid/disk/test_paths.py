@@ -54,7 +54,7 @@ def test_threats_20_21_a_manifest_or_pack_that_is_no_plain_file_is_refused(
     require_awake(store, 20, uri=OTHER_URI)
 
 
-@pytest.mark.parametrize("name", ["store.json", "lock", "index.sqlite"])
+@pytest.mark.parametrize("name", ["store.json", "lock", "index.sqlite", "marks.json"])
 @pytest.mark.parametrize("replace", REPLACEMENTS, ids=NAMES)
 @pytest.mark.timeout(20)
 def test_threats_20_21_a_file_of_the_store_that_is_no_plain_file_is_refused(
@@ -64,8 +64,8 @@ def test_threats_20_21_a_file_of_the_store_that_is_no_plain_file_is_refused(
     store.close()
     replace(store_path / name, tmp_path / "aside")
     for writable in (True,) if name == "lock" else (True, False):  # a reader has no lock
-        with pytest.raises(UnsafePath, match=name):
-            Store.open(store_path, writable=writable)
+        with pytest.raises(UnsafePath, match=name), Store.open(store_path, writable=writable) as again:
+            again.marks(URI)  # read where they are asked for
 
 
 @pytest.mark.parametrize("name", ["versions", "packs"])

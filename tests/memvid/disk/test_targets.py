@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from torpor.memvid.disk.paths import closing_fd
 from torpor.memvid.disk.targets import new_file, require_target
 from torpor.memvid.errors import NoTargetFolder, StoreIoError, TargetExists, TargetInStore
+from torpor.tests.memvid.store_making import meanwhile, refusing
 
 
 @pytest.fixture
@@ -20,13 +22,20 @@ def root_fd(tmp_path: Path) -> Iterator[int]:
         yield fd
 
 
+@pytest.fixture(params=["links", "no links"])
+def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on which a file may have two names, and one on which it may not."""
+    if request.param == "no links":
+        monkeypatch.setattr(os, "link", refusing(OSError(errno.EPERM, "no links here")))
+
+
 def write(root_fd: int, target: Path, data: bytes, *, replacing: bool = False) -> None:
     with new_file(root_fd, target, replacing=replacing) as temp:
         temp.append([data])
         temp.sync()
 
 
-def test_a_file_has_its_name_only_once_it_is_whole(root_fd: int, tmp_path: Path) -> None:
+def test_a_file_has_its_name_only_once_it_is_whole(root_fd: int, tmp_path: Path, disk: None) -> None:
     target = tmp_path / "x"
     with new_file(root_fd, target) as temp:
         temp.append([b"half"])
@@ -63,7 +72,7 @@ def test_a_name_may_be_as_long_as_the_system_takes_it(root_fd: int, tmp_path: Pa
         assert (tmp_path / name).read_bytes() == b"whole"
 
 
-def test_a_file_that_comes_meanwhile_is_left_as_it_is(root_fd: int, tmp_path: Path) -> None:
+def test_a_file_that_comes_meanwhile_is_left_as_it_is(root_fd: int, tmp_path: Path, disk: None) -> None:
     target = tmp_path / "x"
 
     def write_while_another_does() -> None:
@@ -74,6 +83,12 @@ def test_a_file_that_comes_meanwhile_is_left_as_it_is(root_fd: int, tmp_path: Pa
     with pytest.raises(TargetExists):
         write_while_another_does()
     assert target.read_bytes() == b"theirs"
+    assert sorted(os.listdir(tmp_path)) == ["store", "x"]
+
+
+def test_a_temporary_name_that_would_not_go_at_once_leaves_the_file_alone(root_fd: int, tmp_path: Path) -> None:
+    with meanwhile(os, "unlink", refusing(OSError(errno.EIO, "once"))):
+        write(root_fd, tmp_path / "x", b"whole")
     assert sorted(os.listdir(tmp_path)) == ["store", "x"]
 
 

@@ -223,14 +223,6 @@ def test_what_was_deleted_stays_in_the_backup_with_its_marks(source: Path, tmp_p
         assert set(store.marks(OTHER_URI).tags) == {"first"}
 
 
-def test_a_version_that_is_missing_stays_in_the_backup(source: Path, tmp_path: Path) -> None:
-    back_up(source, tmp_path / "copy")
-    with Store.open(source, writable=True) as store:
-        manifest_path(store, store.versions(URI)[-1].bundle_id).unlink()
-    back_up(source, tmp_path / "copy")
-    require_whole(tmp_path / "copy")
-
-
 def test_a_version_that_is_missing_is_told(source: Path, tmp_path: Path) -> None:
     with Store.open(source, writable=True) as store:
         path = manifest_path(store, store.versions(URI)[-1].bundle_id)
@@ -302,10 +294,11 @@ def test_a_block_that_the_system_does_not_read_is_told_and_the_rest_is_copied(
     require_whole(tmp_path / "copy")
 
 
-def test_a_version_that_is_damaged_since_stays_sound_in_the_backup(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_what_is_missing_or_damaged_since_stays_sound_in_the_backup(source: Path, tmp_path: Path, how: str) -> None:
     back_up(source, tmp_path / "copy")
     for file in source.rglob("*.mv[mp]"):
-        file.write_bytes(bytes(100))
+        file.write_bytes(bytes(100)) if how == "damaged" else file.unlink()
     back_up(source, tmp_path / "copy")
     require_whole(tmp_path / "copy")
 

@@ -107,36 +107,6 @@ def test_an_export_is_one_pack_with_all_blocks_and_the_manifest(store: Store, ta
     assert os.listdir(target.parent) == [target.name]
 
 
-def test_a_file_that_appears_while_the_export_runs_is_not_overwritten_on_a_disk_without_links(
-    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sleep(store, 300)
-    monkeypatch.setattr(os, "link", without_links)
-    with pytest.raises(errors.TargetExists):
-        store.export_session(URI, None, target, on_progress=lambda *_: target.write_text("mine") and None)
-    assert {name.name: name.read_text() for name in target.parent.iterdir()} == {target.name: "mine"}
-
-
-def test_an_export_whose_temporary_name_would_not_go_at_once_leaves_its_file_alone(store: Store, target: Path) -> None:
-    sleep(store, 300)
-    with meanwhile(os, "unlink", making.refusing(OSError(errno.EIO, "once"))):
-        store.export_session(URI, None, target)
-    assert [file.name for file in target.parent.iterdir() if file.is_file()] == [target.name]
-
-
-def without_links(*_args: object, **_kwargs: object) -> None:
-    raise OSError(errno.EPERM, "no links here")
-
-
-def test_a_disk_without_links_gets_its_export_too(store: Store, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    second = sleep(store, 300)
-    monkeypatch.setattr(os, "link", without_links)
-    store.export_session(URI, None, target)
-    assert os.listdir(target.parent) == [target.name]
-    with pack_file(target) as file:
-        assert blake3(file.encoded_manifest()).digest() == second.bundle_id
-
-
 def test_an_export_takes_each_block_from_a_pack_that_has_it_right(store: Store, other: Store, target: Path) -> None:
     """Two packs have a block, and the one that is asked first is damaged."""
     receipt = sleep(store, 600)

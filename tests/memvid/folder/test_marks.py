@@ -20,11 +20,9 @@ from torpor.memvid.errors import (
     InvalidTag,
     LimitExceeded,
     MarkNotFound,
-    MarksLost,
     NoSpace,
     StoreIoError,
     TagTaken,
-    UnsafePath,
     UnsupportedFormat,
 )
 from torpor.memvid.folder.folder import StoreFolder
@@ -407,37 +405,6 @@ def test_threat_26_marks_of_another_store_are_refused(folder: StoreFolder) -> No
         Marks.load(folder)
 
 
-def test_damaged_marks_are_never_taken_for_none(folder: StoreFolder, marked: Marks) -> None:
-    file_of(folder).write_bytes(b"")
-    with pytest.raises(CorruptMarks, match="repair") as refusal:
-        Marks.load(folder)
-    assert refusal.value.path == str(file_of(folder))
-
-
-# --- threats 20 and 21
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        lambda path, target: path.symlink_to(target),
-        lambda path, target: path.hardlink_to(target),
-        lambda path, target: os.mkfifo(path),
-        lambda path, target: path.mkdir(),
-    ],
-    ids=["link", "hard link", "FIFO", "folder"],
-)
-def test_threats_20_and_21_marks_that_are_no_file_of_our_own_are_refused(
-    folder: StoreFolder, tmp_path: Path, place: Callable[[Path, Path], None]
-) -> None:
-    target = tmp_path / "elsewhere.json"
-    target.write_bytes(encode_marks(Marks(folder.uuid).pin(SCOUT, A)))
-    file_of(folder).unlink()
-    place(file_of(folder), target)
-    with pytest.raises(UnsafePath):
-        Marks.load(folder)
-
-
 def test_threat_20_a_link_in_the_place_of_the_marks_is_replaced_and_not_written_through(
     folder: StoreFolder, tmp_path: Path
 ) -> None:
@@ -560,9 +527,3 @@ def test_a_strip_names_versions_until_they_are_gone_and_stays_with_its_own_store
     assert marks.without_bundles([A, B]) == Marks(UUID)
     assert Marks(UUID).pin(SCOUT, C).with_those_of(marks).stripped == frozenset()
     assert marks.with_those_of(Marks(UUID).pin(SCOUT, C)).stripped == {A, B}
-
-
-def test_marks_that_are_missing_are_never_taken_for_none(folder: StoreFolder) -> None:
-    file_of(folder).unlink()
-    with pytest.raises(MarksLost, match="move"):
-        Marks.load(folder)

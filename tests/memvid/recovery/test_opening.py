@@ -234,40 +234,35 @@ def test_an_index_file_longer_than_any_of_ours_is_not_read_whole(made: Store, st
         require_all(again)
 
 
-def test_an_index_above_its_limit_is_not_written(made: Store, store_path: Path) -> None:
-    remove_index(store_path)
-    with mock.patch.object(module, "MAX_INDEX_BYTES", 1000):
-        sleep(made, 10, uri=OTHER_URI)
-        made.close()
-    assert not (store_path / INDEX_FILE).exists()
+class _Small:
+    """A connection for whose image there is no memory."""
+
+    def __init__(self, real: sqlite3.Connection) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> object:
+        return making.refusing(MemoryError) if name == "serialize" else getattr(self._real, name)
 
 
-def test_a_disk_that_takes_no_index_fails_nothing(made: Store, store_path: Path) -> None:
+UNWRITTEN: dict[str, Callable[[Store], contextlib.AbstractContextManager[object]]] = {
+    "above its limit": lambda _: mock.patch.object(module, "MAX_INDEX_BYTES", 1000),
+    "a full disk": lambda _: mock.patch.object(durable, "write_unflushed", making.refusing(NoSpace("No room"))),
+    "no memory": lambda store: mock.patch.object(store.index, "_connection", _Small(store.index._connection)),
+}
+
+
+@pytest.mark.parametrize("why", UNWRITTEN)
+def test_an_index_that_cannot_be_written_fails_nothing(made: Store, store_path: Path, why: str) -> None:
     remove_index(store_path)
-    with mock.patch.object(durable, "write_unflushed", making.refusing(NoSpace("No room"))):
+    with UNWRITTEN[why](made):
         for number in range(20):
             sleep(made, 10, uri=OTHER_URI, seed=number)
         made.delete_session(FORK_URI)
         made.close()
+    assert not (store_path / INDEX_FILE).exists()
     with Store.open(store_path, writable=True) as again:
         assert len(again.versions(OTHER_URI)) == 21
         assert again.find_session(FORK_URI) is None
-
-
-def test_the_memory_for_an_index_file_fails_nothing(made: Store, store_path: Path) -> None:
-    class Small:
-        def __init__(self, real: sqlite3.Connection) -> None:
-            self._real = real
-
-        def __getattr__(self, name: str) -> object:
-            return making.refusing(MemoryError) if name == "serialize" else getattr(self._real, name)
-
-    made.index._connection = Small(made.index._connection)  # type: ignore[assignment]
-    for number in range(20):
-        sleep(made, 10, uri=OTHER_URI, seed=number)
-    made.close()
-    with Store.open(store_path, writable=True) as again:
-        assert len(again.versions(OTHER_URI)) == 21
 
 
 # --- files that are missing, damaged, put back

@@ -127,21 +127,17 @@ def mixed_up(store: Store, kind: str) -> tuple[Path, bytes]:
     return paths[0], paths[0].read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["pack", "manifest"])
-def test_a_file_under_the_name_of_a_new_one_gives_way_and_is_kept(store: Store, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "how"), [("pack", "import"), ("manifest", "import"), ("pack", "sleep")])
+def test_a_file_under_the_name_of_a_new_one_gives_way_and_is_kept(store: Store, kind: str, how: str) -> None:
     path, content = mixed_up(store, kind)
-    store.import_file(Path(store.path).parent / "first")
+    if how == "import":
+        store.import_file(Path(store.path).parent / "first")
+    else:
+        sleep(store, uri=FORK_URI)
     assert damaged(store) == {path.name: content}
     require_awake(store, 300)
     assert store.repair().problems == ()
     require_awake(store, 300, uri=OTHER_URI, seed=2)
-
-
-def test_a_sleep_replaces_no_pack_of_another_session(store: Store) -> None:
-    path, content = mixed_up(store, "pack")
-    sleep(store, uri=FORK_URI)
-    assert damaged(store) == {path.name: content}
-    require_awake(store, 300)
 
 
 @pytest.mark.parametrize("kind", ["pack", "manifest"])
