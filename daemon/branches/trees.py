@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 import mlx.core as mx
@@ -335,7 +335,7 @@ class Forest:
 
 def _held(branch: Branch) -> tuple[int, dict[int, int]]:
     live, state = branch.live, branch.live.state
-    live.held_bytes = live.resident_bytes
+    live.stay = replace(live.stay, held_bytes=live.resident_bytes)
     own, shared = held(state)
     own += state.checkpoints.resident_bytes + (0 if state.last_logits is None else state.last_logits.nbytes)
     return own, shared

@@ -96,7 +96,16 @@ class Dialogue:
     def of(cls, live: Session) -> Dialogue:
         """The words of an awake session, as they are now."""
         tokens, midway = live.state.tokens[:], live.left_midway
-        return cls(live.uri, live.model.name, tokens, live.text_map, live.root, live.system, live.opened_at, midway)
+        return cls(
+            live.uri,
+            live.model.name,
+            tokens,
+            live.chat.text_map,
+            live.chat.root,
+            live.chat.system,
+            live.chat.opened_at,
+            midway,
+        )
 
     @property
     def unsaid(self) -> str | None:
@@ -188,13 +197,13 @@ class Conversing:
     async def message(self, live: Session, message: Message) -> NewTurn:
         """One new message at the session's end; before a message that it has read in part. Raises TemplateUnusable,
         ContextOverflow."""
-        held, root = live.whole_tokens, live.root
-        opens = not held or live.has_system_to_say
-        messages = [message_of("system", live.system or ""), message] if live.has_system_to_say else [message]
-        called = live.text_map.ends_with_calls
-        place = Place(held, None if opens else live.state.tokens[held - 1], live.turn_open, called=called)
+        held, root = live.whole_tokens, live.chat.root
+        opens = not held or live.chat.has_system_to_say
+        messages = [message_of("system", live.chat.system or ""), message] if live.chat.has_system_to_say else [message]
+        called = live.chat.text_map.ends_with_calls
+        place = Place(held, None if opens else live.state.tokens[held - 1], live.chat.turn_open, called=called)
         ids = await self._encoder.messages(live.model, messages, place, root)
-        before = live.text_map.begun(await self._encoder.shown_root(live.model, root)).answered(held)
+        before = live.chat.text_map.begun(await self._encoder.shown_root(live.model, root)).answered(held)
         text_map = before.extended(messages, start=held, end=held + len(ids))
         return NewTurn(held, ids, text_map, root)
 
@@ -260,8 +269,8 @@ class Conversing:
     ) -> NewTurn:
         """The new part of a transcript. request: by which a request that was given up is known again. marked: behind
         how many of the messages the client has marks. Raises TemplateUnusable, ContextOverflow."""
-        ledger, known = live.state.tokens, live.text_map
-        whole = spoken(await in_pieces(digested(messages)), live.system)
+        ledger, known = live.state.tokens, live.chat.text_map
+        whole = spoken(await in_pieces(digested(messages)), live.chat.system)
         shown_root = await self._encoder.shown_root(live.model, root)
         found = await self._encoder.aside(lambda: standing(known, whole, shown_root))
         new = whole[found.kept :]
@@ -269,7 +278,7 @@ class Conversing:
         ids, lengths = await self._encoded(live, new, place, root) if new else ([], ())
         end = found.at + len(ids)
         before = known.cut(found.at)
-        before = before.begun(shown_root).changed(before.root_at_end(live.root), root).asked_with(whole[0])
+        before = before.begun(shown_root).changed(before.root_at_end(live.chat.root), root).asked_with(whole[0])
         extend = partial(before.extended, new, start=found.at, end=end, lengths=lengths)
         text_map = await self._encoder.aside(extend)
         opening = len(whole) - len(messages)
@@ -357,12 +366,11 @@ class Conversing:
             live,
             model=model,
             state=state,
-            opened_at=None,
-            turn_open=False,
+            chat=replace(live.chat, opened_at=None, turn_open=False),
             unchanged_tokens=0,
             provenance=live.provenance.begun_anew(),
             loss=None,
-            held_bytes=0,
+            stay=replace(live.stay, held_bytes=0),
         )
         self._residency.awake.admit(anew)
         return anew

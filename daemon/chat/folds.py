@@ -36,6 +36,7 @@ from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
 from ..residency.putting_away import require_read
 from ..residency.residency import Residency
+from ..sessions.chats import Chat
 from ..sessions.encoding import Encoder, Place
 from ..sessions.provenance import Provenance, origin_of
 from ..sessions.sessions import Durable, Session
@@ -63,8 +64,10 @@ class Exhausted:
     @classmethod
     def of(cls, live: Session) -> Exhausted:
         """A copy of a session as it is now, without a message that it has read in part."""
-        system = live.text_map.system if live.text_map.turns else live.system
-        return cls(live.state.tokens[: live.whole_tokens], live.text_map, live.turn_open, system, live.root)
+        system = live.chat.text_map.system if live.chat.text_map.turns else live.chat.system
+        return cls(
+            live.state.tokens[: live.whole_tokens], live.chat.text_map, live.chat.turn_open, system, live.chat.root
+        )
 
     @property
     def is_chat(self) -> bool:
@@ -247,9 +250,7 @@ class Folds:
                 Session,
                 sampling=live.sampling,
                 labels=live.labels if order.labels is None else tuple(order.labels),
-                system=live.system,
-                root=live.root,
-                opened_at=None if live.opened_at is None else 0,
+                chat=Chat(live.chat.system, live.chat.root, None if live.chat.opened_at is None else 0),
                 durability=live.durability,
                 durable=Durable(row.version, row.bundle_id, None, 0, 0, ()),
                 provenance=Provenance(folded_from=origin),
@@ -343,7 +344,7 @@ class Folds:
         """Take the durable session back to an earlier token with room for a summary. Raises ContextOverflow:
         tokens behind it would be in neither the summary nor the tail."""
         opening = Place(0, None, turn_open=False)
-        asking = await self._encoder.messages(live.model, [message_of("user", REQUEST)], opening, live.root)
+        asking = await self._encoder.messages(live.model, [message_of("user", REQUEST)], opening, live.chat.root)
         wanted = len(asking) + _MORE_AT_ANOTHER_PLACE + (order.summarise or 0)
         at = summarised_end(old, order.tail, wanted, live.model.context_tokens)
         kept = await to_the_end(self._residency.putting_away.put_away(live, emit, "fold"))

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -94,10 +94,11 @@ class UnderWay:
             with contextlib.suppress(Exception):
                 said = message_of("assistant", self.written.text, [asdict(call) for call in self.written.calls])
                 said = {**said, "reasoning": self.written.reasoning}
-                before, finished = live.text_map.cut(self.begins), self.written.finish_reason != "length"
-                live.text_map = before.extended(
+                before, finished = live.chat.text_map.cut(self.begins), self.written.finish_reason != "length"
+                text_map = before.extended(
                     [said], start=self.begins, end=end, answer=known.answer_id, own=True, finished=finished
                 )
+                live.chat = replace(live.chat, text_map=text_map)
 
     def end(self, live: Session, *, has_written: bool) -> None:
         """Give the session its own random key back, where this answer has not used it."""
@@ -181,9 +182,9 @@ class Exchanges:
                 if count == held:
                     live.state = before
                 elif count == begins + len(ids):
-                    live.turn_open, live.text_map = turn_open, live.text_map if text_map is None else text_map
-                    if turn_open:
-                        live.open_chat(begins)
+                    chat = live.chat.opened(begins) if turn_open else live.chat
+                    text_map = chat.text_map if text_map is None else text_map
+                    live.chat = replace(chat, turn_open=turn_open, text_map=text_map)
                 if count > held and known.request is not None:
                     live.interrupted = Interrupted(known.request, known.begins_at, begins + len(ids), count)
                 if count > held:
@@ -222,8 +223,7 @@ class Exchanges:
             return read
         if turn.ids or not turn.at:
             read = await self.read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map, known=known)
-        live.turn_open, live.text_map, live.root = True, turn.text_map, turn.root
-        live.open_chat(begins)
+        live.chat = replace(live.chat.opened(begins), turn_open=True, text_map=turn.text_map, root=turn.root)
         return read
 
     async def write(

@@ -31,10 +31,11 @@ from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
 from ..models.written_tools import written
 from ..residency.residency import Residency
+from ..sessions.chats import ROOT, opening_in
 from ..sessions.encoding import Encoder, rendered
 from ..sessions.interrupted import INTERRUPTED, Interrupted
 from ..sessions.results import Called, calls_answered, told_ids
-from ..sessions.sessions import ROOT, Session, opening_in
+from ..sessions.sessions import Session
 from ..sessions.transcripts import NewTurn, Turn, message_of
 from ..sessions.turn_parts import blanks_around
 from ..sessions.unprocessed_tail import text_map_in, unread_in

@@ -25,7 +25,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ...memvid.units import format_bytes
@@ -187,7 +187,7 @@ class Memory:
         use.reserved = 0
         session = self._session_of(use)
         if session is not None:
-            session.held_bytes, session.last_used = session.resident_bytes, time.monotonic()
+            session.stay = replace(session.stay, held_bytes=session.resident_bytes, last_used=time.monotonic())
 
     def release(self, use: Claim, reserved: int) -> None:
         """Give back a part of a reservation that is free, or counted elsewhere by now."""
@@ -253,7 +253,7 @@ class Memory:
         return self.budget - held - self._reserved
 
     def _sessions(self) -> int:
-        return sum(session.held_bytes for session in self._awake.values())
+        return sum(session.stay.held_bytes for session in self._awake.values())
 
     def _grant(self, use: Claim) -> None:
         assert use.answer is not None
@@ -316,8 +316,8 @@ class Memory:
             if not session.state.tokens and uri not in in_use:
                 continue  # it takes no memory, and gets its model back at its next use
             stays = uri in with_turn or uri in first.unslept
-            last_used = max(session.last_used, session.awake_until)
-            yield Resident(uri, session.held_bytes, last_used, stays, session.model.name)
+            last_used = max(session.stay.last_used, session.stay.awake_until)
+            yield Resident(uri, session.stay.held_bytes, last_used, stays, session.model.name)
 
     async def _evict(self) -> None:
         """Evict idle sessions and models one by one, while the first waiting request needs it."""
@@ -373,7 +373,7 @@ class Memory:
         """Refuse a request that would not fit even with all sessions asleep that can be; none is put to sleep for
         it."""
         grown = self._session_of(use) if use.grows else None
-        needed, held = ({grown.model.name}, grown.held_bytes + use.reserved) if grown is not None else (set(), 0)
+        needed, held = ({grown.model.name}, grown.stay.held_bytes + use.reserved) if grown is not None else (set(), 0)
         if held + self._shelf.staying_bytes(needed, use) + wanted > self.budget:
             raise self._refusal(use, wanted)
 

@@ -34,6 +34,7 @@ from ..residency.labels import Labels
 from ..residency.listing import Roll
 from ..residency.planning import Planning
 from ..residency.residency import Residency
+from ..sessions.chats import Chat
 from ..sessions.sessions import Session
 from ..sleep.maintenance import with_bounded_problems
 from ..tasks.cancellation import LeftMidway, to_the_end
@@ -167,8 +168,7 @@ class SessionParts:
                 state,
                 settings,
                 labels=tuple(wanted.labels),
-                system=wanted.system,
-                root=root,
+                chat=Chat(wanted.system, root),
                 durability=wanted.durability,
             )
             require_session_map(created.to_map())

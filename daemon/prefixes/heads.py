@@ -155,7 +155,7 @@ class Heads:
 
     def note(self, session: Session) -> None:
         tokens = len(session.state.tokens)
-        self._put(session.uri, session.model.name, session.text_map, tokens, session.left_midway)
+        self._put(session.uri, session.model.name, session.chat.text_map, tokens, session.left_midway)
 
     async def learn(self, uri: SessionUri) -> None:
         """Learn a sleeping session. One that is damaged or gone has no heads."""

@@ -335,7 +335,12 @@ class Residency:
         """Put an idle session to sleep, unless it is used now, a client wants it awake, or the daemon stops: a stop has
         an order of its own."""
         live = self.awake.get(uri)
-        if live is None or live.awake_until > time.monotonic() or uri in self.turns.in_use() or not self.is_working():
+        if (
+            live is None
+            or live.stay.awake_until > time.monotonic()
+            or uri in self.turns.in_use()
+            or not self.is_working()
+        ):
             return
         if await self._put_away_unasked(uri, "idle"):
             self.memory.slept_by_idling += 1

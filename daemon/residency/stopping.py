@@ -97,7 +97,7 @@ class LastSleeps:
         if live is None:
             return 0, 0.0, uri
         durable = live.unchanged_tokens if live.durable is not None else 0
-        return durable - len(live.state.tokens), -live.last_used, uri
+        return durable - len(live.state.tokens), -live.stay.last_used, uri
 
     async def _keep_last(self, live: Session, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:
         """Make a session, or at least its ledger, durable, unless its newest version is up to date."""

@@ -54,7 +54,7 @@ class Weights:
         sessions, in_use = self._awake.on(name), self._turns.in_use()
         if place.holders or any(each.uri in in_use for each in sessions):
             return time.monotonic()
-        return max([place.last_used, *(each.last_used for each in sessions if each.state.tokens)])
+        return max([place.last_used, *(each.stay.last_used for each in sessions if each.state.tokens)])
 
     def facts(self, name: str) -> LoadedModel | None:
         """A served model, maybe without its weights; None if it was never loaded. Raises UnknownModel: it is not

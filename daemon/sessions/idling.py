@@ -58,4 +58,4 @@ class Idling(Rounds):
         return min(deadlines, default=self._clock() + self._idle_s)
 
     def _deadline(self, session: Session) -> float:
-        return max(session.last_used, self._tried.get(session.uri, session.last_used)) + self._idle_s
+        return max(session.stay.last_used, self._tried.get(session.uri, session.stay.last_used)) + self._idle_s

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from ...memvid.answers import Lossy
 from ...memvid.disk.clock import now_ns
@@ -25,30 +25,23 @@ from ..api.sampling import Sampling
 from ..api.session import OwnDurability
 from ..engine.admission import Request, current
 from ..errors import SessionBusy
-from ..models.chat_template import NO_ROOT, Root
 from ..models.models import LoadedModel
+from .chats import Chat, of_type
 from .interrupted import INTERRUPTED, Interrupted
 from .provenance import Provenance
 from .rereading import LastRead
-from .transcripts import MAX_SYSTEM_CHARS, TEXT_MAP, TextMap, own_system_of
 from .unprocessed_tail import Unread
 
 # Requests that may wait for one session. The next is refused, and nothing has happened (QX18).
 MAX_WAITING = 16
 # The last time in 64 bits, in nanoseconds of the Unix clock: in the year 2262.
 MAX_TIME_NS = 2**63 - 1
-# The key in the session map for the token at which a chat has begun.
-OPENED = "chat_opened_at"
-# And for the root of its chat.
-ROOT = "chat_root"
-# And for where the branches of a tree are, in the map of its root.
+# The key in the session map for where the branches of a tree are, in the map of its root.
 TREE = "tree"
 # And for what a branch had beyond a session, in the map of each of them.
 BRANCH = "branch"
 # And for the choice of a session to throw away.
 DURABILITY = "durability"
-
-Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +81,28 @@ class Durable:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """How a session stands in memory.
+
+    held_bytes: the memory of its state when a request last released it; the engine changes it during a request.
+    last_used: when that was, by the monotonic clock.
+    awake_until: by the same clock, to when a client wants it awake: no idleness ends it before, and pressure only where
+        no other session can go.
+    """
+
+    held_bytes: int = 0
+    last_used: float = field(default_factory=time.monotonic)
+    awake_until: float = 0.0
+
+
 @dataclass(slots=True)
 class Session:
     """A session with its state in memory.
 
     unchanged_tokens: leading tokens whose KV still equals that of the durable snapshot.
-    system: the text that opens its chat, unless a transcript brings one; None without one. root: the tools and template
-    arguments of its chat. opened_at: the token at
-    which a chat has begun, so the system text is said already; None before that.
-    turn_open: whether the ledger ends inside an assistant's turn of a chat.
+    chat: what its tokens say as a chat.
     durability: as of `create`.
-    text_map: the committed messages, as far as only a chat has made the ledger.
     dirty: whether anything has changed since the durable snapshot.
     acknowledged: the session map of its last durable turn, as of a version with the end of its ledger unread; None
     where a sleep has all of it.
@@ -111,10 +115,7 @@ class Session:
     versioning: held while a sleep or a write behind makes a version, until the session says so. So the later of two
         sees what the earlier one changed.
     last_read: when the blocks of its last snapshot were last found sound.
-    held_bytes: the memory of its state when a request last released it; the engine changes it during a request.
-    last_used: when that was, by the monotonic clock.
-    awake_until: by the same clock, to when a client wants it awake: no idleness ends it before, and pressure only where
-    no other session can go.
+    stay: how it stands in memory.
     """
 
     uri: SessionUri
@@ -122,12 +123,8 @@ class Session:
     state: LiveState
     sampling: Sampling
     labels: tuple[str, ...] = ()
-    system: str | None = None
-    root: Root = NO_ROOT
-    opened_at: int | None = None
-    turn_open: bool = False
+    chat: Chat = field(default_factory=Chat)
     durability: OwnDurability | None = None
-    text_map: TextMap = field(default_factory=TextMap)
     created_ns: int = field(default_factory=now_ns)
     durable: Durable | None = None
     unchanged_tokens: int = 0
@@ -140,21 +137,7 @@ class Session:
     interrupted: Interrupted | None = None
     versioning: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
     last_read: LastRead = field(default_factory=LastRead, compare=False)
-    held_bytes: int = field(default=0, compare=False)
-    last_used: float = field(default_factory=time.monotonic, compare=False)
-    awake_until: float = field(default=0.0, compare=False)
-
-    @property
-    def has_system_to_say(self) -> bool:
-        """Whether its system text comes before the next message."""
-        return bool(self.system) and self.opened_at is None
-
-    def open_chat(self, at: int) -> None:
-        """Note that a chat goes on at a token, or begins there. A system text that is too long to keep is dropped."""
-        if self.opened_at is None:
-            self.opened_at = at
-        if len(self.system or "") > MAX_SYSTEM_CHARS:
-            self.system = None
+    stay: Stay = field(default_factory=Stay, compare=False)
 
     @property
     def left_midway(self) -> Interrupted | None:
@@ -189,19 +172,19 @@ class Session:
     def resident_bytes(self) -> int:
         """The memory of the state; while it decodes in a batch, its memory when a request last released it."""
         if self.state.tokens and not self.state.caches:
-            return self.held_bytes
+            return self.stay.held_bytes
         logits = self.state.last_logits.nbytes if self.state.last_logits is not None else 0
         return resident_bytes(self.state.caches) + self.state.checkpoints.resident_bytes + logits
 
     def growth_of(self, at_once: int) -> Callable[[int], int]:
-        """A function of a number of tokens: the most bytes of the state beyond `held_bytes` while it grows to so many,
-        at most `at_once` in a call. It may be asked while the engine grows the state."""
+        """A function of a number of tokens: the most bytes of the state beyond `Stay.held_bytes` while it grows to so
+        many, at most `at_once` in a call. It may be asked while the engine grows the state."""
         state, layout = self.state, self.model.layout
         of_caches, of_checkpoints = (
             growth_of(state.caches, layout, at_once),
             state.checkpoints.growth_of(len(state.tokens)),
         )
-        more = (layout.logits_bytes if state.last_logits is None else 0) + self.resident_bytes - self.held_bytes
+        more = (layout.logits_bytes if state.last_logits is None else 0) + self.resident_bytes - self.stay.held_bytes
 
         def growth(token_count: int) -> int:
             return of_caches(token_count) + (0 if layout.by_token else of_checkpoints(token_count)) + more
@@ -242,13 +225,9 @@ class Session:
             "model": self.model.name,
             "labels": list(self.labels),
             "sampling": self.sampling.to_map(),
-            "system": self.system,
-            OPENED: self.opened_at,
-            "turn_open": self.turn_open,
+            **self.chat.to_map(),
             "created_ns": self.created_ns,
             **({DURABILITY: self.durability} if self.durability else {}),
-            **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns or self.text_map.disowned else {}),
-            **({ROOT: self.root.to_text()} if self.root else {}),
             **({LOSSY: asdict(self.loss)} if self.loss else {}),
             **self.provenance.to_map(),
             **({UNREAD: self.unread.to_map()} if self.unread else {}),
@@ -268,21 +247,14 @@ class Session:
         try:
             unread = _unread_behind(len(state.tokens), kept)
             end = len(state.tokens) + (len(unread.tokens) if unread else 0)
-            text_map = TextMap.from_map(kept.get(TEXT_MAP)).cut(len(state.tokens))
-            system, opened_at = opening_in(kept, end)
             return cls(
                 uri=uri,
                 model=model,
                 state=state,
                 sampling=sampling_of(kept),
-                labels=tuple(_typed(label, "a label", str) for label in _typed(kept["labels"], "labels", list)),
-                system=system,
-                root=(unread.text_map if unread else text_map).root_at_end(Root.from_text(kept.get(ROOT))),
-                opened_at=opened_at,
-                # At the end of a chat it is the assistant's turn.
-                turn_open=_typed(kept["turn_open"], "turn_open", bool) or text_map.end == len(state.tokens),
+                labels=tuple(of_type(label, "a label", str) for label in of_type(kept["labels"], "labels", list)),
+                chat=Chat.from_map(kept, len(state.tokens), unread),
                 durability="none" if kept.get(DURABILITY) == "none" else None,
-                text_map=text_map,
                 created_ns=_time_ns(kept, "created_ns"),
                 durable=durable,
                 unchanged_tokens=durable.token_count,
@@ -311,20 +283,6 @@ def _unread_behind(count: int, kept: Mapping[str, Any]) -> Unread | None:
     return unread if unread is not None and unread.start == count else None
 
 
-def opening_in(kept: Mapping[str, Any], end: int) -> tuple[str | None, int | None]:
-    """`Session.system` and `Session.opened_at` from a session map. end: the tokens of the ledger. Raises KeyError,
-    TypeError, ValueError: `to_map` does not make this map."""
-    # In older snapshots, a system text that had been said is only in the text map.
-    text = kept["system"] if OPENED in kept else kept["system"] or own_system_of(kept.get(TEXT_MAP))
-    system = None if text is None else _typed(text, "system", str)
-    if OPENED not in kept:
-        return system, 0 if kept["system"] is None else None
-    at = None if kept[OPENED] is None else _typed(kept[OPENED], OPENED, int)
-    if at is not None and at < 0:
-        raise ValueError(f"a chat has begun at token {at}")
-    return system, at if at is not None and at < end else None
-
-
 def sampling_of(kept: Mapping[str, Any]) -> Sampling:
     """A session's sampling parameters, from the map of `Session.to_map`.
 
@@ -338,15 +296,8 @@ def sampling_of(kept: Mapping[str, Any]) -> Sampling:
     return Sampling.from_map(stored)
 
 
-def _typed(value: object, name: str, kind: type[Kind]) -> Kind:
-    # The exact type: to isinstance a bool is an int, and `to_map` writes exact types.
-    if type(value) is not kind:
-        raise TypeError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
-    return value
-
-
 def _time_ns(kept: Mapping[str, Any], name: str) -> int:
-    value = _typed(kept[name], name, int)
+    value = of_type(kept[name], name, int)
     if not 0 <= value <= MAX_TIME_NS:
         raise ValueError(f"{name} is {value}, not a time from 0 to {MAX_TIME_NS}")
     return value

@@ -93,9 +93,9 @@ class TurnJournal:
             return
         self._begun.setdefault(session.uri, time.monotonic())
         base, tokens = Base.of(session), len(session.state.tokens) + more_tokens
-        said = session.text_map
-        roots = [session.root.to_text(), *(text for _, text in said.roots * 2)]
-        texts = (session.system, said.system, said.system, *roots, *session.labels)
+        said = session.chat.text_map
+        roots = [session.chat.root.to_text(), *(text for _, text in said.roots * 2)]
+        texts = (session.chat.system, said.system, said.system, *roots, *session.labels)
         wanted = sum(len(text.encode()) for text in texts if text)
         wanted += _BYTES_A_CALL * sum(len(turn.calls) for turn in said.turns)
         wanted += _BYTES_A_MESSAGE * (len(said.turns) + 2) + _BYTES_A_RUN * session.state.passes.run_count + _BYTES_ELSE

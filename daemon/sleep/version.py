@@ -83,8 +83,8 @@ def map_behind(session: Session, base: Base) -> dict[str, Any]:
         state.passes.after(held),
         bytes(memory.readable(state.random_key)),
         digest_of(session),
-        session.text_map,
-        session.turn_open,
+        session.chat.text_map,
+        session.chat.turn_open,
     )
     own = {"backend": base.backend, "turn_open": False, PASSES: state.passes.cut_back(held).tobytes()}
     return _with_rest(session.to_map() | own, unread)

@@ -195,7 +195,8 @@ class Waking:
         assert session.durable is not None, "the end of a ledger comes out of a version"
         read = Recomputed(session.durable.version, start, len(unread.tokens), same, damaged=unread.damaged)
         again = read if unread.tokens else None
-        session.text_map, session.turn_open, session.unread = unread.text_map, unread.turn_open, None
+        session.chat = replace(session.chat, text_map=unread.text_map, turn_open=unread.turn_open)
+        session.unread = None
         session.dirty = True
         self._bus.publish(LedgerRead(session.uri, len(session.state.tokens), len(unread.tokens), same))
         if not same:

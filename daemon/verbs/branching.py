@@ -35,7 +35,7 @@ from ..models.grammars import AnswerForm
 from ..parts.parts import Parts
 from ..residency import listing
 from ..sessions.rereading import LastRead
-from ..sessions.sessions import TREE, Session
+from ..sessions.sessions import TREE, Session, Stay
 from ..sleep.hibernation import Terms
 from ..sleep.orders import WakeOrder
 from ..stored import info_of_stored
@@ -198,7 +198,7 @@ async def prefill(parts: Parts, request: api.PrefillRequest) -> api.BranchesResu
         async with _growing(parts, [(each, len(ids)) for each, ids in texts]):
             await parts.sessions.stepping.read(texts, request.emit)
         for each in branches:
-            each.live.turn_open = False
+            each.live.chat = replace(each.live.chat, turn_open=False)
         return api.BranchesResult(await _told(parts, branches))
 
 
@@ -452,7 +452,7 @@ def _session_of(copy: Session, uri: SessionUri, request: api.KeepRequest) -> Ses
         provenance=replace(copy.provenance, recomputed=None),
         interrupted=None,
         last_read=LastRead(),
-        awake_until=0.0,
+        stay=Stay(),
     )
 
 

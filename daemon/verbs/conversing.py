@@ -351,7 +351,8 @@ async def _chat(
         if request.left_out:
             parts.sessions.reasons.left_out(uri, request.left_out)
         if request.keep_awake_s is not None and (live := parts.sessions.awake.get(uri)) is not None:
-            live.awake_until = max(live.awake_until, time.monotonic() + request.keep_awake_s)
+            awake_until = max(live.stay.awake_until, time.monotonic() + request.keep_awake_s)
+            live.stay = replace(live.stay, awake_until=awake_until)
 
 
 async def _chat_in_fork(

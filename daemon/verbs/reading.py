@@ -42,7 +42,7 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
     async with awake as (use, live):
         look, turn = parts.sessions.look(live), None
         if request.messages is not None:
-            turn = await parts.sessions.conversing.behind(live, Behind(None), request.messages, live.root)
+            turn = await parts.sessions.conversing.behind(live, Behind(None), request.messages, live.chat.root)
             ids = list(turn.ids)
             if request.certain:
                 parts.sessions.conversing.require_told(live, turn)
@@ -136,7 +136,7 @@ async def answer(
     )
     async with awake as (use, live):
         drawing, look = live.sampling.changed(request.sampling), parts.sessions.look(live)
-        tools = root_of(live.root, request.tools, request.template_arguments).tools
+        tools = root_of(live.chat.root, request.tools, request.template_arguments).tools
         form = AnswerForm(request.constraint, request.tool_choice or FREE, tools)
         matcher = await parts.models.encoder.matcher(live.model, form)
         turn = await _turn(parts, live, request, behind, known.request, marked)
@@ -181,7 +181,8 @@ async def _at(parts: Parts, use: Use, live: Session, turn: NewTurn | None, emit:
         return
     try:
         back = await parts.sessions.conversing.go_back(use, live, turn, emit)
-        back.text_map = turn.text_map.cut(turn.at)  # a message may end before the turn that was opened behind it
+        # A message may end before the turn that was opened behind it.
+        back.chat = replace(back.chat, text_map=turn.text_map.cut(turn.at))
         yield back
     except BaseException:
         parts.sessions.conversing.leave_asleep(live)
@@ -197,7 +198,7 @@ async def _turn(
     marked: Sequence[int],
 ) -> NewTurn:
     """The turn of a chat; it stands among the session's reasons then."""
-    root = root_of(live.root, request.tools, request.template_arguments)
+    root = root_of(live.chat.root, request.tools, request.template_arguments)
     if request.messages is None:
         turn = await parts.sessions.conversing.message(live, message_of(request.role, request.message or ""))
     elif behind is not None:

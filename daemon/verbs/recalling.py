@@ -44,7 +44,8 @@ async def disown(parts: Parts, request: DisownRequest) -> DisownResult:
         for head in heads:
             async with parts.sessions.woken(str(head.uri), ignore, create=False, durable=True) as (_, live):
                 require_no_look(parts, live)
-                live.text_map = live.text_map.without_answers([bytes.fromhex(request.answer_id)])
+                text_map = live.chat.text_map.without_answers([bytes.fromhex(request.answer_id)])
+                live.chat = replace(live.chat, text_map=text_map)
                 live.dirty = True
                 if parts.store.disk.find_session(head.uri) is not None:
                     # a fork of an older version asks the newest for what is disowned

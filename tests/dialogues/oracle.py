@@ -14,7 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -24,11 +24,11 @@ from torpor.daemon.chat.prompt_io import Known, UnderWay
 from torpor.daemon.engine.channels import Shown
 from torpor.daemon.engine.generation import WriteOrder, Written
 from torpor.daemon.errors import TemplateUnusable
-from torpor.daemon.models.chat_template import NO_ROOT, Root, rules_of
+from torpor.daemon.models.chat_template import Root, rules_of
 from torpor.daemon.models.models import LoadedModel
+from torpor.daemon.sessions.chats import Chat
 from torpor.daemon.sessions.encoding import Encoder
 from torpor.daemon.sessions.sessions import Session
-from torpor.daemon.sessions.transcripts import TextMap
 from torpor.tests.daemon.models.template_families import Family
 from torpor.tests.dialogues.calls import is_clear, is_meant
 from torpor.tests.dialogues.comparing import Said, compare
@@ -68,9 +68,7 @@ class Talk:
             SimpleNamespace(
                 model=model,
                 state=SimpleNamespace(tokens=self.tokens),
-                text_map=TextMap(),
-                system=None,
-                root=NO_ROOT,
+                chat=Chat(),
                 left_midway=None,
                 uri="torpor://sweep/a",
             ),
@@ -85,7 +83,7 @@ class Talk:
         """Read a transcript."""
         ledger, turn = self.would_read(messages, root)
         self.tokens[:] = ledger
-        self.live.text_map, self.live.root = turn.text_map, turn.root
+        self.live.chat = replace(self.live.chat, text_map=turn.text_map, root=turn.root)
         self.said = [each for each in self.said if each.end <= turn.at]
 
     def write(

@@ -159,11 +159,11 @@ async def test_the_text_map_is_of_the_committed_tokens_qx8(rig: Rigged) -> None:
     reply_with(rig, "be<|im_start|>fore")
     result = await send(rig, [user("?")])
     live = rig.live("a")
-    answered = live.text_map.turns[-1]
-    start = live.text_map.turns[-2].end
+    answered = live.chat.text_map.turns[-1]
+    start = live.chat.text_map.turns[-2].end
     assert result.text == "before" == rig.model.decode(ledger(rig)[start : answered.end])
     assert answered.is_mark_of(assistant("before"))
-    assert live.text_map.end == len(live.state.tokens)
+    assert live.chat.text_map.end == len(live.state.tokens)
     assert live.state.is_consistent
     reply_with(rig, "ok")
     assert (await send(rig, [user("?"), assistant("before"), user("!")])).rewound_to is None
@@ -312,9 +312,9 @@ async def test_a_session_that_slept_before_sessions_kept_their_system_text_has_i
     first = {"turns": b"", "system": kept[TEXT_MAP]["system"]}
     older = {**kept, "system": None, TEXT_MAP: {**first, "own_system": True}}
     woken = Session.woken(live.uri, live.model, live.state, Durable(1, b"", None, 0, 0, ()), older)
-    assert (woken.system, woken.opened_at) == (SYSTEM["content"], 0)
+    assert (woken.chat.system, woken.chat.opened_at) == (SYSTEM["content"], 0)
     transcripts = {**older, TEXT_MAP: {**first, "own_system": False}}
-    assert Session.woken(live.uri, live.model, live.state, woken.durable, transcripts).system is None
+    assert Session.woken(live.uri, live.model, live.state, woken.durable, transcripts).chat.system is None
 
 
 @pytest.mark.parametrize("says_it", [True, False])
@@ -392,7 +392,7 @@ async def test_a_transcript_goes_on_after_a_sleep_as_if_there_had_been_none(open
                     await rig.sleep("b")
         await rig.wake("b")
         assert await rig.fingerprint("a") == await rig.fingerprint("b")
-        assert rig.live("a").text_map == rig.live("b").text_map
+        assert rig.live("a").chat.text_map == rig.live("b").chat.text_map
 
 
 async def test_a_snapshot_without_a_text_map_wakes_and_is_matched_by_its_tokens(
@@ -406,12 +406,12 @@ async def test_a_snapshot_without_a_text_map_wakes_and_is_matched_by_its_tokens(
         older.setattr(type(rig.live("a")), "to_map", lambda it: {k: v for k, v in to_map(it).items() if k != TEXT_MAP})
         await rig.sleep("a")
     await rig.wake("a")
-    assert rig.live("a").text_map == TextMap()
+    assert rig.live("a").chat.text_map == TextMap()
     reply_with(rig, "ok")
     result = await send(rig, [*messages, user("next")])
     assert (result.rewound_to, ledger(rig)[: len(held)]) == (None, held)
     assert result.prefilled_tokens < 60
-    assert rig.live("a").text_map.end == len(ledger(rig)), "and from now on it is matched by its text"
+    assert rig.live("a").chat.text_map.end == len(ledger(rig)), "and from now on it is matched by its text"
 
 
 @pytest.mark.parametrize("short_by", [1, 12, 60])
@@ -504,13 +504,13 @@ FIRST |= {"dropped": 3, "inserted": 3, "other role": 3, "asked again": 6, "first
 async def test_a_transcript_that_has_diverged_is_refused_and_nothing_changes(rig: Rigged, change: str) -> None:
     await rig.service.create("a")
     messages = CHANGES[change]([*await talk(rig, 3, opening=[SYSTEM]), user("next")])
-    before, known = await rig.fingerprint("a"), rig.live("a").text_map
+    before, known = await rig.fingerprint("a"), rig.live("a").chat.text_map
     with pytest.raises(TranscriptDiverged, match=r"--on-divergence rewind.*Nothing has changed") as refusal:
         await send(rig, messages)
     told = refusal.value.details
     assert (told["message_index"], told["token_count"]) == (FIRST[change], len(before.tokens))
     assert await rig.fingerprint("a") == before
-    assert rig.live("a").text_map == known
+    assert rig.live("a").chat.text_map == known
     shared = rig.model.encode(rig.model.render(messages, True), opening=False)[: told["position"]]
     assert list(before.tokens[: told["position"]]) == shared, "where they part, to the token"
     assert messages != messages[: told["message_index"]] or change.endswith("asked again")
@@ -540,7 +540,7 @@ async def test_a_session_goes_back_to_where_a_transcript_parts_from_it_and_reads
         canaries = sum(rig.network.calls) - len(result.tokens) - result.prefilled_tokens - result.recomputed_tokens
         assert canaries == 0 if kind == "qwen3" else canaries in (0, 1, 2)
         live = rig.live("a")
-        assert live.text_map.end == len(live.state.tokens)
+        assert live.chat.text_map.end == len(live.state.tokens)
         assert live.state.is_consistent
         # It goes on, sleeps as a version after the one that it had, and that one is still there.
         reply_with(rig, "fine")
@@ -632,7 +632,7 @@ async def test_text_that_was_appended_behind_a_chat_matches_no_transcript_qc7(ri
 async def test_a_message_behind_raw_text_does_not_make_the_text_map_true_again_qc7(rig: Rigged, raw: str) -> None:
     await rig.service.create("a")
     messages = await talk(rig, 1)
-    known = rig.live("a").text_map
+    known = rig.live("a").chat.text_map
     if raw == "append":
         await rig.service.append("a", text="by the way")
     else:
@@ -640,7 +640,7 @@ async def test_a_message_behind_raw_text_does_not_make_the_text_map_true_again_q
         await rig.service.generate("a", max_tokens=5)
     reply_with(rig, "yes")
     await tell(rig, "hm?")
-    assert rig.live("a").text_map == known
+    assert rig.live("a").chat.text_map == known
     with pytest.raises(TranscriptDiverged):
         await send(rig, [*messages, user("hm?"), assistant("yes"), user("next")])
 
@@ -682,15 +682,15 @@ async def test_a_model_that_fails_leaves_map_tokens_and_kv_at_one_span_qc8_qc9(
         with pytest.raises(GenerationFailed):
             await send(rig, messages)
         assert await rig.fingerprint("a") == before
-        assert rig.live("a").text_map.end == len(before.tokens)
+        assert rig.live("a").chat.text_map.end == len(before.tokens)
         reply_with(rig, "a long answer")
         rig.network.fail_at(6, layers_grown=2)  # three calls of the reading, and two tokens
         with pytest.raises(GenerationFailed):
             await send(rig, messages)
         live = rig.live("a")
         assert live.state.is_consistent
-        assert live.text_map.end == len(live.state.tokens)
-        assert live.text_map.turns[-1].is_mark_of(assistant("a "))
+        assert live.chat.text_map.end == len(live.state.tokens)
+        assert live.chat.text_map.turns[-1].is_mark_of(assistant("a "))
         reply_with(rig, "a long answer")
         result = await send(rig, messages, on_divergence="rewind")
         assert result.text == "a long answer"
@@ -736,7 +736,7 @@ async def test_a_map_that_cannot_be_kept_costs_no_answer_and_tells_of_none_qc10(
     pieces: list[Any] = []
     result = await rig.service.chat("a", messages=[user("hi")], max_tokens=9, on_event=pieces.append)
     assert result.text == "hello" == "".join(getattr(piece, "text", "") for piece in pieces)
-    assert rig.live("a").text_map.end < len(ledger(rig))
+    assert rig.live("a").chat.text_map.end < len(ledger(rig))
     reply_with(rig, "ok")
     again = await send(rig, [user("hi"), assistant("hello"), user("!")])
     assert again.rewound_to is None, "by its tokens"
@@ -751,7 +751,7 @@ async def test_a_cancelled_answer_is_recognised_by_what_was_shown_of_it(rig: Rig
         await given_up(rig, rig.service.chat("a", messages=[user("hi")], max_tokens=30, on_event=shown.append), 5)
     text = "".join(getattr(event, "text", "") for event in shown)
     assert text
-    assert rig.live("a").text_map.turns[-1].is_mark_of(assistant(text))
+    assert rig.live("a").chat.text_map.turns[-1].is_mark_of(assistant(text))
     reply_with(rig, "ok")
     result = await send(rig, [user("hi"), assistant(text), user("go on")])
     assert result.rewound_to is None
@@ -764,7 +764,7 @@ async def test_a_cancelled_answer_is_recognised_by_what_was_shown_of_it(rig: Rig
 async def test_a_going_back_behind_which_nothing_was_read_is_undone(rig: Rigged, change: str, how: str) -> None:
     await rig.service.create("a")
     talked = await talk(rig, 3, opening=[SYSTEM])
-    was, known = await rig.fingerprint("a"), rig.live("a").text_map
+    was, known = await rig.fingerprint("a"), rig.live("a").chat.text_map
     messages = CHANGES[change]([*talked, user("next")])
     rig.network.reset()
     number = 2 if change == "asked again" else 1  # the first is for the logits of the token that it goes back to
@@ -784,7 +784,7 @@ async def test_a_going_back_behind_which_nothing_was_read_is_undone(rig: Rigged,
     rig.network.reset()
     await rig.wake("a")
     assert await rig.fingerprint("a") == was
-    assert rig.live("a").text_map == known
+    assert rig.live("a").chat.text_map == known
 
 
 # --- limits
@@ -807,7 +807,7 @@ async def test_a_transcript_past_the_context_is_refused_with_both_sizes_and_the_
         told = refusal.value.details
         assert told["token_count"] + told["wanted_tokens"] > told["context_tokens"] == 2048
         assert await rig.fingerprint("a") == before
-        assert rig.live("a").text_map.end == len(before.tokens)
+        assert rig.live("a").chat.text_map.end == len(before.tokens)
     reply_with(rig, "ok")
     await send(rig, [*messages, user("short")])
     assert ledger(rig) == cold(rig, [*messages, user("short"), assistant("ok")])
@@ -859,7 +859,7 @@ async def test_tools_open_a_conversation_and_last_a_sleep(rig: Rigged) -> None:
     said = [user("first?"), assistant("one"), user("second?")]
     reply_with(rig, "two")
     told = await send(rig, said)
-    assert (told.rewound_to, rig.live("a").root.tools) == (None, TOOLS)
+    assert (told.rewound_to, rig.live("a").chat.root.tools) == (None, TOOLS)
     assert ledger(rig) == cold(rig, [SYSTEM, *said, assistant("two")], Root(TOOLS))
 
 
@@ -873,18 +873,18 @@ async def test_a_transcript_with_other_tools_is_refused_and_changes_nothing(rig:
         with pytest.raises(TranscriptDiverged) as refusal:
             await send(rig, said, **asked)
         assert refusal.value.position < len(held)
-    assert (ledger(rig), rig.live("a").root.tools) == (held, TOOLS)
+    assert (ledger(rig), rig.live("a").chat.root.tools) == (held, TOOLS)
     reply_with(rig, "two")
     await send(rig, said, tools=(), on_divergence="rewind")
     assert ledger(rig) == cold(rig, [*said, assistant("two")])
-    assert not rig.live("a").root
+    assert not rig.live("a").chat.root
 
 
 async def test_an_argument_that_changes_no_token_begins_no_other_conversation(rig: Rigged) -> None:
     await rig.service.create("a")
     messages = await talk(rig, 2)
     told = await send(rig, [*messages, user("and now?")], template_arguments={"the_template_reads_it": False})
-    assert (told.rewound_to, rig.live("a").root.arguments) == (None, {"the_template_reads_it": False})
+    assert (told.rewound_to, rig.live("a").chat.root.arguments) == (None, {"the_template_reads_it": False})
 
 
 async def test_a_call_and_its_result_go_on_in_the_session(rig: Rigged) -> None:

@@ -58,14 +58,14 @@ async def test_a_fold_is_the_conversation_that_its_template_gives(rig: Rigged, t
     await rig.service.create("a", labels=["x"])
     messages = await talk(rig, 5, opening=[SYSTEM])
     old = ledger(rig)
-    ends = [turn.end for turn in rig.live("a").text_map.turns if turn.role == "assistant"]
+    ends = [turn.end for turn in rig.live("a").chat.text_map.turns if turn.role == "assistant"]
     tail = len(old) - ends[-1 - turns]
     result = await fold(rig, tail=tail + slack)
     kept = messages[len(messages) - 2 * turns :]
     assert ledger(rig, "b") == cold(rig, [*HEAD, *kept])
     assert (result.tail_tokens, result.token_count) == (tail, len(ledger(rig, "b")))
     assert ledger(rig, "b")[len(ledger(rig, "b")) - tail :] == old[len(old) - tail :]
-    assert (rig.live("b").labels, rig.live("b").text_map.end) == (("x",), len(ledger(rig, "b")))
+    assert (rig.live("b").labels, rig.live("b").chat.text_map.end) == (("x",), len(ledger(rig, "b")))
     reply_with(rig, "ok")
     await tell(rig, "next", "b")
     assert ledger(rig, "b") == cold(rig, [*HEAD, *kept, user("next"), assistant("ok")])
@@ -94,7 +94,7 @@ async def test_the_full_session_sleeps_as_it_was_and_the_new_one_names_it(rig: R
 async def test_a_fold_takes_transcripts_of_what_it_is(rig: Rigged, own_system: bool) -> None:
     await rig.service.create("a", system=SYSTEM["content"] if own_system else None)
     messages = await talk(rig, 4, opening=[] if own_system else [SYSTEM])
-    ends = [turn.end for turn in rig.live("a").text_map.turns if turn.role == "assistant"]
+    ends = [turn.end for turn in rig.live("a").chat.text_map.turns if turn.role == "assistant"]
     await fold(rig, tail=len(ledger(rig)) - ends[1])
     reply_with(rig, "ok")
     said = [*(HEAD[1:] if own_system else HEAD), *messages[-4:], user("next")]
@@ -109,7 +109,7 @@ async def test_a_tail_that_begins_inside_a_turn_is_matched_by_no_text(rig: Rigge
     old = ledger(rig)
     result = await fold(rig, tail=5)
     assert (result.tail_tokens, ledger(rig, "b")[-5:]) == (5, old[-5:])
-    assert rig.live("b").text_map.end == len(ledger(rig, "b")) - 5
+    assert rig.live("b").chat.text_map.end == len(ledger(rig, "b")) - 5
     with pytest.raises(TranscriptDiverged):
         await send(rig, [*HEAD[1:], messages[-1], user("next")], "b")
 
@@ -211,7 +211,7 @@ async def test_a_session_that_is_durable_already_is_folded_from_that_version(rig
 async def test_the_model_writes_the_summary_and_nothing_of_that_stays_in_the_full_session(rig: Rigged) -> None:
     await rig.service.create("a")
     messages = await talk(rig, 2, opening=[SYSTEM])
-    was, known = await rig.fingerprint("a"), rig.live("a").text_map
+    was, known = await rig.fingerprint("a"), rig.live("a").chat.text_map
     reply_with(rig, f"<think>hm</think>\n\n{SUMMARY}")
     pieces: list[Any] = []
     result = await rig.service.fold("a", name="b", summarise=60, on_event=pieces.append)
@@ -221,7 +221,7 @@ async def test_the_model_writes_the_summary_and_nothing_of_that_stays_in_the_ful
     assert rig.network.calls[:2] == [len(asked) - 1, 1], "at the end of the context, once"
     assert ledger(rig, "b") == cold(rig, HEAD)
     await rig.wake("a")
-    assert (await rig.fingerprint("a"), rig.live("a").text_map) == (was, known)
+    assert (await rig.fingerprint("a"), rig.live("a").chat.text_map) == (was, known)
     reply_with(rig, "ok")
     assert (await send(rig, [*messages, user("next")])).rewound_to is None
 
@@ -231,7 +231,7 @@ async def test_a_session_that_is_no_chat_begins_with_the_summarys_text(rig: Rigg
     await rig.read("a", tokens)
     result = await fold(rig, tail=50)
     assert ledger(rig, "b") == rig.model.encode(f"{SUMMARY}\n\n", opening=False) + tokens[-50:]
-    assert (result.tail_tokens, rig.live("b").turn_open) == (50, False)
+    assert (result.tail_tokens, rig.live("b").chat.turn_open) == (50, False)
 
 
 async def test_an_answer_that_was_cut_short_is_closed_in_the_fold_as_it_was(rig: Rigged) -> None:
@@ -240,7 +240,7 @@ async def test_an_answer_that_was_cut_short_is_closed_in_the_fold_as_it_was(rig:
     await send(rig, [user("hi " * 50)], max_tokens=5)
     reply_with(rig, "ok")
     await send(rig, [user("hi " * 50), assistant("never"), user("so?")])
-    first = rig.live("a").text_map.turns[1].end
+    first = rig.live("a").chat.text_map.turns[1].end
     await fold(rig, tail=len(ledger(rig)) - first)
     assert ledger(rig, "b") == cold(rig, [*HEAD[1:], user("so?"), assistant("ok")])
 
@@ -351,7 +351,7 @@ async def test_a_context_without_room_for_the_summary_has_it_written_of_what_is_
     else:
         await rig.service.append("a", tokens=tokens_of(1, context))
     was, old = await rig.fingerprint("a"), ledger(rig)
-    places = rig.live("a").text_map.places
+    places = rig.live("a").chat.text_map.places
     reply_with(rig, SUMMARY)
     with pytest.raises(ContextOverflow, match="tail of") as refusal:
         await fold(rig, summarise=300, tail=0)

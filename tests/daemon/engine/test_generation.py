@@ -233,7 +233,7 @@ async def test_a_reading_that_was_complete_when_it_was_given_up_is_answered_as_d
 async def test_a_turn_that_was_complete_when_it_was_given_up_is_open(rig: Rigged) -> None:
     await rig.read("a", tokens_of(8, 20))
     await cancelled_inside(rig, rig.service.chat("a", message="hello", max_tokens=5), 2)
-    assert rig.live("a").turn_open
+    assert rig.live("a").chat.turn_open
 
 
 async def test_a_generation_given_up_behind_its_reading_says_that_it_has_read_qx16(rig: Rigged) -> None:

@@ -161,7 +161,7 @@ async def test_a_message_that_leads_past_the_context_is_refused_before_it_is_rea
     with pytest.raises(Exception, match="context of model") as refusal:
         await chat(rig, "x" * 2040)
     assert refusal.value.code == "context_overflow"  # type: ignore[attr-defined]
-    assert (ledger(rig), rig.live("a").turn_open) == ([], False)
+    assert (ledger(rig), rig.live("a").chat.turn_open) == ([], False)
     assert rig.model.name == MODEL
 
 

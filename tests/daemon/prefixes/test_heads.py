@@ -214,7 +214,7 @@ class Noting:
                 SimpleNamespace(
                     uri=SessionUri(namespace, name),
                     model=SimpleNamespace(name="m"),
-                    text_map=text_map,
+                    chat=SimpleNamespace(text_map=text_map),
                     state=SimpleNamespace(tokens=tokens),
                     left_midway=None,
                 ),

@@ -52,7 +52,7 @@ def _named(name: str) -> str:
 
 async def _stands(rig: Rigged, name: str) -> Stands:
     live = rig.live(name)
-    return Stands(await rig.fingerprint(name), live.sampling, live.text_map, live.system)
+    return Stands(await rig.fingerprint(name), live.sampling, live.chat.text_map, live.chat.system)
 
 
 async def _found(store: Path, model: Path, digests: Path, *, torn: bool = False) -> Sessions:

@@ -84,12 +84,12 @@ async def test_a_chat_goes_on_with_its_messages_and_sampling_after_a_kill(open_r
         await rig.service.chat("talk", message="Who are you?", max_tokens=6)
         await rig.service.set("talk", sampling=Sampling(temperature=0.3))
         killed = as_killed(store)
-        before = rig.live("talk")
+        before = rig.live("talk").chat
         went_on = await rig.service.chat("talk", message="And I?", max_tokens=6)
     async with open_rig(store=killed) as rig:
         await rig.wake("talk")
         after = rig.live("talk")
-        assert (after.sampling.temperature, after.system, after.opened_at) == (0.3, before.system, before.opened_at)
+        assert (after.sampling.temperature, after.chat) == (0.3, before)
         assert (await rig.service.chat("talk", message="And I?", max_tokens=6)).tokens == went_on.tokens
 
 

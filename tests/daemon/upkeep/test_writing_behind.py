@@ -391,9 +391,9 @@ async def test_the_state_of_a_session_that_is_written_is_as_it_was(rig: Rigged) 
     """Its memory is not copied by the next model call, and its least recent use is told as before."""
     await rig.read("one", tokens_of(1, 600))
     live, had = rig.live("one"), await rig.fingerprint("one")
-    used = live.last_used
+    used = live.stay.last_used
     await rig.service._parts.sessions.writing_behind._look_at(live)
     assert rows(rig, "one")[-1].token_count >= 512
-    assert (await rig.fingerprint("one"), live.last_used, live.dirty) == (had, used, True)
+    assert (await rig.fingerprint("one"), live.stay.last_used, live.dirty) == (had, used, True)
     await rig.service._parts.sessions.writing_behind._look_at(live)
     assert len(rows(rig, "one")) == 1, "there is nothing more to write"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,7 +75,8 @@ async def test_a_session_stays_awake_as_long_as_is_wanted(open_rig: Any) -> None
         await converse(rig, [user("two")], "zwei", "other")
         await until(lambda: len(rig.service._parts.sessions.residency.awake) == 1)
         assert rig.live("kept").state.tokens
-        rig.live("kept").awake_until = 0.0
+        live = rig.live("kept")
+        live.stay = replace(live.stay, awake_until=0.0)
         await until(lambda: not rig.service._parts.sessions.residency.awake)
 
 
@@ -87,5 +89,5 @@ async def test_a_session_that_is_wanted_awake_goes_last_and_nobody_is_refused_fo
     await residency.resize(budget - 1)
     await until(lambda: len(residency.awake) == 1)
     assert rig.live("kept").state.tokens
-    await residency.resize(budget - rig.live("kept").held_bytes - 1)
+    await residency.resize(budget - rig.live("kept").stay.held_bytes - 1)
     await until(lambda: not residency.awake)

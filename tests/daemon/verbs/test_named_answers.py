@@ -225,7 +225,10 @@ async def test_behind_an_answer_empty_tools_and_arguments_hold_and_left_out_ones
             measured = await rig.service.measure("a", [user("two")], after=ONE, **given)
             told = await converse(rig, [user("two")], "zwei", after=ONE, **given)
             live = rig.live(told.session.rpartition("/")[2])
-            assert (bool(live.root.tools), live.root.arguments) == (offers, {"thinks": "hm"} if thinks else {})
+            assert (bool(live.chat.root.tools), live.chat.root.arguments) == (
+                offers,
+                {"thinks": "hm"} if thinks else {},
+            )
             text = rig.model.tokenizer.decode(list(live.state.tokens))
             assert text.endswith("assistant\nhmzwei<|im_end|>") is thinks
             assert ("You may call no tools." in text) is not offers

@@ -210,7 +210,7 @@ async def test_results_may_come_in_several_requests(
     assert [each.content for each in results] == [by_id[each.tool_call_id] for each in results]
     said = [user("q"), two_calls("a", "b", "c"), *chain(*parts)]
     at_once = TextMap().extended(await in_pieces(digested(said)), start=0, end=9)
-    assert [turn.beyond for turn in rig.live("a").text_map.turns] == [turn.beyond for turn in at_once.turns]
+    assert [turn.beyond for turn in rig.live("a").chat.text_map.turns] == [turn.beyond for turn in at_once.turns]
     if between is None:  # a template without tools shows a result behind words as another role
         assert ledger(rig) == rig.model.encode(rig.model.render(said, True), opening=False)
 
