@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "snapshot": ({"memvid"}, {"mlx", "mlx_lm", "numpy", "blake3", "platformdirs"}),
     "daemon": (
         {"snapshot", "memvid"},
-        {"mlx", "mlx_lm", "numpy", "blake3", "llguidance", "pydantic", "watchfiles"},
+        {"mlx", "mlx_lm", "numpy", "blake3", "llguidance", "pydantic"},
     ),
     "socket_api": (
         set(),

@@ -101,7 +101,6 @@ class Configuring:
                 _LOG.warning("The configuration was taken over. Only a restart will change: %s.", ", ".join(waits))
             else:
                 _LOG.info("The configuration was taken over.")
-            await self._residency.weights.let_go()
 
     def _require_possible(self, settings: Settings) -> None:
         for name, choice in settings.models.items():
@@ -122,10 +121,7 @@ class Configuring:
         options = settings.options
         begun_with = {name: getattr(self._begun_with, name) for name in AT_NEXT_START}
         self._current.now = replace(options, **begun_with)
-        self._residency.watching.policy = options.on_model_change
         self._requests.limit = options.max_waiting
-        if options.idle_sleep != before.options.idle_sleep:
-            await self._residency.set_idle(options.idle_sleep)
         if options.memory_budget is not None and options.memory_budget != self._budget:
             self._budget = options.memory_budget
             await self._residency.resize(options.memory_budget)

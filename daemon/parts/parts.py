@@ -56,6 +56,7 @@ class Parts:
     async def start(self) -> None:
         """Begin what the groups do unasked. Raises MemoryBudgetExceeded."""
         await self.sessions.start()
+        self.upkeep.loop.start()
 
     def follow(self, file: ConfigFile, settings: Settings) -> None:
         """Follow a configuration file. settings: its content at the start."""
@@ -67,7 +68,7 @@ class Parts:
         """Read the configuration file again, if there is one."""
         if self.config is not None:
             await self.config.reload()
-            self.upkeep.retaining.look_again()
+            self.upkeep.loop.look_again()
 
     async def close(self) -> None:
         """End all parts, the last made first. Sessions that are not durable are lost."""

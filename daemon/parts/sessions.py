@@ -79,7 +79,7 @@ class SessionParts:
         self.forest, self.stepping = Forest(engine, residency.memory, residency.models), Stepping(engine)
         self.roll = Roll(disk, self.awake)
         self.labels = Labels(residency, self._hits, self.roll, self.delete_session)
-        self.writing_behind = WritingBehind(disk, engine, hibernation, residency, bus)
+        self.writing_behind = WritingBehind(store.upkeep_loop, disk, engine, hibernation, residency, bus)
 
     async def start(self) -> None:
         """Bound the memory of computed buffers, and begin to learn what the stored sessions begin with."""
@@ -88,8 +88,7 @@ class SessionParts:
         self.heads.learn_stored()
 
     async def close(self) -> None:
-        """Write no more unasked, and forget all sessions and branches in memory."""
-        await self.writing_behind.close()
+        """Forget all sessions and branches in memory."""
         await self.forest.close()
         await self.residency.close()
         await self.reuse.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -12,25 +11,26 @@ from ..api.events import ignore
 from ..events.bus import Bus
 from ..options.current import CurrentOptions
 from ..sessions.sessions import Session
-from ..sleep.disk_space import Way
 from ..sleep.forking import Forking
 from ..sleep.hibernation import Hibernation
 from ..sleep.quantising import Quantising
 from ..sleep.turn_journal import TurnJournal
+from ..sleep.upkeep_thread import UpkeepThread
 from ..tasks.cancellation import to_the_end
+from ..upkeep.loop import Upkeep
 from .models import ModelParts
 
 Result = TypeVar("Result")
 
 
 class StoreParts:
-    """What is durable. disk: the store itself. way: between the sleeps and the repacks."""
+    """What is durable. disk: the store itself. upkeep_loop: of the work on it that no session waits for."""
 
     def __init__(self, disk: Store, models: ModelParts, bus: Bus, options: CurrentOptions) -> None:
         engine = models.engine
         self.disk = disk
-        self.way = Way()
-        self.hibernation = Hibernation(disk, engine, self.way, bus)
+        self.upkeep_loop = Upkeep(UpkeepThread())
+        self.hibernation = Hibernation(disk, engine, self.upkeep_loop.thread, bus)
         self.waking = self.hibernation.waking
         self.journal = TurnJournal(
             disk, self.hibernation.threads, lambda: options.now.durability, self._keep_for_the_journal
@@ -60,5 +60,5 @@ class StoreParts:
 
     async def close(self) -> None:
         """Wait for running reads and writes, and let the store go."""
-        await asyncio.to_thread(self.hibernation.close)
+        await self.hibernation.threads.close()
         self.disk.close()

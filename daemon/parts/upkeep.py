@@ -1,25 +1,29 @@
-"""The upkeep: what is done for the store, by order and unasked."""
+"""The upkeep: what is done for the store and the memory, by order and unasked."""
 
 from __future__ import annotations
 
-import asyncio
-
 from ...memvid.folder.retention import Retention
+from ...memvid.maintenance.repack_plan import RepackPolicy
+from ...memvid.store import Receipt
 from ..api.process import ScrubInfo
 from ..events.bus import Bus
 from ..options.current import CurrentOptions
 from ..sleep.maintenance import Maintenance
 from ..upkeep.analyst import Analyst
 from ..upkeep.healing import Healing
+from ..upkeep.idling import Idling
+from ..upkeep.repacking import Repacking
 from ..upkeep.retaining import Retaining
 from ..upkeep.scrubbing import Scrub, ScrubPolicy
+from ..upkeep.unloading import Unloading
+from ..upkeep.watching import Watching
 from .models import ModelParts
 from .sessions import SessionParts
 from .store import StoreParts
 
 
 class UpkeepParts:
-    """Maintenance, retention, analyses, and the search for damage. scrub: where it is on."""
+    """The jobs of the loop, maintenance and analyses. scrub: where it is on."""
 
     def __init__(
         self,
@@ -30,26 +34,34 @@ class UpkeepParts:
         options: CurrentOptions,
         scrub: ScrubPolicy | None,
     ) -> None:
-        disk, hibernation = store.disk, store.hibernation
-        self.maintenance = Maintenance(disk, store.way)
-        self.retaining = Retaining(
-            disk, self.maintenance, bus, lambda: Retention(options.now.keep_last, options.now.keep_days)
-        )
-        hibernation.on_version = self.retaining.note
-        self.analyst = Analyst(disk)
+        disk, hibernation, shelf, weights = store.disk, store.hibernation, models.shelf, sessions.weights
+        self.loop = loop = store.upkeep_loop
+        self.maintenance = Maintenance(disk, loop.thread)
+        self.analyst = Analyst(disk, hibernation.threads)
         self.healing = Healing(disk, models.engine, hibernation, self.maintenance, sessions.residency, bus)
-        self.scrub = None if scrub is None else Scrub(disk, scrub, bus, self.healing.mend)
+        self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.healing.mend)
+        self.retaining = Retaining(loop, disk, bus, lambda: Retention(options.now.keep_last, options.now.keep_days))
+        self.repacking = Repacking(loop, disk, RepackPolicy())
+        self.idling = Idling(loop, sessions.residency, lambda: options.now.idle_sleep)
+        self.unloading = Unloading(loop, shelf, weights)
+        self.watching = Watching(loop, shelf, models.loader.digests, weights, bus, lambda: options.now.on_model_change)
+        hibernation.on_version = self._has_version
         if self.scrub is not None:
             store.waking.on_damage = self.scrub.suspect
+
+    def _has_version(self, receipt: Receipt) -> None:
+        self.repacking.consider(receipt)
+        self.retaining.note(receipt.uri)
 
     def scrub_info(self) -> ScrubInfo | None:
         """What the scrub has done so far; None where it is off."""
         return None if self.scrub is None else self.scrub.info(self.healing.healed, self.healing.failed)
 
+    def stop(self) -> None:
+        """Begin nothing more on the disk; a repack stops at its next step, other orders go on to their end."""
+        self.loop.thread.stop()
+
     async def close(self) -> None:
         """Begin nothing more, and wait for what runs, which must not meet a closed store."""
-        if self.scrub is not None:
-            await self.scrub.close()
-        await self.retaining.close()
-        await asyncio.to_thread(self.analyst.close)
-        await asyncio.to_thread(self.maintenance.close)
+        self.analyst.close()
+        await self.loop.close()

@@ -28,10 +28,8 @@ from ..memory.line import Claim, Use
 from ..memory.loading import Loader, Loading
 from ..memory.memory import Memory, default_budget
 from ..memory.model_registry import Place, Shelf
-from ..memory.watching import Watching
 from ..models.models import LoadedModel
 from ..options.serve_options import ServeOptions
-from ..sessions.idling import Idling
 from ..sessions.sessions import Session, Turns
 from ..sleep.hibernation import Hibernation
 from ..sleep.orders import WakeOrder, order_of_look
@@ -87,12 +85,9 @@ class Residency:
             bus,
             require_working,
             partial(self._put_away_unasked, cause="asked"),
-            self._idled,
+            self.idled,
         )
         self.last_sleeps = LastSleeps(self.putting_away, self.awake, self.turns, self.memory)
-        self._idling = None if options.idle_sleep is None else Idling(self.awake, options.idle_sleep, self._idled)
-        retire = partial(self.weights.retire, cause="changed")
-        self.watching = Watching(shelf, loader.digests, retire, bus, options.on_model_change)
 
     @asynccontextmanager
     async def turn(self, uri: SessionUri, *, briefly: bool = False) -> AsyncIterator[Use]:
@@ -331,7 +326,7 @@ class Residency:
     async def _unload_for_others(self, name: str) -> None:
         await self.weights.unload_now(name, "pressure")
 
-    async def _idled(self, uri: SessionUri) -> None:
+    async def idled(self, uri: SessionUri) -> None:
         """Put an idle session to sleep, unless it is used now, a client wants it awake, or the daemon stops: a stop has
         an order of its own."""
         live = self.awake.get(uri)
@@ -357,13 +352,6 @@ class Residency:
         self.memory.resize(budget)
         await self._buffers.bound(max(0, self.memory.for_sessions))
 
-    async def set_idle(self, idle_s: float | None) -> None:
-        """Put sessions to sleep after so many unused seconds; None: never."""
-        before, self._idling = self._idling, None
-        if before is not None:
-            await before.close()
-        self._idling = None if idle_s is None else Idling(self.awake, idle_s, self._idled)
-
     async def _put_away_unasked(self, uri: SessionUri, cause: SleepCause) -> bool:
         try:
             async with self.turns.take(uri):
@@ -372,11 +360,7 @@ class Residency:
             self.memory.look_again()
 
     async def close(self) -> None:
-        """Put no more sessions to sleep, and forget the awake ones."""
-        await self.watching.close()
-        await self.weights.close()
-        if self._idling is not None:
-            await self._idling.close()
+        """Forget the awake sessions."""
         await self.memory.close()
         await self._buffers.close()
         self.awake.clear()

@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from ...memvid.uri import SessionUri
@@ -18,7 +17,6 @@ from ..events.events import ModelUnloaded, UnloadCause
 from ..memory.loading import Loading
 from ..memory.memory import Memory
 from ..memory.model_registry import Shelf
-from ..memory.model_unloading import Disuse
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session, Turns
 from ..tasks.cancellation import to_the_end
@@ -44,9 +42,6 @@ class Weights:
     _require_working: Callable[[], None]
     _put_away: Callable[[SessionUri], Awaitable[object]]
     _idled: Callable[[SessionUri], Awaitable[object]]
-
-    def __post_init__(self) -> None:
-        self._disuse = Disuse(self._shelf, self.last_use, partial(self.retire, cause="unused"))
 
     def last_use(self, name: str) -> float:
         """The last use of a model or of a session on it, by the monotonic clock."""
@@ -115,12 +110,6 @@ class Weights:
             self._shelf.forget(place)
         return True
 
-    async def let_go(self) -> None:
-        """Unload the models that are to go: now, or once no request uses them and their sessions sleep."""
-        for name in self._shelf.to_go():
-            await self._disuse.unload(name)
-        self._disuse.look_again()
-
     def _stays(self, session: Session) -> bool:
         return bool(session.state.tokens) or session.uri in self._turns.in_use()
 
@@ -150,7 +139,3 @@ class Weights:
                 loop.call_soon_threadsafe(self._memory.look_again)
 
         return look_again
-
-    async def close(self) -> None:
-        """End the unloading of unused models."""
-        await self._disuse.close()

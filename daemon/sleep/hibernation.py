@@ -6,7 +6,6 @@ Callers hold the session alone (`sessions.Turns`).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +24,8 @@ from ...memvid.errors import (
 )
 from ...memvid.folder.scrub_mark import read_ns
 from ...memvid.format.blocks import BlockEntry
-from ...memvid.maintenance.repack_plan import RepackPolicy
 from ...memvid.store import Receipt, Store, VersionDraft
-from ...memvid.uri import SessionUri, not_found
+from ...memvid.uri import not_found
 from ...snapshot.capture import Cut, cut
 from ...snapshot.lossy import LossyTokens
 from ..api.events import OnEvent, ignore
@@ -38,10 +36,9 @@ from ..events.events import LedgerKept, SleepCause
 from ..models import canary
 from ..sessions.sessions import Session
 from ..sessions.tracing import tell_sleep
-from .disk_space import Way
 from .orders import LastSleep
-from .repacker import Repacker
 from .store_threads import Result, StoreThreads, reporter
+from .upkeep_thread import UpkeepThread
 from .version import Base, is_said_by, ledger_of, map_behind, map_of
 from .waking import Waking
 
@@ -77,34 +74,30 @@ class Run(Protocol):
 class Hibernation:
     """Writes versions of sessions into a store: the one place of the daemon that does. waking: wakes sessions from it.
 
-    stopping: the limits of all sleeps once the daemon stops, even of those that had begun. on_version: called with a
-    session that has a new version.
+    stopping: the limits of all sleeps once the daemon stops, even of those that had begun. on_version: called with the
+    receipt of each new version.
     """
 
     def __init__(
         self,
         store: Store,
         engine: Engine,
-        way: Way,
+        upkeep: UpkeepThread,
         bus: Bus,
     ) -> None:
-        self.threads = StoreThreads(store)
+        self.threads = StoreThreads()
         self.waking = Waking(store, engine, self.threads, bus)
         self.stopping: LastSleep | None = None
-        self.on_version: Callable[[SessionUri], None] = ignore
+        self.on_version: Callable[[Receipt], None] = ignore
         self._store = store
         self._engine = engine
         self._bus = bus
-        self._way = way
-        self._repacker = Repacker(store, RepackPolicy(), way)
+        self._upkeep = upkeep
 
     async def write(self, draft: VersionDraft, run: Run | None = None) -> Receipt:
         """Write a version. run: where, if not on the thread of writes. Raises as `Store.write_bundle`."""
         receipt = await (run or self.threads.on_writer)(partial(self._store.write_bundle, draft))
-        if receipt.blocks_new:
-            with self._repacker.giving_way():
-                self._repacker.consider(receipt)
-        self.on_version(receipt.uri)
+        self.on_version(receipt)
         return receipt
 
     async def sleep(self, session: Session, emit: OnEvent, *, cause: SleepCause, terms: Terms = ORDINARY) -> Receipt:
@@ -197,9 +190,9 @@ class Hibernation:
         - The disk has no room beside the pack of a repack. The sleep waits for the repack to end.
         """
         durable = session.durable.entries if session.durable else ()
-        entries, ended_before = durable, self._way.ended()
+        entries, ended_before = durable, self._upkeep.repacks_ended
         is_whole = waited = False
-        with self._repacker.giving_way(), contextlib.ExitStack() as claims:
+        with self._upkeep.sleeps, contextlib.ExitStack() as claims:
             while True:
                 try:
                     return await write(entries)
@@ -211,8 +204,8 @@ class Hibernation:
                     if waited or (isinstance(error, BudgetExceeded) and error.details.get("which") != FREE_BYTES):
                         raise
                     waited = True
-                    claims.enter_context(self._way.claimed())
-                    if not await asyncio.to_thread(self._way.wait_for_room, ended_before):
+                    claims.enter_context(self._upkeep.claims)
+                    if not await self._upkeep.wait_for_room(ended_before):
                         raise
                     entries, is_whole = durable, False
 
@@ -295,12 +288,6 @@ class Hibernation:
             is_lossy=is_lossy,
             lossy=lossy,
         )
-
-    def close(self) -> None:
-        """Wait for running writes, and end the threads."""
-        self.threads.end_writing()
-        self._repacker.close()
-        self.threads.close()
 
 
 def checkpoints_in(entries: Iterable[BlockEntry], token_count: int) -> list[int]:

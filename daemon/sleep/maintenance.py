@@ -1,16 +1,13 @@
-"""Maintenance of the store while sessions are served: one operation at a time, on a thread of its own.
+"""Maintenance of the store while sessions are served: one operation at a time, on the thread of upkeep.
 
-Owns that thread and the bounds of a report. The store locks only for its commits, so sleeps and wakes go on meanwhile;
-for that, this is not the thread that writes snapshots.
+Owns the bounds of a report. The store locks only for its commits, so sleeps and wakes go on meanwhile; for that, this
+is not the thread that writes snapshots.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,7 +16,7 @@ from ...memvid.answers import DeleteReport, MaintenanceReport
 from ...memvid.operations import Order
 from ...memvid.store import Store
 from ..errors import ServiceClosed
-from .disk_space import Stop, Way
+from .upkeep_thread import UpkeepThread
 
 # The most entries of a report. A store may have millions of files; an answer has to fit into a frame.
 MAX_ACTIONS_TOLD = 10_000
@@ -30,48 +27,32 @@ Report = TypeVar("Report", MaintenanceReport, DeleteReport)
 
 
 class Maintenance:
-    """Runs maintenance of a store. `close` waits for the running operation, which must not meet a closed store."""
+    """Runs maintenance of a store."""
 
-    def __init__(self, store: Store, way: Way) -> None:
+    def __init__(self, store: Store, thread: UpkeepThread) -> None:
         self._store = store
-        self._way = way
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-maintain")
-        self._stopping = threading.Event()
+        self._thread = thread
 
     async def carry_out(self, order: Order) -> MaintenanceReport:
-        """Carry out an order after earlier ones. Raises as the store's operation."""
-        return await self.run(lambda: self._carry_out(order))
-
-    def _carry_out(self, order: Order) -> MaintenanceReport:
+        """Carry out an order after earlier ones. Raises as the store's operation, and ServiceClosed."""
         if order.operation != "repack" or order.dry_run:
-            return operations.carry_out(self._store, order)
-        reports = []
-        while True:  # a repack that stopped for a sleep without room goes on after it
-            stop = Stop(self._stopping.is_set, lambda: self._way.is_claimed)
-            with self._way.repacking():
-                reports.append(operations.carry_out(self._store, order, stop))
-            if not stop.was_told or self._stopping.is_set():
-                return _as_one(reports)
+            return await self.run(lambda: operations.carry_out(self._store, order))
+        reports, is_left = list[MaintenanceReport](), True
+        while is_left:  # one that stops for a sleep without room goes on after it
+            repacking = functools.partial(operations.carry_out, self._store, order)
+            try:
+                report, is_left = await self._thread.repack(repacking, is_order=True)
+            except ServiceClosed:
+                if not reports:
+                    raise
+                break
+            reports.append(report)
+        return _as_one(reports)
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Do long work on the store, after earlier work. Raises ServiceClosed: the daemon stops, and has not begun
         it."""
-
-        def begin() -> Result:
-            if self._stopping.is_set():
-                raise ServiceClosed("The daemon is stopping; try again when it is back.")
-            return work()
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, begin)
-
-    def stop(self) -> None:
-        """Begin no more work; a repack stops at its next step, and other running work goes on to its end."""
-        self._stopping.set()
-
-    def close(self) -> None:
-        """`stop`, wait for the running operation, and end the thread."""
-        self.stop()
-        self._thread.shutdown()
+        return await self._thread.order(work)
 
 
 def _as_one(reports: Sequence[MaintenanceReport]) -> MaintenanceReport:

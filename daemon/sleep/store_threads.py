@@ -1,57 +1,73 @@
-"""The threads for disk work and hashing, so that the event loop and the engine go on; and their progress reports."""
+"""The threads for disk work and hashing, so that the event loop and the engine go on; and their progress reports.
+
+The process has six pools. Four are here. Texts have one thread of their own, because no two calls may use one tokenizer
+(`sessions/encoding.py`), and upkeep has one, because nothing waits for it (`upkeep_thread.py`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from ...memvid.store import Store
+import mlx.core as mx
+
 from ..api.events import OnEvent, ProgressEvent, Stage
 
-READ_THREADS: Final = 2
-"""Threads that read the store. Writes have one of their own: the store takes one writer at a time, and waiting writers
-must not keep a wake from a thread."""
-
-FILL_THREADS: Final = 2
-"""Threads that fill and hash slots during wakes. Hashing and reading release the GIL; two keep two cores busy."""
+MOST_FILL_THREADS: Final = 8
+"""So many hash faster than any disk reads."""
 
 Result = TypeVar("Result")
+
+
+def fill_threads() -> int:
+    """How many threads fill and hash slots during wakes: one for each core that this process may use. Where the engine
+    computes on the cores, too, half of them; but two, so that one reads while the other hashes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    own = cores // 2 if mx.default_device().type == mx.DeviceType.cpu else cores
+    return min(MOST_FILL_THREADS, max(2, own))
 
 
 class StoreThreads:
     """Runs store work off the event loop. fill: for the slots of wakes."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._read = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="torpor-read")
+    def __init__(self) -> None:
+        self._reads: set[asyncio.Future[Any]] = set()
+        # One: the store takes one writer at a time.
         self._write = ThreadPoolExecutor(1, thread_name_prefix="torpor-write")
+        # Another one: no turn waits for a sleep to be written.
         self._journal = ThreadPoolExecutor(1, thread_name_prefix="torpor-journal")
-        self.fill = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="torpor-fill")
+        # Apart from the reads: each wake waits on one of those for its slots.
+        self.fill = ThreadPoolExecutor(fill_threads(), thread_name_prefix="torpor-fill")
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
-        """Run store work that only reads, off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._read, work)
+        """Run store work that only reads, off the event loop: on the threads that asyncio has for short work of all
+        kinds. They are enough that no wake waits for the reads of others."""
+        reading = asyncio.get_running_loop().run_in_executor(None, work)
+        self._reads.add(reading)
+        reading.add_done_callback(self._reads.discard)
+        try:
+            return await asyncio.shield(reading)  # it goes on though nobody waits any more, and `close` waits for it
+        finally:
+            del reading  # its error, whose frames have this one, would hold itself
 
     async def on_writer(self, work: Callable[[], Result]) -> Result:
         """Run store work that writes, one after the other, off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._write, work)
 
     async def on_journal(self, work: Callable[[], Result]) -> Result:
-        """Run work on the journal, off the event loop: no turn waits for a sleep to be written."""
+        """Run work on the journal, off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._journal, work)
 
-    def end_writing(self) -> None:
-        """Wait for running writes; take no more."""
-        self._journal.shutdown()
-        self._write.shutdown()
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """Wait for running reads and writes, and end the threads."""
-        self.end_writing()
-        self._read.shutdown()
-        self.fill.shutdown()
+        for pool in (self._journal, self._write):
+            await asyncio.to_thread(pool.shutdown)
+        while self._reads:
+            await asyncio.wait(self._reads)
+        await asyncio.to_thread(self.fill.shutdown)
 
 
 def reporter(stage: Stage, emit: OnEvent) -> Callable[[int, int], None]:

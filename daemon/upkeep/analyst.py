@@ -1,5 +1,5 @@
-"""Analyses of stored versions: one at a time, on a thread of its own, while sessions are served. Stops an analysis when
-no client waits for it any more. Changes nothing.
+"""Analyses of stored versions: one at a time, as reads of the store. Stops an analysis when no client waits for it any
+more. Changes nothing.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Final
 
@@ -18,16 +17,18 @@ from ...memvid.writing.reader import BundleReader
 from ...snapshot.analysis import DEFAULT_KIND, analyse, encode
 from ..api.events import OnEvent, ProgressEvent
 from ..errors import ServiceClosed
+from ..sleep.store_threads import StoreThreads
 
 _GONE: Final = "its parent is not in the store any more"
 
 
 class Analyst:
-    """Analyses stored versions. `close` stops a running analysis and waits for its end."""
+    """Analyses stored versions."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, threads: StoreThreads) -> None:
         self._store = store
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-analyse")
+        self._threads = threads
+        self._turn = asyncio.Lock()
         self._closing = threading.Event()
 
     async def analyse(
@@ -53,7 +54,8 @@ class Analyst:
             return self._analyse(version, kind or DEFAULT_KIND, labels, report)
 
         try:
-            return await loop.run_in_executor(self._thread, work)
+            async with self._turn:
+                return await self._threads.on_io(work)
         finally:
             left.set()
 
@@ -87,6 +89,5 @@ class Analyst:
         return parent, ""
 
     def close(self) -> None:
-        """Stop a running analysis, and end the thread."""
+        """Begin none, and stop a running one at its next step; it is a read that the store's threads wait for."""
         self._closing.set()
-        self._thread.shutdown(cancel_futures=True)

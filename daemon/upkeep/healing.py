@@ -21,16 +21,17 @@ A stop waits for at most one block and one model call; a session that is not hea
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.answers import Action, MaintenanceReport
+from ...memvid.checking.check import exhausted
 from ...memvid.errors import CorruptBlock, Corruption, SessionNotFound, StoreError
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.manifest import LOSSY
@@ -138,13 +139,13 @@ class Healing:
     async def heal(self) -> list[Action]:
         """Heal all sessions whose newest version is not whole, as far as this daemon can now; what was healed. Raises
         ServiceClosed: the daemon stops."""
-        report = await asyncio.to_thread(self._verify)  # not on the reading threads: a wake needs those
+        report = await self._hibernation.threads.on_io(self._verify)
         return await self._heal(report)
 
     async def foresee(self, plan: MaintenanceReport) -> MaintenanceReport:
         """The plan of a repair with that of `heal` behind it: the damaged newest versions, each with a sentence; and
         without the problems that go with it. Memory and disk space are not checked."""
-        report = await asyncio.to_thread(self._verify)
+        report = await self._hibernation.threads.on_io(self._verify)
         told = [(each, foreseen) for each in self._to_heal(report) if (foreseen := await self._foresee(each))]
         healings = [_healing(each.uri, foreseen.version, foreseen.sentence) for each, foreseen in told]
         blocks = {block for each, foreseen in told if foreseen.is_healed for block in each.blocks}
@@ -184,7 +185,7 @@ class Healing:
         return _Foreseen(row.version, sentence, is_healed=found.end is not None)
 
     def _verify(self) -> VerifyReport:
-        return self._store.verify(deep=True, pace=self._require_going_on)
+        return exhausted(self._unless_stopping(self._store.verifying(deep=True)))
 
     def _to_heal(self, report: VerifyReport) -> list[DamagedVersion]:
         """The newest versions that are not whole, but for stripped ones."""
@@ -201,12 +202,12 @@ class Healing:
         self._require_going_on()
         return [healed for healed in tried if healed is not None]
 
-    def _require_going_on(self, _read_bytes: int = 0) -> None:
+    def _require_going_on(self) -> None:
         """Raise ServiceClosed once the daemon stops: the damage is found again when it is back. On any thread."""
         if self._hibernation.stopping is not None:
             raise ServiceClosed("The daemon stops; what is damaged is healed when it is back.")
 
-    def _unless_stopping(self, steps: Steps[Result]) -> Steps[Result]:
+    def _unless_stopping(self, steps: Generator[Any, None, Result]) -> Steps[Result]:
         """Run steps until the daemon stops."""
         with contextlib.closing(steps):
             while True:
@@ -261,11 +262,11 @@ class Healing:
         """Save an awake session as a version without damaged blocks."""
         newest = live.durable
         assert newest is not None
-        sound = await asyncio.to_thread(self._sound_beginning, live.uri, newest.version, damaged)
+        sound = await self._hibernation.threads.on_io(partial(self._sound_beginning, live.uri, newest.version, damaged))
         if sound == newest.entries:
             return None
         live.durable = replace(newest, entries=sound or ())
-        terms = Terms(branch=await asyncio.to_thread(self._tree_of, live))
+        terms = Terms(branch=await self._hibernation.threads.on_io(partial(self._tree_of, live)))
         try:
             await self._residency.putting_away.keep(live, ignore, "heal", terms)
         except TorporError as error:

@@ -4,44 +4,37 @@ can still be healed. Owns the time, the rate and the order. The store decides on
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from typing import ClassVar, Final
 
-from ...errors import TorporError
 from ...memvid.errors import SessionNotFound
 from ...memvid.folder.scrub_mark import ScrubMark, left_of, place_of
 from ...memvid.format.records import VerifyReport
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.process import ScrubInfo
-from ..engine.rounds import Rounds
 from ..errors import ServiceClosed
 from ..events.bus import Bus
 from ..events.events import DamageFound, SessionScrubbed
 from ..options.serve_options import ServeOptions
 from ..tasks.pieces import NAMES_AT_ONCE, in_pieces
+from .loop import NOW, Job, Upkeep
 
-_LOG = logging.getLogger(__name__)
-Result = TypeVar("Result")
+_PIECE_S: Final = 0.1
+"""So long a piece reads at its rate; at least one block."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubPolicy:
     """bytes_per_s: the rate; idle_s: the time without a request before it starts; round_s: the shortest time between
-    two rounds; look_s: how often it looks for requests."""
+    two rounds."""
 
     bytes_per_s: int = ServeOptions.scrub_rate
     idle_s: float = 5.0
     round_s: float = 24 * 3600.0
-    look_s: float = 0.5
 
 
 def seconds_ahead(done_bytes: int, passed_s: float, bytes_per_s: int) -> float:
@@ -49,30 +42,42 @@ def seconds_ahead(done_bytes: int, passed_s: float, bytes_per_s: int) -> float:
     return max(0.0, done_bytes / bytes_per_s - passed_s)
 
 
-class _GivenUp(Exception):  # the daemon stops; never leaves this module
-    pass
+@dataclass(slots=True)
+class _Reading:
+    """A session that is being read. steps: of the check; begun: by the monotonic clock."""
+
+    uri: SessionUri
+    in_round: bool
+    steps: Generator[int, None, VerifyReport]
+    begun: float
 
 
-class Scrub(Rounds):
+class Scrub(Job):
     """Reads one session after the other. mend: called with each session in whose files faults were found, and with
     these."""
 
+    name: ClassVar = "scrub"
+
     def __init__(
-        self, store: Store, policy: ScrubPolicy, bus: Bus, mend: Callable[[SessionUri, VerifyReport], Awaitable[None]]
+        self,
+        upkeep: Upkeep,
+        store: Store,
+        policy: ScrubPolicy,
+        bus: Bus,
+        mend: Callable[[SessionUri, VerifyReport], Awaitable[None]],
     ) -> None:
         self._store = store
         self._policy = policy
         self._bus = bus
         self._mend = mend
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-scrub")
-        self._stop = threading.Event()
         self._mark = store.load_scrub_mark()
         self._left: deque[SessionUri] | None = None
         self._suspects: deque[SessionUri] = deque()
+        self._reading: _Reading | None = None
+        self._not_before = NOW
         self._unmended: set[SessionUri] = set()
-        self._tell = bus.from_any_thread()
         self._sessions = self._bytes_read = self._damaged = 0
-        super().__init__()
+        super().__init__(upkeep)
 
     def info(self, healed: int, unhealed: int) -> ScrubInfo:
         return ScrubInfo(
@@ -89,47 +94,79 @@ class Scrub(Rounds):
         """Note a session that a wake found damaged: it is read, and mended, as soon as no request runs."""
         if uri not in self._suspects:
             self._suspects.append(uri)
+            self.look_again()
 
-    async def close(self) -> None:
-        """Stop at the next block, wait for a running repair, and end the thread."""
-        self._stop.set()
-        await super().close()
-        await asyncio.to_thread(self._thread.shutdown)
+    def due(self) -> float:
+        """When the rate and the requests let it read on; without anything to read, when the next round begins."""
+        now = time.monotonic()
+        if self._reading or self._suspects or self._left or self._left is None:
+            return max(self._not_before, now + self._policy.idle_s - self._bus.quiet_s())
+        return max(self._not_before, now + self._seconds_to_round())
 
-    async def _round(self) -> float:
-        """Read one session if it is time."""
+    async def piece(self) -> None:
+        """Read on, or begin to read, or begin a round."""
+        if not self._is_idle():
+            return
+        if self._left is None:  # go on with the round of the daemon before this one
+            self._left = await self._behind(self._mark.after) if self._mark.begun_ns else deque()
+        if self._reading is None:
+            self._reading = self._next()
+        if self._reading is not None:
+            await self._read_on(self._reading)
+        elif self._seconds_to_round() <= 0.0:
+            await self._begin_round()
+
+    def _next(self) -> _Reading | None:
+        """Begin to read the next session, if there is one left."""
+        while waiting := self._suspects or self._left:
+            uri, in_round = waiting.popleft(), waiting is self._left
+            try:
+                return _Reading(uri, in_round, self._store.verifying(uri, deep=True), time.monotonic())
+            except SessionNotFound:  # deleted meanwhile
+                self._unmended.discard(uri)
+        return None
+
+    async def _read_on(self, reading: _Reading) -> None:
+        """Compare more bytes of a session's versions with their digests. At the end of it, mend what is damaged."""
         try:
-            if self._left is None:  # go on with the round of the daemon before this one
-                self._left = await self._behind(self._mark.after) if self._mark.begun_ns else deque()
-            if self._suspects and self._is_idle():
-                await self._check(self._suspects.popleft(), in_round=False)
-                return 0.0
-            if self._left and self._is_idle():
-                await self._check(self._left.popleft(), in_round=True)
-                return 0.0
-            if not self._left and self._round_is_due():
-                await self._begin_round()
-        except Exception as error:  # noqa: BLE001 - after any error the other sessions are still read
-            _LOG.warning("the scrub: %s", error.message if isinstance(error, TorporError) else repr(error))
-        return self._policy.look_s
+            report = await self._read_piece(reading.steps)
+            if report is not None:
+                self._reading = None
+                await self._has_read(reading, report)
+        except ServiceClosed:
+            raise
+        except Exception:
+            self._reading = None  # the other sessions are still read
+            raise
 
-    async def _begin_round(self) -> None:
-        """Begin with the first session, if there is any: an empty store has not had its first round."""
-        begun_ns, everybody = time.time_ns(), await self._behind(b"")
-        if everybody:
-            self._mark = ScrubMark(b"", begun_ns, self._mark.checked_ns)
-            self._left = everybody
+    async def _read_piece(self, steps: Generator[int, None, VerifyReport]) -> VerifyReport | None:
+        async with self._thread.piece():
+            begun = time.monotonic()
+            done, report = await self._thread.run(lambda: self._read(steps))
+        self._not_before = time.monotonic() + seconds_ahead(done, time.monotonic() - begun, self._policy.bytes_per_s)
+        return report
 
-    async def _check(self, uri: SessionUri, *, in_round: bool) -> None:
-        """Read one session, and mend it if it is damaged."""
+    def _read(self, steps: Generator[int, None, VerifyReport]) -> tuple[int, VerifyReport | None]:
+        """The bytes that were read, and the report if that was all. On the thread of upkeep."""
+        done, until = 0, time.monotonic() + _PIECE_S
         try:
-            report = await self._in_thread(partial(self._read, uri))
-        except (_GivenUp, SessionNotFound):
-            self._unmended.discard(uri)
-            return  # the daemon stops, or it was deleted meanwhile
+            while done < _PIECE_S * self._policy.bytes_per_s and time.monotonic() < until:
+                done += next(steps)
+                if self._thread.must_stop() or not self._is_idle():
+                    break
+        except StopIteration as end:
+            return done, end.value
+        return done, None
+
+    async def _has_read(self, reading: _Reading, report: VerifyReport) -> None:
+        uri, found = reading.uri, len(report.findings)
+        self._sessions += 1
+        self._bytes_read += report.bytes_checked
+        seconds = time.monotonic() - reading.begun
+        self._bus.publish(SessionScrubbed(uri, report.bundles_checked, report.bytes_checked, found, seconds))
         if report.damaged:  # else no version lacks anything
             self._damaged += 1
-            self._bus.publish(DamageFound(uri, len(report.findings), report.findings[0].code))
+            self._bus.publish(DamageFound(uri, found, report.findings[0].code))
         if not report.ok:
             try:
                 await self._mend(uri, report)
@@ -137,17 +174,30 @@ class Scrub(Rounds):
                 await self._leave(uri)
                 return
         self._unmended.discard(uri)
-        if in_round:
+        if reading.in_round:
             await self._passed(uri)
+
+    async def _begin_round(self) -> None:
+        """Begin with the first session, if there is any: an empty store has not had its first round."""
+        begun_ns, everybody = time.time_ns(), await self._behind(b"")
+        if everybody:
+            self._mark = ScrubMark(b"", begun_ns, self._mark.checked_ns)
+            self._left = everybody
+        else:
+            self._not_before = time.monotonic() + self._policy.idle_s
 
     async def _behind(self, after: bytes) -> deque[SessionUri]:
         """The sessions left to read behind a place of the round."""
         return deque(await in_pieces(left_of(self._store.index.iter_uris(NAMES_AT_ONCE), after)))
 
-    def _round_is_due(self) -> bool:
-        """Whether the last round began long enough ago, or in the future of a clock that was put back."""
+    def _is_idle(self) -> bool:
+        """For any thread."""
+        return self._bus.quiet_s() >= self._policy.idle_s
+
+    def _seconds_to_round(self) -> float:
+        """0 also if the last round began in the future of a clock that was put back."""
         begun_s, now_s = self._mark.begun_ns / 1e9, time.time()
-        return not begun_s <= now_s < begun_s + self._policy.round_s
+        return max(0.0, begun_s + self._policy.round_s - now_s) if begun_s <= now_s else 0.0
 
     async def _leave(self, uri: SessionUri) -> None:
         """Note that the daemon stops before a damaged session was mended: the next daemon begins a new round and finds
@@ -162,44 +212,4 @@ class Scrub(Rounds):
             await self._save_mark()
 
     async def _save_mark(self) -> None:
-        await self._in_thread(lambda: self._store.save_scrub_mark(self._mark))
-
-    def _read(self, uri: SessionUri) -> VerifyReport:
-        """Compare every byte of a session's versions with its digest, on the scrub's thread."""
-        begun = time.monotonic()
-        pace = _Pace(self._policy, self._stop, self._is_idle)
-        report = self._store.verify(uri, deep=True, pace=pace)
-        self._sessions += 1
-        self._bytes_read += report.bytes_checked
-        seconds = time.monotonic() - begun
-        found = len(report.findings)
-        self._tell(SessionScrubbed(uri, report.bundles_checked, report.bytes_checked, found, seconds))
-        return report
-
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def _is_idle(self) -> bool:
-        return self._bus.quiet_s() >= self._policy.idle_s
-
-
-class _Pace:
-    """Keeps a reading thread to a rate, and pauses it during requests."""
-
-    def __init__(self, policy: ScrubPolicy, stop: threading.Event, is_idle: Callable[[], bool]) -> None:
-        self._policy = policy
-        self._stop = stop
-        self._is_idle = is_idle
-        self._begun = time.monotonic()
-        self._done = 0
-
-    def __call__(self, size_bytes: int) -> None:
-        """Count bytes that were read, and wait. Raises _GivenUp if the daemon stops."""
-        self._done += size_bytes
-        ahead = seconds_ahead(self._done, time.monotonic() - self._begun, self._policy.bytes_per_s)
-        if self._stop.wait(ahead):
-            raise _GivenUp
-        while not self._is_idle():
-            if self._stop.wait(self._policy.look_s):
-                raise _GivenUp
-            self._begun, self._done = time.monotonic(), 0  # the pause is not made up for
+        await self._thread.run(lambda: self._store.save_scrub_mark(self._mark))

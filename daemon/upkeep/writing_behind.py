@@ -21,17 +21,14 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from ...memvid.errors import BudgetExceeded, NoSpace
 from ...memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES, BlockDraft, BlockEntry
 from ...memvid.format.manifest import UNREAD, tail_in
 from ...memvid.limits import MIB
@@ -39,25 +36,17 @@ from ...memvid.store import Receipt, Store, VersionDraft
 from ...memvid.uri import SessionUri
 from ...snapshot.capture import cut, span_sources
 from ..engine.engine import Engine, Steps
-from ..engine.rounds import Rounds
-from ..events.bus import Bus, code_of
+from ..events.bus import Bus
 from ..events.events import BlocksWritten
 from ..residency.residency import Residency
 from ..sessions.sessions import Durable, Session
 from ..sleep.hibernation import Hibernation, checkpoints_in
 from ..sleep.version import with_more_blocks
-
-_LOG = logging.getLogger(__name__)
+from .loop import SessionJob, Upkeep
 
 BLOCKS_DUE: Final = 2
 """So many full blocks behind its newest version make a session due. With one, a session would have a version for every
 256 tokens; with two a crash costs less than 512, and what comes while they are written."""
-
-_REST: Final = 9
-"""The rest behind a write, by its own time."""
-
-_AGAIN_S: Final = 60.0
-"""So long after a write that failed, that session is not written, and none at all if there was no room."""
 
 _MOST_BYTES: Final = 64 * MIB
 """Of the blocks of one version, which are copied; a larger block is written alone."""
@@ -65,11 +54,13 @@ _MOST_BYTES: Final = 64 * MIB
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Write:
-    """A version that is being written. durable: the session's newest version before it."""
+    """A version that is being written. durable: the session's newest version before it. ended: set once it has left
+    nothing half done on the disk."""
 
     live: Session
     durable: Durable | None
     permit: _Permit = field(default_factory=lambda: _Permit())
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,34 +74,26 @@ class _Copy:
     seconds: float
 
 
-class WritingBehind(Rounds):
+class WritingBehind(SessionJob):
     """Writes blocks of one session after the other."""
 
-    def __init__(self, store: Store, engine: Engine, hibernation: Hibernation, residency: Residency, bus: Bus) -> None:
+    name: ClassVar = "write behind"
+
+    def __init__(
+        self, upkeep: Upkeep, store: Store, engine: Engine, hibernation: Hibernation, residency: Residency, bus: Bus
+    ) -> None:
         self._store = store
         self._engine = engine
         self._hibernation = hibernation
         self._residency = residency
         self._bus = bus
-        self._due: dict[SessionUri, None] = {}
         self._writing: _Write | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-behind")
         residency.journal.on_acknowledged = self.note
-        super().__init__()
-
-    def note(self, uri: SessionUri) -> None:
-        """Look at a session that has a turn more."""
-        self._due[uri] = None
-        self.look_again()
-
-    async def close(self) -> None:
-        """Wait for a running write, and end."""
-        await super().close()
-        await asyncio.to_thread(self._thread.shutdown)
+        super().__init__(upkeep)
 
     async def let_go(self, uri: SessionUri) -> None:
         """Before a session is deleted: from now on, until its next turn, no version of it comes."""
-        self._due.pop(uri, None)
+        self._noted.pop(uri, None)
         if (live := self._residency.awake.get(uri)) is not None:
             live.acknowledged = None
         if self._writing is not None and self._writing.live.uri == uri and not self._writing.permit.withdraw():
@@ -118,35 +101,27 @@ class WritingBehind(Rounds):
 
     async def settled(self) -> None:
         """Wait until a write that was given up has left nothing on the disk."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)
+        if self._writing is not None:
+            await self._writing.ended.wait()
 
-    async def _round(self) -> None:
-        while self._due and not self._closing.is_set():
-            del self._due[uri := next(iter(self._due))]
-            live = self._residency.awake.get(uri)
-            if live is not None and self._is_due(live):
-                await self._look_at(live)
+    async def look_at(self, uri: SessionUri) -> float | None:
+        live = self._residency.awake.get(uri)
+        if live is None or not self._is_due(live):
+            return None
+        async with self._thread.piece():
+            if not self._is_due(live):  # any more
+                return None
+            begun = time.monotonic()
+            try:
+                return await self._write(live)
+            except _GivenUp:
+                return time.monotonic() - begun
 
     def _is_due(self, live: Session) -> bool:
         if live.acknowledged is None or not self._residency.is_working():
             return False
         full = _full(_tokens_of(live.acknowledged) - 1) - _full(_written(live))
         return full >= BLOCKS_DUE * BLOCK_TOKENS and self._residency.journal.keeps(live)
-
-    async def _look_at(self, live: Session) -> None:
-        begun = time.monotonic()
-        try:
-            spent_s = await self._write(live)
-        except _GivenUp:
-            spent_s = time.monotonic() - begun
-        except Exception as error:  # noqa: BLE001 - the other sessions have their turn
-            spent_s = time.monotonic() - begun
-            asyncio.get_running_loop().call_later(_AGAIN_S, self.note, live.uri)
-            said = "blocks of %s were not written behind; tried again in %d s: %s: %s"
-            _LOG.warning(said, live.uri, _AGAIN_S, code_of(error), error)
-            if isinstance(error, (NoSpace, BudgetExceeded)):
-                await self._rest(_AGAIN_S)
-        await self._rest(_REST * spent_s)
 
     async def _write(self, live: Session) -> float:
         """Write a version, unless there is nothing to write yet. Gives the seconds that it took, without waiting."""
@@ -170,12 +145,13 @@ class WritingBehind(Rounds):
                     on_progress=lambda *_: writing.permit.require(),
                     before_publishing=writing.permit.use,
                 )
-                receipt = await self._hibernation.write(draft, partial(loop.run_in_executor, self._thread))
+                receipt = await self._hibernation.write(draft, self._thread.run)
                 seconds = copy.seconds + time.monotonic() - begun
                 if self._goes_on(writing):
                     await self._adopt(live, receipt, copy)
         finally:
             self._writing = None
+            writing.ended.set()
         self._bus.publish(
             BlocksWritten(
                 live.uri,

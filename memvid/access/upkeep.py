@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from ..answers import MaintenanceReport
 from ..folder.retention import Retention
@@ -26,28 +26,29 @@ class Upkeep(Sessions):
         self._core.require_writable()
         save_mark(self._core.folder, mark)
 
-    def verify(
-        self,
-        uri: SessionUri | None = None,
-        *,
-        deep: bool,
-        on_progress: Progress | None = None,
-        pace: Callable[[int], None] | None = None,
-    ) -> VerifyReport:
+    def verify(self, uri: SessionUri | None = None, *, deep: bool, on_progress: Progress | None = None) -> VerifyReport:
         """Check one session, or everything: manifests and directories only, or (deep) every byte. Changes nothing.
 
-        Damage is reported, not raised. `on_progress` is told (bytes done, bytes in all); `pace` of the bytes of each
-        block that has been read. It may wait, or raise something of its own to give the check up.
+        Damage is reported, not raised. `on_progress` is told (bytes done, bytes in all).
 
         Raises:
             SessionNotFound
         """
+        from ..checking.check import exhausted
+
+        return exhausted(self.verifying(uri, deep=deep, on_progress=on_progress))
+
+    def verifying(
+        self, uri: SessionUri | None = None, *, deep: bool, on_progress: Progress | None = None
+    ) -> Generator[int, None, VerifyReport]:
+        """As `verify`, in steps: yields the bytes of each block behind it. Whoever runs it may wait in between, or
+        close it."""
         from ..checking.check import verify_store
 
         self._core.require_open()
         if uri is not None:
             self.require_session(uri, None)
-        return verify_store(self._core, uri, deep=deep, on_progress=on_progress, pace=pace)
+        return verify_store(self._core, uri, deep=deep, on_progress=on_progress)
 
     def forget(self, uri: SessionUri, *, dry_run: bool = False) -> MaintenanceReport:
         """Delete a session, erase all its bytes that no other session shares, then check that they are gone.

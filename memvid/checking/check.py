@@ -10,8 +10,9 @@ read, memory with the number of blocks.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Generator, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from ..answers import Finding
 from ..errors import BundleMissing, StoreClosed, StoreError
@@ -30,6 +31,20 @@ from .findings import findings_of_pack, findings_of_rivals, findings_of_store
 from .packs import PackCheck, check_pack
 from .promised import require_same_as_row, still_missing
 from .wholeness import FoundBlocks, Lack, damaged_version, finding_of, lack_of
+
+Result = TypeVar("Result")
+Steps = Generator[int, None, Result]
+"""A check that yields the bytes of each block behind it. Whoever runs it may wait in between, or give it up."""
+
+
+def exhausted(steps: Generator[Any, None, Result]) -> Result:
+    """The result of a check that waits for nobody."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 @dataclass(slots=True)
@@ -50,7 +65,6 @@ class Check:
     core: StoreCore
     deep: bool
     on_progress: Progress | None = None
-    pace: Callable[[int], None] | None = None
     found: FoundBlocks = field(default_factory=FoundBlocks)
     faulty: dict[str, PackCheck] = field(default_factory=dict)
     planned: dict[bytes, Manifest] = field(default_factory=dict)
@@ -63,19 +77,19 @@ class Check:
 
     # --- packs
 
-    def read_packs(self, names: Iterable[str], wanted: Container[bytes] | None = None) -> None:
+    def read_packs(self, names: Iterable[str], wanted: Container[bytes] | None = None) -> Steps[None]:
         """Check these packs; of one the `wanted` blocks, if any are named."""
         sizes = self.core.index.pack_sizes()
         asked = sorted(names)
         done, total = 0, sum(sizes.get(name, 0) for name in asked)
         for name in asked:
-            self._read_pack(name, wanted)
+            yield from self._read_pack(name, wanted)
             done += sizes.get(name, 0)
             if self.on_progress is not None:
                 self.on_progress(done, total)
 
-    def _read_pack(self, name: str, wanted: Container[bytes] | None) -> None:
-        check = check_pack(self.core.folder, name, deep=self.deep, wanted=wanted, on_bytes=self.pace)
+    def _read_pack(self, name: str, wanted: Container[bytes] | None) -> Steps[None]:
+        check = yield from check_pack(self.core.folder, name, deep=self.deep, wanted=wanted)
         self.blocks += check.blocks_checked
         self.bytes_checked += check.bytes_checked
         if check.is_missing:
@@ -122,7 +136,7 @@ class Check:
 
     # --- the end
 
-    def look_for_blocks(self) -> None:
+    def look_for_blocks(self) -> Steps[None]:
         """Look again for the blocks that versions lack. First in damaged frames: where several packs have one of a
         block, each slot is read from a pack in which it is sound. Then in packs that came meanwhile."""
         for block_id in self.lacking():
@@ -143,7 +157,7 @@ class Check:
             if not new:
                 return
             for name in sorted(new):
-                self._read_pack(name, lacking)
+                yield from self._read_pack(name, lacking)
 
     def lacking(self) -> set[bytes]:
         """The blocks that versions lack."""
@@ -181,34 +195,29 @@ class Check:
 
 
 def verify_store(
-    core: StoreCore,
-    uri: SessionUri | None,
-    *,
-    deep: bool,
-    on_progress: Progress | None,
-    pace: Callable[[int], None] | None,
-) -> VerifyReport:
+    core: StoreCore, uri: SessionUri | None, *, deep: bool, on_progress: Progress | None
+) -> Steps[VerifyReport]:
     """See `Store.verify`. For one session: its manifests, and its blocks in all packs that have them. For all: every
     manifest and pack, the small files, the journal, and what belongs to nobody.
 
     Raises:
-        StoreClosed, StoreIoError: the store's folder cannot be listed. And what `pace` raises.
+        StoreClosed, StoreIoError: the store's folder cannot be listed.
     """
     core.look_again()
-    check = Check(core, deep, on_progress, pace)
+    check = Check(core, deep, on_progress)
     if uri is None:
         findings = findings_of_store(core)
-        check.read_packs(core.folder.list_packs())
+        yield from check.read_packs(core.folder.list_packs())
         rows = core.index.rows_of(core.index.bundle_ids())
         others = core.folder.list_versions() - rows.keys()
     else:
         findings, others = findings_of_missing(core.folder, core.index.knows, uri), set()
         rows = {row.bundle_id: row for row in core.index.versions(uri)}
         wanted = {block_id for bundle_id in rows for block_id in core.needs.of(bundle_id)}
-        check.read_packs(packs_of(core, wanted), wanted)
+        yield from check.read_packs(packs_of(core, wanted), wanted)
     findings += findings_of_rivals(core, rows.values())
     check.read_versions(rows.values(), others)
-    check.look_for_blocks()
+    yield from check.look_for_blocks()
     of_versions, damaged = check.tell()
     of_packs = [
         finding

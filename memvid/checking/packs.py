@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Generator
 from dataclasses import dataclass, field
 
 from ..errors import BundleMissing, StoreClosed, StoreError
@@ -28,15 +28,10 @@ class PackCheck:
 
 
 def check_pack(
-    folder: StoreFolder,
-    name: str,
-    *,
-    deep: bool,
-    wanted: Container[bytes] | None = None,
-    on_bytes: Callable[[int], None] | None = None,
-) -> PackCheck:
+    folder: StoreFolder, name: str, *, deep: bool, wanted: Container[bytes] | None = None
+) -> Generator[int, None, PackCheck]:
     """Check the pack's directory and the heads of its frames, or (deep) each byte of them; of the `wanted` blocks, if
-    any are named. `on_bytes` is told of the bytes of each block; what it raises passes through. Raises StoreClosed."""
+    any are named. Yields the bytes of each block behind its check. Raises StoreClosed."""
     found = PackCheck(name)
     try:
         file = open_frames(folder, name)
@@ -57,8 +52,7 @@ def check_pack(
                 size_bytes = frame.frame_bytes if deep else frame.head_bytes
                 found.blocks_checked += 1
                 found.bytes_checked += size_bytes
-                if on_bytes is not None:
-                    on_bytes(size_bytes)
+                yield size_bytes
     return found
 
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ..answers import MaintenanceReport
-from ..checking.check import Check
+from ..checking.check import Check, exhausted
 from ..checking.findings import find_strangers, findings_of_pack, findings_of_rivals, findings_of_waiting, is_damage
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
@@ -76,7 +76,7 @@ def repair(core: StoreCore, *, dry_run: bool, sources: Sequence[str | os.PathLik
         _mend_marks(run, sources)
         check = Check(core, deep=True)
         _take_manifests(run, check, files)
-        check.read_packs(core.folder.list_packs())
+        exhausted(check.read_packs(core.folder.list_packs()))
         _mend_packs(run, check, _join_torn(run, check))
         _read_versions(run, check)
         _take_blocks(run, check, files)
@@ -259,7 +259,7 @@ def _read_versions(run: MaintenanceRun, check: Check) -> None:
     core = run.core
     rows = core.index.rows_of(core.index.bundle_ids())
     check.read_versions(rows.values(), core.folder.list_versions().union(check.planned) - rows.keys())
-    check.look_for_blocks()
+    exhausted(check.look_for_blocks())
 
 
 def _join_torn(run: MaintenanceRun, check: Check) -> set[str]:

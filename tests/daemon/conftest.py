@@ -17,7 +17,7 @@ from torpor.daemon.models.company import Company
 from torpor.daemon.models.grammars import Grammars
 from torpor.daemon.models.models import KvChoice, LoadedModel, estimate_bytes
 from torpor.daemon.models.sharing import Sharing
-from torpor.daemon.upkeep import writing_behind
+from torpor.daemon.upkeep import loop, writing_behind
 from torpor.snapshot.digests import DigestCache
 from torpor.tests.daemon.session_rig import MODEL, FullDisk, Rigged, open_rigged, open_service
 
@@ -155,3 +155,4 @@ def opened(store: Path, tiny_model: Path, another_model: Path, digest_cache: Pat
 def _not_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, no test has versions that it does not ask for."""
     monkeypatch.setattr(writing_behind, "BLOCKS_DUE", 1 << 20)
+    monkeypatch.setattr(loop, "AGAIN_S", 0.05)

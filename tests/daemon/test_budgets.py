@@ -129,7 +129,7 @@ class Crowded:
 async def test_a_sleep_without_room_waits_for_the_repack_that_takes_it_and_is_tried_again(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch, refusal: StoreError, waits: bool
 ) -> None:
-    rig.service._parts.store.hibernation._repacker._policy = RepackPolicy(max_packs=2)
+    rig.service._parts.upkeep.repacking._policy = RepackPolicy(max_packs=2)
     disk = Crowded(monkeypatch, refusal)
     await rig.service.create("a")
     for number in range(3):
@@ -141,8 +141,8 @@ async def test_a_sleep_without_room_waits_for_the_repack_that_takes_it_and_is_tr
     sleeping = asyncio.ensure_future(rig.sleep("b"))
     await until(lambda: disk.asked == 1)
     if waits:
-        waiting = rig.service._parts.store.hibernation._way._changed
-        await until(lambda: sleeping.done() or bool(waiting._waiters))
+        claims = rig.service._parts.upkeep.loop.thread.claims
+        await until(lambda: sleeping.done() or bool(claims))
         assert (disk.asked, sleeping.done()) == (1, False)
         disk.gate.open()
         assert (await sleeping).version == 1
@@ -165,8 +165,8 @@ async def test_a_sleep_without_room_waits_for_a_repack_that_a_user_ordered_too(
     await disk.gate.reached()
     await rig.read("b", tokens_of(1, 300))
     sleeping = asyncio.ensure_future(rig.sleep("b"))
-    waiting = rig.service._parts.store.hibernation._way._changed
-    await until(lambda: sleeping.done() or bool(waiting._waiters))
+    claims = rig.service._parts.upkeep.loop.thread.claims
+    await until(lambda: sleeping.done() or bool(claims))
     assert (disk.asked, sleeping.done()) == (1, False)
     disk.gate.open()
     assert (await sleeping).version == 1

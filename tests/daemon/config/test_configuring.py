@@ -15,11 +15,12 @@ from torpor.daemon.config.configuring import ConfigFile
 from torpor.daemon.config.settings import settings_of
 from torpor.daemon.engine.buffers import CACHED_SHARE
 from torpor.daemon.errors import InvalidConfiguration, UnknownModel
-from torpor.daemon.memory import loading, model_unloading
+from torpor.daemon.memory import loading
 from torpor.daemon.models.models import LoadedModel
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.daemon.sessions.sessions import Session
+from torpor.daemon.upkeep import unloading
 from torpor.tests.daemon.session_rig import SAMPLED, Rigged, listening, tokens_of, until
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -76,6 +77,12 @@ async def refused(rig: Rigged, word: str) -> None:
     await until(lambda: word in (configuring.info().problem or ""))
 
 
+def next_idle_sleep(rig: Rigged) -> float | None:
+    (state,) = (each for each in rig.service._parts.upkeep.loop.states() if each.name == "idle sleep")
+    found: float | None = state.next
+    return found
+
+
 def served(rig: Rigged) -> list[str]:
     return [place.name for place in rig.service._parts.models.shelf.places.values()]
 
@@ -110,7 +117,7 @@ async def test_models_and_policies_of_the_file_are_those_of_the_daemon(followed:
 async def test_a_changed_file_adds_changes_and_removes_models(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_unloading, "LEAVING_S", 0.02)
+    monkeypatch.setattr(unloading, "LEAVING_S", 0.02)
     async with followed('[models.one]\npath = "ONE"') as (rig, write):
         await rig.read("a", tokens_of(1, 50), sampling=SAMPLED)
         write('[models.one]\npath = "ONE"\npin = true\n[models.two]\npath = "TWO"\nload = "start"')
@@ -219,10 +226,10 @@ async def test_idle_sleep_and_the_policy_of_changes_are_taken_over(followed: Fol
         await rig.read("a", tokens_of(1, 50))
         write('idle_sleep = 0.05\non_model_change = "reload"\n[models.one]\npath = "ONE"')
         await until(lambda: not rig.is_awake("a"))
-        assert rig.service._parts.sessions.residency.watching.policy == "reload"
+        assert rig.service._parts.options.on_model_change == "reload"
         write('[models.one]\npath = "ONE"')
         await taken_over(rig, 2)
-        assert rig.service._parts.sessions.residency._idling is None
+        await until(lambda: next_idle_sleep(rig) is None)
 
 
 async def test_who_listens_is_told_what_became_of_a_changed_file(followed: Followed) -> None:
@@ -289,7 +296,7 @@ async def test_a_model_that_is_brought_back_while_it_is_still_in_use_stays(follo
 async def test_what_the_file_says_holds_whether_a_model_that_it_drops_can_be_unloaded_or_not(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_unloading, "LEAVING_S", 0.02)
+    monkeypatch.setattr(unloading, "LEAVING_S", 0.02)
     async with followed('memory_budget = "64MiB"\n[models.one]\npath = "ONE"') as (rig, write):
         for at, name in enumerate("ac"):
             await rig.read(name, tokens_of(at, 50))
@@ -298,7 +305,7 @@ async def test_what_the_file_says_holds_whether_a_model_that_it_drops_can_be_unl
         await taken_over(rig)
         status = await rig.service.status()
         assert status.memory.budget_bytes == 32 << 20
-        assert rig.service._parts.sessions.residency._idling is not None
+        await until(lambda: next_idle_sleep(rig) is not None)
         assert (await rig.service.create("b")).model == "two"
         await until(lambda: rig.service._parts.models.shelf.places["one"].stays_for is not None)
         told = await config(rig)
@@ -314,7 +321,7 @@ async def test_what_the_file_says_holds_whether_a_model_that_it_drops_can_be_unl
 async def test_a_model_in_use_that_is_to_be_loaded_from_elsewhere_is_so_after_its_last_use_and_told_until_then(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_unloading, "LEAVING_S", 0.02)
+    monkeypatch.setattr(unloading, "LEAVING_S", 0.02)
     async with followed('[models.one]\npath = "ONE"') as (rig, write):
         await rig.read("a", tokens_of(1, 50))
         first = rig.live("a").model.identity
@@ -343,7 +350,7 @@ async def test_a_model_that_comes_while_the_file_changes_where_from_is_not_taken
 
     load = loading.load_model
     monkeypatch.setattr(loading, "load_model", held)
-    monkeypatch.setattr(model_unloading, "LEAVING_S", 0.02)
+    monkeypatch.setattr(unloading, "LEAVING_S", 0.02)
     async with followed('[models.one]\npath = "ONE"\nload = "use"') as (rig, write):
         asked = asyncio.ensure_future(rig.service.load_model(model="one"))
         await until(begun.is_set)

@@ -89,7 +89,7 @@ async def look_that_is_put_to_sleep(rig: Rigged, monkeypatch: pytest.MonkeyPatch
         await kept(session)
 
     monkeypatch.setattr(rig.service._parts.store.hibernation, "require_kept", slowly)
-    away = asyncio.ensure_future(rig.service._parts.sessions.residency._idled(rig.live("a").uri))
+    away = asyncio.ensure_future(rig.service._parts.sessions.residency.idled(rig.live("a").uri))
     await begun.wait()
     yield
     await away

@@ -18,7 +18,6 @@ from torpor.daemon.engine.buffers import CACHED_SHARE
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, MemoryBusy, ServiceClosed, SessionExists
 from torpor.daemon.memory.memory import DEFAULT_SHARE, default_budget
-from torpor.daemon.service import Service
 from torpor.daemon.verbs import forking as forking_verbs
 from torpor.memvid.errors import SessionNotFound, StoreIoError
 from torpor.memvid.index.index import INDEX_FILE
@@ -682,8 +681,8 @@ async def test_an_idle_session_that_cannot_sleep_stays_and_sleeps_when_it_can(op
 
 
 async def test_without_an_idle_time_nothing_sleeps_by_itself(rig: Rigged) -> None:
-    assert rig.service._parts.sessions.residency._idling is None
-    assert isinstance(rig.service, Service)
+    (state,) = (each for each in rig.service._parts.upkeep.loop.states() if each.name == "idle sleep")
+    assert (state.is_running, state.last, state.next) == (False, None, None)
 
 
 async def test_what_the_budget_has_and_the_system_has_not_is_refused_before_it_is_taken(

@@ -63,10 +63,10 @@ async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
     assert seen == {
         "cut": "torpor-engine",
         "write_bundle": "torpor-write",
-        "open_session": "torpor-read",
-        "plan_wake": "torpor-read",
+        "open_session": "asyncio",
+        "plan_wake": "asyncio",
         "allocate": "torpor-engine",
-        "run": "torpor-read",
+        "run": "asyncio",
         "_fill_spans": "torpor-fill",
         "assemble": "torpor-engine",
     }

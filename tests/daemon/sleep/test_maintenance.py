@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torpor.daemon.errors import ServiceClosed, SessionExists
 from torpor.daemon.sleep import maintenance
-from torpor.daemon.sleep.maintenance import Maintenance
+from torpor.daemon.sleep.upkeep_thread import UpkeepThread
 from torpor.daemon.upkeep.retaining import Retaining
 from torpor.memvid.answers import Action, Finding, MaintenanceReport
 from torpor.memvid.errors import BundleMissing, NameTaken, SessionNotFound, StoreIoError, TagTaken
@@ -76,7 +76,7 @@ async def test_operations_run_one_after_the_other_on_one_thread(rig: Rigged, hel
     held.gate.open()
     await asyncio.gather(*running)
     # a second thread would have been made while the first was held
-    assert held.threads == ["torpor-maintain_0"] * 2
+    assert held.threads == ["torpor-upkeep_0"] * 2
 
 
 async def test_an_operation_whose_client_leaves_runs_to_its_end_threat_46(rig: Rigged, held: Held) -> None:
@@ -132,11 +132,11 @@ async def test_a_repack_stops_for_a_sleep_without_room_goes_on_after_it_and_repo
     async with open_rig() as rig:
         running = asyncio.ensure_future(rig.service.maintain(operation="repack"))
         await until(begun.is_set)
-        way = rig.service._parts.upkeep.maintenance._way
-        with way.sleeping():
-            before = way.ended()
-            with way.claimed():
-                assert await asyncio.to_thread(way.wait_for_room, before)
+        thread = rig.service._parts.upkeep.loop.thread
+        with thread.sleeps:
+            before = thread.repacks_ended
+            with thread.claims:
+                assert await thread.wait_for_room(before)
                 assert told == [True], "it does not begin again while the sleep has its room"
             result = await running
         assert told == [True, False]
@@ -147,17 +147,17 @@ async def test_a_repack_stops_for_a_sleep_without_room_goes_on_after_it_and_repo
 async def test_a_stop_lets_the_operation_that_runs_end_before_it_closes_the_store(
     open_rig: Any, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close_maintenance, close_store = Maintenance.close, Store.close
+    close_thread, close_store = UpkeepThread.close, Store.close
 
-    def opening(self: Maintenance) -> None:
+    async def opening(self: UpkeepThread) -> None:
         held.gate.open()
-        close_maintenance(self)
+        await close_thread(self)
 
     def noting(self: Store) -> None:
         held.done.append("store closed")
         close_store(self)
 
-    monkeypatch.setattr(Maintenance, "close", opening)
+    monkeypatch.setattr(UpkeepThread, "close", opening)
     monkeypatch.setattr(Store, "close", noting)
     monkeypatch.setattr(Retaining, "note", lambda *_: None)  # it would wait behind the held operation
     async with open_rig() as rig:

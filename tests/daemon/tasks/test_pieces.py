@@ -109,7 +109,7 @@ async def test_what_goes_round_all_sessions_by_itself_fetches_no_more_than_a_few
     for owner, name in ((Index, "iter_uris"), (Store, "iter_sessions")):
         monkeypatch.setattr(owner, name, counting(getattr(owner, name)))
     everybody = len(ASLEEP) + len(AWAKE)
-    often = ScrubPolicy(1 << 40, idle_s=0.0, round_s=0.0, look_s=0.01)
+    often = ScrubPolicy(1 << 40, idle_s=0.0, round_s=0.0)
     async with beginning_anew(counts), open_rig(scrub=often, prefix_reuse="exact") as rig:
         await until(lambda: rig.service._parts.upkeep.scrub._sessions > everybody)
     assert sum(counts) >= 3 * everybody, "the scrub, and twice what is learnt of sessions that sleep"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -136,4 +135,3 @@ async def test_a_daemon_that_stops_does_not_wait_for_an_analysis_to_end(open_rig
             with pytest.raises((ServiceClosed, asyncio.CancelledError)):
                 await analysis
         await closing
-    assert not any(thread.name.startswith("torpor-analyse") for thread in threading.enumerate())

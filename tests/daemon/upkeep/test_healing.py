@@ -277,7 +277,7 @@ async def test_a_stripped_version_is_not_computed_for_an_earlier_one_that_is_dam
 # --- a stop
 
 
-RARE = ScrubPolicy(1 << 40, idle_s=0.05, round_s=3600.0, look_s=0.01)
+RARE = ScrubPolicy(1 << 40, idle_s=0.05, round_s=3600.0)
 
 
 async def close_in_the_midst(rig: Any, gate: Gate) -> None:

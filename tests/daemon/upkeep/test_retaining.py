@@ -34,7 +34,7 @@ def versions(rig: Rigged, name: str = "a") -> list[int]:
 async def at_rest(rig: Rigged) -> None:
     """Wait until no session is left to look at."""
     retaining = rig.service._parts.upkeep.retaining
-    await until(lambda: not retaining._due and not retaining._wanted.is_set())
+    await until(lambda: retaining.due() is None)
     await rig.service._parts.upkeep.maintenance.run(lambda: None)
     await asyncio.sleep(0)
 
@@ -121,7 +121,7 @@ async def test_a_prune_that_fails_is_logged_and_done_behind_the_next_version(
             await saved(rig, ["a"], 2)
             await until(failed.is_set)
             await at_rest(rig)
-        assert "pruning torpor://default/a: store_io: No." in caplog.text
+        assert "retain of torpor://default/a failed, and is tried again in 0.05 s: store_io: No." in caplog.text
         assert versions(rig) == [1, 2]
         await save(rig, "a", 1)
         await until(lambda: versions(rig) == [3])

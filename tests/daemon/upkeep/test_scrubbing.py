@@ -31,7 +31,7 @@ from torpor.tests.daemon.session_rig import (
     until,
 )
 
-QUICK = ScrubPolicy(bytes_per_s=1 << 40, idle_s=0.05, round_s=0.05, look_s=0.01)
+QUICK = ScrubPolicy(bytes_per_s=1 << 40, idle_s=0.05, round_s=0.05)
 KINDS = ["plain", "gemma3_text", "lfm2"]
 
 
@@ -160,7 +160,7 @@ async def test_what_was_read_in_calls_that_no_block_begins_with_is_the_same_to_t
 
 
 async def test_what_a_wake_finds_damaged_is_healed_before_its_round_has_come(open_rig: Any, store: Path) -> None:
-    rare = ScrubPolicy(1 << 40, idle_s=0.05, round_s=3600.0, look_s=0.01)
+    rare = ScrubPolicy(1 << 40, idle_s=0.05, round_s=3600.0)
     async with open_rig(scrub=rare) as rig, listening(rig) as heard:
         await until(lambda: rig.service._parts.bus.quiet_s() > 0.1)  # of an empty store no round begins
         await rig.read("a", TEXT)
@@ -430,7 +430,7 @@ async def test_damage_in_another_session_waits_for_its_own_turn(open_rig: Any, s
 @pytest.mark.one_in(2)
 async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any) -> None:
     async with (
-        open_rig(scrub=ScrubPolicy(1 << 40, idle_s=0.2, round_s=0.0, look_s=0.01)) as rig,
+        open_rig(scrub=ScrubPolicy(1 << 40, idle_s=0.2, round_s=0.0)) as rig,
         listening(rig) as heard,
     ):
         await rig.asleep("a", TEXT)
@@ -455,7 +455,7 @@ async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any) -> None:
 async def test_it_goes_on_with_the_next_session_after_a_restart(open_rig: Any) -> None:
     """But for the one at which it was stopped, no session comes twice before all have come once."""
     names = [f"s{number}" for number in range(6)]
-    slow = ScrubPolicy(20_000, idle_s=0.0, round_s=3600.0, look_s=0.01)
+    slow = ScrubPolicy(20_000, idle_s=0.0, round_s=3600.0)
     seen: list[str] = []
     async with open_rig() as rig:
         for name in names:
@@ -466,7 +466,7 @@ async def test_it_goes_on_with_the_next_session_after_a_restart(open_rig: Any) -
     async with open_rig(scrub=slow) as rig, listening(rig, names=["session_scrubbed"]) as heard:
         await until(lambda: {*seen, *(str(notice.event.session)[-2:] for notice in heard[1:])} == set(names))
         assert not rig.service._parts.upkeep.scrub._left
-        assert not rig.service._parts.upkeep.scrub._round_is_due(), "the round is done, and the next one is not due"
+        assert rig.service._parts.upkeep.scrub._seconds_to_round() > 0, "the round is done, and the next one is not due"
     assert len(seen) + len(heard) - 1 <= 7
 
 
@@ -490,7 +490,7 @@ async def test_a_healing_gives_the_time_of_its_writing_to_a_stop_and_nothing_is_
 async def test_a_stop_waits_for_no_slow_reading(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.asleep("a", TEXT)
-    async with open_rig(scrub=ScrubPolicy(1, idle_s=0.0, round_s=0.0, look_s=0.01)) as rig:
+    async with open_rig(scrub=ScrubPolicy(1, idle_s=0.0, round_s=0.0)) as rig:
         await until(
             lambda: rig.service._parts.upkeep.scrub._mark.begun_ns > 0 and not rig.service._parts.upkeep.scrub._left
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.upkeep import writing_behind
+from torpor.daemon.upkeep import loop, writing_behind
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.format.records import IndexRow
@@ -21,7 +21,6 @@ KINDS = ("qwen3", "gemma3_text", "falcon_h1", "quantised")
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing_behind, "BLOCKS_DUE", 1)
-    monkeypatch.setattr(writing_behind, "_AGAIN_S", 0.05)
 
 
 @pytest.fixture
@@ -226,7 +225,7 @@ async def test_an_agent_that_never_rests_has_less_than_two_blocks_and_its_last_t
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing_behind, "BLOCKS_DUE", 2)
-    monkeypatch.setattr(writing_behind, "_REST", 0)
+    monkeypatch.setattr(loop, "REST", 0)
     turns, copies = (700, 200, 40, 500, 20, 260, 30, 30, 30), []
     async with open_rig() as rig:
         await rig.service.create("one")
@@ -288,13 +287,13 @@ async def test_without_room_it_is_tried_again_later_and_nobody_is_refused(
     async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 600))
         assert (await written(rig, "one", 2)).ledger_tokens == 600
-    assert caplog.text.count("were not written behind") == 2
+    assert caplog.text.count("write behind of torpor://default/one failed") == 2
 
 
 async def test_a_session_that_fails_keeps_no_other_from_being_written(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing_behind, "_AGAIN_S", 3600.0)
+    monkeypatch.setattr(loop, "AGAIN_S", 3600.0)
     put = writing_behind._copying
 
     def fail(engine: Any, writing: Any) -> Any:
@@ -337,7 +336,7 @@ async def test_a_look_is_not_written_and_what_goes_on_from_it_is(rig: Rigged) ->
 
 
 async def test_it_rests_for_long_behind_each_write(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing_behind, "_REST", 1e6)
+    monkeypatch.setattr(loop, "REST", 1e6)
     async with open_rig() as rig, listening(rig) as heard:
         for name in ("one", "two"):
             await rig.read(name, tokens_of(1, 600))
@@ -392,8 +391,8 @@ async def test_the_state_of_a_session_that_is_written_is_as_it_was(rig: Rigged) 
     await rig.read("one", tokens_of(1, 600))
     live, had = rig.live("one"), await rig.fingerprint("one")
     used = live.stay.last_used
-    await rig.service._parts.sessions.writing_behind._look_at(live)
+    await rig.service._parts.sessions.writing_behind._write(live)
     assert rows(rig, "one")[-1].token_count >= 512
     assert (await rig.fingerprint("one"), live.stay.last_used, live.dirty) == (had, used, True)
-    await rig.service._parts.sessions.writing_behind._look_at(live)
+    await rig.service._parts.sessions.writing_behind._write(live)
     assert len(rows(rig, "one")) == 1, "there is nothing more to write"

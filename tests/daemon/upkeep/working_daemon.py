@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import torpor
-from torpor.daemon.upkeep import writing_behind
+from torpor.daemon.upkeep import loop
 from torpor.memvid.format.blocks import BLOCK_TOKENS
 from torpor.tests.daemon.session_rig import MODEL, open_rigged, tokens_of
 
@@ -23,7 +23,7 @@ MOST_SHORT_TURNS = 40
 
 
 async def _work(digests: Path, store: Path) -> None:
-    writing_behind._REST = 0  # type: ignore[misc]  # it is of the time that a write took, and a test is of none
+    loop.REST = 0  # type: ignore[misc]  # it is of the time that a write took, and a test is of none
     async with open_rigged(store, {MODEL: str(DEMO)}, digests, close=False) as rig:
         await rig.service.create("agent")
         live = rig.live("agent")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
@@ -176,7 +177,9 @@ def test_a_stripped_version_without_keys_and_values_is_no_finding(store: Store) 
     making.mark_stripped(store, receipt)
     found = check.FoundBlocks()
     manifest = store._core.read_manifest(receipt.bundle_id)
-    found.take(packs.check_pack(store._core.folder, store.index.packs_of(receipt.entries[0].id)[0], deep=True))
+    found.take(
+        check.exhausted(packs.check_pack(store._core.folder, store.index.packs_of(receipt.entries[0].id)[0], deep=True))
+    )
     end = receipt.entries[-1].id
     found.heads, found.full = dict(found.full), {end: found.full[end]}
     assert check.lack_of(manifest, found, is_stripped=True) is None
@@ -339,30 +342,39 @@ def test_blocks_that_move_while_they_are_looked_for_are_found(store: Store) -> N
     assert len(making.names(store.path)) == 2
 
 
-# --- progress and pace
+# --- progress and steps
 
 
-def test_progress_ends_at_the_whole_and_pace_is_told_of_each_block(store: Store) -> None:
+def test_progress_ends_at_the_whole(store: Store) -> None:
     sleep(store, 700)
     sleep(store, uri=OTHER_URI, seed=2)
     told: list[tuple[int, int]] = []
-    paced: list[int] = []
-    report = store.verify(deep=True, on_progress=lambda done, total: told.append((done, total)), pace=paced.append)
+    store.verify(deep=True, on_progress=lambda done, total: told.append((done, total)))
     assert (told[-1][0], len(told)) == (told[-1][1], 2)
+
+
+@pytest.mark.parametrize("uri", [None, URI])
+def test_a_check_in_steps_tells_the_bytes_of_each_block_and_comes_to_the_same_end(
+    store: Store, uri: SessionUri | None
+) -> None:
+    sleep(store, 700)
+    sleep(store, uri=OTHER_URI, seed=2)
+    steps, paced = store.verifying(uri, deep=True), list[int]()
+    with pytest.raises(StopIteration) as end:  # noqa: PT012 - the steps end with their result
+        while True:
+            paced.append(next(steps))
+    report = store.verify(uri, deep=True)
+    assert end.value.value == report
     assert (len(paced), sum(paced)) == (report.blocks_checked, report.bytes_checked)
 
 
-@pytest.mark.parametrize("error", [KeyError("stop"), errors.StoreIoError("stop"), errors.CorruptBlock("stop")])
-def test_what_pace_raises_passes_through(store: Store, error: Exception) -> None:
-    sleep(store)
-
-    def stop(_: int) -> None:
-        raise error
-
-    for uri in (None, URI):
-        with pytest.raises(type(error)) as caught:
-            store.verify(uri, deep=True, pace=stop)
-        assert caught.value is error
+def test_a_check_that_is_given_up_holds_no_file(store: Store) -> None:
+    sleep(store, 700)
+    steps, before = store.verifying(URI, deep=True), len(os.listdir("/dev/fd"))
+    next(steps)
+    assert len(os.listdir("/dev/fd")) > before
+    steps.close()
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_a_session_that_is_not_there_is_refused(store: Store) -> None:

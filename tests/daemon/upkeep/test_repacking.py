@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.sleep.repacker import Repacker
+from torpor.daemon.upkeep.repacking import Repacking
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.maintenance.repack_plan import RepackPolicy
 from torpor.memvid.store import Store
@@ -19,11 +19,11 @@ FEW = RepackPolicy(max_packs=2)
 URI = SessionUri("default", "a")
 
 
-def repack_early(rig: Rigged) -> Repacker:
+def repack_early(rig: Rigged) -> Repacking:
     """Let this service repack a session whose blocks lie in more than two packs."""
-    repacker = rig.service._parts.store.hibernation._repacker
-    repacker._policy = FEW
-    return repacker
+    repacking: Repacking = rig.service._parts.upkeep.repacking
+    repacking._policy = FEW
+    return repacking
 
 
 def packs_of(store: Store) -> int:
@@ -74,7 +74,7 @@ async def test_a_session_of_few_packs_is_left_alone(rig: Rigged, monkeypatch: py
     repack_early(rig)
     await rig.service.create("a")
     await sleep_often(rig, 2)
-    rig.service._parts.store.hibernation._repacker._thread.submit(int).result()
+    assert rig.service._parts.upkeep.repacking.due() is None
     assert threads == []
 
 
@@ -92,7 +92,7 @@ async def test_sleeps_and_wakes_go_on_while_it_runs_on_a_thread_of_its_own(
     await rig.asleep("b", tokens_of(1, 300))
     gate.open()
     await until(lambda: packs_of(rig.service._parts.store.disk) <= FEW.max_packs)
-    assert set(threads) == {"torpor-repack"}
+    assert set(threads) == {"torpor-upkeep"}
 
 
 async def test_a_session_that_is_awake_sleeps_again_after_its_blocks_have_moved(
@@ -127,20 +127,20 @@ async def test_what_fails_in_it_fails_no_sleep(
     with monkeypatch.context() as patch:
         patch.setattr(Store, "repack", fail)
         await sleep_often(rig, 5)
-        await until(lambda: "repacking torpor://default/a" in caplog.text)
+        await until(lambda: "repack of torpor://default/a failed" in caplog.text)
     await sleep_often(rig, 1)
     await until(lambda: packs_of(rig.service._parts.store.disk) <= FEW.max_packs)
 
 
 async def test_it_gives_way_to_a_sleep_and_goes_on_after_it(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
-    repacker = repack_early(rig)
+    repacking = repack_early(rig)
     await rig.service.create("a")
     gate, threads = gated(monkeypatch)
     await sleep_often(rig, 3)
     await gate.reached()
-    with repacker.giving_way():
+    with repacking._thread.sleeps:
         gate.open()
-        await until(lambda: bool(repacker._due))
+        await until(lambda: repacking._thread.repacks_ended == 1)
         assert packs_of(rig.service._parts.store.disk) == 3, "it stopped before its first step"
     await until(lambda: packs_of(rig.service._parts.store.disk) <= FEW.max_packs)
     assert len(threads) == 2
@@ -156,7 +156,7 @@ async def test_a_daemon_that_ends_waits_for_no_more_than_the_step_that_has_begun
         await sleep_often(rig, 3)
         await gate.reached()
         closing = asyncio.ensure_future(rig.service.close())
-        await until(lambda: rig.service._parts.store.hibernation._repacker._closing)
+        await until(lambda: rig.service._parts.upkeep.loop.thread.is_stopping)
         gate.open()
         await closing
     with Store.open(store, writable=True) as opened:

@@ -11,20 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import watchfiles
 from torpor.daemon.errors import ModelChanged
-from torpor.daemon.memory import watching
 from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.adapters import AdapterChoice
 from torpor.daemon.models.loaded_files import LoadedFiles
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
+from torpor.daemon.upkeep import watching
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.errors import IdentityMismatch
 from torpor.tests.daemon.adapter_making import write_adapter
 from torpor.tests.daemon.session_rig import SAMPLED, Gate, Rigged, tokens_of, until
 
 OpenRig = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
 
 
 def changed(rig: Rigged) -> tuple[str, ...]:
@@ -98,7 +102,6 @@ async def test_a_changed_model_that_made_room_is_not_loaded_anew_by_itself(
 async def test_reloading_puts_the_sessions_to_sleep_and_takes_the_new_files(
     open_rig: OpenRig, own_tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
     async with open_rig(own_tiny_model, on_model_change="reload") as rig:
         first = rig.model.identity
         await rig.read("old", tokens_of(1, 50))
@@ -118,7 +121,6 @@ async def test_reloading_puts_the_sessions_to_sleep_and_takes_the_new_files(
 async def test_files_that_are_touched_and_say_the_same_are_no_change(
     open_rig: OpenRig, own_tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
     looked = []
     differences = LoadedFiles.differences
 
@@ -141,7 +143,6 @@ async def test_files_that_are_touched_and_say_the_same_are_no_change(
 async def test_a_folder_that_goes_and_comes_back_is_noticed_both_ways(
     open_rig: OpenRig, own_tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
     aside = own_tiny_model.with_name("aside")
     async with open_rig(own_tiny_model) as rig:
         own_tiny_model.rename(aside)
@@ -156,7 +157,6 @@ async def test_a_folder_that_goes_and_comes_back_is_noticed_both_ways(
 async def test_a_changed_adapter_is_named(
     store: Path, tiny_model: Path, digest_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
     adapter = write_adapter(tmp_path / "adapter", tiny_model)
     models = {"tiny": ModelChoice(str(tiny_model), AdapterChoice(str(adapter)))}
     service = await Service.open(ServeOptions(store=store), models=models, digest_cache=digest_cache)
@@ -202,12 +202,6 @@ def test_files_that_cannot_be_read_are_a_change_with_a_reason(own_tiny_model: Pa
     assert "config.json" in why
 
 
-async def test_watching_ends_at_once(open_rig: OpenRig, own_tiny_model: Path) -> None:
-    async with open_rig(own_tiny_model):
-        pass
-    assert not [task for task in asyncio.all_tasks() if "Watching" in repr(task)]
-
-
 def test_files_that_nobody_touched_are_not_read(own_tiny_model: Path, tmp_path: Path) -> None:
     files = LoadedFiles.of(own_tiny_model, None, DigestCache(tmp_path / "digests.json"))
 
@@ -231,7 +225,7 @@ async def test_a_look_at_files_that_ends_after_their_model_was_unloaded_says_not
     monkeypatch.setattr(LoadedFiles, "differences", held)
     async with open_rig(own_tiny_model) as rig:
         looking = asyncio.ensure_future(
-            rig.service._parts.sessions.residency.watching._check(rig.service._parts.models.shelf.places["tiny"])
+            rig.service._parts.upkeep.watching._check(rig.service._parts.models.shelf.places["tiny"])
         )
         await until(lambda: len(looks) == 2)  # the daemon's own, and this one
         await rig.service.unload_model(model="tiny")
@@ -239,45 +233,3 @@ async def test_a_look_at_files_that_ends_after_their_model_was_unloaded_says_not
         await looking
         assert changed(rig) == ()
         await rig.service.create("a")
-
-
-# --- a wait for a change in folders
-
-
-async def test_a_change_ends_the_wait_long_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "CHECK_EVERY_S", 3600.0)
-    waiting = asyncio.ensure_future(watching.change_in((tmp_path,), asyncio.Event()))
-    number = 0
-    async with asyncio.timeout(60):
-        while not waiting.done():  # the watch begins at some moment
-            number += 1
-            (tmp_path / f"{number}").write_text("new")
-            await asyncio.wait({waiting}, timeout=0.05)
-
-
-@pytest.mark.parametrize("watched", ["a folder", "none", "one that is not there", "none is to be had"])
-async def test_its_time_ends_a_wait_in_which_nothing_happens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: str
-) -> None:
-    def refuse(*_args: Any, **_options: Any) -> Any:
-        raise OSError("no more watches")
-
-    monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
-    if watched == "none is to be had":
-        monkeypatch.setattr(watchfiles, "awatch", refuse)
-    given = {"none": (), "one that is not there": (tmp_path / "gone",)}.get(watched, (tmp_path,))
-    async with asyncio.timeout(60):
-        await watching.change_in(given, asyncio.Event())
-
-
-@pytest.mark.parametrize("watched", ["a folder", "none"])
-async def test_a_wait_ends_when_whoever_waits_closes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: str
-) -> None:
-    monkeypatch.setattr(watching, "CHECK_EVERY_S", 3600.0)
-    closing = asyncio.Event()
-    waiting = asyncio.ensure_future(watching.change_in((tmp_path,) if watched == "a folder" else (), closing))
-    await asyncio.sleep(0)
-    closing.set()
-    async with asyncio.timeout(60):
-        await waiting

@@ -1,0 +1,93 @@
+"""Notices model files that change under a running daemon, so that a loaded model is not confused with its changed
+files. A look every few seconds compares stamps first, then the digests of touched files: it finds changes behind links
+and on network file systems, too, of which no system tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+from ...snapshot.digests import DigestCache
+from ..events.bus import Bus
+from ..events.events import ModelFilesChanged, ModelFilesRestored
+from ..memory.model_registry import Place, Shelf
+from ..models.loaded_files import LoadedFiles
+from ..options.serve_options import ChangePolicy
+from ..residency.weights import Weights
+from .loop import NOW, Job, Upkeep
+
+_LOG = logging.getLogger(__name__)
+
+CHECK_EVERY_S: Final = 2.0
+
+
+class Watching(Job):
+    """Compares the files of loaded models with their state at the load, one model after the other. policy: gives what
+    is done with a model with changed files: it serves only awake sessions (`refuse`); or it is unloaded once no request
+    uses it, and the next one loads the files of that time (`reload`).
+    """
+
+    name: ClassVar = "watch model files"
+
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        shelf: Shelf,
+        digests: DigestCache,
+        weights: Weights,
+        bus: Bus,
+        policy: Callable[[], ChangePolicy],
+    ) -> None:
+        self._shelf = shelf
+        self._digests = digests
+        self._weights = weights
+        self._bus = bus
+        self._policy = policy
+        self._looked: dict[str, float] = {}
+        super().__init__(upkeep)
+
+    def due(self) -> float:
+        """A model that is not loaded yet is due after the whole time."""
+        return CHECK_EVERY_S + min((self._looked_at(each) for each in self._watched()), default=time.monotonic())
+
+    async def piece(self) -> None:
+        place = min(self._watched(), key=self._looked_at, default=None)
+        if place is not None:
+            self._looked[place.name] = time.monotonic()
+            await self._check(place)
+
+    def _watched(self) -> list[Place]:
+        return [place for place in self._shelf.places.values() if _files_of(place) is not None]
+
+    def _looked_at(self, place: Place) -> float:
+        return self._looked.get(place.name, NOW)
+
+    async def _check(self, place: Place) -> None:
+        files = _files_of(place)
+        if files is None:
+            return
+        found = await asyncio.to_thread(files.differences, self._digests)  # it may read weights, and delays no upkeep
+        if _files_of(place) is not files:
+            return  # it was loaded again meanwhile
+        policy = self._policy()
+        self._tell(place, found, policy)
+        place.changed = found
+        if found and policy == "reload" and (place.model is None or await self._weights.retire(place.name, "changed")):
+            place.changed = ()  # the next load reads the files of that time
+
+    def _tell(self, place: Place, found: tuple[str, ...], policy: ChangePolicy) -> None:
+        if found and not place.changed:
+            _LOG.warning("The files of model %r have changed under it: %s", place.name, ", ".join(found))
+            self._bus.publish(ModelFilesChanged(None, place.name, policy))
+        elif place.changed and not found:
+            self._bus.publish(ModelFilesRestored(None, place.name))
+
+
+def _files_of(place: Place) -> LoadedFiles | None:
+    """The files to compare: of a model that is loaded, or was when its files changed."""
+    model = place.model or (place.facts if place.changed else None)
+    return model.files if model is not None else None
