@@ -91,7 +91,6 @@ def set_mark(
 
 
 def _marks_of(store: Store, uri: SessionUri, bundle_id: bytes) -> MarkedVersion:
-    marks = store.marks(uri)
+    marks = store.marks(uri).of(bundle_id)
     version = next((row.version for row in store.versions(uri) if row.bundle_id == bundle_id), None)
-    tags = tuple(sorted(tag for tag, named in marks.tags.items() if named == bundle_id))
-    return MarkedVersion(str(uri), version, bundle_id.hex(), tags, bundle_id in marks.pins)
+    return MarkedVersion(str(uri), version, bundle_id.hex(), marks.tags, marks.pinned)

@@ -113,8 +113,8 @@ def _marks_in(store: Store, session: str, names: Collection[SessionUri]) -> str:
     """Raises SessionNotFound, AmbiguousVersion."""
     if VERSION_MARK in session:
         row = store.resolve_version(session)
-        of = store.marks_to_show(row.uri)
-        tags, pins = [tag for tag, named in of.tags.items() if named == row.bundle_id], int(row.bundle_id in of.pins)
+        of_version = store.marks_to_show(row.uri).of(row.bundle_id)
+        tags, pins = list(of_version.tags), int(of_version.pinned)
     else:
         of = store.marks_to_show(store.resolve(session, also=names))
         tags, pins = list(of.tags), len(of.pins)

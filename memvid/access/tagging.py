@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..answers import VersionInfo
 from ..errors import PUT_BACK, BundleMissing, MarksLost, SessionNotFound
 from ..folder.folder import manifest_name
-from ..folder.marks import Marks, SessionMarks, marks_in
+from ..folder.marks import Marks, SessionMarks, VersionMarks, marks_in
 from ..format.records import IndexRow, VersionKey
 from ..uri import SessionUri, parse_version_reference
 from .sessions import Sessions
@@ -84,7 +84,7 @@ class Tagging(Sessions):
     def versions_to_show(self, uri: SessionUri) -> tuple[VersionInfo, ...]:
         """All versions of a session, oldest first, with their marks as `marks_to_show` has them."""
         marks = self.marks_to_show(uri)
-        return tuple(_shown(row, marks) for row in self.versions(uri))
+        return tuple(_shown(row, marks.of(row.bundle_id)) for row in self.versions(uri))
 
     def _marks_to_change(self, *, lost_is_none: bool) -> Marks:
         """The marks; none if they are lost and `move` accepts that: the tag is taken from the version that had it."""
@@ -108,7 +108,7 @@ class Tagging(Sessions):
         return row
 
 
-def _shown(row: IndexRow, marks: SessionMarks) -> VersionInfo:
+def _shown(row: IndexRow, marks: VersionMarks) -> VersionInfo:
     return VersionInfo(
         version=row.version,
         bundle_id=row.bundle_id.hex(),
@@ -117,7 +117,7 @@ def _shown(row: IndexRow, marks: SessionMarks) -> VersionInfo:
         bundle_bytes=row.bundle_bytes,
         logical_bytes=row.logical_bytes,
         created_ns=row.created_ns,
-        tags=tuple(sorted(tag for tag, named in marks.tags.items() if named == row.bundle_id)),
-        pinned=row.bundle_id in marks.pins,
-        stripped=row.bundle_id in marks.stripped,
+        tags=marks.tags,
+        pinned=marks.pinned,
+        stripped=marks.stripped,
     )

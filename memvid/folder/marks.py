@@ -71,6 +71,11 @@ class SessionMarks:
     def bundle_ids(self) -> frozenset[bytes]:
         return self.named | self.stripped
 
+    def of(self, bundle_id: bytes) -> VersionMarks:
+        """The marks of one of its versions."""
+        tags = tuple(sorted(tag for tag, named in self.tags.items() if named == bundle_id))
+        return VersionMarks(tags, bundle_id in self.pins, bundle_id in self.stripped)
+
 
 @dataclass(frozen=True, slots=True)
 class VersionMarks:

@@ -19,9 +19,11 @@ VersionKey = int | bytes
 
 @dataclass(frozen=True, slots=True)
 class IndexRow:
-    """One version of one session, from the index. `bundle_bytes` is the size of its file, `logical_bytes` of its raw
-    state. `unread_tokens`: tokens of its
-    ledger without state. `lossy` is None for an exact one."""
+    """One version of one session, from the index.
+
+    `bundle_bytes` is what it wrote, or of a stripped one what is left of that; `logical_bytes` the size of its raw
+    state. `unread_tokens`: tokens of its ledger without state. `lossy` is None for an exact one.
+    """
 
     uri: SessionUri
     version: int
@@ -135,7 +137,8 @@ class VerifyReport:
 class SessionUsage:
     """The disk space of one session, in bytes.
 
-    `logical_bytes` is the raw state of all its versions, each counted whole. `stored_bytes` is what its versions wrote.
+    `logical_bytes` is the raw state of all its versions, each counted whole. `stored_bytes` is what its versions wrote,
+    of stripped ones what is left of that.
     `shared_bytes` are the frames that other sessions need too: they stay when it is deleted. `exclusive_bytes` are the
     frames and manifests that only it needs: a forget frees them. `stripped_versions` of its `versions` need no keys and
     values.

@@ -10,7 +10,7 @@ blocks come back, since another one needs them, is whole again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..answers import MaintenanceReport
 from ..errors import BlockMissing
@@ -18,9 +18,11 @@ from ..folder.folder import manifest_name
 from ..folder.marks import Marks
 from ..format.records import IndexRow
 from ..recovery.replaying import keep_turns_behind
+from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
 from ..writing.removal import packs_with
+from ..writing.stripped import count_stripped
 from .repack import repack_packs
 from .repack_plan import CLEARING
 
@@ -43,6 +45,8 @@ def strip(core: StoreCore, rows: Sequence[IndexRow], *, dry_run: bool) -> Mainte
             run.did("strip", path, 0, "Its tokens and text stay; its keys and values are not needed any more.", row)
     ids = [row.bundle_id for row in rows]
     repack_packs(run, packs_with(core, ids), CLEARING, strips=ids if dry_run else ())
+    if not dry_run:
+        _count(core, {row.uri for row in rows})
     return run.report()
 
 
@@ -54,6 +58,15 @@ def _with_turns_kept(core: StoreCore, rows: Sequence[IndexRow]) -> list[IndexRow
     keep_turns_behind(core, None, asked)
     made = [row for uri in sorted(whole) for row in core.index.versions(uri) if row.bundle_id not in asked]
     return [*rows, *made]
+
+
+def _count(core: StoreCore, uris: Collection[SessionUri]) -> None:
+    """Listings tell of what is left of all stripped versions of these sessions: the last one may have let go what the
+    others had. Who reads the files beside a daemon sees it, too."""
+    with core.committing():
+        marks = Marks.load(core.folder)
+        count_stripped(core, {each for uri in uris for each in marks.session(uri).stripped})
+        core.index.save(core.folder, always=True)
 
 
 def _mark(run: MaintenanceRun, rows: Sequence[IndexRow]) -> None:

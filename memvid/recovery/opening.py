@@ -14,12 +14,13 @@ from ..disk.lock import StoreLock
 from ..disk.paths import stamp_of, stat_name, undoing
 from ..errors import NoSpace
 from ..folder.folder import StoreFolder, manifest_name
-from ..folder.marks import MARKS_FILE, create_store, findings_of_missing
+from ..folder.marks import MARKS_FILE, create_store, findings_of_missing, stripped_in
 from ..folder.store_file import has_store_file, load_store_uuid, require_creatable, uuid_of_format_1
 from ..format.manifest import encode_manifest_file
 from ..format.records import OpenReport
 from ..index.index import INDEX_FILE, Index
 from ..writing.core import StoreCore, drop_superseded
+from ..writing.stripped import count_stripped
 from ..writing.unreadable import finding_of_missing
 
 _TRIES = 10
@@ -85,6 +86,8 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
     for bundle_id in sorted(core.unreadable_versions):
         _came_back(core, bundle_id)
     unreadable += core.read_again()
+    if added := index.bundle_ids() - known:
+        count_stripped(core, added & (stripped_in(folder) or frozenset()))
     there = folder.list_versions()
     missing = core.still_known(index.bundle_ids() - there)  # a daemon beside us may have deleted some since
     missing -= drop_superseded(core, missing)

@@ -153,3 +153,32 @@ def test_a_strip_that_is_cut_off_leaves_a_version_whole_or_stripped_and_another_
             again.strip(URI, 1)
         require_awake(again, 900)
         require_stripped(again, 600, version=1, whole=512)
+
+
+def require_bytes_told(store: Store) -> int:
+    """The index tells of what is on the disk, but for a byte that each division by pack may lose; how much that is."""
+    on_disk = packs_bytes(store) + sum(path.stat().st_size for path in Path(store.path, "versions").iterdir())
+    assert on_disk - 8 < sum(row.bundle_bytes for row in store.versions(URI)) <= on_disk
+    return on_disk
+
+
+def test_the_index_tells_what_a_strip_has_left_also_a_new_index_and_beside_a_daemon(store: Store) -> None:
+    making.sleep_each(store, 600, 900, 1400)
+    wrote = require_bytes_told(store)
+    with reopened(store) as store:  # the copy of the index is as of now
+        store.strip(URI, 1)
+        assert require_bytes_told(store) > wrote * 3 / 4, "the versions behind it need its full blocks"
+        store.strip(URI)
+        assert require_bytes_told(store) < wrote / 4
+        with Store.open(store.path, writable=False) as beside:
+            require_bytes_told(beside)
+    with reopened(store, anew=True) as store:
+        require_bytes_told(store)
+
+
+def test_a_strip_leaves_the_bytes_that_a_fork_needs_as_they_are(store: Store) -> None:
+    receipt = sleep(store, 512)
+    sleep(store, 700, uri=FORK_URI, before=receipt)
+    wrote = store.versions(URI)[0].bundle_bytes
+    store.strip(URI)
+    assert wrote * 3 / 4 < store.versions(URI)[0].bundle_bytes <= wrote
