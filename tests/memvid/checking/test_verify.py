@@ -16,22 +16,7 @@ from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing import core
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import case
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    contents,
-    flip,
-    id_of,
-    in_pieces,
-    manifest_path,
-    meanwhile,
-    pack_of,
-    put,
-    sleep,
-    spoil,
-    state,
-    write,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, flip, manifest_path, meanwhile, pack_of, put, sleep, spoil
 
 
 def codes(report: VerifyReport) -> list[str]:
@@ -56,7 +41,7 @@ def second_copy(store: Store, receipt: Receipt, number: int = 0) -> Path:
 @pytest.mark.parametrize("uri", [None, URI])
 def test_a_block_in_pieces_that_a_wake_reads_is_not_lost(store: Store, uri: SessionUri | None) -> None:
     receipt = sleep(store, 700)
-    other = in_pieces(store, receipt)
+    other = making.in_pieces(store, receipt)
     report = store.verify(uri, deep=True)
     assert (codes(report), whole(report)) == (["corrupt_block"] * 2, [])
     other.unlink()
@@ -93,13 +78,13 @@ def test_a_missing_pack_is_told_with_the_token_up_to_which_each_version_is_whole
 
 
 def test_a_version_without_tokens_that_lacks_its_record_is_whole_up_to_no_token_and_not_whole(store: Store) -> None:
-    receipt = write(store, [state(0)], 0)
+    receipt = making.write(store, [making.state(0)], 0)
     pack_of(store, receipt).unlink()
     report = store.verify(deep=False)
     assert (codes(report), whole(report)) == (["block_missing"], [(1, 0)])
     with store.open_session(URI) as reader:
         with pytest.raises(errors.BlockMissing) as refused:
-            contents(reader)
+            making.contents(reader)
         assert (reader.whole_up_to(), reader.is_whole()) == (0, False)
     assert "--at" not in report.findings[0].message + refused.value.message, "no token to go on from"
 
@@ -316,8 +301,8 @@ def test_beside_a_daemon_versions_that_had_a_number_one_after_the_other_are_no_r
         with meanwhile(core, "row_of", lambda: begin_anew(3), after=after):
             assert reader.verify(deep=False).findings == ()
         assert reader.verify(deep=False).findings == ()
-        assert [row.bundle_id for row in reader.versions(URI)] == [id_of(store, URI)]
-        assert reader.resolve_version(f"{URI}@1").bundle_id == id_of(store, URI)
+        assert [row.bundle_id for row in reader.versions(URI)] == [making.id_of(store, URI)]
+        assert reader.resolve_version(f"{URI}@1").bundle_id == making.id_of(store, URI)
 
 
 def test_of_rivals_those_are_told_whose_manifests_are_there(store: Store) -> None:

@@ -11,15 +11,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid.errors import (
-    BlockMissing,
-    DurabilityLost,
-    InvalidDraft,
-    NoSpace,
-    ReadBackFailed,
-    StoreError,
-    StoreIoError,
-)
+from torpor.memvid import errors
+from torpor.memvid.errors import BlockMissing, DurabilityLost, NoSpace, ReadBackFailed, StoreError, StoreIoError
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.format.blocks import BlockDraft
 from torpor.memvid.index.index import Index
@@ -253,7 +246,7 @@ def test_where_the_rest_cannot_be_measured_a_full_disk_is_still_no_space(store: 
 
     def blocks() -> Iterator[BlockDraft]:
         yield making.span(0, 256)
-        raise InvalidDraft("The rest is no number.")
+        raise errors.InvalidDraft("The rest is no number.")
 
     with mock.patch.object(os, "writev", failing(errno.ENOSPC, os.writev, after=0)), pytest.raises(NoSpace) as refusal:
         making.write(store, blocks(), 512)
@@ -309,7 +302,10 @@ def test_what_does_not_read_back_is_not_published(store: Store) -> None:
         changed[2] = bytes([changed[2][0] ^ 1]) + changed[2][1:]  # of the first head's keys
         return real(fd, changed)
 
-    with mock.patch.object(os, "writev", altered), pytest.raises(ReadBackFailed, match="store is as it was") as refusal:
+    with (
+        mock.patch.object(os, "writev", altered),
+        pytest.raises(ReadBackFailed, match="store is as it was") as refusal,
+    ):
         sleep(store, 600)
     assert refusal.value.cause == "corrupt_block"
     assert files(store) == before

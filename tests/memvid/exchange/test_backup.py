@@ -22,18 +22,7 @@ from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import SMALL, case
-from torpor.tests.memvid.store_making import (
-    HEIR_URI,
-    OTHER_URI,
-    URI,
-    contents,
-    flip,
-    id_of,
-    manifest_path,
-    require_awake,
-    sleep,
-    spoil,
-)
+from torpor.tests.memvid.store_making import HEIR_URI, OTHER_URI, URI, flip, id_of, manifest_path, require_awake, sleep
 
 COUNTS = (300, 600, 900, 1200)
 
@@ -72,7 +61,7 @@ def require_whole(path: Path, counts: tuple[int, ...] = COUNTS, **sizes: int) ->
         assert [row.token_count for row in store.versions(URI)] == list(counts)
         for row in store.versions(URI):
             with store.open_session(URI, row.version) as reader:
-                assert contents(reader) == making.expected(row.token_count, **sizes)
+                assert making.contents(reader) == making.expected(row.token_count, **sizes)
 
 
 def state_of(path: Path) -> dict[str, bytes]:
@@ -374,7 +363,7 @@ def test_a_version_stays_stripped_in_a_backup_until_it_is_whole_there(
         receipt = store.import_file(tmp_path / "exported")
         if its_manifest_is_damaged:
             flip(copy / manifest_name(receipt.bundle_id), -1)
-        spoil(store, receipt, 0)
+        making.spoil(store, receipt, 0)
         assert [finding.code for finding in store.backup(copy).problems] == ["corrupt_block"]
         with Store.open(copy, writable=False) as backed:
             assert backed.marks(OTHER_URI).stripped == {receipt.bundle_id}

@@ -36,17 +36,7 @@ from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    contents,
-    meanwhile,
-    packs_of,
-    put,
-    require_awake,
-    sleep,
-    tree,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, meanwhile, packs_of, require_awake, sleep, tree
 
 THIRD_URI = SessionUri("default", "third")
 
@@ -245,7 +235,7 @@ def test_a_version_whose_manifest_is_lost_comes_back_by_the_import(other: Store,
     if what.startswith("missing"):
         path.unlink()
     else:
-        put(path, b"damaged")
+        making.put(path, b"damaged")
     with contextlib.closing(making.reopened(other, anew="index" in what)) as again:
         back = again.import_file(file)
         assert (back.bundle_id, back.version, back.blocks_new) == (receipt.bundle_id, 1, 0)
@@ -383,7 +373,7 @@ def test_a_name_whose_manifest_can_be_read_again_is_taken(other: Store, file: Pa
     good = making.flip(path, 80)
     with contextlib.closing(making.reopened(other, anew=True)) as again:
         assert again.find_session(OTHER_URI) is None
-        put(path, good)
+        making.put(path, good)
         with pytest.raises(errors.NameTaken):
             again.import_file(file, as_uri=OTHER_URI)
 

@@ -13,18 +13,9 @@ import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torpor.memvid import errors
 from torpor.memvid.disk import durable
-from torpor.memvid.errors import (
-    CorruptMarks,
-    DurabilityLost,
-    InvalidTag,
-    LimitExceeded,
-    MarkNotFound,
-    NoSpace,
-    StoreIoError,
-    TagTaken,
-    UnsupportedFormat,
-)
+from torpor.memvid.errors import CorruptMarks, DurabilityLost, InvalidTag, LimitExceeded, MarkNotFound, NoSpace
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import (
     MARKS_FILE,
@@ -117,7 +108,7 @@ def test_marks_read_back_as_they_were_saved(folder: StoreFolder) -> None:
 
 def test_a_tag_names_one_version_and_moves_only_on_purpose() -> None:
     marks = Marks(UUID).tag(SCOUT, A, "stable")
-    with pytest.raises(TagTaken) as refusal:
+    with pytest.raises(errors.TagTaken) as refusal:
         marks.tag(SCOUT, B, "stable")
     assert refusal.value.bundle_id == A.hex()
     moved = marks.tag(SCOUT, B, "stable", move=True)
@@ -387,7 +378,7 @@ def test_too_many_marks_in_a_file_are_refused(kind: str, limit: int) -> None:
 def test_threat_23_marks_of_a_later_version_are_refused_and_left_untouched(folder: StoreFolder) -> None:
     later = sealed({"format": "torpor.marks", "version": 3, "store": folder.uuid, "ribbons": {}})
     file_of(folder).write_bytes(later)
-    with pytest.raises(UnsupportedFormat) as refusal:
+    with pytest.raises(errors.UnsupportedFormat) as refusal:
         Marks.load(folder)
     assert (refusal.value.found, refusal.value.supported) == (3, 2)
     assert file_of(folder).read_bytes() == later
@@ -423,7 +414,7 @@ def test_threat_20_a_link_in_the_place_of_the_marks_is_replaced_and_not_written_
 @pytest.mark.parametrize(
     ("name", "error", "raised"),
     [
-        ("open", errno.EIO, StoreIoError),
+        ("open", errno.EIO, errors.StoreIoError),
         ("open", errno.ENOSPC, NoSpace),
         ("writev", errno.ENOSPC, NoSpace),
         ("writev", errno.EDQUOT, NoSpace),
@@ -508,7 +499,7 @@ def test_t7_marks_agree_with_a_dictionary(steps: list[str], data: st.DataObject)
                 marks = marks.without_bundles([bundle_id])
                 tags = {key: named for key, named in tags.items() if named != bundle_id}
                 pins = {key for key in pins if key[1] != bundle_id}
-        except TagTaken:
+        except errors.TagTaken:
             assert tags[uri, tag] != bundle_id
         except MarkNotFound:
             assert (uri, tag) not in tags if step == "untag" else (uri, bundle_id) not in pins

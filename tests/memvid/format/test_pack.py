@@ -26,18 +26,7 @@ from torpor.memvid.format.sealing import HEADER_BYTES, MANIFEST_MAGIC, PACK_MAGI
 from torpor.memvid.limits import MAX_DIRECTORY_BYTES, MAX_MANIFEST_BYTES
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    contents,
-    drafts,
-    expected,
-    flip,
-    pack_of,
-    put,
-    sleep,
-    write,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, drafts, expected, pack_of, put, sleep, write
 
 TINY = {"layers": 1, "heads": 1, "dim": 1}
 
@@ -329,7 +318,7 @@ def test_damage_in_a_frame_that_is_copied_is_found_when_the_copy_is_read_back(st
     pack = pack_of(store, receipt)
     with opened(pack) as file:
         frame = file.frames[receipt.entries[0].id]
-        flip(pack, frame.offset + frame.head_bytes)
+        making.flip(pack, frame.offset + frame.head_bytes)
         with making.temp_file(tmp_path) as temp:
             writer = PackWriter(temp)
             writer.add_copy(file, frame.id)

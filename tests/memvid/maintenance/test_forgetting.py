@@ -20,20 +20,7 @@ from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.cut_off import stores_cut_off
-from torpor.tests.memvid.store_making import (
-    FORK_URI,
-    flip,
-    frame_in,
-    manifest_path,
-    names,
-    pack_of,
-    put,
-    reopened,
-    require_awake,
-    sleep,
-    spoil_frame,
-    turn,
-)
+from torpor.tests.memvid.store_making import FORK_URI, frame_in, pack_of, put, reopened, require_awake, sleep, turn
 
 SECRET = SessionUri("default", "a-name-that-nobody-may-find")
 
@@ -77,11 +64,11 @@ def test_nothing_of_a_forgotten_session_is_left_and_others_are_whole(store: Stor
     store.acknowledge([turn(store, 20, uri=SECRET), turn(store, 20)])
     for top in ("", "packs", "journal"):
         put(Path(store.path, top, "0123456789abcdef.tmp"), SECRET.name.encode())
-    before = names(store.path)
+    before = making.names(store.path)
     with Store.open(store.path, writable=False) as beside:
         assert beside.forget(SECRET, dry_run=True).problems == ()
     plan = store.forget(SECRET, dry_run=True)
-    assert (names(store.path), len(store.versions(SECRET))) == (before, 3)
+    assert (making.names(store.path), len(store.versions(SECRET))) == (before, 3)
     report = store.forget(SECRET)
     assert report.problems == plan.problems == ()
     assert report.bytes_freed == pytest.approx(plan.bytes_freed)
@@ -230,7 +217,7 @@ def test_a_dry_run_of_a_session_with_a_damaged_manifest_says_what_the_forget_the
     sleep(store)
     secret(store, 300)
     secret(store)
-    flip(manifest_path(store, store.versions(SECRET)[0].bundle_id), 100)
+    making.flip(making.manifest_path(store, store.versions(SECRET)[0].bundle_id), 100)
     store = reopened(store)
     plan, report = store.forget(SECRET, dry_run=True), store.forget(SECRET)
     assert (plan.bytes_freed, plan.problems, report.problems) == (report.bytes_freed, (), ())
@@ -250,10 +237,10 @@ def test_what_repair_moved_away_goes_if_it_is_the_sessions_and_is_told_if_nobody
     other = sleep(store)
     damaged = Path(store.path, "damaged")
     damaged.mkdir(mode=0o700)
-    manifest = manifest_path(store, store.versions(SECRET)[0].bundle_id)
+    manifest = making.manifest_path(store, store.versions(SECRET)[0].bundle_id)
     for file in (manifest, Path(store.path, store.index.packs_of(store.open_session(SECRET).entries[0].id)[0])):
         shutil.copy(file, damaged)
-    for file in (manifest_path(store, other.bundle_id), making.pack_of(store, other)):
+    for file in (making.manifest_path(store, other.bundle_id), making.pack_of(store, other)):
         shutil.copy(file, damaged / f"{file.name}.2")
     put(damaged / "marks.json", b"{}")
     put(damaged / "torn.mvp", b"torn")
@@ -299,10 +286,10 @@ def test_what_others_need_of_a_damaged_file_that_goes_is_kept(store: Store) -> N
     receipt = sleep(store, 256, uri=FORK_URI, seed=5)
     pack = pack_of(store, receipt)
     with store.open_session(SECRET) as reader:
-        spoil_frame(pack, frame_in(pack, reader.entries[1].id))
+        making.spoil_frame(pack, frame_in(pack, reader.entries[1].id))
     store.repair()
     copy = pack_of(store, receipt)
-    spoil_frame(copy, frame_in(copy, receipt.entries[0].id))
+    making.spoil_frame(copy, frame_in(copy, receipt.entries[0].id))
     store = reopened(store)
     plan, report = store.forget(SECRET, dry_run=True), store.forget(SECRET)
     for one in (plan, report):
@@ -317,7 +304,7 @@ def test_what_another_session_needs_of_a_damaged_file_is_not_kept_once_that_one_
     receipt = sleep(store, 256, uri=FORK_URI, seed=5)
     pack = pack_of(store, receipt)
     shutil.copytree(pack.parent, Path(store.path, "damaged"))
-    spoil_frame(pack, frame_in(pack, receipt.entries[0].id))
+    making.spoil_frame(pack, frame_in(pack, receipt.entries[0].id))
     with making.meanwhile(Mending, "_written", lambda: store.forget(FORK_URI)):
         assert codes(store.forget(SECRET)).get(pack.name) == "store_busy"
     assert list(Path(store.path, "damaged").iterdir()) == []
@@ -333,7 +320,7 @@ def test_what_a_stripped_fork_needs_of_a_damaged_file_is_its_headers(store: Stor
         entries = reader.entries
     making.write(store, [], 512, uri=FORK_URI, parent=made.bundle_id, reused=entries)
     pack = Path(store.path, store.index.packs_of(entries[1].id)[0])
-    spoil_frame(pack, frame_in(pack, entries[1].id))
+    making.spoil_frame(pack, frame_in(pack, entries[1].id))
     store.repair()
     store.strip(FORK_URI)
     with store.open_session(SECRET) if read else contextlib.nullcontext():
@@ -368,11 +355,11 @@ def test_the_only_part_of_a_block_that_others_need_stays_and_is_told(store: Stor
     receipt = sleep(store, 256, uri=FORK_URI, seed=5)
     store.backup(tmp_path / "backup")
     pack, block = pack_of(store, receipt), receipt.entries[0].id
-    spoil_frame(pack, frame_in(pack, block))
+    making.spoil_frame(pack, frame_in(pack, block))
     with Store.open(tmp_path / "backup", writable=True) as copy:
         other = pack_of(copy, receipt)
         frame = frame_in(other, block)
-        flip(other, frame.offset + frame.frame_bytes - 70)
+        making.flip(other, frame.offset + frame.frame_bytes - 70)
     store.repair()
     plan, report = store.forget(SECRET, dry_run=True), store.forget(SECRET)
     assert codes(plan) == codes(report) == {pack.name: forgetting.NOT_FORGOTTEN}
@@ -391,7 +378,7 @@ def test_a_manifest_of_it_in_an_exported_file_among_the_packs_goes(store: Store,
     pack = Path(store.path, store.index.packs_of(store.open_session(SECRET).entries[0].id)[0])
     shutil.copy(tmp_path / "exported", pack)
     if damaged:
-        flip(pack, pack.read_bytes().index(str(SECRET).encode()))
+        making.flip(pack, pack.read_bytes().index(str(SECRET).encode()))
     (tmp_path / "exported").unlink()
     store = reopened(store)
     report = store.forget(SECRET)

@@ -20,43 +20,17 @@ from torpor.memvid.maintenance.repack_plan import CLEARING, RepackPolicy, Step
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.needs import Needs
+from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.cut_off import stores_cut_off
 from torpor.tests.memvid.format_1_stores import SMALL, case
-from torpor.tests.memvid.store_making import (
-    FORK_URI,
-    OTHER_URI,
-    PLANES_BYTES,
-    URI,
-    all_blocks,
-    copy_blocks,
-    copy_pack,
-    flip,
-    frame_in,
-    manifest_path,
-    mark_stripped,
-    meanwhile,
-    names,
-    pack_of,
-    packs_of,
-    put,
-    refusing,
-    reopened,
-    require_awake,
-    sleep,
-    sleep_each,
-    sleep_planes,
-    spoil,
-    spoil_frame,
-    swap_spoilt,
-    turn,
-)
+from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, names, pack_of, packs_of, require_awake, sleep
 
 FEW = RepackPolicy(max_packs=3)
 
 
 def sleeps(store: Store, count: int, *, uri: SessionUri = URI, seed: int = 0) -> list[Receipt]:
     """Versions of one session, each 256 tokens longer than the last."""
-    return sleep_each(store, *(256 * number for number in range(1, count + 1)), uri=uri, seed=seed)
+    return making.sleep_each(store, *(256 * number for number in range(1, count + 1)), uri=uri, seed=seed)
 
 
 def require_all(store: Store, count: int, *, uri: SessionUri = URI, seed: int = 0) -> None:
@@ -104,9 +78,9 @@ def test_a_pack_that_is_mostly_unneeded_is_written_anew_with_its_blocks_alone(st
     after = sum(path.stat().st_size for path in Path(store.path, "packs").iterdir())
     assert kinds(report) == ["rewrite"]
     assert before - after == report.bytes_freed - report.bytes_written > 0
-    assert {entry.id for entry in first.entries[1:]} & all_blocks(store) == set()
+    assert {entry.id for entry in first.entries[1:]} & making.all_blocks(store) == set()
     require_awake(store, 600)
-    with reopened(store, anew=True) as store:
+    with making.reopened(store, anew=True) as store:
         require_awake(store, 600)
 
 
@@ -120,7 +94,7 @@ def test_a_session_of_many_packs_comes_to_lie_in_few_in_the_order_of_a_wake(stor
         assert list(file.frames)[: len(made[-1].entries)] == [entry.id for entry in made[-1].entries]
     require_all(store, 5)
     assert store.repack(policy=FEW).actions == ()
-    with reopened(store, anew=True) as store:
+    with making.reopened(store, anew=True) as store:
         require_all(store, 5)
 
 
@@ -136,7 +110,7 @@ def test_a_repack_of_one_session_leaves_the_packs_of_others(store: Store) -> Non
 
 def test_what_forks_share_is_not_joined(store: Store) -> None:
     base = sleep(store, 1280)
-    forks = sleep_each(store, *(1280 + 256 * number for number in range(1, 5)), uri=FORK_URI, before=base)
+    forks = making.sleep_each(store, *(1280 + 256 * number for number in range(1, 5)), uri=FORK_URI, before=base)
     shared = packs_of(store, base)
     report = store.repack(policy=RepackPolicy(max_packs=1))
     assert kinds(report) == ["rewrite"]
@@ -164,7 +138,7 @@ def test_a_sleep_that_refers_to_a_block_meanwhile_keeps_it(store: Store) -> None
     def again() -> None:
         sleep(store, 512, uri=FORK_URI)
 
-    with meanwhile(repacking, "plan_repack", again, after=True):
+    with making.meanwhile(repacking, "plan_repack", again, after=True):
         store.repack()
     require_awake(store, 512, uri=FORK_URI)
 
@@ -178,7 +152,7 @@ def test_a_sleep_that_refers_to_what_a_rewrite_leaves_out_keeps_the_old_pack(sto
     def again() -> None:
         sleep(store, 600, uri=FORK_URI)
 
-    with meanwhile(repacking.PackWriter, "finish", again):
+    with making.meanwhile(repacking.PackWriter, "finish", again):
         store.repack(policy=CLEARING)
     assert pack.exists()
     require_awake(store, 600, uri=FORK_URI)
@@ -191,15 +165,15 @@ def test_a_manifest_that_goes_missing_meanwhile_stops_every_removal(store: Store
     sleeps(store, 5)
     lost = sleep(store, uri=OTHER_URI, seed=1)
     store.tag(OTHER_URI, 1, "kept")
-    path = manifest_path(store, lost.bundle_id)
+    path = making.manifest_path(store, lost.bundle_id)
     with store.open_session(URI, 5):
         store.delete_version(URI, 5)  # a dead pack
     before = names(store.path)
     good = path.read_bytes()
-    with meanwhile(repacking, "plan_repack", path.unlink, after=True):
+    with making.meanwhile(repacking, "plan_repack", path.unlink, after=True):
         report = store.repack(policy=FEW)
     assert [finding.path for finding in report.problems] == [str(path)]
-    put(path, good)
+    making.put(path, good)
     assert names(store.path) == before
     assert Marks.load(store._core.folder).tagged(OTHER_URI, "kept") == lost.bundle_id
     require_awake(store, 300, uri=OTHER_URI, seed=1)
@@ -207,9 +181,9 @@ def test_a_manifest_that_goes_missing_meanwhile_stops_every_removal(store: Store
 
 def test_a_new_pack_does_not_bring_back_what_was_deleted_meanwhile(store: Store) -> None:
     made = sleeps(store, 5)
-    with meanwhile(repacking.PackWriter, "finish", lambda: store.delete_session(URI)):
+    with making.meanwhile(repacking.PackWriter, "finish", lambda: store.delete_session(URI)):
         store.repack(policy=FEW)
-    assert all_blocks(store).isdisjoint(entry.id for entry in made[-1].entries)
+    assert making.all_blocks(store).isdisjoint(entry.id for entry in made[-1].entries)
     assert names(store.path) == set()
 
 
@@ -221,12 +195,12 @@ def test_a_block_that_lies_twice_is_proven_before_its_other_copy_goes(store: Sto
     sleep(store, 512 + 256, before=twice)
     store.repack(policy=RepackPolicy(max_packs=1))
     assert not pack.exists()
-    put(pack, copy)
+    making.put(pack, copy)
     (new,) = packs_of(store, twice)
     report = store.repack()
     assert [(action.kind, action.path) for action in report.actions] == [("remove", str(pack))]
-    put(pack, copy)
-    spoil(store, twice, 0)  # the new copy: the old one is needed
+    making.put(pack, copy)
+    making.spoil(store, twice, 0)  # the new copy: the old one is needed
     report = store.repack()
     assert report.problems
     require_awake(store, 512, version=1)
@@ -241,8 +215,8 @@ def test_a_pack_whose_other_copies_are_all_damaged_stays_as_it_is(store: Store, 
     copy = pack.read_bytes()
     sleep(store, 900, before=first)
     store.repack(policy=RepackPolicy(max_packs=1))
-    spoil(store, first, *range(4))
-    put(pack, copy)
+    making.spoil(store, first, *range(4))
+    making.put(pack, copy)
     if version == 2:
         store.strip(URI, 1)  # so that of this pack only a part is needed
     store.repack()
@@ -257,14 +231,14 @@ def test_a_copy_is_proven_in_the_file_that_has_its_name_when_the_other_goes(stor
     """Another file, which is damaged, comes in its place. proven: between the proof and the removal."""
     receipt = sleep(store, 300)
     first = pack_of(store, receipt)
-    home, other = sorted([first, copy_pack(store, first)], reverse=True)
+    home, other = sorted([first, making.copy_pack(store, first)], reverse=True)
     block = receipt.entries[0].id
     assert store._core.find_sound(block, but_for=[f"packs/{other.name}"]), "it stays open"
     if proven:
-        with meanwhile(repacking._Repack, "_commit", lambda: swap_spoilt(store, home, block)):
+        with making.meanwhile(repacking._Repack, "_commit", lambda: making.swap_spoilt(store, home, block)):
             store.repack()
     else:
-        swap_spoilt(store, home, block)
+        making.swap_spoilt(store, home, block)
         store.repack()
     require_awake(store, 300)
 
@@ -272,7 +246,7 @@ def test_a_copy_is_proven_in_the_file_that_has_its_name_when_the_other_goes(stor
 def test_a_pack_with_a_damaged_needed_block_is_told_and_left(store: Store) -> None:
     made = sleeps(store, 5)
     bad = pack_of(store, made[0])
-    spoil(store, made[0], 0)
+    making.spoil(store, made[0], 0)
     data = bad.read_bytes()
     report = store.repack(policy=FEW)
     assert [finding.path for finding in report.problems] == [str(bad)]
@@ -280,14 +254,14 @@ def test_a_pack_with_a_damaged_needed_block_is_told_and_left(store: Store) -> No
     assert len(packs_of(store, made[-1])) == 2
     report = store.repack(policy=RepackPolicy(max_packs=1))  # one sound pack is left beside it: nothing to join
     assert ([finding.path for finding in report.problems], report.actions) == ([str(bad)], ())
-    spoil(store, made[0], 0)  # as it was
+    making.spoil(store, made[0], 0)  # as it was
     require_all(store, 5)
 
 
 def test_a_damaged_block_that_nothing_needs_does_not_keep_its_pack(store: Store) -> None:
     made = [sleep(store, 300)]
     made.append(sleep(store, 600, before=made[0]))
-    spoil(store, made[0], 1)
+    making.spoil(store, made[0], 1)
     store.delete_version(URI, 1)
     assert store.repack(policy=CLEARING).problems == ()
     require_awake(store, 600)
@@ -295,8 +269,8 @@ def test_a_damaged_block_that_nothing_needs_does_not_keep_its_pack(store: Store)
 
 def test_an_unreadable_pack_is_told_and_left(store: Store) -> None:
     pack = pack_of(store, sleep(store))
-    flip(pack, 3)
-    with reopened(store, anew=True) as store:
+    making.flip(pack, 3)
+    with making.reopened(store, anew=True) as store:
         report = store.repack()
         assert [finding.path for finding in report.problems] == [str(pack)]
         assert pack.exists()
@@ -308,8 +282,8 @@ def test_strips_of_versions_that_are_gone_go_and_others_stay(store: Store) -> No
     first, second = sleep(store), sleep(store, 400)
     store.strip(URI)
     store._core.index.forget_in_file(store._core.folder, [first.bundle_id])
-    manifest_path(store, first.bundle_id).unlink()
-    with reopened(store, anew=True) as store:
+    making.manifest_path(store, first.bundle_id).unlink()
+    with making.reopened(store, anew=True) as store:
         assert store.opening.unreadable == ()
         report = store.repack()
         assert "unmark" in kinds(report)
@@ -319,7 +293,7 @@ def test_strips_of_versions_that_are_gone_go_and_others_stay(store: Store) -> No
 def test_leftovers_of_unfinished_writes_go(store: Store) -> None:
     Path(store.path, "damaged").mkdir(mode=0o700)
     for top in ("", "versions", "packs", "damaged"):
-        put(Path(store.path, top, "0123456789abcdef.tmp"), b"torn")
+        making.put(Path(store.path, top, "0123456789abcdef.tmp"), b"torn")
     assert store.repack(dry_run=True).bytes_freed == 16
     assert store.repack().bytes_freed == 16
     assert names(store.path) == set()
@@ -329,14 +303,14 @@ def test_what_a_client_handed_over_and_nobody_took_goes_after_a_day(store: Store
     incoming = Path(store.path, "incoming")
     incoming.mkdir(mode=0o700)
     for name, hours in (("a" * 64 + ".mvb", 25), ("b" * 64 + ".mvb", 23), ("notes.txt", 25)):
-        put(incoming / name, b"12345")
+        making.put(incoming / name, b"12345")
         os.utime(incoming / name, (time.time() - hours * 3600,) * 2)
     assert store.repack(dry_run=True).bytes_freed == store.repack().bytes_freed == 5
     assert sorted(path.name[0] for path in incoming.iterdir()) == ["b", "n"]
 
 
 def test_cold_packs_are_compressed_once_and_warm_ones_never(store: Store) -> None:
-    receipt = sleep_planes(store, URI, compressed=False)
+    receipt = making.sleep_planes(store, URI, compressed=False)
     (pack,) = packs_of(store, receipt)
     assert store.repack(policy=RepackPolicy(cold_after_seconds=3600)).actions == ()
     report = store.repack(policy=RepackPolicy(cold_after_seconds=0))
@@ -344,7 +318,7 @@ def test_cold_packs_are_compressed_once_and_warm_ones_never(store: Store) -> Non
     assert packs_of(store, receipt) != [pack]
     assert report.bytes_written < report.bytes_freed
     with store.open_session(URI) as reader:
-        assert bytes(reader.read_slot(reader.entries[0], 0)) == PLANES_BYTES[0]
+        assert bytes(reader.read_slot(reader.entries[0], 0)) == making.PLANES_BYTES[0]
     assert store.repack(policy=RepackPolicy(cold_after_seconds=0)).actions == ()
     sleep(store, uri=OTHER_URI)  # nothing in it shrinks
     assert store.repack(policy=RepackPolicy(cold_after_seconds=0)).actions == ()
@@ -355,7 +329,7 @@ def test_a_full_disk_ends_a_repack_and_leaves_the_store_as_it_was(
 ) -> None:
     sleeps(store, 5)
     before = names(store.path)
-    monkeypatch.setattr(repacking.PackWriter, "finish", refusing(NoSpace("No room.")))
+    monkeypatch.setattr(repacking.PackWriter, "finish", making.refusing(NoSpace("No room.")))
     report = store.repack(policy=FEW)
     assert [finding.code for finding in report.problems] == [NoSpace.code]
     assert names(store.path) == before
@@ -415,7 +389,7 @@ def test_a_pack_that_the_system_does_not_remove_is_told_and_goes_later(
 ) -> None:
     sleeps(store, 5)
     with monkeypatch.context() as patched:
-        patched.setattr(StoreFolder, "remove", refusing(StoreIoError("The system refused.")))
+        patched.setattr(StoreFolder, "remove", making.refusing(StoreIoError("The system refused.")))
         report = store.repack(policy=FEW)
     assert [finding.code for finding in report.problems] == [StoreIoError.code]
     require_all(store, 5)
@@ -434,7 +408,7 @@ def test_a_repack_empties_the_folder_of_a_store_that_was_carried_over(store_path
         require_awake(store, 900, **SMALL)
         require_awake(store, 600, version=1, **SMALL)
         require_awake(store, 512, uri=FORK_URI, **SMALL)
-    with reopened(store, anew=True) as store:
+    with making.reopened(store, anew=True) as store:
         require_awake(store, 900, **SMALL)
 
 
@@ -445,7 +419,7 @@ def test_a_version_that_is_deleted_behind_the_look_is_not_missing(store: Store, 
     for uri in (OTHER_URI, FORK_URI):
         sleep(store, uri=uri, seed=2)
     at = 2 if what == "forget" else 1  # the first look of a forget is its delete's, and nothing comes between
-    delete = meanwhile(Needs, "now", lambda: store.delete_session(OTHER_URI), at=at)
+    delete = making.meanwhile(Needs, "now", lambda: store.delete_session(OTHER_URI), at=at)
     with Store.open(store.path, writable=False) as beside, delete:
         if what == "forget":
             report = store.forget(FORK_URI)
@@ -456,7 +430,7 @@ def test_a_version_that_is_deleted_behind_the_look_is_not_missing(store: Store, 
 
 def test_turns_that_a_daemon_has_covered_meanwhile_tell_a_dry_run_of_no_missing_version(store: Store) -> None:
     sleep(store)
-    store.acknowledge([turn(store, 5)])
+    store.acknowledge([making.turn(store, 5)])
     with Store.open(store.path, writable=False) as beside:
         sleep(store, 600)
         store.delete_version(URI, 1)
@@ -471,7 +445,7 @@ def test_a_lost_block_is_still_lost_and_nothing_else(store: Store) -> None:
     store.repack(policy=RepackPolicy(max_packs=2))
     with pytest.raises(BlockMissing):
         require_awake(store, 1280)
-    put(pack, data)
+    making.put(pack, data)
     require_all(store, 5)
 
 
@@ -482,10 +456,10 @@ def test_a_copy_of_which_the_header_alone_was_read_takes_no_pack_away(store: Sto
     wanted, other = sleep(store, 512, seed=1), sleep(store, 256, uri=OTHER_URI, seed=9)
     store.export_session(URI, None, tmp_path / "exported")
     sound = pack_of(store, wanted)
-    joined = copy_blocks(store, [entry.id for entry in (*other.entries, *wanted.entries)])
-    mark_stripped(store, wanted)
-    spoil_frame(joined, frame_in(joined, wanted.entries[0].id))
-    store = reopened(store)
+    joined = making.copy_blocks(store, [entry.id for entry in (*other.entries, *wanted.entries)])
+    making.mark_stripped(store, wanted)
+    making.spoil_frame(joined, making.frame_in(joined, wanted.entries[0].id))
+    store = making.reopened(store)
     real, uri = repacking._Repack._try, URI if how == "import" else FORK_URI
     done: list[Receipt] = []
 

@@ -26,24 +26,7 @@ from torpor.memvid.writing.removal import remove_unneeded
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.cut_off import stores_cut_off
 from torpor.tests.memvid.format_1_stores import CASES, SMALL, bundle_of
-from torpor.tests.memvid.store_making import (
-    FORK_URI,
-    HEIR_URI,
-    OTHER_URI,
-    URI,
-    copy_pack,
-    flip,
-    in_pieces,
-    manifest_path,
-    meanwhile,
-    names,
-    pack_of,
-    refusing,
-    reopened,
-    require_awake,
-    rotate,
-    sleep,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, flip, manifest_path, names, pack_of, require_awake, sleep
 
 
 def kinds(report: MaintenanceReport) -> list[str]:
@@ -124,7 +107,7 @@ def test_sound_frames_of_a_damaged_pack_are_copied_and_the_version_is_told_as_wh
 def test_frames_that_are_sound_elsewhere_are_not_copied(store: Store) -> None:
     receipt = sleep(store, 700)
     pack = pack_of(store, receipt)
-    copy_pack(store, pack)
+    making.copy_pack(store, pack)
     flip(pack, -1)
     report = store.repair()
     assert (kinds(report), problems(report), report.bytes_written) == (["move"], [], 0)
@@ -134,7 +117,7 @@ def test_frames_that_are_sound_elsewhere_are_not_copied(store: Store) -> None:
 def test_a_frame_whose_other_copy_is_damaged_is_copied(store: Store) -> None:
     receipt = sleep(store, 700)
     pack = pack_of(store, receipt)
-    first, second = sorted([pack, copy_pack(store, pack)])
+    first, second = sorted([pack, making.copy_pack(store, pack)])
     flip(first, -1)
     making.spoil_frame(second, making.frame_in(second, receipt.entries[1].id))
     assert store.repair().problems == ()
@@ -145,9 +128,9 @@ def test_a_frame_whose_other_copy_is_damaged_is_copied(store: Store) -> None:
 def test_what_was_read_in_a_file_says_nothing_of_another_one_that_takes_its_place(store: Store) -> None:
     receipt = sleep(store, 600)
     pack = pack_of(store, receipt)
-    other = copy_pack(store, pack)
+    other = making.copy_pack(store, pack)
     flip(pack, -1)
-    with meanwhile(mending.Mending, "_written", lambda: making.swap_spoilt(store, other, receipt.entries[0].id)):
+    with making.meanwhile(mending.Mending, "_written", lambda: making.swap_spoilt(store, other, receipt.entries[0].id)):
         assert kinds(store.repair()) == ["copy", "move"]
     require_awake(store, 600)
 
@@ -236,7 +219,7 @@ def test_a_pack_of_a_later_version_stays(store: Store) -> None:
 
 def test_a_block_whose_other_copy_goes_meanwhile_is_copied_after_all(store: Store) -> None:
     first = pack_of(store, sleep(store, 700))
-    second = copy_pack(store, first)
+    second = making.copy_pack(store, first)
     flip(first, -1)
     with making.meanwhile(mending.Mending, "_is_covered", second.unlink):
         report = store.repair()
@@ -253,9 +236,9 @@ MIXED = [(SessionUri("mixed", f"s{number}"), number) for number in range(3)]
 def mixed_up(store: Store, kind: str, count: int = 3) -> None:
     receipts = [sleep(store, 300, uri=uri, seed=seed) for uri, seed in MIXED]
     if kind == "packs":
-        rotate([pack_of(store, receipt) for receipt in receipts[:count]])
+        making.rotate([pack_of(store, receipt) for receipt in receipts[:count]])
     else:
-        rotate([manifest_path(store, receipt.bundle_id) for receipt in receipts[:count]])
+        making.rotate([manifest_path(store, receipt.bundle_id) for receipt in receipts[:count]])
 
 
 def require_mixed(store: Store) -> None:
@@ -268,7 +251,7 @@ def require_mixed(store: Store) -> None:
 @pytest.mark.parametrize("kind", ["packs", "manifests"])
 def test_files_under_each_others_names_are_healed(store: Store, kind: str, count: int) -> None:
     mixed_up(store, kind, count)
-    with reopened(store, anew=True) as again:
+    with making.reopened(store, anew=True) as again:
         assert problems(again.repair()) == []
         require_mixed(again)
         assert again.repair().actions == ()
@@ -287,7 +270,7 @@ def test_a_manifest_from_a_source_takes_no_other_ones_place(store: Store, backup
     shutil.copytree(store.path, backup)
     names_of_backup = [backup / "versions" / manifest_path(store, each.bundle_id).name for each in (first, second)]
     names_of_backup[1].unlink()
-    rotate([manifest_path(store, each.bundle_id) for each in (first, second)])
+    making.rotate([manifest_path(store, each.bundle_id) for each in (first, second)])
     assert problems(store.repair(sources=[backup])) == []
     require_awake(store, 300)
     require_awake(store, 300, uri=OTHER_URI, seed=2)
@@ -303,9 +286,9 @@ def test_a_manifest_is_found_by_its_digest_whatever_its_name(store: Store, backu
 
 def test_a_block_in_pieces_is_put_together_before_its_packs_move(store: Store) -> None:
     receipt = sleep(store, 700)
-    in_pieces(store, receipt)
+    making.in_pieces(store, receipt)
     require_awake(store, 700)
-    with mock.patch.object(durable.TempFile, "append", refusing(errors.NoSpace("full"))):
+    with mock.patch.object(durable.TempFile, "append", making.refusing(errors.NoSpace("full"))):
         with pytest.raises(errors.NoSpace):
             store.repair()
         require_awake(store, 700)
@@ -319,7 +302,7 @@ def test_a_block_in_pieces_is_put_together_before_its_packs_move(store: Store) -
 
 def test_pieces_in_packs_without_a_directory_and_in_sources_are_put_together(store: Store, backup: Path) -> None:
     receipt = sleep(store, 700)
-    other = in_pieces(store, receipt)
+    other = making.in_pieces(store, receipt)
     flip(other, -1)
     shutil.copytree(store.path, backup)
     assert problems(store.repair()) == []
@@ -378,7 +361,7 @@ def test_a_manifest_that_the_index_does_not_tell_of_comes_back_from_a_source(
         store.tag(URI, 1, "good")
     shutil.copytree(store.path, backup)
     manifest_path(store, receipt.bundle_id).unlink()
-    with reopened(store, anew=True) as again:
+    with making.reopened(store, anew=True) as again:
         (told,) = again.repair().problems
         assert str(manifest_path(store, receipt.bundle_id)) in told.message
         assert told in again.verify(deep=False).findings
@@ -386,7 +369,7 @@ def test_a_manifest_that_the_index_does_not_tell_of_comes_back_from_a_source(
         report = again.repair(sources=[backup])
         assert (kinds(plan), problems(plan)) == (kinds(report), problems(report)) == (["copy"], [])
         require_awake(again, 300, version=1)
-    with reopened(again) as again:
+    with making.reopened(again) as again:
         assert making.ledger(again) == making.token_ids(0, 305 if told_by == "turns" else 300)
 
 
@@ -394,7 +377,7 @@ def test_a_version_that_was_deleted_and_has_its_tag_still_does_not_come_back(sto
     sleep(store)
     store.tag(URI, 1, "good")
     shutil.copytree(store.path, backup)
-    with mock.patch.object(Marks, "save", refusing(errors.NoSpace("The disk is full."))):
+    with mock.patch.object(Marks, "save", making.refusing(errors.NoSpace("The disk is full."))):
         store.delete_session(URI)
     assert kinds(store.repair(sources=[backup])) == []
     assert store.find_session(URI) is None
@@ -416,14 +399,14 @@ def test_a_session_that_is_forgotten_meanwhile_does_not_come_back(
         store.strip(making.FORK_URI)
     shutil.copytree(store.path, backup)
     if how == "in pieces":
-        in_pieces(store, receipt)
+        making.in_pieces(store, receipt)
     elif how == "damaged":
         flip(pack_of(store, receipt), -1)
     else:
         pack_of(store, receipt).unlink()
     if how == "damaged" and name == "_write_pack":
         owner, name = mending.Mending, "_written"
-    with meanwhile(owner, name, lambda: store.forget(URI)):
+    with making.meanwhile(owner, name, lambda: store.forget(URI)):
         store.repair(sources=[backup])
     keys = making.expected(300)[0][0]
     assert [file for file in Path(store.path, "packs").iterdir() if keys in file.read_bytes()] == []
@@ -550,13 +533,13 @@ def test_lost_marks_come_from_a_backup_as_far_as_the_store_has_their_versions(
 ) -> None:
     """A tag of what was deleted since would bring it back. A strip of what is whole again would let it go."""
     first = sleep(store)
-    for uri, seed in ((OTHER_URI, 2), (FORK_URI, 3), (HEIR_URI, 4)):
+    for uri, seed in ((OTHER_URI, 2), (making.FORK_URI, 3), (making.HEIR_URI, 4)):
         sleep(store, uri=uri, seed=seed)
     store.tag(URI, 1, "first")
     store.pin(OTHER_URI, 1)
-    exported = store.export_session(FORK_URI, 1, tmp_path / "fork.mvb").path
-    store.strip(FORK_URI, 1)
-    store.strip(HEIR_URI, 1)
+    exported = store.export_session(making.FORK_URI, 1, tmp_path / "fork.mvb").path
+    store.strip(making.FORK_URI, 1)
+    store.strip(making.HEIR_URI, 1)
     store.backup(tmp_path / "backup")
     store.delete_session(OTHER_URI)
     store.import_file(exported)
@@ -571,9 +554,9 @@ def test_lost_marks_come_from_a_backup_as_far_as_the_store_has_their_versions(
     assert (kinds(report), report.problems) == (["rewrite", "copy"], ())
     assert {uri: of.bundle_ids for uri, of in Marks.load(store._core.folder).sessions.items()} == {
         URI: {first.bundle_id},
-        HEIR_URI: {making.id_of(store, HEIR_URI)},
+        making.HEIR_URI: {making.id_of(store, making.HEIR_URI)},
     }
-    assert store.marks(HEIR_URI).stripped
+    assert store.marks(making.HEIR_URI).stripped
     assert store.verify(deep=True).findings == ()
     require_awake(store, 300)
 
@@ -603,7 +586,7 @@ def hurt(store: Store) -> Receipt:
     receipt = sleep(store, 700)
     flip(pack_of(store, receipt), -1)
     other = pack_of(store, sleep(store, 300, uri=OTHER_URI, seed=2))
-    copy_pack(store, other)
+    making.copy_pack(store, other)
     flip(other, -1)
     flip(Path(store.path, "marks.json"), 30)
     return receipt

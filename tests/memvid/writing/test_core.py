@@ -22,18 +22,7 @@ from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.removal import remove_unneeded
 from torpor.tests.memvid import store_making as making
-from torpor.tests.memvid.store_making import (
-    FORK_URI,
-    OTHER_URI,
-    URI,
-    contents,
-    expected,
-    manifest_path,
-    pack_of,
-    packs_of,
-    require_awake,
-    sleep,
-)
+from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, expected, pack_of, packs_of, require_awake, sleep
 
 Chain = tuple[Receipt, Receipt]
 
@@ -57,7 +46,7 @@ def move(store: Store, receipt: Receipt, *, removing: bool = True) -> Path:
 def put_back(store: Store) -> Iterator[Store]:
     """An open store whose newest manifest was missing at the opening, and untold, and is back now."""
     first = sleep(store, 300)
-    with making.away(manifest_path(store, sleep(store, 600, before=first).bundle_id)):
+    with making.away(making.manifest_path(store, sleep(store, 600, before=first).bundle_id)):
         opened = making.reopened(store, anew=True)
         assert [row.version for row in opened.versions(URI)] == [1]
     with opened:
@@ -92,7 +81,7 @@ def test_an_import_takes_no_name_whose_version_was_put_back(store: Store, store_
     with Store.open(store_path.parent / "second", writable=True) as second:
         sleep(second, 300, seed=8)
         second.export_session(URI, 1, exported)
-    with making.away(manifest_path(store, sleep(store, 300).bundle_id)):
+    with making.away(making.manifest_path(store, sleep(store, 300).bundle_id)):
         opened = making.reopened(store, anew=True)
         assert opened.index.find(URI) is None
     with opened, pytest.raises(errors.NameTaken):
@@ -121,7 +110,8 @@ def mixed_up(store: Store, kind: str) -> tuple[Path, bytes]:
     first, second = sleep(store), sleep(store, uri=OTHER_URI, seed=2)
     store.export_session(URI, None, Path(store.path).parent / "first")
     paths = [
-        pack_of(store, each) if kind == "pack" else manifest_path(store, each.bundle_id) for each in (first, second)
+        pack_of(store, each) if kind == "pack" else making.manifest_path(store, each.bundle_id)
+        for each in (first, second)
     ]
     os.replace(paths[1], paths[0])
     return paths[0], paths[0].read_bytes()
@@ -133,7 +123,7 @@ def test_a_file_under_the_name_of_a_new_one_gives_way_and_is_kept(store: Store, 
     if how == "import":
         store.import_file(Path(store.path).parent / "first")
     else:
-        sleep(store, uri=FORK_URI)
+        sleep(store, uri=making.FORK_URI)
     assert damaged(store) == {path.name: content}
     require_awake(store, 300)
     assert store.repair().problems == ()

@@ -8,17 +8,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from torpor.memvid import errors
 from torpor.memvid.disk import durable
-from torpor.memvid.errors import (
-    PUT_BACK,
-    BundleMissing,
-    CorruptMarks,
-    MarkNotFound,
-    MarksLost,
-    NoSpace,
-    SessionNotFound,
-    StoreIoError,
-)
+from torpor.memvid.errors import PUT_BACK, BundleMissing, CorruptMarks, MarkNotFound, NoSpace, SessionNotFound
 from torpor.memvid.folder import marks
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks, SessionMarks
@@ -27,18 +19,8 @@ from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.operations import set_mark
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
-from torpor.tests.memvid.store_making import (
-    OTHER_URI,
-    URI,
-    id_of,
-    manifest_path,
-    names,
-    put,
-    refusing,
-    reopened,
-    require_awake,
-    sleep,
-)
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import OTHER_URI, URI, id_of, manifest_path, names, put, refusing, reopened, sleep
 
 
 @pytest.fixture
@@ -142,14 +124,14 @@ def test_without_marks_what_needs_them_is_refused_and_nothing_goes(
     marks, before = store_path / "marks.json", names(store_path)
     good = marks.read_bytes()
     marks.write_bytes(b"{}") if how == "damaged" else marks.unlink()
-    refusal = (CorruptMarks, "torpor repair") if how == "damaged" else (MarksLost, "--move")
+    refusal = (CorruptMarks, "torpor repair") if how == "damaged" else (errors.MarksLost, "--move")
     with pytest.raises(refusal[0], match=refusal[1]):
         ask(three)
     three.repack(policy=CLEARING)
     assert names(store_path) == before
     assert three.resolve_version("agent@2").version == 2
     assert three.resolve_version("agent").version == 4
-    require_awake(three, 10, version=1)
+    making.require_awake(three, 10, version=1)
     put(marks, good)
     assert set(three.marks(URI).tags) == {"first"}
 
@@ -234,7 +216,7 @@ def test_a_version_that_only_a_tag_or_a_pin_tells_of_is_missing(three: Store, ve
         assert store.verify(deep=True).findings == ()
     with reopened(store) as store:
         assert store.opening.unreadable == ()
-        require_awake(store, 10 * version, version=version)
+        making.require_awake(store, 10 * version, version=version)
 
 
 @pytest.mark.parametrize("how", ["always", "from the second look on"])
@@ -242,7 +224,7 @@ def test_while_the_system_does_not_read_the_marks_no_pack_goes(
     store: Store, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """A tag may tell of a version that is missing with the index."""
-    receipt, real, refuse = sleep(store), marks.read_small, refusing(StoreIoError("EMFILE"))
+    receipt, real, refuse = sleep(store), marks.read_small, refusing(errors.StoreIoError("EMFILE"))
     store.tag(URI, 1, "good")
     manifest = manifest_path(store, receipt.bundle_id)
     good = manifest.read_bytes()
@@ -255,7 +237,7 @@ def test_while_the_system_does_not_read_the_marks_no_pack_goes(
         assert [finding.code for finding in report.problems] == ["store_io" if how == "always" else "bundle_missing"]
         put(manifest, good)
         again._core.look_again()
-        require_awake(again, 300)
+        making.require_awake(again, 300)
 
 
 def test_a_tag_and_a_pin_of_a_missing_version_are_taken_away(three: Store) -> None:
