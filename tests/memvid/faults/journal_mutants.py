@@ -129,7 +129,7 @@ _RECORDS: Final = _by_test(
                 "format.journal", "Key.record_at", "is_void = _distance", "is_void = mark != _TURN"
             ),
         },
-        f"{_FOLDER}test_every_cut_of_a_journal_costs_what_stood_behind_it_and_is_told": {
+        f"{_FORMAT}test_every_cut_is_told_and_costs_what_stood_behind_it": {
             "a journal that was cut off behind a record is not told": Edit(
                 "format.journal", "scan", "yield Found(place, place)"
             ),

@@ -774,16 +774,6 @@ def test_a_flipped_bit_in_any_byte_of_a_journal_costs_one_record_at_most_and_is_
         assert told, byte
 
 
-def test_every_cut_of_a_journal_costs_what_stood_behind_it_and_is_told(folder: StoreFolder) -> None:
-    data, ends = history(folder)
-    for size_bytes in range(len(data)):
-        file_of(folder).write_bytes(data[:size_bytes])
-        whole = [number for number in range(len(HISTORY)) if ends[number + 1] <= size_bytes]
-        found, told = look(folder)
-        assert found == last_of(whole), size_bytes
-        assert told or size_bytes > ends[-1], size_bytes
-
-
 def test_after_damage_the_next_record_is_written_into_a_new_file(folder: StoreFolder, faults: Faults) -> None:
     _, ends = history(folder)
     flip(file_of(folder), ends[1] + 9)
