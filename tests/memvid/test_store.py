@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -333,17 +333,6 @@ def test_a_path_that_no_file_can_have_is_refused_by_all_who_take_one(store: Stor
             ask()
         str(refusal.value.details["path"]).encode()
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
-
-
-def test_a_store_that_is_closed_while_it_takes_a_sleep_keeps_nothing_of_it(store: Store) -> None:
-    def closing() -> Iterator[BlockDraft]:
-        yield span(0, 256)
-        store.close()
-        yield span(256, 44)
-
-    with pytest.raises(errors.StoreClosed):
-        write(store, closing(), 300)
-    assert not [name for name in names(store.path) if name.endswith(".tmp")]
 
 
 def test_a_store_and_its_files_are_private(store: Store) -> None:

@@ -126,7 +126,7 @@ def test_what_a_refused_sleep_wrote_counts_for_the_day(store_path: Path) -> None
         written = store.index.written_on(utc_day(time.time_ns()))
         assert 16_000 < written <= 40_000
         assert store.find_session(URI) is None
-        assert not list(store_path.rglob("*.tmp"))
+        assert (names(store_path), list(store_path.rglob("*.tmp"))) == (set(), [])
 
 
 def test_the_disk_keeps_free_what_it_should(store_path: Path) -> None:

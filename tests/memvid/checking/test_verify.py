@@ -120,34 +120,6 @@ def test_damaged_padding_is_a_finding_of_the_pack_alone(store: Store) -> None:
     assert (codes(report), report.damaged) == (["corrupt_block"], ())
 
 
-@pytest.mark.parametrize("at", [3, 40, 70, -1])
-def test_a_damaged_manifest_is_told_with_its_version(store: Store, at: int) -> None:
-    receipt = sleep(store)
-    path = manifest_path(store, receipt.bundle_id)
-    flip(path, at)
-    for uri in (None, URI):
-        report = store.verify(uri, deep=False)
-        assert whole(report) == [(1, 0)]
-        assert report.findings[0].path == str(path)
-        assert f"torpor rm {URI}@1" in report.findings[0].message
-    with making.reopened(store, anew=True) as again:
-        (finding,) = again.verify(deep=False).findings
-        assert (finding.path, "it may be the newest of a session" in finding.message) == (str(path), True)
-
-
-def test_a_missing_manifest_is_told_while_the_index_knows_of_it(store: Store) -> None:
-    receipt = sleep(store)
-    manifest_path(store, receipt.bundle_id).unlink()
-    for uri in (None, URI):
-        report = store.verify(uri, deep=False)
-        assert (codes(report), whole(report)) == (["bundle_missing"], [(1, 0)])
-    with making.reopened(store) as again:
-        assert codes(again.verify(deep=False)) == ["bundle_missing"]
-    making.remove_index(Path(store.path))
-    with Store.open(store.path, writable=True) as again:
-        assert again.verify(deep=True).ok
-
-
 def test_a_manifest_that_says_other_than_the_index_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     receipt = sleep(store)
     row = store.index.find(URI)

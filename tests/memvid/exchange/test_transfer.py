@@ -366,13 +366,16 @@ def test_a_version_that_the_index_does_not_tell_of_comes_back_by_an_import(
             assert len(making.ledger(last)) == 4 * (305 if told_by == "turns" else 600)
 
 
-def test_a_name_whose_manifest_can_be_read_again_is_taken(other: Store, file: Path) -> None:
-    """It was damaged when the store was opened, and was put right since."""
+@pytest.mark.parametrize("how", ["damaged", "missing"])
+def test_a_name_whose_manifest_can_be_read_again_is_taken(other: Store, file: Path, how: str) -> None:
+    """It was damaged or missing when the store was opened, and is there since."""
     first = sleep(other, 600, uri=OTHER_URI, seed=7)
     path = making.manifest_path(other, first.bundle_id)
     good = making.flip(path, 80)
+    if how == "missing":
+        path.unlink()
     with contextlib.closing(making.reopened(other, anew=True)) as again:
-        assert again.find_session(OTHER_URI) is None
+        assert again.index.find(OTHER_URI) is None
         making.put(path, good)
         with pytest.raises(errors.NameTaken):
             again.import_file(file, as_uri=OTHER_URI)

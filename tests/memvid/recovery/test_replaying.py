@@ -366,20 +366,6 @@ def test_turns_are_told_from_those_of_a_version_where_later_blocks_of_their_base
         assert ledger(store) == token_ids(0, 256) + token_ids(256, 5, 3)
 
 
-def test_turns_wait_for_a_file_that_is_gone_with_the_index(path: Path) -> None:
-    """Without the index nothing but the journal tells of the session, and no retired file says that it was deleted."""
-    base = lose_base(path, 9)
-    making.remove_index(path)
-    for _ in range(2):
-        with Store.open(path, writable=True) as store:
-            assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
-            assert [finding.code for finding in store.verify(deep=False).findings] == ["journal_waits"]
-    (path.parent / base.name).rename(base)
-    with Store.open(path, writable=True) as store:
-        assert ledger(store) == token_ids(0, 309)
-        assert store.verify(deep=True).findings == ()
-
-
 def test_a_version_that_is_made_while_turns_wait_does_not_take_their_place(path: Path) -> None:
     """As quantise, or a repair that heals, makes one of an earlier version."""
     base = lose_base(path, 9)
@@ -451,14 +437,19 @@ def test_what_turns_stand_behind_does_not_go_while_their_session_sleeps(
         assert [row.token_count for row in store.versions(OTHER_URI)] == [320]
 
 
-def test_turns_whose_bundle_is_gone_wait_until_it_is_put_back(path: Path) -> None:
+@pytest.mark.parametrize("with_index", [True, False])
+def test_turns_whose_version_is_gone_wait_until_it_is_put_back(path: Path, with_index: bool) -> None:
+    """Without the index nothing but the journal tells of the session."""
     base = lose_base(path, 5, of_other=4)
     for is_repaired in (False, True):
+        if not with_index:
+            making.remove_index(path)
         with Store.open(path, writable=True) as store:
             assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
-            assert "is missing. Put it back" in store.opening.journal[0].message
+            assert "journal_waits" in {finding.code for finding in store.verify(deep=False).findings}
+            assert ("is missing. Put it back" in store.opening.journal[0].message) == with_index
             assert ledger(store, OTHER_URI) == token_ids(0, 4)
-            with pytest.raises(errors.JournalWaits, match="fork an earlier version"):
+            with pytest.raises(errors.JournalWaits, match="fork an earlier version" if with_index else None):
                 store.open_session(URI)
             if not is_repaired:
                 store.repair()
@@ -468,6 +459,7 @@ def test_turns_whose_bundle_is_gone_wait_until_it_is_put_back(path: Path) -> Non
     with Store.open(path, writable=True) as store:
         assert store.opening.journal == ()
         assert ledger(store) == token_ids(0, 305)
+        assert store.verify(deep=True).findings == ()
 
 
 def test_a_session_whose_turns_wait_can_be_deleted(path: Path) -> None:

@@ -76,18 +76,6 @@ def test_a_number_that_was_put_back_is_not_given_again(put_back: Store, has_slep
     assert sleep(put_back, 300, seed=5).version == 3
 
 
-def test_an_import_takes_no_name_whose_version_was_put_back(store: Store, store_path: Path) -> None:
-    exported = store_path.parent / "other.mvb"
-    with Store.open(store_path.parent / "second", writable=True) as second:
-        sleep(second, 300, seed=8)
-        second.export_session(URI, 1, exported)
-    with making.away(making.manifest_path(store, sleep(store, 300).bundle_id)):
-        opened = making.reopened(store, anew=True)
-        assert opened.index.find(URI) is None
-    with opened, pytest.raises(errors.NameTaken):
-        opened.import_file(exported)
-
-
 def test_what_a_store_does_itself_lets_it_list_no_versions(store: Store) -> None:
     sleep(store, 300)
     with mock.patch.object(StoreFolder, "list_versions", making.refusing(AssertionError("a listing"))):
@@ -357,14 +345,17 @@ def test_a_store_whose_flush_failed_changes_nothing_in_closing(store: Store, mon
         require_awake(again, 600, uri=OTHER_URI, seed=1)
 
 
-def test_a_sleep_that_is_under_way_when_the_store_closes_is_not_acknowledged(store: Store) -> None:
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_sleep_that_is_under_way_when_the_store_closes_is_not_acknowledged(store: Store, at: int) -> None:
     def blocks() -> Iterator[BlockDraft]:
-        yield from making.drafts(300)
+        yield from making.drafts(300)[:at]
         store.close()
+        yield from making.drafts(300)[at:]
 
-    with pytest.raises(errors.StoreError):
+    with pytest.raises(errors.StoreClosed):
         making.write(store, blocks(), 300)
     with Store.open(store.path, writable=True) as again:
+        assert again.opening.leftovers_removed == 0
         assert again.find_session(URI) is None
         assert making.names(store.path) == set()
 

@@ -17,7 +17,6 @@ from unittest import mock
 import pytest
 from torpor.memvid import errors
 from torpor.memvid.disk import durable
-from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format import manifest
 from torpor.memvid.format.blocks import BlockDraft, BlockEntry
@@ -70,17 +69,6 @@ def test_the_same_tokens_with_other_bytes_or_under_another_identity_are_another_
     for blocks, identity in ((altered, making.IDENTITY), (drafts(300, seed=1), Identity((("weights", "other"),)))):
         receipt = write(store, OTHER_URI, blocks, 300, identity=identity)
         assert (receipt.blocks_new, receipt.blocks_reused) == (3, 0), "each names the one before it as its parent"
-
-
-def test_a_pack_whose_version_was_deleted_is_referred_to_while_another_needs_it(store: Store) -> None:
-    first = sleep(store, 600)
-    pack = pack_of(store, first)
-    sleep(store, 900, uri=OTHER_URI, before=first)
-    store.delete_session(URI)
-    assert pack.exists()
-    receipt = sleep(store, 600)
-    assert (receipt.blocks_new, receipt.blocks_reused) == (0, 4)
-    require_awake(store, 600)
 
 
 def test_a_block_that_is_in_no_pack_any_more_cannot_be_reused(store: Store) -> None:
@@ -540,14 +528,6 @@ def test_a_compressed_sleep_refers_to_what_lies_there_raw_and_the_other_way_roun
     assert sleep(store, 600, uri=SessionUri("x", "y"), seed=1, **flat).blocks_new == 0
     for uri, seed in ((URI, 0), (OTHER_URI, 0), (making.FORK_URI, 1), (SessionUri("x", "y"), 1)):
         require_awake(store, 600, uri=uri, seed=seed, **flat)
-
-
-def test_a_sleep_refused_by_a_budget_halfway_leaves_nothing(store_path: Path) -> None:
-    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=20_000)) as store:
-        with pytest.raises(errors.BudgetExceeded):
-            sleep(store, 2000, compressed=True)
-        assert names(store_path) == set()
-        sleep(store, 200)
 
 
 # --- the journal

@@ -28,6 +28,8 @@ def test_all_tell_of_a_version_alike(store: Store, tmp_path: Path, damage: str) 
     assert isinstance(raised.value, BundleMissing) == (damage == "missing")
     assert f"version 2 of {URI}" in told
     assert told.endswith(f"{ADVICE} delete the version (`torpor rm {URI}@2`). Until then no pack is removed.")
+    for uri in (None, URI):
+        assert [(one.version, one.whole_up_to) for one in store.verify(uri, deep=False).damaged] == [(2, 0)]
     found = [
         *store.verify(deep=False).findings,
         *store.repack().problems,
