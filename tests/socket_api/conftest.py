@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
-from zlib import crc32
 
 import pytest
 from torpor.socket_api import Client
-from torpor.tests.shares import share
-from torpor.tests.socket_api.both_clients import connected
 from torpor.tests.socket_api.real_daemon import RealDaemon, served, until
 from torpor.tests.socket_api.server_rig import Running, ServerThread, quick, running
 
@@ -40,11 +36,9 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
 
 
 @pytest.fixture
-def torpor(daemon: RealDaemon, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One client at this commit, the other at the next: what both do alike, `client/test_both_clients.py` proves. What
-    it holds is gone at the end."""
-    turn = share() + crc32(request.node.nodeid.encode())
-    with connected(daemon.socket, ("blocking", "awaited")[turn % 2]) as client:
+def torpor(daemon: RealDaemon) -> Iterator[Client]:
+    """The blocking client: what both do alike, `fronts` shows. What it holds is gone at the end."""
+    with Client(daemon.socket) as client:
         yield client
     with Client(daemon.socket) as other:
         until(lambda: other.status().memory.branches_bytes == 0)

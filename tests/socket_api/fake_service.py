@@ -1,4 +1,6 @@
-"""A service without a model, true to the contract of `torpor.daemon.service.Service`.
+"""A service without a model, for what a real one cannot be made to do: hold, stall, fail, or answer as a test wants.
+
+It has no branches; that every verb crosses every front is shown with a real service (`fronts/`).
 
 A token of its language is a number whose text is `t<number> `; what a session generates next follows from its length,
 so answers can be predicted. Generation goes on in steps that tests can hold (`hold`) and watch; nothing sleeps.
@@ -26,7 +28,6 @@ from torpor.errors import TorporError
 from torpor.memvid.answers import Action, DeleteReport, Finding, Lossy, MaintenanceReport, MarkedVersion, VersionInfo
 from torpor.memvid.uri import SessionUri
 from torpor.records import Result
-from torpor.tests.socket_api.fake_branches import FakeBranches
 
 
 class FakeNotFound(TorporError):
@@ -87,8 +88,7 @@ class FakeService(Verbs, Awaiting):
         self.reuses: tuple[reading.Reuse, ...] = ()
         self.problems: tuple[Finding, ...] = ()  # what each operation on the store leaves behind
         self.answers: dict[type[Request], Callable[[Any], Awaitable[Result]]] = {
-            **{verb.request: getattr(self, f"_{name}") for name, verb in VERBS.items() if hasattr(self, f"_{name}")},
-            **FakeBranches(self._create).answers,
+            verb.request: getattr(self, f"_{name}") for name, verb in VERBS.items() if hasattr(self, f"_{name}")
         }
 
     def hold(self) -> None:

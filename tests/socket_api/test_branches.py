@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import numpy as np
@@ -431,28 +430,3 @@ def test_a_kept_branch_outlives_a_crash_and_no_number_does_br17(tmp_path_factory
         assert torpor.show("kept-from-it").info.token_count == 2 * len(PAST)
         assert torpor.tree("s").branch > root
         assert refused(lambda: torpor.branches(root)).details["reason"] == "unknown"
-
-
-@pytest.mark.one_in(1)
-def test_memory_is_counted_exactly_and_ends_at_zero_br24(torpor: Any, name: str) -> None:
-    """Forks, commits, readings and prunes in any order. `test_branches.py` of the daemon does ten thousand."""
-    chance = random.Random(24)
-    root = planted(torpor, name, past=tokens_of(1, 250)).branch
-    for _ in range(40):
-        there = [each.branch for each in torpor.branches(root).branches]
-        chosen = chance.choice(there)
-        match chance.randrange(4):
-            case 0:
-                torpor.branch(chosen, count=chance.randint(1, 3))
-            case 1:
-                torpor.advance(chance.sample(there, min(3, len(there))), max_tokens=chance.randint(1, 9))
-            case 2:
-                torpor.prefill([{"branch": chosen, "tokens": tokens_of(2, chance.randint(1, 40))}])
-            case 3 if chosen != root:
-                torpor.prune([chosen], subtree=True)
-        counted = torpor.status().memory
-        apart = [each.resident_bytes for each in torpor.branches(root).branches]
-        assert max(apart) <= counted.branches_bytes <= sum(apart), "what branches share counts once"
-        assert counted.reserved_bytes == 0
-    torpor.prune([root], subtree=True)
-    assert torpor.status().memory.branches_bytes == 0

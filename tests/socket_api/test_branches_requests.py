@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from torpor.socket_api import Client
 from torpor.socket_api.client.blocking import blocking_link, wait
 from torpor.socket_api.wire.messages import ErrorMessage, ResultMessage
 from torpor.tests.socket_api.branch_rig import DRAWN, PAST, committed, forked, info, next_tokens, planted, refused
-from torpor.tests.socket_api.real_daemon import Asked, RealDaemon, served, tokens_of, until
+from torpor.tests.socket_api.real_daemon import Asked, RealDaemon, served, until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -26,34 +25,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
 def torpor(daemon: RealDaemon) -> Iterator[Client]:
     with Client(daemon.socket) as client:
         yield client
-
-
-@pytest.mark.one_in(1)
-def test_a_commit_that_fails_for_one_of_many_is_none_at_all_br3(daemon: RealDaemon, torpor: Client) -> None:
-    root = planted(torpor, "br3").branch
-    branches = forked(torpor, root, *range(8))
-    torpor.guide(branches[:4], constraint={"regex": "[a-z ]+"})
-    tokens = [each.token for each in torpor.produce(branches).produced]
-    commits = [{"branch": each, "token": token} for each, token in zip(branches, tokens, strict=True)]
-    before = torpor.branches(root), torpor.produce(branches, logprobs=5, logits=True)
-    daemon.doors.fail("network", after=5)
-    assert refused(lambda: torpor.commit(commits)).code == "generation_failed"
-    assert not daemon.doors.is_armed("network")
-    assert (torpor.branches(root), torpor.produce(branches, logprobs=5, logits=True)) == before
-    assert {each.position for each in torpor.commit(commits).branches} == {len(PAST) + 1}
-
-
-def test_a_reading_that_fails_on_its_way_is_none_at_all_br6(daemon: RealDaemon, torpor: Client) -> None:
-    root = planted(torpor, "br6").branch
-    (branch,) = forked(torpor, root, 5)
-    expected, held = next_tokens(torpor, branch), info(torpor, branch)
-    daemon.doors.fail("network", after=2)
-    long = [{"branch": branch, "tokens": tokens_of(6, 300)}]
-    assert refused(lambda: torpor.prefill(long)).code == "generation_failed"
-    assert info(torpor, branch).position == held.position
-    assert torpor.status().memory.reserved_bytes == 0
-    assert next_tokens(torpor, branch) == expected
-    assert torpor.prefill(long).branches[0].position == held.position + 300
 
 
 def test_attempts_of_which_one_fails_leave_no_branch_br29(daemon: RealDaemon, torpor: Client) -> None:
@@ -161,15 +132,3 @@ def test_a_fold_of_a_fold_begins_alike_and_leaves_no_gap_br27(torpor: Client) ->
         assert info(torpor, root.branch).position == root.position + 1
     torpor.create("nothing")
     assert refused(lambda: torpor.fold("nothing", "less", summary="Nothing.")).code == "empty_context"
-
-
-@pytest.mark.one_in(1)
-def test_more_branches_than_the_memory_holds_are_refused_whole(tmp_path: Path) -> None:
-    with served(tmp_path, "--memory-budget", "60MB") as small, Client(small.socket) as torpor:
-        root = planted(torpor, "s").branch
-        before = torpor.branches(root), torpor.status().memory
-        refusal = refused(lambda: torpor.branch(root, count=500))
-        assert refusal.code == "memory_budget_exceeded"
-        assert (torpor.branches(root), torpor.status().memory) == before
-        assert len(torpor.branch(root, count=4).branches) == 4
-        until(lambda: torpor.status().memory.reserved_bytes == 0)

@@ -9,10 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.api.events import ProgressEvent, TokenEvent
-from torpor.daemon.api.reading import Reuse
-from torpor.daemon.api.waking import PartDiffers
-from torpor.records import Result
 from torpor.socket_api import AsyncClient, AsyncTextStream, Client, Sampling, TextStream
 from torpor.socket_api.errors import (
     ApiError,
@@ -59,92 +55,6 @@ def test_both_clients_offer_the_same_verbs_with_the_same_arguments() -> None:
                 assert list(inspect.signature(member).parameters) == list(theirs)
 
 
-def test_the_conversation_of_the_readme_works(client: Any) -> None:
-    agent = client.create("notes", labels=["a"], sampling=Sampling(temperature=0.5, seed=2**64 - 1))
-    assert (agent.session, agent.labels, agent.sampling.seed) == ("torpor://default/notes", ("a",), 2**64 - 1)
-    assert client.append("notes", text="one three five").tokens_added == 3
-    assert list(client.stream_chat("notes", "hello", max_tokens=3)) == ["t4 ", "t5 ", "t6 "]
-    receipt = client.sleep("notes")
-    assert receipt.version == 1
-    woken = client.wake("notes")
-    assert (woken.tokens_prefilled, woken.bundle_id) == (0, receipt.bundle_id)
-    assert [info.name for info in client.list_sessions()] == ["notes"]
-    assert client.show("notes").versions[0].bundle_id == receipt.bundle_id
-    assert client.status().models[0].name == "fake"
-    assert client.delete("notes").versions_deleted == 1
-    assert client.hello.protocol == 1
-
-
-SAID = [{"role": "system", "content": ""}, {"role": "user", "content": "hi"}]
-BUNDLE = "ab" * 32
-ASKED: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-    ("create", ("new",), {"system": "be brief"}),
-    ("append", ("s",), {"tokens": [0, 7, 2**32 - 1]}),
-    ("generate", ("s",), {"max_tokens": 1, "text": "x", "stop": ["END"], "prove": True, "sampling": Sampling(top_k=3)}),
-    ("generate", ("s",), {"max_tokens": 2}),
-    ("chat", ("s", "hi"), {"role": "tool", "priority": "background"}),
-    ("chat", ("made",), {"messages": SAID, "on_divergence": "rewind", "create": True}),
-    ("set", ("s",), {"sampling": Sampling(temperature=0.0)}),  # what its caller named, the defaults too
-    ("maintain", ("prune",), {"session": "s", "keep_last": 3, "keep_days": 7.5, "dry_run": True}),
-    ("maintain", ("repair",), {}),
-    ("maintain", ("repack",), {"session": "s", "cold_after_days": 30}),
-    ("analyse", ("s",), {}),
-    ("analyse", ("s@1",), {"kind": "probe", "labels": ["a", "b"]}),
-    ("stats", ("y",), {"namespace": "default"}),
-    ("warm", (["s"],), {"label": "y", "namespace": "default"}),
-    ("clear", ("y",), {"dry_run": True}),
-    ("why", ("s",), {}),
-    ("fold", ("s", "t"), {"summary": "short", "tail": 2, "labels": ["x"]}),
-    ("fold", ("s", "u"), {"summarise": 9}),
-    ("fork", ("s", "whole"), {}),
-    ("fork", ("s@1", "part"), {"at_token": 1, "labels": ["x"]}),
-    ("load_model", ("fake",), {}),
-    ("unload_model", ("fake",), {}),
-    ("mark", ("s@1",), {"tag": "before", "move": True}),
-    ("mark", ("s",), {"pinned": False}),
-    ("import_bundle", (BUNDLE,), {"session": "other"}),
-    ("plan_wake", ("s",), {"version": 1, "at_token": 7, "strict": True}),
-    ("wake", ("s",), {"strict": True}),
-    ("wake", ("s@1",), {}),
-]
-
-
-def as_it_arrives(verb: str, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """What a call gives each parameter of its verb: lists are tuples then, and a sampling what was named of it."""
-    given = inspect.signature(getattr(Client, verb)).bind(None, *args, **options).arguments
-    kinds: dict[type, Callable[[Any], Any]] = {list: tuple, Sampling: Sampling.named}
-    return {name: kinds.get(type(value), lambda same: same)(value) for name, value in given.items() if name != "self"}
-
-
-def test_what_is_asked_reaches_the_service_as_it_was_given_and_its_answer_comes_back_whole(
-    client: Any, service: FakeService
-) -> None:
-    client.create("s", labels=["y"])
-    client.append("s", text="one two three")
-    client.sleep("s")
-    parted = ("torpor://default/s", 3, 9, 3, 1, "there", "asked", "clock", "Say it later.")
-    service.reuses = (Reuse("append", 1, "none"), Reuse("chat", 2, "diverged", *parted))
-    service.differs = (PartDiffers("mlx", None, "1.2"),)
-    service.sessions["s@1"] = service.sessions["s"]
-    ask, told = service.ask, []
-
-    async def watched(verb: Any, request: Any) -> Any:
-        told.append(await ask(verb, request))
-        return told[-1]
-
-    service.ask = watched  # type: ignore[method-assign]
-    for verb, args, options in ASKED:
-        before = len(service.calls)
-        found = getattr(client, verb)(*args, **options)
-        assert service.calls[before] == (verb, as_it_arrives(verb, args, options))
-        assert isinstance(found, Result)
-        assert found == told[-1], verb
-    client.warm("s")
-    assert service.calls[-1][1] == {"sessions": ("s",)}, "one stands for a list of it"
-    client.chat("s", "hi", stop="END", priority="normal")
-    assert service.calls[-1][1] == {"session": "s", "message": "hi", "stop": ("END",)}
-
-
 def test_a_client_s_namespace_is_that_of_its_bare_names_and_of_what_it_asks_about_many(
     server_thread: ServerThread, kind: str
 ) -> None:
@@ -171,31 +81,20 @@ def test_a_client_s_namespace_is_that_of_its_bare_names_and_of_what_it_asks_abou
             assert {name: given[name] for name in naming if given.get(name)} == expected
 
 
-def test_progress_reaches_the_callback(client: Any) -> None:
-    client.create("s")
-    seen: list[ProgressEvent | TokenEvent] = []
-    client.append("s", tokens=[1, 2, 3], on_event=seen.append)
-    client.sleep("s", on_event=seen.append)
-    client.wake("s", on_event=seen.append)
-    list(client.stream_chat("s", "hi", max_tokens=1, on_event=seen.append))
-    assert [getattr(event, "stage", "token") for event in seen] == [
-        *("prefill", "prefill", "sleep", "wake"),
-        *("prefill", "token"),
-    ]
-
-
 # --- streams
 
 
 def test_a_stream_keeps_its_result_and_other_requests_go_on_beside_it(client: Any) -> None:
     client.create("s")
-    stream = client.stream_generate("s", max_tokens=3)
+    events: list[Any] = []
+    stream = client.stream_chat("s", "hello", max_tokens=3, on_event=events.append)
     with pytest.raises(LocalProtocolError, match="not ended"):
         _ = stream.result
     first = next(stream)
     assert client.show("s").info.name == "s"
-    assert first + "".join(stream) == stream.result.text == "t0 t1 t2 "
+    assert first + "".join(stream) == stream.result.text == "t1 t2 t3 "
     assert list(stream) == []
+    assert [each.kind for each in events] == ["progress", "token", "token", "token"]
 
 
 def test_a_stream_left_early_is_cancelled(client: Any, server_thread: ServerThread, service: FakeService) -> None:
@@ -213,13 +112,6 @@ def test_a_stream_left_early_is_cancelled(client: Any, server_thread: ServerThre
 
 
 # --- failures
-
-
-def test_the_daemons_failure_is_a_remote_error_with_its_code(client: Any) -> None:
-    with pytest.raises(RemoteError, match="no session 'ghost'") as caught:
-        client.show("ghost")
-    assert (caught.value.code, caught.value.details) == ("session_not_found", {"session": "ghost"})
-    client.create("alive")  # the connection goes on
 
 
 def test_wrong_arguments_are_explained_in_a_sentence_before_anything_is_sent(client: Any, service: FakeService) -> None:

@@ -1,28 +1,11 @@
-"""Sessions over HTTP: each row of the table asks its verb, and errors have the status of their code."""
+"""Sessions over HTTP: names in paths, and errors with the status of their code. That each row asks its verb is in
+`tests/socket_api/fronts`."""
 
 from __future__ import annotations
 
 from torpor.daemon.api.verbs import VERBS
 from torpor.socket_api.http.sessions import ROUTES
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread
-
-
-def test_a_session_is_made_listed_shown_slept_woken_forked_and_deleted(server: HttpThread) -> None:
-    made = server.ask("POST", "/v1/sessions", {"session": "a", "labels": ["x"], "sampling": {"seed": 3}}).json
-    assert (made["session"], made["labels"], made["sampling"]["seed"]) == ("torpor://default/a", ["x"], 3)
-    server.service.sessions["a"].tokens += [1, 2]
-    assert server.ask("GET", "/v1/sessions").json["sessions"][0]["name"] == "a"
-    assert server.ask("GET", "/v1/sessions/a").json["info"]["name"] == "a"
-    assert server.ask("POST", "/v1/sessions/a/set", {"sampling": {"temperature": 1}}).json["sampling"]["seed"] == 3
-    assert server.ask("POST", "/v1/sessions/a/save").json["version"] == 1
-    assert server.ask("POST", "/v1/sessions/a/sleep").json["token_count"] == 2
-    assert server.ask("POST", "/v1/sessions/a/wake", {"version": 1}).json["tokens_prefilled"] == 0
-    assert server.ask("POST", "/v1/sessions/a/fork", {"name": "b"}).json["forked_from"]["session"].endswith("a")
-    assert server.ask("POST", "/v1/sessions/a/fold", {"name": "c", "summary": "so"}).json["summary"] == "so"
-    assert server.ask("GET", "/v1/sessions/a/why").json["requests"] == []
-    assert server.ask("DELETE", "/v1/sessions/a").status == 200
-    gone = server.ask("GET", "/v1/sessions/a")
-    assert (gone.status, gone.json["error"]["code"]) == (404, "session_not_found")
 
 
 def test_a_name_in_a_path_may_have_an_encoded_slash(server: HttpThread) -> None:

@@ -6,10 +6,12 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from torpor.daemon.api.branching import BranchesRequest, BranchesResult
+from torpor.daemon.api.branching import BranchesRequest, BranchesResult, BranchInfo
+from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.verbs import VERBS
 from torpor.socket_api.server.dispatch import call
-from torpor.tests.socket_api.fake_branches import ROOT
+
+ROOT = BranchInfo(1, None, (), 3, 3, 0, Sampling(), 0, 0, False, 0, None, 64)
 
 
 def test_what_was_done_is_answered_as_done_gm7() -> None:

@@ -1,0 +1,254 @@
+"""The contract of each verb over every front that has it. What a verb does to a model is proved in tests/daemon; here,
+that each front asks for all of it, and tells all of it (`fronts_rig.py` compares)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.verbs import VERBS
+from torpor.tests.socket_api.fronts.fronts_rig import COVERED, FRONTS, OF_THE_PROCESS, ROUTE_OF, Front, contract
+from torpor.tests.socket_api.real_daemon import tokens_of
+
+PAST = tokens_of(7, 40)
+SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+NOBODY = "nobody"
+DRAWN = Sampling(temperature=0.9, seed=5)
+
+
+@pytest.fixture
+def session(there: Front, name: str) -> str:
+    """A session that has read something, and is labelled with its own name."""
+    there.create(name, sampling=DRAWN, labels=[name])
+    there.append(name, tokens=PAST)
+    return name
+
+
+@pytest.fixture
+def asleep(there: Front, session: str) -> str:
+    """The same, asleep in its first version."""
+    there.sleep(session)
+    return session
+
+
+def test_every_verb_has_a_contract_over_every_front_that_has_it() -> None:
+    for each in FRONTS:
+        assert COVERED[each] == (ROUTE_OF if each == "http" else VERBS).keys() - OF_THE_PROCESS, each
+
+
+# --- sessions
+
+
+@contract("create", "list", "show", "set")
+def test_a_session_is_made_listed_shown_and_set(front: Front, there: Front, name: str) -> None:
+    made = front.create(name, labels=["a"], sampling=Sampling(temperature=0.5, seed=2**64 - 1), durability="none")
+    assert (made.session, made.labels, made.sampling.seed) == (f"torpor://default/{name}", ("a",), 2**64 - 1)
+    assert made in front.list_sessions().sessions
+    assert front.list_sessions("another").sessions == ()
+    assert front.show(name).info == made
+    changed = front.set(name, sampling=Sampling(temperature=0.0), labels=["b"])
+    assert (changed.sampling.temperature, changed.sampling.seed, changed.labels) == (0.0, 2**64 - 1, ("b",))
+    assert there.show(name).info == changed
+    assert front.refusal("create", name) == "session_exists"
+
+
+@contract("sleep", "save", "wake")
+def test_a_session_is_saved_sleeps_and_wakes(front: Front, there: Front, session: str) -> None:
+    assert front.save(session).version == 1
+    there.append(session, tokens=PAST)
+    receipt = front.sleep(session)
+    assert (receipt.version, receipt.token_count) == (2, 80)
+    woken = front.wake(session, strict=True)
+    assert (woken.bundle_id, woken.tokens_prefilled) == (receipt.bundle_id, 0)
+    there.sleep(session)
+    look = front.wake(f"{session}@1")
+    assert (look.version, look.token_count) == (1, 40)
+    there.sleep(session)
+    assert front.wake(session, version=2, at_token=50).token_count == 50
+    assert front.refusal("wake", session, version=1) == "session_awake"
+
+
+@contract("fork", "fold")
+def test_a_session_is_forked_and_folded(front: Front, there: Front, asleep: str) -> None:
+    assert front.fork(asleep, f"{asleep}-whole").token_count == 40
+    part = front.fork(f"{asleep}@1", f"{asleep}-part", at_token=16, labels=["x"])
+    assert (part.token_count, there.show(f"{asleep}-part").info.labels) == (16, ("x",))
+    folded = front.fold(asleep, f"{asleep}-folded", summary="short", tail=4, labels=["y"])
+    assert (folded.summary, folded.tail_tokens) == ("short", 4)
+    assert front.fold(asleep, f"{asleep}-summed", summarise=3).summary
+
+
+@contract("why", "delete")
+def test_a_session_says_why_it_was_read_anew_and_is_deleted(front: Front, there: Front, asleep: str) -> None:
+    there.generate(asleep, text="and so", max_tokens=1)
+    assert [each.verb for each in front.why(asleep).requests] == ["append", "generate"]
+    there.save(asleep)
+    assert front.delete(f"{asleep}@1").versions_deleted == 1
+    assert front.delete(asleep).versions_deleted == 1
+    assert front.refusal("show", asleep) == "session_not_found"
+
+
+@contract("plan_wake", "warm", "stats", "clear")
+def test_sessions_of_a_label_are_planned_warmed_counted_and_cleared(front: Front, there: Front, asleep: str) -> None:
+    plan = front.plan_wake(asleep, version=1, at_token=30, strict=True)
+    assert (plan.already_awake, plan.token_count) == (False, 30)
+    assert [each.hit for each in front.warm([asleep]).sessions] == [False]
+    assert front.warm(asleep).sessions[0].hit, "one stands for a list of it"
+    assert front.warm(label=asleep, namespace="default").sessions[0].info.name == asleep
+    assert front.plan_wake(asleep).already_awake
+    (figures,) = front.stats(asleep, namespace="default").labels
+    assert (figures.label, figures.sessions, figures.tokens) == (asleep, 1, 40)
+    assert front.stats().total.sessions >= 1
+    assert front.clear(asleep, dry_run=True).sessions == (f"torpor://default/{asleep}",)
+    assert there.show(asleep)
+    assert front.clear(asleep, namespace="default").stored_bytes > 0
+    assert there.refusal("show", asleep) == "session_not_found"
+
+
+# --- reading and writing
+
+
+@contract("append", "generate", "chat")
+def test_a_session_reads_and_writes(front: Front, there: Front, name: str) -> None:
+    read = front.append(name, tokens=[0, *PAST, 4095], create=True, labels=["x"])
+    assert (read.tokens_added, there.show(name).info.labels) == (42, ("x",))
+    assert front.append(name, text="one two").token_count > 42
+    assert front.append(name, messages=SAID[1:]).tokens_added
+    there.fork(name, f"{name}-same")
+    asked: dict[str, Any] = {"text": "x", "stop": ["END"], "prove": True, "sampling": Sampling(top_k=3, seed=1)}
+    written = front.generate(name, max_tokens=5, logprobs=2, **asked)
+    assert len(written.logits_blake3) == len(written.tokens) == len(written.logprobs)
+    assert there.generate(f"{name}-same", max_tokens=5, **asked).tokens == written.tokens
+    assert front.generate(name, max_tokens=1, tokens=[5, 6], priority="background").prefilled_tokens >= 2
+    assert front.chat(name, "hi", role="user", max_tokens=2).tokens
+    told = front.chat(f"{name}-told", messages=SAID, on_divergence="rewind", create=True, max_tokens=2, stop="END")
+    assert told.session == f"torpor://default/{name}-told"
+
+
+@contract("append", "generate", "chat")
+def test_what_a_context_cannot_hold_is_refused_with_its_sizes(front: Front, session: str) -> None:
+    assert front.refusal("append", session, tokens=[1] * 9000) == "context_overflow"
+    assert front.refusal("generate", session, max_tokens=9000) == "context_overflow"
+    assert front.refusal("chat", session, "many words " * 9000) == "context_overflow"
+
+
+@contract("converse", "measure", "recall", "disown")
+def test_a_transcript_is_measured_answered_recalled_and_disowned(front: Front, name: str) -> None:
+    answer_id, said = f"{abs(hash(name)):032x}"[-32:], [*SAID, {"role": "user", "content": name}]
+    tools = [
+        {
+            "name": "add",
+            "description": "adds",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        }
+    ]
+    measured = front.measure(name, said, tools=tools)
+    assert (measured.cached_tokens, measured.model) == (0, "demo")
+    answered = front.converse(
+        name,
+        said,
+        tools=tools,
+        max_tokens=3,
+        sampling=Sampling(seed=3),
+        answer_id=answer_id,
+        durable=True,
+        labels=["x"],
+        left_out=["top_a"],
+        checkpoints=[1],
+        keep_awake_s=1.5,
+    )
+    assert answered.token_count == measured.tokens + len(answered.tokens)
+    recalled = front.recall(answer_id=answer_id, namespace="default")
+    assert recalled.messages[-1].answer_id == answer_id
+    assert [each.role for each in front.recall(name).messages] == ["system", "user", "user", "assistant"]
+    assert front.disown(answer_id)
+    assert front.refusal("recall", answer_id=answer_id) == "answer_not_found"
+
+
+# --- the store, and the process
+
+
+@contract("mark", "analyse", "maintain", "import_bundle")
+def test_versions_are_marked_analysed_and_maintained(front: Front, there: Front, asleep: str) -> None:
+    marked = front.mark(f"{asleep}@1", tag="before", move=True)
+    assert (marked.version, marked.tags, marked.pinned) == (1, ("before",), False)
+    assert front.mark(asleep, pinned=True).pinned
+    assert front.mark(asleep, untag="before").tags == ()
+    assert front.analyse(f"{asleep}@1", kind="probe", labels=["a", "b"]).token_count == 40
+    there.append(asleep, tokens=PAST)
+    there.save(asleep)
+    assert front.mark(f"{asleep}@1", pinned=False).version == 1
+    pruned = front.maintain("prune", session=asleep, keep_last=1, dry_run=True).actions
+    assert [each.version for each in pruned if each.session] == [1]
+    more: dict[str, dict[str, Any]] = {"repair": {}, "repack": {"session": asleep, "cold_after_days": 30}}
+    for operation, options in (*more.items(), ("prune", {"session": asleep, "keep_days": 7.5})):
+        assert front.maintain(operation, **options).operation == operation
+    assert front.refusal("import_bundle", "ab" * 32, session=f"{asleep}-other")
+
+
+@contract("status", "load_model", "unload_model")
+def test_the_process_tells_its_state_and_loads_models(front: Front) -> None:
+    assert front.load_model("demo").resident
+    assert [each.name for each in front.status().models] == ["demo"]
+    assert front.refusal("load_model", "other") == front.refusal("unload_model", "other")
+
+
+@contract("unload_model")
+def test_a_model_is_unloaded_and_its_sessions_sleep(front: Front, there: Front, session: str) -> None:
+    assert not front.unload_model("demo").resident
+    assert there.show(session).info.state == "asleep"
+
+
+# --- branches
+
+
+@contract("tree", "branch", "prefill", "produce", "commit", "advance", "guide", "branches", "diverge", "keep")
+def test_branches_grow_from_a_session(front: Front, there: Front, session: str) -> None:
+    root = front.tree(session, priority="background").branch
+    one, other = (each.branch for each in front.branch(root, count=2, seeds=[1, 2]).branches)
+    read = front.prefill([{"branch": one, "text": " and so"}, {"branch": other, "tokens": PAST}]).branches
+    assert read[1].position == 80
+    (drawn,) = front.produce([one], logprobs=3, logits=True).produced
+    assert len(drawn.logits) == 4 * 4096
+    (after,) = front.commit([{"branch": one, "token": drawn.token, "step": drawn.step}]).branches
+    assert after.measured_tokens == 1
+    written = front.advance([one, other], max_tokens=4, stop=["END"], logprobs=1).written
+    assert [each.branch for each in written] == [one, other]
+    bias = [{"token": 9, "bias": 1.5}, {"token": 10}]
+    guided = front.guide([one], sampling=Sampling(top_k=9), logit_bias=bias, steer=bias, constraint={"regex": "a+"})
+    assert (guided.branches[0].biased_tokens, guided.branches[0].constrained) == (2, True)
+    assert not front.guide([one], free=True).branches[0].constrained
+    attempts = front.diverge(other, count=3, max_tokens=2, seeds=[1, 2, 3], by="mean_logprob").attempts
+    assert sum(each.kept for each in attempts) == 1
+    assert {one, other} < {each.branch for each in front.branches(root).branches}
+    assert front.keep(one, f"{session}-kept", labels=["x"], subtree=True).labels == ("x",)
+    positions = {each.branch: each.position for each in front.branches(one).branches}
+    assert there.show(f"{session}-kept").info.token_count == positions[one]
+    assert front.refusal("keep", one, session) == "session_exists"
+    assert front.refusal("produce", [2**62]) == "branch_not_found"
+
+
+@contract("prune", "retain")
+def test_branches_are_pruned_and_one_is_retained(front: Front, session: str) -> None:
+    root = front.tree(session).branch
+    one, other = (each.branch for each in front.branch(root, count=2, seeds=[1, 2]).branches)
+    assert front.refusal("prune", [root]) == "branch_has_children"
+    assert front.prune([other], subtree=True).pruned == (other,)
+    assert front.retain(one).parent is None
+    assert front.prune([one]).pruned == (one,)
+
+
+# --- refusals
+
+
+@contract("show", "set", "sleep", "save", "wake", "fork", "fold", "why", "delete")
+def test_who_asks_for_a_session_that_is_not_there_is_told_so(front: Front) -> None:
+    more: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        "set": ((), {"labels": ["x"]}),
+        "fork": (("new",), {}),
+        "fold": (("new",), {"summary": "x"}),
+    }
+    for verb in ("show", "set", "sleep", "save", "wake", "fork", "fold", "why", "delete"):
+        args, options = more.get(verb, ((), {}))
+        assert front.refusal(verb, NOBODY, *args, **options) == "session_not_found", verb
