@@ -65,6 +65,9 @@ class Job(ABC):
         """Behind a piece that failed: the seconds until the next one may begin."""
         return seconds
 
+    def close(self) -> None:  # noqa: B027 - most jobs hold nothing between two pieces
+        """Let go of what it holds between two pieces: there will be none."""
+
     def look_again(self) -> None:
         """Ask when the next piece is due: something has changed."""
         self._upkeep.look_again(self)
@@ -113,11 +116,12 @@ class SessionJob(Job):
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What a job does. last: when its last piece ended, next: when the next one is due; by the monotonic clock, None:
-    never yet, and not before something changes. failures: of its last pieces, one after the other."""
+    """What a job does. running: what its piece is about, for people; None between two pieces. last: when its last piece
+    ended, next: when the next one is due; by the monotonic clock, None: never yet, and not before something changes.
+    failures: of its last pieces, one after the other."""
 
     name: str
-    is_running: bool
+    running: str | None
     last: float | None
     next: float | None
     failures: int
@@ -150,7 +154,7 @@ class Upkeep:
     def states(self) -> tuple[JobState, ...]:
         """What each job does now."""
         return tuple(
-            JobState(job.name, run.task is not None, run.last, run.next, run.failures)
+            JobState(job.name, job.about() if run.task else None, run.last, run.next, run.failures)
             for job, run in self._runs.items()
         )
 
@@ -162,6 +166,8 @@ class Upkeep:
             run.cancel()
         while tasks := [run.task for run in self._runs.values() if run.task is not None]:
             await asyncio.wait(tasks)
+        for job in self._runs:
+            job.close()
         await self.thread.close()
 
     def _plan(self, job: Job) -> None:

@@ -74,6 +74,7 @@ class Scrub(Job):
         self._left: deque[SessionUri] | None = None
         self._suspects: deque[SessionUri] = deque()
         self._reading: _Reading | None = None
+        self._mending: SessionUri | None = None
         self._not_before = NOW
         self._unmended: set[SessionUri] = set()
         self._sessions = self._bytes_read = self._damaged = 0
@@ -102,6 +103,15 @@ class Scrub(Job):
         if self._reading or self._suspects or self._left or self._left is None:
             return max(self._not_before, now + self._policy.idle_s - self._bus.quiet_s())
         return max(self._not_before, now + self._seconds_to_round())
+
+    def about(self) -> str:
+        if self._mending is not None:
+            return f"heal of {self._mending}"
+        return self.name if self._reading is None else f"{self.name} of {self._reading.uri}"
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.steps.close()
 
     async def piece(self) -> None:
         """Read on, or begin to read, or begin a round."""
@@ -168,11 +178,14 @@ class Scrub(Job):
             self._damaged += 1
             self._bus.publish(DamageFound(uri, found, report.findings[0].code))
         if not report.ok:
+            self._mending = uri
             try:
                 await self._mend(uri, report)
             except ServiceClosed:
                 await self._leave(uri)
                 return
+            finally:
+                self._mending = None
         self._unmended.discard(uri)
         if reading.in_round:
             await self._passed(uri)

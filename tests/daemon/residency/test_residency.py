@@ -682,7 +682,7 @@ async def test_an_idle_session_that_cannot_sleep_stays_and_sleeps_when_it_can(op
 
 async def test_without_an_idle_time_nothing_sleeps_by_itself(rig: Rigged) -> None:
     (state,) = (each for each in rig.service._parts.upkeep.loop.states() if each.name == "idle sleep")
-    assert (state.is_running, state.last, state.next) == (False, None, None)
+    assert (state.running, state.last, state.next) == (None, None, None)
 
 
 async def test_what_the_budget_has_and_the_system_has_not_is_refused_before_it_is_taken(

@@ -1,0 +1,279 @@
+"""The loop of upkeep: a job runs when it is due and never else, rests, is put off when it fails, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any, ClassVar
+
+import pytest
+from torpor.daemon.errors import ServiceClosed
+from torpor.daemon.sleep.upkeep_thread import UpkeepThread
+from torpor.daemon.upkeep import loop
+from torpor.daemon.upkeep.loop import NOW, Job, SessionJob, Upkeep
+from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError
+from torpor.memvid.uri import SessionUri
+from torpor.tests.daemon.session_rig import until
+
+A, B = SessionUri("default", "a"), SessionUri("default", "b")
+request: ContextVar[str] = ContextVar("request", default="none")
+
+
+@asynccontextmanager
+async def running(*kinds: Any) -> Any:
+    upkeep = Upkeep(UpkeepThread())
+    jobs = [kind(upkeep) for kind in kinds]
+    upkeep.start()
+    try:
+        yield upkeep, *jobs
+    finally:
+        await upkeep.close()
+
+
+class Times(Job):
+    """Due at each of some times. seen: when its pieces began; asked: how often it was asked."""
+
+    name: ClassVar = "times"
+
+    def __init__(self, upkeep: Upkeep) -> None:
+        self.times: list[float] = []
+        self.seen: list[float] = []
+        self.asked = 0
+        self.seconds: float | None = None
+        self.error: Exception | None = None
+        self.going_on = asyncio.Event()
+        self.going_on.set()
+        super().__init__(upkeep)
+
+    def due(self) -> float | None:
+        self.asked += 1
+        return min(self.times, default=None)
+
+    async def piece(self) -> float | None:
+        self.times.remove(min(self.times))
+        self.seen.append(time.monotonic())
+        await self.going_on.wait()
+        if self.error is not None:
+            raise self.error
+        return self.seconds
+
+    def at(self, *times: float) -> None:
+        self.times += times
+        self.look_again()
+
+
+class Other(Times):
+    name: ClassVar = "other"
+
+
+class Sessions(SessionJob):
+    """Looks at sessions. bad: at which it fails, with which error."""
+
+    name: ClassVar = "look"
+
+    def __init__(self, upkeep: Upkeep) -> None:
+        self.seen: list[SessionUri] = []
+        self.bad: dict[SessionUri, Exception] = {}
+        super().__init__(upkeep)
+
+    async def look_at(self, uri: SessionUri) -> None:
+        self.seen.append(uri)
+        if uri in self.bad:
+            raise self.bad[uri]
+
+
+async def settled() -> None:
+    await asyncio.sleep(0.03)
+
+
+# --- when
+
+
+async def test_a_piece_begins_when_it_is_due_and_none_is_asked_for_meanwhile() -> None:
+    async with running(Times) as (_, job):
+        now = time.monotonic()
+        job.at(now + 0.1, now + 0.05, NOW)
+        await until(lambda: len(job.seen) == 3)
+        assert all(seen - now >= due for seen, due in zip(job.seen, (0, 0.05, 0.1), strict=True))
+        asked = job.asked
+        await settled()
+        assert job.asked == asked, "nothing is due, so nothing wakes"
+
+
+async def test_before_the_start_and_after_the_end_nothing_begins() -> None:
+    upkeep = Upkeep(UpkeepThread())
+    job = Times(upkeep)
+    job.at(NOW)
+    await settled()
+    assert job.seen == []
+    upkeep.start()
+    await until(lambda: len(job.seen) == 1)
+    await upkeep.close()
+    job.at(NOW)
+    await settled()
+    assert len(job.seen) == 1
+
+
+async def test_what_is_noted_during_a_piece_is_done_behind_it() -> None:
+    async with running(Times) as (_, job):
+        job.going_on.clear()
+        job.at(NOW)
+        await until(lambda: len(job.seen) == 1)
+        job.at(NOW)
+        await settled()
+        assert len(job.seen) == 1, "one piece at a time"
+        job.going_on.set()
+        await until(lambda: len(job.seen) == 2)
+
+
+async def test_a_piece_that_waits_keeps_no_other_job_waiting() -> None:
+    async with running(Times, Other) as (_, waiting, other):
+        waiting.going_on.clear()
+        waiting.at(NOW)
+        other.at(NOW)
+        await until(lambda: len(other.seen) == 1)
+        waiting.going_on.set()
+
+
+async def test_a_job_rests_by_the_time_that_a_piece_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "REST", 10)
+    async with running(Times) as (_, job):
+        job.seconds = 0.01
+        job.at(NOW, NOW)
+        await until(lambda: len(job.seen) == 2)
+        assert job.seen[1] - job.seen[0] >= 0.1
+
+
+async def test_a_piece_runs_for_no_request_also_where_one_has_noted_what_is_due() -> None:
+    seen = []
+
+    class Asks(Sessions):
+        async def look_at(self, uri: SessionUri) -> None:
+            seen.append(request.get())
+            request.set("of the piece before")
+
+    async with running(Asks) as (_, job):
+        request.set("a request")
+        for _ in range(2):
+            job.note(A)
+            await until(lambda: job.due() is None)
+            await settled()
+        request.set("none")
+    assert seen == ["none", "none"]
+
+
+# --- failures
+
+
+async def test_a_piece_that_fails_is_told_and_the_job_put_off_for_longer_each_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop, "AGAIN_S", 0.04)
+    async with running(Times, Other) as (upkeep, job, other):
+        job.error = StoreIoError("No.")
+        job.at(NOW, NOW, NOW)
+        other.at(NOW)
+        with caplog.at_level(logging.WARNING):
+            await until(lambda: len(job.seen) == 3)
+        (state, _) = upkeep.states()
+        assert (state.failures, len(other.seen)) == (3, 1)
+        assert job.seen[1] - job.seen[0] >= 0.04
+        assert job.seen[2] - job.seen[1] >= 0.08
+        job.error = None
+        job.at(NOW)
+        await until(lambda: len(job.seen) == 4 and upkeep.states()[0].failures == 0)
+    assert "times failed, and is tried again in 0.04 s: store_io: No." in caplog.text
+
+
+async def test_a_session_that_fails_comes_again_and_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "AGAIN_S", 3600.0)
+    async with running(Sessions) as (_, job):
+        job.bad[A] = ZeroDivisionError()
+        job.note(A)
+        job.note(B)
+        await until(lambda: job.seen == [A, B])
+        monkeypatch.setattr(loop, "AGAIN_S", 0.01)
+        job.note(A)
+        await until(lambda: job.seen[2:4] == [A, A])
+        del job.bad[A]
+
+
+async def test_without_room_on_the_disk_no_session_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "AGAIN_S", 3600.0)
+    async with running(Sessions) as (_, job):
+        job.bad[A] = NoSpace("full")
+        job.note(A)
+        job.note(B)
+        await until(lambda: job.seen == [A])
+        await settled()
+        assert job.seen == [A]
+
+
+async def test_a_session_that_is_gone_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(Sessions) as (upkeep, job):
+        job.bad[A] = SessionNotFound("gone")
+        job.note(A)
+        job.note(B)
+        await until(lambda: job.seen == [A, B])
+        await until(lambda: upkeep.states()[0].running is None)
+    assert caplog.text == ""
+
+
+# --- state, and the end
+
+
+async def test_its_state_is_a_value() -> None:
+    async with running(Times, Sessions) as (upkeep, times, sessions):
+        times.going_on.clear()
+        times.at(NOW)
+        sessions.note(A)
+        await until(lambda: sessions.seen == [A] and len(times.seen) == 1)
+        await settled()
+        of_times, of_sessions = upkeep.states()
+        assert (of_times.name, of_times.running, of_times.last, of_times.next) == ("times", "times", None, None)
+        assert (of_sessions.running, of_sessions.next, of_sessions.failures) == (None, None, 0)
+        assert of_sessions.last is not None
+        times.going_on.set()
+        due = time.monotonic() + 3600
+        times.at(due)
+        await until(lambda: upkeep.states()[0].next == due)
+
+
+async def test_a_close_waits_for_the_piece_that_runs_and_has_it_stop() -> None:
+    class Long(Sessions):
+        async def look_at(self, uri: SessionUri) -> None:
+            async with self._thread.piece():
+                await self._thread.run(self.work)
+            self.seen.append(uri)
+
+        def work(self) -> None:
+            while not self._thread.must_stop():
+                time.sleep(0.001)
+
+    async with running(Long) as (upkeep, job):
+        job.note(A)
+        await until(lambda: upkeep.states()[0].running == "look of torpor://default/a")
+        job.note(B)
+        await upkeep.close()
+        assert job.seen == [A]
+        with pytest.raises(ServiceClosed):
+            await upkeep.thread.order(int)
+
+
+async def test_a_daemon_that_stops_is_no_failure_of_a_piece(caplog: pytest.LogCaptureFixture) -> None:
+    class Late(Sessions):
+        async def look_at(self, uri: SessionUri) -> None:
+            self.seen.append(uri)
+            async with self._thread.piece():
+                raise AssertionError
+
+    async with running(Late) as (upkeep, job):
+        upkeep.thread.stop()
+        job.note(A)
+        await until(lambda: job.seen == [A])
+        await settled()
+        assert job.seen == [A], "it does not try again and again"
+    assert caplog.text == ""
