@@ -34,11 +34,11 @@ from .memory.loading import Loader, load_first
 from .memory.model_registry import ModelChoice, Shelf
 from .models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME
 from .options.serve_options import ServeOptions
-from .parts.door import Phase
 from .parts.parts import Parts
 from .residency.stopping import Keeping
 from .sleep.orders import LastSleep
 from .tasks.cancellation import to_the_end
+from .tasks.door import Phase
 from .upkeep.scrubbing import ScrubPolicy
 from .verbs import HANDLERS
 

@@ -15,15 +15,14 @@ from typing import Final
 
 from ...errors import TorporError
 from ..api.process import ConfigInfo
-from ..engine.admission import Queue
 from ..events.bus import Bus, code_of
 from ..events.events import ConfigurationRefused, ConfigurationTakenOver
-from ..memory.memory import require_models_fit
+from ..memory.memory import Memory, require_models_fit
 from ..memory.model_registry import Shelf
 from ..models.models import look_at
 from ..options.current import CurrentOptions
 from ..options.serve_options import SERVE_OPTIONS
-from ..residency.residency import Residency
+from ..residency.weights import Weights
 from .settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -50,8 +49,8 @@ class Configuring:
     _settings: Settings
     _current: CurrentOptions
     _shelf: Shelf
-    _residency: Residency
-    _requests: Queue
+    _memory: Memory
+    _weights: Weights
     _bus: Bus
 
     def __post_init__(self) -> None:
@@ -84,9 +83,7 @@ class Configuring:
             try:
                 settings = await asyncio.to_thread(self._file.read)
                 await asyncio.to_thread(self._require_possible, settings)
-                require_models_fit(
-                    self._needed_bytes(settings), settings.options.memory_budget or self._residency.memory.budget
-                )
+                require_models_fit(self._needed_bytes(settings), settings.options.memory_budget or self._memory.budget)
                 await self._apply(settings)
             except Exception as error:  # noqa: BLE001 - the daemon goes on with its settings
                 expected = isinstance(error, TorporError)
@@ -121,10 +118,9 @@ class Configuring:
         options = settings.options
         begun_with = {name: getattr(self._begun_with, name) for name in AT_NEXT_START}
         self._current.now = replace(options, **begun_with)
-        self._requests.limit = options.max_waiting
         if options.memory_budget is not None and options.memory_budget != self._budget:
             self._budget = options.memory_budget
-            await self._residency.resize(options.memory_budget)
+            await self._memory.resize(options.memory_budget)
         for name, choice in settings.models.items():
             known = before.models.get(name)
             if choice.at_start and (known is None or not choice.is_same_model(known)):
@@ -133,7 +129,7 @@ class Configuring:
     def _begin(self, name: str) -> None:
         async def load() -> None:
             try:
-                await self._residency.weights.load(name)
+                await self._weights.load(name)
             except TorporError as error:  # `status` reports it
                 _LOG.warning("Model %r of the configuration is not loaded: %s", name, error.message)
 

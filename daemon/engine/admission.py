@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 from ..api.process import QueueInfo
 from ..api.records import Priority
 from ..errors import EngineBusy
-from ..options.serve_options import ServeOptions
+from ..options.current import CurrentOptions
 
 MOST_STOOD_BACK_S: Final = 30.0
 """For how long in all a background request stands back at most; then it counts as normal."""
@@ -86,11 +86,16 @@ def apart(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
 
 
 class Queue:
-    """The running requests for the engine or memory. limit: how many of them may wait."""
+    """The running requests for the engine or memory."""
 
-    def __init__(self, limit: int = ServeOptions.max_waiting) -> None:
-        self.limit = limit
+    def __init__(self, options: CurrentOptions) -> None:
+        self._options = options
         self._under_way: set[Request] = set()
+
+    @property
+    def limit(self) -> int:
+        """How many of them may wait."""
+        return self._options.now.max_waiting
 
     def info(self) -> QueueInfo:
         """How many wait, and how many may."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -30,7 +30,6 @@ from .memory import Memory, require_models_fit
 from .model_registry import ModelChoice, Place, Shelf
 
 Result = TypeVar("Result")
-Reserve = Callable[[Claim, int], Awaitable[None]]
 _ADVICE = "Serve a smaller model, end other programs on this machine, or put sessions to sleep"
 
 
@@ -70,14 +69,17 @@ class Loader:
 
 
 class Loading:
-    """Gives requests their models. reserve: reserves memory for a claim, or raises."""
+    """Gives requests their models."""
 
-    def __init__(self, shelf: Shelf, memory: Memory, loader: Loader, reserve: Reserve, bus: Bus) -> None:
+    def __init__(self, shelf: Shelf, memory: Memory, loader: Loader, bus: Bus) -> None:
         self._bus = bus
         self._shelf = shelf
         self._memory = memory
         self._loader = loader
-        self._reserve = reserve
+
+    def place(self, name: str) -> Place:
+        """The place of a model, loaded or not. Raises UnknownModel."""
+        return self._shelf.place(name)
 
     @asynccontextmanager
     async def using(self, name: str, claim: Claim) -> AsyncIterator[LoadedModel]:
@@ -149,7 +151,7 @@ class Loading:
         try:
             wanted = await self._expected_bytes(place)
             while True:
-                await self._reserve(claim, wanted - reserved)
+                await self._memory.take(claim, wanted - reserved)
                 reserved = wanted
                 missing = await to_the_end(self._load_reserved(place, claim, reserved))
                 if not missing:

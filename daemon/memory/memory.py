@@ -33,10 +33,13 @@ from ...memvid.uri import SessionUri
 from ...snapshot.memory import available_bytes
 from ..api.process import MemoryInfo
 from ..engine.admission import apart
+from ..engine.buffers import Buffers
 from ..errors import MemoryBudgetExceeded, MemoryBusy, sentence_of
 from ..events.bus import Bus, code_of
-from ..events.events import EvictionPlanned, EvictionRefused, MemoryAwaited, MemoryGranted, MemoryRefused
+from ..events.events import EvictionPlanned, EvictionRefused, MemoryAwaited, MemoryGranted, MemoryRefused, UnloadCause
 from ..sessions.sessions import Session, Turns
+from ..sleep.orders import order_of_look
+from ..tasks.cancellation import to_the_end
 from .eviction import Resident, plan_eviction
 from .line import Claim, Line
 from .model_registry import Shelf
@@ -75,13 +78,17 @@ def require_models_fit(weights_bytes: int, budget: int) -> None:
         )
 
 
+Unload = Callable[[str, UnloadCause, Callable[[], None]], Awaitable[object]]
+
+
 @dataclass(eq=False, repr=False)
 class Memory:
     """The accounts. budget: bytes for all; shelf: the models.
 
     awake, turns: the sessions in memory, and their users. trees: bytes of each tree of branches; they leave only
-    when they are pruned. put_away: frees the memory of a session in its turn. unload:
-    frees the memory of a model that no session needs. bus: gets events of waits and refusals.
+    when they are pruned. put_away: frees the memory of a session in its turn, and tells whether it did. unload:
+    frees the memory of a model that no session needs; what it gets is called, on any thread, once the memory is free.
+    bus: gets events of waits and refusals.
     line: the requests that wait for memory. numbers: the places of requests, in the order of arrival.
     slept_by_pressure, slept_by_idling: how many sessions have gone to sleep without a request for it.
 
@@ -91,8 +98,9 @@ class Memory:
     _shelf: Shelf
     _awake: Mapping[SessionUri, Session]
     _turns: Turns
-    _put_away: Callable[[SessionUri], Awaitable[object]]
-    _unload: Callable[[str], Awaitable[object]]
+    _put_away: Callable[[SessionUri], Awaitable[bool]]
+    _unload: Unload
+    _buffers: Buffers
     _bus: Bus
 
     def __post_init__(self) -> None:
@@ -123,11 +131,12 @@ class Memory:
         """The bytes of the budget without the models."""
         return self.budget - self._shelf.weights_bytes()
 
-    def resize(self, budget: int) -> None:
+    async def resize(self, budget: int) -> None:
         """Set another budget. If more is in use, idle sessions and models leave."""
         self.budget = budget
         self._keep_to_budget()
         self.look_again()
+        await self._buffers.bound(max(0, self.for_sessions))
 
     def _keep_to_budget(self) -> None:
         """Evict idle sessions and models if more is in use than the budget, unless an eviction is running."""
@@ -164,6 +173,27 @@ class Memory:
                 use.request.stood_back_s += time.monotonic() - use.passed_at
                 use.passed_at = None
             self.look_again()
+
+    async def take(self, claim: Claim, wanted: int) -> None:
+        """Reserve bytes for a request. If others must go on first, its awake session gives way. Raises as `reserve`."""
+        while not await self.reserve(claim, wanted):
+            live = self._session_of(claim)
+            if live is not None:
+                await self.give_way(claim, live, grows=False)
+
+    async def give_way(self, claim: Claim, live: Session, *, grows: bool) -> None:
+        """Put the session of a waiting request to sleep, in its turn; runs to its end even if the caller is cancelled.
+        grows: the memory is for that session."""
+
+        async def put_away() -> None:
+            claim.look = order_of_look(live)
+            try:
+                if await self._put_away(live.uri):
+                    self.slept_by_pressure += 1
+            except Exception as error:  # noqa: BLE001 - it stays awake, and waiting requests are told why
+                self.could_not_sleep(live.uri, error, None if grows else claim)
+
+        await to_the_end(apart(put_away()))
 
     def take_free(self, use: Claim, wanted: int) -> bool:
         """Reserve bytes if they are free now and no request waits for memory: no session has to go for them."""
@@ -360,7 +390,7 @@ class Memory:
 
     async def _let_leave(self, chosen: SessionUri | str) -> None:
         if isinstance(chosen, str):
-            await self._unload(chosen)
+            await self._unload(chosen, "pressure", self.look_again)
             return
         async with self._turns.take(chosen):
             try:

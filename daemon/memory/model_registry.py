@@ -86,11 +86,10 @@ class Place:
 
 
 class Shelf:
-    """The places, by name; the first is the default. on_drop: called when a model has left its place."""
+    """The places, by name; the first is the default."""
 
     def __init__(self, choices: Mapping[str, ModelChoice]) -> None:
         self.places = {name: Place(name, choice) for name, choice in choices.items()}
-        self.on_drop: Callable[[], None] = lambda: None
         # By the id of the reference: a network is a dict, so it and its references cannot be keys.
         self._lingering: dict[int, tuple[weakref.ref[object], int, float]] = {}
 
@@ -176,7 +175,6 @@ class Shelf:
             self._lingering.pop(id(network), None)
         else:
             _LOG.warning("The weights of %r are still in use somewhere; they count until they are free", place.name)
-        self.on_drop()
 
     def weights_bytes(self) -> int:
         """Bytes of the weights in memory, with dropped ones that other code still holds."""

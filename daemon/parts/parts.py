@@ -8,14 +8,17 @@ from ...memvid.store import Store
 from ..config.configuring import ConfigFile, Configuring
 from ..config.settings import Settings
 from ..engine.admission import Queue
+from ..engine.buffers import Buffers
 from ..engine.engine import Engine
 from ..events.bus import Bus
 from ..memory.loading import Loader
 from ..memory.model_registry import Shelf
 from ..options.current import CurrentOptions
 from ..options.serve_options import ServeOptions
+from ..residency.awake import AwakeSessions
+from ..sessions.sessions import Turns
+from ..tasks.door import Door
 from ..upkeep.scrubbing import ScrubPolicy
-from .door import Door
 from .models import ModelParts
 from .sessions import SessionParts
 from .store import StoreParts
@@ -41,11 +44,14 @@ class Parts:
         self._current = CurrentOptions(options)
         self.started = time.monotonic()
         self.door = Door()
-        self.queue = Queue(options.max_waiting)
+        self.queue = Queue(self._current)
         self.bus = bus
-        self.models = ModelParts(engine, shelf, loader, self._current)
-        self.store = StoreParts(disk, self.models, bus, self._current)
-        self.sessions = SessionParts(self.store, self.models, self.door, bus, options)
+        awake, turns, buffers = AwakeSessions(), Turns(), Buffers(engine)
+        self.store = StoreParts(disk, engine, buffers, awake, bus, self._current)
+        self.models = ModelParts(
+            self.store, engine, buffers, shelf, loader, awake, turns, self.door, bus, self._current
+        )
+        self.sessions = SessionParts(self.store, self.models, awake, turns, self.door, bus, options)
         self.upkeep = UpkeepParts(self.store, self.models, self.sessions, bus, self._current, scrub)
 
     @property
@@ -55,13 +61,20 @@ class Parts:
 
     async def start(self) -> None:
         """Begin what the groups do unasked. Raises MemoryBudgetExceeded."""
-        await self.sessions.start()
+        await self.models.start()
+        self.sessions.start()
         self.upkeep.loop.start()
 
     def follow(self, file: ConfigFile, settings: Settings) -> None:
         """Follow a configuration file. settings: its content at the start."""
         self.config = Configuring(
-            file, settings, self._current, self.models.shelf, self.sessions.residency, self.queue, self.bus
+            file,
+            settings,
+            self._current,
+            self.models.shelf,
+            self.models.memory,
+            self.models.weights,
+            self.bus,
         )
 
     async def reload_config(self) -> None:

@@ -30,16 +30,18 @@ from ..prefixes.heads import Heads
 from ..prefixes.prefix_history import Reasons
 from ..prefixes.reuse import PrefixReuse
 from ..residency import listing
+from ..residency.awake import AwakeSessions
 from ..residency.labels import Labels
 from ..residency.listing import Roll
 from ..residency.planning import Planning
 from ..residency.residency import Residency
+from ..residency.stopping import LastSleeps
 from ..sessions.chats import Chat
-from ..sessions.sessions import Session
+from ..sessions.sessions import Session, Turns
 from ..sleep.maintenance import with_bounded_problems
 from ..tasks.cancellation import LeftMidway, to_the_end
+from ..tasks.door import Door
 from ..upkeep.writing_behind import WritingBehind
-from .door import Door
 from .models import ModelParts
 from .store import StoreParts
 
@@ -47,25 +49,35 @@ from .store import StoreParts
 class SessionParts:
     """All sessions of the store, and all that is known of them in memory."""
 
-    def __init__(self, store: StoreParts, models: ModelParts, door: Door, bus: Bus, options: ServeOptions) -> None:
+    def __init__(
+        self,
+        store: StoreParts,
+        models: ModelParts,
+        awake: AwakeSessions,
+        turns: Turns,
+        door: Door,
+        bus: Bus,
+        options: ServeOptions,
+    ) -> None:
         self._store, self._models, self._door, self._bus = store, models, door, bus
         self._hits: Counter[SessionUri] = Counter()
         disk, hibernation, threads = store.disk, store.hibernation, store.hibernation.threads
         engine, encoder, shelf = models.engine, models.encoder, models.shelf
+        self.awake, self.turns = awake, turns
         self.residency = residency = Residency(
             disk,
             hibernation,
             store.journal,
-            shelf,
-            models.loader,
-            door.require_working,
-            models.buffers,
+            awake,
+            turns,
+            store.standing,
+            store.putting_away,
+            models.memory,
+            models.loading,
+            door,
             bus,
-            options,
         )
-        self.awake, self.turns, self.standing = residency.awake, residency.turns, residency.standing
-        self.putting_away, self.memory = residency.putting_away, residency.memory
-        self.loading, self.weights, self.last_sleeps = residency.models, residency.weights, residency.last_sleeps
+        self.last_sleeps = LastSleeps(store.putting_away, awake, turns, models.memory)
         self.planning = Planning(hibernation, residency, shelf)
         self.reuse = PrefixReuse(disk, engine, hibernation, bus, self._hits, options.prefix_reuse)
         self.heads = Heads(disk, threads)
@@ -76,23 +88,22 @@ class SessionParts:
         self.folds = Folds(
             disk, hibernation, residency, encoder, self.conversing, self.exchanges, self.forget_words, bus
         )
-        self.forest, self.stepping = Forest(engine, residency.memory, residency.models), Stepping(engine)
+        self.forest, self.stepping = Forest(engine, models.memory, models.loading), Stepping(engine)
         self.roll = Roll(disk, self.awake)
         self.labels = Labels(residency, self._hits, self.roll, self.delete_session)
-        self.writing_behind = WritingBehind(store.upkeep_loop, disk, engine, hibernation, residency, bus)
+        self.writing_behind = WritingBehind(store.upkeep_loop, disk, engine, hibernation, residency, door, bus)
 
-    async def start(self) -> None:
-        """Bound the memory of computed buffers, and begin to learn what the stored sessions begin with."""
-        await self._models.buffers.bound(self.memory.for_sessions)
+    def start(self) -> None:
+        """Begin to learn what the stored sessions begin with."""
         self.reuse.learn_stored()
         self.heads.learn_stored()
 
     async def close(self) -> None:
         """Forget all sessions and branches in memory."""
         await self.forest.close()
-        await self.residency.close()
         await self.reuse.close()
         await self.heads.close()
+        self.awake.clear()
 
     # --- names
 
@@ -111,13 +122,13 @@ class SessionParts:
 
     def is_free(self, uri: SessionUri) -> bool:
         """Whether a new session may have a name: no session has it, and no request holds it."""
-        return self.standing.is_free(uri) and not self.turns.users(uri)
+        return self._store.standing.is_free(uri) and not self.turns.users(uri)
 
     # --- what happens in a turn
 
     def claim(self, uri: SessionUri) -> Use:
         """A place in the order of requests, for one that holds no session."""
-        return Use(uri, next(self.memory.numbers))
+        return Use(uri, next(self._models.memory.numbers))
 
     @contextlib.asynccontextmanager
     async def woken(
@@ -157,8 +168,8 @@ class SessionParts:
     async def begin(self, use: Use, uri: SessionUri, wanted: CreateRequest) -> Session:
         """Make a new session; the caller holds its turn."""
         model, settings = self._models.place_for(wanted.model).name, wanted.sampling or Sampling()
-        self.standing.require_new(uri)
-        async with self.loading.using(model, use) as chosen:
+        self._store.standing.require_new(uri)
+        async with self._models.loading.using(model, use) as chosen:
             state = await self._store.waking.begin(chosen, initial_key)
             root = Root(tuple(wanted.tools), wanted.template_arguments or {})
             created = Session(
@@ -189,7 +200,7 @@ class SessionParts:
 
     async def keep_whole(self, live: Session) -> None:
         """Write what has changed in an awake session as a version of its own. Raises as a sleep."""
-        await to_the_end(self.putting_away.keep(live, ignore, "journal"))
+        await to_the_end(self._store.putting_away.keep(live, ignore, "journal"))
 
     # --- looks
 
@@ -211,7 +222,7 @@ class SessionParts:
         if disk.can_be_deleted(uri):
             report = await self._store.on_writer(lambda: disk.delete_session(uri))
         elif uri not in self.awake:
-            self.standing.require_row(uri)  # raises
+            self._store.standing.require_row(uri)  # raises
         # Only now: a session that cannot be removed from the disk must not be lost from memory.
         self.forget(uri)
         self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
@@ -219,7 +230,7 @@ class SessionParts:
 
     async def delete_version(self, uri: SessionUri, bundle_id: bytes) -> DeleteReport:
         """Delete one version from the disk. Raises SessionNotFound. SessionAwake: the session is awake at it."""
-        live, row = self.awake.get(uri), self.standing.require_row(uri, bundle_id)
+        live, row = self.awake.get(uri), self._store.standing.require_row(uri, bundle_id)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
             raise SessionAwake(
                 f"{uri} is awake, and version {row.version} is its last one; put it to sleep first, or delete it "

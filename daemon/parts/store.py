@@ -8,8 +8,13 @@ from typing import TypeVar
 from ...memvid.format.records import IndexRow
 from ...memvid.store import Store
 from ..api.events import ignore
+from ..engine.buffers import Buffers
+from ..engine.engine import Engine
 from ..events.bus import Bus
 from ..options.current import CurrentOptions
+from ..residency.awake import AwakeSessions
+from ..residency.putting_away import PuttingAway
+from ..residency.standing import Standing
 from ..sessions.sessions import Session
 from ..sleep.forking import Forking
 from ..sleep.hibernation import Hibernation
@@ -18,7 +23,6 @@ from ..sleep.turn_journal import TurnJournal
 from ..sleep.upkeep_thread import UpkeepThread
 from ..tasks.cancellation import to_the_end
 from ..upkeep.loop import Upkeep
-from .models import ModelParts
 
 Result = TypeVar("Result")
 
@@ -26,17 +30,24 @@ Result = TypeVar("Result")
 class StoreParts:
     """What is durable. disk: the store itself. upkeep_loop: of the work on it that no session waits for."""
 
-    def __init__(self, disk: Store, models: ModelParts, bus: Bus, options: CurrentOptions) -> None:
-        engine = models.engine
+    def __init__(
+        self,
+        disk: Store,
+        engine: Engine,
+        buffers: Buffers,
+        awake: AwakeSessions,
+        bus: Bus,
+        options: CurrentOptions,
+    ) -> None:
         self.disk = disk
         self.upkeep_loop = Upkeep(UpkeepThread())
         self.hibernation = Hibernation(disk, engine, self.upkeep_loop.thread, bus)
         self.waking = self.hibernation.waking
-        self.journal = TurnJournal(
-            disk, self.hibernation.threads, lambda: options.now.durability, self._keep_for_the_journal
-        )
+        self.journal = TurnJournal(disk, self.hibernation.threads, options, self._keep_for_the_journal)
         self.forking = Forking(disk, self.hibernation)
         self.quantising = Quantising(disk, engine, self.hibernation)
+        self.standing = Standing(disk, awake)
+        self.putting_away = PuttingAway(disk, self.hibernation, awake, self.standing, buffers, bus)
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
         """Run store work that only reads, off the event loop."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...memvid.folder.retention import Retention
 from ...memvid.maintenance.repack_plan import RepackPolicy
 from ...memvid.store import Receipt
 from ..api.process import ScrubInfo
@@ -34,17 +33,17 @@ class UpkeepParts:
         options: CurrentOptions,
         scrub: ScrubPolicy | None,
     ) -> None:
-        disk, hibernation, shelf, weights = store.disk, store.hibernation, models.shelf, sessions.weights
+        disk, hibernation, shelf, weights = store.disk, store.hibernation, models.shelf, models.weights
         self.loop = loop = store.upkeep_loop
         self.maintenance = Maintenance(disk, loop.thread)
         self.analyst = Analyst(disk, hibernation.threads)
-        self.healing = Healing(disk, models.engine, hibernation, self.maintenance, sessions.residency, bus)
+        self.healing = Healing(disk, models.engine, hibernation, self.maintenance, sessions.residency, shelf, bus)
         self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.healing.mend)
-        self.retaining = Retaining(loop, disk, bus, lambda: Retention(options.now.keep_last, options.now.keep_days))
+        self.retaining = Retaining(loop, disk, bus, options)
         self.repacking = Repacking(loop, disk, RepackPolicy())
-        self.idling = Idling(loop, sessions.residency, lambda: options.now.idle_sleep)
+        self.idling = Idling(loop, sessions.awake, models.idle_sleeps, options)
         self.unloading = Unloading(loop, shelf, weights)
-        self.watching = Watching(loop, shelf, models.loader.digests, weights, bus, lambda: options.now.on_model_change)
+        self.watching = Watching(loop, shelf, models.loader.digests, weights, bus, options)
         hibernation.on_version = self._has_version
         if self.scrub is not None:
             store.waking.on_damage = self.scrub.suspect

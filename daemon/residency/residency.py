@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from ...memvid.errors import StoreError
 from ...memvid.store import IndexRow, Store
@@ -18,88 +17,53 @@ from ...memvid.uri import SessionUri
 from ...snapshot.memory import require_available
 from ..api.events import OnEvent
 from ..api.waking import WakeResult
-from ..engine.admission import apart
-from ..engine.buffers import Buffers
 from ..engine.generation import PREFILL_CHUNK_TOKENS
-from ..errors import ServiceClosed
 from ..events.bus import Bus
-from ..events.events import RequestQueued, SessionDeleted, SleepCause
-from ..memory.line import Claim, Use
-from ..memory.loading import Loader, Loading
-from ..memory.memory import Memory, default_budget
-from ..memory.model_registry import Place, Shelf
+from ..events.events import RequestQueued, SessionDeleted
+from ..memory.line import Use
+from ..memory.loading import Loading
+from ..memory.memory import Memory
+from ..memory.model_registry import Place
 from ..models.models import LoadedModel
-from ..options.serve_options import ServeOptions
 from ..sessions.sessions import Session, Turns
 from ..sleep.hibernation import Hibernation
-from ..sleep.orders import WakeOrder, order_of_look
+from ..sleep.orders import WakeOrder
 from ..sleep.turn_journal import TurnJournal
 from ..tasks.cancellation import in_any_case, to_the_end
+from ..tasks.door import Door
 from . import listing
 from .awake import AwakeSessions
 from .putting_away import PuttingAway
 from .standing import Standing
-from .stopping import LastSleeps
-from .weights import Weights
 
 
+@dataclass(eq=False, repr=False)
 class Residency:
-    """The awake sessions, the turns of all sessions, and the models.
+    """The sessions, for requests: their turns, and how they come into memory."""
 
-    require_working: raises if the daemon takes no more work.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        hibernation: Hibernation,
-        journal: TurnJournal,
-        shelf: Shelf,
-        loader: Loader,
-        require_working: Callable[[], None],
-        buffers: Buffers,
-        bus: Bus,
-        options: ServeOptions,
-    ) -> None:
-        budget = default_budget(shelf.weights_bytes()) if options.memory_budget is None else options.memory_budget
-        self._store = store
-        self._shelf = shelf
-        self._hibernation = hibernation
-        self._require_working = require_working
-        self._buffers = buffers
-        self._bus = bus
-        self.journal = journal
-        self.turns = Turns()
-        self.awake = AwakeSessions()
-        self.standing = Standing(store, self.awake)
-        self.putting_away = PuttingAway(store, hibernation, self.awake, self.standing, buffers, bus)
-        self.memory = Memory(budget, shelf, self.awake, self.turns, self._make_room, self._unload_for_others, bus)
-        self.models = Loading(shelf, self.memory, loader, self._reserve, bus)
-        self.weights = Weights(
-            shelf,
-            self.models,
-            self.awake,
-            self.turns,
-            self.memory,
-            buffers,
-            bus,
-            require_working,
-            partial(self._put_away_unasked, cause="asked"),
-            self.idled,
-        )
-        self.last_sleeps = LastSleeps(self.putting_away, self.awake, self.turns, self.memory)
+    _store: Store
+    _hibernation: Hibernation
+    journal: TurnJournal
+    awake: AwakeSessions
+    turns: Turns
+    standing: Standing
+    putting_away: PuttingAway
+    memory: Memory
+    models: Loading
+    _door: Door
+    _bus: Bus
 
     @asynccontextmanager
     async def turn(self, uri: SessionUri, *, briefly: bool = False) -> AsyncIterator[Use]:
         """Hold the session alone. briefly: as of `Turns.take`.
 
         Raises SessionBusy: too many requests wait for it. ServiceClosed: no more work is taken."""
-        self._require_working()
+        self._door.require_working()
         try:
             if ahead := self.turns.users(uri):
                 self._bus.publish(RequestQueued(uri, ahead))
             async with self.turns.take(uri, briefly=briefly):
-                self._require_working()
+                self._door.require_working()
                 use = Use(uri, next(self.memory.numbers))
                 try:
                     yield use
@@ -184,7 +148,7 @@ class Residency:
                 continue
             growth = live.growth_of(PREFILL_CHUNK_TOKENS)(len(live.state.tokens) + count) - use.reserved
             if not await self.memory.reserve(use, growth, grows=True):
-                await to_the_end(apart(self._give_way(use, live, grows=True)))
+                await self.memory.give_way(use, live, grows=True)
                 if use.uri not in self.awake:
                     self.memory.release(use, use.reserved)
             elif live.model.is_loaded:
@@ -202,18 +166,11 @@ class Residency:
         while True:
             async with self.models.holding(row.model, use) as place:
                 wanted = times * _bytes_to_wake(place, row, at_token)
-                await self._reserve(use, wanted)
+                await self.memory.take(use, wanted)
                 if place.model is not None:
                     yield place.model
                     return
             self.memory.release(use, wanted)  # the model was unloaded meanwhile for others
-
-    async def _reserve(self, claim: Claim, wanted: int) -> None:
-        """Reserve memory for a claim. If others must go on first, its awake session gives way."""
-        while not await self.memory.reserve(claim, wanted):
-            live = None if claim.uri is None else self.awake.get(claim.uri)
-            if live is not None:
-                await to_the_end(apart(self._give_way(claim, live, grows=False)))
 
     async def _begin_anew(self, use: Use, live: Session) -> None:
         """Load the model of a session that has read nothing, after the model was unloaded."""
@@ -283,7 +240,7 @@ class Residency:
         SessionNotFound, and as `Hibernation.wake`."""
         await self.journal.replay(use.uri)
         order, row = WakeOrder(cause="warm"), self.standing.require_row(use.uri)
-        place = self._shelf.place(row.model)
+        place = self.models.place(row.model)
         if place.model is None:
             return "model_not_loaded"
         if not self.memory.take_free(use, _bytes_to_wake(place, row, order.at_token)):
@@ -310,60 +267,6 @@ class Residency:
             unreadable=unreadable,
         )
         return use.woken
-
-    async def _make_room(self, uri: SessionUri) -> bool:
-        return await self.putting_away.put_away_idle(uri, "pressure")
-
-    async def _give_way(self, claim: Claim, live: Session, *, grows: bool) -> None:
-        """Put the session of a waiting request to sleep, in its turn. grows: the memory is for that session."""
-        claim.look = order_of_look(live)
-        try:
-            if await self._make_room(live.uri):
-                self.memory.slept_by_pressure += 1
-        except Exception as error:  # noqa: BLE001 - it stays awake, and waiting requests are told why
-            self.memory.could_not_sleep(live.uri, error, None if grows else claim)
-
-    async def _unload_for_others(self, name: str) -> None:
-        await self.weights.unload_now(name, "pressure")
-
-    async def idled(self, uri: SessionUri) -> None:
-        """Put an idle session to sleep, unless it is used now, a client wants it awake, or the daemon stops: a stop has
-        an order of its own."""
-        live = self.awake.get(uri)
-        if (
-            live is None
-            or live.stay.awake_until > time.monotonic()
-            or uri in self.turns.in_use()
-            or not self.is_working()
-        ):
-            return
-        if await self._put_away_unasked(uri, "idle"):
-            self.memory.slept_by_idling += 1
-
-    def is_working(self) -> bool:
-        try:
-            self._require_working()
-        except ServiceClosed:
-            return False
-        return True
-
-    async def resize(self, budget: int) -> None:
-        """Set another memory budget; idle sessions that no longer fit go to sleep."""
-        self.memory.resize(budget)
-        await self._buffers.bound(max(0, self.memory.for_sessions))
-
-    async def _put_away_unasked(self, uri: SessionUri, cause: SleepCause) -> bool:
-        try:
-            async with self.turns.take(uri):
-                return await self.putting_away.put_away_idle(uri, cause)
-        finally:
-            self.memory.look_again()
-
-    async def close(self) -> None:
-        """Forget the awake sessions."""
-        await self.memory.close()
-        await self._buffers.close()
-        self.awake.clear()
 
 
 def _bytes_to_wake(place: Place, row: IndexRow, at_token: int | None) -> int:

@@ -5,22 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ...memvid.uri import SessionUri
-from ..engine.buffers import Buffers
 from ..errors import ModelInUse, sentence_of
-from ..events.bus import Bus
-from ..events.events import ModelUnloaded, UnloadCause
+from ..events.events import UnloadCause
+from ..memory.dropping import Dropping
 from ..memory.loading import Loading
 from ..memory.memory import Memory
 from ..memory.model_registry import Shelf
-from ..models.models import LoadedModel
 from ..sessions.sessions import Session, Turns
 from ..tasks.cancellation import to_the_end
+from ..tasks.door import Door
 from .awake import AwakeSessions
+from .idle_sleeps import IdleSleeps
 
 _MAX_TOLD: Final = 4
 """Sessions that a refusal names."""
@@ -28,20 +26,16 @@ _MAX_TOLD: Final = 4
 
 @dataclass(eq=False, repr=False)
 class Weights:
-    """Loads and unloads models. require_working: raises if the daemon takes no more work. put_away: puts an unused
-    session to sleep for a request to unload its model; idled: for an unload by the daemon itself, while it takes work.
-    """
+    """Loads and unloads models."""
 
     _shelf: Shelf
     _loading: Loading
+    _dropping: Dropping
     _awake: AwakeSessions
     _turns: Turns
     _memory: Memory
-    _buffers: Buffers
-    _bus: Bus
-    _require_working: Callable[[], None]
-    _put_away: Callable[[SessionUri], Awaitable[object]]
-    _idled: Callable[[SessionUri], Awaitable[object]]
+    _idle_sleeps: IdleSleeps
+    _door: Door
 
     def last_use(self, name: str) -> float:
         """The last use of a model or of a session on it, by the monotonic clock."""
@@ -51,15 +45,9 @@ class Weights:
             return time.monotonic()
         return max([place.last_used, *(each.stay.last_used for each in sessions if each.state.tokens)])
 
-    def facts(self, name: str) -> LoadedModel | None:
-        """A served model, maybe without its weights; None if it was never loaded. Raises UnknownModel: it is not
-        served."""
-        place = self._shelf.place(name)
-        return place.model or place.facts
-
     async def load(self, name: str) -> None:
         """Load a model, if it is not loaded. Raises as `Loading.using`."""
-        self._require_working()
+        self._door.require_working()
         with self._memory.apart(next(self._memory.numbers)) as claim:
             async with self._loading.using(name, claim):
                 return
@@ -67,14 +55,14 @@ class Weights:
     async def unload(self, name: str) -> None:
         """Put the sessions on a model to sleep, and free its memory. If its files have changed, the next load takes
         them. Raises UnknownModel, and the errors of a sleep. ModelInUse: a request needs it."""
-        self._require_working()
+        self._door.require_working()
         place = self._shelf.place(name)
         while place.loading is not None:
             await asyncio.wait([place.loading])
         for session in self._awake.on(name) if place.model is not None else ():
-            self._require_working()  # a stop has an order of its own
+            self._door.require_working()  # a stop has an order of its own
             if session.uri not in self._turns.in_use():
-                await to_the_end(self._put_away(session.uri))
+                await to_the_end(self._idle_sleeps.put_away(session.uri, "asked"))
         if place.model is not None and self._is_needed(name):
             needed = [str(each.uri) for each in self._awake.on(name) if self._stays(each)]
             raise ModelInUse(
@@ -84,7 +72,7 @@ class Weights:
                 sessions=needed,
             )
         if place.model is not None:
-            await self.unload_now(name, "asked")
+            await self._dropping.drop(name, "asked", self._memory.look_again)
         place.changed = ()  # an unload accepts the present files
 
     async def retire(self, name: str, cause: UnloadCause) -> bool:
@@ -95,7 +83,7 @@ class Weights:
         for session in self._awake.on(name):
             if session.state.tokens:
                 try:
-                    await self._idled(session.uri)
+                    await self._idle_sleeps.put_away_idle(session.uri)
                 except Exception as error:  # noqa: BLE001 - the others sleep all the same
                     unslept = unslept or error
                     place.stays_for = f"{session.uri} cannot be put to sleep ({sentence_of(error)})"
@@ -105,7 +93,7 @@ class Weights:
         if place.loading is not None or self._is_needed(name):
             return False
         if place.model is not None:
-            await self.unload_now(name, cause)
+            await self._dropping.drop(name, cause, self._memory.look_again)
         if place.leaving:
             self._shelf.forget(place)
         return True
@@ -115,27 +103,3 @@ class Weights:
 
     def _is_needed(self, name: str) -> bool:
         return bool(self._shelf.places[name].holders) or any(self._stays(each) for each in self._awake.on(name))
-
-    async def unload_now(self, name: str, cause: UnloadCause) -> None:
-        """Free the memory of a model. Sessions on it that have read nothing stay, and get it back at their next use. It
-        is dropped before anything is waited for, so no request can begin to need it.
-        """
-        place = self._shelf.places[name]
-        assert place.model is not None
-        facts = place.model.without_weights()
-        for session in self._awake.on(name):
-            assert not session.state.tokens, "a context is not left without its model"
-            session.model = facts
-        self._shelf.drop(place, facts, self._look_again_soon())
-        self._bus.publish(ModelUnloaded(None, name, facts.weights_bytes, cause))
-        self._memory.look_again()
-        await self._buffers.hand_back()
-
-    def _look_again_soon(self) -> Callable[[], None]:
-        loop = asyncio.get_running_loop()
-
-        def look_again() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._memory.look_again)
-
-        return look_again

@@ -25,7 +25,7 @@ from ...memvid.format.journal import JournalRecord
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.events import ignore
-from ..options.serve_options import Durability
+from ..options.current import CurrentOptions
 from ..sessions.sessions import Session
 from ..tasks.cancellation import in_any_case
 from .store_threads import StoreThreads
@@ -69,13 +69,13 @@ class _Waiting:
 class TurnJournal:
     """Keeps the turns of awake sessions. Callers hold the session alone.
 
-    durability: what holds now. sleep: makes a session durable as a version. on_acknowledged: called with each session
+    sleep: makes a session durable as a version. on_acknowledged: called with each session
     that has a turn more.
     """
 
     _store: Store
     _threads: StoreThreads
-    _durability: Callable[[], Durability]
+    _options: CurrentOptions
     _sleep: Callable[[Session], Awaitable[object]]
     on_acknowledged: Callable[[SessionUri], None] = ignore
 
@@ -129,7 +129,7 @@ class TurnJournal:
 
     def keeps(self, session: Session) -> bool:
         """Whether the session's turns come here."""
-        return self._durability() == "turn" and session.durability is None
+        return self._options.now.durability == "turn" and session.durability is None
 
     async def _acknowledge(self, session: Session) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -53,6 +53,7 @@ from ..engine.sampler import initial_key
 from ..errors import NotRecomputable, ServiceClosed, SessionBusy, sentence_of
 from ..events.bus import Bus, code_of
 from ..events.events import HealFailed, SessionHealed, StoreRepaired
+from ..memory.model_registry import Shelf
 from ..models.models import LoadedModel
 from ..residency.residency import Residency
 from ..sessions.sessions import Durable, Session, tree_in
@@ -106,6 +107,7 @@ class Healing:
     _hibernation: Hibernation
     _maintenance: Maintenance
     _residency: Residency
+    _shelf: Shelf
     _bus: Bus
 
     def __post_init__(self) -> None:
@@ -176,13 +178,18 @@ class Healing:
         found = await self._hibernation.threads.on_io(lambda: self._look(row, damaged))
         if found is None:
             return None
-        model = self._residency.weights.facts(row.model) if found.end is not None else None
-        if model is not None:
+        if found.end is not None and (model := self._facts(row.model)) is not None:
             with self._store.open_session(uri, row.version) as reader:
                 require_same(reader.manifest.identity, model.identity, model=model.name)
         computed = format_plural(len(found.tokens) - found.first_broken, "token")
         sentence = f"{computed} or more that are damaged, or stand behind that, are computed again."
         return _Foreseen(row.version, sentence, is_healed=found.end is not None)
+
+    def _facts(self, name: str) -> LoadedModel | None:
+        """A served model, maybe without its weights; None if it was never loaded. Raises UnknownModel: it is not
+        served."""
+        place = self._shelf.place(name)
+        return place.model or place.facts
 
     def _verify(self) -> VerifyReport:
         return exhausted(self._unless_stopping(self._store.verifying(deep=True)))

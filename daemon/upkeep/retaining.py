@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -21,6 +20,7 @@ from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..events.bus import Bus
 from ..events.events import VersionsPruned
+from ..options.current import CurrentOptions
 from ..tasks.pieces import NAMES_AT_ONCE
 from .loop import NOW, SessionJob, Upkeep
 
@@ -28,16 +28,20 @@ _LOG = logging.getLogger(__name__)
 
 
 class Retaining(SessionJob):
-    """Prunes one session after the other. rule: gives the rule that holds now. `look_again` is for another rule."""
+    """Prunes one session after the other. `look_again` is for another rule."""
 
     name: ClassVar = "retain"
 
-    def __init__(self, upkeep: Upkeep, store: Store, bus: Bus, rule: Callable[[], Retention]) -> None:
+    def __init__(self, upkeep: Upkeep, store: Store, bus: Bus, options: CurrentOptions) -> None:
         self._store = store
         self._bus = bus
-        self._rule = rule
+        self._options = options
         self._applied = Retention()
         super().__init__(upkeep)
+
+    def _rule(self) -> Retention:
+        """The rule that holds now."""
+        return Retention(self._options.now.keep_last, self._options.now.keep_days)
 
     def due(self) -> float | None:
         return NOW if self._rule() != self._applied else super().due()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from typing import ClassVar, Final
 
 from ...snapshot.digests import DigestCache
@@ -16,6 +15,7 @@ from ..events.bus import Bus
 from ..events.events import ModelFilesChanged, ModelFilesRestored
 from ..memory.model_registry import Place, Shelf
 from ..models.loaded_files import LoadedFiles
+from ..options.current import CurrentOptions
 from ..options.serve_options import ChangePolicy
 from ..residency.weights import Weights
 from .loop import NOW, Job, Upkeep
@@ -26,9 +26,9 @@ CHECK_EVERY_S: Final = 2.0
 
 
 class Watching(Job):
-    """Compares the files of loaded models with their state at the load, one model after the other. policy: gives what
-    is done with a model with changed files: it serves only awake sessions (`refuse`); or it is unloaded once no request
-    uses it, and the next one loads the files of that time (`reload`).
+    """Compares the files of loaded models with their state at the load, one model after the other. An option says
+    what is done with a model with changed files: it serves only awake sessions (`refuse`); or it is unloaded once no
+    request uses it, and the next one loads the files of that time (`reload`).
     """
 
     name: ClassVar = "watch model files"
@@ -40,13 +40,13 @@ class Watching(Job):
         digests: DigestCache,
         weights: Weights,
         bus: Bus,
-        policy: Callable[[], ChangePolicy],
+        options: CurrentOptions,
     ) -> None:
         self._shelf = shelf
         self._digests = digests
         self._weights = weights
         self._bus = bus
-        self._policy = policy
+        self._options = options
         self._looked: dict[str, float] = {}
         super().__init__(upkeep)
 
@@ -73,7 +73,7 @@ class Watching(Job):
         found = await asyncio.to_thread(files.differences, self._digests)  # it may read weights, and delays no upkeep
         if _files_of(place) is not files:
             return  # it was loaded again meanwhile
-        policy = self._policy()
+        policy = self._options.now.on_model_change
         self._tell(place, found, policy)
         place.changed = found
         if found and policy == "reload" and (place.model is None or await self._weights.retire(place.name, "changed")):

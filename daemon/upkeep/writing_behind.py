@@ -42,6 +42,7 @@ from ..residency.residency import Residency
 from ..sessions.sessions import Durable, Session
 from ..sleep.hibernation import Hibernation, checkpoints_in
 from ..sleep.version import with_more_blocks
+from ..tasks.door import Door
 from .loop import SessionJob, Upkeep
 
 BLOCKS_DUE: Final = 2
@@ -80,12 +81,20 @@ class WritingBehind(SessionJob):
     name: ClassVar = "write behind"
 
     def __init__(
-        self, upkeep: Upkeep, store: Store, engine: Engine, hibernation: Hibernation, residency: Residency, bus: Bus
+        self,
+        upkeep: Upkeep,
+        store: Store,
+        engine: Engine,
+        hibernation: Hibernation,
+        residency: Residency,
+        door: Door,
+        bus: Bus,
     ) -> None:
         self._store = store
         self._engine = engine
         self._hibernation = hibernation
         self._residency = residency
+        self._door = door
         self._bus = bus
         self._writing: _Write | None = None
         residency.journal.on_acknowledged = self.note
@@ -118,7 +127,7 @@ class WritingBehind(SessionJob):
                 return time.monotonic() - begun
 
     def _is_due(self, live: Session) -> bool:
-        if live.acknowledged is None or not self._residency.is_working():
+        if live.acknowledged is None or not self._door.is_working:
             return False
         full = _full(_tokens_of(live.acknowledged) - 1) - _full(_written(live))
         return full >= BLOCKS_DUE * BLOCK_TOKENS and self._residency.journal.keeps(live)

@@ -143,7 +143,7 @@ async def _woken_apart(parts: Parts, row: IndexRow, request: api.TreeRequest) ->
 @asynccontextmanager
 async def _room_beside(parts: Parts, use: Use, wanted: int) -> AsyncIterator[None]:
     """Room for a branch, for a request that holds the turn of a session, too."""
-    with parts.sessions.memory.waiting_for_another(use, lambda: True):
+    with parts.models.memory.waiting_for_another(use, lambda: True):
         async with parts.sessions.forest.room(wanted):
             yield
 
@@ -327,10 +327,10 @@ async def keep(parts: Parts, request: api.KeepRequest) -> SessionInfo:
         if request.subtree:
             return await _keep_tree(parts, kept, request)
         _require_read([kept])
-        parts.sessions.standing.require_new(uri)
+        parts.store.standing.require_new(uri)
         async with parts.sessions.residency.turn(uri) as use:
             async with _room_beside(parts, use, kept.live.resident_bytes):
-                parts.sessions.standing.require_new(uri)
+                parts.store.standing.require_new(uri)
                 try:
                     copy = await _copy_of(parts, kept.live)
                 finally:
@@ -339,7 +339,7 @@ async def keep(parts: Parts, request: api.KeepRequest) -> SessionInfo:
                 await parts.models.engine.call(partial(live.model.settle_form, live.state))
                 require_session_map(live.to_map())
                 parts.sessions.awake.admit(live)
-                parts.sessions.memory.settle(use)
+                parts.models.memory.settle(use)
             try:
                 await parts.sessions.acknowledge(uri, durable=True)
             except BaseException:
@@ -412,9 +412,9 @@ async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> Se
     ]
     async with AsyncExitStack() as turns:
         for named in uris:
-            parts.sessions.standing.require_new(named)
+            parts.store.standing.require_new(named)
             await turns.enter_async_context(parts.sessions.residency.turn(named))
-            parts.sessions.standing.require_new(named)
+            parts.store.standing.require_new(named)
         try:
             kept_below = []
             for branch, each in zip(branches[1:], sleepers[1:], strict=True):
@@ -428,7 +428,7 @@ async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> Se
             raise
     for named in uris:
         await parts.sessions.learn_words(named)
-    row = parts.sessions.standing.require_row(uri)
+    row = parts.store.standing.require_row(uri)
     return info_of_stored(row, row.bundle_bytes, kept.live.sampling)
 
 

@@ -117,7 +117,7 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     named, claim = model, parts.sessions.claim(_fresh(wanted))
     if known is not None:
         model, root = known.model, root_of(known.root, request.tools, request.template_arguments)
-    async with parts.sessions.loading.using(model, claim) as loaded:
+    async with parts.models.loading.using(model, claim) as loaded:
         choice = request.tool_choice or FREE
         unheld = await parts.models.encoder.unheld(loaded, AnswerForm(None, choice, root.tools))
         if known is None:
@@ -231,7 +231,7 @@ async def _shown_root(parts: Parts, request: AnyAsked, wanted: SessionUri, model
     if not (root := _root_of(request)):
         return b""
     claim = parts.sessions.claim(_fresh(wanted))
-    async with parts.sessions.loading.using(model, claim) as loaded:
+    async with parts.models.loading.using(model, claim) as loaded:
         return await parts.models.encoder.shown_root(loaded, root)
 
 
@@ -268,7 +268,7 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
     if not of:
         return request, chain
     claim = parts.sessions.claim(_fresh(wanted))
-    async with parts.sessions.loading.using(model, claim) as loaded:
+    async with parts.models.loading.using(model, claim) as loaded:
         for uri, answers in list(of.items())[:_MOST_TRIED]:
             with suppress(TorporError):  # deleted meanwhile, or damaged
                 said = {answer: messages[at] for answer, at in answers.items()}
@@ -289,7 +289,7 @@ async def _farthest(
         return head
     claim, root = parts.sessions.claim(_fresh(wanted)), _root_of(request)
     awake_of = parts.sessions.awake.get
-    async with parts.sessions.loading.using(head.model, claim) as loaded:
+    async with parts.models.loading.using(head.model, claim) as loaded:
         state = await parts.store.waking.begin(loaded, initial_key)
         anew, place = Session(claim.uri, loaded, state, Sampling()), head
         ledger, new = await parts.sessions.reuse.ledger_of(head.uri, awake_of), request.messages[head.messages :]

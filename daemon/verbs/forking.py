@@ -83,9 +83,9 @@ async def _order_of_fork(
         if live is None:
             await parts.store.journal.replay(source)
             await parts.sessions.residency.write_ledger(use, None, at_token, emit)
-            row, held = parts.sessions.standing.require_row(source), None
+            row, held = parts.store.standing.require_row(source), None
         else:
-            row = await parts.sessions.putting_away.keep_changed(live, emit, "fork")
+            row = await parts.store.putting_away.keep_changed(live, emit, "fork")
             held = len(live.state.tokens) if live.is_cut_short else None
         at_token = held if at_token is None else at_token
     return ForkOrder(row, uri, at_token, labels)

@@ -32,7 +32,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
         models=tuple(_info_of(parts, place) for place in parts.models.places()),
         sessions_awake=len(parts.sessions.awake),
         sessions_asleep=asleep,
-        memory=parts.sessions.memory.info(),
+        memory=parts.models.memory.info(),
         blas=library_in_use() or "the BLAS that MLX ships",
         uptime_s=time.monotonic() - parts.started,
         queue=parts.queue.info(),
@@ -52,7 +52,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
 async def load_model(parts: Parts, request: LoadModelRequest) -> ModelInfo:
     """Raises UnknownModel, MemoryBudgetExceeded, and the errors of a load."""
     try:
-        await parts.sessions.weights.load(request.model)
+        await parts.models.weights.load(request.model)
     except asyncio.CancelledError:
         if parts.models.shelf.place(request.model).model is None:
             raise  # else the load ran to its end
@@ -62,7 +62,7 @@ async def load_model(parts: Parts, request: LoadModelRequest) -> ModelInfo:
 @answers(UnloadModelRequest)
 async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
     """Raises UnknownModel, and the errors of a sleep. ModelInUse: a request needs it."""
-    await parts.sessions.weights.unload(request.model)
+    await parts.models.weights.unload(request.model)
     return _info_of(parts, parts.models.shelf.place(request.model))
 
 
@@ -74,4 +74,4 @@ def _disk_of(options: ServeOptions, room: Room) -> DiskInfo:
 
 def _info_of(parts: Parts, place: Place) -> ModelInfo:
     name = place.name
-    return listing.model_info(place, parts.sessions.weights.last_use(name), len(parts.sessions.awake.on(name)))
+    return listing.model_info(place, parts.models.weights.last_use(name), len(parts.sessions.awake.on(name)))

@@ -80,7 +80,7 @@ def answer_not_found(answer_id: str) -> AnswerNotFound:
 
 async def _told(parts: Parts, known: Dialogue, first: int, last: int) -> RecallResult:
     claim = parts.sessions.claim(SessionUri(known.uri.namespace, "recall"))
-    async with parts.sessions.loading.using(known.model, claim) as model:
+    async with parts.models.loading.using(known.model, claim) as model:
         messages = await parts.sessions.recalling.messages(model, known, first, last)
     after = known.text_map.turns[first - 1].answer.hex() or None if first else None
     return RecallResult(str(known.uri), known.model, tuple(messages), after)

@@ -63,6 +63,6 @@ async def show(parts: Parts, request: ShowRequest) -> SessionDetail:
         live = parts.sessions.awake.get(uri)
         if live is not None:
             return listing.detail_of_awake(live, rows, versions)
-        row = parts.sessions.standing.require_row(uri)
+        row = parts.store.standing.require_row(uri)
         models = list(parts.models.shelf.loaded())
         return await parts.store.on_io(lambda: listing.detail_of_asleep(parts.store.disk, row, models))

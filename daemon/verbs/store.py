@@ -201,7 +201,7 @@ async def _quantise(parts: Parts, session: str, bits: int, *, dry_run: bool) -> 
     async with parts.sessions.residency.turn(uri) as use:
         if uri in parts.sessions.awake:
             raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
-        row = parts.sessions.standing.require_row(uri)
+        row = parts.store.standing.require_row(uri)
         plan = await parts.store.quantising.mark_on(row)
         plan = plan or await parts.store.quantising.plan(row, bits, await _facts(parts, row.model, use))
         if plan.left is None and not dry_run:
@@ -216,6 +216,6 @@ async def _facts(parts: Parts, name: str, use: Use) -> LoadedModel | None:
         return None
     known = parts.models.shelf.facts(name)
     if known is None:
-        async with parts.sessions.loading.using(name, use) as known:
+        async with parts.models.loading.using(name, use) as known:
             pass
     return known

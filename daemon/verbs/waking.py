@@ -50,7 +50,7 @@ async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
         live = parts.sessions.awake.get(use.uri)
         if live is None:
             return await _wake(parts, use, order, request.emit, started)
-        require_as_ordered(live, order, parts.sessions.standing.find_row(use.uri, version))
+        require_as_ordered(live, order, parts.store.standing.find_row(use.uri, version))
         unreadable = await parts.store.on_io(parts.store.disk.unreadable)
         newest, seconds = parts.store.disk.find_session(use.uri), time.monotonic() - started
         return listing.wake_result(live, newest, seconds=seconds, already_awake=True, unreadable=unreadable)
@@ -93,7 +93,7 @@ async def _keep(parts: Parts, request: api.SleepRequest, *, stays: bool) -> api.
 async def _keep_in_turn(
     parts: Parts, uri: SessionUri, emit: OnEvent, started: float, *, stays: bool
 ) -> api.SleepResult:
-    live, standing = parts.sessions.awake.get(uri), parts.sessions.standing
+    live, standing = parts.sessions.awake.get(uri), parts.store.standing
     if live is None:
         await parts.store.journal.replay(uri)
         row = standing.require_row(uri)
@@ -101,7 +101,7 @@ async def _keep_in_turn(
         return listing.receipt_of_kept(durable, uri, already_asleep=True)
     looked_at = len(live.state.tokens) if live.is_mere_look else None
     cause: SleepCause = "save" if stays else "asked"
-    kept = await parts.sessions.putting_away.put_away(live, emit, cause, stays=stays)
+    kept = await parts.store.putting_away.put_away(live, emit, cause, stays=stays)
     if isinstance(kept, Durable):
         row = standing.require_row(uri)
         if row.bundle_id != kept.bundle_id:

@@ -1030,7 +1030,7 @@ async def test_nothing_goes_to_sleep_for_being_idle_while_the_daemon_stops(rig: 
     await rig.read("a", tokens_of(1, 20))
     beginning = asyncio.ensure_future(rig.service.begin_close())
     await asyncio.sleep(0)
-    await rig.service._parts.sessions.residency.idled(rig.service._parts.sessions.resolve("a"))
+    await rig.service._parts.models.idle_sleeps.put_away_idle(rig.service._parts.sessions.resolve("a"))
     assert rig.is_awake("a")
     await beginning
 

@@ -31,7 +31,7 @@ async def planted(opener: Any) -> AsyncIterator[tuple[Rigged, int]]:
 
 async def seen(rig: Rigged) -> tuple[Any, ...]:
     """The branches that there are, and what is counted of them."""
-    memory = rig.service._parts.sessions.residency.memory
+    memory = rig.service._parts.models.memory
     return await rig.service.branches(), memory.trees.copy(), memory.info()
 
 
@@ -109,7 +109,7 @@ async def test_a_fork_takes_a_tail_and_no_more_than_was_reserved_br7(
 ) -> None:
     """Whatever cannot be shared is copied: windows and recurrences."""
     async with planted(open_rig if kind == "tiny" else partial(open_kind, kind)) as (rig, root):
-        forest, trees = rig.service._parts.sessions.forest, rig.service._parts.sessions.residency.memory.trees
+        forest, trees = rig.service._parts.sessions.forest, rig.service._parts.models.memory.trees
         wanted: list[int] = []
         room = forest.room
         monkeypatch.setattr(forest, "room", lambda more: (wanted.append(more), room(more))[1])
@@ -135,7 +135,7 @@ async def test_a_tree_that_wakes_has_the_form_of_branches_and_what_is_kept_that_
 async def test_a_tree_that_wakes_takes_the_memory_that_it_took_before_br7(open_rig: Any) -> None:
     """Its versions are read one by one, and what they have in common is kept once."""
     async with planted(open_rig) as (rig, root):
-        trees = rig.service._parts.sessions.residency.memory.trees
+        trees = rig.service._parts.models.memory.trees
         for token in tokens_of(3, 300):
             await rig.service.commit([BranchCommit(root, token)])
         below = (await rig.service.branch(root, count=6)).branches

@@ -38,7 +38,7 @@ async def planted(opener: Any, count: int) -> AsyncIterator[tuple[Rigged, int, l
 
 
 def counted(rig: Rigged) -> int:
-    told = rig.service._parts.sessions.residency.memory.info()
+    told = rig.service._parts.models.memory.info()
     assert told.reserved_bytes == 0
     return told.branches_bytes
 
@@ -91,13 +91,13 @@ async def test_a_place_in_a_constraint_is_counted_for_each_branch_and_token(open
 async def test_what_has_no_room_is_not_given(open_rig: Any) -> None:
     async with planted(open_rig, 2) as (rig, root, children):
         await rig.service.delete("s")
-        memory = rig.service._parts.sessions.residency.memory
+        memory = rig.service._parts.models.memory
         before, budget = await rig.service.branches(root), memory.budget
-        memory.resize(memory.info().weights_bytes + counted(rig) + len(LOGITS) - 1)
+        await memory.resize(memory.info().weights_bytes + counted(rig) + len(LOGITS) - 1)
         with pytest.raises(MemoryBudgetExceeded):
             await rig.service.guide(children, logits=LOGITS, sampling=Sampling(seed=9))
         assert await rig.service.branches(root) == before
-        memory.resize(budget)
+        await memory.resize(budget)
         assert (await rig.service.guide(children, logits=LOGITS)).branches[0].step == 1
 
 

@@ -221,7 +221,7 @@ class Gardener:
             with pytest.raises(BranchNotFound, match="was pruned"):
                 self.service._parts.sessions.forest.find(number)
         wanted = await self.service._parts.models.engine.call(partial(walked, self.branches))
-        told = self.service._parts.sessions.residency.memory.info()
+        told = self.service._parts.models.memory.info()
         assert (told.branches_bytes, told.reserved_bytes, told.waiting) == (wanted, 0, 0)
         if self.shares and await self.taken() - self.idle_bytes > wanted * _ROUNDED_UP:
             gc.collect()  # an error keeps what it has passed through
@@ -276,7 +276,7 @@ async def test_memory_is_counted_exactly_and_ends_at_zero_br24(
     open_rig: Any, open_kind: Any, kind: str, steps: int
 ) -> None:
     async with (open_rig if kind == "tiny" else partial(open_kind, kind))() as rig:
-        service, memory = rig.service, rig.service._parts.sessions.residency.memory
+        service, memory = rig.service, rig.service._parts.models.memory
         await service.create("s", sampling=Sampling(temperature=0.9, seed=3))
         await service.append("s", tokens=tokens_of(1, PAST))
         tree = Gardener(rig, kind, random.Random(steps))

@@ -50,7 +50,7 @@ async def require_counted(rig: Rigged, branch: int) -> None:
     caches = await rig.service._parts.models.engine.call(lambda: held_bytes(states))
     logits = sum(each.last_logits.nbytes for each in states if each.last_logits is not None)
     checkpoints = sum(each.checkpoints.resident_bytes for each in states)
-    told = rig.service._parts.sessions.residency.memory.info()
+    told = rig.service._parts.models.memory.info()
     assert (told.branches_bytes, told.reserved_bytes, told.waiting) == (caches + logits + checkpoints, 0, 0)
 
 
@@ -176,7 +176,7 @@ async def test_a_holder_that_ends_takes_its_trees_with_it_and_no_others_br30(ope
         assert refused.value.details["reason"] == "foreign"
         await theirs.end()
         assert not theirs
-        assert list(rig.service._parts.sessions.residency.memory.trees) == [
+        assert list(rig.service._parts.models.memory.trees) == [
             rig.service._parts.sessions.forest.find(mine[0]).tree.number
         ]
         assert not [claim for claim in rig.service._parts.models.shelf.places["tiny"].holders if claim.uri is not None]

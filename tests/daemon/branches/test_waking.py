@@ -46,7 +46,7 @@ async def kept(opener: Any, count: int = 3, **options: Any) -> AsyncIterator[Rig
 
 
 def trees_of(rig: Rigged) -> int:
-    return rig.service._parts.sessions.residency.memory.info().branches_bytes
+    return rig.service._parts.models.memory.info().branches_bytes
 
 
 def changed(store: Path, name: str, **changes: Any) -> None:
@@ -125,7 +125,7 @@ async def test_a_request_that_waits_for_a_tree_that_does_not_come_to_be_finds_no
             await waking
         with pytest.raises(BranchNotFound):
             await waiting
-        assert (trees_of(rig), rig.service._parts.sessions.residency.memory.trees, forest.trees()) == (0, {}, [])
+        assert (trees_of(rig), rig.service._parts.models.memory.trees, forest.trees()) == (0, {}, [])
 
 
 async def test_a_request_sees_a_tree_that_wakes_once_it_is_whole(open_rig: Any) -> None:

@@ -95,7 +95,7 @@ async def test_a_client_that_leaves_while_its_answer_waits_loses_nothing_of_it(o
         other = rig.service._parts.sessions.residency.turns.take(rig.service._parts.sessions.resolve("other"))
         async with other:
             task = asyncio.ensure_future(converse(rig, said, max_tokens=600))
-            await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == 1)
+            await until(lambda: rig.service._parts.models.memory.info().waiting == 1)
             held = ledger(rig)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

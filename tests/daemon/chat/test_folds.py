@@ -443,8 +443,8 @@ async def test_a_fold_that_waits_for_memory_keeps_no_weights_of_a_model_that_is_
 
         async def wait_behind_another(use: Any, count: int, emit: Any) -> Any:
             if not counted:
-                await residency._give_way(use, residency.awake[use.uri], grows=True)
-                await residency.weights.unload_now("one", "pressure")
+                await residency.memory.give_way(use, residency.awake[use.uri], grows=True)
+                await residency.memory._unload("one", "pressure", residency.memory.look_again)
                 gc.collect()
                 counted.append(rig.service._parts.models.shelf.weights_bytes())
             return await real(use, count, emit)

@@ -214,7 +214,7 @@ async def test_a_smaller_budget_puts_to_sleep_what_no_longer_fits(followed: Foll
         budget = told.weights_bytes + told.sessions_bytes // 2
         write(f'memory_budget = {budget}\n[models.one]\npath = "ONE"')
         await until(lambda: [rig.is_awake(name) for name in "abc"] == [False, False, True])
-        await until(lambda: rig.service._parts.sessions.residency.memory._evicting is None)
+        await until(lambda: rig.service._parts.models.memory._evicting is None)
         assert (await rig.service.status()).memory.budget_bytes == budget
         await taken_over(rig)
         bound = await rig.service._parts.models.engine.call(lambda: mx.set_cache_limit(0))

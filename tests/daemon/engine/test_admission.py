@@ -15,6 +15,7 @@ from torpor.daemon.engine.admission import MOST_STOOD_BACK_S, Queue, Request, ap
 from torpor.daemon.engine.engine import Engine, Steps
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.errors import EngineBusy
+from torpor.daemon.options.current import CurrentOptions
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.memvid.errors import SessionNotFound
 from torpor.tests.daemon.session_rig import (
@@ -55,7 +56,7 @@ class Line:
         self.requests: list[Request] = []
         self.clock = Clock()
         self.engine = Engine(clock=self.clock)
-        self._queue = Queue()
+        self._queue = Queue(CurrentOptions(ServeOptions()))
 
     def counting(self, name: str, pieces: int, seconds: float = 1.0) -> Steps[None]:
         for piece in range(pieces):
@@ -365,7 +366,7 @@ async def test_what_the_daemon_does_by_itself_is_no_requests(open_rig: Any) -> N
     async def whose() -> bool:
         return current().stands_back()
 
-    requests = Queue()
+    requests = Queue(CurrentOptions(ServeOptions()))
     with requests.admitted("background"):
         assert await asyncio.ensure_future(whose())
         assert not await apart(whose())
@@ -394,7 +395,7 @@ async def test_a_background_request_that_loads_what_a_normal_one_needs_stands_ba
     for name in "ab":
         await rig.asleep(name, tokens_of(1, 50))
     await rig.service.unload_model(model="tiny")
-    loading, gate = rig.service._parts.sessions.residency.models._loader, asyncio.Event()
+    loading, gate = rig.service._parts.models.loading._loader, asyncio.Event()
     estimate = loading.estimate
 
     async def held(*args: Any) -> int:
@@ -444,7 +445,7 @@ async def in_order(rig: Rigged) -> list[str]:
     async with held_up(rig, "a"):
         for at, (name, priority) in enumerate((("b", "background"), ("c", "normal")), start=1):
             tasks.append(asyncio.ensure_future(write(name, priority)))
-            await until(lambda at=at: rig.service._parts.sessions.residency.memory.info().waiting == at)  # type: ignore[misc]
+            await until(lambda at=at: rig.service._parts.models.memory.info().waiting == at)  # type: ignore[misc]
     await asyncio.gather(*tasks)
     return ended
 
@@ -453,7 +454,7 @@ async def in_order(rig: Rigged) -> list[str]:
 async def test_memory_goes_to_normal_requests_first(open_tight: Any) -> None:
     async with open_tight() as rig:
         assert await in_order(rig) == ["c", "b"]
-        assert rig.service._parts.sessions.residency.memory.info().reserved_bytes == 0
+        assert rig.service._parts.models.memory.info().reserved_bytes == 0
 
 
 @pytest.mark.one_in(2)
@@ -468,7 +469,7 @@ async def test_memory_goes_by_the_order_of_coming_to_who_has_stood_back_for_long
 @pytest.mark.one_in(2)
 async def test_a_wait_for_memory_counts_as_standing_back_from_when_somebody_is_put_before(open_tight: Any) -> None:
     async with open_tight() as rig:
-        claims: list[Any] = rig.service._parts.sessions.residency.memory.line.waiting
+        claims: list[Any] = rig.service._parts.models.memory.line.waiting
         async with held_up(rig, "a"):
             tasks = [asyncio.ensure_future(rig.write("b", 3, priority="background"))]
             await until(lambda: len(claims) == 1)
@@ -497,7 +498,7 @@ async def test_who_has_the_memory_that_a_normal_request_waits_for_stands_back_no
             ]
             assert held[0].stands_back()
             waiting = asyncio.ensure_future(rig.write("b", 3))
-            await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == 1)
+            await until(lambda: rig.service._parts.models.memory.info().waiting == 1)
             assert not held[0].stands_back()
         await waiting
 
@@ -553,7 +554,7 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
                     await refused
                 assert refusal.value.details == {"waiting": 2, "limit": 2}
             assert not rig.is_awake("b")
-            assert rig.service._parts.sessions.residency.memory.info().reserved_bytes > 0, "of the one that is served"
+            assert rig.service._parts.models.memory.info().reserved_bytes > 0, "of the one that is served"
             for name in ("new", "fork", "fold"):
                 with pytest.raises(SessionNotFound):
                     await rig.service.show(name)
@@ -561,7 +562,7 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
             assert (await rig.service.show("b")).info.token_count == 256, "who looks, or sleeps, is not counted"
             await rig.sleep("b")
         await asyncio.gather(*waiting)
-        assert rig.service._parts.sessions.residency.memory.info().reserved_bytes == 0
+        assert rig.service._parts.models.memory.info().reserved_bytes == 0
         assert rig.service._parts.queue.info().waiting == 0
         assert len(rig.live("a").state.tokens) == 256 + CHUNK + 2
 
@@ -572,7 +573,7 @@ async def test_who_was_served_and_waits_again_counts_again(open_rig: Any, weight
     async with open_rig(memory_budget=weights + 1000 * ROW + 3 * LOGITS) as rig:
         for at, name in enumerate("abc"):
             await rig.asleep(name, tokens_of(at, 50))
-        memory = rig.service._parts.sessions.residency.memory
+        memory = rig.service._parts.models.memory
         with memory.apart(-1) as somebody:
             assert memory.take_free(somebody, 500 * ROW)
             growing = asyncio.ensure_future(writing(rig, "b", 600))
@@ -668,4 +669,3 @@ def test_a_request_counts_as_normal_once_it_has_stood_back_long_enough() -> None
     other = Request("background")
     other.lift()
     assert not other.stands_back()
-    assert Queue().limit == ServeOptions.max_waiting

@@ -141,7 +141,7 @@ async def test_who_has_waited_for_a_load_is_at_work_as_soon_as_that_ends(
         joined = asyncio.ensure_future(rig.service.create("a", model="two"))
         await until(lambda: len(rig.service._parts.models.shelf.places["two"].holders) == 2)
         other = asyncio.ensure_future(rig.service.create("b", model="one"))
-        await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == 1)
+        await until(lambda: rig.service._parts.models.memory.info().waiting == 1)
         loads.gate.open()
         await asyncio.gather(ordered, joined, other)
         assert loaded(rig) == ["one"]
@@ -322,7 +322,7 @@ async def test_what_nobody_uses_leaves_for_a_model_and_what_is_in_use_does_not(o
         await rig.read("a", tokens_of(1, 50), model="one")
         async with rig.service._parts.sessions.residency.turn(rig.live("a").uri):
             waiting = asyncio.ensure_future(rig.service.create("b", model="two"))
-            await until(lambda: bool(rig.service._parts.sessions.residency.memory.info().waiting))
+            await until(lambda: bool(rig.service._parts.models.memory.info().waiting))
             assert loaded(rig) == ["one"]
             assert rig.is_awake("a")
         await waiting
@@ -410,7 +410,7 @@ async def test_a_model_that_takes_more_than_its_files_said_does_not_lie_in_memor
         await rig.read("a", tokens_of(1, 50), model="one")
         monkeypatch.setattr(loading, "estimate_bytes", lambda *_: 1000)
         monkeypatch.setattr(loading, "load_model", followed)
-        memory = rig.service._parts.sessions.residency.memory
+        memory = rig.service._parts.models.memory
         async with rig.service._parts.sessions.residency.turn(rig.live("a").uri):
             waiting = asyncio.ensure_future(rig.service.create("b", model="two"))
             await until(lambda: memory.info().waiting == 1)
@@ -426,7 +426,7 @@ async def test_a_model_that_takes_more_than_its_files_said_is_loaded_once_where_
     monkeypatch.setattr(loading, "estimate_bytes", lambda *_: 1000)
     async with opened(memory_budget=weights + ROOM) as rig:
         await rig.service.load_model(model="two")
-        memory = rig.service._parts.sessions.residency.memory.info()
+        memory = rig.service._parts.models.memory.info()
         assert (loads.names, memory.reserved_bytes, memory.weights_bytes) == (["two"], 0, weights)
 
 
@@ -470,7 +470,7 @@ async def test_one_that_lost_its_model_while_it_waited_loads_it_again(opened: Op
         for name in "bc":
             await rig.read(name, tokens_of(1, 20), model="two")
         await rig.sleep("b")
-        memory = rig.service._parts.sessions.residency.memory
+        memory = rig.service._parts.models.memory
         async with rig.service._parts.sessions.residency.turn(rig.live("c").uri):
             first = asyncio.ensure_future(rig.service.create("a", model="one"))
             await until(lambda: memory.info().waiting == 1)
@@ -524,7 +524,7 @@ async def test_a_request_waits_for_weights_that_somebody_has_for_a_moment_still(
         await rig.service.load_model(model="two")
         (held,) = rig.service._parts.models.shelf.loaded()
         asked = asyncio.ensure_future(rig.service.load_model(model="one"))
-        held_up = rig.service._parts.sessions.residency.memory
+        held_up = rig.service._parts.models.memory
         await until(lambda: asked.done() or (not loaded(rig) and held_up._evicting is None))
         assert not asked.done()
         assert held_up.info().waiting == 1
@@ -543,7 +543,7 @@ async def test_each_time_weights_are_let_go_of_they_have_their_moment(
     monkeypatch.setattr(model_registry, "time", clock)
     async with opened(memory_budget=int(1.9 * weights)) as rig:
         await rig.service.load_model(model="two")
-        held_up = rig.service._parts.sessions.residency.memory
+        held_up = rig.service._parts.models.memory
         for later, wanted in enumerate(("one", "two", "one"), 1):
             (held,) = rig.service._parts.models.shelf.loaded()
             asked = asyncio.ensure_future(rig.service.load_model(model=wanted))
@@ -689,7 +689,7 @@ async def test_who_gives_up_waiting_for_a_models_memory_leaves_the_load_to_the_n
 ) -> None:
     async with opened(memory_budget=weights + ROOM) as rig:
         await rig.read("a", tokens_of(1, 50), model="one")
-        memory = rig.service._parts.sessions.residency.memory
+        memory = rig.service._parts.models.memory
         async with rig.service._parts.sessions.residency.turn(rig.live("a").uri):
             waiting = [asyncio.ensure_future(rig.service.load_model(model="two")) for _ in range(2)]
             await until(lambda: memory.info().waiting == 1 and len(memory.line.stalled) == 1)

@@ -51,7 +51,7 @@ async def held_up(rig: Rigged, working: Awaitable[Any]) -> AsyncIterator[None]:
     task = asyncio.ensure_future(working)
     await gate.reached()
     yield
-    await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting > 0)
+    await until(lambda: rig.service._parts.models.memory.info().waiting > 0)
     gate.open()
     await task
 
@@ -85,11 +85,11 @@ async def look_that_is_put_to_sleep(rig: Rigged, monkeypatch: pytest.MonkeyPatch
 
     async def slowly(session: Any) -> None:
         begun.set()
-        await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting > 0)
+        await until(lambda: rig.service._parts.models.memory.info().waiting > 0)
         await kept(session)
 
     monkeypatch.setattr(rig.service._parts.store.hibernation, "require_kept", slowly)
-    away = asyncio.ensure_future(rig.service._parts.sessions.residency.idled(rig.live("a").uri))
+    away = asyncio.ensure_future(rig.service._parts.models.idle_sleeps.put_away_idle(rig.live("a").uri))
     await begun.wait()
     yield
     await away
@@ -115,7 +115,7 @@ async def waiting(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
     await rig.read("b", tokens_of(2, 200))
     async with held_up(rig, rig.write("a", 5)):
         growing = asyncio.ensure_future(rig.service.append("b", tokens=tokens_of(3, 400)))
-        await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == 1)
+        await until(lambda: rig.service._parts.models.memory.info().waiting == 1)
         yield
     assert (await growing).token_count == 600
 
@@ -127,7 +127,7 @@ async def waiting_with_a_look(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterat
     await rig.wake("b", at_token=100)
     async with held_up(rig, rig.write("a", 5)):
         growing = asyncio.ensure_future(rig.service.append("b", tokens=tokens_of(3, 500)))
-        await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == 1)
+        await until(lambda: rig.service._parts.models.memory.info().waiting == 1)
         yield
     read = await growing
     assert (read.token_count, read.branched) == (600, Look(1, 100, 1, 200))
@@ -139,7 +139,7 @@ async def put_to_sleep(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     sleeping = asyncio.ensure_future(rig.sleep("a"))
     await writes.gate.reached()
     yield
-    await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting > 0)
+    await until(lambda: rig.service._parts.models.memory.info().waiting > 0)
     writes.gate.open()
     await sleeping
 
@@ -182,7 +182,7 @@ async def test_a_request_that_fits_alone_waits_for_whatever_is_in_memory_and_is_
         for name in ("asked", "prefix"):
             await rig.service.create(name)
         needed = rig.live("asked").growth_of(PREFILL_CHUNK_TOKENS)(700)
-        await rig.service._parts.sessions.residency.resize(rig.model.weights_bytes + needed)
+        await rig.service._parts.models.memory.resize(rig.model.weights_bytes + needed)
         await rig.read("a", tokens_of(1, 300))
         async with resident(rig, monkeypatch):
             asked = asyncio.ensure_future(rig.service.append("asked", tokens=tokens_of(4, 700)))
@@ -197,7 +197,7 @@ async def test_a_smaller_budget_that_comes_while_a_session_leaves_is_kept_to_aft
     """The session leaves for a request that is given up meanwhile."""
     for seed, name in enumerate("abc"):
         await rig.read(name, tokens_of(seed, 500))
-    memory, left = rig.service._parts.sessions.residency.memory, asyncio.Event()
+    memory, left = rig.service._parts.models.memory, asyncio.Event()
     put_away, full = memory._put_away, memory.info().weights_bytes + memory.info().sessions_bytes
 
     async def slowly(uri: Any) -> None:
@@ -205,10 +205,10 @@ async def test_a_smaller_budget_that_comes_while_a_session_leaves_is_kept_to_aft
         await put_away(uri)
 
     monkeypatch.setattr(memory, "_put_away", slowly)
-    await rig.service._parts.sessions.residency.resize(full + 1000)
+    await rig.service._parts.models.memory.resize(full + 1000)
     asked = asyncio.ensure_future(rig.read("d", tokens_of(1, 100)))
     await until(lambda: memory._evicting is not None)
-    await rig.service._parts.sessions.residency.resize(rig.model.weights_bytes + memory.info().sessions_bytes // 2)
+    await rig.service._parts.models.memory.resize(rig.model.weights_bytes + memory.info().sessions_bytes // 2)
     asked.cancel()
     await asyncio.wait([asked])
     left.set()

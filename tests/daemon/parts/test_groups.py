@@ -13,7 +13,7 @@ from torpor.tests.daemon.session_rig import MODEL, Rigged, open_service
 
 VERBS = Path(__file__).resolve().parents[3] / "daemon" / "verbs"
 GROUPS = ("store", "models", "sessions", "upkeep")
-MOST_PARTS = 22
+MOST_PARTS = 17
 MOST_BESIDE_GROUPS = 6
 """What all groups share: the bus, the queue, the door, the options, the configuration file, the time of the start."""
 

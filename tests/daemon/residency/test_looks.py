@@ -23,11 +23,11 @@ async def crowd_out(rig: Rigged, name: str = "s") -> None:
     await rig.service.create("other")
     residency, needed = rig.service._parts.sessions.residency, rig.live("other").growth_of(PREFILL_CHUNK_TOKENS)(OTHERS)
     before = residency.memory.budget
-    await residency.resize(rig.model.weights_bytes + needed)
+    await residency.memory.resize(rig.model.weights_bytes + needed)
     await rig.service.append("other", tokens=tokens_of(9, OTHERS))
     assert not rig.is_awake(name)
     await rig.service.delete("other")
-    await residency.resize(before)
+    await residency.memory.resize(before)
 
 
 STANDS = [(None, 280), (1, None), (1, 280)]
@@ -87,7 +87,7 @@ async def test_a_request_whose_look_gives_way_has_it_back_to_the_bit_qx1(
         look = (await rig.wake("s", version, at_token=at)).look
         assert look is not None
         await rig.service.fork("s", name="alone")
-        memory = rig.service._parts.sessions.residency.memory
+        memory = rig.service._parts.models.memory
         reserve, ways = memory.reserve, []
 
         async def not_at_first(*claim: Any, **options: Any) -> bool:
@@ -163,7 +163,7 @@ async def test_an_early_token_takes_the_memory_of_what_is_read_for_it_where_all_
 ) -> None:
     await rig.asleep("s", tokens_of(1, 1800))
     needed = rig.model.layout.most_bytes(600, PREFILL_CHUNK_TOKENS)
-    await rig.service._parts.sessions.residency.resize(rig.model.weights_bytes + needed)
+    await rig.service._parts.models.memory.resize(rig.model.weights_bytes + needed)
     if how == "wake":
         assert (await rig.service.plan_wake("s", at_token=100)).memory_bytes <= needed
         assert (await rig.wake("s", at_token=100)).token_count == 100

@@ -161,9 +161,7 @@ async def test_a_session_in_use_is_not_evicted_and_what_wants_its_memory_waits(o
         waking = asyncio.ensure_future(rig.wake("b"))
         await waits(rig, 1)
         assert rig.is_awake("a")
-        assert rig.service._parts.sessions.residency.memory._evicting is None, (
-            "nobody waits for the turn of a session in use"
-        )
+        assert rig.service._parts.models.memory._evicting is None, "nobody waits for the turn of a session in use"
         gate.open()
         await writing
         await waking
@@ -238,7 +236,7 @@ async def test_who_wants_memory_beside_a_look_that_somebody_goes_on_from_waits_f
         going_on = asyncio.ensure_future(rig.service.append("a", tokens=tokens_of(2, 9)))
         await gate.reached()
         other = asyncio.ensure_future(rig.service.append("b", tokens=tokens_of(3, 449)))
-        await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == 1 or other.done())
+        await until(lambda: rig.service._parts.models.memory.info().waiting == 1 or other.done())
         gate.open()
         assert (await going_on).token_count == 29
         assert (await other).token_count == 449
@@ -263,7 +261,7 @@ async def test_the_buffers_that_mlx_keeps_are_given_back(open_rig: Any, weights:
 
 
 async def waits(rig: Rigged, count: int) -> None:
-    await until(lambda: rig.service._parts.sessions.residency.memory.info().waiting == count)
+    await until(lambda: rig.service._parts.models.memory.info().waiting == count)
 
 
 @pytest.mark.one_in(2)
@@ -588,7 +586,7 @@ async def test_more_sessions_than_fit_answer_as_each_would_alone_qx1_qx10(
         async def watch() -> None:
             while not done.is_set():
                 peaks.append(resident_bytes(rig))
-                told = rig.service._parts.sessions.residency.memory.info()
+                told = rig.service._parts.models.memory.info()
                 peaks.append(told.weights_bytes + told.sessions_bytes + told.reserved_bytes)
                 await asyncio.sleep(0.002)
 
@@ -654,7 +652,7 @@ async def test_a_session_that_nobody_uses_goes_to_sleep_and_comes_back(open_rig:
         await rig.read("a", tokens_of(1, 50), sampling=SAMPLED)
         before = await rig.fingerprint("a")
         await until(lambda: not rig.is_awake("a"))
-        await until(lambda: rig.service._parts.sessions.residency.memory.slept_by_idling == 1)
+        await until(lambda: rig.service._parts.models.memory.slept_by_idling == 1)
         assert (await rig.wake("a")).tokens_prefilled == 0
         assert await rig.fingerprint("a") == before
 

@@ -482,7 +482,7 @@ async def test_what_waits_for_memory_puts_nothing_between_a_state_and_its_ledger
     had = await a_ledger(open_rig)
     async with open_rig() as rig:
         await rig.wake("a", at_token=600)
-        memory = rig.service._parts.sessions.residency.memory
+        memory = rig.service._parts.models.memory
         reserve, calls = memory.reserve, []
 
         async def once(claim: Any, wanted: int, **options: Any) -> bool:
@@ -530,8 +530,8 @@ async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig:
 async def test_a_wake_that_is_refused_memory_leaves_the_ledger_asleep(open_rig: Any) -> None:
     await a_ledger(open_rig, 0, 900)
     async with open_rig() as rig:
-        budget = rig.service._parts.sessions.residency.memory.info()
-        await rig.service._parts.sessions.residency.resize(budget.weights_bytes + 50_000)
+        budget = rig.service._parts.models.memory.info()
+        await rig.service._parts.models.memory.resize(budget.weights_bytes + 50_000)
         with pytest.raises(MemoryBudgetExceeded):
             await rig.wake("a")
         assert not rig.is_awake("a")

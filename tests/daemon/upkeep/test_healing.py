@@ -45,10 +45,10 @@ def counts(store: Path) -> dict[str, int]:
 @asynccontextmanager
 async def _no_memory(rig: Any, _full_disk: Any) -> Any:
     """The budget is cut down to the model and a few tokens."""
-    info = rig.service._parts.sessions.residency.memory.info()
-    await rig.service._parts.sessions.residency.resize(info.weights_bytes + 100_000)
+    info = rig.service._parts.models.memory.info()
+    await rig.service._parts.models.memory.resize(info.weights_bytes + 100_000)
     yield
-    await rig.service._parts.sessions.residency.resize(info.budget_bytes)
+    await rig.service._parts.models.memory.resize(info.budget_bytes)
 
 
 @asynccontextmanager

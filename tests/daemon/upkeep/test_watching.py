@@ -91,7 +91,8 @@ async def test_a_changed_model_that_made_room_is_not_loaded_anew_by_itself(
         edit_config(own_tiny_model, rope_theta=20000.0)
         await until(lambda: changed(rig) == ("config",))
         await rig.sleep("old")
-        await rig.service._parts.sessions.residency._unload_for_others("tiny")
+        memory = rig.service._parts.models.memory
+        await memory._unload("tiny", "pressure", memory.look_again)
         with pytest.raises(ModelChanged):
             await rig.wake("old")
         edit_config(own_tiny_model, rope_theta=10000.0)

@@ -86,8 +86,8 @@ async def test_a_session_that_is_wanted_awake_goes_last_and_nobody_is_refused_fo
     residency = rig.service._parts.sessions.residency
     used = residency.memory.info()
     budget = used.weights_bytes + used.sessions_bytes + used.reserved_bytes
-    await residency.resize(budget - 1)
+    await residency.memory.resize(budget - 1)
     await until(lambda: len(residency.awake) == 1)
     assert rig.live("kept").state.tokens
-    await residency.resize(budget - rig.live("kept").stay.held_bytes - 1)
+    await residency.memory.resize(budget - rig.live("kept").stay.held_bytes - 1)
     await until(lambda: not residency.awake)

@@ -22,6 +22,11 @@ class Door:
 
     phase = Phase.OPEN
 
+    @property
+    def is_working(self) -> bool:
+        """Whether the daemon takes work for sessions."""
+        return self.phase is Phase.OPEN
+
     def require_working(self) -> None:
         """Raise ServiceClosed if the daemon takes no more work for sessions."""
         self.require_open()

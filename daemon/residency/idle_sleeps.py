@@ -1,0 +1,41 @@
+"""Sessions that no request uses go to sleep, each in its turn."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ...memvid.uri import SessionUri
+from ..events.events import SleepCause
+from ..memory.memory import Memory
+from ..sessions.sessions import Turns
+from ..tasks.door import Door
+from .awake import AwakeSessions
+from .putting_away import PuttingAway
+
+
+@dataclass(eq=False, repr=False)
+class IdleSleeps:
+    _putting_away: PuttingAway
+    _awake: AwakeSessions
+    _turns: Turns
+    _memory: Memory
+    _door: Door
+
+    async def put_away(self, uri: SessionUri, cause: SleepCause) -> bool:
+        """Put a session to sleep behind its running requests. False if it is no longer in memory. Raises as
+        `PuttingAway.put_away_idle`."""
+        try:
+            async with self._turns.take(uri):
+                return await self._putting_away.put_away_idle(uri, cause)
+        finally:
+            self._memory.look_again()
+
+    async def put_away_idle(self, uri: SessionUri) -> None:
+        """Put an idle session to sleep, unless it is used now, a client wants it awake, or the daemon stops: a stop has
+        an order of its own. Raises as `put_away`."""
+        live = self._awake.get(uri)
+        if live is None or live.stay.awake_until > time.monotonic() or uri in self._turns.in_use():
+            return
+        if self._door.is_working and await self.put_away(uri, "idle"):
+            self._memory.slept_by_idling += 1
