@@ -43,6 +43,7 @@ from torpor.daemon.api.verbs import VERBS
 from torpor.daemon.api.waking import WakeResult
 from torpor.errors import TorporError
 from torpor.memvid.store import Store
+from torpor.tests.at_least import has_at_least
 from torpor.tests.cli.cli_rig import MadeStore, Ran, Torpor, flip, unstyled
 from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
@@ -293,17 +294,3 @@ class Told:
         assert self.ran.status == self.status, f"the command before ended with status {self.ran.status}"
         if self.whole:
             assert _folded(self.ran.out) == " ".join(self.whole).strip(), f"stdout is not {self.whole}"
-
-
-def has_at_least(value: Any, wanted: Any) -> None:
-    """Compare a JSON value: maps may have more keys, lists have as many members, `"..."` is anything."""
-    if isinstance(wanted, dict):
-        assert wanted.keys() <= value.keys(), f"{value} has not all of {wanted}"
-        for key, each in wanted.items():
-            has_at_least(value[key], each)
-    elif isinstance(wanted, list):
-        assert len(value) == len(wanted), f"{value} for {wanted}"
-        for one, each in zip(value, wanted, strict=True):
-            has_at_least(one, each)
-    else:
-        assert wanted == "..." or value == wanted, f"{value} for {wanted}"

@@ -36,7 +36,7 @@ def says(server: HttpThread, *events: WorkEvent, fails: Exception | None = None,
             request.emit(event)
         if fails is not None:
             raise fails
-        return result(request.session, **facts)
+        return result(**{"session": request.session, **facts})
 
     chats(server, chat)
 
@@ -96,11 +96,3 @@ def likelihoods() -> list[TokenEvent]:
         TokenEvent(5, "", "text", None, told(5, "!", -3.0)),
         TokenEvent(6, "", "text", None, told(6, "", -4.0)),
     ]
-
-
-OTHER = {"token": r"\xf0\x9f", "logprob": -0.25, "bytes": [0xF0, 0x9F]}
-TOLD = [
-    {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": [OTHER]}
-    for text, logprob in (("hé", -0.5), ("ll", -1.5), ("o", -2.0))
-]
-"""What is told of these tokens in a list."""

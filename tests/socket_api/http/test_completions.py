@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx2
-import pytest
 from torpor.daemon.api.reading import GenerateRequest, GenerateResult
 from torpor.daemon.errors import ContextOverflow
 from torpor.tests.socket_api.http.answers import asked_for, events_of, likelihoods, result
@@ -18,22 +17,6 @@ if TYPE_CHECKING:
 PATH = "/v1/completions"
 
 
-def test_a_text_is_continued_in_a_new_session_that_is_labelled(server: HttpThread) -> None:
-    answer = server.ask("POST", PATH, {"model": "fake", "prompt": "one two", "max_tokens": 2, "stop": ["x"]})
-    told = answer.json
-    assert (told["object"], told["choices"][0]["text"], told["choices"][0]["finish_reason"]) == (
-        "text_completion",
-        "t2 t3 ",
-        "length",
-    )
-    (given,) = asked_for(server, "generate")
-    assert (given["labels"], given["text"], given["stop"]) == (("completion",), "one two", ("x",))
-    assert (given["create"], given["model"]) == (True, "fake")
-    assert given["raw"], "a client has rendered the template itself"
-    assert answer.headers["x-torpor-session"].startswith("completion-")
-    assert server.ask("POST", PATH, {"prompt": "a"}).json["usage"]["completion_tokens"] == 16, "as the API has it"
-
-
 def test_a_text_that_is_continued_at_random_has_a_seed_of_its_own(server: HttpThread) -> None:
     for more in ({}, {}, {"seed": 5}, {"temperature": 0}):
         server.ask("POST", PATH, {"prompt": "one", "max_tokens": 1, "temperature": 1, **more})
@@ -43,30 +26,6 @@ def test_a_text_that_is_continued_at_random_has_a_seed_of_its_own(server: HttpTh
     assert (named["seed"], greedy) == (5, {"temperature": 0})
     server.ask("POST", PATH, {"prompt": "one", "max_tokens": 1, "temperature": 1}, x_torpor_session="mine")
     assert asked_for(server, "generate")[-1]["sampling"] == {"temperature": 1}, "it draws by its session's"
-
-
-def test_with_a_session_the_text_goes_on_behind_what_it_holds(server: HttpThread) -> None:
-    for _ in range(2):
-        told = server.ask("POST", PATH, {"prompt": "one two", "max_tokens": 1}, x_torpor_session="mine")
-    assert told.json["choices"][0]["text"] == "t5 "
-    assert asked_for(server, "generate")[-1].get("labels") is None, "a client has named it, so no label takes it away"
-    refused = server.ask("POST", PATH, {"prompt": "a", "model": "other"}, x_torpor_session="mine")
-    assert (refused.status, refused.json["error"]["param"]) == (400, "model")
-
-
-def test_tokens_are_continued_as_they_are(server: HttpThread) -> None:
-    usage = server.ask("POST", PATH, {"prompt": [5, 6, 7], "max_tokens": 1}).json["usage"]
-    (given,) = asked_for(server, "generate")
-    assert given["tokens"] == (5, 6, 7)
-    assert not asked_for(server, "append"), "in one turn of the session, so that no other prompt comes between"
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 3, "recomputed_tokens": 0}
-
-
-def test_a_stream_tells_pieces_and_the_end(server: HttpThread) -> None:
-    asked = {"prompt": "one", "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
-    *pieces, last, usage, done = events_of(server.ask("POST", PATH, asked))
-    assert [each["choices"][0]["text"] for each in pieces] == ["t1 ", "t2 "]
-    assert (last["choices"][0]["finish_reason"], usage["usage"]["completion_tokens"], done) == ("length", 2, "[DONE]")
 
 
 def test_a_refused_request_leaves_no_session_that_nobody_named(served: Served) -> None:
@@ -113,26 +72,6 @@ def test_the_ceiling_may_be_above_what_fits(server: HttpThread) -> None:
     server.service.answers[GenerateRequest] = generate
     assert server.ask("POST", PATH, {"prompt": "a", "max_tokens": 32_000}).status == 200
     assert [given["max_tokens"] for given in asked_for(server, "generate")] == [32_000, 92]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "param"),
-    [
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": None}, "prompt"),
-        ({"best_of": 2}, "best_of"),
-        ({"echo": True}, "echo"),
-        ({"suffix": "x"}, "suffix"),
-        ({"n": 3}, "n"),
-    ],
-)
-def test_a_wrong_field_is_a_400_that_names_it(server: HttpThread, wrong: dict[str, Any], param: str) -> None:
-    answer = server.ask("POST", PATH, {"prompt": "a", **wrong})
-    assert answer.status == 400
-    assert answer.json["error"]["param"].startswith(param)
-    assert not server.service.calls
 
 
 def test_logprobs_are_lists_and_the_drawn_token_is_always_among_the_likeliest(server: HttpThread) -> None:
