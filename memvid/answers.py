@@ -1,6 +1,6 @@
 """What the store answers that goes to the screen and over the wire as it is: findings, reports and marks.
 
-Sessions are named by their URIs as text, versions by their ids as hex.
+Sessions are named by their URIs as text, versions by their ids as hex. `records.py` of `format` has what stays within.
 """
 
 from __future__ import annotations
@@ -118,3 +118,87 @@ class Lossy(Result):
     def within(self, token_count: int) -> Lossy | None:
         """The loss of a session that is cut back to its first tokens."""
         return Lossy(self.bits, min(self.tokens, token_count)) if token_count else None
+
+
+class ExportReport(Result):
+    """A version that was written, with all its blocks, to one file outside the store.
+
+    The file is a bundle of the same id: an import gives the same version, bit for bit. token_count: its whole ledger.
+    """
+
+    session: str
+    version: int
+    bundle_id: str
+    path: str
+    token_count: int
+    blocks: int
+    logical_bytes: int
+    file_bytes: int
+
+
+class TensorReport(Result):
+    """A version whose arrays were written to one `.safetensors` file outside the store. unread_tokens: tokens of its
+    ledger without arrays."""
+
+    session: str
+    version: int
+    bundle_id: str
+    path: str
+    kind: str
+    labels: tuple[str, ...]
+    token_count: int
+    unread_tokens: int
+    tensors: int
+    file_bytes: int
+
+
+class SessionUsage(Result):
+    """The disk space of one session, in bytes.
+
+    `logical_bytes` is the raw state of all its versions, each counted whole. `stored_bytes` is what its versions wrote,
+    of stripped ones what is left of that.
+    `shared_bytes` are the frames that other sessions need too: they stay when it is deleted. `exclusive_bytes` are the
+    frames and manifests that only it needs: a forget frees them. `stripped_versions` of its `versions` need no keys and
+    values.
+    """
+
+    session: str
+    versions: int
+    token_count: int
+    logical_bytes: int
+    stored_bytes: int
+    shared_bytes: int
+    exclusive_bytes: int
+    stripped_versions: int = 0
+
+
+class UsageReport(Result):
+    """The disk space of the store in bytes, split in two ways with the same sum, and each session's part.
+
+    By place: `file_bytes` = `version_bytes` (manifests) + `pack_bytes` (with bundles of format 1) + `damaged_bytes` +
+    `incoming_bytes` + `index_bytes` + `temp_bytes` + `journal_bytes` + `other_bytes`.
+    By need: `version_bytes` + `pack_bytes` = the sessions' `exclusive_bytes` + `shared_bytes` + `unneeded_bytes` +
+    `unreadable_bytes`.
+    `shared_bytes` counts a frame that several sessions need once; a repack can free `unneeded_bytes`: frames that no
+    version needs, and second copies. Manifests and packs that cannot be read (`problems`) count as `unreadable_bytes`
+    alone. Versions whose manifests are missing are `problems` too, and have no bytes. The budgets compare
+    `written_today_bytes`, as far as the index was not lost since, and `free_bytes` (of the disk).
+    """
+
+    file_bytes: int
+    version_bytes: int
+    pack_bytes: int
+    damaged_bytes: int
+    incoming_bytes: int
+    index_bytes: int
+    temp_bytes: int
+    journal_bytes: int
+    other_bytes: int
+    logical_bytes: int
+    shared_bytes: int
+    unneeded_bytes: int
+    unreadable_bytes: int
+    written_today_bytes: int
+    free_bytes: int
+    sessions: tuple[SessionUsage, ...]
+    problems: tuple[Finding, ...] = ()

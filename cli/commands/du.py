@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
 
-from ...memvid.format.records import SessionUsage, UsageReport
+from ...memvid.answers import SessionUsage, UsageReport
 from ...memvid.units import format_bytes, format_count
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
 from ..reach.store_view import choose_served_store, open_store
@@ -49,12 +50,13 @@ def du(
     with open_store(path) as opened:
         only = opened.resolve(session) if session is not None else None
         report = opened.usage()
-    sessions = [usage for usage in report.sessions if only in (None, usage.uri)]
+    if only is not None:
+        report = replace(report, sessions=tuple(usage for usage in report.sessions if usage.session == str(only)))
     if as_json:
-        output.document("du", document_of(report, sessions, path) | {"disk": disk})
+        output.document("du", {"store": str(path), **asdict(report), "disk": disk})
         return
-    if sessions:
-        output.show(render_sessions(sessions))
+    if report.sessions:
+        output.show(render_sessions(report.sessions))
     if only is None:
         output.show(render_store(report, path, disk))
         remark_on_room(output, path)
@@ -62,23 +64,13 @@ def du(
         output.line(render_problem(problem))
 
 
-def document_of(report: UsageReport, sessions: list[SessionUsage], path: Path) -> dict[str, Any]:
-    """The figures of the JSON document."""
-    listed = []
-    for usage in sessions:
-        figures = asdict(usage)
-        del figures["uri"]
-        listed.append({"session": str(usage.uri), **figures})
-    return {"store": str(path), **asdict(report), "sessions": listed}
-
-
-def render_sessions(sessions: list[SessionUsage]) -> RenderableType:
+def render_sessions(sessions: Sequence[SessionUsage]) -> RenderableType:
     """Draw the space of each session, the largest first."""
     figures = ("VERSIONS", "TOKENS", "STATE", "STORED", "SHARED", "ALONE")
     table = rows_table("SESSION", *figures, right=figures, whole=("SESSION",))
-    for usage in sorted(sessions, key=lambda usage: (-usage.stored_bytes, usage.uri)):
+    for usage in sorted(sessions, key=lambda usage: (-usage.stored_bytes, usage.session)):
         table.add_row(
-            plain(f"{usage.uri.namespace}/{usage.uri.name}"),
+            plain(usage.session.removeprefix("torpor://")),
             format_count(usage.versions),
             format_count(usage.token_count),
             format_bytes(usage.logical_bytes),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from ...memvid.units import format_bytes, format_plural
 from ..errors import Interrupted
-from ..reach.artifacts import KindOption, LabelOption, OverwriteOption, document_of, require_file
+from ..reach.artifacts import KindOption, LabelOption, OverwriteOption, require_file
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument, argument
 from ..reach.store_view import choose_store, open_store
@@ -54,11 +54,10 @@ def export_kv(
         except KeyboardInterrupt:
             raise Interrupted(f"Interrupted. {target} is there whole or not at all.") from None
         ignore_interrupts()
-    if as_json:
-        output.document("export-kv", document_of(report))
+    if output.told("export-kv", report):
         return
     output.line(
-        f"{plain(report.uri)}  version {report.version} exported: {format_plural(report.tensors, 'tensor')} of"
+        f"{plain(report.session)}  version {report.version} exported: {format_plural(report.tensors, 'tensor')} of"
         f" {format_plural(report.token_count, 'token')}, {format_bytes(report.file_bytes)} in {plain(report.path)}"
     )
     if report.unread_tokens:

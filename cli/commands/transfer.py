@@ -11,7 +11,7 @@ import typer
 
 from ...memvid.units import format_bytes, format_plural
 from ..errors import Interrupted, InvalidUsage, UnreadableInput
-from ..reach.artifacts import OverwriteOption, document_of, require_file
+from ..reach.artifacts import OverwriteOption, require_file
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import (
     JsonOption,
@@ -78,11 +78,10 @@ def export(
         ignore_interrupts()
         if opened.has_turns(row.uri):
             output.remark(describe_turns([row.uri]))
-    if as_json:
-        output.document("export", document_of(report))
+    if output.told("export", report):
         return
     output.line(
-        f"{plain(report.uri)}  version {report.version} exported: {format_plural(report.token_count, 'token')},"
+        f"{plain(report.session)}  version {report.version} exported: {format_plural(report.token_count, 'token')},"
         f" {format_bytes(report.file_bytes)} in {plain(report.path)}"
     )
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from ...daemon.api.limits import MAX_KIND_CHARS, MAX_LABEL_CHARS, MAX_LABELS
 from ...memvid.disk.targets import new_file, require_target
 from ...memvid.folder.store_file import open_existing_root
-from ...memvid.format.records import ExportReport, TensorReport
 from ..errors import InvalidUsage
 from .options import option
 
@@ -52,13 +50,6 @@ def require_file(target: str, command: str) -> str:
             " one named -)."
         )
     return target
-
-
-def document_of(report: ExportReport | TensorReport) -> dict[str, Any]:
-    """The store's report on a file that it has written, for JSON."""
-    facts = {each.name: getattr(report, each.name) for each in fields(report)}
-    uri, bundle_id = facts.pop("uri"), facts.pop("bundle_id")
-    return {"session": str(uri), "bundle_id": bundle_id.hex(), **facts}
 
 
 class ArtifactFile:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ..format.records import ExportReport, Progress, Receipt, TensorReport, VersionKey
+from ..answers import ExportReport, TensorReport
+from ..format.records import Progress, Receipt, VersionKey
 from ..uri import SessionUri
 from .sessions import Sessions
 

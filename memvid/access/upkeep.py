@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Sequence
 
-from ..answers import MaintenanceReport
+from ..answers import MaintenanceReport, UsageReport
 from ..folder.retention import Retention
 from ..folder.scrub_mark import ScrubMark, load_mark, save_mark
-from ..format.records import Progress, UsageReport, VerifyReport, VersionKey
+from ..format.records import Progress, VerifyReport, VersionKey
 from ..maintenance.repack_plan import RepackPolicy
 from ..uri import SessionUri
 from .sessions import Sessions

@@ -20,12 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from ..answers import TensorReport
 from ..disk.durable import TempFile
 from ..disk.paths import whole_path
 from ..disk.targets import new_file
 from ..errors import LimitExceeded, NotTensors
 from ..format.blocks import BlockEntry, SlotSpec
-from ..format.records import Progress, TensorReport
+from ..format.records import Progress
 from ..limits import MAX_TENSOR_HEADER_BYTES, MAX_TENSOR_SLOT_BYTES
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader
@@ -101,9 +102,9 @@ def export_tensors(
         temp.sync()
     manifest = reader.manifest
     return TensorReport(
-        uri=manifest.uri,
+        session=str(manifest.uri),
         version=manifest.version,
-        bundle_id=reader.bundle_id,
+        bundle_id=reader.bundle_id.hex(),
         path=whole_path(target),
         kind=kind,
         labels=told,

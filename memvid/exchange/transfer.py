@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import os
 
+from ..answers import ExportReport
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
 from ..disk.paths import whole_path
@@ -29,7 +30,7 @@ from ..folder.marks import Marks, stripped_in
 from ..format.blocks import BlockEntry
 from ..format.manifest import Manifest
 from ..format.pack_writer import PackWriter
-from ..format.records import ExportReport, Progress, Receipt
+from ..format.records import Progress, Receipt
 from ..index.index import WRITTEN_BYTES
 from ..limits import MAX_IMPORTED_VERSION
 from ..uri import SessionUri
@@ -66,9 +67,9 @@ def export_version(
             ) from error
         raise
     return ExportReport(
-        uri=manifest.uri,
+        session=str(manifest.uri),
         version=manifest.version,
-        bundle_id=reader.bundle_id,
+        bundle_id=reader.bundle_id.hex(),
         path=whole_path(target),
         token_count=manifest.ledger_tokens,
         blocks=len(manifest.blocks),

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from ..answers import Finding
+from ..answers import Finding, SessionUsage, UsageReport
 from ..checking.promised import still_missing
 from ..disk import durable
 from ..disk.budget import utc_day
@@ -27,7 +27,7 @@ from ..folder.marks import stripped_in
 from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, VERSIONS
 from ..format.layout import Frame
 from ..format.manifest import Manifest, end_record_of
-from ..format.records import IndexRow, SessionUsage, UsageReport
+from ..format.records import IndexRow
 from ..index.index import INDEX_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore
@@ -139,7 +139,7 @@ def usage(core: StoreCore) -> UsageReport:
         unreadable_bytes=tally.unreadable_bytes,
         written_today_bytes=core.index.written_on(utc_day(now_ns())),
         free_bytes=free_bytes_of(core.folder.packs_fd, core.path),
-        sessions=tuple(SessionUsage(uri, **asdict(one)) for uri, one in sorted(tally.sessions.items())),
+        sessions=tuple(SessionUsage(str(uri), **asdict(one)) for uri, one in sorted(tally.sessions.items())),
         problems=tuple(tally.problems),
     )
 

@@ -86,11 +86,16 @@ def test_an_export_is_one_pack_with_all_blocks_and_the_manifest(store: Store, ta
     second = sleep(store, 900, before=first)
     report = store.export_session(URI, None, target)
     with pack_file(target) as file:
-        assert blake3(file.encoded_manifest()).digest() == second.bundle_id == report.bundle_id
+        assert blake3(file.encoded_manifest()).hexdigest() == second.bundle_id.hex() == report.bundle_id
         assert set(file.frames) == {entry.id for entry in second.entries}
         for block_id in file.frames:
             file.check_block(block_id)
-    assert (report.uri, report.version, report.token_count, report.blocks) == (URI, 2, 900, len(second.entries))
+    assert (report.session, report.version, report.token_count, report.blocks) == (
+        str(URI),
+        2,
+        900,
+        len(second.entries),
+    )
     assert (report.path, report.file_bytes) == (str(target), target.stat().st_size)
     assert report.logical_bytes == second.logical_bytes
     assert target.stat().st_mode & 0o777 == 0o600
@@ -126,7 +131,7 @@ def test_an_export_finds_a_block_that_was_moved_while_it_ran(store: Store, targe
 
         report = reader.export_session(URI, 2, target, on_progress=move)
     assert moved
-    assert report.bundle_id == second.bundle_id
+    assert report.bundle_id == second.bundle_id.hex()
     other.import_file(target)
     require_awake(other, 900)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torpor.memvid.format.records import SessionUsage, UsageReport
+from torpor.memvid.answers import SessionUsage, UsageReport
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
@@ -32,7 +32,7 @@ def require_even(store: Store, report: UsageReport) -> None:
 
 
 def of(report: UsageReport, uri: SessionUri) -> SessionUsage:
-    return next(one for one in report.sessions if one.uri == uri)
+    return next(one for one in report.sessions if one.session == str(uri))
 
 
 def size(path: Path) -> int:
@@ -156,7 +156,7 @@ def test_beside_a_daemon_a_version_deleted_meanwhile_is_left_out(store: Store) -
             type(reader._core.index), "all_rows", lambda: store.delete_session(OTHER_URI), after=True
         ):
             report = reader.usage()
-        assert ([one.uri for one in report.sessions], report.problems) == ([URI], ())
+        assert ([one.session for one in report.sessions], report.problems) == ([str(URI)], ())
 
 
 def test_what_a_session_has_stored_includes_what_a_stand_in_wrote(store: Store) -> None:
