@@ -252,7 +252,7 @@ class Folds:
                 labels=live.labels if order.labels is None else tuple(order.labels),
                 chat=Chat(live.chat.system, live.chat.root, None if live.chat.opened_at is None else 0),
                 durability=live.durability,
-                durable=Durable(row.version, row.bundle_id, None, 0, 0, ()),
+                durable=Durable(row.version, row.bundle_id, None, 0, ()),
                 provenance=Provenance(folded_from=origin),
             )
             full = _Source(source, live.model.identity, row.model, origin, begin)

@@ -190,7 +190,7 @@ def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
     """The last snapshot of a sleeping session, from its manifest; reads the disk. Raises StoreError: the bundle is
     missing, damaged, or not what the index says."""
     with store.open_session(row.uri, row.version) as reader:
-        return durable_of(reader, row.logical_bytes)
+        return durable_of(reader)
 
 
 def look_of(live: Session, newest: IndexRow | None) -> Look | None:

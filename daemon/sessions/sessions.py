@@ -56,7 +56,6 @@ class Durable:
     bundle_id: bytes
     parent: bytes | None
     token_count: int
-    logical_bytes: int
     entries: tuple[BlockEntry, ...]
     unread_tokens: int = 0
     backend: object = None
@@ -66,6 +65,11 @@ class Durable:
         """All tokens of its ledger, as a wake gives them back."""
         return self.token_count + self.unread_tokens
 
+    @property
+    def logical_bytes(self) -> int:
+        """The raw bytes of the whole state."""
+        return sum(entry.raw_bytes for entry in self.entries)
+
     @classmethod
     def of(cls, receipt: Receipt, backend: object) -> Durable:
         """The snapshot of a sleep."""
@@ -74,7 +78,6 @@ class Durable:
             receipt.bundle_id,
             receipt.parent,
             receipt.token_count,
-            receipt.logical_bytes,
             receipt.entries,
             receipt.unread_tokens,
             backend,

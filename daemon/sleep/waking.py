@@ -153,7 +153,7 @@ class Waking:
         kept = kept if order.at_token is None else without_unread(kept)
         prospect = await self._look(reader, order, model)
         plan, restored = prospect.plan, await self._restore(reader, prospect, model, begun, emit)
-        durable = durable_of(reader, plan.read_bytes)
+        durable = durable_of(reader)
         session = await self._threads.on_io(partial(Session.woken, uri, model, restored.state, durable, kept))
         session.came_from(kept, plan.resumed_tokens)
         session.last_read.note(plan.spans)
@@ -248,7 +248,7 @@ class Waking:
         manifest = reader.manifest
         require_same(manifest.identity, model.identity, model=model.name)
         state = await self.begin(model, initial_key)
-        session = Session.woken(manifest.uri, model, state, durable_of(reader, 0), kept)
+        session = Session.woken(manifest.uri, model, state, durable_of(reader), kept)
         return Woken(session, 0, canary="not_run", canary_seconds=0.0)
 
 
@@ -311,10 +311,10 @@ def is_ledger_alone(reader: BundleReader, order: WakeOrder) -> bool:
     return not manifest.token_count and UNREAD in manifest.session and order.at_token is None
 
 
-def durable_of(reader: BundleReader, logical_bytes: int) -> Durable:
+def durable_of(reader: BundleReader) -> Durable:
     """The snapshot of a reader, as the last one of a session."""
     manifest = reader.manifest
     return Durable(
-        manifest.version, reader.bundle_id, manifest.parent, manifest.token_count, logical_bytes, reader.entries,
+        manifest.version, reader.bundle_id, manifest.parent, manifest.token_count, reader.entries,
         manifest.unread_tokens, manifest.session.get("backend"),
     )  # fmt: skip

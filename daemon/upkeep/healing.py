@@ -359,7 +359,7 @@ class Healing:
             start = found.start(end.passes, by_token=model.layout.by_token)
             state = await self._state_at(start, row, reader, model)
             same = await self._engine.run(self._unless_stopping(read_again(model, state, found.tokens, end)))
-            session = Session.woken(row.uri, model, state, durable_of(reader, 0), reader.manifest.session)
+            session = Session.woken(row.uri, model, state, durable_of(reader), reader.manifest.session)
             terms = Terms(may_wait=True, covers=False, branch=tree_in(reader.manifest.session))
         finally:
             reader.close()

@@ -56,7 +56,6 @@ class Receipt:
     parent: bytes | None
     token_count: int
     bytes_written: int
-    logical_bytes: int
     blocks_new: int
     blocks_reused: int
     entries: tuple[BlockEntry, ...]
@@ -66,6 +65,11 @@ class Receipt:
     def ledger_tokens(self) -> int:
         """All tokens of its ledger: a wake gives these back."""
         return self.token_count + self.unread_tokens
+
+    @property
+    def logical_bytes(self) -> int:
+        """The raw bytes of the whole state."""
+        return sum(entry.raw_bytes for entry in self.entries)
 
 
 @dataclass(frozen=True, slots=True)

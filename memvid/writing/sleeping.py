@@ -284,7 +284,6 @@ def receipt_of(manifest: Manifest, bundle_id: bytes, bytes_written: int, blocks_
         parent=manifest.parent,
         token_count=manifest.token_count,
         bytes_written=bytes_written,
-        logical_bytes=manifest.logical_bytes,
         blocks_new=blocks_new,
         blocks_reused=len(manifest.blocks) - blocks_new,
         entries=manifest.blocks,
