@@ -183,8 +183,9 @@ async def test_what_could_not_be_read_just_now_is_not_taken_for_damaged(
 
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize("crash", ["behind the heal", "in it"])
+@pytest.mark.parametrize("healed", ["blocks", "a ledger"])
 async def test_turns_of_a_session_that_went_back_before_its_healed_version_survive_a_kill(
-    open_rig: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
+    open_rig: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str, healed: str
 ) -> None:
     killed = tmp_path / "killed"
 
@@ -198,16 +199,19 @@ async def test_turns_of_a_session_that_went_back_before_its_healed_version_survi
         kill()
         return receipt
 
+    if healed == "a ledger":
+        await leave_a_ledger(open_rig(stop_within=0), 600)
     async with open_rig() as rig:
-        await rig.asleep("a", TEXT)
+        if healed == "blocks":
+            await rig.asleep("a", TEXT)
         await rig.wake("a", at_token=100)
         await rig.service.append("a", tokens=tokens_of(3, 10))
-        damage(store, "a")
+        damage(store, "a", **({} if healed == "blocks" else {"kind": "state"}))
         with monkeypatch.context() as patch:
             if crash == "in it":
                 patch.setattr(Store, "write_bundle", write_and_kill)
             await mend(rig)
-        assert [count for _, count in await versions_of(rig)] == [1300, 1300]
+        assert [count for _, count in await versions_of(rig)][-2:] == ([1300] * 2 if healed == "blocks" else [640] * 2)
         if crash == "behind the heal":
             kill()
     async with open_rig(store=killed) as rig:
