@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -36,9 +35,8 @@ from .models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME
 from .options.serve_options import ServeOptions
 from .parts.parts import Parts
 from .residency.stopping import Keeping
-from .sleep.orders import LastSleep
 from .tasks.cancellation import to_the_end
-from .tasks.door import Phase
+from .tasks.door import LastSleep, Phase
 from .upkeep.scrubbing import ScrubPolicy
 from .verbs import HANDLERS
 
@@ -52,7 +50,6 @@ class Service(Verbs, Awaiting):
         """changed_unseen: the model files that had changed unseen."""
         self._parts = parts
         self._changed_unseen = tuple(changed_unseen)
-        self._last_sleep: LastSleep | None = None
         self._preparing: asyncio.Task[ShutdownResult] | None = None
         self._keeping: asyncio.Task[Keeping] | None = None
         self._closing: asyncio.Task[ShutdownResult] | None = None
@@ -169,17 +166,13 @@ class Service(Verbs, Awaiting):
         keeping = Keeping()
         await self._parts.sessions.last_sleeps.keep_all(order, keeping, give_up=False)
         if keeping.failed and self._parts.door.phase is Phase.SLEEPING:  # else another caller ends the daemon meanwhile
-            self._preparing = self._last_sleep = self._parts.store.hibernation.stopping = None
-            self._parts.door.phase = Phase.OPEN
+            self._preparing = None
+            self._parts.door.go_on()
         return keeping.report()
 
     def _begin_to_stop(self, phase: Phase) -> LastSleep:
-        """Take no more work. Gives the limits of all sleeps of this stop; its time begins at the first call."""
-        self._parts.door.phase = max(self._parts.door.phase, phase)
-        if self._last_sleep is None:
-            self._last_sleep = LastSleep(time.monotonic() + self._parts.options.stop_within)
-            self._parts.store.hibernation.stopping = self._last_sleep
-        return self._last_sleep
+        """As `Door.begin_to_stop`, within the time that an option gives."""
+        return self._parts.door.begin_to_stop(phase, self._parts.options.stop_within)
 
     async def begin_close(self) -> None:
         """The first half of `close`, for callers that wait for requests before the second half. The time of the stop
@@ -202,12 +195,10 @@ class Service(Verbs, Awaiting):
         of the store's size and of the day do not refuse a last sleep; `keep_free` may.
         """
         if self._closing is None:
-            self._parts.door.phase = Phase.CLOSED
-            self._closing = asyncio.ensure_future(self._close())
+            self._closing = asyncio.ensure_future(self._close(self._begin_to_stop(Phase.CLOSED)))
         return await to_the_end(self._closing)
 
-    async def _close(self) -> ShutdownResult:
-        order = self._begin_to_stop(Phase.CLOSED)
+    async def _close(self, order: LastSleep) -> ShutdownResult:
         await self.begin_close()
         assert self._keeping is not None
         keeping = await self._keeping

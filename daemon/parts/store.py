@@ -22,6 +22,7 @@ from ..sleep.quantising import Quantising
 from ..sleep.turn_journal import TurnJournal
 from ..sleep.upkeep_thread import UpkeepThread
 from ..tasks.cancellation import to_the_end
+from ..tasks.door import Door
 from ..upkeep.loop import Upkeep
 
 Result = TypeVar("Result")
@@ -36,12 +37,13 @@ class StoreParts:
         engine: Engine,
         buffers: Buffers,
         awake: AwakeSessions,
+        door: Door,
         bus: Bus,
         options: CurrentOptions,
     ) -> None:
         self.disk = disk
         self.upkeep_loop = Upkeep(UpkeepThread())
-        self.hibernation = Hibernation(disk, engine, self.upkeep_loop.thread, bus)
+        self.hibernation = Hibernation(disk, engine, self.upkeep_loop.thread, door, bus)
         self.waking = self.hibernation.waking
         self.journal = TurnJournal(disk, self.hibernation.threads, options, self._keep_for_the_journal)
         self.forking = Forking(disk, self.hibernation)

@@ -8,6 +8,7 @@ from ..api.process import ScrubInfo
 from ..events.bus import Bus
 from ..options.current import CurrentOptions
 from ..sleep.maintenance import Maintenance
+from ..tasks.door import Door
 from ..upkeep.analyst import Analyst
 from ..upkeep.healing import Healing
 from ..upkeep.idling import Idling
@@ -29,6 +30,7 @@ class UpkeepParts:
         store: StoreParts,
         models: ModelParts,
         sessions: SessionParts,
+        door: Door,
         bus: Bus,
         options: CurrentOptions,
         scrub: ScrubPolicy | None,
@@ -37,7 +39,7 @@ class UpkeepParts:
         self.loop = loop = store.upkeep_loop
         self.maintenance = Maintenance(disk, loop.thread)
         self.analyst = Analyst(disk, hibernation.threads)
-        self.healing = Healing(disk, models.engine, hibernation, self.maintenance, sessions.residency, shelf, bus)
+        self.healing = Healing(disk, models.engine, hibernation, self.maintenance, sessions.residency, shelf, door, bus)
         self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.healing.mend)
         self.retaining = Retaining(loop, disk, bus, options)
         self.repacking = Repacking(loop, disk, RepackPolicy())

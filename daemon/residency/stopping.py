@@ -15,7 +15,7 @@ from ..events.bus import code_of
 from ..memory.memory import Memory
 from ..sessions.sessions import Session, Turns
 from ..sleep.hibernation import Terms
-from ..sleep.orders import LastSleep
+from ..tasks.door import LastSleep
 from .awake import AwakeSessions
 from .putting_away import PuttingAway
 

@@ -36,7 +36,7 @@ from ..events.events import LedgerKept, SleepCause
 from ..models import canary
 from ..sessions.sessions import Session
 from ..sessions.tracing import tell_sleep
-from .orders import LastSleep
+from ..tasks.door import Door, LastSleep
 from .store_threads import Result, StoreThreads, reporter
 from .upkeep_thread import UpkeepThread
 from .version import Base, is_said_by, ledger_of, map_behind, map_of
@@ -74,8 +74,7 @@ class Run(Protocol):
 class Hibernation:
     """Writes versions of sessions into a store: the one place of the daemon that does. waking: wakes sessions from it.
 
-    stopping: the limits of all sleeps once the daemon stops, even of those that had begun. on_version: called with the
-    receipt of each new version.
+    on_version: called with the receipt of each new version.
     """
 
     def __init__(
@@ -83,11 +82,12 @@ class Hibernation:
         store: Store,
         engine: Engine,
         upkeep: UpkeepThread,
+        door: Door,
         bus: Bus,
     ) -> None:
         self.threads = StoreThreads()
         self.waking = Waking(store, engine, self.threads, bus)
-        self.stopping: LastSleep | None = None
+        self._door = door
         self.on_version: Callable[[Receipt], None] = ignore
         self._store = store
         self._engine = engine
@@ -221,7 +221,7 @@ class Hibernation:
 
         doubted = (
             ()
-            if terms.last or self.stopping
+            if terms.last or self._door.stopping
             else await self.threads.on_writer(partial(self._doubted, session, snapshot))
         )
         receipt = await self.write(
@@ -268,11 +268,11 @@ class Hibernation:
         return session.last_read.doubted(snapshot.reused, scrubbed_s)
 
     def _require_time(self, terms: Terms) -> None:
-        if terms.may_wait and self.stopping is not None:
+        if terms.may_wait and self._door.stopping is not None:
             raise ServiceClosed(
                 "The daemon was told to stop, so this was given up, and nothing has changed; ask again."
             )
-        for order in {terms.last, self.stopping}:
+        for order in {terms.last, self._door.stopping}:
             if order is not None:
                 order.require_time()
 

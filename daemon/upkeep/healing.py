@@ -64,6 +64,7 @@ from ..sleep.orders import WakeOrder
 from ..sleep.version import with_fewer_blocks
 from ..sleep.waking import durable_of
 from ..tasks.cancellation import to_the_end
+from ..tasks.door import Door
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Healing:
     _maintenance: Maintenance
     _residency: Residency
     _shelf: Shelf
+    _door: Door
     _bus: Bus
 
     def __post_init__(self) -> None:
@@ -211,7 +213,7 @@ class Healing:
 
     def _require_going_on(self) -> None:
         """Raise ServiceClosed once the daemon stops: the damage is found again when it is back. On any thread."""
-        if self._hibernation.stopping is not None:
+        if self._door.stopping is not None:
             raise ServiceClosed("The daemon stops; what is damaged is healed when it is back.")
 
     def _unless_stopping(self, steps: Generator[Any, None, Result]) -> Steps[Result]:

@@ -1002,7 +1002,7 @@ async def test_who_is_held_for_long_keeps_no_other_from_its_sleep_and_who_is_hel
         async with rig.service._parts.sessions.residency.turns.take(rig.service._parts.sessions.resolve("deep")):
             beginning = asyncio.ensure_future(rig.service.begin_close())
             if patience_s:
-                await until(lambda: rig.service._parts.store.hibernation.stopping is not None)
+                await until(lambda: rig.service._parts.door.stopping is not None)
             else:
                 await until(lambda: not rig.live("other").dirty)
         await beginning
@@ -1043,15 +1043,15 @@ async def test_a_refusal_of_a_stop_that_another_one_has_overtaken_gives_that_no_
         await rig.read("full", tokens_of(1, 20))
         task, gate = await held(rig, "full", 2)
         preparing = asyncio.ensure_future(rig.service.prepare_close())
-        await until(lambda: rig.service._parts.store.hibernation.stopping is not None)
-        order = rig.service._parts.store.hibernation.stopping
+        await until(lambda: rig.service._parts.door.stopping is not None)
+        order = rig.service._parts.door.stopping
         beginning = asyncio.ensure_future(rig.service.begin_close())
         await asyncio.sleep(0)
         gate.open()
         await task
         assert (await preparing).failed
         await beginning
-        assert rig.service._parts.store.hibernation.stopping is order
+        assert rig.service._parts.door.stopping is order
 
 
 async def test_nothing_is_done_after_the_stop(rig: Rigged) -> None:

@@ -15,7 +15,7 @@ from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDea
 from torpor.daemon.sessions.sessions import Session
 from torpor.daemon.sessions.transcripts import TextMap, Turn, message_of
 from torpor.daemon.sessions.unprocessed_tail import Unread
-from torpor.daemon.sleep.orders import LastSleep
+from torpor.daemon.tasks.door import LastSleep
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.store import Store
@@ -263,7 +263,7 @@ async def test_a_sleep_that_had_begun_before_the_stop_has_no_longer_either(
         sleeping = asyncio.ensure_future(rig.sleep("a"))
         await gate.reached()
         closing = asyncio.ensure_future(rig.service.close())
-        await until(lambda: rig.service._parts.store.hibernation.stopping is not None)
+        await until(lambda: rig.service._parts.door.stopping is not None)
         gate.open()
         assert list((await closing).ledgers) == [uri("a")]
         with pytest.raises(StopDeadline):

@@ -38,7 +38,7 @@ async def counting_turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[
 
     for module in (listing, labels):
         monkeypatch.setattr(module, "SESSIONS_AT_ONCE", AT_ONCE)
-    for name in ("info_of_asleep", "info_of_awake"):
+    for name in ("info_of_stored", "info_of_awake"):
         monkeypatch.setattr(listing, name, counting(getattr(listing, name)))
     monkeypatch.setattr(labels.Labels, "_with", counting(labels.Labels._with))
     monkeypatch.setattr(Store, "find_session", counting(Store.find_session))

@@ -288,7 +288,7 @@ async def close_in_the_midst(rig: Any, gate: Gate) -> None:
     """Tell the daemon to stop, and only then let go on what the gate holds up."""
     await gate.reached()
     closing = asyncio.create_task(rig.service.close())
-    await until(lambda: rig.service._parts.store.hibernation.stopping is not None)
+    await until(lambda: rig.service._parts.door.stopping is not None)
     gate.open()
     await closing
 
