@@ -97,7 +97,7 @@ def test_ls_tells_of_a_manifest_that_may_be_of_any_session(
     assert (told["code"], told["path"]) == ("bundle_mismatch", str(made_store.manifests[1]))
     assert "it may be the newest of a session" in told["message"]
     daemon.service.store = str(made_store.path)
-    daemon.service.unreadable = (Finding(**told),)
+    daemon.service.also("status", unreadable=(Finding(**told),))
     ask = torpor if beside_a_daemon else made_store
     assert ask("ls", "--json").document["problems"] == [told]
     assert "it may be the newest of a session" in ask("ls").err

@@ -48,7 +48,7 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Se
     torpor("append", "a", "x")
     assert "no request since the daemon began" in torpor("why", "a").out
     uri, texts = "torpor://default/a", ("it is [red]6:30", "it is \x1b[31m7:45\n")
-    daemon.service.reuses = (
+    reuses = (
         Reuse("append", 1, "none"),
         Reuse("generate", 2, "hit", uri, 7, 7),
         Reuse("chat", 3, "diverged", uri, 3, 9, 3, 1, *texts, "clock", "Say it later.", "rewound"),
@@ -56,6 +56,7 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Se
         Reuse("append", 5, "hit", "torpor://default/b", 90, 600, not_taken="no_whole_block"),
         Reuse("append", 6, "hit", "torpor://default/b", 190, 600, not_taken="other_calls"),
     )
+    daemon.service.also("why", requests=reuses)
     long, short, taken, *lines = torpor("why", "a").out.splitlines()
     assert long.endswith("none taken over: they were read in other calls than a new session makes")
     assert short.endswith("hit: 90 tokens of torpor://default/b; none taken over: only whole blocks of 256 are")
@@ -68,9 +69,9 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Se
     assert torpor("why", "a", "--json").document["requests"][2]["cause"] == "clock"
     assert torpor("why", "nobody").status == 4
     refused = Reuse("chat", 3, "diverged", uri, 3, 9, 3, 1, *texts, "clock", "Say it later.", "refused")
-    daemon.service.reuses = (refused,)
+    daemon.service.also("why", requests=(refused,))
     assert torpor("why", "a").out.splitlines()[-1] == "    It was refused, and nothing was changed."
-    daemon.service.reuses = (Reuse("chat", 1, "none", left_out=("a-[red]header",)),)
+    daemon.service.also("why", requests=(Reuse("chat", 1, "none", left_out=("a-[red]header",)),))
     told = "    not read, for it changes with each request: a-[red]header"
     assert torpor("why", "a").out.splitlines()[-1] == told
 

@@ -38,9 +38,8 @@ from typing import Any, Final, get_type_hints
 import pytest
 from pydantic import TypeAdapter
 from torpor.daemon.api.process import ModelInfo
-from torpor.daemon.api.session import SessionDetail, SessionInfo
+from torpor.daemon.api.session import SessionInfo
 from torpor.daemon.api.verbs import VERBS
-from torpor.daemon.api.waking import WakeResult
 from torpor.errors import TorporError
 from torpor.memvid.store import Store
 from torpor.tests.at_least import has_at_least
@@ -135,18 +134,17 @@ def _serve(world: World, *of_the_store: str) -> None:
     world.daemon.service.store = str(world.store.path) if of_the_store else "/store"
 
 
-def _facts(text: str, *records: type[Any]) -> dict[str, Any]:
-    """Facts in JSON, as those records have them."""
-    hints = {name: hint for record in records for name, hint in get_type_hints(record).items()}
-    given = json.loads(text)
-    return {name: TypeAdapter(hints.get(name, Any)).validate_python(value) for name, value in given.items()}
+def _facts(text: str, record: type[Any]) -> dict[str, Any]:
+    """Facts in JSON, as a record has them."""
+    hints = get_type_hints(record)
+    return {name: TypeAdapter(hints[name]).validate_python(value) for name, value in json.loads(text).items()}
 
 
 def _have(world: World, which: str, facts: str) -> None:
     """Let the service, its model, a session, or the answers to a verb have those facts from now on."""
     service = world.daemon.service
     if which == "service":
-        for name, value in _facts(facts, WakeResult, SessionDetail).items():
+        for name, value in json.loads(facts).items():
             setattr(service, name, value)
     elif which == "model":
         service.model = replace(service.model, **_facts(facts, ModelInfo))

@@ -25,7 +25,7 @@ from torpor.daemon.errors import AnswerNotFound
 from torpor.daemon.events.bus import Bus, Subscription, Wanted
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.errors import TorporError
-from torpor.memvid.answers import Action, DeleteReport, Finding, Lossy, MaintenanceReport, MarkedVersion, VersionInfo
+from torpor.memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion, VersionInfo
 from torpor.memvid.uri import SessionUri
 from torpor.records import Result
 
@@ -71,22 +71,11 @@ class FakeService(Verbs, Awaiting):
         self.piece = ""  # text of each token, instead of its own
         self.fail_sleep: dict[str, str] = {}
         self.store = "/store"
-        self.differs: tuple[waking.PartDiffers, ...] = ()
         self.artifact = "{}\n"
-        self.lossy: Lossy | None = None
-        self.recomputed: session.Recomputed | None = None
-        self.canary: waking.CanaryVerdict = "not_run"
-        self.unreadable: tuple[Finding, ...] = ()
         self.left: str | None = None  # why no session can be warmed
         self.fail_clear: dict[str, str] = {}
-        self.prefilled_by_wakes = 0
-        self.forked_from: session.Origin | None = None
-        self.folded_from: session.Origin | None = None
         self.bus = Bus()
         self.model = process.ModelInfo("fake", "/nowhere", "ab" * 32, "float32", 1, True, 8192)
-        self.aliases: tuple[tuple[str, str], ...] = ()
-        self.reuses: tuple[reading.Reuse, ...] = ()
-        self.problems: tuple[Finding, ...] = ()  # what each operation on the store leaves behind
         self.answers: dict[type[Request], Callable[[Any], Awaitable[Result]]] = {
             verb.request: getattr(self, f"_{name}") for name, verb in VERBS.items() if hasattr(self, f"_{name}")
         }
@@ -121,8 +110,7 @@ class FakeService(Verbs, Awaiting):
         memory = process.MemoryInfo(1 << 30, 1, 0, 0, 0, 0, 0)
         awake = sum(session.info.state == "awake" for session in self.sessions.values())
         models, asleep, queue = (self.model,), len(self.sessions) - awake, process.QueueInfo(0, 0, 512)
-        told = process.StatusResult("0.1.0", os.getpid(), self.store, models, awake, asleep, memory, "none", 0.5, queue)
-        return replace(told, aliases=self.aliases, unreadable=self.unreadable)
+        return process.StatusResult("0.1.0", os.getpid(), self.store, models, awake, asleep, memory, "none", 0.5, queue)
 
     async def _create(self, request: creating.CreateRequest) -> session.SessionInfo:
         if request.session in self.sessions:
@@ -217,9 +205,6 @@ class FakeService(Verbs, Awaiting):
             found.info.session, version, made.bundle_id, parent, len(found.tokens), size, size, 1, version - 1, 0.25
         )
 
-    async def _wake(self, request: waking.WakeRequest) -> waking.WakeResult:
-        return await self._wake_found(self._find(request.session), request.version, request.emit)
-
     async def _plan_wake(self, request: waking.PlanWakeRequest) -> waking.WakePlanResult:
         found = self._find(request.session)
         if found.info.state == "awake":
@@ -238,29 +223,17 @@ class FakeService(Verbs, Awaiting):
             restored_tokens=made.token_count,
             computed_tokens=1,
             memory_bytes=4 << 20,
-            differs=self.differs,
         )
 
-    async def _wake_found(self, found: FakeSession, version: int | None, emit: OnEvent) -> waking.WakeResult:
+    async def _wake(self, request: waking.WakeRequest) -> waking.WakeResult:
+        found = self._find(request.session)
         await self._step()
-        emit(ProgressEvent("wake", 1, 1))
+        request.emit(ProgressEvent("wake", 1, 1))
         already = found.info.state == "awake"
         found.now(state="awake")
-        made = found.versions[(version or len(found.versions)) - 1]
+        made = found.versions[(request.version or len(found.versions)) - 1]
         return waking.WakeResult(
-            found.info.session,
-            made.version,
-            made.bundle_id,
-            made.token_count,
-            self.prefilled_by_wakes,
-            8,
-            0.25,
-            already,
-            self.differs,
-            lossy=self.lossy,
-            recomputed=self.recomputed,
-            canary=self.canary,
-            unreadable=self.unreadable,
+            found.info.session, made.version, made.bundle_id, made.token_count, 0, 8, 0.25, already
         )
 
     async def _list(self, request: creating.ListRequest) -> session.ListResult:
@@ -277,9 +250,6 @@ class FakeService(Verbs, Awaiting):
             lineage=(),
             identity=identity,
             backend=backend,
-            lossy=self.lossy,
-            forked_from=self.forked_from,
-            folded_from=self.folded_from,
         )
 
     async def _stats(self, request: store.StatsRequest) -> store.StatsResult:
@@ -308,9 +278,7 @@ class FakeService(Verbs, Awaiting):
         for info in () if request.dry_run else gone:
             del self.sessions[info.name]
         uris = tuple(info.session for info in gone)
-        return store.ClearResult(
-            request.label, request.dry_run, uris, 5, 0, 4096, 0 if request.dry_run else 2048, kept, self.problems
-        )
+        return store.ClearResult(request.label, request.dry_run, uris, 5, 0, 4096, 0 if request.dry_run else 2048, kept)
 
     def subscribe(
         self, *, names: Sequence[str] | None = None, session: str | None = None, namespace: str | None = None
@@ -334,7 +302,7 @@ class FakeService(Verbs, Awaiting):
         )
 
     async def _why(self, request: reading.WhyRequest) -> reading.WhyResult:
-        return reading.WhyResult(self._find(request.session).info.session, self.reuses)
+        return reading.WhyResult(self._find(request.session).info.session, ())
 
     async def _fork(self, request: forking.ForkRequest) -> forking.ForkResult:
         found = self._find(request.session.partition("@")[0])
@@ -384,7 +352,7 @@ class FakeService(Verbs, Awaiting):
         if request.operation == "forget" and not request.dry_run:
             del self.sessions[request.session or ""]
         action = Action("remove", f"packs/{'ab' * 32}.mvp", uri, 1 if uri else None, 2048, "unneeded")
-        return MaintenanceReport(request.operation, request.dry_run, (action,), 3, 2048, 0, self.problems)
+        return MaintenanceReport(request.operation, request.dry_run, (action,), 3, 2048, 0)
 
     async def _mark(self, request: store.MarkRequest) -> MarkedVersion:
         name, _, at = request.session.partition("@")
@@ -430,7 +398,10 @@ class FakeService(Verbs, Awaiting):
             if self.fault is not None:
                 raise self.fault
         found = self._find(session)
-        return found, await self._wake_found(found, None, emit) if found.info.state == "asleep" else None
+        if found.info.state == "awake":
+            return found, None
+        woken = await self.answers[waking.WakeRequest](waking.WakeRequest(session, on_event=emit))
+        return found, cast("waking.WakeResult", woken)
 
     async def _write(
         self,

@@ -64,7 +64,7 @@ def test_a_terminal_is_shown_how_much_of_a_file_is_written_or_read(
 
 
 def test_what_stays_wrong_is_told_and_is_the_exit_status(torpor: Torpor, slept: ServerThread) -> None:
-    slept.service.problems = (Finding("/store/x", "corrupt_block", "It is lost."),)
+    slept.service.also("maintain", problems=(Finding("/store/x", "corrupt_block", "It is lost."),))
     ran = torpor("repair")
     assert ran.status == 6
     assert "corrupt_block  /store/x\n  It is lost." in ran.out

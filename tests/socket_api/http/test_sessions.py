@@ -18,7 +18,7 @@ def test_a_name_in_a_path_may_have_an_encoded_slash(server: HttpThread) -> None:
 def test_a_model_in_a_path_may_have_a_slash_and_any_other_character(server: HttpThread) -> None:
     """An SDK encodes what a listed name has in it."""
     names = ("org/Tiny", "org%2FTiny", "org%2FTiny%3A4b%20%C3%A9")
-    server.service.aliases = (("org/Tiny", "fake"), ("org/Tiny:4b é", "fake"))
+    server.service.also("status", aliases=(("org/Tiny", "fake"), ("org/Tiny:4b é", "fake")))
     for each in names:
         assert server.ask("GET", f"/v1/models/{each}").json["id"] == "fake", each
     refused = server.ask("GET", "/v1/models/org%2FOther").json["error"]["message"]
@@ -56,7 +56,7 @@ def test_the_models_are_told_in_both_shapes_with_their_context(server: HttpThrea
 
 
 def test_an_alias_is_told_with_its_model_and_answers_as_that(server: HttpThread) -> None:
-    server.service.aliases = (("claude-*", "fake"),)
+    server.service.also("status", aliases=(("claude-*", "fake"),))
     (told,) = server.ask("GET", "/v1/models").json["data"]
     assert told["aliases"] == ["claude-*"]
     assert server.ask("GET", "/v1/models/claude-x").json == told
