@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
+from ...memvid.answers import MaintenanceReport
 from ...memvid.maintenance.repack_plan import RepackPolicy
+from ...memvid.operations import Order
 from ...memvid.store import Receipt
 from ..api.process import ScrubInfo
 from ..events.bus import Bus
 from ..options.current import CurrentOptions
-from ..sleep.maintenance import Maintenance
+from ..sleep.maintenance import carry_out
 from ..tasks.door import Door
 from ..upkeep.analyst import Analyst
 from ..upkeep.healing import Healing
@@ -21,9 +26,11 @@ from .models import ModelParts
 from .sessions import SessionParts
 from .store import StoreParts
 
+Result = TypeVar("Result")
+
 
 class UpkeepParts:
-    """The jobs of the loop, maintenance and analyses. scrub: where it is on."""
+    """The jobs of the loop, orders and analyses. scrub: where it is on."""
 
     def __init__(
         self,
@@ -36,10 +43,10 @@ class UpkeepParts:
         scrub: ScrubPolicy | None,
     ) -> None:
         disk, hibernation, shelf, weights = store.disk, store.hibernation, models.shelf, models.weights
+        self._disk = disk
         self.loop = loop = store.upkeep_loop
-        self.maintenance = Maintenance(disk, loop.thread)
         self.analyst = Analyst(disk, hibernation.threads)
-        self.healing = Healing(disk, models.engine, hibernation, self.maintenance, sessions.residency, shelf, door, bus)
+        self.healing = Healing(disk, models.engine, hibernation, loop.thread, sessions.residency, shelf, door, bus)
         self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.healing.mend)
         self.retaining = Retaining(loop, disk, bus, options)
         self.repacking = Repacking(loop, disk, RepackPolicy())
@@ -53,6 +60,15 @@ class UpkeepParts:
     def _has_version(self, receipt: Receipt) -> None:
         self.repacking.consider(receipt)
         self.retaining.note(receipt.uri)
+
+    async def carry_out(self, order: Order) -> MaintenanceReport:
+        """Carry out an order, after earlier ones. Raises as the store's operation, and ServiceClosed."""
+        return await carry_out(self._disk, self.loop.thread, order)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Do long work on the store that was asked for, after earlier orders. Raises ServiceClosed: the daemon stops,
+        and has not begun it."""
+        return await self.loop.thread.order(work)
 
     def scrub_info(self) -> ScrubInfo | None:
         """What the scrub has done so far; None where it is off."""

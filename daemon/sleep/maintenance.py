@@ -7,7 +7,7 @@ is not the thread that writes snapshots.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -26,33 +26,22 @@ Result = TypeVar("Result")
 Report = TypeVar("Report", MaintenanceReport, DeleteReport)
 
 
-class Maintenance:
-    """Runs maintenance of a store."""
-
-    def __init__(self, store: Store, thread: UpkeepThread) -> None:
-        self._store = store
-        self._thread = thread
-
-    async def carry_out(self, order: Order) -> MaintenanceReport:
-        """Carry out an order after earlier ones. Raises as the store's operation, and ServiceClosed."""
-        if order.operation != "repack" or order.dry_run:
-            return await self.run(lambda: operations.carry_out(self._store, order))
-        reports, is_left = list[MaintenanceReport](), True
-        while is_left:  # one that stops for a sleep without room goes on after it
-            repacking = functools.partial(operations.carry_out, self._store, order)
-            try:
-                report, is_left = await self._thread.repack(repacking, is_order=True)
-            except ServiceClosed:
-                if not reports:
-                    raise
-                break
-            reports.append(report)
-        return _as_one(reports)
-
-    async def run(self, work: Callable[[], Result]) -> Result:
-        """Do long work on the store, after earlier work. Raises ServiceClosed: the daemon stops, and has not begun
-        it."""
-        return await self._thread.order(work)
+async def carry_out(store: Store, thread: UpkeepThread, order: Order) -> MaintenanceReport:
+    """Carry out an order on the thread of upkeep, after earlier ones. Raises as the store's operation, and
+    ServiceClosed: the daemon stops, and has not begun it."""
+    doing = functools.partial(operations.carry_out, store, order)
+    if order.operation != "repack" or order.dry_run:
+        return await thread.order(doing)
+    reports, is_left = list[MaintenanceReport](), True
+    while is_left:  # one that stops for a sleep without room goes on after it
+        try:
+            report, is_left = await thread.repack(doing, is_order=True)
+        except ServiceClosed:
+            if not reports:
+                raise
+            break
+        reports.append(report)
+    return _as_one(reports)
 
 
 def _as_one(reports: Sequence[MaintenanceReport]) -> MaintenanceReport:

@@ -47,11 +47,16 @@ class StoreThreads:
         kinds. They are enough that no wake waits for the reads of others."""
         reading = asyncio.get_running_loop().run_in_executor(None, work)
         self._reads.add(reading)
-        reading.add_done_callback(self._reads.discard)
+        reading.add_done_callback(self._has_read)
         try:
             return await asyncio.shield(reading)  # it goes on though nobody waits any more, and `close` waits for it
         finally:
             del reading  # its error, whose frames have this one, would hold itself
+
+    def _has_read(self, reading: asyncio.Future[Any]) -> None:
+        self._reads.discard(reading)
+        if not reading.cancelled():
+            reading.exception()  # taken, so that asyncio does not log what nobody waits for
 
     async def on_writer(self, work: Callable[[], Result]) -> Result:
         """Run store work that writes, one after the other, off the event loop."""

@@ -59,8 +59,8 @@ from ..residency.residency import Residency
 from ..sessions.sessions import Durable, Session, tree_in
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.hibernation import Hibernation, Terms
-from ..sleep.maintenance import Maintenance
 from ..sleep.orders import WakeOrder
+from ..sleep.upkeep_thread import UpkeepThread
 from ..sleep.version import with_fewer_blocks
 from ..sleep.waking import durable_of
 from ..tasks.cancellation import to_the_end
@@ -106,7 +106,7 @@ class Healing:
     _store: Store
     _engine: Engine
     _hibernation: Hibernation
-    _maintenance: Maintenance
+    _thread: UpkeepThread
     _residency: Residency
     _shelf: Shelf
     _door: Door
@@ -134,7 +134,7 @@ class Healing:
             await self._heal(report)
 
     async def _repair(self) -> None:
-        report = await to_the_end(self._maintenance.run(self._store.repair))
+        report = await to_the_end(self._thread.order(self._store.repair))
         self._seen = {problem.path for problem in report.problems}
         kinds = [action.kind for action in report.actions]
         copied, moved = kinds.count("copy"), kinds.count("move")

@@ -23,7 +23,7 @@ from ..options.serve_options import ServeOptions
 from ..tasks.pieces import NAMES_AT_ONCE, in_pieces
 from .loop import NOW, Job, Upkeep
 
-_PIECE_S: Final = 0.1
+_PIECE_S: Final = 0.5
 """So long a piece reads at its rate; at least one block."""
 
 

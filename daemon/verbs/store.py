@@ -55,7 +55,7 @@ async def _maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceRe
     )
     if request.operation == "repair":
         return await _repair(parts, dry_run=request.dry_run)
-    return await to_the_end(parts.upkeep.maintenance.carry_out(order))
+    return await to_the_end(parts.upkeep.carry_out(order))
 
 
 @answers(api.MarkRequest)
@@ -94,7 +94,7 @@ async def import_bundle(parts: Parts, request: api.ImportRequest) -> SleepResult
                 session=str(owner),
             )
         adopting = partial(parts.store.disk.adopt_incoming, handed, as_uri=wanted)
-        receipt = await to_the_end(parts.upkeep.maintenance.run(adopting))
+        receipt = await to_the_end(parts.upkeep.run(adopting))
         await parts.sessions.learn_words(owner)
     return SleepResult.of(receipt, seconds=time.monotonic() - started)
 
@@ -158,7 +158,7 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> Maintenanc
         await parts.sessions.writing_behind.let_go(uri)
         await parts.sessions.writing_behind.settled()
     try:
-        report = await parts.upkeep.maintenance.carry_out(Order("forget", uri, dry_run))
+        report = await parts.upkeep.carry_out(Order("forget", uri, dry_run))
     except SessionNotFound:
         if uri not in parts.sessions.awake:
             raise
@@ -176,12 +176,12 @@ async def _repair(parts: Parts, *, dry_run: bool) -> MaintenanceReport:
     """Repair the store, compute again what versions lack then, and tell of what is lacking still."""
     parts.door.require_working()
     repairing = partial(parts.store.disk.repair, dry_run=dry_run)
-    report = await to_the_end(parts.upkeep.maintenance.run(repairing))
+    report = await to_the_end(parts.upkeep.run(repairing))
     if dry_run:
         return await parts.upkeep.healing.foresee(report)
     if report.problems and (healed := await parts.upkeep.healing.heal()):
         report = replace(report, actions=(*report.actions, *healed))
-        report = report.then(await to_the_end(parts.upkeep.maintenance.run(repairing)))
+        report = report.then(await to_the_end(parts.upkeep.run(repairing)))
     return report
 
 
@@ -192,7 +192,7 @@ async def _strip(parts: Parts, uri: SessionUri, version: bytes | None, *, dry_ru
     async with parts.sessions.residency.turn(uri):
         if uri in parts.sessions.awake:
             raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
-        return await to_the_end(parts.upkeep.maintenance.carry_out(Order("strip", uri, dry_run, version=version)))
+        return await to_the_end(parts.upkeep.carry_out(Order("strip", uri, dry_run, version=version)))
 
 
 async def _quantise(parts: Parts, session: str, bits: int, *, dry_run: bool) -> MaintenanceReport:

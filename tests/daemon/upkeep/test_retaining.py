@@ -35,7 +35,7 @@ async def at_rest(rig: Rigged) -> None:
     """Wait until no session is left to look at."""
     retaining = rig.service._parts.upkeep.retaining
     await until(lambda: retaining.due() is None)
-    await rig.service._parts.upkeep.maintenance.run(lambda: None)
+    await rig.service._parts.upkeep.run(lambda: None)
     await asyncio.sleep(0)
 
 

@@ -255,13 +255,13 @@ async def test_a_session_that_goes_meanwhile_leaves_nothing(
         await rig.service.delete("one")
         flushing.open()
     else:
-        forget, there = rig.service._parts.upkeep.maintenance.carry_out, []
+        forget, there = rig.service._parts.upkeep.carry_out, []
 
         async def forgetting(order: Any) -> Any:
             there.append(files(store))
             return await forget(order)
 
-        monkeypatch.setattr(rig.service._parts.upkeep.maintenance, "carry_out", forgetting)
+        monkeypatch.setattr(rig.service._parts.upkeep, "carry_out", forgetting)
         asyncio.get_running_loop().call_later(0.1, flushing.open)
         await rig.service.maintain(operation="forget", session="one")
         assert there == [set()], "what was given up would have left bytes behind it"
