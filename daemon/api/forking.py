@@ -7,49 +7,35 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ...records import Count, Result
+from ...records import Count
 from .events import Listener, Reporting
 from .limits import MAX_NUMBER
 from .reading import MaxTokens
-from .records import Labels, Position, Priority, Seconds, SessionText, Text
+from .records import Labels, Position, Priority, SessionText, Text
 from .session import Origin
+from .waking import Written
 
 
-class ForkResult(Result):
+class ForkResult(Written):
     """The receipt of a fork, which sleeps and is durable. forked_from: its origin; blocks_reused: blocks shared with
     that; tokens_prefilled: tokens the model computed for it, 0 unless it was forked at an earlier token."""
 
-    session: str
     forked_from: Origin
-    version: int
-    bundle_id: str
-    token_count: Count
     tokens_prefilled: Count
-    bytes_written: Count
-    logical_bytes: Count
-    blocks_new: Count
-    blocks_reused: Count
-    seconds: Seconds
 
 
-class FoldResult(Result):
+class FoldResult(Written):
     """The receipt of a fold: of the new session, which is awake and durable.
 
     folded_from: the version in which the old session sleeps, and its tokens. tail_tokens: how many of its last tokens
         the new session begins with unchanged; summary: the text in place of the others.
     """
 
-    session: str
     folded_from: Origin
-    version: int
-    bundle_id: str
-    token_count: Count
     tail_tokens: Count
     summary: str
     prefilled_tokens: Count
     cached_tokens: Count
-    bytes_written: Count
-    seconds: Seconds
 
 
 class ForkRequest(Reporting):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -18,12 +18,8 @@ from .session import Look, Recomputed, SessionInfo
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 
 
-class SleepResult(Result):
-    """The receipt of a sleep or a save: it exists only once the state is durable, and tells what the next wake gives.
-
-    already_asleep: it slept already. looked_at: the token at which the session was only looked at; its receipt is that
-        of its longer version. None else.
-    """
+class Written(Result):
+    """The receipt of a version: it exists only once the state is durable, and tells what the next wake gives."""
 
     session: str
     version: int
@@ -35,12 +31,10 @@ class SleepResult(Result):
     blocks_new: Count
     blocks_reused: Count
     seconds: Seconds
-    already_asleep: bool = False
-    looked_at: Count | None = None
 
     @classmethod
-    def of(cls, receipt: Any, *, seconds: float) -> SleepResult:
-        """The store's receipt of a written version, as plain data."""
+    def of(cls, receipt: Any, *, seconds: float, **more: Any) -> Self:
+        """The store's receipt, as plain data. more: the other fields."""
         return cls(
             session=str(receipt.uri),
             version=receipt.version,
@@ -52,7 +46,16 @@ class SleepResult(Result):
             blocks_new=receipt.blocks_new,
             blocks_reused=receipt.blocks_reused,
             seconds=seconds,
+            **more,
         )
+
+
+class SleepResult(Written):
+    """The receipt of a sleep or a save. already_asleep: it slept already. looked_at: the token at which the session was
+    only looked at; its receipt is that of its longer version. None else."""
+
+    already_asleep: bool = False
+    looked_at: Count | None = None
 
 
 class PartDiffers(Result):

@@ -222,18 +222,14 @@ class Folds:
         async with self._residency.turn(wanted) as use:
             receipt, cached = await self._begin(use, full, fold, emit)
         self._bus.publish(SessionCreated(wanted, full.model))
-        result = FoldResult(
-            session=str(wanted),
+        result = FoldResult.of(
+            receipt,
+            seconds=time.monotonic() - started,
             folded_from=full.origin,
-            version=receipt.version,
-            bundle_id=receipt.bundle_id.hex(),
-            token_count=receipt.token_count,
             tail_tokens=fold.tail_tokens,
             summary=summary,
             prefilled_tokens=len(fold.ids) - cached,
             cached_tokens=cached,
-            bytes_written=receipt.bytes_written,
-            seconds=time.monotonic() - started,
         )
         self._tell(wanted, full, result)
         return result

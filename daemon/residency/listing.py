@@ -13,7 +13,7 @@ from typing import TypeVar
 from ...memvid.answers import Finding, VersionInfo
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.manifest import LOSSY
-from ...memvid.store import IndexRow, Store
+from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
 from ...snapshot.canary import Verdict
@@ -22,7 +22,6 @@ from ...snapshot.identity import Difference
 from ...snapshot.layout import described
 from ...snapshot.lossy import lossy_in
 from ...snapshot.state import token_array
-from ..api.forking import ForkResult
 from ..api.process import ModelInfo
 from ..api.sampling import Sampling
 from ..api.session import Look, SessionDetail, SessionInfo
@@ -32,7 +31,6 @@ from ..models.models import LoadedModel
 from ..sessions.provenance import Provenance
 from ..sessions.sessions import Durable, Session
 from ..sessions.unprocessed_tail import unread_in
-from ..sleep.forking import Forked, ForkOrder
 from ..sleep.maintenance import MAX_PROBLEMS_TOLD
 from ..sleep.waking import durable_of
 from ..stored import SAMPLING, detail_of_stored, info_of_stored, stored_bytes_of
@@ -145,23 +143,6 @@ def detail_of_asleep(store: Store, row: IndexRow, models: Collection[LoadedModel
         return detail_of_stored(store, row, reader.manifest, layers=_layers(row.uri, reader), tail_text=tail)
 
 
-def result_of_fork(order: ForkOrder, forked: Forked, *, seconds: float) -> ForkResult:
-    receipt = forked.receipt
-    return ForkResult(
-        session=str(receipt.uri),
-        forked_from=order.origin,
-        version=receipt.version,
-        bundle_id=receipt.bundle_id.hex(),
-        token_count=order.tokens,
-        tokens_prefilled=forked.computed_tokens,
-        bytes_written=receipt.bytes_written,
-        logical_bytes=receipt.logical_bytes,
-        blocks_new=receipt.blocks_new,
-        blocks_reused=receipt.blocks_reused,
-        seconds=seconds,
-    )
-
-
 def receipt_of_kept(
     durable: Durable, uri: SessionUri, *, already_asleep: bool = False, looked_at: int | None = None
 ) -> SleepResult:
@@ -170,20 +151,12 @@ def receipt_of_kept(
 
     blocks_reused: the spans of the chain, without the state record.
     """
-    return SleepResult(
-        session=str(uri),
-        version=durable.version,
-        bundle_id=durable.bundle_id.hex(),
-        parent=durable.parent.hex() if durable.parent else None,
-        token_count=durable.ledger_tokens,
-        bytes_written=0,
-        logical_bytes=durable.logical_bytes,
-        blocks_new=0,
-        blocks_reused=sum(1 for entry in durable.entries if entry.kind == "span"),
-        seconds=0.0,
-        already_asleep=already_asleep,
-        looked_at=looked_at,
-    )
+    spans = sum(entry.kind == "span" for entry in durable.entries)
+    receipt = Receipt(
+        uri, durable.version, durable.bundle_id, durable.parent, durable.token_count, 0, 0, spans, durable.entries,
+        durable.unread_tokens,
+    )  # fmt: skip
+    return SleepResult.of(receipt, seconds=0.0, already_asleep=already_asleep, looked_at=looked_at)
 
 
 def durable_of_asleep(store: Store, row: IndexRow) -> Durable:

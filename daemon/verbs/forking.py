@@ -11,7 +11,6 @@ from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from ..events.events import SessionForked
 from ..memory.line import Use
 from ..parts.parts import Parts
-from ..residency import listing
 from ..sleep.forking import ForkOrder
 from ..tasks.cancellation import to_the_end
 from .answering import answers
@@ -41,7 +40,10 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
         else:
             forked = await to_the_end(parts.store.forking.refer_to_all(order))
         await parts.sessions.learn_words(wanted)
-    result = listing.result_of_fork(order, forked, seconds=time.monotonic() - started)
+    seconds = time.monotonic() - started
+    result = ForkResult.of(
+        forked.receipt, seconds=seconds, forked_from=order.origin, tokens_prefilled=forked.computed_tokens
+    )
     parts.bus.publish(
         SessionForked(
             wanted,

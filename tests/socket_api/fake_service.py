@@ -297,9 +297,9 @@ class FakeService(Verbs, Awaiting):
         self.sessions[request.name] = FakeSession(info, found.tokens[len(found.tokens) - request.tail :])
         count = len(self.sessions[request.name].tokens)
         words = request.summary or "in short"
-        return forking.FoldResult(
-            info.session, origin, 1, f"{2:064x}", count + 5, count, words, count + 5, 0, 512, 0.25
-        )
+        read = count + 5
+        written = waking.Written(info.session, 1, f"{2:064x}", None, read, 512, 4 * read, 1, 0, 0.25)
+        return forking.FoldResult(*vars(written).values(), origin, count, words, read, 0)
 
     async def _why(self, request: reading.WhyRequest) -> reading.WhyResult:
         return reading.WhyResult(self._find(request.session).info.session, ())
@@ -313,7 +313,7 @@ class FakeService(Verbs, Awaiting):
             found.info, session=f"torpor://default/{request.name}", name=request.name, state="asleep", version=1
         )
         self.sessions[request.name] = FakeSession(info, found.tokens[:tokens])
-        return forking.ForkResult(info.session, origin, 1, f"{2:064x}", tokens, 0, 512, 4 * tokens, 0, 2, 0.25)
+        return forking.ForkResult(info.session, 1, f"{2:064x}", None, tokens, 512, 4 * tokens, 0, 2, 0.25, origin, 0)
 
     async def reload_config(self) -> None:
         self._record("reload_config", {})
