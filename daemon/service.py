@@ -182,7 +182,6 @@ class Service(Verbs, Awaiting):
         await to_the_end(self._keeping)
 
     async def _begin_close(self, order: LastSleep) -> Keeping:
-        self._parts.upkeep.stop()
         keeping = Keeping.after(await self._preparing) if self._preparing is not None else Keeping()
         await self._parts.sessions.last_sleeps.keep_all(order, keeping, give_up=True)
         return keeping

@@ -42,7 +42,7 @@ class StoreParts:
         options: CurrentOptions,
     ) -> None:
         self.disk = disk
-        self.upkeep_loop = Upkeep(UpkeepThread())
+        self.upkeep_loop = Upkeep(UpkeepThread(door))
         self.hibernation = Hibernation(disk, engine, self.upkeep_loop.thread, door, bus)
         self.waking = self.hibernation.waking
         self.journal = TurnJournal(disk, self.hibernation.threads, options, self._keep_for_the_journal)

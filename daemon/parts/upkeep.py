@@ -74,10 +74,6 @@ class UpkeepParts:
         """What the scrub has done so far; None where it is off."""
         return None if self.scrub is None else self.scrub.info(self.healing.healed, self.healing.failed)
 
-    def stop(self) -> None:
-        """Begin nothing more on the disk; a repack stops at its next step, other orders go on to their end."""
-        self.loop.thread.stop()
-
     async def close(self) -> None:
         """Begin nothing more, and wait for what runs, which must not meet a closed store."""
         self.analyst.close()

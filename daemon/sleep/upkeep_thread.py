@@ -17,25 +17,26 @@ from typing import TypeVar
 
 from ..errors import ServiceClosed
 from ..tasks.cancellation import to_the_end
+from ..tasks.door import Door, Phase
 
 Result = TypeVar("Result")
 
 
 class UpkeepThread:
-    """Works on one thread, in turns. The event loop's, but for what says that it is for any thread.
+    """Works on one thread, in turns. The event loop's, but for what says that it is for any thread. Once the daemon
+    stops, no more work is begun: pieces and repacks stop at their next step, other orders go on to their end.
 
     sleeps: those that are being written. claims: those of them that have no room. repacks_ended: how many have.
-    is_stopping: whether no more work is begun.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, door: Door) -> None:
+        self._door = door
         # One: what it does is slow on purpose, and two would take the disk and a processor from requests.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="torpor-upkeep")
         self._turn = asyncio.Lock()
         self._orders, self._repacks = _Count(), _Count()
         self.sleeps, self.claims = _Count(), _Count()
         self.repacks_ended = 0
-        self.is_stopping = False
 
     # --- for upkeep and orders
 
@@ -73,10 +74,13 @@ class UpkeepThread:
 
     def must_stop(self) -> bool:
         """Whether a piece has to stop at its next step. For any thread."""
-        return self.is_stopping or bool(self._orders) or bool(self.sleeps)
+        return self._is_stopping() or bool(self._orders) or bool(self.sleeps)
 
     def _must_order_stop(self) -> bool:
-        return self.is_stopping or bool(self.claims)
+        return self._is_stopping() or bool(self.claims)
+
+    def _is_stopping(self) -> bool:
+        return self._door.phase >= Phase.STOPPING
 
     @asynccontextmanager
     async def _ordered(self) -> AsyncIterator[None]:
@@ -89,7 +93,7 @@ class UpkeepThread:
             self._turn.release()
 
     def _require_going_on(self) -> None:
-        if self.is_stopping:
+        if self._is_stopping():
             raise ServiceClosed("The daemon is stopping; try again when it is back.")
 
     # --- for sleeps
@@ -103,13 +107,8 @@ class UpkeepThread:
 
     # --- the end
 
-    def stop(self) -> None:
-        """Begin no more work. Pieces and repacks stop at their next step, other orders go on to their end."""
-        self.is_stopping = True
-
     async def close(self) -> None:
-        """`stop`, wait for the work that runs, and end the thread."""
-        self.stop()
+        """Wait for the work that runs, and end the thread. The daemon has to stop before."""
         async with self._turn:
             self._pool.shutdown()
 

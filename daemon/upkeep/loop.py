@@ -159,9 +159,8 @@ class Upkeep:
         )
 
     async def close(self) -> None:
-        """Begin no more pieces and orders, wait for those that run, and end the thread."""
+        """Begin no more pieces, wait for those that run, and end the thread."""
         self._is_open = False
-        self.thread.stop()
         for run in self._runs.values():
             run.cancel()
         while tasks := [run.task for run in self._runs.values() if run.task is not None]:

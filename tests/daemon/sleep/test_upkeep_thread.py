@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 from torpor.daemon.errors import ServiceClosed
 from torpor.daemon.sleep.upkeep_thread import UpkeepThread
+from torpor.daemon.tasks.door import Door, Phase
 from torpor.tests.daemon.session_rig import DEADLINE_S, Gate, until
 
 
 @pytest.fixture
-def thread() -> Iterator[UpkeepThread]:
-    upkeep = UpkeepThread()
+def door() -> Door:
+    return Door()
+
+
+@pytest.fixture
+def thread(door: Door) -> Iterator[UpkeepThread]:
+    upkeep = UpkeepThread(door)
     yield upkeep
     upkeep._pool.shutdown()
 
@@ -147,12 +153,13 @@ async def test_a_sleep_without_room_does_not_wait_for_other_work(thread: UpkeepT
 # --- the end
 
 
-async def test_a_stop_lets_the_work_that_runs_end_and_begins_no_more(thread: UpkeepThread) -> None:
+async def test_a_stop_lets_the_work_that_runs_end_and_begins_no_more(thread: UpkeepThread, door: Door) -> None:
     gate = Gate()
     running = asyncio.ensure_future(thread.order(gate.pass_through))
     await gate.reached()
     late = await waiting(thread.order(int))
-    thread.stop()
+    assert thread.must_stop(), "an order waits"
+    door.begin_to_stop(Phase.STOPPING, 0.0)
     closing = await waiting(thread.close())
     gate.open()
     await running

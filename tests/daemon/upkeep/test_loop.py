@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from torpor.daemon.errors import ServiceClosed
 from torpor.daemon.sleep.upkeep_thread import UpkeepThread
+from torpor.daemon.tasks.door import Door, Phase
 from torpor.daemon.upkeep import loop
 from torpor.daemon.upkeep.loop import NOW, Job, SessionJob, Upkeep
 from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError
@@ -22,15 +23,20 @@ A, B = SessionUri("default", "a"), SessionUri("default", "b")
 request: ContextVar[str] = ContextVar("request", default="none")
 
 
+async def end(upkeep: Upkeep) -> None:
+    upkeep.thread._door.begin_to_stop(Phase.CLOSED, 0.0)
+    await upkeep.close()
+
+
 @asynccontextmanager
 async def running(*kinds: Any) -> Any:
-    upkeep = Upkeep(UpkeepThread())
+    upkeep = Upkeep(UpkeepThread(Door()))
     jobs = [kind(upkeep) for kind in kinds]
     upkeep.start()
     try:
         yield upkeep, *jobs
     finally:
-        await upkeep.close()
+        await end(upkeep)
 
 
 class Times(Job):
@@ -104,14 +110,14 @@ async def test_a_piece_begins_when_it_is_due_and_none_is_asked_for_meanwhile() -
 
 
 async def test_before_the_start_and_after_the_end_nothing_begins() -> None:
-    upkeep = Upkeep(UpkeepThread())
+    upkeep = Upkeep(UpkeepThread(Door()))
     job = Times(upkeep)
     job.at(NOW)
     await settled()
     assert job.seen == []
     upkeep.start()
     await until(lambda: len(job.seen) == 1)
-    await upkeep.close()
+    await end(upkeep)
     job.at(NOW)
     await settled()
     assert len(job.seen) == 1
@@ -257,7 +263,7 @@ async def test_a_close_waits_for_the_piece_that_runs_and_has_it_stop() -> None:
         job.note(A)
         await until(lambda: upkeep.states()[0].running == "look of torpor://default/a")
         job.note(B)
-        await upkeep.close()
+        await end(upkeep)
         assert job.seen == [A]
         with pytest.raises(ServiceClosed):
             await upkeep.thread.order(int)
@@ -271,7 +277,7 @@ async def test_a_daemon_that_stops_is_no_failure_of_a_piece(caplog: pytest.LogCa
                 raise AssertionError
 
     async with running(Late) as (upkeep, job):
-        upkeep.thread.stop()
+        upkeep.thread._door.begin_to_stop(Phase.STOPPING, 0.0)
         job.note(A)
         await until(lambda: job.seen == [A])
         await settled()

@@ -156,7 +156,7 @@ async def test_a_daemon_that_ends_waits_for_no_more_than_the_step_that_has_begun
         await sleep_often(rig, 3)
         await gate.reached()
         closing = asyncio.ensure_future(rig.service.close())
-        await until(lambda: rig.service._parts.upkeep.loop.thread.is_stopping)
+        await until(rig.service._parts.upkeep.loop.thread.must_stop)
         gate.open()
         await closing
     with Store.open(store, writable=True) as opened:
