@@ -70,7 +70,7 @@ class Recalling:
         only looked at. Raises SessionNotFound, and the errors of a damaged bundle."""
 
         def of_awake() -> Dialogue | None:
-            live = self._residency.putting_away.live(uri)
+            live = self._residency.awake.get(uri)
             return None if live is None or (past_look and live.is_mere_look) else Dialogue.of(live)
 
         if (known := of_awake()) is not None:

@@ -65,7 +65,7 @@ class Labels:
     async def _warm_one(self, uri: SessionUri, emit: OnEvent) -> tuple[SessionUri, bool, str | None]:
         try:
             async with self._residency.turn(uri) as use:
-                if self._residency.putting_away.live(uri) is not None:
+                if uri in self._residency.awake:
                     self._hits[uri] += 1
                     return uri, True, None
                 return uri, False, await self._residency.warm(use, emit)

@@ -35,10 +35,6 @@ class PuttingAway:
     _buffers: Buffers
     _bus: Bus
 
-    def live(self, uri: SessionUri) -> Session | None:
-        """The session if it is awake."""
-        return self._awake.get(uri)
-
     async def put_away(
         self, live: Session, emit: OnEvent, cause: SleepCause, *, stays: bool = False
     ) -> Receipt | Durable:
@@ -57,7 +53,7 @@ class PuttingAway:
 
     async def put_away_idle(self, uri: SessionUri, cause: SleepCause) -> bool:
         """Free the memory of a session. False if it is no longer in memory."""
-        live = self.live(uri)
+        live = self._awake.get(uri)
         if live is None or not live.state.tokens:
             return False
         if live.is_mere_look:

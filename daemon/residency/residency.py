@@ -103,7 +103,7 @@ class Residency:
         """Hold the session alone, awake. begin: makes it if there is none. It is removed again if the request fails
         before anything was read."""
         async with self.turn(uri) as use:
-            live = self.putting_away.live(uri)
+            live = self.awake.get(uri)
             if live is None:
                 await self.journal.replay(uri)
             if live is None and begin is not None and self._store.find_session(uri) is None:

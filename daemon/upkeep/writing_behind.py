@@ -38,9 +38,10 @@ from ...snapshot.capture import cut, span_sources
 from ..engine.engine import Engine, Steps
 from ..events.bus import Bus
 from ..events.events import BlocksWritten
-from ..residency.residency import Residency
+from ..residency.awake import AwakeSessions
 from ..sessions.sessions import Durable, Session
 from ..sleep.hibernation import Hibernation, checkpoints_in
+from ..sleep.turn_journal import TurnJournal
 from ..sleep.version import with_more_blocks
 from ..tasks.door import Door
 from .loop import SessionJob, Upkeep
@@ -86,24 +87,26 @@ class WritingBehind(SessionJob):
         store: Store,
         engine: Engine,
         hibernation: Hibernation,
-        residency: Residency,
+        awake: AwakeSessions,
+        journal: TurnJournal,
         door: Door,
         bus: Bus,
     ) -> None:
         self._store = store
         self._engine = engine
         self._hibernation = hibernation
-        self._residency = residency
+        self._awake = awake
+        self._journal = journal
         self._door = door
         self._bus = bus
         self._writing: _Write | None = None
-        residency.journal.on_acknowledged = self.note
+        journal.on_acknowledged = self.note
         super().__init__(upkeep)
 
     async def let_go(self, uri: SessionUri) -> None:
         """Before a session is deleted: from now on, until its next turn, no version of it comes."""
         self._noted.pop(uri, None)
-        if (live := self._residency.awake.get(uri)) is not None:
+        if (live := self._awake.get(uri)) is not None:
             live.acknowledged = None
         if self._writing is not None and self._writing.live.uri == uri and not self._writing.permit.withdraw():
             await self.settled()  # it is being published
@@ -114,7 +117,7 @@ class WritingBehind(SessionJob):
             await self._writing.ended.wait()
 
     async def look_at(self, uri: SessionUri) -> float | None:
-        live = self._residency.awake.get(uri)
+        live = self._awake.get(uri)
         if live is None or not self._is_due(live):
             return None
         async with self._thread.piece():
@@ -130,7 +133,7 @@ class WritingBehind(SessionJob):
         if live.acknowledged is None or not self._door.is_working:
             return False
         full = _full(_tokens_of(live.acknowledged) - 1) - _full(_written(live))
-        return full >= BLOCKS_DUE * BLOCK_TOKENS and self._residency.journal.keeps(live)
+        return full >= BLOCKS_DUE * BLOCK_TOKENS and self._journal.keeps(live)
 
     async def _write(self, live: Session) -> float:
         """Write a version, unless there is nothing to write yet. Gives the seconds that it took, without waiting."""
@@ -177,14 +180,14 @@ class WritingBehind(SessionJob):
     def _goes_on(self, writing: _Write) -> bool:
         """Whether the session stands where it stood when its blocks were copied, or behind that."""
         live = writing.live
-        is_same = self._residency.awake.get(live.uri) is live and live.durable is writing.durable
+        is_same = self._awake.get(live.uri) is live and live.durable is writing.durable
         return is_same and live.acknowledged is not None
 
     async def _said(self, writing: _Write, end: int, stack: AsyncExitStack) -> Mapping[str, Any]:
         """The session map of the version, once its blocks are on the disk. No turn is acknowledged from then on and no
         sleep makes a version, until the stack ends. Raises _GivenUp: the session has slept meanwhile, or left memory;
         or what is acknowledged stands behind more blocks, which a heal has taken since."""
-        await stack.enter_async_context(self._residency.journal.between_turns(writing.live.uri))
+        await stack.enter_async_context(self._journal.between_turns(writing.live.uri))
         await stack.enter_async_context(writing.live.versioning)
         said = writing.live.acknowledged
         if said is None or not self._goes_on(writing) or said[UNREAD]["start"] > end:
