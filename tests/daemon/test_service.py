@@ -1054,6 +1054,28 @@ async def test_a_refusal_of_a_stop_that_another_one_has_overtaken_gives_that_no_
         assert rig.service._parts.door.stopping is order
 
 
+async def test_a_refusal_of_a_stop_opens_no_daemon_that_another_one_has_ended(
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one is told in the very moment of the refusal."""
+    last_sleeps, ending = rig.service._parts.sessions.last_sleeps, list[asyncio.Task[Any]]()
+    keep_all = last_sleeps.keep_all
+
+    async def refused(order: Any, keeping: Any, *, give_up: bool) -> None:
+        if give_up:
+            await keep_all(order, keeping, give_up=give_up)
+            return
+        keeping.failed["a"] = "It cannot sleep."
+        ending.append(asyncio.ensure_future(rig.service.close()))
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(last_sleeps, "keep_all", refused)
+    assert (await rig.service.prepare_close()).failed
+    with pytest.raises(ServiceClosed):
+        await rig.service.status()
+    await ending[0]
+
+
 async def test_nothing_is_done_after_the_stop(rig: Rigged) -> None:
     await rig.read("a", [1])
     await rig.service.close()

@@ -28,7 +28,17 @@ from torpor.daemon.models.models import KvChoice, LoadedModel, estimate_bytes
 from torpor.snapshot import memory as system_memory
 from torpor.snapshot.errors import IdentityMismatch, ModelFilesMissing, NotEnoughMemory
 from torpor.tests.daemon.adapter_making import write_adapter
-from torpor.tests.daemon.session_rig import HELD, SAMPLED, Gate, Rigged, fingerprint_of, ignore, tokens_of, until
+from torpor.tests.daemon.session_rig import (
+    DEADLINE_S,
+    HELD,
+    SAMPLED,
+    Gate,
+    Rigged,
+    fingerprint_of,
+    ignore,
+    tokens_of,
+    until,
+)
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -519,7 +529,11 @@ async def test_weights_that_somebody_still_has_count_until_they_are_gone(rig: Ri
     assert (await rig.service.status()).memory.weights_bytes == 0
 
 
-async def test_a_request_waits_for_weights_that_somebody_has_for_a_moment_still(opened: Opened, weights: int) -> None:
+async def test_a_request_waits_for_weights_that_somebody_has_for_a_moment_still(
+    opened: Opened, weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes on when they are gone, not when that moment is over."""
+    monkeypatch.setattr(memory, "MOST_LINGERING_S", 3600.0)
     async with opened(memory_budget=int(1.9 * weights)) as rig:
         await rig.service.load_model(model="two")
         (held,) = rig.service._parts.models.shelf.loaded()
@@ -530,7 +544,7 @@ async def test_a_request_waits_for_weights_that_somebody_has_for_a_moment_still(
         assert held_up.info().waiting == 1
         del held
         gc.collect()
-        assert (await asked).resident
+        assert (await asyncio.wait_for(asked, DEADLINE_S)).resident
         assert loaded(rig) == ["one"]
 
 
