@@ -161,7 +161,7 @@ class Front:
         try:
             answer = getattr(self._caller, verb)(*args, **options, **({"on_event": events.append} if tells else {}))
         except TorporError as error:
-            self._check_refusal(error, self._whole.exchanges[before])
+            self._check_refusal(error, wanted, self._whole.exchanges[before:])
             raise
         exchange = self._whole.exchanges[before]
         assert given(exchange.request) == given(wanted), "another request reached the service"
@@ -169,7 +169,10 @@ class Front:
         assert not tells or events == exchange.events, "other events came back"
         return answer
 
-    def _check_refusal(self, error: TorporError, exchange: Exchange) -> None:
+    def _check_refusal(self, error: TorporError, wanted: Request, exchanges: Sequence[Exchange]) -> None:
+        assert exchanges, f"no request reached the service: {error}"
+        exchange = exchanges[0]
+        assert given(exchange.request) == given(wanted), "another request reached the service"
         assert exchange.error is not None, "the service has refused nothing"
         assert (error.code, error.message) == (exchange.error.code, exchange.error.message)
         assert self.name == "http" or plain(error.details) == plain(exchange.error.details)
@@ -206,7 +209,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
     if is_dataclass(value):
-        return {each.name: plain(found) for each in fields(value) if (found := getattr(value, each.name)) is not None}
+        found = {each.name: getattr(value, each.name) for each in fields(value)}
+        return {each.name: plain(found[each.name]) for each in fields(value) if found[each.name] != each.default}
     if isinstance(value, list | tuple):
         return tuple(map(plain, value))
     return value

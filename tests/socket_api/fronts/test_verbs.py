@@ -13,7 +13,6 @@ from torpor.tests.socket_api.real_daemon import tokens_of
 
 PAST = tokens_of(7, 40)
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-NOBODY = "nobody"
 DRAWN = Sampling(temperature=0.9, seed=5)
 
 
@@ -237,18 +236,3 @@ def test_branches_are_pruned_and_one_is_retained(front: Front, session: str) -> 
     assert front.prune([other], subtree=True).pruned == (other,)
     assert front.retain(one).parent is None
     assert front.prune([one]).pruned == (one,)
-
-
-# --- refusals
-
-
-@contract("show", "set", "sleep", "save", "wake", "fork", "fold", "why", "delete")
-def test_who_asks_for_a_session_that_is_not_there_is_told_so(front: Front) -> None:
-    more: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-        "set": ((), {"labels": ["x"]}),
-        "fork": (("new",), {}),
-        "fold": (("new",), {"summary": "x"}),
-    }
-    for verb in ("show", "set", "sleep", "save", "wake", "fork", "fold", "why", "delete"):
-        args, options = more.get(verb, ((), {}))
-        assert front.refusal(verb, NOBODY, *args, **options) == "session_not_found", verb

@@ -1,0 +1,126 @@
+"""Each field of each verb reaches the service over every front, as it was given. The sessions are not there, so most is
+refused: that comes back alike, too."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from torpor.daemon.api.events import NEVER_SENT
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.verbs import VERBS
+from torpor.errors import TorporError
+from torpor.tests.socket_api.fronts.fronts_rig import FRONTS, OF_THE_PROCESS, ROUTE_OF, Front
+
+SAID = [{"role": "user", "content": "hi"}]
+TOOLS = [{"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {"a": {}}}}]
+ANSWER = "a1" * 16
+OF = {"session": "nobody"}
+NEW = {"create": True, "model": "nobody", "labels": ["x", "y"]}
+LATER = {"priority": "background"}
+DRAWN = {
+    "sampling": Sampling(temperature=0.5, top_p=0.25, top_k=3, min_p=0.125, repetition_penalty=1.5, seed=2**64 - 1)
+}
+HELD = {"constraint": {"regex": "a+"}, "logprobs": 2, "stop": ["END", "STOP"], "max_tokens": 7, **DRAWN}
+OFFERED = {"tools": TOOLS, "template_arguments": {"enable_thinking": False, "more": [1, {"a": None}]}}
+CHOSEN = {"tool_choice": {"mode": "required", "names": ["add"]}}
+DIALOGUE: dict[str, Any] = {**OF, "messages": SAID, "model": "nobody", **HELD, **OFFERED, **CHOSEN}
+BEHIND = {**OF, "messages": SAID, "after": ANSWER, "instructions": "Be brief."}
+AT_END = {**OF, "messages": SAID, "at_end": True}
+BIASED = {"logit_bias": [{"token": 9, "bias": -1.5}, {"token": 10}], "steer": [{"token": 11, "bias": 0.5}]}
+
+ASKED: dict[str, list[dict[str, Any]]] = {
+    "create": [{**OF, "model": "demo", "system": "Hi.", "labels": ["x"], "durability": "none", **DRAWN, **OFFERED}],
+    "append": [
+        {**OF, "text": "x", **NEW, **LATER},
+        {**OF, "tokens": [0, 7, 2**32 - 1], "durable": True},
+        {**OF, "messages": SAID, "certain": True},
+    ],
+    "generate": [{**OF, **NEW, **LATER, **HELD, "text": "x", "raw": True, "prove": True}, {**OF, "tokens": [1, 2]}],
+    "chat": [
+        {**OF, **NEW, **LATER, **HELD, "message": "hi", "role": "tool", "prove": True},
+        {**OF, "messages": SAID, "on_divergence": "rewind", **OFFERED, **CHOSEN},
+    ],
+    "converse": [
+        {**DIALOGUE, **LATER, "answer_id": ANSWER, "durable": True, "left_out": ["a"], "labels": ["x"]},
+        {**DIALOGUE, "checkpoints": [1], "keep_awake_s": 1.5},
+        BEHIND,
+        AT_END,
+    ],
+    "measure": [DIALOGUE, BEHIND, AT_END],
+    "recall": [OF, {"answer_id": ANSWER, "namespace": "lab"}],
+    "disown": [{"answer_id": ANSWER, "namespace": "lab"}],
+    "list": [{"namespace": "lab"}],
+    "show": [OF],
+    "why": [OF],
+    "set": [{**OF, "labels": ["x"], **DRAWN}],
+    "sleep": [OF],
+    "save": [OF],
+    "wake": [{**OF, "version": 3, "at_token": 7, "strict": True}],
+    "plan_wake": [{**OF, "version": 3, "at_token": 7, "strict": True}],
+    "fork": [{**OF, "name": "new", "at_token": 7, "labels": ["x"]}],
+    "fold": [
+        {**OF, "name": "new", "summary": "short", "tail": 2, "labels": ["x"], **LATER},
+        {**OF, "name": "new", "summarise": 9},
+    ],
+    "warm": [{"sessions": ["nobody", "no one"]}, {"sessions": "nobody"}, {"label": "none", "namespace": "lab"}],
+    "stats": [{"label": "none", "namespace": "lab"}],
+    "clear": [{"label": "none", "namespace": "lab", "dry_run": True}],
+    "delete": [OF],
+    "mark": [{**OF, "tag": "a", "move": True}, {**OF, "untag": "a"}, {**OF, "pinned": False}],
+    "analyse": [{**OF, "kind": "probe", "labels": ["a", "b"]}],
+    "maintain": [
+        {"operation": "prune", **OF, "keep_last": 3, "keep_days": 7.5, "dry_run": True},
+        {"operation": "repack", **OF, "cold_after_days": 30},
+        {"operation": "quantise", **OF, "bits": 8},
+    ],
+    "import_bundle": [{"bundle_id": "ab" * 32, "session": "other"}],
+    "status": [{}],
+    "load_model": [{"model": "nobody"}],
+    "unload_model": [{"model": "nobody"}],
+    "tree": [{**OF, **LATER}],
+    "branch": [{"branch": 3, "count": 2, "seeds": [1, 2**64 - 1], **LATER}],
+    "prefill": [{"readings": [{"branch": 3, "text": "x"}, {"branch": 4, "tokens": [1]}], **LATER}],
+    "produce": [{"branches": [3, 4], "logprobs": 2, "logits": True, **LATER}],
+    "commit": [{"commits": [{"branch": 3, "token": 9, "step": 1}, {"branch": 4, "token": 9}], **LATER}],
+    "advance": [{"branches": [3], "max_tokens": 7, "stop": ["END"], "logprobs": 2, **LATER}],
+    "diverge": [
+        {
+            "branch": 3,
+            "count": 2,
+            "max_tokens": 7,
+            "seeds": [1, 2],
+            "by": "client",
+            "stop": ["A"],
+            "logprobs": 2,
+            **LATER,
+        }
+    ],
+    "guide": [
+        {"branches": [3], **DRAWN, **BIASED, "constraint": {"lark": 'start: "a"'}},
+        {"branches": [3], "free": True, "logits": b"\x00" * 16},
+    ],
+    "prune": [{"branches": [3], "subtree": True}],
+    "retain": [{"branch": 3}],
+    "keep": [{"branch": 3, "name": "new", "labels": ["x"], "subtree": True, **LATER}],
+    "branches": [{"branch": 3}],
+}
+CASES = [(front, verb) for verb in ASKED for front in FRONTS if front != "http" or verb in ROUTE_OF]
+
+
+@pytest.mark.parametrize(("front", "verb"), CASES, indirect=["front"])
+def test_each_field_reaches_the_service_as_it_was_given(front: Front, there: Front, verb: str) -> None:
+    for options in ASKED[verb]:
+        with contextlib.suppress(TorporError):
+            getattr(front, VERBS[verb].attribute)(**options)
+        if verb == "create" and "nobody" in {each.name for each in there.list_sessions().sessions}:
+            there.delete("nobody")
+
+
+def test_no_field_of_a_verb_is_left_out() -> None:
+    for name, verb in VERBS.items():
+        if name not in OF_THE_PROCESS:
+            asked = {field for options in ASKED[name] for field in options}
+            assert asked == {each.name for each in fields(verb.request)} - NEVER_SENT, name
