@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 import sys
@@ -102,52 +101,12 @@ def test_no_file_is_on_both_sides_of_the_split(corpus: Any) -> None:
     assert len(held_out) >= 0.05 * (len(training) + len(held_out))
 
 
-def test_the_split_follows_from_the_module_name_and_the_seed_alone() -> None:
-    one, other = data.SourceFile("a.b", "a/b.py", "x = 1\n"), data.SourceFile("a.b", "elsewhere/b.py", "y = 2\n")
-    assert all(data.is_held_out(one, seed) == data.is_held_out(other, seed) for seed in range(50))
-    assert len({data.is_held_out(one, seed) for seed in range(200)}) == 2
-
-
 @pytest.mark.one_in(6)
 def test_conversations_come_from_training_files_only(corpus: Any) -> None:
     names = {name for file in corpus.held_out for name, _ in data.docstring_pairs(file)}
     assert names
     trained = {name for file in corpus.training for name, _ in data.docstring_pairs(file)}
     assert names.isdisjoint(trained)
-
-
-def test_equal_files_are_read_once_and_test_suites_not_at_all(tmp_path: Path) -> None:
-    (tmp_path / "test").mkdir()
-    for name, text in (("a.py", "x = 1\n"), ("b.py", "x = 1\n"), ("c.py", "y = 1\n"), ("test/d.py", "z = 1\n")):
-        (tmp_path / name).write_text(text)
-    assert [file.module for file in data.read_files(tmp_path)] == ["a", "c"]
-
-
-def test_a_near_copy_of_a_training_file_is_not_held_out() -> None:
-    lines = [f"the line with the number {number} and some words" for number in range(10)]
-    original = data.SourceFile("a", "a.py", "\n".join(lines))
-    copy = data.SourceFile("b", "b.py", "\n".join([*lines[:6], "another line of at least thirty characters"]))
-    fresh = data.SourceFile("c", "c.py", "nothing that the training files hold, in one line")
-    assert data.without_doubles([copy, fresh], [original]) == ([fresh], [copy])
-
-
-def test_a_docstring_becomes_a_conversation_in_the_chat_template() -> None:
-    file = data.SourceFile("mod", "mod.py", 'def double(x, times=2):\n    """Give x so many times over."""\n')
-    (text,) = data.render_conversations(data.docstring_pairs(file), seed=0)
-    assert "mod.double" in text
-    assert text.endswith("`mod.double(x, times=2)`\n\nGive x so many times over.<|im_end|>\n")
-
-
-def test_prepared_data_is_used_again_but_not_for_another_seed(tmp_path: Path) -> None:
-    (tmp_path / "library").mkdir()
-    for index in range(30):
-        (tmp_path / "library" / f"module{index}.py").write_text(f"def f{index}(x):\n    return x + {index}\n")
-    first = data.prepare(tmp_path / "data", 3, 300, library=tmp_path / "library")
-    assert data.prepare(tmp_path / "data", 3, 300) == first
-    assert data.load_documents(tmp_path / "data").tokens == first["training_tokens"]
-    assert len(data.load_held_out(tmp_path / "data")) == first["held_out_files"]
-    with pytest.raises(ValueError, match="another seed"):
-        data.prepare(tmp_path / "data", 4, 300)
 
 
 # The steps
@@ -159,14 +118,6 @@ def test_a_batch_is_a_function_of_its_step() -> None:
         batch = train.batch_at(TINY, first, step)
         assert batch.shape == tuple(np.add(train.batch_shape(TINY, step), (0, 1)))
         assert np.array_equal(batch, train.batch_at(TINY, again, step))
-
-
-def test_an_epoch_reads_every_sequence_once() -> None:
-    recipe = dataclasses.replace(TINY, decay=0.0, steps=1000)
-    found = documents()
-    per_epoch = found.tokens // (recipe.rows * recipe.length)
-    rows = np.concatenate([train.batch_at(recipe, found, step) for step in range(per_epoch)])
-    assert len(np.unique(rows, axis=0)) == len(rows)
 
 
 def test_a_resumed_run_ends_with_the_same_parameters(tmp_path: Path) -> None:
@@ -181,35 +132,6 @@ def test_a_resumed_run_ends_with_the_same_parameters(tmp_path: Path) -> None:
     ours, theirs = parameters(second), parameters(straight)
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_a_run_may_be_given_more_steps_before_its_rate_falls(tmp_path: Path) -> None:
-    longer = dataclasses.replace(TINY, steps=12)
-    straight = train.Trainer(longer)
-    losses = run(straight, 5)
-    first = train.Trainer(TINY)
-    begun = run(first, 2)
-    first.save(tmp_path, {})
-    second = train.Trainer(longer)
-    second.restore(tmp_path)
-    assert begun + run(second, 3) == losses
-
-
-def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
-    trainer = train.Trainer(TINY)
-    run(trainer, 5)
-    trainer.save(tmp_path, {})
-    for changes in ({"seed": 1}, {"steps": 12}):
-        with pytest.raises(ValueError, match=next(iter(changes))):
-            train.Trainer(dataclasses.replace(TINY, **changes)).restore(tmp_path)
-
-
-def test_a_half_written_checkpoint_is_not_taken_up(tmp_path: Path) -> None:
-    trainer = train.Trainer(TINY)
-    run(trainer, 1)
-    trainer.save(tmp_path, {})
-    (tmp_path / "checkpoint-0000009.partial").mkdir()
-    assert [path.name for path in train.checkpoints(tmp_path)] == ["checkpoint-0000001"]
 
 
 def test_the_quick_arithmetic_gives_the_loss_and_gradients_of_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
