@@ -17,7 +17,7 @@ from ..engine.generation import PREFILL_CHUNK_TOKENS, Room
 from ..memory.line import Use
 from ..memory.memory import Memory
 from ..sessions.sessions import Session
-from ..sleep.turn_journal import TurnJournal
+from ..versions.journal import TurnJournal
 
 STEP_TOKENS: Final = BLOCK_TOKENS
 """Caches grow by so many tokens."""

@@ -40,9 +40,9 @@ from ..sessions.interrupted import Interrupted
 from ..sessions.said import digested
 from ..sessions.sessions import Session
 from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, message_of, spoken, standing
-from ..sleep.orders import WakeOrder
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import in_pieces
+from ..versions.orders import WakeOrder
 
 ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 

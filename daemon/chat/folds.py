@@ -41,9 +41,9 @@ from ..sessions.encoding import Encoder, Place
 from ..sessions.provenance import Provenance, origin_of
 from ..sessions.sessions import Durable, Session
 from ..sessions.transcripts import NewTurn, TextMap, Turn, message_of, spoken, without_thinking
-from ..sleep.hibernation import Hibernation
-from ..sleep.orders import WakeOrder
 from ..tasks.cancellation import to_the_end
+from ..versions.orders import WakeOrder
+from ..versions.writing import Versions
 from .conversing import Conversing
 from .prompt_io import Exchanges, require_same_model
 
@@ -202,7 +202,7 @@ class Folds:
     """forget: called for a new session that is taken back."""
 
     _store: Store
-    _hibernation: Hibernation
+    _versions: Versions
     _residency: Residency
     _encoder: Encoder
     _conversing: Conversing
@@ -281,7 +281,7 @@ class Folds:
         """Make the new session, awake and durable. Gives its receipt, and how many tokens came from other sessions."""
         self._residency.standing.require_new(use.uri)
         async with self._residency.models.using(full.model, use) as model:
-            state = await self._hibernation.waking.begin(model, initial_key)
+            state = await self._versions.waking.begin(model, initial_key)
             require_same_model(full.identity, model, use.uri)
             new = full.begin(use.uri, model, state)
             require_session_map(new.to_map())
@@ -299,7 +299,7 @@ class Folds:
         """Delete a new session that failed, even if it had just become durable."""
         try:
             if self._store.find_session(uri) is not None:
-                await self._hibernation.threads.on_writer(lambda: self._store.delete_session(uri))
+                await self._versions.threads.on_writer(lambda: self._store.delete_session(uri))
         except TorporError as error:
             _LOG.warning("%s was given up, and stays asleep: %s: %s", uri, error.code, error.message)
         finally:

@@ -44,8 +44,8 @@ from ..sessions.interrupted import Interrupted
 from ..sessions.sessions import Session
 from ..sessions.tracing import tell_decode, tell_prefill
 from ..sessions.transcripts import NewTurn, TextMap, message_of
-from ..sleep.turn_journal import TurnJournal
 from ..tasks.cancellation import LeftMidway, is_unwanted, require_wanted
+from ..versions.journal import TurnJournal
 from .answer_room import AnswerRoom, next_end
 
 

@@ -24,6 +24,7 @@ from ...snapshot.state import token_array
 from ..api.dialogue import Role, ToolCall
 from ..api.limits import MAX_STOP_CHARS
 from ..api.recalling import RecalledMessage, RecalledPiece
+from ..disk.store_threads import StoreThreads
 from ..engine.channels import Channels, Piece, Shown, id_of_call
 from ..engine.generation import Written
 from ..errors import InvalidTranscript, TemplateUnusable
@@ -40,8 +41,7 @@ from ..sessions.transcripts import NewTurn, Turn, message_of
 from ..sessions.turn_parts import blanks_around
 from ..sessions.unprocessed_tail import text_map_in, unread_in
 from ..sessions.words_proof import WordsProof
-from ..sleep.store_threads import StoreThreads
-from ..sleep.turn_journal import TurnJournal
+from ..versions.journal import TurnJournal
 from .conversing import Dialogue
 
 _WORDS: Final = "torporwordsplaceholder5e1a"

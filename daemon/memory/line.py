@@ -12,7 +12,7 @@ from ...memvid.uri import SessionUri
 from ..api.waking import WakeResult
 from ..engine.admission import Request, current
 from ..sessions.sessions import Turns
-from ..sleep.orders import WakeOrder
+from ..versions.orders import WakeOrder
 
 
 @dataclass(slots=True, eq=False)

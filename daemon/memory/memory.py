@@ -38,8 +38,8 @@ from ..errors import MemoryBudgetExceeded, MemoryBusy, sentence_of
 from ..events.bus import Bus, code_of
 from ..events.events import EvictionPlanned, EvictionRefused, MemoryAwaited, MemoryGranted, MemoryRefused, UnloadCause
 from ..sessions.sessions import Session, Turns
-from ..sleep.orders import order_of_look
 from ..tasks.cancellation import to_the_end
+from ..versions.orders import order_of_look
 from .eviction import Resident, plan_eviction
 from .line import Claim, Line
 from .model_registry import Shelf

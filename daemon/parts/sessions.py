@@ -19,6 +19,7 @@ from ..chat.conversing import Conversing
 from ..chat.folds import Folds
 from ..chat.prompt_io import Exchanges
 from ..chat.recalling import Recalling
+from ..disk.maintenance import with_bounded_problems
 from ..engine.sampler import initial_key
 from ..errors import SessionAwake
 from ..events.bus import Bus
@@ -38,7 +39,6 @@ from ..residency.residency import Residency
 from ..residency.stopping import LastSleeps
 from ..sessions.chats import Chat
 from ..sessions.sessions import Session, Turns
-from ..sleep.maintenance import with_bounded_problems
 from ..tasks.cancellation import LeftMidway, to_the_end
 from ..tasks.door import Door
 from ..upkeep.writing_behind import WritingBehind
@@ -61,12 +61,12 @@ class SessionParts:
     ) -> None:
         self._store, self._models, self._door, self._bus = store, models, door, bus
         self._hits: Counter[SessionUri] = Counter()
-        disk, hibernation, threads = store.disk, store.hibernation, store.hibernation.threads
+        disk, versions, threads = store.disk, store.versions, store.versions.threads
         engine, encoder, shelf = models.engine, models.encoder, models.shelf
         self.awake, self.turns = awake, turns
         self.residency = residency = Residency(
             disk,
-            hibernation,
+            versions,
             store.journal,
             awake,
             turns,
@@ -78,22 +78,18 @@ class SessionParts:
             bus,
         )
         self.last_sleeps = LastSleeps(store.putting_away, awake, turns, models.memory)
-        self.planning = Planning(hibernation, residency, shelf)
-        self.reuse = PrefixReuse(disk, engine, hibernation, bus, self._hits, options.prefix_reuse)
+        self.planning = Planning(versions, residency, shelf)
+        self.reuse = PrefixReuse(disk, engine, versions, bus, self._hits, options.prefix_reuse)
         self.heads = Heads(disk, threads)
         self.reasons = Reasons(encoder, self.reuse, self.awake.get)
         self.recalling = Recalling(disk, threads, encoder, residency, store.journal)
         self.conversing = Conversing(encoder, residency, engine, bus)
         self.exchanges = Exchanges(engine, residency, self.reuse, self.reasons, bus, store.journal)
-        self.folds = Folds(
-            disk, hibernation, residency, encoder, self.conversing, self.exchanges, self.forget_words, bus
-        )
+        self.folds = Folds(disk, versions, residency, encoder, self.conversing, self.exchanges, self.forget_words, bus)
         self.forest, self.stepping = Forest(engine, models.memory, models.loading), Stepping(engine)
         self.roll = Roll(disk, self.awake)
         self.labels = Labels(residency, self._hits, self.roll, self.delete_session)
-        self.writing_behind = WritingBehind(
-            store.upkeep_loop, disk, engine, hibernation, awake, store.journal, door, bus
-        )
+        self.writing_behind = WritingBehind(store.upkeep_loop, disk, engine, versions, awake, store.journal, door, bus)
 
     def start(self) -> None:
         """Begin to learn what the stored sessions begin with."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 from ...memvid.format.records import IndexRow
 from ...memvid.store import Store
 from ..api.events import ignore
+from ..disk.upkeep_thread import UpkeepThread
 from ..engine.buffers import Buffers
 from ..engine.engine import Engine
 from ..events.bus import Bus
@@ -16,14 +17,13 @@ from ..residency.awake import AwakeSessions
 from ..residency.putting_away import PuttingAway
 from ..residency.standing import Standing
 from ..sessions.sessions import Session
-from ..sleep.forking import Forking
-from ..sleep.hibernation import Hibernation
-from ..sleep.quantising import Quantising
-from ..sleep.turn_journal import TurnJournal
-from ..sleep.upkeep_thread import UpkeepThread
 from ..tasks.cancellation import to_the_end
 from ..tasks.door import Door
 from ..upkeep.loop import Upkeep
+from ..versions.forking import Forking
+from ..versions.journal import TurnJournal
+from ..versions.quantising import Quantising
+from ..versions.writing import Versions
 
 Result = TypeVar("Result")
 
@@ -43,21 +43,21 @@ class StoreParts:
     ) -> None:
         self.disk = disk
         self.upkeep_loop = Upkeep(UpkeepThread(door))
-        self.hibernation = Hibernation(disk, engine, self.upkeep_loop.thread, door, bus)
-        self.waking = self.hibernation.waking
-        self.journal = TurnJournal(disk, self.hibernation.threads, options, self._keep_for_the_journal)
-        self.forking = Forking(disk, self.hibernation)
-        self.quantising = Quantising(disk, engine, self.hibernation)
+        self.versions = Versions(disk, engine, self.upkeep_loop.thread, door, bus)
+        self.waking = self.versions.waking
+        self.journal = TurnJournal(disk, self.versions.threads, options, self._keep_for_the_journal)
+        self.forking = Forking(disk, self.versions)
+        self.quantising = Quantising(disk, engine, self.versions)
         self.standing = Standing(disk, awake)
-        self.putting_away = PuttingAway(disk, self.hibernation, awake, self.standing, buffers, bus)
+        self.putting_away = PuttingAway(disk, self.versions, awake, self.standing, buffers, bus)
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
         """Run store work that only reads, off the event loop."""
-        return await self.hibernation.threads.on_io(work)
+        return await self.versions.threads.on_io(work)
 
     async def on_writer(self, work: Callable[[], Result]) -> Result:
         """Run store work that writes, one after the other, off the event loop."""
-        return await self.hibernation.threads.on_writer(work)
+        return await self.versions.threads.on_writer(work)
 
     async def version_named(self, session: str) -> IndexRow:
         """The version behind the `@` of a name. Raises AmbiguousVersion."""
@@ -69,9 +69,9 @@ class StoreParts:
 
     async def _keep_for_the_journal(self, live: Session) -> None:
         """Make a version of a session whose turn is too large for the journal. Raises as a sleep."""
-        await to_the_end(self.hibernation.sleep(live, ignore, cause="journal"))
+        await to_the_end(self.versions.sleep(live, ignore, cause="journal"))
 
     async def close(self) -> None:
         """Wait for running reads and writes, and let the store go."""
-        await self.hibernation.threads.close()
+        await self.versions.threads.close()
         self.disk.close()

@@ -10,9 +10,9 @@ from ...memvid.maintenance.repack_plan import RepackPolicy
 from ...memvid.operations import Order
 from ...memvid.store import Receipt
 from ..api.process import ScrubInfo
+from ..disk.maintenance import carry_out
 from ..events.bus import Bus
 from ..options.current import CurrentOptions
-from ..sleep.maintenance import carry_out
 from ..tasks.door import Door
 from ..upkeep.analyst import Analyst
 from ..upkeep.healing import Healing
@@ -42,18 +42,18 @@ class UpkeepParts:
         options: CurrentOptions,
         scrub: ScrubPolicy | None,
     ) -> None:
-        disk, hibernation, shelf, weights = store.disk, store.hibernation, models.shelf, models.weights
+        disk, versions, shelf, weights = store.disk, store.versions, models.shelf, models.weights
         self._disk = disk
         self.loop = loop = store.upkeep_loop
-        self.analyst = Analyst(disk, hibernation.threads)
-        self.healing = Healing(disk, models.engine, hibernation, loop.thread, sessions.residency, shelf, door, bus)
+        self.analyst = Analyst(disk, versions.threads)
+        self.healing = Healing(disk, models.engine, versions, loop.thread, sessions.residency, shelf, door, bus)
         self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.healing.mend)
         self.retaining = Retaining(loop, disk, bus, options)
         self.repacking = Repacking(loop, disk, RepackPolicy())
         self.idling = Idling(loop, sessions.awake, models.idle_sleeps, options)
         self.unloading = Unloading(loop, shelf, weights)
         self.watching = Watching(loop, shelf, models.loader.digests, weights, bus, options)
-        hibernation.on_version = self._has_version
+        versions.on_version = self._has_version
         if self.scrub is not None:
             store.waking.on_damage = self.scrub.suspect
 

@@ -22,6 +22,7 @@ from ...errors import TorporError
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.dialogue import canonical
+from ..disk.store_threads import StoreThreads
 from ..engine.channels import id_of_call
 from ..models.chat_template import Message, Root
 from ..sessions.interrupted import DIGEST_BYTES, INTERRUPTED, Interrupted
@@ -31,7 +32,6 @@ from ..sessions.sessions import Session
 from ..sessions.transcripts import TextMap, Turn, goes_on
 from ..sessions.turn_parts import BEYOND_LINE, packed_beyond
 from ..sessions.unprocessed_tail import text_map_in, unread_in
-from ..sleep.store_threads import StoreThreads
 from ..tasks.pieces import NAMES_AT_ONCE
 
 MAX_HEADS: Final = 1_000_000

@@ -41,10 +41,10 @@ from ..events.events import PrefixHit
 from ..models.models import LoadedModel
 from ..options.serve_options import ReusePolicy
 from ..sessions.sessions import Session
-from ..sleep.hibernation import Hibernation
-from ..sleep.orders import WakeOrder
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import NAMES_AT_ONCE
+from ..versions.orders import WakeOrder
+from ..versions.writing import Versions
 from .prefixes import PrefixTree, tokens_in_common
 
 AwakeOf = Callable[[SessionUri], Session | None]
@@ -69,7 +69,7 @@ class PrefixReuse:
 
     _store: Store
     _engine: Engine
-    _hibernation: Hibernation
+    _versions: Versions
     _bus: Bus
     _found: Counter[SessionUri]
     _policy: ReusePolicy = "exact"
@@ -176,7 +176,7 @@ class PrefixReuse:
         if live is not None:
             return of_awake(live)
         with suppress(TorporError):  # it is damaged, gone or changed
-            return await self._hibernation.threads.on_io(of_stored)
+            return await self._versions.threads.on_io(of_stored)
         return "unreadable"
 
     def known(self, session: Session, ids: Sequence[int]) -> int:
@@ -226,7 +226,7 @@ class PrefixReuse:
         if row is None:
             return None
         try:
-            return token_array(await self._hibernation.threads.on_io(partial(self._ledger_of, uri, row.version)))
+            return token_array(await self._versions.threads.on_io(partial(self._ledger_of, uri, row.version)))
         except TorporError:
             return None  # damaged or gone: its next wake reports it
 
@@ -255,12 +255,12 @@ class PrefixReuse:
     async def _from_store(
         self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int, emit: OnEvent
     ) -> LiveState | NotTaken:
-        found = await self._hibernation.threads.on_io(lambda: self._look(session, uri, wanted, count))
+        found = await self._versions.threads.on_io(lambda: self._look(session, uri, wanted, count))
         if isinstance(found, str):
             return found
         version, usable = found
         order = WakeOrder(version, usable, cause="prefix")
-        wake = self._hibernation.waking.wake(uri, order, session.model, emit)
+        wake = self._versions.waking.wake(uri, order, session.model, emit)
         woken = await to_the_end(wake)  # threads fill its memory from a file that must stay open
         state = woken.session.state
         state.random_key, state.last_logits = session.state.random_key, None
@@ -318,7 +318,7 @@ class PrefixReuse:
     async def _learn(self, uri: SessionUri) -> None:
         """Learn the ledger of a sleeping session, unless it is deleted meanwhile: no request may find it then."""
         while uri not in self._tree and (row := self._store.find_session(uri)) is not None:
-            tokens = await self._hibernation.threads.on_io(partial(self._ledger_of, uri, row.version))
+            tokens = await self._versions.threads.on_io(partial(self._ledger_of, uri, row.version))
             now = self._store.find_session(uri)
             if uri not in self._tree and now is not None and now.bundle_id == row.bundle_id:
                 self._tree.put(uri, row.identity_digest, token_array(tokens))

@@ -19,7 +19,7 @@ from ..api.events import OnEvent
 from ..api.session import SessionInfo
 from ..api.store import ClearResult, LabelFigures, StatsResult
 from ..api.waking import Warmed, WarmResult
-from ..sleep.maintenance import MAX_PROBLEMS_TOLD
+from ..disk.maintenance import MAX_PROBLEMS_TOLD
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from .listing import Roll

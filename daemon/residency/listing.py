@@ -26,15 +26,15 @@ from ..api.process import ModelInfo
 from ..api.sampling import Sampling
 from ..api.session import Look, SessionDetail, SessionInfo
 from ..api.waking import PartDiffers, SleepResult, WakeResult
+from ..disk.maintenance import MAX_PROBLEMS_TOLD
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
 from ..sessions.provenance import Provenance
 from ..sessions.sessions import Durable, Session
 from ..sessions.unprocessed_tail import unread_in
-from ..sleep.maintenance import MAX_PROBLEMS_TOLD
-from ..sleep.waking import durable_of
 from ..stored import SAMPLING, detail_of_stored, info_of_stored, stored_bytes_of
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
+from ..versions.waking import durable_of
 
 Stored = TypeVar("Stored")
 

@@ -21,9 +21,9 @@ from ..memory.model_registry import Shelf
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session
 from ..sessions.unprocessed_tail import unread_in
-from ..sleep.hibernation import Hibernation
-from ..sleep.orders import WakeOrder
-from ..sleep.waking import Prospect
+from ..versions.orders import WakeOrder
+from ..versions.waking import Prospect
+from ..versions.writing import Versions
 from . import listing
 from .residency import Residency
 
@@ -31,8 +31,8 @@ from .residency import Residency
 class Planning:
     """Plans wakes. Belongs to the event loop."""
 
-    def __init__(self, hibernation: Hibernation, residency: Residency, shelf: Shelf) -> None:
-        self._hibernation = hibernation
+    def __init__(self, versions: Versions, residency: Residency, shelf: Shelf) -> None:
+        self._versions = versions
         self._residency = residency
         self._shelf = shelf
 
@@ -60,7 +60,7 @@ class Planning:
                 f"Load it: torpor models load {row.model}",
                 model=row.model,
             )
-        reader, prospect = await self._hibernation.waking.look(uri, order, model)
+        reader, prospect = await self._versions.waking.look(uri, order, model)
         with reader:
             unread = unread_in(reader.manifest.session, uri) if order.at_token is None else None
             count, is_loaded = len(unread.tokens) if unread else 0, place.model is not None

@@ -13,7 +13,7 @@ from ..events.bus import Bus
 from ..events.events import SleepCause
 from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_sleep
-from ..sleep.hibernation import ORDINARY, Hibernation, Terms
+from ..versions.writing import ORDINARY, Terms, Versions
 from .awake import AwakeSessions
 from .standing import Standing
 
@@ -29,7 +29,7 @@ def require_read(live: Session) -> None:
 @dataclass(eq=False, repr=False)
 class PuttingAway:
     _store: Store
-    _hibernation: Hibernation
+    _versions: Versions
     _awake: AwakeSessions
     _standing: Standing
     _buffers: Buffers
@@ -40,7 +40,7 @@ class PuttingAway:
     ) -> Receipt | Durable:
         """Make a session durable and free its memory, unless it `stays`. If it is durable already, write nothing and
         return its last snapshot. The caller runs this to its end. cause: for the events. Raises EmptyContext, and as
-        `Hibernation.sleep`; the session then stays awake."""
+        `Versions.sleep`; the session then stays awake."""
         kept: Receipt | Durable
         if live.durable is not None and await self._is_durable(live):
             with tell_sleep(self._bus, live, cause) as tell_end:
@@ -71,7 +71,7 @@ class PuttingAway:
         assert live.durable is not None, "what is looked at has slept"
         with tell_sleep(self._bus, live, cause) as tell_end:
             self._standing.row_of_awake(live)
-            await self._hibernation.require_kept(live)
+            await self._versions.require_kept(live)
             self._awake.drop(live.uri)
             tell_end(live.durable)
 
@@ -83,14 +83,14 @@ class PuttingAway:
         return self._standing.row_of_awake(live)
 
     async def keep(self, live: Session, emit: OnEvent, cause: SleepCause, terms: Terms = ORDINARY) -> Receipt:
-        """Make a session durable; it stays in memory. cause, terms: as of `Hibernation.sleep`. Raises EmptyContext, and
-        as `Hibernation.sleep`."""
+        """Make a session durable; it stays in memory. cause, terms: as of `Versions.sleep`. Raises EmptyContext, and
+        as `Versions.sleep`."""
         require_read(live)
-        return await self._hibernation.sleep(live, emit, cause=cause, terms=terms)
+        return await self._versions.sleep(live, emit, cause=cause, terms=terms)
 
     async def keep_ledger(self, live: Session, why: str) -> None:
-        """As `Hibernation.keep_ledger`."""
-        await self._hibernation.keep_ledger(live, why)
+        """As `Versions.keep_ledger`."""
+        await self._versions.keep_ledger(live, why)
 
     async def needs_last_sleep(self, live: Session) -> bool:
         return not await self._is_durable(live)
@@ -102,8 +102,8 @@ class PuttingAway:
         if live.dirty or live.durable is None:
             return False
         if not live.is_mere_look:
-            return await self._hibernation.is_kept(live)
+            return await self._versions.is_kept(live)
         newest = self._store.find_session(live.uri)
         if newest is not None and newest.bundle_id != live.durable.bundle_id:
             return True
-        return not await self._hibernation.is_gone(live)
+        return not await self._versions.is_gone(live)

@@ -26,11 +26,11 @@ from ..memory.memory import Memory
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session, Turns
-from ..sleep.hibernation import Hibernation
-from ..sleep.orders import WakeOrder
-from ..sleep.turn_journal import TurnJournal
 from ..tasks.cancellation import in_any_case, to_the_end
 from ..tasks.door import Door
+from ..versions.journal import TurnJournal
+from ..versions.orders import WakeOrder
+from ..versions.writing import Versions
 from . import listing
 from .awake import AwakeSessions
 from .putting_away import PuttingAway
@@ -42,7 +42,7 @@ class Residency:
     """The sessions, for requests: their turns, and how they come into memory."""
 
     _store: Store
-    _hibernation: Hibernation
+    _versions: Versions
     journal: TurnJournal
     awake: AwakeSessions
     turns: Turns
@@ -176,14 +176,14 @@ class Residency:
         """Load the model of a session that has read nothing, after the model was unloaded."""
         async with self.models.using(live.model.name, use) as model:
             key = live.state.random_key
-            live.state = await to_the_end(self._hibernation.waking.begin(model, lambda: key))
+            live.state = await to_the_end(self._versions.waking.begin(model, lambda: key))
             live.model = model
 
     async def bring_back(self, use: Use, order: WakeOrder, emit: OnEvent, started: float | None = None) -> WakeResult:
         """Wake a sleeping session. A begun wake runs to its end even if the caller is cancelled. started: when the
         report's seconds begin, by the monotonic clock; None: now.
 
-        Raises SessionNotFound, and as `Hibernation.wake` and `room_to_wake`."""
+        Raises SessionNotFound, and as `Versions.wake` and `room_to_wake`."""
         started = started or time.monotonic()
         await self.journal.replay(use.uri)
         if await self.write_ledger(use, order.version, order.at_token, emit):
@@ -224,7 +224,7 @@ class Residency:
         begun, live = time.monotonic(), self.awake[uri]
         if live.unread is None:
             return woken
-        again = await self._hibernation.waking.read_on(live)
+        again = await self._versions.waking.read_on(live)
         return replace(
             woken,
             token_count=len(live.state.tokens),
@@ -237,7 +237,7 @@ class Residency:
     async def warm(self, use: Use, emit: OnEvent) -> str | None:
         """Wake a sleeping session ahead of a request, in free memory only: no other session goes to sleep, and no model
         is loaded. Gives None if it is awake now, else the reason: `model_not_loaded` or `no_room`. Raises
-        SessionNotFound, and as `Hibernation.wake`."""
+        SessionNotFound, and as `Versions.wake`."""
         await self.journal.replay(use.uri)
         order, row = WakeOrder(cause="warm"), self.standing.require_row(use.uri)
         place = self.models.place(row.model)
@@ -251,9 +251,9 @@ class Residency:
         return None
 
     async def _wake(self, use: Use, order: WakeOrder, model: LoadedModel, emit: OnEvent, started: float) -> WakeResult:
-        unreadable = await self._hibernation.threads.on_io(self._store.unreadable)
+        unreadable = await self._versions.threads.on_io(self._store.unreadable)
         newest = self.standing.require_row(use.uri)
-        woken = await self._hibernation.waking.wake(use.uri, order, model, emit)
+        woken = await self._versions.waking.wake(use.uri, order, model, emit)
         woken.session.rewound = order.version not in (None, newest.version)
         self.awake.admit(woken.session)
         use.woken = listing.wake_result(

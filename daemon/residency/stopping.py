@@ -14,8 +14,8 @@ from ..errors import ServiceClosed, StopDeadline, sentence_of
 from ..events.bus import code_of
 from ..memory.memory import Memory
 from ..sessions.sessions import Session, Turns
-from ..sleep.hibernation import Terms
 from ..tasks.door import LastSleep
+from ..versions.writing import Terms
 from .awake import AwakeSessions
 from .putting_away import PuttingAway
 

@@ -16,8 +16,8 @@ from ...memvid.store import Store
 from ...memvid.writing.reader import BundleReader
 from ...snapshot.analysis import DEFAULT_KIND, analyse, encode
 from ..api.events import OnEvent, ProgressEvent
+from ..disk.store_threads import StoreThreads
 from ..errors import ServiceClosed
-from ..sleep.store_threads import StoreThreads
 
 _GONE: Final = "its parent is not in the store any more"
 

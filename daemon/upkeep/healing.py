@@ -46,6 +46,7 @@ from ...snapshot.restore import read_checkpoint
 from ...snapshot.state import LiveState, token_array
 from ..api.events import ignore
 from ..api.session import Recomputed
+from ..disk.upkeep_thread import UpkeepThread
 from ..engine.admission import standing_back
 from ..engine.engine import Engine, Steps
 from ..engine.generation import read_again
@@ -58,13 +59,12 @@ from ..models.models import LoadedModel
 from ..residency.residency import Residency
 from ..sessions.sessions import Durable, Session, tree_in
 from ..sessions.unprocessed_tail import unread_in
-from ..sleep.hibernation import Hibernation, Terms
-from ..sleep.orders import WakeOrder
-from ..sleep.upkeep_thread import UpkeepThread
-from ..sleep.version import with_fewer_blocks
-from ..sleep.waking import durable_of
 from ..tasks.cancellation import to_the_end
 from ..tasks.door import Door
+from ..versions.orders import WakeOrder
+from ..versions.version import with_fewer_blocks
+from ..versions.waking import durable_of
+from ..versions.writing import Terms, Versions
 
 _LOG = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Healing:
 
     _store: Store
     _engine: Engine
-    _hibernation: Hibernation
+    _versions: Versions
     _thread: UpkeepThread
     _residency: Residency
     _shelf: Shelf
@@ -143,13 +143,13 @@ class Healing:
     async def heal(self) -> list[Action]:
         """Heal all sessions whose newest version is not whole, as far as this daemon can now; what was healed. Raises
         ServiceClosed: the daemon stops."""
-        report = await self._hibernation.threads.on_io(self._verify)
+        report = await self._versions.threads.on_io(self._verify)
         return await self._heal(report)
 
     async def foresee(self, plan: MaintenanceReport) -> MaintenanceReport:
         """The plan of a repair with that of `heal` behind it: the damaged newest versions, each with a sentence; and
         without the problems that go with it. Memory and disk space are not checked."""
-        report = await self._hibernation.threads.on_io(self._verify)
+        report = await self._versions.threads.on_io(self._verify)
         told = [(each, foreseen) for each in self._to_heal(report) if (foreseen := await self._foresee(each))]
         healings = [_healing(each.uri, foreseen.version, foreseen.sentence) for each, foreseen in told]
         blocks = {block for each, foreseen in told if foreseen.is_healed for block in each.blocks}
@@ -177,7 +177,7 @@ class Healing:
         live = self._residency.awake.get(uri)
         if live is not None and live.holds_all_of(row.bundle_id):
             return _Foreseen(row.version, _AWAKE)
-        found = await self._hibernation.threads.on_io(lambda: self._look(row, damaged))
+        found = await self._versions.threads.on_io(lambda: self._look(row, damaged))
         if found is None:
             return None
         if found.end is not None and (model := self._facts(row.model)) is not None:
@@ -238,7 +238,7 @@ class Healing:
                 live = self._residency.awake.get(uri)
                 if live is not None and live.holds_all_of(row.bundle_id):
                     return await to_the_end(self._keep_awake(live, damaged))
-                found = await self._hibernation.threads.on_io(lambda: self._look(row, damaged))
+                found = await self._versions.threads.on_io(lambda: self._look(row, damaged))
                 if found is None:
                     return None
                 if found.end is None:
@@ -271,11 +271,11 @@ class Healing:
         """Save an awake session as a version without damaged blocks."""
         newest = live.durable
         assert newest is not None
-        sound = await self._hibernation.threads.on_io(partial(self._sound_beginning, live.uri, newest.version, damaged))
+        sound = await self._versions.threads.on_io(partial(self._sound_beginning, live.uri, newest.version, damaged))
         if sound == newest.entries:
             return None
         live.durable = replace(newest, entries=sound or ())
-        terms = Terms(branch=await self._hibernation.threads.on_io(partial(self._tree_of, live)))
+        terms = Terms(branch=await self._versions.threads.on_io(partial(self._tree_of, live)))
         try:
             await self._residency.putting_away.keep(live, ignore, "heal", terms)
         except TorporError as error:
@@ -338,9 +338,9 @@ class Healing:
 
     async def _heal_ledger(self, row: IndexRow, found: _Found) -> Action:
         """Move the damaged part into the ledger behind it; the next use computes it."""
-        draft = await self._hibernation.threads.on_io(lambda: self._with_fewer_blocks(row, found))
-        receipt = await self._hibernation.write(draft)
-        self._hibernation.tell_ledger(receipt, CorruptBlock.code)
+        draft = await self._versions.threads.on_io(lambda: self._with_fewer_blocks(row, found))
+        receipt = await self._versions.write(draft)
+        self._versions.tell_ledger(receipt, CorruptBlock.code)
         await self._lead_on(row.uri, row, receipt, receipt.token_count)
         self.healed += 1
         _LOG.warning("%s was damaged before its ledger, and has more of it in version %d", row.uri, receipt.version)
@@ -354,7 +354,7 @@ class Healing:
         self, row: IndexRow, found: _Found, last: BlockEntry, model: LoadedModel
     ) -> tuple[Receipt, Recomputed]:
         """Write a new version of a sleeping session, with the damaged part computed again."""
-        reader = await self._hibernation.threads.on_io(lambda: self._store.open_session(row.uri, row.version))
+        reader = await self._versions.threads.on_io(lambda: self._store.open_session(row.uri, row.version))
         try:
             require_same(reader.manifest.identity, model.identity, model=model.name)
             end = await self._engine.call(lambda: read_checkpoint(reader, last, model.layout))
@@ -369,15 +369,15 @@ class Healing:
         session.provenance = replace(session.provenance, recomputed=again)
         session.came_from(reader.manifest.session, start)
         session.unchanged_tokens, session.dirty = start, True
-        receipt = await self._hibernation.sleep(session, ignore, cause="heal", terms=terms)
+        receipt = await self._versions.sleep(session, ignore, cause="heal", terms=terms)
         return receipt, again
 
     async def _state_at(self, start: int, row: IndexRow, reader: BundleReader, model: LoadedModel) -> LiveState:
         """The session's state after `start` tokens."""
         if start:
             order = WakeOrder(row.version, start, cause="heal")
-            return (await self._hibernation.waking.wake(row.uri, order, model, ignore)).session.state
-        return await self._hibernation.waking.begin(model, initial_key)
+            return (await self._versions.waking.wake(row.uri, order, model, ignore)).session.state
+        return await self._versions.waking.begin(model, initial_key)
 
 
 def _healing(uri: SessionUri, version: int, sentence: str) -> Action:

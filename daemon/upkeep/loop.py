@@ -2,7 +2,7 @@
 
 A job tells when its next piece is due, and does it. All else is here: it runs, rests, is put off when it fails, and
 ends. Nothing wakes while nothing is due. Work on the disk is done on one thread, where it yields to requests
-(`sleep/upkeep_thread.py`). A piece that waits for a session, for memory or for a model keeps no other job waiting.
+(`disk/upkeep_thread.py`). A piece that waits for a session, for memory or for a model keeps no other job waiting.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import ClassVar, Final
 from ...errors import TorporError
 from ...memvid.errors import BudgetExceeded, NoSpace, SessionNotFound
 from ...memvid.uri import SessionUri
+from ..disk.upkeep_thread import UpkeepThread
 from ..errors import ServiceClosed
 from ..events.bus import code_of
-from ..sleep.upkeep_thread import UpkeepThread
 
 _LOG = logging.getLogger(__name__)
 

@@ -40,10 +40,10 @@ from ..events.bus import Bus
 from ..events.events import BlocksWritten
 from ..residency.awake import AwakeSessions
 from ..sessions.sessions import Durable, Session
-from ..sleep.hibernation import Hibernation, checkpoints_in
-from ..sleep.turn_journal import TurnJournal
-from ..sleep.version import with_more_blocks
 from ..tasks.door import Door
+from ..versions.journal import TurnJournal
+from ..versions.version import with_more_blocks
+from ..versions.writing import Versions, checkpoints_in
 from .loop import SessionJob, Upkeep
 
 BLOCKS_DUE: Final = 2
@@ -86,7 +86,7 @@ class WritingBehind(SessionJob):
         upkeep: Upkeep,
         store: Store,
         engine: Engine,
-        hibernation: Hibernation,
+        versions: Versions,
         awake: AwakeSessions,
         journal: TurnJournal,
         door: Door,
@@ -94,7 +94,7 @@ class WritingBehind(SessionJob):
     ) -> None:
         self._store = store
         self._engine = engine
-        self._hibernation = hibernation
+        self._versions = versions
         self._awake = awake
         self._journal = journal
         self._door = door
@@ -157,7 +157,7 @@ class WritingBehind(SessionJob):
                     on_progress=lambda *_: writing.permit.require(),
                     before_publishing=writing.permit.use,
                 )
-                receipt = await self._hibernation.write(draft, self._thread.run)
+                receipt = await self._versions.write(draft, self._thread.run)
                 seconds = copy.seconds + time.monotonic() - begun
                 if self._goes_on(writing):
                     await self._adopt(live, receipt, copy)

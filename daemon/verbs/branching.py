@@ -36,11 +36,11 @@ from ..parts.parts import Parts
 from ..residency import listing
 from ..sessions.rereading import LastRead
 from ..sessions.sessions import TREE, Session, Stay
-from ..sleep.hibernation import Terms
-from ..sleep.orders import WakeOrder
 from ..stored import info_of_stored
 from ..tasks.cancellation import in_any_case, require_wanted, to_the_end
 from ..tasks.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
+from ..versions.orders import WakeOrder
+from ..versions.writing import Terms
 from .answering import answers
 
 
@@ -434,7 +434,7 @@ async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> Se
 
 async def _slept(parts: Parts, live: Session, tree: Mapping[str, Any], request: api.KeepRequest) -> Receipt:
     terms = Terms(may_wait=True, branch=tree)
-    return await to_the_end(parts.store.hibernation.sleep(live, request.emit, cause="save", terms=terms))
+    return await to_the_end(parts.store.versions.sleep(live, request.emit, cause="save", terms=terms))
 
 
 def _session_of(copy: Session, uri: SessionUri, request: api.KeepRequest) -> Session:

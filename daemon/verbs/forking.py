@@ -11,8 +11,8 @@ from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from ..events.events import SessionForked
 from ..memory.line import Use
 from ..parts.parts import Parts
-from ..sleep.forking import ForkOrder
 from ..tasks.cancellation import to_the_end
+from ..versions.forking import ForkOrder
 from .answering import answers
 
 

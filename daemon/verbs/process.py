@@ -10,11 +10,11 @@ from ... import __version__
 from ...memvid.disk.room import Room, room_at
 from ...snapshot.blas import library_in_use
 from ..api.process import DiskInfo, LoadModelRequest, ModelInfo, StatusRequest, StatusResult, UnloadModelRequest
+from ..disk.maintenance import MAX_PROBLEMS_TOLD
 from ..memory.model_registry import Place
 from ..options.serve_options import ServeOptions
 from ..parts.parts import Parts
 from ..residency import listing
-from ..sleep.maintenance import MAX_PROBLEMS_TOLD
 from ..tasks.pieces import in_pieces
 from .answering import answers
 

@@ -15,13 +15,13 @@ from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ...snapshot.lossy_kinds import BITS
 from ..api import store as api
 from ..api.waking import SleepResult
+from ..disk.maintenance import bounded
 from ..errors import SessionAwake, SessionExists
 from ..memory.line import Use
 from ..models.models import LoadedModel
 from ..parts.parts import Parts
-from ..sleep.maintenance import bounded
-from ..sleep.quantising import report_of
 from ..tasks.cancellation import to_the_end
+from ..versions.quantising import report_of
 from .answering import answers
 
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 from ...memvid.uri import SessionUri
 from ..api import waking as api
 from ..api.events import OnEvent
+from ..disk.maintenance import MAX_PROBLEMS_TOLD
 from ..events.events import SleepCause
 from ..memory.line import Use
 from ..parts.parts import Parts
 from ..residency import listing
 from ..residency.planning import require_as_ordered
 from ..sessions.sessions import Durable
-from ..sleep.maintenance import MAX_PROBLEMS_TOLD
-from ..sleep.orders import WakeOrder
 from ..tasks.cancellation import to_the_end
+from ..versions.orders import WakeOrder
 from .answering import answers
 
 

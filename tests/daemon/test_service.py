@@ -776,20 +776,20 @@ async def test_a_session_that_has_read_nothing_ends_with_the_daemon_and_is_no_fa
 async def test_an_unforeseen_failure_of_one_sleep_does_not_cost_the_other_sessions_theirs(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torpor.daemon.sleep import hibernation
+    from torpor.daemon.versions import writing
 
     async with open_rig() as rig:
         for name in ("a", "b", "c"):
             await rig.read(name, [1, 2, 3])
         victim = rig.live("b").state
-        cut = hibernation.cut
+        cut = writing.cut
 
         def fail_for_b(state: Any, *args: Any, **options: Any) -> Any:
             if state is victim:
                 raise MemoryError("no memory left")
             return cut(state, *args, **options)
 
-        monkeypatch.setattr(hibernation, "cut", fail_for_b)
+        monkeypatch.setattr(writing, "cut", fail_for_b)
         report = await rig.service.close()
         assert sorted(report.slept) == ["torpor://default/a", "torpor://default/c"]
         assert report.failed == {}

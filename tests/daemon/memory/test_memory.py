@@ -81,14 +81,14 @@ async def look_that_is_put_to_sleep(rig: Rigged, monkeypatch: pytest.MonkeyPatch
     """It is looked at whether its version is there, while others ask."""
     await rig.sleep("a")
     await rig.wake("a", at_token=100)
-    kept, begun = rig.service._parts.store.hibernation.require_kept, asyncio.Event()
+    kept, begun = rig.service._parts.store.versions.require_kept, asyncio.Event()
 
     async def slowly(session: Any) -> None:
         begun.set()
         await until(lambda: rig.service._parts.models.memory.info().waiting > 0)
         await kept(session)
 
-    monkeypatch.setattr(rig.service._parts.store.hibernation, "require_kept", slowly)
+    monkeypatch.setattr(rig.service._parts.store.versions, "require_kept", slowly)
     away = asyncio.ensure_future(rig.service._parts.models.idle_sleeps.put_away_idle(rig.live("a").uri))
     await begun.wait()
     yield

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.models import canary
-from torpor.daemon.sleep import hibernation
+from torpor.daemon.versions import writing
 from torpor.snapshot.caches import arrays_of
 from torpor.snapshot.canary import TOLERANCE
 from torpor.snapshot.errors import CanaryFailed
@@ -110,7 +110,7 @@ async def test_values_that_are_no_numbers_are_refused_at_wake_threat_11(
 
     async with open_kind(kind) as rig:
         await rig.read("s", tokens_of(1, 20))
-        cut = hibernation.cut
+        cut = writing.cut
 
         def spoilt(state: Any, *args: Any, **options: Any) -> Any:
             first = state.caches[0]
@@ -124,7 +124,7 @@ async def test_values_that_are_no_numbers_are_refused_at_wake_threat_11(
             return cut(state, *args, **options)
 
         monkeypatch.setattr(capture, "is_finite", lambda *_: True)
-        monkeypatch.setattr(hibernation, "cut", spoilt)
+        monkeypatch.setattr(writing, "cut", spoilt)
         await rig.sleep("s")
         monkeypatch.undo()
         with pytest.raises(CanaryFailed):

@@ -491,7 +491,7 @@ async def test_a_fork_whose_source_cannot_sleep_to_make_room_is_refused_with_the
 
         async def then_the_disk_goes(*args: Any) -> Any:
             order = await order_of_fork(*args)
-            monkeypatch.setattr(rig.service._parts.store.hibernation, "is_kept", unreadable)
+            monkeypatch.setattr(rig.service._parts.store.versions, "is_kept", unreadable)
             return order
 
         with monkeypatch.context() as patch:

@@ -10,8 +10,8 @@ from contextvars import ContextVar
 from typing import Any, ClassVar
 
 import pytest
+from torpor.daemon.disk.upkeep_thread import UpkeepThread
 from torpor.daemon.errors import ServiceClosed
-from torpor.daemon.sleep.upkeep_thread import UpkeepThread
 from torpor.daemon.tasks.door import Door, Phase
 from torpor.daemon.upkeep import loop
 from torpor.daemon.upkeep.loop import NOW, Job, SessionJob, Upkeep

@@ -13,10 +13,10 @@ from torpor.tests.memvid.faults.mutant import Edit, Mutant
 _FORMAT: Final = "tests/memvid/format/test_journal.py::"
 _FOLDER: Final = "tests/memvid/folder/test_journal.py::"
 _REPLAYING: Final = "tests/memvid/recovery/test_replaying.py::"
-_DAEMON: Final = "tests/daemon/sleep/test_turn_journal.py::"
+_DAEMON: Final = "tests/daemon/versions/test_journal.py::"
 _HEALING: Final = "tests/daemon/upkeep/test_healing.py::"
 
-_TURN_JOURNAL: Final = "daemon.sleep.turn_journal"
+_TURN_JOURNAL: Final = "daemon.versions.journal"
 
 _ORDER: Final = (
     Mutant(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
-from torpor.daemon.sleep import hibernation
+from torpor.daemon.versions import writing
 from torpor.errors import TorporError
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.errors import BlockMissing, Corruption, NoSpace, ReadBackFailed, StoreIoError
@@ -49,7 +49,7 @@ async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
 
         monkeypatch.setattr(owner, name, noting)
 
-    note(hibernation, "cut")
+    note(writing, "cut")
     note(Store, "write_bundle")
     note(Store, "open_session")
     note(restore, "plan_wake")
@@ -160,12 +160,12 @@ async def test_what_an_unchanged_session_relies_on_is_looked_at_before_its_memor
     await rig.asleep("a", tokens_of(1, 600))
     await rig.wake("a")
     live = rig.live("a")
-    assert await rig.service._parts.store.hibernation.is_kept(live)
+    assert await rig.service._parts.store.versions.is_kept(live)
     (path,) = (store / folder).iterdir()
     path.write_bytes(path.read_bytes()[:-1])
-    assert not await rig.service._parts.store.hibernation.is_kept(live)
+    assert not await rig.service._parts.store.versions.is_kept(live)
     path.unlink()
-    assert not await rig.service._parts.store.hibernation.is_kept(live)
+    assert not await rig.service._parts.store.versions.is_kept(live)
 
 
 async def test_a_session_that_is_being_written_is_held_until_it_is_durable(

@@ -13,8 +13,8 @@ import pytest
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.sessions.transcripts import message_of
-from torpor.daemon.sleep import turn_journal
 from torpor.daemon.tasks.cancellation import LeftMidway
+from torpor.daemon.versions import journal
 from torpor.memvid.errors import JournalWaits, NoSpace
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.store import Store
@@ -221,7 +221,7 @@ async def test_the_room_that_is_taken_for_a_turn_holds_its_record(
 
     monkeypatch.setattr(Journal, "reserve", note)
     monkeypatch.setattr(Journal, "append", compare)
-    monkeypatch.setattr(turn_journal, "_BYTES_ELSE", 2048)  # what else there is would hide what is not counted
+    monkeypatch.setattr(journal, "_BYTES_ELSE", 2048)  # what else there is would hide what is not counted
     async with open_rig() as rig:
         await rig.read("labelled", [1, 2], labels=["é" * 100 + str(number) for number in range(64)])
         said = [message_of("system", "Be brief. " * 100), *(message_of("user", str(number)) for number in range(30))]
@@ -320,7 +320,7 @@ async def test_room_for_a_turn_behind_a_stripped_version_is_for_the_whole_ledger
     await strip_and_wake(rig)
     monkeypatch.setattr(Journal, "reserve", note)
     await rig.service.append("one", tokens=[1, 2])
-    assert taken[0] > 602 * turn_journal._BYTES_A_TOKEN + turn_journal._BYTES_ELSE
+    assert taken[0] > 602 * journal._BYTES_A_TOKEN + journal._BYTES_ELSE
 
 
 @pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
@@ -362,9 +362,9 @@ async def test_turns_that_wait_together_are_flushed_once(rig: Rigged, monkeypatc
 
 async def write_together(rig: Any, monkeypatch: pytest.MonkeyPatch, counts: dict[str, int]) -> list[Any]:
     """Write in sessions so that one flush waits for the turns of all. Gives what each was told."""
-    monkeypatch.setattr(turn_journal, "_MANY", 1)
-    monkeypatch.setattr(turn_journal, "_WAIT_SHARE", 1e-9)
-    monkeypatch.setattr(turn_journal, "_MOST_WAIT_S", 3600.0)
+    monkeypatch.setattr(journal, "_MANY", 1)
+    monkeypatch.setattr(journal, "_WAIT_SHARE", 1e-9)
+    monkeypatch.setattr(journal, "_MOST_WAIT_S", 3600.0)
     rig.network.reset()
     gate = rig.network.hold_at(1)
     asked = [asyncio.ensure_future(rig.write(name, count)) for name, count in counts.items()]

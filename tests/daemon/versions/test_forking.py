@@ -12,7 +12,7 @@ import pytest
 from torpor.daemon.api.session import Origin
 from torpor.daemon.errors import EmptyContext, SessionExists
 from torpor.daemon.sessions.provenance import Provenance, origin_of
-from torpor.daemon.sleep.forking import ForkOrder
+from torpor.daemon.versions.forking import ForkOrder
 from torpor.memvid.errors import BundleMissing, InvalidUri, SessionNotFound
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri

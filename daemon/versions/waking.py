@@ -33,6 +33,7 @@ from ...snapshot.lossy import worst
 from ...snapshot.state import LiveState, token_array
 from ..api.events import OnEvent, ignore
 from ..api.session import Recomputed
+from ..disk.store_threads import StoreThreads, reporter
 from ..engine.engine import Engine, Steps
 from ..engine.generation import find_logits, read_again, replay
 from ..engine.sampler import initial_key
@@ -44,7 +45,6 @@ from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_wake
 from ..sessions.unprocessed_tail import Unread, text_map_in, without_answers, without_unread
 from .orders import WakeOrder
-from .store_threads import StoreThreads, reporter
 from .version import digest_of
 
 

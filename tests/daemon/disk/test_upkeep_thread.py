@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from torpor.daemon.disk.upkeep_thread import UpkeepThread
 from torpor.daemon.errors import ServiceClosed
-from torpor.daemon.sleep.upkeep_thread import UpkeepThread
 from torpor.daemon.tasks.door import Door, Phase
 from torpor.tests.daemon.session_rig import DEADLINE_S, Gate, until
 

@@ -20,10 +20,10 @@ from ..models.models import LoadedModel
 from ..sessions.provenance import origin_of
 from ..sessions.unprocessed_tail import without_answers, without_unread
 from ..stored import FORKED_FROM
-from .hibernation import Hibernation, Terms
 from .orders import WakeOrder
 from .version import copy_of
 from .waking import disowned_of
+from .writing import Terms, Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Forked:
 class Forking:
     """Makes forks; in the store alone, if possible."""
 
-    def __init__(self, store: Store, hibernation: Hibernation) -> None:
+    def __init__(self, store: Store, versions: Versions) -> None:
         self._store = store
-        self._hibernation = hibernation
+        self._versions = versions
 
     def is_whole(self, order: ForkOrder) -> bool:
         """Whether all blocks of the other's version are there, so that a fork can refer to them. Raises StoreError."""
@@ -69,8 +69,8 @@ class Forking:
     async def refer_to_all(self, order: ForkOrder) -> Forked:
         """Write the first version of a new session, with all of the other's tokens. The caller holds both turns. Raises
         StoreError: the other version is damaged or gone, or there is no room for the fork."""
-        draft = await self._hibernation.threads.on_io(lambda: self._refer_to_all(order))
-        return Forked(await self._hibernation.write(draft), 0)
+        draft = await self._versions.threads.on_io(lambda: self._refer_to_all(order))
+        return Forked(await self._versions.write(draft), 0)
 
     async def cut_off(self, order: ForkOrder, model: LoadedModel, emit: OnEvent) -> Forked:
         """Write the first version of a new session, at an earlier token. The caller holds both turns, and memory for
@@ -81,13 +81,13 @@ class Forking:
             NoSuchPosition: the version has fewer tokens. And the errors of a wake.
         """
         wake = WakeOrder(order.row.version, order.at_token, cause="fork")
-        woken = await self._hibernation.waking.wake(order.row.uri, wake, model, emit)
+        woken = await self._versions.waking.wake(order.row.uri, wake, model, emit)
         session = woken.session
         session.uri, session.created_ns = order.uri, now_ns()
         session.labels = session.labels if order.labels is None else order.labels
         session.provenance = replace(session.provenance, forked_from=order.origin)
         computed = session.state.computed_tokens
-        receipt = await self._hibernation.sleep(session, emit, cause="fork", terms=Terms(may_wait=True))
+        receipt = await self._versions.sleep(session, emit, cause="fork", terms=Terms(may_wait=True))
         return Forked(receipt, computed)
 
     def _refer_to_all(self, order: ForkOrder) -> VersionDraft:

@@ -30,8 +30,8 @@ from ..api.events import ignore
 from ..engine.engine import Engine, Steps
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session
-from .hibernation import Hibernation, Terms
 from .orders import WakeOrder
+from .writing import Terms, Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ def is_done(arrays: Collection[StoredArray], bits: int) -> bool:
 class Quantising:
     """Plans and carries out orders; the caller holds the session alone."""
 
-    def __init__(self, store: Store, engine: Engine, hibernation: Hibernation) -> None:
+    def __init__(self, store: Store, engine: Engine, versions: Versions) -> None:
         self._store = store
         self._engine = engine
-        self._hibernation = hibernation
+        self._versions = versions
 
     async def mark_on(self, row: IndexRow) -> Plan | None:
         """A plan to leave a marked version as it is; else None. Raises StoreError: the marks cannot be read."""
@@ -104,7 +104,7 @@ class Quantising:
             left = _mark_on(row, self._store.marks(row.uri))
             return None if left is None else Plan(row, left)
 
-        return await self._hibernation.threads.on_io(look)
+        return await self._versions.threads.on_io(look)
 
     async def plan(self, row: IndexRow, bits: int, model: LoadedModel | None) -> Plan:
         """Plan for a session, by its last version; reads block headers if needed. model: maybe without its weights;
@@ -114,7 +114,7 @@ class Quantising:
             StoreError: blocks cannot be read.
             SnapshotError: its blocks are not those of its model.
         """
-        return await self._hibernation.threads.on_io(lambda: self._plan(row, bits, model))
+        return await self._versions.threads.on_io(lambda: self._plan(row, bits, model))
 
     def _plan(self, row: IndexRow, bits: int, model: LoadedModel | None) -> Plan:
         if model is None or model.identity.digest != row.identity_digest:
@@ -132,12 +132,12 @@ class Quantising:
         session is then as it was."""
         uri = plan.row.uri
         order = WakeOrder(version=plan.row.version, cause="quantise")
-        woken = await self._hibernation.waking.wake(uri, order, model, ignore)
+        woken = await self._versions.waking.wake(uri, order, model, ignore)
         session = woken.session
         with self._store.open_session(uri, plan.row.version) as reader:
             lossy = await self._engine.run(_quantise(session, reader, plan, bits))
         terms = Terms(may_wait=True, lossy=lossy)
-        return await self._hibernation.sleep(session, ignore, cause="quantise", terms=terms)
+        return await self._versions.sleep(session, ignore, cause="quantise", terms=terms)
 
 
 def _mark_on(row: IndexRow, marks: SessionMarks) -> str | None:

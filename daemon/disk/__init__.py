@@ -1,4 +1,4 @@
-"""From memory to the store and back: sleep, wake, ledgers, recomputation, forks, fewer bits."""
+"""Work on the store's disk beside requests: the threads for it, and maintenance."""
 
 # Before any module of this folder imports mlx.core: the snapshot folder chooses its BLAS.
 from ... import snapshot as _snapshot  # noqa: F401

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.sleep import store_threads
-from torpor.daemon.sleep.store_threads import StoreThreads, fill_threads
+from torpor.daemon.disk import store_threads
+from torpor.daemon.disk.store_threads import StoreThreads, fill_threads
 from torpor.tests.daemon.session_rig import Gate
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS

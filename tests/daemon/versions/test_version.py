@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from torpor.daemon.sleep.version import Base, is_said_by, map_behind, map_of
+from torpor.daemon.versions.version import Base, is_said_by, map_behind, map_of
 from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 DAEMON = Path(__file__).resolve().parents[3] / "daemon"
@@ -20,7 +20,7 @@ def test_one_place_of_the_daemon_writes_versions() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr == "write_bundle"
     ]
-    assert places == ["sleep/hibernation.py"]
+    assert places == ["versions/writing.py"]
 
 
 async def test_a_base_has_the_blocks_that_still_match_and_none_where_nothing_slept(rig: Rigged) -> None:

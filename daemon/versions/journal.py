@@ -25,10 +25,10 @@ from ...memvid.format.journal import JournalRecord
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.events import ignore
+from ..disk.store_threads import StoreThreads
 from ..options.current import CurrentOptions
 from ..sessions.sessions import Session
 from ..tasks.cancellation import in_any_case
-from .store_threads import StoreThreads
 from .version import Base, map_behind
 
 _BYTES_A_TOKEN: Final = 24

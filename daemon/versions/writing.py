@@ -29,6 +29,8 @@ from ...memvid.uri import not_found
 from ...snapshot.capture import Cut, cut
 from ...snapshot.lossy import LossyTokens
 from ..api.events import OnEvent, ignore
+from ..disk.store_threads import Result, StoreThreads, reporter
+from ..disk.upkeep_thread import UpkeepThread
 from ..engine.engine import Engine
 from ..errors import ServiceClosed
 from ..events.bus import Bus
@@ -37,8 +39,6 @@ from ..models import canary
 from ..sessions.sessions import Session
 from ..sessions.tracing import tell_sleep
 from ..tasks.door import Door, LastSleep
-from .store_threads import Result, StoreThreads, reporter
-from .upkeep_thread import UpkeepThread
 from .version import Base, is_said_by, ledger_of, map_behind, map_of
 from .waking import Waking
 
@@ -71,7 +71,7 @@ class Run(Protocol):
     def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
 
 
-class Hibernation:
+class Versions:
     """Writes versions of sessions into a store: the one place of the daemon that does. waking: wakes sessions from it.
 
     on_version: called with the receipt of each new version.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.errors import GenerationFailed, SessionAwake, SessionBusy
-from torpor.daemon.sleep.quantising import Plan, Span, plan_spans
+from torpor.daemon.versions.quantising import Plan, Span, plan_spans
 from torpor.memvid.answers import Lossy
 from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound
 from torpor.memvid.format.blocks import BLOCK_TOKENS
@@ -344,7 +344,7 @@ async def test_one_that_too_many_wait_for_is_refused(rig: Rigged) -> None:
 @pytest.mark.parametrize(
     ("at", "left"),
     [
-        ("torpor.daemon.sleep.quantising:quantise", [1]),
+        ("torpor.daemon.versions.quantising:quantise", [1]),
         ("torpor.memvid.format.pack_writer:PackWriter.finish", [1]),
         ("torpor.memvid.folder.folder:StoreFolder.publish", [1]),
         ("torpor.memvid.index.index:Index.add", [1, 2]),

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.disk import maintenance
+from torpor.daemon.disk.upkeep_thread import UpkeepThread
 from torpor.daemon.errors import ServiceClosed, SessionExists
-from torpor.daemon.sleep import maintenance
-from torpor.daemon.sleep.upkeep_thread import UpkeepThread
 from torpor.daemon.upkeep.retaining import Retaining
 from torpor.memvid.answers import Action, Finding, MaintenanceReport
 from torpor.memvid.errors import BundleMissing, NameTaken, SessionNotFound, StoreIoError, TagTaken
