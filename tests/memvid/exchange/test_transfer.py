@@ -349,28 +349,6 @@ def test_a_name_of_which_all_is_missing_is_taken(other: Store, file: Path, tmp_p
         require_awake(again, 600, uri=OTHER_URI, seed=7)
 
 
-@pytest.mark.parametrize("told_by", ["turns", "a tag"])
-def test_a_version_that_the_index_does_not_tell_of_comes_back_by_an_import(
-    store: Store, target: Path, told_by: str
-) -> None:
-    first = sleep(store, 300)
-    exported(store, target)
-    sleep(store, 20, uri=OTHER_URI, seed=3)
-    if told_by == "turns":
-        store.acknowledge([making.turn(store, 5)])
-    else:
-        sleep(store, 600, before=first)
-        store.tag(URI, 1, "good")
-    making.manifest_path(store, first.bundle_id).unlink()
-    with contextlib.closing(making.reopened(store, anew=True)) as again:
-        assert again.import_file(target).bundle_id == first.bundle_id
-        require_awake(again, 300, version=1)
-        assert again.repack().problems == ()
-        again.close()
-        with Store.open(again.path, writable=True) as last:
-            assert len(making.ledger(last)) == 4 * (305 if told_by == "turns" else 600)
-
-
 @pytest.mark.parametrize("how", ["damaged", "missing"])
 def test_a_name_whose_manifest_can_be_read_again_is_taken(other: Store, file: Path, how: str) -> None:
     """It was damaged or missing when the store was opened, and is there since."""

@@ -133,7 +133,7 @@ _NEEDS: Final = (
     Mutant(
         "a version that only a tag tells of needs nothing",
         (Edit("removal", "needed_now", "known =", "known = core.index.bundle_ids()"),),
-        test="tests/memvid/writing/test_marking.py::test_a_version_that_only_a_tag_or_a_pin_tells_of_is_missing",
+        test="tests/memvid/writing/test_removal.py::test_a_version_of_which_no_index_tells_is_missing_keeps_its_packs_and_comes_back",
     ),
     Mutant(
         "what a reader has open is removed",

@@ -350,29 +350,6 @@ def test_a_missing_manifest_comes_back_from_a_source(store: Store, backup: Path)
     assert not manifest_path(store, other.bundle_id).exists()
 
 
-@pytest.mark.parametrize("told_by", ["turns", "a tag"])
-def test_a_manifest_that_the_index_does_not_tell_of_comes_back_from_a_source(
-    store: Store, backup: Path, told_by: str
-) -> None:
-    receipt = sleep(store)
-    if told_by == "turns":
-        store.acknowledge([making.turn(store, 5)])
-    else:
-        store.tag(URI, 1, "good")
-    shutil.copytree(store.path, backup)
-    manifest_path(store, receipt.bundle_id).unlink()
-    with making.reopened(store, anew=True) as again:
-        (told,) = again.repair().problems
-        assert str(manifest_path(store, receipt.bundle_id)) in told.message
-        assert told in again.verify(deep=False).findings
-        plan = again.repair(dry_run=True, sources=[backup])
-        report = again.repair(sources=[backup])
-        assert (kinds(plan), problems(plan)) == (kinds(report), problems(report)) == (["copy"], [])
-        require_awake(again, 300, version=1)
-    with making.reopened(again) as again:
-        assert making.ledger(again) == making.token_ids(0, 305 if told_by == "turns" else 300)
-
-
 def test_a_version_that_was_deleted_and_has_its_tag_still_does_not_come_back(store: Store, backup: Path) -> None:
     sleep(store)
     store.tag(URI, 1, "good")

@@ -442,22 +442,3 @@ def again(store: Store) -> None:
     """Let all blocks lie in another pack once more."""
     store.delete_version(URI, 1)
     assert store.repack(policy=CLEARING).actions
-
-
-def test_a_version_behind_which_turns_stand_is_missing_without_its_manifest(
-    store: Store, store_path: Path, tmp_path: Path
-) -> None:
-    """The journal names it, so its packs stay though the index that told of it is lost, too."""
-    first = sleep(store)
-    store.acknowledge([making.turn(store, 20)])
-    shutil.copytree(store_path, tmp_path / "killed")
-    path = tmp_path / "killed" / making.manifest_path(store, first.bundle_id).relative_to(store_path)
-    away = path.rename(tmp_path / "away")
-    making.remove_index(tmp_path / "killed")
-    with Store.open(tmp_path / "killed", writable=True) as killed:
-        report = killed.repack()
-        assert [problem.path for problem in report.problems] == [str(path)]
-    away.rename(path)
-    with Store.open(tmp_path / "killed", writable=True) as killed:
-        assert killed.verify(deep=True).findings == ()
-        assert killed.require_session(URI).unread_tokens == 20

@@ -192,33 +192,6 @@ def lose(store: Store, version: int) -> tuple[Path, Path]:
     return file, file.rename(Path(store.path).parent / "away")
 
 
-@pytest.mark.parametrize(("version", "mark"), [(2, "tag"), (3, "tag"), (3, "pin")])
-def test_a_version_that_only_a_tag_or_a_pin_tells_of_is_missing(three: Store, version: int, mark: str) -> None:
-    if mark == "tag":
-        three.tag(URI, version, "good")
-    else:
-        three.pin(URI, version)
-    packs = {*Path(three.path, "packs").iterdir()}
-    lost = id_of(three, URI, version)
-    file, away = lose(three, version)
-    with reopened(three, anew=True) as store:
-        (told,) = store.opening.unreadable
-        assert (told.path, told.code) == (str(file), "bundle_missing")
-        way = "torpor untag torpor://default/agent good" if mark == "tag" else f"torpor unpin {URI}@{lost.hex()[:12]}"
-        assert way in told.message
-        assert told in store.verify(deep=False).findings
-        assert told in store.verify(URI, deep=False).findings
-        assert told in store.repair().problems
-        for report in (store.repack(policy=CLEARING), store.prune(Retention(keep_last=1))):
-            assert str(file) in {problem.path for problem in report.problems}
-        assert {*Path(store.path, "packs").iterdir()} >= packs  # whatever it needs is still there
-        away.rename(file)
-        assert store.verify(deep=True).findings == ()
-    with reopened(store) as store:
-        assert store.opening.unreadable == ()
-        making.require_awake(store, 10 * version, version=version)
-
-
 @pytest.mark.parametrize("how", ["always", "from the second look on"])
 def test_while_the_system_does_not_read_the_marks_no_pack_goes(
     store: Store, monkeypatch: pytest.MonkeyPatch, how: str

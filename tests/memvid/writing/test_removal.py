@@ -74,3 +74,51 @@ def test_while_a_manifest_cannot_be_read_no_pack_goes_and_that_is_told(
             assert store.delete_session(uri).problems == ()
         assert store.repack().problems == ()
         assert names(store.path) == set()
+
+
+TOLD_BY: dict[str, Callable[[Store], object]] = {
+    "a tag": lambda store: store.tag(URI, 1, "good"),
+    "a pin": lambda store: store.pin(URI, 1),
+    "turns": lambda store: store.acknowledge([making.turn(store, 5)]),
+}
+ADVICE = {"a tag": f"torpor untag {URI} good", "a pin": f"torpor unpin {URI}@{{}}", "turns": ""}
+WAYS_BACK: dict[str, Callable[[Store, Path], object]] = {
+    "put back": lambda store, aside: shutil.copy(*aside.glob("versions/*"), Path(store.path, "versions")),
+    "import": lambda store, aside: store.import_file(aside / "exported"),
+    "repair": lambda store, aside: store.repair(sources=[aside]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_BACK)
+@pytest.mark.parametrize("told_by", TOLD_BY)
+def test_a_version_of_which_no_index_tells_is_missing_keeps_its_packs_and_comes_back(
+    store: Store, tmp_path: Path, told_by: str, way: str
+) -> None:
+    """A tag, a pin or turns behind it are all that is left of it. Where no turns are the session has gone on."""
+    first = sleep(store, 300)
+    shutil.copytree(store.path, tmp_path / "aside")
+    store.export_session(URI, 1, tmp_path / "aside" / "exported")
+    has_turns = told_by == "turns"
+    if not has_turns:
+        sleep(store, 900, before=sleep(store, 600, before=first))
+    TOLD_BY[told_by](store)
+    file = manifest_path(store, first.bundle_id)
+    file.unlink()
+    packs = {name for name in names(store.path) if name.startswith("packs")}
+    with reopened(store, anew=True) as store:
+        (told,) = store.repair().problems
+        assert str(file) in told.message
+        assert ADVICE[told_by].format(first.bundle_id.hex()[:12]) in told.message
+        assert told in (store.opening.journal if has_turns else store.opening.unreadable)
+        assert told in store.verify(deep=False).findings
+        assert str(file) in {problem.path for problem in store.repack(policy=CLEARING).problems}
+        if not has_turns:
+            assert told in store.verify(URI, deep=False).findings
+            assert str(file) in {problem.path for problem in store.prune(Retention(keep_last=1)).problems}
+        assert packs <= names(store.path)
+        WAYS_BACK[way](store, tmp_path / "aside")
+        making.require_awake(store, 300, version=1)
+    with reopened(store) as store:
+        assert store.opening.unreadable == ()
+        assert making.ledger(store) == making.token_ids(0, 305 if has_turns else 900)
+        assert store.verify(deep=True).findings == ()
