@@ -117,23 +117,6 @@ def test_t6_a_planted_fault_is_found(name: str) -> None:
     assert hunted["found"], hunted
 
 
-def test_t6_the_watch_tells_a_fault_from_a_refusal() -> None:
-    def check(data: bytes) -> str:
-        if data == b"typed":
-            raise StoreError("refused")
-        if data == b"fault":
-            raise KeyError("fault")
-        return "sound"
-
-    watch = Watch(check, StoreError)
-    assert watch.execute(b"good") is None
-    assert watch.execute(b"typed") is None
-    finding = watch.execute(b"fault")
-    assert finding is not None
-    assert finding.kind.startswith("KeyError")
-    assert dict(watch.outcomes) == {"sound": 1, "store_error": 1, "FINDING": 1}
-
-
 def test_t6_the_watch_tells_what_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torpor.tests.memvid.fuzz.watch.MAX_CPU_SECONDS", 0.01)
 

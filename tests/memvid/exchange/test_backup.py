@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 from torpor.memvid.answers import MaintenanceReport
-from torpor.memvid.errors import NoSpace, NotAStore, StoreIoError, StoreLocked, TargetExists, UnsafePath
+from torpor.memvid.errors import NoSpace, NotAStore, StoreLocked, TargetExists, UnsafePath
 from torpor.memvid.exchange import backup
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import Retention
-from torpor.memvid.format.frames import FrameReader
 from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -221,13 +221,18 @@ def test_a_version_that_is_missing_is_told(source: Path, tmp_path: Path) -> None
     require_whole(tmp_path / "copy", COUNTS[:-1])
 
 
-def test_what_is_damaged_is_told_and_the_rest_is_copied(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "code"), [("damaged", "corrupt_block"), ("not read", "store_io")])
+def test_a_block_that_is_damaged_or_not_read_is_told_and_the_rest_is_copied(
+    source: Path, tmp_path: Path, how: str, code: str
+) -> None:
     with Store.open(source, writable=True) as store:
-        damaged = sleep(store, 40, uri=SessionUri("default", "rotten"), seed=8)
-        making.spoil(store, damaged, 0)
-        path = making.pack_of(store, damaged)
-    report = back_up(source, tmp_path / "copy")
-    assert [(problem.path, problem.code) for problem in report.problems] == [(str(path), "corrupt_block")]
+        rotten = sleep(store, 40, uri=SessionUri("default", "rotten"), seed=8)
+        path = making.pack_of(store, rotten)
+        if how == "damaged":
+            making.spoil(store, rotten, 0)
+    with making.unread(path, "preadv", errno.EIO) if how == "not read" else contextlib.nullcontext():
+        report = back_up(source, tmp_path / "copy")
+    assert [(problem.path, problem.code) for problem in report.problems] == [(str(path), code)]
     require_whole(tmp_path / "copy")
 
 
@@ -262,25 +267,6 @@ def test_a_version_of_which_the_index_knows_nothing_is_told_until_the_backup_has
     making.remove_index(source)
     assert back_up(source, copy).problems == ()
     require_whole(copy)
-
-
-def test_a_block_that_the_system_does_not_read_is_told_and_the_rest_is_copied(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Store.open(source, writable=True) as store:
-        rotten = sleep(store, 40, uri=SessionUri("default", "rotten"), seed=8)
-    real = FrameReader.check_block
-
-    def check_block(file: FrameReader, block_id: bytes, *args: Any, **kwargs: Any) -> Any:
-        if block_id == rotten.entries[0].id:
-            raise StoreIoError("no", path=file.path, action="read", errno=5)
-        return real(file, block_id, *args, **kwargs)
-
-    monkeypatch.setattr(FrameReader, "check_block", check_block)
-    report = back_up(source, tmp_path / "copy")
-    monkeypatch.undo()
-    assert [problem.code for problem in report.problems] == ["store_io"]
-    require_whole(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("how", ["missing", "damaged"])

@@ -23,6 +23,7 @@ from torpor.memvid.index.index import INDEX_FILE, Index
 from torpor.memvid.recovery import opening
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.cut_off import copies_at_each_step
 from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, put, remove_index, reopened, require_awake, sleep
 
 
@@ -439,13 +440,13 @@ def test_a_reader_that_meets_a_delete_looks_again_and_not_for_ever(
     making.manifest_path(made, made.versions(URI)[0].bundle_id).unlink()
     made.close()
     stamps = itertools.count()
-    loads: list[bool] = []
-    real = Index.load
     monkeypatch.setattr(opening, "_stamp_of_file", lambda folder: (next(stamps),))
-    monkeypatch.setattr(Index, "load", lambda folder: (loads.append(True), real(folder))[1])
-    with Store.open(store_path, writable=False) as again:
+    with (
+        mock.patch.object(Index, "load", side_effect=Index.load) as loads,
+        Store.open(store_path, writable=False) as again,
+    ):
         assert len(again.opening.unreadable) == 1
-    assert len(loads) == opening._TRIES + 2, "twice more when a version is missing"
+    assert loads.call_count == opening._TRIES + 2, "twice more when a version is missing"
 
 
 @pytest.mark.parametrize("has_index", [False, True])
@@ -487,22 +488,16 @@ def test_what_a_daemon_removes_while_a_reader_opens_the_store_is_no_finding(
             return
 
 
-@pytest.mark.parametrize("at", range(1, 9))
-def test_threat_28_a_store_whose_making_was_cut_off_is_made(store_path: Path, at: int) -> None:
-    count = itertools.count(1)
-    real = durable._sync
-
-    def sync(fd: int, path: str) -> None:
-        if next(count) == at:
-            raise KeyboardInterrupt
-        real(fd, path)
-
-    with mock.patch.object(durable, "_sync", sync), contextlib.suppress(KeyboardInterrupt):
-        Store.open(store_path, writable=True).close()
-    with Store.open(store_path, writable=True) as again:
-        sleep(again, 10)
-        assert not again.marks(URI)
-        assert {path.name for path in store_path.iterdir()} >= {"store.json", "marks.json", "versions", "packs"}
+def test_threat_28_a_store_whose_making_was_cut_off_is_made(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    copies = copies_at_each_step(disk, tmp_path / "cut", lambda: Store.open(disk / "store", writable=True).close())
+    assert len(copies) > 6
+    for copy in copies:
+        with Store.open(copy / "store", writable=True) as again:
+            sleep(again, 10)
+            assert not again.marks(URI)
+        assert {path.name for path in (copy / "store").iterdir()} >= {"store.json", "marks.json", "versions", "packs"}
 
 
 def test_files_copied_in_any_order_while_the_store_is_used_are_a_store(store: Store, tmp_path: Path) -> None:

@@ -209,15 +209,13 @@ def test_a_pack_put_back_under_an_open_reader_is_found(store: Store, chain: Chai
 
 
 def test_a_reader_looks_again_once_for_a_block_and_then_says_up_to_where_the_version_is_whole(
-    store: Store, chain: Chain, monkeypatch: pytest.MonkeyPatch
+    store: Store, chain: Chain
 ) -> None:
     pack_of(store, chain[1], 3).unlink()
-    looks: list[bool] = []
-    real = StoreCore.look_again
-    monkeypatch.setattr(StoreCore, "look_again", lambda core: (looks.append(True), real(core)))
-    with store.open_session(URI) as reader, pytest.raises(errors.BlockMissing) as refused:
+    looking = mock.patch.object(StoreCore, "look_again", autospec=True, side_effect=StoreCore.look_again)
+    with looking as looks, store.open_session(URI) as reader, pytest.raises(errors.BlockMissing) as refused:
         contents(reader)
-    assert looks == [True]
+    assert looks.call_count == 1
     assert refused.value.details["whole_up_to"] == 512
     assert "torpor wake torpor://default/agent@2 --at 512" in refused.value.message
 
