@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from torpor.memvid.store import Store
-from torpor.tests.memvid.faults.shim import repeatable
+from torpor.tests.memvid.faults.shim import Handler, Shim, repeatable
 from torpor.tests.memvid.faults.worlds import NOTHING_ELSE, Sees, Tape, Version, World, sleep
 from torpor.tests.memvid.store_making import OTHER_URI, URI
 
@@ -49,6 +49,21 @@ def prepare(scenario: Scenario, path: Path) -> World:
     path.parent.mkdir(parents=True, exist_ok=True)
     with repeatable(seed=1):
         return scenario.prepare(path) if scenario.prepare else frozenset()
+
+
+def begun(scenario: Scenario, base: Path) -> tuple[Path, Path, World]:
+    """A scenario's store, where runs of it work on fresh copies, and its world."""
+    original = base / "original" / "store"
+    return original, base / "work" / "store", prepare(scenario, original)
+
+
+def run_through(scenario: Scenario, original: Path, work: Path, world: World, handler: Handler) -> Tape:
+    """Run a scenario on a fresh copy of its store; each call goes to the handler."""
+    fresh(original, work)
+    tape = Tape(world)
+    with repeatable(seed=2), Shim(handler):
+        scenario.run(work, tape)
+    return tape
 
 
 def fresh(source: Path, target: Path) -> None:

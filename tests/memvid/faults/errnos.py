@@ -27,7 +27,7 @@ from typing import Any, Final
 from torpor.memvid.errors import DurabilityLost, LockLost, StoreError
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
-from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
+from torpor.tests.memvid.faults.beginnings import Scenario, Swept, begun, fresh, run_through
 from torpor.tests.memvid.faults.shim import Call, Shim, files_up_to, repeatable
 from torpor.tests.memvid.faults.worlds import (
     Allowed,
@@ -201,8 +201,7 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0) ->
 
     A fault that begins at a call which it cannot hit is the one that begins at the next call which it can.
     """
-    original, work = base / "original" / "store", base / "work" / "store"
-    world = prepare(scenario, original)
+    original, work, world = begun(scenario, base)
     calls = _calls(scenario, original, work, world)
     result = Swept(scenario.name)
     runs = [
@@ -240,16 +239,13 @@ def _calls(scenario: Scenario, original: Path, work: Path, world: World) -> list
         calls.append((str(call), [fault for fault in FAULTS if not call.by_hand and fault.hits(call)]))
         return call.run()
 
-    fresh(original, work)
-    with repeatable(seed=2), Shim(note):
-        scenario.run(work, Tape(world))
+    run_through(scenario, original, work, world, note)
     return calls
 
 
 def deletes_when_full(scenario: Scenario, base: Path) -> Swept:
     """A full disk from each call on, until a file goes: the scenario, which only deletes, must succeed every time."""
-    original, work = base / "original" / "store", base / "work" / "store"
-    world = prepare(scenario, original)
+    original, work, world = begun(scenario, base)
     calls = _calls(scenario, original, work, world)
     result = Swept(scenario.name)
     result.out_of = len(calls)
@@ -265,8 +261,7 @@ def deletes_when_full(scenario: Scenario, base: Path) -> Swept:
 
 def size_limits(scenario: Scenario, base: Path, *, stride: int, first: int) -> Swept:
     """The system itself refuses to let a file grow beyond every `stride`-th size (RLIMIT_FSIZE)."""
-    original, work = base / "original" / "store", base / "work" / "store"
-    world = prepare(scenario, original)
+    original, work, world = begun(scenario, base)
     result = Swept(scenario.name)
     for limit in result.choose("runs", _SIZES, stride, first):
         fresh(original, work)

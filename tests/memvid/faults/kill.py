@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torpor.memvid.store import Store
-from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
-from torpor.tests.memvid.faults.shim import Call, Shim, repeatable
+from torpor.tests.memvid.faults.beginnings import Scenario, Swept, begun, fresh, run_through
+from torpor.tests.memvid.faults.shim import Call, Handler, Shim, repeatable
 from torpor.tests.memvid.faults.worlds import Allowed, Broken, Tape, World, check
 
 _WRITERS = frozenset({"write", "writev", "pwrite", "pwritev"})
@@ -59,13 +58,10 @@ def events_of(
     original: Path,
     work: Path,
     world: World,
-    handler: Callable[[Call], Any] = lambda call: call.run(),
+    handler: Handler = lambda call: call.run(),
 ) -> list[Allowed]:
     """What may be found from each event of the scenario on when nothing goes wrong; the first of all is the start."""
-    fresh(original, work)
-    tape = Tape(world)
-    with repeatable(seed=2), Shim(handler):
-        scenario.run(work, tape)
+    tape = run_through(scenario, original, work, world, handler)
     if tape.unsure:
         raise Broken(f"{scenario.name} may have left undone, though nothing went wrong: {tape.unsure}")
     return [Allowed(world, world), *tape.events]
@@ -104,8 +100,8 @@ def sweep(
 ) -> Swept:
     """Kill at every `stride`-th point, and at every `torn_stride`-th after half of a write; during the recovery from
     each, again at every `second_stride`-th. 0: never."""
-    original, work, again = base / "original" / "store", base / "work" / "store", base / "again" / "store"
-    world = prepare(scenario, original)
+    original, work, world = begun(scenario, base)
+    again = base / "again" / "store"
     counting = _Killer(0)
     worlds = events_of(scenario, original, work, world, counting)
     result = Swept(scenario.name)

@@ -22,10 +22,10 @@ from torpor.memvid.folder.retention import Retention
 from torpor.memvid.maintenance.repack_plan import RepackPolicy
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
-from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
-from torpor.tests.memvid.faults.shim import Call, Shim, files_up_to, repeatable
+from torpor.tests.memvid.faults.beginnings import Scenario, Swept, begun, run_through
+from torpor.tests.memvid.faults.shim import Call, files_up_to
 from torpor.tests.memvid.faults.states import Seen, state_of
-from torpor.tests.memvid.faults.worlds import INDEX, Broken, Tape
+from torpor.tests.memvid.faults.worlds import INDEX, Broken
 from torpor.tests.memvid.store_making import contents
 
 EAGER: Final = RepackPolicy(max_packs=1, max_unneeded=0.0)
@@ -80,13 +80,10 @@ def _copy(source: Path, target: Path) -> None:
 def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0) -> Swept:
     """Mix at every `stride`-th pair of moments. Counts the stores, `mixed`, and the versions that were `awake` and were
     asked for again after it."""
-    original, work = base / "original" / "store", base / "work" / "store"
-    world = prepare(scenario, original)
-    fresh(original, work)
+    original, work, world = begun(scenario, base)
     moments = _Moments(work, base / "moments")
-    with repeatable(seed=2), Shim(moments):
-        scenario.run(work, Tape(world))
-        moments.keep()
+    run_through(scenario, original, work, world, moments)
+    moments.keep()
     of_a_store = [files for files in moments.files.values() if _is_readable(files)]
     pairs = list(itertools.product(of_a_store, moments.indexes.values()))
     result = Swept(scenario.name)

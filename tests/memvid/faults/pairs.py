@@ -25,7 +25,7 @@ from typing import Any, Final
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import DurabilityLost, StoreError
 from torpor.memvid.store import Store
-from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
+from torpor.tests.memvid.faults.beginnings import Scenario, Swept, begun, fresh
 from torpor.tests.memvid.faults.damage import MISSING, Damage, check_damaged, files_of, place_of, strike
 from torpor.tests.memvid.faults.shim import Call, Shim, repeatable
 from torpor.tests.memvid.faults.worlds import INDEX, Allowed, Renumbered, Tape, World, check
@@ -144,8 +144,7 @@ def _path_of(arg: Any) -> Path:
 
 def sweep(scenario: Scenario, base: Path, *, stride: int = 1, second_stride: int = 1, first: int = 0) -> Swept:
     """Every `stride`-th first fault, with every `second_stride`-th of those that may follow it."""
-    original, work = base / "original" / "store", base / "work" / "store"
-    world = prepare(scenario, original)
+    original, work, world = begun(scenario, base)
     one_fault = _Runs(scenario, original, work, world)
     result, known = Swept(scenario.name), set[bytes]()
     for at, one in enumerate(result.choose("firsts", list(one_fault.firsts()), stride, first)):
