@@ -62,67 +62,43 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-# --- the parent: starts the child again after a crash, adds the figures up
+# --- the parent: outlives the child
 
 
 def _supervise(arguments: argparse.Namespace) -> dict[str, Any]:
-    began = time.monotonic()
-    total: dict[str, Any] = {"target": arguments.target, "engine": arguments.engine, "seed": arguments.seed}
-    runs: list[dict[str, Any]] = []
-    coverage: dict[str, int] = {}
-    crashes: list[str] = []
+    """The figures of a child, which ends with its time or with a crash."""
     with contextlib.ExitStack() as stack:
         memory = MEMORY if os.access(MEMORY, os.W_OK) else None
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torpor-fuzz-run-", dir=memory)))
         corpus = Path(arguments.corpus) if arguments.corpus else work / "corpus"
         corpus.mkdir(parents=True, exist_ok=True)
-        while (left := arguments.seconds - (time.monotonic() - began)) > 1 or not runs:
-            report = work / f"report-{len(runs)}.json"
-            code, log = _run_child(arguments, corpus, report, left, arguments.seed + len(runs))
-            runs.append(json.loads(report.read_text()) if report.exists() else {"executions": 0, "findings": []})
-            coverage = _coverage(log) or coverage
-            if code:
-                crashes.append(_keep_crash(arguments, work, code, log))
-            if (
-                len(crashes) > 20
-                or not runs[-1]["executions"]
-                or (arguments.stop_at_finding and (crashes or runs[-1]["findings"]))
-            ):
-                break
-        total["corpus_files"] = len(list(corpus.iterdir()))
-        total["corpus_bytes"] = sum(path.stat().st_size for path in corpus.iterdir())
-    seconds = time.monotonic() - began
-    total |= _added_up(runs)
-    total |= {"hours": round(seconds / 3600, 4), "per_second": round(total["executions"] / seconds), **coverage}
-    total["findings"] = sorted(set(total["findings"]) | set(crashes))
-    return total
+        report = work / "report.json"
+        began = time.monotonic()
+        code, log = _run_child(arguments, corpus, report)
+        seconds = time.monotonic() - began
+        if not report.exists():
+            sys.exit("\n".join(["The fuzzer does not run:", *log[-12:]]))
+        figures: dict[str, Any] = json.loads(report.read_text())
+        if code:
+            figures["findings"].append(_keep_crash(arguments, work, code, log))
+        return {
+            "target": arguments.target,
+            "engine": arguments.engine,
+            "seed": arguments.seed,
+            "corpus_files": len(list(corpus.iterdir())),
+            "seconds": round(seconds, 1),
+            "per_second": round(figures["executions"] / seconds),
+            **_coverage(log),
+            **figures,
+        }
 
 
-def _added_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    outcomes: dict[str, int] = {}
-    for run in runs:
-        for outcome, count in run.get("outcomes", {}).items():
-            outcomes[outcome] = outcomes.get(outcome, 0) + count
-    return {
-        "executions": sum(run["executions"] for run in runs),
-        "outcomes": dict(sorted(outcomes.items(), key=lambda item: -item[1])),
-        "slowest_seconds": max((run.get("slowest_seconds", 0) for run in runs), default=0),
-        "rss_peak_mib": max((run.get("rss_peak_mib", 0) for run in runs), default=0),
-        "rss_before_mib": min((run.get("rss_before_mib", 0) for run in runs), default=0),
-        "first_finding_seconds": min(
-            (run["first_finding_seconds"] for run in runs if run.get("first_finding_seconds") is not None), default=None
-        ),
-        "findings": sorted({kind for run in runs for kind in run["findings"]}),
-    }
-
-
-def _run_child(
-    arguments: argparse.Namespace, corpus: Path, report: Path, seconds: float, seed: int
-) -> tuple[int, list[str]]:
+def _run_child(arguments: argparse.Namespace, corpus: Path, report: Path) -> tuple[int, list[str]]:
     command = [sys.executable, __file__, "--child", str(report), "--target", arguments.target, "--engine"]
-    command += [arguments.engine, "--seconds", str(max(1, int(seconds))), "--seed", str(seed), "--corpus", str(corpus)]
-    command += ["--out", arguments.out, *(["--stop-at-finding"] if arguments.stop_at_finding else [])]
-    command += ["--no-corpus"] if arguments.no_corpus else []
+    command += [arguments.engine, "--seconds", str(max(1, int(arguments.seconds))), "--seed", str(arguments.seed)]
+    command += ["--corpus", str(corpus), "--out", str(Path(arguments.out).resolve())]
+    command += [*(["--stop-at-finding"] if arguments.stop_at_finding else [])]
+    command += [*(["--no-corpus"] if arguments.no_corpus else [])]
     log = report.with_suffix(".log")
     with log.open("wb") as stream:
         code = subprocess.run(command, stdout=stream, stderr=stream, cwd=report.parent, check=False).returncode
