@@ -16,7 +16,7 @@ from typing import Final
 from blake3 import blake3
 from torpor.memvid.errors import StoreError
 from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
-from torpor.memvid.folder.folder import id_in
+from torpor.memvid.folder.folder import id_in, manifest_name
 from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index import index
 from torpor.memvid.maintenance.repack_plan import RepackPolicy
@@ -214,7 +214,7 @@ class StoreTarget(InStore):
 
 
 class ManifestInStoreTarget(StoreTarget):
-    """A manifest's file, of which the name fits the content or not."""
+    """A manifest's file, of which the name fits the content; of one in four it is another's."""
 
     name = "version"
 
@@ -227,9 +227,8 @@ class ManifestInStoreTarget(StoreTarget):
         return pack_file.manifest_file(pack_file.changed_manifest(data[64:], [], rng))
 
     def check(self, data: bytes) -> str:
-        name = blake3(data[64:]).digest()
-        if data[:1] and data[0] == 0:
-            name = min(self._template.ids)
+        is_anothers = blake3(data).digest()[1] < 64
+        name = min(self._template.ids) if is_anothers else blake3(data[64:]).digest()
         return self._check(f"versions/{name.hex()}.mvm", data)
 
 
@@ -275,7 +274,8 @@ class MaintenanceTarget(InStore):
     """2 bytes that say what is done, then a pack that lies in the store while it is done.
 
     Whatever the file is: what woke before an operation wakes after it with the same content, and a dry run changes
-    nothing.
+    nothing. A manifest may be away meanwhile, of which the index tells, while the version goes that it goes on from:
+    what it needs is there once it is back.
     """
 
     name = "maintenance"
@@ -295,15 +295,23 @@ class MaintenanceTarget(InStore):
         template = self._template
         template.restore(indexed=bool(flags[0] & 2))
         template.put(f"packs/{name.hex()}.mvp", file)
+        away = None
+        if flags[0] & 6 == 6:
+            away = template.path / manifest_name(template.truths[store_making.URI, 2].bundle_id)
+            away.unlink()
         refused = False
         with Store.open(template.path, writable=True) as store:
             for step in (steps[0], steps[0] // 4):
-                refused |= self._do(store, OPERATIONS[step % len(OPERATIONS)], name)
+                refused |= self._do(store, OPERATIONS[step % len(OPERATIONS)], None if away else name)
+            if away:
+                store.delete_version(store_making.URI, 1)
+        if away:
+            write(away, template.files[away])
         with Store.open(template.path, writable=True) as store:
             look_at(store, template.truths, name)
         return "refused" if refused else SOUND
 
-    def _do(self, store: Store, operation: str, name: bytes) -> bool:
+    def _do(self, store: Store, operation: str, name: bytes | None) -> bool:
         """Run one operation; whether it was refused."""
         before = contents_of(store, self._template.truths, name)
         try:
@@ -323,7 +331,9 @@ class MaintenanceTarget(InStore):
 OPERATIONS: Final = ("repack", "repair")
 
 
-def contents_of(store: Store, truths: Mapping[Version, Truth], harmed: bytes) -> dict[bytes, list[list[bytes]] | None]:
+def contents_of(
+    store: Store, truths: Mapping[Version, Truth], harmed: bytes | None
+) -> dict[bytes, list[list[bytes]] | None]:
     """What every version that can be woken holds."""
     found = {}
     for bundle_id, woke in look_at(store, truths, harmed).items():
