@@ -25,12 +25,12 @@ from ...snapshot.state import token_array
 from ..api.process import ModelInfo
 from ..api.sampling import Sampling
 from ..api.session import Look, SessionDetail, SessionInfo
-from ..api.waking import PartDiffers, SleepResult, WakeResult
+from ..api.waking import PartDiffers, WakeResult
 from ..disk.maintenance import MAX_PROBLEMS_TOLD
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
 from ..sessions.provenance import Provenance
-from ..sessions.sessions import Durable, Session
+from ..sessions.sessions import Session
 from ..sessions.unprocessed_tail import unread_in
 from ..stored import SAMPLING, detail_of_stored, info_of_stored, stored_bytes_of
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
@@ -143,27 +143,11 @@ def detail_of_asleep(store: Store, row: IndexRow, models: Collection[LoadedModel
         return detail_of_stored(store, row, reader.manifest, layers=_layers(row.uri, reader), tail_text=tail)
 
 
-def receipt_of_kept(
-    durable: Durable, uri: SessionUri, *, already_asleep: bool = False, looked_at: int | None = None
-) -> SleepResult:
-    """The receipt of a sleep that wrote nothing: the session was asleep, or awake and unchanged (threat 46: a second
-    request is safe).
-
-    blocks_reused: the spans of the chain, without the state record.
-    """
-    spans = sum(entry.kind == "span" for entry in durable.entries)
-    receipt = Receipt(
-        uri, durable.version, durable.bundle_id, durable.parent, durable.token_count, 0, 0, spans, durable.entries,
-        durable.unread_tokens,
-    )  # fmt: skip
-    return SleepResult.of(receipt, seconds=0.0, already_asleep=already_asleep, looked_at=looked_at)
-
-
-def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
-    """The last snapshot of a sleeping session, from its manifest; reads the disk. Raises StoreError: the bundle is
-    missing, damaged, or not what the index says."""
+def receipt_of_asleep(store: Store, row: IndexRow) -> Receipt:
+    """The receipt of a sleep that has nothing to write, for the session sleeps at this version; reads the disk. Raises
+    StoreError: the bundle is missing, damaged, or not what the index says."""
     with store.open_session(row.uri, row.version) as reader:
-        return durable_of(reader)
+        return durable_of(reader).receipt(row.uri)
 
 
 def look_of(live: Session, newest: IndexRow | None) -> Look | None:

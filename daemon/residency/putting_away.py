@@ -11,7 +11,7 @@ from ..engine.buffers import Buffers
 from ..errors import EmptyContext
 from ..events.bus import Bus
 from ..events.events import SleepCause
-from ..sessions.sessions import Durable, Session
+from ..sessions.sessions import Session
 from ..sessions.tracing import tell_sleep
 from ..versions.writing import ORDINARY, Terms, Versions
 from .awake import AwakeSessions
@@ -35,21 +35,18 @@ class PuttingAway:
     _buffers: Buffers
     _bus: Bus
 
-    async def put_away(
-        self, live: Session, emit: OnEvent, cause: SleepCause, *, stays: bool = False
-    ) -> Receipt | Durable:
-        """Make a session durable and free its memory, unless it `stays`. If it is durable already, write nothing and
-        return its last snapshot. The caller runs this to its end. cause: for the events. Raises EmptyContext, and as
-        `Versions.sleep`; the session then stays awake."""
-        kept: Receipt | Durable
+    async def put_away(self, live: Session, emit: OnEvent, cause: SleepCause, *, stays: bool = False) -> Receipt:
+        """Make a session durable and free its memory, unless it `stays`. If it is durable already, nothing is written,
+        and the receipt is that of its last version. The caller runs this to its end. cause: for the events. Raises
+        EmptyContext, and as `Versions.sleep`; the session then stays awake."""
         if live.durable is not None and await self._is_durable(live):
             with tell_sleep(self._bus, live, cause) as tell_end:
-                tell_end(kept := live.durable)
+                tell_end(receipt := live.durable.receipt(live.uri))
         else:
-            kept = await self.keep(live, emit, cause)
+            receipt = await self.keep(live, emit, cause)
         if not stays:
             self._awake.drop(live.uri)
-        return kept
+        return receipt
 
     async def put_away_idle(self, uri: SessionUri, cause: SleepCause) -> bool:
         """Free the memory of a session. False if it is no longer in memory."""
@@ -73,7 +70,7 @@ class PuttingAway:
             self._standing.row_of_awake(live)
             await self._versions.require_kept(live)
             self._awake.drop(live.uri)
-            tell_end(live.durable)
+            tell_end(live.durable.receipt(live.uri))
 
     async def keep_changed(self, live: Session, emit: OnEvent, cause: SleepCause) -> IndexRow:
         """As `keep`, unless its newest version is up to date. Gives the version. Raises as `keep` and

@@ -12,7 +12,7 @@ from ...memvid.store import Receipt
 from ...memvid.uri import SessionUri
 from ..events import events
 from ..events.bus import Bus, code_of
-from .sessions import Durable, Session
+from .sessions import Session
 
 Result = TypeVar("Result")
 
@@ -60,24 +60,20 @@ def _tell_stage(
     bus.publish(ended(results[0], time.monotonic() - begun))
 
 
-def tell_sleep(
-    bus: Bus, live: Session, cause: events.SleepCause
-) -> AbstractContextManager[Callable[[Receipt | Durable], None]]:
-    """Around a sleep. Gives a function to call with its result: a new version, or the one there was."""
+def tell_sleep(bus: Bus, live: Session, cause: events.SleepCause) -> AbstractContextManager[Callable[[Receipt], None]]:
+    """Around a sleep. Gives a function to call with its receipt."""
     uri = live.uri
 
-    def ended(kept: Receipt | Durable, seconds: float) -> events.SleepEnded:
-        written = (kept.bytes_written, kept.blocks_new, kept.blocks_reused) if isinstance(kept, Receipt) else None
-        bytes_written, new, reused = written or (0, 0, len(kept.entries))
+    def ended(receipt: Receipt, seconds: float) -> events.SleepEnded:
         return events.SleepEnded(
             uri,
             cause,
-            version=kept.version,
-            tokens=kept.token_count,
-            bytes_written=bytes_written,
-            logical_bytes=kept.logical_bytes,
-            blocks_new=new,
-            blocks_reused=reused,
+            version=receipt.version,
+            tokens=receipt.token_count,
+            bytes_written=receipt.bytes_written,
+            logical_bytes=receipt.logical_bytes,
+            blocks_new=receipt.blocks_new,
+            blocks_reused=receipt.blocks_reused,
             seconds=seconds,
         )
 

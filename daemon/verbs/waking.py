@@ -15,7 +15,6 @@ from ..memory.line import Use
 from ..parts.parts import Parts
 from ..residency import listing
 from ..residency.planning import require_as_ordered
-from ..sessions.sessions import Durable
 from ..tasks.cancellation import to_the_end
 from ..versions.orders import WakeOrder
 from .answering import answers
@@ -97,14 +96,14 @@ async def _keep_in_turn(
     if live is None:
         await parts.store.journal.replay(uri)
         row = standing.require_row(uri)
-        durable = await parts.store.on_io(lambda: listing.durable_of_asleep(parts.store.disk, row))
-        return listing.receipt_of_kept(durable, uri, already_asleep=True)
+        receipt = await parts.store.on_io(lambda: listing.receipt_of_asleep(parts.store.disk, row))
+        return api.SleepResult.of(receipt, seconds=0.0, already_asleep=True)
     looked_at = len(live.state.tokens) if live.is_mere_look else None
     cause: SleepCause = "save" if stays else "asked"
-    kept = await parts.store.putting_away.put_away(live, emit, cause, stays=stays)
-    if isinstance(kept, Durable):
-        row = standing.require_row(uri)
-        if row.bundle_id != kept.bundle_id:
-            kept = await parts.store.on_io(lambda: listing.durable_of_asleep(parts.store.disk, row))
-        return listing.receipt_of_kept(kept, uri, looked_at=looked_at)
-    return api.SleepResult.of(kept, seconds=time.monotonic() - started)
+    receipt = await parts.store.putting_away.put_away(live, emit, cause, stays=stays)
+    if receipt.bytes_written:
+        return api.SleepResult.of(receipt, seconds=time.monotonic() - started)
+    row = standing.require_row(uri)
+    if row.bundle_id != receipt.bundle_id:
+        receipt = await parts.store.on_io(lambda: listing.receipt_of_asleep(parts.store.disk, row))
+    return api.SleepResult.of(receipt, seconds=0.0, looked_at=looked_at)
