@@ -1,7 +1,7 @@
 """What keys and values in 8 or 4 bits cost: how much worse text is predicted behind them, and what they save.
 
 The demo model reads the beginning of long files that it was never trained on (the held-out files of its card), and
-the session is put to sleep exact. It is then quantised to 8 bits, and, from the exact version again, to 4. Each of the
+the session is put to sleep exact. It is then quantized to 8 bits, and, from the exact version again, to 4. Each of the
 three versions is woken and reads the following 512 tokens of the file; its predictions of them are compared:
 
 - bits per byte and perplexity of the text;
@@ -143,7 +143,7 @@ async def measure_document(service: Service, losses: Losses, name: str, tokens: 
         await service.wake(session="reader", version=1, on_event=ignore)
         await service.sleep(session="reader", on_event=ignore)  # the exact one is the last again
         started = time.perf_counter()
-        report = await service.maintain(operation="quantise", session="reader", bits=bits)
+        report = await service.maintain(operation="quantize", session="reader", bits=bits)
         seconds = time.perf_counter() - started
         assert not report.problems
         versions[f"{bits} bits"] = await woken(service, report.actions[0].version or 0, following, seconds)
@@ -205,7 +205,7 @@ def report(results: list[Losses], out: Path) -> None:
     document = save("lossy", {"following": FOLLOWING, "lengths": [each.figures() for each in results]}, out)
     plot(document, out / "lossy.png")
     head = "tokens   kept     bits/byte  perplexity  mean |Δ|  max |Δ|  top-1    KL"
-    print(f"{head}        MiB  share  wake s  quantise s")
+    print(f"{head}        MiB  share  wake s  quantize s")
     for each in document["lengths"]:
         for kept, row in each["kept"].items():
             print(

@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..errors import TorporError
+from ..spellings import present
 from .command_list import COMMANDS, Command
 from .errors import Interrupted, InvalidUsage, OutputFailed, SystemRefused, UnreadableInput
 from .exit_codes import OK, USAGE, describe_exit_codes
@@ -83,7 +84,7 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         try:
-            name, _, rest = super().resolve_command(ctx, args)
+            name, _, rest = super().resolve_command(ctx, [present(args[0]), *args[1:]])
         except _UsageError as error:
             if meant := _meant_by(args[0]):
                 error.message = f"{error.message.rstrip('.')}. Did you mean {' or '.join(map(repr, meant))}?"
@@ -186,6 +187,7 @@ def function_of(command: Command) -> Callable[..., Any]:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and give its exit status."""
+    arguments = _by_present_names(arguments)
     as_json = "--json" in arguments
     try:
         status = _program()(args=list(arguments), prog_name="torpor", standalone_mode=False)
@@ -204,6 +206,19 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _report(Interrupted("Interrupted."), as_json=as_json)
     return status if isinstance(status, int) else OK.number
+
+
+def _by_present_names(arguments: Sequence[str]) -> list[str]:
+    """A command line with its options as they are spelled now. What stands behind `--` is no option."""
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    options = (argument.partition("=") for argument in arguments[:end])
+    return [
+        *(
+            f"--{present(name[2:])}{is_}{value}" if name.startswith("--") else f"{name}{is_}{value}"
+            for name, is_, value in options
+        ),
+        *arguments[end:],
+    ]
 
 
 def _report(error: TorporError, *, as_json: bool) -> int:

@@ -135,7 +135,7 @@ DEFAULT_KIND: Final = "kv-analysis"
 OnProgress = Callable[[int, int], None]
 
 
-def analyse(
+def analyze(
     reader: BundleReader,
     parent: BundleReader | None,
     *,

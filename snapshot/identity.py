@@ -90,7 +90,7 @@ PARTS: Final = (
     ),
     Part(
         "kv_format", "representation", "convertible",
-        "plain and quantised keys and values are other bytes; quantising loses, and going back does not undo it",
+        "plain and quantized keys and values are other bytes; quantizing loses, and going back does not undo it",
         "serve the model with the KV bits and group it was slept with",
     ),
     Part(

@@ -177,10 +177,10 @@ class _Concatenating(_OfKeysAndValues):
         return lambda: _set(cache, **held), []
 
 
-_QUANTISED_PARTS = ("", ".scales", ".biases")
+_QUANTIZED_PARTS = ("", ".scales", ".biases")
 
 
-class _Quantised(_OfKeysAndValues):
+class _Quantized(_OfKeysAndValues):
     name = "kvq/1"
     step = QuantizedKVCache.step
 
@@ -190,12 +190,12 @@ class _Quantised(_OfKeysAndValues):
     def spans(self, cache: Any) -> dict[str, mx.array]:
         named = (("k", cache.keys), ("v", cache.values))
         return {
-            side + part: array for side, arrays in named for part, array in zip(_QUANTISED_PARTS, arrays, strict=True)
+            side + part: array for side, arrays in named for part, array in zip(_QUANTIZED_PARTS, arrays, strict=True)
         }
 
     def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
-        cache.keys = tuple(spans["k" + part] for part in _QUANTISED_PARTS)
-        cache.values = tuple(spans["v" + part] for part in _QUANTISED_PARTS)
+        cache.keys = tuple(spans["k" + part] for part in _QUANTIZED_PARTS)
+        cache.values = tuple(spans["v" + part] for part in _QUANTIZED_PARTS)
         cache.offset = token_count
 
 
@@ -489,7 +489,7 @@ _KIND_OF_CLASS: dict[type, Kind] = {
     SharedKVCache: _Shared(),  # before the plain one, for which its name stands
     KVCache: _Plain(),
     ConcatenateKVCache: _Concatenating(),
-    QuantizedKVCache: _Quantised(),
+    QuantizedKVCache: _Quantized(),
     RotatingKVCache: _Rotating(),
     ChunkedKVCache: _Chunked(),
     ArraysCache: _Recurrent(),
@@ -556,8 +556,8 @@ def holds_shared(caches: Sequence[Any]) -> bool:
     return any(is_shared(cache) for _, cache in leaves(caches))
 
 
-def quantised(cache: Any, *, bits: int, group_size: int) -> Any:
-    """For an empty plain cache an empty one with quantised keys and values; any other cache unchanged."""
+def quantized(cache: Any, *, bits: int, group_size: int) -> Any:
+    """For an empty plain cache an empty one with quantized keys and values; any other cache unchanged."""
     if type(cache) is CacheList:
-        return CacheList(*(quantised(each, bits=bits, group_size=group_size) for each in cache.caches))
+        return CacheList(*(quantized(each, bits=bits, group_size=group_size) for each in cache.caches))
     return QuantizedKVCache(group_size=group_size, bits=bits) if type(cache) is KVCache else cache

@@ -14,7 +14,7 @@ from ..memvid.format.blocks import BLOCK_TOKENS, SlotSpec
 from ..memvid.limits import MAX_SLOTS
 from .kind import Kind, Record, name_of_dtype
 from .kinds import kind_named, kind_of, leaves
-from .lossy_kinds import Quantisation, cache_kind_of, exact_of, is_beside
+from .lossy_kinds import Quantization, cache_kind_of, exact_of, is_beside
 
 # the slots of a state record that are no cache's: the source of the next token, and how tokens were read
 LOGITS_KIND: Final = "state.logits/1"
@@ -191,7 +191,7 @@ def record_slots(entry: CacheEntry, record: Record) -> Iterator[SlotSpec]:
 
 
 def _ranges(paths: Sequence[str]) -> str:
-    """Places as text, neighbours joined: `0-3,5`."""
+    """Places as text, neighbors joined: `0-3,5`."""
     if not all(path.isdigit() for path in paths):
         return ",".join(paths)
     found = []
@@ -314,11 +314,11 @@ def _described(path: str, slots: Sequence[tuple[SlotSpec, bool]]) -> str:
 def _exact(slots: Sequence[tuple[SlotSpec, bool]]) -> Iterator[tuple[SlotSpec, bool, str]]:
     """The slots as without a loss, each with the loss in words."""
     for at, (slot, by_token) in enumerate(slots):
-        quantisation = Quantisation.of_kind(slot.kind)
-        if quantisation is None:
+        quantization = Quantization.of_kind(slot.kind)
+        if quantization is None:
             yield slot, by_token, ""
         elif not is_beside(slot):
-            loss = f" in {quantisation.bits} bits, groups of {quantisation.group_size}"
+            loss = f" in {quantization.bits} bits, groups of {quantization.group_size}"
             yield exact_of(slot, slots[at + 1][0]), by_token, loss
 
 
@@ -334,12 +334,12 @@ PLAIN: Final = "float"
 KV_BITS: Final = (8, 4)
 KV_GROUPS: Final = (32, 64, 128)
 DEFAULT_KV_GROUP: Final = 64
-_QUANTISED: Final = re.compile(r"q([0-9]+)g([0-9]+)", re.ASCII)
+_QUANTIZED: Final = re.compile(r"q([0-9]+)g([0-9]+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class KvChoice:
-    """The quantisation of keys and values as they are computed: bits a number, and how many numbers share a scale."""
+    """The quantization of keys and values as they are computed: bits a number, and how many numbers share a scale."""
 
     bits: int
     group_size: int = DEFAULT_KV_GROUP
@@ -352,11 +352,11 @@ def kv_format_of(layout: CacheLayout) -> str:
 
 def serving(kv_format: str, model: str) -> str | None:
     """The daemon's options for this form of KV, as part of a sentence. None if no option gives it."""
-    quantised = [part for part in kv_format.split("+") if part != PLAIN]
-    if not quantised:
+    quantized = [part for part in kv_format.split("+") if part != PLAIN]
+    if not quantized:
         return f"without --kv-bits for {model}"
-    found = _QUANTISED.fullmatch(quantised[0])
-    if len(quantised) > 1 or found is None or int(found[1]) not in KV_BITS or int(found[2]) not in KV_GROUPS:
+    found = _QUANTIZED.fullmatch(quantized[0])
+    if len(quantized) > 1 or found is None or int(found[1]) not in KV_BITS or int(found[2]) not in KV_GROUPS:
         return None
     return f"with --kv-bits {model}={found[1]} --kv-group {model}={found[2]}"
 

@@ -26,7 +26,7 @@ from . import memory
 from .errors import MalformedSnapshot, NonFiniteState
 from .kinds import is_shared, kind_of, leaves
 from .layout import CacheLayout
-from .lossy_kinds import BITS, Quantisation, choose
+from .lossy_kinds import BITS, Quantization, choose
 from .memory import SpanSource, span_source
 
 Buffer = memoryview | bytes | bytearray
@@ -56,15 +56,15 @@ def worst(first: Lossy | None, second: Lossy | None) -> Lossy | None:
 @dataclass(frozen=True, slots=True)
 class StoredArray:
     """How a block keeps one span array. exact: its slot as without a loss. first_slot: its first slot in the block.
-    quantisation: None if it is exact."""
+    quantization: None if it is exact."""
 
     exact: SlotSpec
     first_slot: int
-    quantisation: Quantisation | None
+    quantization: Quantization | None
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
-        return (self.exact,) if self.quantisation is None else self.quantisation.slots(self.exact)
+        return (self.exact,) if self.quantization is None else self.quantization.slots(self.exact)
 
 
 @lru_cache(maxsize=64)  # most blocks of a session have the very same slots
@@ -72,12 +72,12 @@ def arranged(found: tuple[SlotSpec, ...], expected: tuple[SlotSpec, ...]) -> tup
     """The arrays in a block's slots; None unless they are the expected ones in order, each exact or lossy."""
     arrays, at = [], 0
     for exact in expected:
-        quantisation = None
+        quantization = None
         if at < len(found) and found[at] != exact:
-            quantisation = Quantisation.of_kind(found[at].kind)
-            if quantisation is None or not quantisation.fits(exact):
+            quantization = Quantization.of_kind(found[at].kind)
+            if quantization is None or not quantization.fits(exact):
                 return None
-        array = StoredArray(exact, at, quantisation)
+        array = StoredArray(exact, at, quantization)
         if found[at : at + len(array.slots)] != array.slots:
             return None
         arrays.append(array)
@@ -88,9 +88,9 @@ def arranged(found: tuple[SlotSpec, ...], expected: tuple[SlotSpec, ...]) -> tup
 def expand(stored: StoredArray, parts: Sequence[Buffer]) -> np.ndarray:
     """The values of words, scales and biases: integers of the array's own width, bit for bit its numbers, in the shape
     of the exact slot. Raises MalformedSnapshot: a scale or a bias is no number."""
-    assert stored.quantisation is not None
+    assert stored.quantization is not None
     *outer, dim = stored.exact.shape
-    group = stored.quantisation.group_size
+    group = stored.quantization.group_size
     scales, biases = (_widened(part, stored.exact.dtype) for part in parts[1:])
     if not (np.isfinite(scales).all() and np.isfinite(biases).all()):
         raise MalformedSnapshot(
@@ -103,7 +103,7 @@ def expand(stored: StoredArray, parts: Sequence[Buffer]) -> np.ndarray:
         groups = _ROWS_AT_ONCE * dim // group
         for at in range(0, scales.size, groups):
             some = slice(at, at + groups)
-            values = _levels(octets[some], stored.quantisation.bits).reshape(-1, group).astype(np.float32)
+            values = _levels(octets[some], stored.quantization.bits).reshape(-1, group).astype(np.float32)
             values *= scales[some, None]
             values += biases[some, None]
             rows[at * group // dim :][: values.size // dim] = _narrowed(values.reshape(-1, dim), stored.exact.dtype)
@@ -147,7 +147,7 @@ class LossyTokens:
     bits: int
     start: int
     end: int
-    arrays: tuple[tuple[Quantisation, tuple[SpanSource, ...]] | None, ...]
+    arrays: tuple[tuple[Quantization, tuple[SpanSource, ...]] | None, ...]
 
     def slots(
         self, index: int, exact: SlotSpec, start: int, count: int
@@ -156,10 +156,10 @@ class LossyTokens:
         kept = self.arrays[index]
         if kept is None or start < self.start or start + count > self.end:
             return None
-        quantisation, sources = kept
+        quantization, sources = kept
         return [
             (slot, source.runs(start - self.start, count))
-            for slot, source in zip(quantisation.slots(exact), sources, strict=True)
+            for slot, source in zip(quantization.slots(exact), sources, strict=True)
         ]
 
 
@@ -167,47 +167,47 @@ def stored_bytes(layout: CacheLayout, bits: int) -> int:
     """Raw bytes of a full span block with its arrays in that many bits, where they can be."""
     total = 0
     for exact in layout.span_slots(BLOCK_TOKENS):
-        quantisation = choose(exact, bits)
-        slots = (exact,) if quantisation is None else quantisation.slots(exact)
+        quantization = choose(exact, bits)
+        slots = (exact,) if quantization is None else quantization.slots(exact)
         total += sum(slot.size_bytes for slot in slots)
     return total
 
 
-def quantise(
+def quantize(
     caches: Sequence[Any], layout: CacheLayout, bits: int, start: int, end: int
 ) -> Generator[None, None, LossyTokens]:
-    """Quantise the tokens `[start, end)` of caches, array by array, and put in their place the values that a wake will
+    """Quantize the tokens `[start, end)` of caches, array by array, and put in their place the values that a wake will
     give: the caches are then those of the slept session. Runs on the engine thread.
 
     start, end: at the ends of full blocks. Beside the caches it takes the bytes to be stored, and one array three
     times.
 
     Raises:
-        NonFiniteState: a group spans more than its type can hold. Caches before it are quantised then: the state is not
+        NonFiniteState: a group spans more than its type can hold. Caches before it are quantized then: the state is not
             to be used any more.
         NotEnoughMemory: the system has too little for the bytes to be stored.
     """
     assert start % BLOCK_TOKENS == 0
     assert end % BLOCK_TOKENS == 0
     granted = memory.grant((end - start) // BLOCK_TOKENS * stored_bytes(layout, bits))
-    arrays: list[tuple[Quantisation, tuple[SpanSource, ...]] | None] = []
+    arrays: list[tuple[Quantization, tuple[SpanSource, ...]] | None] = []
     try:
         for entry, (_, cache) in zip(layout.entries, leaves(caches), strict=True):
             kind = kind_of(cache)
             spans = kind.spans(cache) if entry.spans else {}
             for each in entry.spans:
                 exact = entry.slot(each.name, each.dtype, each.sized(BLOCK_TOKENS))
-                quantisation = choose(exact, bits)
-                if quantisation is None:
+                quantization = choose(exact, bits)
+                if quantization is None:
                     arrays.append(None)
                     continue
                 whole = spans[each.name]
-                parts = mx.quantize(whole[..., start:end, :], group_size=quantisation.group_size, bits=bits)
+                parts = mx.quantize(whole[..., start:end, :], group_size=quantization.group_size, bits=bits)
                 sources = tuple(span_source(part) for part in parts)
-                values = _values(StoredArray(exact, 0, quantisation), sources, start, end)
+                values = _values(StoredArray(exact, 0, quantization), sources, start, end)
                 whole[..., start:end, :] = mx.array(values).view(whole.dtype)[None]
                 mx.eval(whole)
-                arrays.append((quantisation, sources))
+                arrays.append((quantization, sources))
                 granted.filled(sum(part.nbytes for part in parts))
                 yield
             if is_shared(cache):

@@ -22,7 +22,7 @@ def cache_kind_of(slot_kind: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantisation:
+class Quantization:
     """How an array is kept: `bits` a value, and a scale and a bias for each `group_size` values of a row."""
 
     bits: int
@@ -39,8 +39,8 @@ class Quantisation:
         return f"{self.family}/{_VERSION}"
 
     @classmethod
-    def of_kind(cls, slot_kind: str) -> Quantisation | None:
-        """The quantisation of a slot of this kind; None for an exact slot, and for an unknown kind."""
+    def of_kind(cls, slot_kind: str) -> Quantization | None:
+        """The quantization of a slot of this kind; None for an exact slot, and for an unknown kind."""
         return _KNOWN.get(cache_kind_of(slot_kind))
 
     def fits(self, exact: SlotSpec) -> bool:
@@ -64,30 +64,30 @@ class Quantisation:
         )
 
 
-_KNOWN: Final = {each.kind: each for bits in BITS for size in _GROUP_SIZES for each in [Quantisation(bits, size)]}
+_KNOWN: Final = {each.kind: each for bits in BITS for size in _GROUP_SIZES for each in [Quantization(bits, size)]}
 KINDS: Final = frozenset(_KNOWN)
 """The stored kinds that this version can read, in the form of the caches' kinds."""
 
 
-def choose(exact: SlotSpec, bits: int) -> Quantisation | None:
-    """Its quantisation to that many bits, in the largest groups that divide its rows. None if it stays exact."""
-    kept = (Quantisation(bits, size) for size in _GROUP_SIZES)
+def choose(exact: SlotSpec, bits: int) -> Quantization | None:
+    """Its quantization to that many bits, in the largest groups that divide its rows. None if it stays exact."""
+    kept = (Quantization(bits, size) for size in _GROUP_SIZES)
     return next((each for each in kept if each.fits(exact)), None)
 
 
 def is_beside(slot: SlotSpec) -> bool:
     """Whether a slot holds scales or biases: they are described with their words."""
-    return Quantisation.of_kind(slot.kind) is not None and slot.name.endswith((_SCALES, _BIASES))
+    return Quantization.of_kind(slot.kind) is not None and slot.name.endswith((_SCALES, _BIASES))
 
 
 def exact_of(words: SlotSpec, scales: SlotSpec) -> SlotSpec:
     """The exact slot of words and their scales. Raises ValueError: they are not of one array."""
-    quantisation = Quantisation.of_kind(words.kind)
-    if quantisation is None:
+    quantization = Quantization.of_kind(words.kind)
+    if quantization is None:
         raise ValueError(f"slot {words.name!r} is not lossy")
     array = words.kind.partition(".")[2]
-    shape = (*scales.shape[:-1], scales.shape[-1] * quantisation.group_size) if scales.shape else ()
+    shape = (*scales.shape[:-1], scales.shape[-1] * quantization.group_size) if scales.shape else ()
     exact = SlotSpec(words.name, f"{_EXACT_FAMILY}.{array}", scales.dtype, shape)
-    if not quantisation.fits(exact) or quantisation.slots(exact)[:2] != (words, scales):
+    if not quantization.fits(exact) or quantization.slots(exact)[:2] != (words, scales):
         raise ValueError(f"slots {words.name!r} and {scales.name!r} are not of one array")
     return exact

@@ -36,8 +36,8 @@ TOKENIZER_PATTERNS = (
 )
 # the chat template's file, unless the tokenizer's settings have it
 TEMPLATE_PATTERN = "chat_template*"
-# The settings of a quantised checkpoint of another make; mlx-lm takes it for a section of config.json.
-QUANTISATION_FILE = "hf_quant_config.json"
+# The settings of a quantized checkpoint of another make; mlx-lm takes it for a section of config.json.
+QUANTIZATION_FILE = "hf_quant_config.json"
 CONFIG_FILE = "config.json"
 SHARDS_FILE = "model.safetensors.index.json"
 A_MODEL_FOLDER = (
@@ -210,8 +210,8 @@ def _digest_of_files(files: Iterable[Path], digests: DigestCache) -> str:
 
 
 def _digest_of_config(settings: Mapping[str, Any], folder: Path) -> str:
-    quantisation = folder / QUANTISATION_FILE
-    return digest_of([settings, load_object(quantisation)] if quantisation.is_file() else settings)
+    quantization = folder / QUANTIZATION_FILE
+    return digest_of([settings, load_object(quantization)] if quantization.is_file() else settings)
 
 
 def _digest_of_tokenizer(files: Iterable[Path], digests: DigestCache) -> str:

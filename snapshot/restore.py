@@ -106,10 +106,10 @@ class WakePlan:
     def loss(self) -> Lossy | None:
         """The loss of the blocks to read; None where all of them are exact."""
         kept = [
-            (array.quantisation.bits, entry.end)
+            (array.quantization.bits, entry.end)
             for entry, arrays in zip(self.spans, self.arrays, strict=True)
             for array in arrays
-            if array.quantisation is not None
+            if array.quantization is not None
         ]
         if not kept:
             return None
@@ -418,7 +418,7 @@ class Filling:
             packed = []
             for index in indexes:
                 stored = arrays[index]
-                if stored.quantisation is None:
+                if stored.quantization is None:
                     reads.append((stored.first_slot, self._runs(index, entry)))
                 else:
                     parts = [memoryview(bytearray(slot.size_bytes)) for slot in stored.slots]

@@ -23,7 +23,7 @@ from .kind import RecordShape
 from .kinds import kind_named
 from .layout import NUMBERS, STATE_KINDS, ToldCache, path_of, told_caches
 from .lossy import StoredArray, arranged, expand
-from .lossy_kinds import Quantisation, cache_kind_of, exact_of, is_beside
+from .lossy_kinds import Quantization, cache_kind_of, exact_of, is_beside
 
 MAX_READ_SLOT_BYTES: Final = 256 << 20
 """Of one slot held in memory: a window of 32,768 tokens has half of it."""
@@ -49,13 +49,13 @@ _NUMPY: Final = {
     "int32": "<i4", "float32": "<f4", "uint64": "<u8", "int64": "<i8", "float64": "<f8",
 }  # fmt: skip
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
-_QUANTISED: Final = "kvq/1"
+_QUANTIZED: Final = "kvq/1"
 # The kinds with a record of token rows, and the order of rows by their numbers.
 _RING: Final = "ring/1"
 _CHUNK: Final = "chunk/1"
 
 TOO_LARGE: Final = f"a slot of it has more than {MAX_READ_SLOT_BYTES} bytes"
-_UNTOLD_QUANTISATION: Final = "the identity does not tell its bits and group size"
+_UNTOLD_QUANTIZATION: Final = "the identity does not tell its bits and group size"
 _UNTOLD_WINDOW: Final = "the identity does not tell its window"
 _UNTOLD_TOKENS: Final = "its numbers do not tell which tokens it holds"
 TOO_MANY: Final = "it has too many heads or too long vectors"
@@ -65,7 +65,7 @@ TOO_MANY: Final = "it has too many heads or too long vectors"
 class CacheArray:
     """One array of a cache.
 
-    slots: its exact slots: one, or three in a quantised cache (integers, scales, biases).
+    slots: its exact slots: one, or three in a quantized cache (integers, scales, biases).
     heads, dim: of its vectors, if it has tokens; else both 0.
     why_not: why it cannot be read as numbers; None if it can.
     """
@@ -142,14 +142,14 @@ class StoredVersion:
         for index in array.slots:
             numbers = as_numbers(self._exact_bytes(entry, kept[index]), kept[index].exact.dtype)
             parts.append(numbers.reshape(-1, *kept[index].exact.shape[-2:]))
-        values = parts[0] if len(parts) == 1 else self._dequantised(array, parts)
+        values = parts[0] if len(parts) == 1 else self._dequantized(array, parts)
         return Piece(values, np.arange(entry.start, entry.end, dtype=np.int64))
 
     def lossy_tokens(self, array: CacheArray) -> int:
         """How many tokens are in blocks that keep the array with a loss."""
         if not array.in_spans:
             return 0
-        lossy = (entry for entry in self.spans if self._kept_in(entry)[array.slots[0]].quantisation is not None)
+        lossy = (entry for entry in self.spans if self._kept_in(entry)[array.slots[0]].quantization is not None)
         return sum(entry.token_count for entry in lossy)
 
     def _kept_in(self, entry: BlockEntry) -> tuple[StoredArray, ...]:
@@ -168,7 +168,7 @@ class StoredVersion:
 
     def _exact_bytes(self, entry: BlockEntry, kept: StoredArray) -> bytearray | memoryview:
         parts = [self._read(entry, kept.first_slot + part) for part in range(len(kept.slots))]
-        return parts[0] if kept.quantisation is None else np.ascontiguousarray(expand(kept, parts)).data.cast("B")
+        return parts[0] if kept.quantization is None else np.ascontiguousarray(expand(kept, parts)).data.cast("B")
 
     def elements(self, array: CacheArray) -> Iterator[NDArray[Any]]:
         """The elements of an array without tokens, flat."""
@@ -228,18 +228,18 @@ class StoredVersion:
         if len(array.shape) < 3:
             return replace(array, why_not="it has no axis of heads")
         heads = math.prod(array.shape[:-2])
-        if array.kind == _QUANTISED:
-            return self._quantised_array(array, heads, told)
+        if array.kind == _QUANTIZED:
+            return self._quantized_array(array, heads, told)
         if array.dtype not in _FLOATS:
             return replace(array, why_not=f"{array.dtype} is no type that keys and values are read from")
         return _sized(array, heads, array.shape[-1])
 
-    def _quantised_array(self, array: CacheArray, heads: int, told: ToldCache | None) -> CacheArray:
+    def _quantized_array(self, array: CacheArray, heads: int, told: ToldCache | None) -> CacheArray:
         named = {spec.name: (index, spec) for index, spec in enumerate(self._span_slots)}
         beside = [named.get(f"{array.path}.{array.name}.{part}") for part in ("scales", "biases")]
         bits, group = (told.settings.get(each, 0) for each in ("bits", "group_size")) if told else (0, 0)
         if not 1 <= bits <= 16 or group < 1:
-            return replace(array, why_not=_UNTOLD_QUANTISATION)
+            return replace(array, why_not=_UNTOLD_QUANTIZATION)
         words = array.shape[-1]
         dim = words * 32 // bits
         groups = [each[1].shape[-1] for each in beside if each is not None and each[1].dtype in _FLOATS]
@@ -299,7 +299,7 @@ class StoredVersion:
         last = np.arange(offset - (rows - keep), offset, dtype=np.int64)
         return order, np.concatenate([as_they_lie[:keep], last])
 
-    def _dequantised(self, array: CacheArray, parts: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+    def _dequantized(self, array: CacheArray, parts: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         words, scales, biases = parts
         heads, count, width = words.shape
         bits = width * 32 // array.dim
@@ -329,7 +329,7 @@ def _exact_slots(slots: Sequence[SlotSpec]) -> tuple[SlotSpec, ...]:
     """The slots as without a loss."""
     exact = []
     for at, slot in enumerate(slots):
-        if Quantisation.of_kind(slot.kind) is None:
+        if Quantization.of_kind(slot.kind) is None:
             exact.append(slot)
         elif not is_beside(slot):
             try:

@@ -14,7 +14,7 @@ def copy_package(folder: Path, layers: Iterable[str] = ("memvid", "snapshot", "d
     package = folder / "torpor"
     for name in layers:
         shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "errors.py", "places.py", "records.py"):
+    for name in ("__init__.py", "errors.py", "places.py", "records.py", "spellings.py"):
         shutil.copy(ROOT / name, package)
     return package
 

@@ -124,7 +124,7 @@ def another_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quantisable_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose heads can be quantised in groups of 32; tests must not write into it."""
+    """A tiny model whose heads can be quantized in groups of 32; tests must not write into it."""
     return write_model(tmp_path_factory.mktemp("models") / "quantisable", head_dim=32)
 
 

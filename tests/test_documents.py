@@ -106,7 +106,7 @@ def test_the_tutorial_runs_from_its_first_line_to_its_last(home: dict[str, str])
 @pytest.mark.timeout(600)
 def test_budgets_and_retention_runs_and_quantises_something(home: dict[str, str]) -> None:
     said = run_shell(blocks("docs/how-to/budgets-and-retention.md", "upkeep"), home)
-    assert re.search(r"^quantised\b.*default/book@[0-9]+", said, re.MULTILINE), said
+    assert re.search(r"^quantized\b.*default/book@[0-9]+", said, re.MULTILINE), said
 
 
 @pytest.mark.one_in(4)

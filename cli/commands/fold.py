@@ -17,10 +17,10 @@ from ..view.formatting import format_seconds
 from ..view.output import Output, plain
 
 SummaryOption = Annotated[str | None, option("--summary TEXT", "The summary, in your words.")]
-SummariseOption = Annotated[
+SummarizeOption = Annotated[
     int | None,
     option(
-        "--summarise N",
+        "--summarize N",
         "Have the model write the summary, in at most so many tokens; its context must have room for them.",
         min=1,
     ),
@@ -37,7 +37,7 @@ def fold(
     session: SessionArgument,
     name: NewNameArgument,
     summary: SummaryOption = None,
-    summarise: SummariseOption = None,
+    summarize: SummarizeOption = None,
     tail: TailOption = 0,
     priority: PriorityOption = "normal",
     label: OwnLabelOption = None,
@@ -45,23 +45,23 @@ def fold(
     as_json: JsonOption = False,
 ) -> None:
     """The old session is put to sleep with all that it has; the new one names it as its origin. The summary is yours
-    (--summary), or the model writes it (--summarise).
+    (--summary), or the model writes it (--summarize).
 
     [bold]Examples[/]
 
     [cyan]torpor fold helper helper-2 --summary "We chose SQLite." --tail 800[/]
-    [cyan]torpor fold helper helper-2 --summarise 200[/]
+    [cyan]torpor fold helper helper-2 --summarize 200[/]
     """
     output = Output(as_json=as_json)
-    if (summary is None) == (summarise is None):
-        raise InvalidUsage("Give either --summary TEXT or --summarise N.", option="--summary")
+    if (summary is None) == (summarize is None):
+        raise InvalidUsage("Give either --summary TEXT or --summarize N.", option="--summary")
     with connect(socket) as client, progress_of(output, "prefill") as on_event:
         with naming_the_intact(client, session):
             result = client.fold(
                 session,
                 name,
                 summary=summary,
-                summarise=summarise,
+                summarize=summarize,
                 tail=tail,
                 labels=label,
                 priority=priority,
@@ -76,5 +76,5 @@ def fold(
         f" {format_count(origin.tokens)} tokens became {format_count(result.token_count)}, the last"
         f" {format_plural(result.tail_tokens, 'token')} as they were, in {format_seconds(result.seconds)}"
     )
-    if summarise is not None:
+    if summarize is not None:
         output.line(f"    {plain(result.summary)}")

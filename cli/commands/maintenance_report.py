@@ -34,7 +34,7 @@ _DONE = {
     "unmark": "unmarked",
     "import": "imported",
     "export": "exported",
-    "quantise": "quantised",
+    "quantize": "quantised",
     "copy": "copied",
     "move": "moved",
     "heal": "healed",

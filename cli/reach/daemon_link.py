@@ -36,7 +36,7 @@ STAGE_NAMES = {
     "prefill": ("reading", "tokens"),
     "sleep": ("sleeping", "tokens"),
     "wake": ("waking", "bytes"),
-    "analyse": ("analysing", "bytes"),
+    "analyze": ("analyzing", "bytes"),
 }
 
 

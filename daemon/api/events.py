@@ -13,11 +13,11 @@ from .dialogue import Channel, ToolCall
 from .logprobs import TokenLogprobs
 from .records import Request, TokenId
 
-Stage = Literal["prefill", "sleep", "wake", "analyse"]
+Stage = Literal["prefill", "sleep", "wake", "analyze"]
 
 
 class ProgressEvent(Result):
-    """How far a stage is; `done` and `total` are tokens for prefill and sleep, bytes for wake and analyse."""
+    """How far a stage is; `done` and `total` are tokens for prefill and sleep, bytes for wake and analyze."""
 
     stage: Stage
     done: Count

@@ -58,7 +58,7 @@ class FoldRequest(Reporting):
     """Put `session` to sleep, and begin a smaller session `name` with its system text, a summary and its last tokens.
     The new session is awake, and durable as well.
 
-    summary: its text; or summarise: the most tokens of a summary that the model writes at the end of the session's
+    summary: its text; or summarize: the most tokens of a summary that the model writes at the end of the session's
         context, or, where that has no room, of the context before the tail; the session does not keep it. tail: how
         many last tokens the new session takes over unchanged, fewer to begin with a turn. labels: the new session's
         own; those of the old one if None.
@@ -68,12 +68,12 @@ class FoldRequest(Reporting):
     name: SessionText
     _: KW_ONLY
     summary: Text | None = None
-    summarise: MaxTokens | None = None
+    summarize: MaxTokens | None = None
     tail: Annotated[int, Field(ge=0, le=MAX_NUMBER)] = 0
     labels: Labels | None = None
     priority: Priority = "normal"
     on_event: Listener = None
 
     def require(self) -> None:
-        if (self.summary is None) == (self.summarise is None):
-            raise ValueError("give either summary or summarise")
+        if (self.summary is None) == (self.summarize is None):
+            raise ValueError("give either summary or summarize")

@@ -22,7 +22,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 ReadingVerb = Literal["append", "generate", "chat"]
 PrefixOutcome = Literal["hit", "diverged", "none"]
 Cause = Literal[
-    "goes_on", "tokenisation", "thinking", "clock", "reordered", "template", "system_text", "message", "other_text"
+    "goes_on", "tokenization", "thinking", "clock", "reordered", "template", "system_text", "message", "other_text"
 ]
 NotTaken = Literal["no_whole_block", "other_calls", "other_bits", "no_room", "unreadable"]
 

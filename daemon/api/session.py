@@ -32,7 +32,7 @@ class Recomputed(Result):
 
 class Origin(Result):
     """Where a fork or a fold comes from: a version of another session, and how many of its tokens the new one took over
-    or summarised."""
+    or summarized."""
 
     session: str
     version: int

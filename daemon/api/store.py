@@ -7,10 +7,11 @@ from dataclasses import KW_ONLY
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ...memvid.answers import Finding
 from ...records import Count, Result
+from ...spellings import present
 from .events import Listener, Reporting
 from .limits import MAX_DAYS, MAX_KIND_CHARS, MAX_NUMBER, MAX_TAG_CHARS
 from .records import Label, Labels, Request, Seconds, SessionText
@@ -42,7 +43,7 @@ class StatsResult(Result):
 class AnalysisResult(Result):
     """Figures of a stored version. artifact: the document of figures, as JSON.
 
-    awake_tokens: the session's tokens in memory, which may be more than were analysed, or others; None if it sleeps.
+    awake_tokens: the session's tokens in memory, which may be more than were analyzed, or others; None if it sleeps.
     """
 
     session: str
@@ -77,7 +78,7 @@ class ClearResult(Result):
 Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARS)]
 Days = Annotated[float, Field(ge=0, le=MAX_DAYS)]
 DaysKept = Annotated[float, Field(gt=0, le=MAX_DAYS)]
-Operation = Literal["repack", "repair", "prune", "strip", "forget", "quantise"]
+Operation = Annotated[Literal["repack", "repair", "prune", "strip", "forget", "quantize"], BeforeValidator(present)]
 Bits = Literal[8, 4]
 
 # The options of an operation beside `dry_run`; all are optional but those that `MaintainRequest` requires.
@@ -88,14 +89,14 @@ OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
         "prune": frozenset({"session", "keep_last", "keep_days"}),
         "strip": frozenset({"session"}),
         "forget": frozenset({"session"}),
-        "quantise": frozenset({"session", "bits"}),
+        "quantize": frozenset({"session", "bits"}),
     }
 )
 _ALL_OPTIONS = frozenset().union(*OPERATION_OPTIONS.values())
 
 
 class MaintainRequest(Request):
-    """Run an operation on the daemon's store: repack, repair, prune, strip, forget or quantise, with its own options;
+    """Run an operation on the daemon's store: repack, repair, prune, strip, forget or quantize, with its own options;
     any other option is refused, not ignored.
 
     session: with strip also one version of it (`NAME@3`).
@@ -113,6 +114,9 @@ class MaintainRequest(Request):
     cold_after_days: Days | None = None
     bits: Bits | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operation", present(self.operation))
+
     def require(self) -> None:
         given = {name for name in _ALL_OPTIONS if getattr(self, name) is not None}
         if strange := sorted(given - OPERATION_OPTIONS[self.operation]):
@@ -121,10 +125,10 @@ class MaintainRequest(Request):
             raise ValueError(f"{self.operation} needs the session to {self.operation}")
         if self.operation == "prune" and self.keep_last is None and self.keep_days is None:
             raise ValueError("prune needs keep_last, keep_days or both; without them every version stays")
-        if self.operation == "quantise" and self.bits is None:
-            raise ValueError("quantise needs bits, 8 or 4")
-        if self.operation == "quantise" and self.session is None:
-            raise ValueError("quantise needs the session to keep in fewer bits")
+        if self.operation == "quantize" and self.bits is None:
+            raise ValueError("quantize needs bits, 8 or 4")
+        if self.operation == "quantize" and self.session is None:
+            raise ValueError("quantize needs the session to keep in fewer bits")
 
 
 class MarkRequest(Request):
@@ -157,7 +161,7 @@ class ImportRequest(Request):
     session: SessionText | None = None
 
 
-class AnalyseRequest(Reporting):
+class AnalyzeRequest(Reporting):
     """Figures of a stored version (`NAME@3`; the newest of a bare name), as a JSON document in `artifact`.
 
     kind, labels: name the artifact; by default `kv-analysis`, and the session's labels, its model and the version.

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, get_type_hints, overload
 
 from ...records import Result
+from ...spellings import by_present_names
 from .records import Request
 
 P = ParamSpec("P")
@@ -132,7 +133,7 @@ class Opened(Generic[P, T]):
 def _made(request: type[Request], method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Request:
     """The request of a call. Raises TypeError: with the name of the method, which is what the caller knows."""
     try:
-        return request(*args, **options)
+        return request(*args, **by_present_names(options))
     except TypeError as error:
         told, taken = str(error).replace(f"{request.__name__}.__init__()", f"{method}()"), fields(request)
         positional = sum(not each.kw_only for each in taken)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...memvid import answers
+from ...spellings import EARLIER
 from . import branching, conversing, creating, forking, process, reading, recalling, session, store, waking
 from .verb import Verb
 
@@ -39,7 +40,7 @@ class Verbs:
     list_sessions = Verb(creating.ListRequest, session.ListResult, name="list")
     show = Verb(creating.ShowRequest, session.SessionDetail)
     why = Verb(reading.WhyRequest, reading.WhyResult)
-    analyse = Verb(store.AnalyseRequest, store.AnalysisResult, leaves="Nothing has changed.")
+    analyze = Verb(store.AnalyzeRequest, store.AnalysisResult, leaves="Nothing has changed.")
     delete = Verb(store.DeleteRequest, answers.DeleteReport)
     maintain = Verb(store.MaintainRequest, answers.MaintenanceReport)
     mark = Verb(store.MarkRequest, answers.MarkedVersion)
@@ -58,6 +59,14 @@ class Verbs:
     retain = Verb(branching.RetainRequest, branching.BranchInfo)
     keep = Verb(branching.KeepRequest, session.SessionInfo)
     branches = Verb(branching.BranchesRequest, branching.BranchesResult)
+
+    if not TYPE_CHECKING:  # else a type checker would accept any name
+
+        def __getattr__(self, name):
+            """A verb by the earlier spelling of its name."""
+            if name not in EARLIER:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self, EARLIER[name])
 
 
 class DaemonVerbs(Verbs):

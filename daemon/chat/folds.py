@@ -215,7 +215,7 @@ class Folds:
         SessionExists, SessionNotFound, EmptyContext, TemplateUnusable, ContextOverflow, GenerationFailed, ModelChanged,
         and the errors of a sleep or a wake. Then there is no new session."""
         started = time.monotonic()
-        if (order.summary is None) == (order.summarise is None) or order.summary == "":
+        if (order.summary is None) == (order.summarize is None) or order.summary == "":
             raise InvalidFold("Give either a summary or how many tokens the model may write one in.")
         self._residency.standing.require_new(wanted)
         full, fold, summary = await self._end(source, order, emit)
@@ -309,7 +309,7 @@ class Folds:
     async def _summary(self, use: Use, live: Session, old: Exhausted, order: FoldRequest, emit: OnEvent) -> str:
         """The model's summary, without its thinking. The session as used here is not kept. If its context has no room,
         it first goes back to an earlier token, if the tail has all that follows."""
-        request, count = message_of("user", REQUEST), order.summarise or 0
+        request, count = message_of("user", REQUEST), order.summarize or 0
         turn = await self._asked(live, request, count)
         if turn is None:
             live = await self._go_back(use, live, old, order, emit)
@@ -341,7 +341,7 @@ class Folds:
         tokens behind it would be in neither the summary nor the tail."""
         opening = Place(0, None, turn_open=False)
         asking = await self._encoder.messages(live.model, [message_of("user", REQUEST)], opening, live.chat.root)
-        wanted = len(asking) + _MORE_AT_ANOTHER_PLACE + (order.summarise or 0)
+        wanted = len(asking) + _MORE_AT_ANOTHER_PLACE + (order.summarize or 0)
         at = summarised_end(old, order.tail, wanted, live.model.context_tokens)
         kept = await to_the_end(self._residency.putting_away.put_away(live, emit, "fold"))
         await self._residency.bring_back(use, WakeOrder(kept.version, at), emit)

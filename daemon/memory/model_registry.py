@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 class ModelChoice:
     """How a model is served.
 
-    source: a folder, or a name on the hub; adapter: what is loaded on top of it; kv: how it quantises keys and values.
+    source: a folder, or a name on the hub; adapter: what is loaded on top of it; kv: how it quantizes keys and values.
     at_start: whether it is loaded at the daemon's start, not at its first use. pinned: whether it stays in memory once
     loaded. ttl_s: after how many unused seconds it is unloaded; None: only to free memory.
     """

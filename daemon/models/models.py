@@ -27,7 +27,7 @@ from ...snapshot.digests import DigestCache
 from ...snapshot.errors import ModelFilesChanging
 from ...snapshot.forking import fork
 from ...snapshot.kind import copied
-from ...snapshot.kinds import holds_shared, quantised
+from ...snapshot.kinds import holds_shared, quantized
 from ...snapshot.layout import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, CacheLayout, KvChoice, kv_format_of, layout_of
 from ...snapshot.model_files import NO_ADAPTER, files_of, identify, lacks, require_model_files
 from ...snapshot.passes import SEGMENTED
@@ -206,11 +206,11 @@ def load_model(
     """Load a model, evaluate every weight, and compute its identity. On any thread that ends with `mx.clear_streams()`:
     all is evaluated, so that another thread may compute with it.
 
-    source: a folder, or a name on the hub. adapter: loaded on top of it. kv: how to quantise keys and values as they
+    source: a folder, or a name on the hub. adapter: loaded on top of it. kv: how to quantize keys and values as they
     are computed; None keeps them in the computing type.
 
     Raises:
-        ModelUnavailable: there is no such model, mlx-lm cannot load it, or it cannot keep its KV quantised so.
+        ModelUnavailable: there is no such model, mlx-lm cannot load it, or it cannot keep its KV quantized so.
         ModelFilesMissing: the folder has not all that a model needs.
         ModelFilesChanging: the files were written to while they were being loaded.
         AdapterUnavailable, AdapterFilesMissing, AdapterMismatch: the adapter is missing, not whole, or of another
@@ -442,7 +442,7 @@ def _new_caches(network: Any, kv: KvChoice | None) -> list[Any]:
     caches: list[Any] = make_prompt_cache(network)
     if kv is None:
         return caches
-    return [quantised(cache, bits=kv.bits, group_size=kv.group_size) for cache in caches]
+    return [quantized(cache, bits=kv.bits, group_size=kv.group_size) for cache in caches]
 
 
 def _probe_layout(network: Any, name: str, kv: KvChoice | None) -> CacheLayout:
@@ -468,7 +468,7 @@ def _why_not_in_groups(network: Any, group_size: int) -> str | None:
     """The sizes of heads that groups of this size do not divide, and sizes that do; None if they divide all."""
     caches = make_prompt_cache(network)
     mx.eval(network(mx.array([[0]]), cache=caches))
-    chosen = [one for one in caches if quantised(one, bits=KV_BITS[0], group_size=group_size) is not one]
+    chosen = [one for one in caches if quantized(one, bits=KV_BITS[0], group_size=group_size) is not one]
     sizes = sorted({array.shape[-1] for array in arrays_of(chosen)})
     if all(size % group_size == 0 for size in sizes):
         return None

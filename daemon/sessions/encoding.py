@@ -1,6 +1,6 @@
 """Texts and turns of a chat to tokens, on a thread of its own, so that the event loop and the engine do not wait.
 
-`chat_template.py` renders turns. A text that cannot fit in any tokenisation is refused before that work.
+`chat_template.py` renders turns. A text that cannot fit in any tokenization is refused before that work.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Encoder:
         self, model: LoadedModel, text: str, *, opening: bool, held: int = 0, raw: bool = False
     ) -> list[int]:
         """The tokens of a text: plain, or, raw, as the model's own. held: tokens before it. Raises ContextOverflow: it
-        cannot fit in any tokenisation."""
+        cannot fit in any tokenization."""
 
         def encode() -> list[int]:
             self._require_could_fit(model, text, held=held)
@@ -109,7 +109,7 @@ class Encoder:
 
         Raises:
             TemplateUnusable: the model has no template, or one that refuses the messages.
-            ContextOverflow: they cannot fit in any tokenisation.
+            ContextOverflow: they cannot fit in any tokenization.
         """
 
         def render_and_encode() -> list[int]:

@@ -23,7 +23,7 @@ MESSAGE_TOKENS: Final = 2048
 
 REMEDIES: Final[dict[Cause, str]] = {
     "goes_on": "The transcript ends where the session goes on. For another answer, rewind or fork the session there.",
-    "tokenisation": "The text is the same, its tokens are not. Send the chat as messages, or the new message alone, so "
+    "tokenization": "The text is the same, its tokens are not. Send the chat as messages, or the new message alone, so "
     "that what was written is kept as it was.",
     "thinking": "Only what was thought differs. Give answers back whole, or without any of their thinking.",
     "clock": "Only a date or a time differs. Say it in the newest message, not at the beginning.",
@@ -80,7 +80,7 @@ def _cause_of(expected: Sequence[int], found: Sequence[int], at: int, words: Wor
     sides = [words.decode(side[start : _end_of_message(side, at, words.controls)]) for side in (expected, found)]
     old, new = sides
     if old == new and found[at] not in words.controls and expected[at] not in words.controls:
-        return "tokenisation"
+        return "tokenization"
     if old != new and (cause := _cause_of_texts(old, new)) is not None:
         return cause
     if _differ_in_controls(expected, found, at, words):

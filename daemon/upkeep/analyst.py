@@ -14,7 +14,7 @@ from ...memvid.errors import BundleMissing
 from ...memvid.format.records import IndexRow
 from ...memvid.store import Store
 from ...memvid.writing.reader import BundleReader
-from ...snapshot.analysis import DEFAULT_KIND, analyse, encode
+from ...snapshot.analysis import DEFAULT_KIND, analyze, encode
 from ..api.events import OnEvent, ProgressEvent
 from ..disk.store_threads import StoreThreads
 from ..errors import ServiceClosed
@@ -31,7 +31,7 @@ class Analyst:
         self._turn = asyncio.Lock()
         self._closing = threading.Event()
 
-    async def analyse(
+    async def analyze(
         self, version: str, *, kind: str | None, labels: Sequence[str] | None, emit: OnEvent
     ) -> tuple[IndexRow, str]:
         """A version, and its artifact as JSON. To cancel the task stops the work at its next step.
@@ -47,11 +47,11 @@ class Analyst:
 
         def report(done: int, total: int) -> None:
             self._require_wanted(left)
-            loop.call_soon_threadsafe(emit, ProgressEvent("analyse", done, total))
+            loop.call_soon_threadsafe(emit, ProgressEvent("analyze", done, total))
 
         def work() -> tuple[IndexRow, str]:
             self._require_wanted(left)
-            return self._analyse(version, kind or DEFAULT_KIND, labels, report)
+            return self._analyze(version, kind or DEFAULT_KIND, labels, report)
 
         try:
             async with self._turn:
@@ -63,7 +63,7 @@ class Analyst:
         if left.is_set() or self._closing.is_set():
             raise ServiceClosed("The daemon stops, or no client waits for this analysis any more; ask again.")
 
-    def _analyse(
+    def _analyze(
         self, version: str, kind: str, labels: Sequence[str] | None, report: Callable[[int, int], None]
     ) -> tuple[IndexRow, str]:
         row = self._store.resolve_version(version)
@@ -72,7 +72,7 @@ class Analyst:
             parent, why = self._open_parent(reader)
             if parent is not None:
                 stack.enter_context(parent)
-            document = analyse(reader, parent, kind=kind, labels=labels, why_no_parent=why, on_progress=report)
+            document = analyze(reader, parent, kind=kind, labels=labels, why_no_parent=why, on_progress=report)
         return row, encode(document).decode()
 
     def _open_parent(self, reader: BundleReader) -> tuple[BundleReader | None, str]:

@@ -29,17 +29,17 @@ from .answering import answers
 async def maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceReport:
     """Raises:
     SessionNotFound, InvalidPolicy, CorruptMarks, and the store's other refusals.
-    SessionAwake: the session is to be quantised or stripped, and is awake.
+    SessionAwake: the session is to be quantized or stripped, and is awake.
     """
     parts.door.require_open()
     return bounded(await _maintain(parts, request))
 
 
 async def _maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceReport:
-    if request.operation == "quantise":
+    if request.operation == "quantize":
         if request.session is None or request.bits not in BITS:  # else asked in this process
             raise InvalidPolicy(f"Name a session, and keep it in {' or '.join(map(str, BITS))} bits.", field="bits")
-        return await _quantise(parts, request.session, request.bits, dry_run=request.dry_run)
+        return await _quantize(parts, request.session, request.bits, dry_run=request.dry_run)
     if request.operation == "forget" and request.session is not None:
         uri = parse_reference(request.session)  # one that is gone may have left bytes to erase
         async with parts.sessions.residency.turn(uri):
@@ -99,8 +99,8 @@ async def import_bundle(parts: Parts, request: api.ImportRequest) -> SleepResult
     return SleepResult.of(receipt, seconds=time.monotonic() - started)
 
 
-@answers(api.AnalyseRequest)
-async def analyse(parts: Parts, request: api.AnalyseRequest) -> api.AnalysisResult:
+@answers(api.AnalyzeRequest)
+async def analyze(parts: Parts, request: api.AnalyzeRequest) -> api.AnalysisResult:
     """Raises:
     SessionNotFound: also if the session is awake and has never slept. AmbiguousVersion.
     MalformedSnapshot, and the errors of a damaged bundle.
@@ -110,10 +110,10 @@ async def analyse(parts: Parts, request: api.AnalyseRequest) -> api.AnalysisResu
     uri = parts.sessions.resolve(name)
     if uri in parts.sessions.awake and parts.store.disk.find_session(uri) is None:
         raise SessionNotFound(
-            f"{uri} is awake and has never slept, and only stored versions are analysed; put it to sleep first.",
+            f"{uri} is awake and has never slept, and only stored versions are analyzed; put it to sleep first.",
             session=str(uri),
         )
-    row, artifact = await parts.upkeep.analyst.analyse(
+    row, artifact = await parts.upkeep.analyst.analyze(
         request.session, kind=request.kind, labels=request.labels, emit=request.emit
     )
     live = parts.sessions.awake.get(row.uri)
@@ -195,7 +195,7 @@ async def _strip(parts: Parts, uri: SessionUri, version: bytes | None, *, dry_ru
         return await to_the_end(parts.upkeep.carry_out(Order("strip", uri, dry_run, version=version)))
 
 
-async def _quantise(parts: Parts, session: str, bits: int, *, dry_run: bool) -> MaintenanceReport:
+async def _quantize(parts: Parts, session: str, bits: int, *, dry_run: bool) -> MaintenanceReport:
     """Keep a session in fewer bits, as its next version."""
     uri, receipt = parts.sessions.resolve(session), None
     async with parts.sessions.residency.turn(uri) as use:

@@ -2,10 +2,10 @@
 
 Rules:
 - Only the last version of a sleeping session, unless it is pinned or has a tag. The version is woken and proven, its
-  full blocks are quantised, and it sleeps as the next version. So a crash is as harmless as in any sleep, and the exact
+  full blocks are quantized, and it sleeps as the next version. So a crash is as harmless as in any sleep, and the exact
   version stays until a prune removes it.
 - Blocks in as few bits already are referred to. Blocks in fewer bits are never written in more.
-- The canary of the new version is computed from its quantised state. The ledger, the last logits, the random key and
+- The canary of the new version is computed from its quantized state. The ledger, the last logits, the random key and
   all whole state stay exact.
 """
 
@@ -22,7 +22,7 @@ from ...memvid.store import IndexRow, Store
 from ...memvid.units import format_bytes
 from ...memvid.writing.reader import BundleReader
 from ...snapshot.layout import CANARY_KIND, CacheLayout
-from ...snapshot.lossy import LossyTokens, StoredArray, quantise, stored_bytes, worst
+from ...snapshot.lossy import LossyTokens, StoredArray, quantize, stored_bytes, worst
 from ...snapshot.lossy_kinds import choose
 from ...snapshot.records import require_spans
 from ...snapshot.restore import read_checkpoint
@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan for one version. left: why it is left as it is; None if the tokens `[start, end)` are quantised, from
+    """The plan for one version. left: why it is left as it is; None if the tokens `[start, end)` are quantized, from
     `before` to `after` raw bytes. again: raw bytes of unchanged blocks behind them, which are written again: the last,
     partial block, and records of state.
     """
@@ -65,12 +65,12 @@ class Plan:
 
 
 def plan_spans(row: IndexRow, spans: Sequence[Span], packed_bytes: int, states: Sequence[tuple[int, int]] = ()) -> Plan:
-    """Plan the full blocks to quantise: from the first one that is not done, as each block names the one before it.
+    """Plan the full blocks to quantize: from the first one that is not done, as each block names the one before it.
     packed_bytes: raw bytes of a full block afterwards. states: the position and later raw bytes of each record of
     state."""
     full = [span for span in spans if span.token_count == BLOCK_TOKENS]
     if not full:
-        return Plan(row, left=f"it has no full block: only whole ones, of {BLOCK_TOKENS} tokens, are quantised")
+        return Plan(row, left=f"it has no full block: only whole ones, of {BLOCK_TOKENS} tokens, are quantized")
     first = next((at for at, span in enumerate(full) if not span.is_done), len(full))
     before, after = sum(span.raw_bytes for span in full[first:]), packed_bytes * (len(full) - first)
     if first == len(full):
@@ -84,7 +84,7 @@ def plan_spans(row: IndexRow, spans: Sequence[Span], packed_bytes: int, states: 
 def is_done(arrays: Collection[StoredArray], bits: int) -> bool:
     """Whether all quantisable arrays of a block are in as few bits."""
     return all(
-        choose(array.exact, bits) is None or (array.quantisation is not None and array.quantisation.bits <= bits)
+        choose(array.exact, bits) is None or (array.quantization is not None and array.quantization.bits <= bits)
         for array in arrays
     )
 
@@ -131,22 +131,22 @@ class Quantising:
         """Write the next version of a session, with the planned tokens in few bits. Raises as a wake and a sleep; the
         session is then as it was."""
         uri = plan.row.uri
-        order = WakeOrder(version=plan.row.version, cause="quantise")
+        order = WakeOrder(version=plan.row.version, cause="quantize")
         woken = await self._versions.waking.wake(uri, order, model, ignore)
         session = woken.session
         with self._store.open_session(uri, plan.row.version) as reader:
-            lossy = await self._engine.run(_quantise(session, reader, plan, bits))
+            lossy = await self._engine.run(_quantize(session, reader, plan, bits))
         terms = Terms(may_wait=True, lossy=lossy)
-        return await self._versions.sleep(session, ignore, cause="quantise", terms=terms)
+        return await self._versions.sleep(session, ignore, cause="quantize", terms=terms)
 
 
 def _mark_on(row: IndexRow, marks: SessionMarks) -> str | None:
     """Why a marked version is left, with the command that takes the mark away; None without a mark."""
     name = f"{row.uri.namespace}/{row.uri.name}"
     if row.bundle_id in marks.pins:
-        return f"version {row.version} is pinned: `torpor unpin {name}@{row.version}`, then quantise again"
+        return f"version {row.version} is pinned: `torpor unpin {name}@{row.version}`, then quantize again"
     tag = next((tag for tag, named in sorted(marks.tags.items()) if named == row.bundle_id), None)
-    return tag and f"version {row.version} is tagged {tag}: `torpor untag {name} {tag}`, then quantise again"
+    return tag and f"version {row.version} is tagged {tag}: `torpor untag {name} {tag}`, then quantize again"
 
 
 def _spans(reader: BundleReader, layout: CacheLayout, bits: int) -> list[Span]:
@@ -174,7 +174,7 @@ def _states(reader: BundleReader, layout: CacheLayout) -> list[tuple[int, int]]:
     return found
 
 
-def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> Steps[LossyTokens]:
+def _quantize(session: Session, reader: BundleReader, plan: Plan, bits: int) -> Steps[LossyTokens]:
     """Turn a woken session into its next version, on the engine thread. Checkpoints behind the first changed block are
     read into memory, to be written again. Gives the tokens in few bits."""
     state, layout = session.state, session.model.layout
@@ -183,7 +183,7 @@ def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> 
         if entry.kind == "state" and entry.start > plan.start and entry.start in positions:
             state.checkpoints.add(read_checkpoint(reader, entry, layout))
             yield None
-    lossy = yield from quantise(state.caches, layout, bits, plan.start, plan.end)
+    lossy = yield from quantize(state.caches, layout, bits, plan.start, plan.end)
     session.loss = worst(session.loss, Lossy(bits, plan.end))
     session.unchanged_tokens = min(session.unchanged_tokens, plan.start)
     session.dirty = True
@@ -191,7 +191,7 @@ def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> 
 
 
 def report_of(plan: Plan, bits: int, receipt: Receipt | None, *, dry_run: bool) -> MaintenanceReport:
-    """The report of a session that was left, or quantised. receipt: None without a new version; a plan's bytes are raw
+    """The report of a session that was left, or quantized. receipt: None without a new version; a plan's bytes are raw
     bytes, without headers."""
     row = plan.row
     if plan.left is not None:
@@ -203,5 +203,5 @@ def report_of(plan: Plan, bits: int, receipt: Receipt | None, *, dry_run: bool) 
         written, version = (
             (plan.raw_bytes, row.version) if receipt is None else (receipt.bytes_written, receipt.version)
         )
-        action = Action("quantise", "", str(row.uri), version, written, f"{what}; {stays}")
-    return MaintenanceReport("quantise", dry_run, (action,), bytes_written=written)
+        action = Action("quantize", "", str(row.uri), version, written, f"{what}; {stays}")
+    return MaintenanceReport("quantize", dry_run, (action,), bytes_written=written)

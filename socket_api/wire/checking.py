@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from ...daemon.api.records import Listed, Request
 from ...daemon.api.verb import Verb
 from ...records import FORBIDDING, Result
+from ...spellings import by_present_names
 from ..errors import InvalidRequest, MalformedMessage
 from .framing import Pieces, whole
 
@@ -38,6 +39,7 @@ def load_request_in_pieces(verb: Verb[Any, Any], raw: Mapping[str, Any]) -> Piec
     """As `load_request`, for a large request: yields behind each piece of a long list. Each piece is checked as a list
     of its own. In the check of all parameters, one item stands for the list."""
     yield from built(verb)
+    raw = by_present_names(raw)
     found: dict[str, tuple[Any, ...]] = {}
     for name, long in _long_lists(verb).items():
         if long.takes(raw.get(name)):

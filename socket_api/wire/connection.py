@@ -18,6 +18,7 @@ from ...daemon.api.records import Request as Asked
 from ...daemon.api.verb import Verb
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
+from ...spellings import present
 from .. import limits
 from ..errors import DuplicateId, LocalProtocolError, MalformedMessage, ProtocolError, TooManyRequests, UnknownMethod
 from .checking import load_request_in_pieces
@@ -266,7 +267,7 @@ class ServerConnection:
                 f"{self._max_in_flight} requests are in flight on this connection. Wait for one to be answered.",
                 limit=self._max_in_flight,
             )
-        verb = VERBS.get(request.method)
+        verb = VERBS.get(present(request.method))
         if verb is None:
             raise UnknownMethod(
                 f"There is no method {request.method[:64]!r}. This daemon has: {', '.join(VERBS)}.",

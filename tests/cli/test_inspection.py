@@ -287,7 +287,7 @@ def test_a_refusal_of_a_stripped_session_says_that_a_repair_brings_it_back(
 
 
 @pytest.mark.parametrize(
-    "command", [("wake",), ("generate",), ("generate", "more"), ("chat", "more"), ("append", "x"), ("quantise",)]
+    "command", [("wake",), ("generate",), ("generate", "more"), ("chat", "more"), ("append", "x"), ("quantize",)]
 )
 def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
     torpor: Torpor, made_store: MadeStore, daemon: ServerThread, command: tuple[str, ...]
@@ -299,12 +299,12 @@ def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
     assert WAKE_VERSION_1 in ran.error["error"]["message"]
 
 
-@pytest.mark.parametrize("command", ["export", "export-kv", "analyse"])
+@pytest.mark.parametrize("command", ["export", "export-kv", "analyze"])
 def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
     torpor: Torpor, made_store: MadeStore, daemon: ServerThread, tmp_path: Path, command: str
 ) -> None:
     damaged, intact = made_store.cut(1), WAKE_VERSION_1
-    if command != "analyse":
+    if command != "analyze":
         intact = made_store.advised(intact)
         ran = made_store(command, "agent", tmp_path / "out", "--json")
     else:

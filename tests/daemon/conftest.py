@@ -118,7 +118,7 @@ def short_calls() -> Iterator[None]:
 
 @pytest.fixture
 def open_kind(open_rig: OpenRig, models_of_kinds: Callable[[str], Path], quantisable_model: Path) -> OpenRig:
-    """As `open_rig`, with a tiny model of that architecture; `plain` is the usual one, `quantised` has KV in 8 bits."""
+    """As `open_rig`, with a tiny model of that architecture; `plain` is the usual one, `quantized` has KV in 8 bits."""
 
     def opener(kind: str, **options: Any) -> AbstractAsyncContextManager[Rigged]:
         if kind == "plain":

@@ -537,9 +537,9 @@ async def listening(rig: Rigged, **wanted: Any) -> AsyncIterator[Heard]:
 def main() -> None:
     """`wake {store, model, digests, session, count}`: wake, go on, say what came of it.
     `sleep {…, tokens, rounds}`: read, sleep, say so, and wait to be killed.
-    `quantise {…, at}`: begin to, and at that function say so and wait to be killed. Answers are one JSON line."""
+    `quantize {…, at}`: begin to, and at that function say so and wait to be killed. Answers are one JSON line."""
     verb, order = sys.argv[1], json.loads(sys.argv[2])
-    asyncio.run({"wake": _wake, "sleep": _sleep, "quantise": _quantise}[verb](order))
+    asyncio.run({"wake": _wake, "sleep": _sleep, "quantize": _quantize}[verb](order))
 
 
 async def _wake(order: dict[str, Any]) -> None:
@@ -567,7 +567,7 @@ async def _sleep(order: dict[str, Any]) -> None:
         await asyncio.to_thread(sys.stdin.read)  # the test ends this process by SIGKILL
 
 
-async def _quantise(order: dict[str, Any]) -> None:
+async def _quantize(order: dict[str, Any]) -> None:
     def hold(*_args: Any, **_options: Any) -> None:
         _say(reached=order["at"])
         sys.stdin.read()
@@ -579,7 +579,7 @@ async def _quantise(order: dict[str, Any]) -> None:
         for parent in parents:
             owner = getattr(owner, parent)
         setattr(owner, name, hold)
-        await rig.service.maintain(operation="quantise", session=order["session"], bits=8)
+        await rig.service.maintain(operation="quantize", session=order["session"], bits=8)
 
 
 def _say(**facts: Any) -> None:

@@ -1017,7 +1017,7 @@ async def test_a_version_that_nothing_is_lost_without_gives_its_time_to_the_stop
             await rig.asleep(name, tokens_of(1, 600))
         await rig.read("awake", tokens_of(2, 40))
         writing = Writing(monkeypatch, "a")
-        quantising = asyncio.ensure_future(rig.service.maintain(operation="quantise", session="a", bits=8))
+        quantising = asyncio.ensure_future(rig.service.maintain(operation="quantize", session="a", bits=8))
         beginning = await writing.meets_a_stop(rig)
         with pytest.raises(ServiceClosed):
             await quantising

@@ -1,5 +1,5 @@
 """A kind of cache costs an adapter and its row, in `snapshot/kinds.py`: then sessions of a model that keeps it
-sleep and wake to the bit, at any token, in forks and in branches; their blocks are verified, exported and analysed; a
+sleep and wake to the bit, at any token, in forks and in branches; their blocks are verified, exported and analyzed; a
 stripped one is read again; and a version of Torpor without the adapter refuses such a model by the name of its cache.
 """
 
@@ -110,7 +110,7 @@ async def woken(service):
     (child,) = (await service.branch(root.branch)).branches
     written = (await service.advance([child.branch], max_tokens=4)).written
     assert len(written[0].tokens) == 4
-    analysis = await service.analyse("notes")
+    analysis = await service.analyze("notes")
     await service.sleep("other")
     await service.delete("notes")
     await service.maintain("strip", session="other")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from torpor import __version__
 from torpor.memvid.errors import CorruptBlock
-from torpor.snapshot.analysis import FORMAT, analyse, encode
+from torpor.snapshot.analysis import FORMAT, analyze, encode
 from torpor.tests.snapshot.stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept, spoil
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -26,8 +26,8 @@ def one_layer() -> list[Any]:
     return [caches.KVCache()]
 
 
-def analysed(session: Kept, **options: Any) -> dict[str, Any]:
-    document = analyse(session.open(), None, **options)
+def analyzed(session: Kept, **options: Any) -> dict[str, Any]:
+    document = analyze(session.open(), None, **options)
     assert json.loads(encode(document)) == document
     return document
 
@@ -36,7 +36,7 @@ def test_an_artifact_says_of_what_it_is(kept: MakeKept) -> None:
     session = kept(one_layer, slept=5)
     session.read(5)
     receipt = session.sleep(labels=["draft"])
-    found = analysed(session)
+    found = analyzed(session)
     assert {name: found[name] for name in ("format", "session", "version", "bundle_id", "model", "token_count")} == {
         "format": FORMAT,
         "session": "torpor://default/agent",
@@ -54,25 +54,25 @@ def test_kind_and_labels_default_to_what_an_artifact_is_found_by_gm6(kept: MakeK
     session = kept(one_layer)
     session.read(5)
     session.sleep(labels=["draft", "m", "old"])
-    found = analysed(session)
+    found = analyzed(session)
     assert found["kind"] == "kv-analysis"
     assert found["labels"] == ["draft", "m", "old", "v1"]
-    given = analysed(session, kind="probe", labels=["b", "a", "b"])
+    given = analyzed(session, kind="probe", labels=["b", "a", "b"])
     assert (given["kind"], given["labels"]) == ("probe", ["b", "a"])
-    assert analysed(session, labels=[])["labels"] == []
+    assert analyzed(session, labels=[])["labels"] == []
 
 
 def test_the_same_bundle_gives_the_same_bytes(kept: MakeKept) -> None:
     session = kept(lambda: [*one_layer(), caches.RotatingKVCache(max_size=8), caches.ArraysCache(3)], slept=20)
-    once = encode(analyse(session.open(), None))
-    assert once == encode(analyse(session.open(), None))
+    once = encode(analyze(session.open(), None))
+    assert once == encode(analyze(session.open(), None))
     assert once.endswith(b"}\n")
     assert once.isascii()
 
 
 def test_figures_are_those_of_the_live_cache(kept: MakeKept) -> None:
     session = kept(one_layer, dtype=mx.bfloat16, slept=300)
-    keys, values = analysed(session)["layers"][0]["arrays"]
+    keys, values = analyzed(session)["layers"][0]["arrays"]
     assert {name: keys[name] for name in ("name", "dtype", "heads", "dim", "tokens", "first_token", "why")} == {
         "name": "k",
         "dtype": "bfloat16",
@@ -108,7 +108,7 @@ def test_every_kind_that_holds_keys_and_values_has_figures_of_its_heads(kept: Ma
     for _ in range(count):
         session.read(1)
     session.sleep()
-    layer = analysed(session)["layers"][0]
+    layer = analyzed(session)["layers"][0]
     assert [each["name"] for each in layer["arrays"]] == ["k", "v"]
     for told in layer["arrays"]:
         assert told["why"] is None
@@ -126,7 +126,7 @@ def test_arrays_without_tokens_have_norms_and_outliers(kept: MakeKept) -> None:
     session.read(9)
     session.state.caches[0][0][0, 5] = 1000.0
     session.sleep()
-    first, third = analysed(session)["layers"][0]["arrays"]
+    first, third = analyzed(session)["layers"][0]["arrays"]
     live = np.array(session.state.caches[0][0]).astype(float)
     assert first["rms"] == pytest.approx(np.sqrt((live**2).mean()), rel=6e-6)
     assert first["shape"] == list(live.shape)
@@ -144,13 +144,13 @@ def test_a_pooled_cache_has_norms_and_outliers(kept: MakeKept) -> None:
     session._fill = fill  # type: ignore[method-assign]
     session.read(3)
     session.sleep()
-    (window,) = analysed(session)["layers"][0]["arrays"]
+    (window,) = analyzed(session)["layers"][0]["arrays"]
     assert (window["name"], window["rms"], window["max_abs"]) == ("window", 1.0, 1.0)
 
 
 def test_a_cache_that_the_model_leaves_empty_is_told_with_a_reason(kept: MakeKept) -> None:
     session = kept(lambda: [caches.KVCache(), caches.KVCache()], idle=[1], slept=3)
-    assert analysed(session)["layers"][1] == {
+    assert analyzed(session)["layers"][1] == {
         "path": "1",
         "kind": "kv/1",
         "arrays": [],
@@ -163,7 +163,7 @@ def test_an_array_that_cannot_be_read_says_why_and_leaves_the_others_their_figur
 ) -> None:
     session = kept(one_layer, slept=20)
     monkeypatch.setattr("torpor.snapshot.stored_version.MAX_READ_SLOT_BYTES", 4 * 20 * HEADS * VALUE_DIM)
-    keys, values = analysed(session)["layers"][0]["arrays"]
+    keys, values = analyzed(session)["layers"][0]["arrays"]
     assert "more than" in keys["why"]
     assert keys["shape"] == [HEADS, 20, KEY_DIM]
     assert values["why"] is None
@@ -174,10 +174,10 @@ def test_the_drift_is_that_against_the_parent_or_says_why_there_is_none(kept: Ma
     first = session.last
     session.read(9)
     session.sleep()
-    found = analyse(session.open(), session.open(first))["drift"]
+    found = analyze(session.open(), session.open(first))["drift"]
     assert found["blocks"]["same_share"] == 1.0
     assert found["why"] is None
-    none = analysed(session, why_no_parent="it was pruned")["drift"]
+    none = analyzed(session, why_no_parent="it was pruned")["drift"]
     assert (none["why"], none["blocks"], none["arrays"]) == ("it was pruned", None, [])
 
 
@@ -185,13 +185,13 @@ def test_a_flipped_bit_ends_the_analysis(kept: MakeKept) -> None:
     session = kept(one_layer, slept=20)
     spoil(session.store, session.numbers(0, 0, 0, 1, KEY_DIM)[0].tobytes())
     with pytest.raises(CorruptBlock):
-        analyse(session.open(), None)
+        analyze(session.open(), None)
 
 
 def test_progress_comes_to_its_end_and_may_stop_the_work(kept: MakeKept) -> None:
     session = kept(one_layer, slept=600)
     told: list[tuple[int, int]] = []
-    analyse(session.open(), None, on_progress=lambda done, total: told.append((done, total)))
+    analyze(session.open(), None, on_progress=lambda done, total: told.append((done, total)))
     assert [done for done, _ in told] == sorted({done for done, _ in told})
     assert len({total for _, total in told}) == 1
     assert told[-1][0] > 0.9 * told[-1][1]
@@ -203,7 +203,7 @@ def test_progress_comes_to_its_end_and_may_stop_the_work(kept: MakeKept) -> None
         raise Stopped
 
     with pytest.raises(Stopped):
-        analyse(session.open(), None, on_progress=stop)
+        analyze(session.open(), None, on_progress=stop)
 
 
 def test_memory_does_not_grow_with_the_session(kept: MakeKept) -> None:
@@ -215,7 +215,7 @@ def test_memory_does_not_grow_with_the_session(kept: MakeKept) -> None:
         list(reader.tokens())  # headers are remembered by the reader whoever reads them
         tracemalloc.start()
         try:
-            analyse(reader, None)
+            analyze(reader, None)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -231,7 +231,7 @@ def test_every_field_of_the_document_is_in_its_description(kept: MakeKept) -> No
     first = session.last
     session.read(9)
     session.sleep()
-    found = analyse(session.open(), session.open(first))
+    found = analyze(session.open(), session.open(first))
 
     def names(value: Any) -> Iterator[str]:
         if isinstance(value, dict):

@@ -90,8 +90,8 @@ def test_entropy_is_that_of_the_eigenvalues_of_the_covariance(values: np.ndarray
     moved = (values + np.float32(away)).astype(np.float32)  # a large mean must not cost the digits of the variance
     found = figures(moved)["spectrum"]
     for head, vectors in enumerate(moved.astype(float)):
-        centred = vectors - vectors.mean(axis=0)
-        share = np.linalg.svd(centred, compute_uv=False) ** 2
+        centered = vectors - vectors.mean(axis=0)
+        share = np.linalg.svd(centered, compute_uv=False) ** 2
         share /= share.sum()
         entropy = -sum(p * math.log(p) for p in share)
         assert found["entropy_nats"][head] == pytest.approx(entropy, rel=1e-5)

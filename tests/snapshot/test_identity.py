@@ -79,9 +79,9 @@ def test_a_long_value_is_cut_in_the_sentence_and_whole_in_the_details() -> None:
     assert "x" * 81 not in error.message
 
 
-@pytest.mark.parametrize("name", ["rope", "state_layout", "colour"])
+@pytest.mark.parametrize("name", ["rope", "state_layout", "color"])
 def test_a_part_that_only_one_side_has_differs_and_its_policy_decides_gm9(name: str) -> None:
-    """`colour` is a part that this version does not know: nobody can say that it may differ."""
+    """`color` is a part that this version does not know: nobody can say that it may differ."""
     with_it, without = identity(weights="w", **{name: "r"}), identity(weights="w")
     assert refusal_of(with_it, without).mismatched_fields == [
         {"field": name, "stored": "r", "live": None, "policy": "must_match"}

@@ -19,7 +19,7 @@ from torpor.snapshot.caches import (
 )
 from torpor.snapshot.errors import InconsistentState, UnsupportedCache
 from torpor.snapshot.kind import dtype_named, name_of_dtype
-from torpor.snapshot.kinds import kind_named, kind_of, leaves, quantised
+from torpor.snapshot.kinds import kind_named, kind_of, leaves, quantized
 from torpor.snapshot.layout import layout_of
 from torpor.tests.snapshot import growers
 from torpor.tests.snapshot.growers import (
@@ -293,15 +293,15 @@ def test_a_stored_element_type_is_that_of_mlx(dtype: mx.Dtype) -> None:
     assert dtype_named(name_of_dtype(mx.zeros((1,), dtype))) == dtype
 
 
-# --- quantised in the place of plain
+# --- quantized in the place of plain
 
 
 def test_plain_caches_and_those_in_lists_can_be_quantised_and_others_stay() -> None:
     ring = caches.RotatingKVCache(max_size=4)
-    listed = quantised(caches.CacheList(ring, caches.KVCache()), bits=4, group_size=32)
+    listed = quantized(caches.CacheList(ring, caches.KVCache()), bits=4, group_size=32)
     assert listed[0] is ring
     assert (listed[1].bits, listed[1].group_size) == (4, 32)
-    assert isinstance(quantised(caches.KVCache(), bits=8, group_size=64), caches.QuantizedKVCache)
+    assert isinstance(quantized(caches.KVCache(), bits=8, group_size=64), caches.QuantizedKVCache)
 
 
 @pytest.mark.one_in(7)

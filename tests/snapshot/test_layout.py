@@ -119,20 +119,20 @@ def test_what_a_cache_was_made_with_is_part_of_its_layout() -> None:
         ring.update_and_fetch(mx.zeros((1, 1, 1, 8)), mx.zeros((1, 1, 1, 8)))
         texts.add(str(layout_of([ring], 50)))
     for bits, group_size in ((8, 32), (4, 32), (8, 64)):
-        quantised = caches.QuantizedKVCache(group_size=group_size, bits=bits)
-        quantised.update_and_fetch(mx.zeros((1, 1, 1, 64)), mx.zeros((1, 1, 1, 64)))
-        texts.add(str(layout_of([quantised], 50)))
+        quantized = caches.QuantizedKVCache(group_size=group_size, bits=bits)
+        quantized.update_and_fetch(mx.zeros((1, 1, 1, 64)), mx.zeros((1, 1, 1, 64)))
+        texts.add(str(layout_of([quantized], 50)))
     assert len(texts) == 6
 
 
 def test_the_text_of_a_layout_tells_its_caches_again() -> None:
     ring = caches.RotatingKVCache(max_size=4, keep=1)
     ring.update_and_fetch(mx.zeros((1, 1, 6, 8)), mx.zeros((1, 1, 6, 4)))
-    quantised = [caches.QuantizedKVCache(group_size=32, bits=4) for _ in range(3)]
-    for each in quantised:
+    quantized = [caches.QuantizedKVCache(group_size=32, bits=4) for _ in range(3)]
+    for each in quantized:
         each.update_and_fetch(mx.zeros((1, 1, 1, 64)), mx.zeros((1, 1, 1, 32)))
-    listed = caches.CacheList(quantised[2], caches.KVCache())
-    layout = layout_of([*quantised[:2], ring, listed], 50)
+    listed = caches.CacheList(quantized[2], caches.KVCache())
+    layout = layout_of([*quantized[:2], ring, listed], 50)
     told = told_caches(str(layout))
     assert {
         entry.path: (entry.kind, dict(entry.settings) if entry.in_use else {}, entry.in_use) for entry in layout.entries

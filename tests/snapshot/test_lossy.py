@@ -18,8 +18,8 @@ from torpor.snapshot.checkpoints import checkpoint_of
 from torpor.snapshot.errors import LayoutMismatch, MalformedSnapshot, NonFiniteState, UnsupportedCache
 from torpor.snapshot.kinds import kind_of, leaves
 from torpor.snapshot.layout import described, layout_of
-from torpor.snapshot.lossy import LossyTokens, StoredArray, arranged, expand, lossy_in, quantise, stored_bytes, worst
-from torpor.snapshot.lossy_kinds import Quantisation, choose
+from torpor.snapshot.lossy import LossyTokens, StoredArray, arranged, expand, lossy_in, quantize, stored_bytes, worst
+from torpor.snapshot.lossy_kinds import Quantization, choose
 from torpor.snapshot.restore import read_checkpoint
 from torpor.snapshot.state import LiveState, token_array
 from torpor.tests.snapshot.growers import GROWERS, VOCABULARY, Run, fingerprint
@@ -61,7 +61,7 @@ def run(steps: Any) -> Any:
 
 
 def lossy_of(state: LiveState, tokens: int, bits: int, start: int = 0) -> LossyTokens:
-    found = run(quantise(state.caches, layout_of(state.caches, VOCABULARY), bits, start, tokens))
+    found = run(quantize(state.caches, layout_of(state.caches, VOCABULARY), bits, start, tokens))
     assert isinstance(found, LossyTokens)
     return found
 
@@ -213,7 +213,7 @@ def test_a_block_that_lacks_one_of_the_slots_is_refused(shelf: Shelf, left_out: 
 
 def test_a_scale_that_is_no_number_is_refused() -> None:
     exact = SlotSpec("0.k", "kv.k/1", "bfloat16", (1, 1, 64))
-    stored = StoredArray(exact, 0, Quantisation(8, 64))
+    stored = StoredArray(exact, 0, Quantization(8, 64))
     nan, one = np.array([0x7FC0], dtype="<u2").tobytes(), np.array([0x3F80], dtype="<u2").tobytes()
     assert expand(stored, [bytes(64), one, one]).tolist() == [[[0x3F80] * 64]]
     for parts in ([bytes(64), nan, one], [bytes(64), one, nan]):
@@ -239,7 +239,7 @@ def test_one_chain_may_hold_both_and_blocks_of_different_bits(shelf: Shelf) -> N
     assert second.blocks_reused == 1
     assert shelf.plan(layout).loss == Lossy(4, 512)
     again = shelf.wake(state)
-    assert fingerprint(again.caches) == fingerprint(state.caches), "what was lossy is not quantised once more"
+    assert fingerprint(again.caches) == fingerprint(state.caches), "what was lossy is not quantized once more"
     for found, cache in zip(again.caches, before.caches, strict=True):
         keys, was = found.keys, cache.keys
         assert mx.array_equal(keys[..., :256, :], there_and_back(was[..., :256, :], 4))
@@ -308,7 +308,7 @@ def test_every_other_kind_of_cache_is_left_as_it_is(shelf: Shelf, name: str) -> 
     grown.read(200)
     before = dict(kept_of(grown.state.caches))
     layout = grown.layout()
-    lossy = run(quantise(grown.state.caches, layout, 4, 0, 256))
+    lossy = run(quantize(grown.state.caches, layout, 4, 0, 256))
     snapshot = cut(grown.state, layout, durable=(), unchanged_tokens=0, is_lossy=True, lossy=lossy)
     shelf.write(snapshot.drafts(), snapshot.token_count)
     again = shelf.take(layout, grown.fresh())
@@ -373,10 +373,10 @@ def test_another_block_under_the_same_identity_has_another_id(shelf: Shelf) -> N
 def test_arrangement_needs_every_slot_in_its_place() -> None:
     exact = SlotSpec("0.k", "kv.k/1", "float32", (2, 256, 64))
     other = replace(exact, name="0.v", kind="kv.v/1")
-    lossy = Quantisation(8, 32).slots(exact)
+    lossy = Quantization(8, 32).slots(exact)
     found = arranged((*lossy, other), (exact, other))
     assert found is not None
-    assert [(each.first_slot, each.quantisation) for each in found] == [(0, Quantisation(8, 32)), (3, None)]
+    assert [(each.first_slot, each.quantization) for each in found] == [(0, Quantization(8, 32)), (3, None)]
     for slots in ([*lossy], [other, *lossy], [*lossy, other, other], [lossy[0], lossy[2], lossy[1], other], []):
         assert arranged(tuple(slots), (exact, other)) is None
 
@@ -404,7 +404,7 @@ def test_what_quantising_is_still_to_take_is_kept_from_others() -> None:
     layout = layout_of(state.caches, VOCABULARY)
     whole = 2 * stored_bytes(layout, 8)
     keys, first_layer, more_keys, both_layers = [
-        memory.granted_bytes() for _ in quantise(state.caches, layout, 8, 0, 512)
+        memory.granted_bytes() for _ in quantize(state.caches, layout, 8, 0, 512)
     ]
     # In bytes a row: 64 and 96 words, and 8 for each group of 64 and of 32.
     assert (whole - keys, first_layer - more_keys) == (whole // 2 * 72 // 192,) * 2

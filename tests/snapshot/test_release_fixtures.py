@@ -21,7 +21,7 @@ RELEASES = sorted(FOLDER.iterdir())
 
 @pytest.fixture(autouse=True)
 def on_a_cpu() -> Iterator[None]:
-    """As the fixtures were: a GPU quantises to other last bits."""
+    """As the fixtures were: a GPU quantizes to other last bits."""
     before = mx.default_device()
     mx.set_default_device(mx.cpu)
     yield

@@ -13,7 +13,7 @@ from torpor.memvid.store import Store
 from torpor.memvid.writing.reader import BundleReader
 from torpor.snapshot import stored_version
 from torpor.snapshot.errors import MalformedSnapshot
-from torpor.snapshot.lossy import LossyTokens, quantise
+from torpor.snapshot.lossy import LossyTokens, quantize
 from torpor.snapshot.stored_version import StoredVersion, as_numbers
 from torpor.tests.snapshot.stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept, write
 
@@ -64,7 +64,7 @@ def test_quantised_values_are_those_that_mlx_makes_of_them(kept: MakeKept, bits:
         wide = mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), group_size=32, bits=bits)
         values, _ = vectors(version, "0", name)
         np.testing.assert_allclose(values, as_live(wide), rtol=1e-6, atol=1e-6)
-        # What has been quantised is still what was read, but for the steps that so few bits have.
+        # What has been quantized is still what was read, but for the steps that so few bits have.
         read = session.numbers(0, 0 if name == "k" else 1, 0, 270, KEY_DIM if name == "k" else VALUE_DIM)
         assert np.abs(values - read).max() < 8 / (2**bits - 1) + 0.05
 
@@ -73,7 +73,7 @@ def test_quantised_values_are_those_that_mlx_makes_of_them(kept: MakeKept, bits:
 def test_blocks_that_were_kept_with_a_loss_give_the_numbers_that_a_wake_gives(kept: MakeKept, dtype: mx.Dtype) -> None:
     session = kept(lambda: [caches.KVCache(), caches.KVCache()], dtype=dtype)
     session.read(600)
-    session.sleep(lossy=quantised(session, 512, bits=4))
+    session.sleep(lossy=quantized(session, 512, bits=4))
     version = StoredVersion(session.open())
     for layer, cache in enumerate(session.state.caches):
         for name, array in (("k", cache.keys), ("v", cache.values)):
@@ -84,9 +84,9 @@ def test_blocks_that_were_kept_with_a_loss_give_the_numbers_that_a_wake_gives(ke
     assert list(version.arrays) == [("0", "k"), ("0", "v"), ("1", "k"), ("1", "v")]
 
 
-def quantised(session: Kept, token_count: int, *, bits: int) -> LossyTokens:
+def quantized(session: Kept, token_count: int, *, bits: int) -> LossyTokens:
     """The first tokens in few bits, in the live caches too."""
-    work = quantise(session.state.caches, session.layout, bits, 0, token_count)
+    work = quantize(session.state.caches, session.layout, bits, 0, token_count)
     while True:
         try:
             next(work)
@@ -180,7 +180,7 @@ def test_what_the_identity_does_not_tell_leaves_an_array_unread_with_a_reason(ke
     session.sleep(identity=Identity((("cache_layout", "ab" * 32),)))
     version = StoredVersion(session.open())
     assert {array.why_not for array in version.arrays.values()} <= {
-        stored_version._UNTOLD_QUANTISATION,
+        stored_version._UNTOLD_QUANTIZATION,
         stored_version._UNTOLD_WINDOW,
     }
 

@@ -29,10 +29,10 @@ def test_mlx_loads_the_keys_and_values_of_the_live_cache(
     target = tmp_path / "kv.safetensors"
     store.export_tensors(session.uri, None, target)
     loaded: Any = mx.load(str(target))
-    plain, quantised = session.state.caches
+    plain, quantized = session.state.caches
     assert same(loaded["layers.0.k"], plain.keys[0, :, :count])
     assert same(loaded["layers.0.v"], plain.values[0, :, :count])
-    for name, part in zip(("", ".scales", ".biases"), quantised.keys, strict=True):
+    for name, part in zip(("", ".scales", ".biases"), quantized.keys, strict=True):
         assert same(loaded[f"layers.1.k{name}"], part[0, :, :count])
     assert loaded["tokens"].tolist() == list(session.state.tokens)
     assert same(loaded["state.logits"], session.state.last_logits)  # type: ignore[arg-type]

@@ -325,11 +325,11 @@ class FakeService(Verbs, Awaiting):
     async def _unload_model(self, request: process.UnloadModelRequest) -> process.ModelInfo:
         return replace(self.model, name=request.model, resident=False)
 
-    async def _analyse(self, request: store.AnalyseRequest) -> store.AnalysisResult:
+    async def _analyze(self, request: store.AnalyzeRequest) -> store.AnalysisResult:
         name, _, at = request.session.partition("@")
         found = self._find(name)
         await self._step()
-        request.emit(ProgressEvent("analyse", 1, 1))
+        request.emit(ProgressEvent("analyze", 1, 1))
         made = found.versions[int(at or len(found.versions)) - 1]
         awake = len(found.tokens) if found.info.state == "awake" else None
         return store.AnalysisResult(

@@ -500,7 +500,7 @@ def test_gm1_what_is_left_out_is_what_none_is(daemon: RealDaemon, link: Link) ->
         "wake": ({}, ("version", "at_token")),
         "show": ({}, ()),
         "why": ({}, ()),
-        "analyse": ({}, ("kind", "labels")),
+        "analyze": ({}, ("kind", "labels")),
     }
     told: list[list[dict[str, Any]]] = []
     for name, spelled in (("omitted", False), ("given", True)):

@@ -38,7 +38,7 @@ def slept(torpor: Torpor, daemon: ServerThread) -> ServerThread:
         (("repack",), "repack"),
         (("strip", "notes"), "strip"),
         (("prune", "--keep-last", "3"), "prune"),
-        (("quantise", "notes"), "quantise"),
+        (("quantize", "notes"), "quantize"),
         (("repair",), "repair"),
         (("forget", "notes", "--yes"), "forget"),
         (("clear", "--label", "nightly", "--yes"), "clear"),

@@ -1,4 +1,4 @@
-"""`analyse` and `export-kv`: what a person is shown, what a file holds, and what is refused."""
+"""`analyze` and `export-kv`: what a person is shown, what a file holds, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from torpor.cli.commands.analyse import render_analysis
+from torpor.cli.commands.analyze import render_analysis
 from torpor.memvid.store import Store
 from torpor.tests.cli.cli_rig import MadeStore, Torpor
 from torpor.tests.memvid import store_making as making
@@ -147,7 +147,7 @@ def test_names_in_a_document_cannot_steer_the_terminal(document: dict[str, Any])
 
 
 @pytest.fixture
-def analysed(torpor: Torpor, daemon: ServerThread, document: dict[str, Any], made_store: MadeStore) -> ServerThread:
+def analyzed(torpor: Torpor, daemon: ServerThread, document: dict[str, Any], made_store: MadeStore) -> ServerThread:
     """A daemon with a session that slept once, and what it says of it."""
     torpor("append", "notes", "one two")
     torpor("sleep", "notes")
@@ -157,57 +157,57 @@ def analysed(torpor: Torpor, daemon: ServerThread, document: dict[str, Any], mad
     return daemon
 
 
-def test_an_analysis_is_asked_of_the_daemon_and_drawn(torpor: Torpor, analysed: ServerThread) -> None:
-    ran = torpor("analyse", "notes", "--kind", "probe", "--label", "a", "--label", "b")
+def test_an_analysis_is_asked_of_the_daemon_and_drawn(torpor: Torpor, analyzed: ServerThread) -> None:
+    ran = torpor("analyze", "notes", "--kind", "probe", "--label", "a", "--label", "b")
     assert ran.status == 0
     assert "torpor://default/notes" in ran.out
     assert "h1:c17" in ran.out
-    asked = [arguments for method, arguments in analysed.service.calls if method == "analyse"]
+    asked = [arguments for method, arguments in analyzed.service.calls if method == "analyze"]
     assert asked == [{"session": "notes", "kind": "probe", "labels": ("a", "b")}]
 
 
 def test_an_analysis_in_json_has_the_whole_document(
-    torpor: Torpor, analysed: ServerThread, document: dict[str, Any]
+    torpor: Torpor, analyzed: ServerThread, document: dict[str, Any]
 ) -> None:
-    found = torpor("analyse", "notes@1", "--json").document
+    found = torpor("analyze", "notes@1", "--json").document
     assert found["artifact"] == document
     assert (found["version"], found["awake_tokens"], found["path"]) == (1, None, None)
 
 
-def test_an_awake_session_is_told_to_hold_more_than_was_analysed(torpor: Torpor, analysed: ServerThread) -> None:
+def test_an_awake_session_is_told_to_hold_more_than_was_analysed(torpor: Torpor, analyzed: ServerThread) -> None:
     torpor("wake", "notes")
     torpor("append", "notes", "three")
-    ran = torpor("analyse", "notes")
+    ran = torpor("analyze", "notes")
     assert "is awake with 3 tokens; this is version 1, with 2 tokens" in " ".join(ran.err.split())
 
 
 def test_the_document_is_written_byte_for_byte_and_replaces_nothing_unasked(
-    torpor: Torpor, analysed: ServerThread, short_path: Path, made_store: MadeStore
+    torpor: Torpor, analyzed: ServerThread, short_path: Path, made_store: MadeStore
 ) -> None:
     file = short_path / "notes.json"
-    ran = torpor("analyse", "notes", "--out", file)
+    ran = torpor("analyze", "notes", "--out", file)
     assert ran.status == 0
     assert f"written to {file}" in ran.err
-    assert file.read_text() == analysed.service.artifact
-    analysed.service.artifact = "{}\n"
-    analysed.service.calls.clear()
-    refused = torpor("analyse", "notes", "--out", file, "--json")
+    assert file.read_text() == analyzed.service.artifact
+    analyzed.service.artifact = "{}\n"
+    analyzed.service.calls.clear()
+    refused = torpor("analyze", "notes", "--out", file, "--json")
     assert (refused.status, refused.error["error"]["code"]) == (2, "target_exists")
     assert "let --overwrite replace it" in refused.error["error"]["message"]
-    assert [method for method, _ in analysed.service.calls] == ["status"], "that is told before the work"
+    assert [method for method, _ in analyzed.service.calls] == ["status"], "that is told before the work"
     assert file.read_text() != "{}\n"
-    analysed.service.artifact = file.read_text() + " "
-    assert torpor("analyse", "notes", "--out", file, "--overwrite", "--json").document["path"] == str(file)
-    assert file.read_text() == analysed.service.artifact
-    missing = torpor("analyse", "notes", "--out", short_path / "none" / "x.json", "--json")
+    analyzed.service.artifact = file.read_text() + " "
+    assert torpor("analyze", "notes", "--out", file, "--overwrite", "--json").document["path"] == str(file)
+    assert file.read_text() == analyzed.service.artifact
+    missing = torpor("analyze", "notes", "--out", short_path / "none" / "x.json", "--json")
     assert (missing.status, missing.error["error"]["code"]) == (2, "no_target_folder")
-    inside = torpor("analyse", "notes", "--out", made_store.path / "x.json", "--json")
+    inside = torpor("analyze", "notes", "--out", made_store.path / "x.json", "--json")
     assert (inside.status, inside.error["error"]["code"]) == (2, "target_in_store")
-    assert torpor("analyse", "notes", "--out", "-").status == 2
+    assert torpor("analyze", "notes", "--out", "-").status == 2
 
 
-def test_an_unknown_session_is_not_found(torpor: Torpor, analysed: ServerThread, made_store: MadeStore) -> None:
-    assert torpor("analyse", "nobody").status == 4
+def test_an_unknown_session_is_not_found(torpor: Torpor, analyzed: ServerThread, made_store: MadeStore) -> None:
+    assert torpor("analyze", "nobody").status == 4
     assert made_store("export-kv", "nobody", "x.safetensors").status == 4
     assert made_store("export-kv", "agent@9", "x.safetensors").status == 4
 

@@ -41,7 +41,7 @@ HEAD = [SYSTEM, user(REQUEST), assistant(SUMMARY)]
 
 
 async def fold(rig: Rigged, **order: Any) -> Any:
-    asked = {"summary": SUMMARY, **order} if "summarise" not in order else order
+    asked = {"summary": SUMMARY, **order} if "summarize" not in order else order
     return await rig.service.fold("a", name="b", **asked)
 
 
@@ -148,10 +148,10 @@ async def test_a_tail_as_long_as_the_session_has_the_first_turn_too_and_so_is_no
     messages = await talk(rig, 2, opening=[] if own else opening)
     was, calls = await rig.fingerprint("a"), len(rig.network.calls)
     wanted = cold(rig, [*(HEAD if opening else HEAD[1:]), *messages[-4:]])
-    for order in ({}, {"summarise": 40}):
+    for order in ({}, {"summarize": 40}):
         with pytest.raises(InvalidFold) as refusal:
             await fold(rig, tail=999_999, **order)
-        told, least = refusal.value.details, "summarise" in order
+        told, least = refusal.value.details, "summarize" in order
         assert told["token_count"] == len(was.tokens)
         assert told["folded_tokens"] == len(wanted) - least * len(SUMMARY)
         assert ("at least" in refusal.value.message) == least
@@ -214,7 +214,7 @@ async def test_the_model_writes_the_summary_and_nothing_of_that_stays_in_the_ful
     was, known = await rig.fingerprint("a"), rig.live("a").chat.text_map
     reply_with(rig, f"<think>hm</think>\n\n{SUMMARY}")
     pieces: list[Any] = []
-    result = await rig.service.fold("a", name="b", summarise=60, on_event=pieces.append)
+    result = await rig.service.fold("a", name="b", summarize=60, on_event=pieces.append)
     assert result.summary == SUMMARY
     assert SUMMARY in "".join(getattr(piece, "text", "") for piece in pieces)
     asked = rig.model.encode(f"\n<|im_start|>user\n{REQUEST}<|im_end|>\n<|im_start|>assistant\n", opening=False)
@@ -267,7 +267,7 @@ def test_no_tail_begins_where_words_end_that_were_read_together_with_what_follow
 async def test_a_fold_without_one_summary_a_place_or_a_source_is_refused(rig: Rigged) -> None:
     await rig.read("a", tokens_of(1, 9))
     await rig.service.create("empty")
-    for order in ({}, {"summary": "x", "summarise": 5}, {"summary": ""}):
+    for order in ({}, {"summary": "x", "summarize": 5}, {"summary": ""}):
         with pytest.raises(InvalidFold):
             await rig.service.fold("a", name="b", **order)
     with pytest.raises(EmptyContext):
@@ -286,7 +286,7 @@ async def test_a_summary_that_is_none_makes_no_session(rig: Rigged) -> None:
     was = await rig.fingerprint("a")
     reply_with(rig, "<think>hm")
     with pytest.raises(InvalidFold, match="no summary"):
-        await fold(rig, summarise=20)
+        await fold(rig, summarize=20)
     await require_as_before(rig, was)
 
 
@@ -316,7 +316,7 @@ async def test_a_summary_that_the_model_writes_too_long_makes_no_session(rig: Ri
     was = await rig.fingerprint("a")
     reply_with(rig, "x" * 200)
     with pytest.raises(InvalidFold, match="not be smaller") as refusal:
-        await fold(rig, summarise=300)
+        await fold(rig, summarize=300)
     told = refusal.value.details
     assert (told["token_count"], told["folded_tokens"] > 200) == (len(was.tokens), True)
     await require_as_before(rig, was)
@@ -331,7 +331,7 @@ async def test_no_room_for_the_summary_is_an_overflow_with_both_sizes(rig: Rigge
         await send(rig, [user("x" * 1900), assistant("ok"), user("y" * 100)], max_tokens=60)
     assert refusal.value.details["token_count"] == len(was.tokens)
     with pytest.raises(ContextOverflow):
-        await fold(rig, summarise=100)
+        await fold(rig, summarize=100)
     await require_as_before(rig, was)
     assert (await fold(rig)).token_count < 100, "with a summary that is given it can be folded"
 
@@ -354,13 +354,13 @@ async def test_a_context_without_room_for_the_summary_has_it_written_of_what_is_
     places = rig.live("a").chat.text_map.places
     reply_with(rig, SUMMARY)
     with pytest.raises(ContextOverflow, match="tail of") as refusal:
-        await fold(rig, summarise=300, tail=0)
+        await fold(rig, summarize=300, tail=0)
     assert refusal.value.details["context_tokens"] == context
     await require_as_before(rig, was)
     tail = int(re.findall(r"tail of (\d+) tokens", refusal.value.message)[0])
     with pytest.raises(ContextOverflow):
-        await fold(rig, summarise=300, tail=tail - 1)
-    result = await fold(rig, summarise=300, tail=tail)
+        await fold(rig, summarize=300, tail=tail - 1)
+    result = await fold(rig, summarize=300, tail=tail)
     assert (result.summary, result.tail_tokens) == (SUMMARY, tail)
     assert ledger(rig, "b")[-tail:] == old[-tail:]
     assert not is_chat or len(old) - tail in places, "behind a whole turn"
@@ -379,7 +379,7 @@ async def test_a_fold_that_does_not_come_to_its_end_leaves_no_session_and_the_ol
     await talk(rig, 3, opening=[user("x" * 400), assistant("ok")])
     was = await rig.fingerprint("a")
     reply_with(rig, SUMMARY)
-    order = {"summarise": 40} if at == "summary" else {"summary": SUMMARY * 20}
+    order = {"summarize": 40} if at == "summary" else {"summary": SUMMARY * 20}
     number = 5 if at == "summary" else 2
     if how == "fails":
         rig.network.fail_at(number)
@@ -428,7 +428,7 @@ async def test_a_fold_that_is_given_up_when_it_has_just_become_durable_leaves_no
     assert (await fold(rig, tail=100)).tail_tokens == 100
 
 
-@pytest.mark.parametrize("wanted", [{"summarise": 30}, {"summary": "It was short."}], ids=["asked", "given"])
+@pytest.mark.parametrize("wanted", [{"summarize": 30}, {"summary": "It was short."}], ids=["asked", "given"])
 async def test_a_fold_that_waits_for_memory_keeps_no_weights_of_a_model_that_is_unloaded_for_others(
     opened: Any,
     monkeypatch: pytest.MonkeyPatch,

@@ -671,15 +671,15 @@ async def test_every_verb_copes_with_a_model_that_is_not_loaded(opened: Opened, 
         detail = await service.show("a")
         assert (detail.info.token_count, detail.tail_text) == (600, ""), "no tokenizer is there to tell its text"
         assert (await service.fork("a", name="whole")).tokens_prefilled == 0
-        assert (await service.analyse("a")).token_count == 600
-        planned = await service.maintain(operation="quantise", session="b", bits=8, dry_run=True)
+        assert (await service.analyze("a")).token_count == 600
+        planned = await service.maintain(operation="quantize", session="b", bits=8, dry_run=True)
         assert planned.actions
         assert (await service.sleep("a")).blocks_new == 0, "it sleeps already"
         assert loaded(rig) == [], "nothing of this needs the weights"
         cut = await service.fork("a", name="cut", at_token=300)
         assert (cut.token_count, loaded(rig)) == (300, ["two"])
         await service.unload_model(model="two")
-        await service.maintain(operation="quantise", session="b", bits=8)
+        await service.maintain(operation="quantize", session="b", bits=8)
         assert loaded(rig) == ["two"]
         await service.unload_model(model="two")
         await service.delete("b")
@@ -691,10 +691,10 @@ async def test_a_marked_session_is_left_before_its_model_is_loaded_for_it(opened
         await rig.asleep("a", tokens_of(1, 600), model="two")
     async with opened() as rig:
         await rig.service.mark("a", pinned=True)
-        await rig.service.maintain(operation="quantise", session="a", bits=8)
+        await rig.service.maintain(operation="quantize", session="a", bits=8)
         assert loaded(rig) == [], "its mark says enough"
         await rig.service.mark("a", pinned=False)
-        await rig.service.maintain(operation="quantise", session="a", bits=8, dry_run=True)
+        await rig.service.maintain(operation="quantize", session="a", bits=8, dry_run=True)
         assert loaded(rig) == ["two"], "how its caches are laid out is known to nobody else"
 
 

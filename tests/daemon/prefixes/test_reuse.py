@@ -179,7 +179,7 @@ async def test_ms11_what_a_failed_reading_had_is_not_given_to_others(rig: Rigged
 async def test_lossy_sessions_are_no_sources(open_rig: Any, quantisable_model: Path) -> None:
     async with open_rig(quantisable_model, prefix_reuse="exact") as rig:
         await rig.asleep("a", TEXT)
-        await rig.service.maintain(operation="quantise", session="a", bits=8)
+        await rig.service.maintain(operation="quantize", session="a", bits=8)
         assert (await read(rig, "b", TEXT)).cached_tokens == 0
         assert (await rig.service.why("b")).requests[-1].not_taken == "other_bits"
         await rig.service.delete("b")

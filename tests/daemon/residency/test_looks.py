@@ -183,7 +183,7 @@ async def test_a_look_ends_with_its_fold_also_where_that_does_not_come_to_its_en
         await rig.service.append("s", tokens=tokens_of(2, 1448))
         slept = await rig.sleep("s")
         await (rig.wake("s", 2, at_token=2000) if at == "no room" else rig.wake("s", 1, at_token=500))
-        order = {"summary": "A tale. " * 10} if at == "new session" else {"summarise": 100, "tail": 300}
+        order = {"summary": "A tale. " * 10} if at == "new session" else {"summarize": 100, "tail": 300}
         reply_with(rig, "")
         folding = rig.service.fold("s", name="f", **order)
         if how == "is cancelled":

@@ -636,10 +636,10 @@ async def test_a_quantisation_takes_its_memory_from_the_budget_too(open_rig: Any
         needed = rig.model.weights_bytes + 2 * rig.model.layout.most_bytes(300, PREFILL_CHUNK_TOKENS)
     async with open_rig(memory_budget=needed - 1) as rig:
         with pytest.raises(MemoryBudgetExceeded):
-            await rig.service.maintain(operation="quantise", session="a", bits=8)
+            await rig.service.maintain(operation="quantize", session="a", bits=8)
     async with open_rig(memory_budget=needed) as rig:
         await rig.read("b", tokens_of(1, 50))
-        report = await rig.service.maintain(operation="quantise", session="a", bits=8)
+        report = await rig.service.maintain(operation="quantize", session="a", bits=8)
         assert (report.problems, rig.is_awake("b")) == ((), False)
         await all_is_free(rig)
 

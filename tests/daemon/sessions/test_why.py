@@ -84,7 +84,7 @@ def test_another_template_is_told_by_its_control_tokens() -> None:
 def test_other_tokens_of_the_same_text_are_told() -> None:
     """As after an answer that the tokenizer would have cut otherwise: capital letters stand for two small ones."""
     words = Words(lambda tokens: "".join(map(chr, tokens)).replace("A", "ab"), WORDS.controls)
-    assert told(turns("user\nxaby"), turns("user\nxAy"), words).cause == "tokenisation"
+    assert told(turns("user\nxaby"), turns("user\nxAy"), words).cause == "tokenization"
 
 
 def test_a_transcript_that_ends_where_the_session_goes_on_is_told() -> None:

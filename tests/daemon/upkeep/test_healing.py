@@ -360,7 +360,7 @@ async def leave_a_ledger(opened: Any, tokens: int, *, bits: int | None = None) -
     async with opened as rig:
         await rig.asleep("a", tokens_of(1, tokens))
         if bits is not None:
-            await rig.service.maintain(operation="quantise", session="a", bits=bits)
+            await rig.service.maintain(operation="quantize", session="a", bits=bits)
         await rig.wake("a")
         await rig.service.append("a", tokens=tokens_of(9, 40))
         had = list(rig.live("a").state.tokens)

@@ -40,8 +40,8 @@ async def asleep(rig: Rigged, name: str = "s", count: int = 600) -> None:
     rig.network.reset()
 
 
-async def quantise(rig: Rigged, name: str | None = "s", bits: int = 8, **options: Any) -> Any:
-    return await rig.service.maintain(operation="quantise", session=name, bits=bits, **options)
+async def quantize(rig: Rigged, name: str | None = "s", bits: int = 8, **options: Any) -> Any:
+    return await rig.service.maintain(operation="quantize", session=name, bits=bits, **options)
 
 
 def versions(rig: Rigged, name: str = "s") -> list[int]:
@@ -59,8 +59,8 @@ def rig(open_kind: Any) -> Any:
 async def test_the_next_version_is_lossy_and_wakes_proven_and_told(open_kind: Any, kind: str, bits: int) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
-        [action] = (report := await quantise(rig, bits=bits)).actions
-        assert (action.kind, action.version, report.problems) == ("quantise", 2, ())
+        [action] = (report := await quantize(rig, bits=bits)).actions
+        assert (action.kind, action.version, report.problems) == ("quantize", 2, ())
         assert report.bytes_written == action.size_bytes > 0
         assert not rig.is_awake("s")
         woken = await rig.wake("s")
@@ -75,7 +75,7 @@ async def test_the_next_version_is_lossy_and_wakes_proven_and_told(open_kind: An
 async def test_a_request_that_wakes_a_lossy_session_tells_so(open_kind: Any, request_of: str) -> None:
     async with open_kind("plain") as rig:
         await asleep(rig)
-        await quantise(rig, bits=4)
+        await quantize(rig, bits=4)
         limit = {} if request_of == "append" else {"max_tokens": 1}
         words = {"message": "go on"} if request_of == "chat" else {"text": "go on"}
         ask = partial(getattr(rig.service, request_of), session="s", **words, **limit, on_event=ignore)
@@ -95,7 +95,7 @@ async def size_of_exact(rig: Rigged) -> int:
 async def test_what_is_not_keys_and_values_is_exact(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
-        await quantise(rig, bits=4)
+        await quantize(rig, bits=4)
         await rig.wake("s", 1)
         exact = await rig.fingerprint("s")
         lossy = await fingerprint_at(rig, 2)
@@ -121,7 +121,7 @@ async def test_the_exact_version_stays_as_it_was_until_a_prune(open_kind: Any, k
         await asleep(rig)
         before = await fingerprint_at(rig, 1)
         rig.service._parts.sessions.residency.awake.clear()
-        await quantise(rig)
+        await quantize(rig)
         assert await fingerprint_at(rig, 1) == before
         assert rig.live("s").loss is None
         rig.service._parts.sessions.residency.awake.clear()
@@ -132,7 +132,7 @@ async def test_the_exact_version_stays_as_it_was_until_a_prune(open_kind: Any, k
 
 async def test_a_canary_of_the_lossy_state_finds_what_is_not_that_state(rig: Rigged) -> None:
     await asleep(rig)
-    await quantise(rig)
+    await quantize(rig)
     rig.network.after = lambda _, logits: logits.at[..., 5].add(1e-4)
     with pytest.raises(CanaryFailed) as refusal:
         await rig.wake("s")
@@ -144,7 +144,7 @@ async def test_a_canary_of_the_lossy_state_finds_what_is_not_that_state(rig: Rig
 async def test_a_lossy_session_stays_marked_and_its_lossy_blocks_are_referred_to(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
-        await quantise(rig)
+        await quantize(rig)
         await rig.wake("s")
         await rig.service.append("s", tokens=tokens_of(2, 300))
         await rig.write("s", 5)
@@ -163,7 +163,7 @@ async def test_a_lossy_session_stays_marked_and_its_lossy_blocks_are_referred_to
 @pytest.mark.parametrize("layers_grown", [0, 1])
 async def test_a_lossy_session_whose_canary_fails_stays_as_it_was(rig: Rigged, layers_grown: int) -> None:
     await asleep(rig)
-    await quantise(rig)
+    await quantize(rig)
     await rig.wake("s")
     await rig.write("s", 5)
     before = await rig.fingerprint("s")
@@ -179,7 +179,7 @@ async def test_a_session_whose_lossy_blocks_are_gone_is_written_from_memory_and_
     rig: Rigged, store: Path
 ) -> None:
     await asleep(rig)
-    await quantise(rig)
+    await quantize(rig)
     await rig.service.maintain(operation="prune", session="s", keep_last=1)
     await rig.wake("s")
     await rig.write("s", 3)
@@ -197,7 +197,7 @@ async def test_a_session_whose_lossy_blocks_are_gone_is_written_from_memory_and_
 async def test_woken_at_an_earlier_token_or_version_it_sleeps_and_wakes_proven(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig, count=1200)
-        await quantise(rig)
+        await quantize(rig)
         for at in (100, 512, 700, 1199):
             woken = await rig.wake("s", 2, at_token=at)
             held = at if kind not in HYBRIDS else at - at % CHECKPOINT_TOKENS  # the rest is computed again
@@ -218,7 +218,7 @@ async def test_woken_at_an_earlier_token_or_version_it_sleeps_and_wakes_proven(o
 async def test_checkpoints_go_on_serving_time_travel(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig, count=3 * CHECKPOINT_TOKENS + 20)
-        await quantise(rig)
+        await quantize(rig)
         rig.network.reset()
         for at in (CHECKPOINT_TOKENS, 2 * CHECKPOINT_TOKENS + 5):
             woken = await rig.wake("s", at_token=at)
@@ -229,15 +229,15 @@ async def test_checkpoints_go_on_serving_time_travel(open_kind: Any, kind: str) 
 
 async def test_quantising_again_refers_to_what_is_kept_in_as_few_bits(rig: Rigged) -> None:
     await asleep(rig)
-    await quantise(rig)
-    [action] = (await quantise(rig)).actions
+    await quantize(rig)
+    [action] = (await quantize(rig)).actions
     assert (action.kind, action.reason) == ("keep", "its full blocks are kept in as few bits already")
     await rig.service.append("s", tokens=tokens_of(2, 600))
     await rig.sleep("s")
     with rig.service._parts.store.disk.open_session(rig.service._parts.sessions.resolve("s")) as reader:
         in_few_bits = reader.entries[:2]
-    [action] = (await quantise(rig)).actions
-    assert (action.kind, action.version) == ("quantise", 4)
+    [action] = (await quantize(rig)).actions
+    assert (action.kind, action.version) == ("quantize", 4)
     with rig.service._parts.store.disk.open_session(rig.service._parts.sessions.resolve("s")) as reader:
         spans = [entry for entry in reader.entries if entry.kind == "span"]
         assert tuple(spans[:2]) == in_few_bits
@@ -245,19 +245,19 @@ async def test_quantising_again_refers_to_what_is_kept_in_as_few_bits(rig: Rigge
     woken = await rig.wake("s")
     assert (woken.lossy, woken.canary) == (Lossy(8, 1024), "same_bits")
     await rig.sleep("s")
-    [action] = (await quantise(rig, bits=4)).actions
-    assert action.kind == "quantise"
+    [action] = (await quantize(rig, bits=4)).actions
+    assert action.kind == "quantize"
     assert (await rig.wake("s")).lossy == Lossy(4, 1024)
     await rig.sleep("s")
-    [action] = (await quantise(rig, bits=8)).actions
+    [action] = (await quantize(rig, bits=8)).actions
     assert action.kind == "keep", "fewer bits are never made more"
 
 
 async def test_a_plan_changes_nothing_and_says_what_it_saves(rig: Rigged) -> None:
     await asleep(rig)
-    report = await quantise(rig, dry_run=True)
+    report = await quantize(rig, dry_run=True)
     [action] = report.actions
-    assert (action.kind, action.version) == ("quantise", 1)
+    assert (action.kind, action.version) == ("quantize", 1)
     assert (report.dry_run, report.bytes_written) == (True, action.size_bytes)
     assert action.reason == (
         "768 KiB of keys and values are 240 KiB in 8 bits; version 1 stays as it is until a prune removes it"
@@ -271,8 +271,8 @@ async def test_a_plan_changes_nothing_and_says_what_it_saves(rig: Rigged) -> Non
 async def test_a_plan_tells_what_is_then_written_but_for_heads(open_kind: Any, kind: str, bits: int) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
-        planned = (await quantise(rig, bits=bits, dry_run=True)).bytes_written
-        written = (await quantise(rig, bits=bits)).bytes_written
+        planned = (await quantize(rig, bits=bits, dry_run=True)).bytes_written
+        written = (await quantize(rig, bits=bits)).bytes_written
         uri, opened = rig.service._parts.sessions.resolve("s"), rig.service._parts.store.disk
         with opened.open_session(uri) as reader, opened.open_session(uri, 1) as earlier:
             own = [entry for entry in reader.entries if entry not in earlier.entries]
@@ -285,7 +285,7 @@ async def test_an_awake_session_is_not_touched(rig: Rigged) -> None:
     await rig.wake("s")
     before = await rig.fingerprint("s")
     with pytest.raises(SessionAwake):
-        await quantise(rig)
+        await quantize(rig)
     assert await rig.fingerprint("s") == before
     assert versions(rig) == [1]
 
@@ -297,37 +297,37 @@ async def test_a_version_that_is_marked_is_not_followed_by_a_lossy_one(rig: Rigg
     ):
         await asleep(rig, name)
         await rig.service.mark(name, **mark)
-        [action] = (await quantise(rig, name)).actions
-        assert (action.kind, action.reason) == ("keep", f"version 1 is {why}, then quantise again")
+        [action] = (await quantize(rig, name)).actions
+        assert (action.kind, action.reason) == ("keep", f"version 1 is {why}, then quantize again")
         assert versions(rig, name) == [1]
 
 
 async def test_what_cannot_be_quantised_is_left_and_told_why(open_rig: Any, open_kind: Any) -> None:
     async with open_rig() as rig:
         await asleep(rig)
-        [action] = (await quantise(rig)).actions
+        [action] = (await quantize(rig)).actions
         assert action.reason == "none of its caches can be kept in few bits"
     async with open_kind() as rig:
-        [action] = (await quantise(rig)).actions
+        [action] = (await quantize(rig)).actions
         assert action.reason == "its model is not served here"
         await asleep(rig, "short", 255)
-        [action] = (await quantise(rig, "short")).actions
-        assert action.reason == "it has no full block: only whole ones, of 256 tokens, are quantised"
+        [action] = (await quantize(rig, "short")).actions
+        assert action.reason == "it has no full block: only whole ones, of 256 tokens, are quantized"
         with pytest.raises(SessionNotFound):
-            await quantise(rig, "nobody")
+            await quantize(rig, "nobody")
 
 
 async def test_an_order_that_means_nothing_is_refused(rig: Rigged) -> None:
     for order in ({"bits": 5}, {"bits": None}, {"session": None}):
         with pytest.raises(InvalidPolicy):
-            await rig.service.maintain(**({"operation": "quantise", "session": "s", "bits": 8} | order))
+            await rig.service.maintain(**({"operation": "quantize", "session": "s", "bits": 8} | order))
 
 
 async def test_one_that_cannot_be_written_is_as_it_was(rig: Rigged, full_disk: Any) -> None:
     await asleep(rig, "a")
     full_disk("a")
     with pytest.raises(NoSpace):
-        await quantise(rig, "a")
+        await quantize(rig, "a")
     assert versions(rig, "a") == [1]
     assert (await rig.wake("a")).lossy is None
 
@@ -336,7 +336,7 @@ async def test_one_that_too_many_wait_for_is_refused(rig: Rigged) -> None:
     await asleep(rig, "a")
     async with crowded(rig, "a"):
         with pytest.raises(SessionBusy):
-            await quantise(rig, "a")
+            await quantize(rig, "a")
     assert versions(rig, "a") == [1]
 
 
@@ -344,7 +344,7 @@ async def test_one_that_too_many_wait_for_is_refused(rig: Rigged) -> None:
 @pytest.mark.parametrize(
     ("at", "left"),
     [
-        ("torpor.daemon.versions.quantising:quantise", [1]),
+        ("torpor.daemon.versions.quantising:quantize", [1]),
         ("torpor.memvid.format.pack_writer:PackWriter.finish", [1]),
         ("torpor.memvid.folder.folder:StoreFolder.publish", [1]),
         ("torpor.memvid.index.index:Index.add", [1, 2]),
@@ -358,7 +358,7 @@ async def test_killed_on_the_way_it_has_done_all_or_nothing(
         before = await rig.fingerprint("s")
         await rig.sleep("s")
     order = {"store": str(store), "model": str(quantisable_model), "digests": str(digest_cache)}
-    command = [sys.executable, session_rig.__file__, "quantise", json.dumps({**order, "session": "s", "at": at})]
+    command = [sys.executable, session_rig.__file__, "quantize", json.dumps({**order, "session": "s", "at": at})]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline()) == {"reached": at}
@@ -377,9 +377,9 @@ async def test_other_sessions_write_while_one_is_quantised(rig: Rigged, monkeypa
     await asleep(rig)
     for name in ("b", "control"):
         await rig.read(name, tokens_of(3, 100))
-    order = asyncio.ensure_future(quantise(rig))
+    order = asyncio.ensure_future(quantize(rig))
     assert await rig.write("b", 20) == await rig.write("control", 20)
-    assert [action.kind for action in (await order).actions] == ["quantise"]
+    assert [action.kind for action in (await order).actions] == ["quantize"]
 
 
 async def test_a_mark_of_another_maker_is_refused(rig: Rigged) -> None:
@@ -394,7 +394,7 @@ async def test_a_mark_of_another_maker_is_refused(rig: Rigged) -> None:
 async def test_show_says_it_awake_and_asleep(rig: Rigged) -> None:
     await asleep(rig)
     assert (await rig.service.show("s")).lossy is None
-    await quantise(rig)
+    await quantize(rig)
     shown = await rig.service.show("s")
     assert shown.lossy == Lossy(8, 512)
     assert [info.lossy for info in await rig.service.list_sessions()] == [Lossy(8, 512)], "as the index has it"
@@ -413,7 +413,7 @@ async def test_the_loss_is_of_the_size_that_bits_make(open_kind: Any) -> None:
         exact = (await logits(rig)).tolist()
         for bits in (8, 4):
             rig.service._parts.sessions.residency.awake.clear()
-            await quantise(rig, bits=bits)
+            await quantize(rig, bits=bits)
             await rig.wake("s", at_token=599)
             differences[bits] = max(abs(a - b) for a, b in zip(exact, (await logits(rig)).tolist(), strict=True))
     assert 0 < differences[8] < differences[4]
@@ -431,4 +431,4 @@ def test_a_plan_begins_at_the_first_full_block_that_is_not_done() -> None:
     assert plan_spans(row, [done, new, done, new, last], 40) == Plan(row, None, 256, 1024, 128 + 40 + 128, 120, 60)
     assert plan_spans(row, [new], 40) == Plan(row, None, 0, 256, 128, 40)
     assert plan_spans(row, [done, last], 40).left == "its full blocks are kept in as few bits already"
-    assert plan_spans(row, [last], 40).left == "it has no full block: only whole ones, of 256 tokens, are quantised"
+    assert plan_spans(row, [last], 40).left == "it has no full block: only whole ones, of 256 tokens, are quantized"

@@ -367,7 +367,7 @@ def test_turns_are_told_from_those_of_a_version_where_later_blocks_of_their_base
 
 
 def test_a_version_that_is_made_while_turns_wait_does_not_take_their_place(path: Path) -> None:
-    """As quantise, or a repair that heals, makes one of an earlier version."""
+    """As quantize, or a repair that heals, makes one of an earlier version."""
     base = lose_base(path, 9)
     with Store.open(path, writable=True) as store:
         sleep(store, 100, seed=3)

@@ -35,7 +35,7 @@ SEED = 0
 
 # Embeddings and heads, by their names in the architectures.
 _TABLES = re.compile("embed|wte|wpe|lm_head")
-# MLX has no bfloat16 product of gathered matrices on a CPU, only a quantised one.
+# MLX has no bfloat16 product of gathered matrices on a CPU, only a quantized one.
 _EXPERT_BITS = {"group_size": 32, "bits": 8}
 
 _SLIDING_THEN_FULL = ["sliding_attention", "full_attention"]
@@ -510,7 +510,7 @@ class Case:
     def build(self, dtype: str) -> Any:
         """The network as mlx-lm loads it, with seeded random weights, in the dtype; the same in every process.
 
-        In another dtype than float32 its experts are quantised, as those of most published mixtures are.
+        In another dtype than float32 its experts are quantized, as those of most published mixtures are.
 
         Raises:
             whatever mlx-lm raises.

@@ -52,7 +52,7 @@ more would take over {DEFAULT_BUDGET_BYTES >> 20} MiB."""
 
 _CHECKS = """\
 Each row is an architecture of mlx-lm's model folder with a small configuration and seeded random weights, in float32
-and in bfloat16 (there with experts quantised to 8 bits, for MLX has no bfloat16 product of gathered matrices on a CPU).
+and in bfloat16 (there with experts quantized to 8 bits, for MLX has no bfloat16 product of gathered matrices on a CPU).
 A process reads sessions of pseudo-random tokens as the daemon does, puts each to sleep, and goes on with it: the
 control that never slept. A new process builds the same network (the digest of its weights is compared), wakes the
 sessions from the store, and compares, bit for bit:

@@ -75,7 +75,7 @@ def test_a_session_is_forked_and_folded(front: Front, there: Front, asleep: str)
     assert (part.token_count, there.show(f"{asleep}-part").info.labels) == (16, ("x",))
     folded = front.fold(asleep, f"{asleep}-folded", summary="short", tail=4, labels=["y"])
     assert (folded.summary, folded.tail_tokens) == ("short", 4)
-    assert front.fold(asleep, f"{asleep}-summed", summarise=3).summary
+    assert front.fold(asleep, f"{asleep}-summed", summarize=3).summary
 
 
 @contract("why", "delete")
@@ -168,13 +168,13 @@ def test_a_transcript_is_measured_answered_recalled_and_disowned(front: Front, n
 # --- the store, and the process
 
 
-@contract("mark", "analyse", "maintain", "import_bundle")
-def test_versions_are_marked_analysed_and_maintained(front: Front, there: Front, asleep: str) -> None:
+@contract("mark", "analyze", "maintain", "import_bundle")
+def test_versions_are_marked_analyzed_and_maintained(front: Front, there: Front, asleep: str) -> None:
     marked = front.mark(f"{asleep}@1", tag="before", move=True)
     assert (marked.version, marked.tags, marked.pinned) == (1, ("before",), False)
     assert front.mark(asleep, pinned=True).pinned
     assert front.mark(asleep, untag="before").tags == ()
-    assert front.analyse(f"{asleep}@1", kind="probe", labels=["a", "b"]).token_count == 40
+    assert front.analyze(f"{asleep}@1", kind="probe", labels=["a", "b"]).token_count == 40
     there.append(asleep, tokens=PAST)
     there.save(asleep)
     assert front.mark(f"{asleep}@1", pinned=False).version == 1

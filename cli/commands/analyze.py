@@ -1,4 +1,4 @@
-"""`torpor analyse`: figures of the keys and values of one version, head by head."""
+"""`torpor analyze`: figures of the keys and values of one version, head by head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NONE = "–"
 OutOption = Annotated[str | None, option("--out FILE", "Write the whole document, as JSON, to this file.")]
 
 
-def analyse(
+def analyze(
     version: VersionArgument,
     out: OutOption = None,
     kind: KindOption = None,
@@ -42,23 +42,23 @@ def analyse(
 
     [bold]Examples[/]
 
-    [cyan]torpor analyse notes[/]
-    [cyan]torpor analyse notes@before-refactor --out notes.json --label probe[/]
-    [cyan]torpor analyse notes --json | jq '.artifact.layers[0].arrays[0].rms'[/]
+    [cyan]torpor analyze notes[/]
+    [cyan]torpor analyze notes@before-refactor --out notes.json --label probe[/]
+    [cyan]torpor analyze notes --json | jq '.artifact.layers[0].arrays[0].rms'[/]
     """
     output = Output(as_json=as_json)
     if out is not None:
-        require_file(out, "analyse --out")
+        require_file(out, "analyze --out")
     with connect(socket) as client:
         file = ArtifactFile(out, Path(client.status().store), replacing=overwrite) if out is not None else None
-        with naming_the_intact(client, version), progress_of(output, "analyse") as on_event:
-            result = client.analyse(version, kind=kind, labels=label or None, on_event=on_event)
+        with naming_the_intact(client, version), progress_of(output, "analyze") as on_event:
+            result = client.analyze(version, kind=kind, labels=label or None, on_event=on_event)
     if file is not None:
         file.write(result.artifact.encode())
     document = json.loads(result.artifact)
     if as_json:
         body = {name: value for name, value in asdict(result).items() if name != "artifact"}
-        output.document("analyse", {**body, "path": file.path if file else None, "artifact": document})
+        output.document("analyze", {**body, "path": file.path if file else None, "artifact": document})
         return
     output.show(render_analysis(document, output.stdout.width))
     if file is not None:

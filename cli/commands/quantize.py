@@ -1,4 +1,4 @@
-"""`torpor quantise`: keep a sleeping session in fewer bits. Only the daemon does this, for it needs the model."""
+"""`torpor quantize`: keep a sleeping session in fewer bits. Only the daemon does this, for it needs the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .upkeep import PATIENCE_S
 BitsOption = Annotated[Literal["8", "4"], typer.Option("--bits", help="In how many bits each number is kept.")]
 
 
-def quantise(
+def quantize(
     session: SessionArgument,
     bits: BitsOption = "8",
     dry_run: DryRunOption = False,
@@ -29,15 +29,15 @@ def quantise(
 
     [bold]Examples[/]
 
-    [cyan]torpor quantise notes --dry-run[/]
-    [cyan]torpor quantise notes --bits 4[/]
+    [cyan]torpor quantize notes --dry-run[/]
+    [cyan]torpor quantize notes --bits 4[/]
     [cyan]torpor prune notes --keep-last 1[/]
     """
     output = Output(as_json=as_json)
     with (
         connect(socket, timeout_s=PATIENCE_S) as daemon,
         naming_the_intact(daemon, session),
-        output.progress("quantise"),
+        output.progress("quantize"),
     ):
-        report = daemon.maintain("quantise", session=session, bits=8 if bits == "8" else 4, dry_run=dry_run)
-    return write_report(output, "quantise", report)
+        report = daemon.maintain("quantize", session=session, bits=8 if bits == "8" else 4, dry_run=dry_run)
+    return write_report(output, "quantize", report)
