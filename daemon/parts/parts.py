@@ -63,7 +63,7 @@ class Parts:
         """Begin what the groups do unasked. Raises MemoryBudgetExceeded."""
         await self.models.start()
         self.sessions.start()
-        self.upkeep.loop.start()
+        self.upkeep.start()
 
     def follow(self, file: ConfigFile, settings: Settings) -> None:
         """Follow a configuration file. settings: its content at the start."""

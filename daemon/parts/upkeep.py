@@ -57,6 +57,10 @@ class UpkeepParts:
         if self.scrub is not None:
             store.waking.on_damage = self.scrub.suspect
 
+    def start(self) -> None:
+        """Begin with the jobs."""
+        self.loop.start()
+
     def _has_version(self, receipt: Receipt) -> None:
         self.repacking.consider(receipt)
         self.retaining.note(receipt.uri)

@@ -11,7 +11,8 @@ import pytest
 from torpor.daemon.parts.parts import Parts
 from torpor.tests.daemon.session_rig import MODEL, Rigged, open_service
 
-VERBS = Path(__file__).resolve().parents[3] / "daemon" / "verbs"
+DAEMON = Path(__file__).resolve().parents[3] / "daemon"
+VERBS, PARTS = DAEMON / "verbs", DAEMON / "parts"
 GROUPS = ("store", "models", "sessions", "upkeep")
 MOST_PARTS = 17
 MOST_BESIDE_GROUPS = 6
@@ -28,6 +29,13 @@ async def test_a_group_has_few_parts(rig: Rigged) -> None:
     beside = (vars(parts).keys() | {name for name in vars(Parts) if name[0] != "_"}) - set(GROUPS)
     shared = {name for name in beside if name[0] != "_" and not callable(getattr(parts, name))}
     assert len(shared) <= MOST_BESIDE_GROUPS, shared
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_is_made_of_those_before_it(name: str) -> None:
+    tree = ast.parse((PARTS / f"{name}.py").read_text(encoding="utf-8"))
+    beside = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1}
+    assert beside <= set(GROUPS[: GROUPS.index(name)])
 
 
 async def test_a_group_closes_before_those_that_it_is_made_of(
