@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from ..wire.peer import has_left
 from .reaching import Inbox
 from .transport import READ_BYTES, Receiver, Transport
 
@@ -66,7 +67,8 @@ class AwaitingTransport(Transport):
 
     def write(self, data: bytes) -> None:
         assert self._writer is not None, "only a connected client gets here"
-        self._writer.write(data)  # queued whole, so a cancelled task never leaves half a frame
+        if not has_left(self._writer.get_extra_info("socket")):  # else a failed write would hide the daemon's reason
+            self._writer.write(data)  # queued whole, so a cancelled task never leaves half a frame
 
     async def flush(self) -> None:
         assert self._writer is not None, "only a connected client gets here"
@@ -74,7 +76,7 @@ class AwaitingTransport(Transport):
             async with asyncio.timeout(self._timeout_s):
                 await self._writer.drain()
 
-    async def wait(self, inbox: Inbox, until: float) -> None:
+    async def wait(self, inbox: Inbox, until: float, arrived: list[bytes]) -> None:
         news = inbox.news = inbox.news or asyncio.Event()
         news.clear()
         with contextlib.suppress(TimeoutError):

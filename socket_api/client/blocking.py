@@ -67,26 +67,30 @@ class BlockingTransport(Transport):
         self._socket.sendall(data)
 
     def farewell(self) -> bytes:
-        data = b""
+        arrived: list[bytes] = []
         until = time.monotonic() + _FAREWELL_S
         with contextlib.suppress(OSError):
-            while arrived := self._read(until):
-                data += arrived
-        return data
+            while self._read(until, arrived) and arrived[-1]:
+                pass
+        return b"".join(arrived)
 
-    async def wait(self, inbox: Inbox, until: float) -> bytes | None:
-        return self._read(until)
+    async def wait(self, inbox: Inbox, until: float, arrived: list[bytes]) -> None:
+        self._read(until, arrived)
 
-    def _read(self, until: float) -> bytes | None:
+    def _read(self, until: float, arrived: list[bytes]) -> bool:
+        """Read once. Returns whether there was anything, and be it the end, before that time."""
         assert self._socket is not None, "only a connected client gets here"
         left_s = until - time.monotonic()
         if left_s <= 0:
-            return None
+            return False
         self._socket.settimeout(None if left_s == math.inf else left_s)
         try:
-            return self._socket.recv(READ_BYTES)
+            # One call into C, within which no interrupt is raised: else an answer could be gone, and its request sent
+            # again after the next eviction.
+            arrived.extend(map(self._socket.recv, (READ_BYTES,)))
         except TimeoutError:
-            return None
+            return False
+        return True
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -81,9 +81,10 @@ class Link:
         self._greeting = Inbox()  # woken by the greeting
         self._inboxes: dict[int, Inbox] = {}
         self._unanswered: dict[int, Unanswered] = {}
-        self._evictions = 0  # since a request was last answered
+        self._evictions = 0  # after which there was another connection, since a request was last answered
         self._failure: ApiError | None = None
         self._has_begun = False
+        self._arrived: list[bytes] = []  # and not yet sorted
 
     @property
     def hello(self) -> HelloReply:
@@ -122,10 +123,11 @@ class Link:
         """Send a request, and return its id."""
         with self._transport.alone():
             await self._require_open()
-            request_id, data = self._connection.send_request(call.verb.name, call.params)
-            self._inboxes[request_id] = Inbox()
-            self._unanswered[request_id] = Unanswered(call)
+            request_id = 0
             try:
+                request_id, data = self._connection.send_request(call.verb.name, call.params)
+                self._inboxes[request_id] = Inbox()
+                self._unanswered[request_id] = Unanswered(call)
                 self._send(data)
                 await self._transport.flush()
                 if self._failure is not None and not self._is_evicted and not self._inboxes.get(request_id):
@@ -178,13 +180,19 @@ class Link:
 
     def received(self, data: bytes) -> None:
         """Put received messages into their inboxes. No bytes: the daemon has closed the connection."""
+        self._arrived.append(data)
+        self._sort_arrived()
+
+    def _sort_arrived(self) -> None:
         try:
-            if not data:
-                self._connection.require_clean_end()
-                self.lost("the daemon closed it")
-            self._connection.feed(data)
-            while self._failure is None and (message := self._connection.next_message()) is not None:
-                self._sort(message)
+            while self._arrived and self._failure is None:
+                data = self._arrived.pop(0)
+                if not data:
+                    self._connection.require_clean_end()
+                    self.lost("the daemon closed it")
+                self._connection.feed(data)
+                while self._failure is None and (message := self._connection.next_message()) is not None:
+                    self._sort(message)
         except ProtocolError as error:
             self._lose(error)
         except BaseException:
@@ -222,15 +230,12 @@ class Link:
 
     async def _wait(self, inbox: Inbox, until: float) -> None:
         """Wait for news of an inbox, or for a time."""
-        if inbox or self._failure is not None:
-            return
         try:
-            data = await self._transport.wait(inbox, until)
+            if not (inbox or self._arrived or self._failure):
+                await self._transport.wait(inbox, until, self._arrived)
         except OSError as error:
             self.lost(error.strerror or str(error))
-        else:
-            if data is not None:
-                self.received(data)
+        self._sort_arrived()
 
     def _lose(self, failure: ApiError) -> None:
         """Give the connection up; the first reason is kept for later calls."""
@@ -303,25 +308,23 @@ class Link:
     @property
     def _is_evicted(self) -> bool:
         """Whether another connection may be made in place of this one."""
-        return is_eviction(self._failure) and self._evictions <= MOST_REPEATS
+        return is_eviction(self._failure) and self._evictions < MOST_REPEATS
 
     async def _renew(self) -> None:
         """After an eviction, connect again and send the unanswered requests."""
         while self._is_evicted:
-            self._evictions += 1
-            if self._evictions > MOST_REPEATS:
-                return
             evicted = self._failure
             for request in self._unanswered.values():
                 request.owed_at = time.monotonic()
-            if self._evictions > 1:
-                await self._transport.sleep(pause_s(self._evictions - 2))
+            if self._evictions:
+                await self._transport.sleep(pause_s(self._evictions - 1))
             try:
                 await self._open()
             except BaseException:
                 if not isinstance(self._failure, ClientClosed):
                     self._failure = evicted
                 raise
+            self._evictions += 1
             self._send_owed()  # the loop goes on if it was evicted again
 
     async def _open(self) -> None:
@@ -351,6 +354,7 @@ class Link:
             raise self._failure
         self._connection = connection = self._connection.renewed()
         self._failure = None
+        self._arrived.clear()
         try:
             self.peer_pid = peer_pid(connected)
             await self._transport.open(connected, self)

@@ -60,11 +60,10 @@ class Transport(ABC):
         return b""
 
     @abstractmethod
-    async def wait(self, inbox: Inbox, until: float) -> bytes | None:
-        """Wait for bytes, for news of an inbox, or for a time (monotonic; infinity: never).
+    async def wait(self, inbox: Inbox, until: float, arrived: list[bytes]) -> None:
+        """Wait for bytes, for news of an inbox, or for a time (monotonic; infinity: never). Raises OSError.
 
-        Returns bytes that the receiver was not given: none at the end of the stream; None if there is nothing to give.
-        Raises OSError.
+        arrived: gets bytes that the receiver was not given, none at the end of the stream. An interrupt loses none.
         """
 
     @abstractmethod

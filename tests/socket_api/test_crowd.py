@@ -86,6 +86,20 @@ def test_a_client_whose_place_was_needed_goes_on_with_its_next_call(server_threa
         assert list(one.stream_generate("s", max_tokens=2)) == ["t3 ", "t4 "]
 
 
+@one_place
+def test_a_client_whose_place_was_needed_while_its_loop_stood_still_goes_on(server_thread: ServerThread) -> None:
+    """It has not read that it was evicted when it writes."""
+
+    async def use() -> int:
+        async with AsyncClient(server_thread.socket_path) as one:
+            with Client(server_thread.socket_path) as other:
+                other.create("s")
+                server_thread.wait_until(lambda: server_thread.server.connections == 1)
+            return len(await one.list_sessions())
+
+    assert asyncio.run(use()) == 1
+
+
 async def test_what_comes_when_a_connection_is_being_evicted_is_not_begun(state: Running) -> None:
     client = await state.connect()
     (served,) = state.server._served

@@ -19,6 +19,7 @@ from torpor.socket_api import AsyncClient
 from torpor.socket_api.client import link as link_module
 from torpor.socket_api.client.blocking import BlockingTransport, blocking_link, wait
 from torpor.socket_api.client.link import Link
+from torpor.socket_api.client.reaching import MOST_REPEATS
 from torpor.socket_api.errors import ConnectionLost
 from torpor.socket_api.limits import REQUEST_LIMITS
 from torpor.socket_api.wire.asking import Call
@@ -160,13 +161,15 @@ def test_what_was_sent_again_when_an_interrupt_came_is_not_sent_once_more(
 
 
 class Canned(BlockingTransport):
-    """A daemon whose every word is given; an exception is raised instead of the next one. What it was sent, by type."""
+    """A daemon whose every word is given, or an exception that is raised instead of the next one. behind: an interrupt
+    just behind the next one."""
 
     def __init__(self, *said: bytes | BaseException) -> None:
         super().__init__(20)
         self.said = deque(said)
         self._decoder = FrameDecoder(REQUEST_LIMITS)
         self.flushes: list[BaseException] = []
+        self.behind: list[BaseException] = []
 
     @property
     def sent(self) -> list[tuple[str, int | None]]:
@@ -187,11 +190,13 @@ class Canned(BlockingTransport):
         if self.flushes:
             raise self.flushes.pop()
 
-    async def wait(self, inbox: object, until: float) -> bytes:
+    async def wait(self, inbox: object, until: float, arrived: list[bytes]) -> None:
         said = self.said.popleft()
         if isinstance(said, BaseException):
             raise said
-        return said
+        arrived.append(said)
+        if self.behind:
+            raise self.behind.pop()
 
 
 GREETING = frame(HELLO)
@@ -233,12 +238,25 @@ def test_a_request_whose_beginning_was_interrupted_is_not_sent_by_a_renewal(conn
     assert [each for each in daemon.sent if each[0] == "request"] == [("request", 1), ("request", 2), ("request", 2)]
 
 
-def test_an_interrupt_before_the_greeting_of_a_new_connection_leaves_it_to_the_next_wait(connected: Connected) -> None:
-    link, _ = connected(EVICTION, KeyboardInterrupt(), GREETING, listed(1))
+def test_interrupts_before_the_greeting_of_a_new_connection_leave_it_to_the_next_wait(connected: Connected) -> None:
+    """However many: they are no evictions, of which too many in a row are the end."""
+    link, _ = connected(EVICTION, *[KeyboardInterrupt()] * (2 * MOST_REPEATS), GREETING, listed(1))
     number = wait(link.begin(LIST))
+    for _ in range(2 * MOST_REPEATS):
+        with pytest.raises(KeyboardInterrupt):
+            wait(link.wait_for(number))
+    assert isinstance(wait(link.wait_for(number)), ResultMessage)
+
+
+def test_an_interrupt_just_behind_an_answer_loses_none(connected: Connected) -> None:
+    """Its request would be sent again after an eviction, and be carried out twice."""
+    link, daemon = connected(listed(1) + EVICTION)
+    number = wait(link.begin(LIST))
+    daemon.behind.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         wait(link.wait_for(number))
     assert isinstance(wait(link.wait_for(number)), ResultMessage)
+    assert daemon.sent == [("hello", None), ("request", 1)]
 
 
 # --- many tasks
