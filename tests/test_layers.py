@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,14 +77,19 @@ CACHE_CLASSES = ROOT / "snapshot" / "kinds.py"
 
 
 @functools.cache
-def imports_of(path: Path) -> list[tuple[str, bool, int]]:
-    """Every import of a file, wherever it stands: (name, whether it is of this package, line)."""
-    return list(_imports_of(path))
+def imports_of(path: Path, *, typing: bool = True) -> list[tuple[str, bool, int]]:
+    """Every import of a file, wherever it stands: (name, whether it is of this package, line). typing: also those that
+    a type checker alone follows."""
+    return list(_imports_of(path, typing=typing))
 
 
-def _imports_of(path: Path) -> Iterator[tuple[str, bool, int]]:
+def _imports_of(path: Path, *, typing: bool) -> Iterator[tuple[str, bool, int]]:
     package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    for checked in [] if typing else [node for node in nodes if isinstance(node, ast.If)]:
+        if ast.unparse(checked.test) == "TYPE_CHECKING":
+            nodes = [node for node in nodes if node not in checked.body]
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, alias.name.split(".")[0] == "torpor", node.lineno
@@ -137,6 +143,16 @@ def test_what_a_folder_holds_builds_on_itself_without_a_circle(folder: str) -> N
                 assert order.index(parts[1]) <= order.index(_part_of(path)), where
     for package in (ROOT / folder).glob("*/__init__.py"):
         assert ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))), package
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Not within functions either, where Python would let them."""
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
+    imported: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names = [name for name, ours, _ in imports_of(path, typing=False) if ours]
+        imported[module] = modules.keys() & {*names, *(name.rpartition(".")[0] for name in names)}
+    graphlib.TopologicalSorter(imported).prepare()  # raises CycleError
 
 
 def test_imports_between_folders_are_relative() -> None:
