@@ -64,20 +64,21 @@ class SessionParts:
         disk, versions, threads = store.disk, store.versions, store.versions.threads
         engine, encoder, shelf = models.engine, models.encoder, models.shelf
         self.awake, self.turns = awake, turns
+        standing, putting_away = store.standing, store.putting_away
         self.residency = residency = Residency(
             disk,
             versions,
             store.journal,
             awake,
             turns,
-            store.standing,
-            store.putting_away,
+            standing,
+            putting_away,
             models.memory,
             models.loading,
             door,
             bus,
         )
-        self.last_sleeps = LastSleeps(store.putting_away, awake, turns, models.memory)
+        self.last_sleeps = LastSleeps(putting_away, awake, turns, models.memory)
         self.planning = Planning(versions, residency, shelf)
         self.reuse = PrefixReuse(disk, engine, versions, bus, self._hits, options.prefix_reuse)
         self.heads = Heads(disk, threads)

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from ...memvid.format.records import IndexRow
 from ...memvid.store import Store
-from ..api.events import ignore
 from ..disk.upkeep_thread import UpkeepThread
 from ..engine.buffers import Buffers
 from ..engine.engine import Engine
@@ -16,8 +15,6 @@ from ..options.current import CurrentOptions
 from ..residency.awake import AwakeSessions
 from ..residency.putting_away import PuttingAway
 from ..residency.standing import Standing
-from ..sessions.sessions import Session
-from ..tasks.cancellation import to_the_end
 from ..tasks.door import Door
 from ..upkeep.loop import Upkeep
 from ..versions.forking import Forking
@@ -45,7 +42,7 @@ class StoreParts:
         self.upkeep_loop = Upkeep(UpkeepThread(door))
         self.versions = Versions(disk, engine, self.upkeep_loop.thread, door, bus)
         self.waking = self.versions.waking
-        self.journal = TurnJournal(disk, self.versions.threads, options, self._keep_for_the_journal)
+        self.journal = TurnJournal(disk, self.versions, options)
         self.forking = Forking(disk, self.versions)
         self.quantising = Quantising(disk, engine, self.versions)
         self.standing = Standing(disk, awake)
@@ -66,10 +63,6 @@ class StoreParts:
     async def version_numbered(self, session: str) -> IndexRow:
         """As `version_named`, for what goes on by its number. Raises AmbiguousVersion: that means another version."""
         return self.disk.require_numbered(await self.version_named(session))
-
-    async def _keep_for_the_journal(self, live: Session) -> None:
-        """Make a version of a session whose turn is too large for the journal. Raises as a sleep."""
-        await to_the_end(self.versions.sleep(live, ignore, cause="journal"))
 
     async def close(self) -> None:
         """Wait for running reads and writes, and let the store go."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,11 +25,11 @@ from ...memvid.format.journal import JournalRecord
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.events import ignore
-from ..disk.store_threads import StoreThreads
 from ..options.current import CurrentOptions
 from ..sessions.sessions import Session
-from ..tasks.cancellation import in_any_case
+from ..tasks.cancellation import in_any_case, to_the_end
 from .version import Base, map_behind
+from .writing import Versions
 
 _BYTES_A_TOKEN: Final = 24
 """Of a record: the token's id, the size of a model call, and as much again: a system text stands there twice, and its
@@ -69,14 +69,12 @@ class _Waiting:
 class TurnJournal:
     """Keeps the turns of awake sessions. Callers hold the session alone.
 
-    sleep: makes a session durable as a version. on_acknowledged: called with each session
-    that has a turn more.
+    on_acknowledged: called with each session that has a turn more.
     """
 
     _store: Store
-    _threads: StoreThreads
+    _versions: Versions
     _options: CurrentOptions
-    _sleep: Callable[[Session], Awaitable[object]]
     on_acknowledged: Callable[[SessionUri], None] = ignore
 
     def __post_init__(self) -> None:
@@ -103,9 +101,9 @@ class TurnJournal:
         with contextlib.suppress(LimitExceeded):  # then it is made a version
             try:
                 record_bytes = wanted + _BYTES_A_TOKEN * (tokens - base.held)
-                await self._threads.on_journal(partial(take, record_bytes, base.bundle_id))
+                await self._versions.threads.on_journal(partial(take, record_bytes, base.bundle_id))
             except Corruption:  # the turn cannot stand behind that version
-                await self._threads.on_journal(partial(take, wanted + _BYTES_A_TOKEN * tokens))
+                await self._versions.threads.on_journal(partial(take, wanted + _BYTES_A_TOKEN * tokens))
 
     def give_back_room(self, uri: SessionUri) -> None:
         """What was not used of the room that a request took: it has ended."""
@@ -141,7 +139,7 @@ class TurnJournal:
             try:
                 await written
             except LimitExceeded:
-                await self._sleep(session)
+                await to_the_end(self._versions.sleep(session, ignore, cause="journal"))
 
     def _record_of(self, session: Session, *, relying: bool) -> JournalRecord:
         """relying: its tokens stand behind the blocks of the last version that it was woken from or put to sleep as."""
@@ -191,7 +189,7 @@ class TurnJournal:
             return records
 
         try:
-            records = await self._threads.on_journal(acknowledge)
+            records = await self._versions.threads.on_journal(acknowledge)
         except Exception as error:  # noqa: BLE001 - told to those that wait for it
             if len(batch) > 1 and isinstance(error, StoreError):
                 for one in batch:
@@ -211,4 +209,4 @@ class TurnJournal:
         """Make a version of turns whose session has left memory without a sleep. Raises StoreError: it cannot be made
         now. Until it can, the session is not to be used."""
         if self._store.has_turns(uri):
-            await self._threads.on_writer(partial(self._store.replay_turns, uri))
+            await self._versions.threads.on_writer(partial(self._store.replay_turns, uri))

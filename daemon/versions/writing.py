@@ -77,14 +77,7 @@ class Versions:
     on_version: called with the receipt of each new version.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        engine: Engine,
-        upkeep: UpkeepThread,
-        door: Door,
-        bus: Bus,
-    ) -> None:
+    def __init__(self, store: Store, engine: Engine, upkeep: UpkeepThread, door: Door, bus: Bus) -> None:
         self.threads = StoreThreads()
         self.waking = Waking(store, engine, self.threads, bus)
         self._door = door

@@ -252,8 +252,8 @@ _ANSWERS: Final = _by_test(
             "an answer is given once its flush has begun": Edit(
                 _TURN_JOURNAL,
                 "TurnJournal._write",
-                "await self._threads.on_journal(acknowledge)",
-                "asyncio.ensure_future(self._threads.on_journal(acknowledge))\n"
+                "await self._versions.threads.on_journal(acknowledge)",
+                "asyncio.ensure_future(self._versions.threads.on_journal(acknowledge))\n"
                 "records = [self._record_of(each.session, relying=relying) for each in batch]",
             ),
         },
