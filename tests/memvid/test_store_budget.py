@@ -76,18 +76,6 @@ def test_what_the_store_has_already_is_not_asked_for_twice(store_path: Path) -> 
         assert refusal.value.details["needed"] > 600
 
 
-def test_packs_that_a_deleted_version_shares_count_as_what_the_store_holds(store_path: Path) -> None:
-    with Store.open(store_path, writable=True) as store:
-        first = sleep(store, 600)
-        sleep(store, 700, uri=OTHER_URI, before=first)
-        store.delete_session(URI)
-    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=first.bytes_written)) as store:
-        with pytest.raises(BudgetExceeded):
-            sleep(store, 5)
-        store.delete_session(OTHER_URI)
-        sleep(store, 5)
-
-
 def test_what_the_store_holds_is_kept_up_with_through_everything_that_changes_it(store_path: Path) -> None:
     with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=1 << 40)) as store:
         receipt = sleep(store, 300)

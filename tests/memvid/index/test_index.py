@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import utc_day
-from torpor.memvid.errors import DurabilityLost, IndexFailed, SessionNotFound, StoreClosed
+from torpor.memvid.errors import DurabilityLost, IndexFailed, SessionNotFound
 from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index.index import INDEX_FILE, Index, PackRow
 from torpor.memvid.store import Store
@@ -193,12 +193,6 @@ def test_an_index_that_fails_is_a_typed_error(store: Store) -> None:
     with pytest.raises(IndexFailed):
         store.versions(URI)
     assert making.pack_of(store, receipt).exists()
-
-
-def test_a_closed_index_says_that_the_store_is_closed(index: Index) -> None:
-    index.close()
-    with pytest.raises(StoreClosed):
-        index.find(URI)
 
 
 def test_a_change_that_fails_halfway_changes_nothing(index: Index) -> None:

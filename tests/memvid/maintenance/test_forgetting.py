@@ -142,15 +142,6 @@ def test_a_file_in_the_place_of_the_journal_that_is_not_told_from_one_with_turns
     assert [each.path for each in problems] == [str(journal)]
 
 
-def test_turns_of_others_behind_it_become_a_version(store: Store) -> None:
-    secret(store, 512)
-    base = store.versions(SECRET)[0].bundle_id
-    record = turn(store, 20, uri=SECRET)
-    store.acknowledge([type(record)(FORK_URI, record.session, None, base, 512, None)])
-    assert store.forget(SECRET).problems == ()
-    assert len(making.ledger(store, FORK_URI)) == 4 * 532
-
-
 def test_an_unknown_session_is_told_apart_from_a_forgotten_one(store: Store) -> None:
     secret(store)
     with pytest.raises(SessionNotFound) as refusal:

@@ -109,15 +109,6 @@ def test_a_dry_run_says_what_the_prune_then_does(store: Store, store_path: Path)
     assert (planned.actions, planned.bytes_freed) == (done.actions, done.bytes_freed)
 
 
-def test_an_open_reader_of_a_pruned_version_finishes_and_the_next_removal_takes_its_pack(store: Store) -> None:
-    receipts = four_versions(store)
-    pack = pack_of(store, receipts[1], -1)
-    with store.open_session(URI, 2) as reader:
-        store.prune(LAST)
-        assert pack.exists()
-        assert making.contents(reader) == making.expected(400)
-
-
 def test_an_awake_session_whose_parent_was_pruned_can_sleep_whole(store: Store) -> None:
     """What it would have referred to may be gone: a typed refusal, upon which all of it is written."""
     second = four_versions(store)[1]

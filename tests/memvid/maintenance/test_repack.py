@@ -22,7 +22,6 @@ from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.needs import Needs
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.cut_off import stores_cut_off
-from torpor.tests.memvid.format_1_stores import SMALL, case
 from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, names, pack_of, packs_of, require_awake, sleep
 
 FEW = RepackPolicy(max_packs=3)
@@ -118,16 +117,6 @@ def test_what_forks_share_is_not_joined(store: Store) -> None:
     assert len(packs_of(store, forks[-1])) == 2
     require_awake(store, 1280)
     require_awake(store, 1280 + 4 * 256, uri=FORK_URI)
-
-
-def test_a_reader_reads_on_while_its_packs_are_written_anew(store: Store) -> None:
-    made = sleeps(store, 5)
-    with store.open_session(URI) as reader:
-        reader.read_slot(made[-1].entries[0], 0)
-        store.repack(policy=FEW)
-        for entry in made[-1].entries:
-            reader.read_slot(entry, 0)
-    require_all(store, 5)
 
 
 def test_a_sleep_that_refers_to_a_block_meanwhile_keeps_it(store: Store) -> None:
@@ -395,21 +384,6 @@ def test_a_pack_that_the_system_does_not_remove_is_told_and_goes_later(
     require_all(store, 5)
     assert kinds(store.repack(policy=FEW)) == ["remove"] * 5
     require_all(store, 5)
-
-
-def test_a_repack_empties_the_folder_of_a_store_that_was_carried_over(store_path: Path) -> None:
-    with Store.open(case("chain", store_path), writable=True) as store:
-        assert any(name.startswith("bundles/") for name in store._core.folder.list_packs())
-        report = store.forget(OTHER_URI)
-        assert report.problems == ()
-        assert store.repack(dry_run=True).problems == ()
-        assert store.repack().problems == ()
-        assert not Path(store_path, "bundles").exists()
-        require_awake(store, 900, **SMALL)
-        require_awake(store, 600, version=1, **SMALL)
-        require_awake(store, 512, uri=FORK_URI, **SMALL)
-    with making.reopened(store, anew=True) as store:
-        require_awake(store, 900, **SMALL)
 
 
 @pytest.mark.parametrize("what", ["repack", "forget", "beside"])

@@ -630,6 +630,7 @@ def test_a_carried_over_store_forgets_sleeps_and_repacks_until_the_old_folder_is
         store.delete_session(URI)
         store.repack()
     assert not [name for name in tree(small) if name.endswith((".mvb", ".mvr", ".mvp", ".mvm"))]
+    assert not (small / "bundles").exists()
 
 
 def test_the_fixture_verifies_with_what_is_damaged_in_it_and_forgets(place: Path) -> None:

@@ -9,7 +9,6 @@ from unittest import mock
 
 import pytest
 from torpor.memvid import errors
-from torpor.memvid.disk import durable
 from torpor.memvid.errors import PUT_BACK, BundleMissing, CorruptMarks, MarkNotFound, NoSpace, SessionNotFound
 from torpor.memvid.folder import marks
 from torpor.memvid.folder.folder import StoreFolder
@@ -151,13 +150,6 @@ def test_lost_marks_are_none_once_somebody_says_so(three: Store, store_path: Pat
     assert [row.version for row in three.versions(URI)] == [2, 3]
 
 
-def test_a_mark_that_is_cut_off_leaves_the_marks_as_they_were(three: Store) -> None:
-    three.pin(URI, 2)
-    with mock.patch.object(durable, "write_file", refusing(NoSpace("The disk is full."))), pytest.raises(NoSpace):
-        three.pin(URI, 1)
-    assert three.marks(URI).pins == {three.versions(URI)[1].bundle_id}
-
-
 def test_a_deleted_session_s_marks_do_not_come_back_with_its_name(three: Store) -> None:
     three.tag(URI, 1, "first")
     three.pin(URI, 2)
@@ -167,12 +159,6 @@ def test_a_deleted_session_s_marks_do_not_come_back_with_its_name(three: Store) 
     sleep(three, 10)
     assert not three.marks(URI)
     assert sorted(three.marks(OTHER_URI).tags) == ["first"]
-
-
-def test_a_mark_survives_the_loss_of_the_index(three: Store) -> None:
-    three.pin(URI, 1)
-    with reopened(three, anew=True) as again:
-        assert again.marks(URI).pins == {again.versions(URI)[0].bundle_id}
 
 
 def test_a_tag_whose_version_was_lost_says_so(three: Store, store_path: Path) -> None:
