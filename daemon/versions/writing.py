@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ...memvid.disk.budget import FREE_BYTES
 from ...memvid.errors import (
@@ -29,7 +29,7 @@ from ...memvid.uri import not_found
 from ...snapshot.capture import Cut, cut
 from ...snapshot.lossy import LossyTokens
 from ..api.events import OnEvent, ignore
-from ..disk.store_threads import Result, StoreThreads, reporter
+from ..disk.store_threads import StoreThreads, reporter
 from ..disk.upkeep_thread import UpkeepThread
 from ..engine.engine import Engine
 from ..errors import ServiceClosed
@@ -65,10 +65,8 @@ class Terms:
 ORDINARY: Final = Terms()
 
 
-class Run(Protocol):
-    """Runs work off the event loop."""
-
-    def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
+Run = Callable[[Callable[[], Receipt]], Awaitable[Receipt]]
+"""Runs work off the event loop."""
 
 
 class Versions:
