@@ -34,7 +34,7 @@ _DONE = {
     "unmark": "unmarked",
     "import": "imported",
     "export": "exported",
-    "quantize": "quantised",
+    "quantize": "quantized",
     "copy": "copied",
     "move": "moved",
     "heal": "healed",

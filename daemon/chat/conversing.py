@@ -1,8 +1,8 @@
 """Turns of a chat: the tokens that a session has to read, and the way back where a transcript diverges.
 
 `transcripts.py` compares texts and `encoding.py` makes tokens. A transcript is matched by committed text first. The
-rest is rendered, tokenised and compared with the ledger. So no token is read again for an answer that would be
-tokenised otherwise than it was sampled, or for a template that drops the model's thinking.
+rest is rendered, tokenized and compared with the ledger. So no token is read again for an answer that would be
+tokenized otherwise than it was sampled, or for a template that drops the model's thinking.
 
 To go back, the session is made durable as it stands, and woken at an earlier token. If nothing is read there after all,
 it is left asleep, and the next use finds it as it was.

@@ -61,7 +61,7 @@ def draw(
     if sampling.temperature == 0:
         return Draw(_whole(mx.argmax(adjusted)), key)
     filters, by_place = _filters(sampling, logits.shape[-1]), tuple(cast("list[int]", key.tolist())) == BY_PLACE
-    # The same order as mlx-lm's samplers: normalise, filter, then temper.
+    # The same order as mlx-lm's samplers: normalize, filter, then temper.
     if filters or not by_place:
         adjusted = adjusted - mx.logsumexp(adjusted, keepdims=True)
     for apply in filters:

@@ -267,7 +267,7 @@ def following(
     _, is_shown, whole = render([*waiting, *messages], messages[-1]["role"] != "assistant", root).partition(_USER)
     if not is_shown:
         raise TemplateUnusable("The model's chat template shows a message in another way once others follow.")
-    # A template may join neighbours of one role: then they go on within the message before.
+    # A template may join neighbors of one role: then they go on within the message before.
     kept = (each for each in (opened, closed) if whole.startswith(each) and opened.startswith(each))
     alike = len(next(kept, None) or _common(closed, whole))
     alike = next((each.start() for each in names.finditer(opened) if each.start() < alike < each.end()), alike)

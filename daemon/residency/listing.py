@@ -38,7 +38,7 @@ from ..versions.waking import durable_of
 
 Stored = TypeVar("Stored")
 
-# The end of a session to show: enough to recognise it.
+# The end of a session to show: enough to recognize it.
 TAIL_TOKENS = 160
 TAIL_CHARACTERS = 400
 

@@ -2,7 +2,7 @@
 
 Owns the text map of a session (QX8): for each committed message digests of what it says, the ledger position at the end
 of its read or write, and the id of an answer that has one; and a digest of what the template shows of the
-conversation's root. Values only; nothing here renders, tokenises or reads.
+conversation's root. Values only; nothing here renders, tokenizes or reads.
 
 A text map ends where the ledger continues with text or tokens from outside a chat (QC7). Nothing is added after that,
 so nothing there matches by text.

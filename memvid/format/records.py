@@ -1,4 +1,4 @@
-"""Values of the store that stay in the process: with ids as bytes, no behaviour, safe to keep."""
+"""Values of the store that stay in the process: with ids as bytes, no behavior, safe to keep."""
 
 from __future__ import annotations
 

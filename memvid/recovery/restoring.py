@@ -1,4 +1,4 @@
-"""A store whose store.json is missing or damaged: how it is recognised, and how the file is made again.
+"""A store whose store.json is missing or damaged: how it is recognized, and how the file is made again.
 
 The uuid comes from marks.json, which names it. Where that tells none either, a new one is made, unless the journal has
 turns: it is sealed with the uuid, and its turns could not be read any more.

@@ -1,7 +1,7 @@
 """`/v1/completions`: OpenAI's older API, which continues a text.
 
 With `x-torpor-session` the text goes on behind what that session holds. Without it a new session reads the text, and
-takes over what another one has read of the same beginning; it is labelled `completion`, for `torpor clear`, and deleted
+takes over what another one has read of the same beginning; it is labeled `completion`, for `torpor clear`, and deleted
 if there is no answer. A client renders the template itself, so the names of control tokens in a text are those tokens.
 """
 

@@ -3,6 +3,7 @@ listed."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import re
 from dataclasses import fields
@@ -62,6 +63,21 @@ def test_documents_have_american_spelling(page: Path) -> None:
         r"test_\w+|\w+\.py\b|`--quantise-\w+`|^.*earlier spelling.*$", "", page.read_text(), flags=re.MULTILINE
     )
     assert [found[0] for found in BRITISH.finditer(text)] == []
+
+
+REQUEST_OF_A_FOLD = "Summarise our conversation so far."
+"""The model is asked so: in other words it would answer otherwise."""
+
+
+def test_what_the_code_says_has_american_spelling() -> None:
+    """Messages, and what is said of modules, classes and functions."""
+    found = []
+    for folder in ("cli", "daemon", "memvid", "snapshot", "socket_api"):
+        for path in (ROOT / folder).rglob("*.py"):
+            texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+            texts = [re.sub(r"\w+\.py\b", "", text) for text in texts if isinstance(text, str)]
+            found += [text for text in texts if BRITISH.search(text) and text != REQUEST_OF_A_FOLD]
+    assert found == []
 
 
 @pytest.mark.parametrize("name", ["analyse", "quantise"])

@@ -26,8 +26,11 @@ from ...daemon.api.events import TokenEvent
 from ...errors import TorporError
 from .answering import Order, answer
 from .errors import error_map
+from .requests import Body, ignored_of, read_fields
 from .routing import Posted, Sending
+from .telling import Telling, event_bytes
 from .turns import Answered, Turn
+from .work import desk_of
 
 PATH = "/v9/say"
 
@@ -124,12 +127,17 @@ def put_dialect(package: Path) -> None:
     folder = package / "socket_api" / "http"
     (folder / "saying.py").write_text(MODULE)
     put(folder / "app.py", "from . import saying\n", before="from . import chat_completions,")
-    put(folder / "app.py", "saying, ", before="chat_completions, completions, responses, conversations, messages)")
+    put(folder / "app.py", "messages, saying)", before="messages)", instead=True)
 
 
 def test_what_a_dialect_costs_has_its_place_in_the_code(tmp_path: Path) -> None:
     """Each commit checks this, though few try the dialect."""
     put_dialect(copy_package(tmp_path))
+    program = "from torpor.socket_api.http.app import DIALECTS; print(DIALECTS[-1].routes()[0].path)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert told.stdout == "/v9/say\n", told.stderr
 
 
 @pytest.mark.one_in(3)
