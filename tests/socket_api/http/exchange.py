@@ -21,13 +21,14 @@ What stands below is asked of the answer:
     -> no verb        it was not asked this                                     facts are exactly so, null is not given
 
 A line that begins with blanks goes on with the one before. Behind a request, `# [400] field` is short for the status
-and the field that the error names.
+and the field that the error names. `$NAME = text` in the head gives a text a name.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +72,10 @@ def cases() -> Iterator[Case]:
 def _parts(file: Path) -> list[list[tuple[int, str]]]:
     """The lines of a file, each whole, divided where a title begins a case."""
     parts: list[list[tuple[int, str]]] = [[]]
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    text = file.read_text(encoding="utf-8")
+    for name, value in re.findall(r"^(\$[A-Z]+) = (.*)$", text, re.MULTILINE):
+        text = text.replace(name, value)
+    for number, line in enumerate(text.splitlines(), 1):
         if line.startswith(" "):
             before, text = parts[-1].pop()
             parts[-1].append((before, f"{text} {line.strip()}"))
@@ -91,6 +95,7 @@ class Script:
     server: HttpThread
     events: list[WorkEvent] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    recalled: RecallResult = field(default_factory=lambda: RecallResult("", "fake", ()))
 
     def follow(self) -> None:
         if self.events or self.facts:
@@ -109,10 +114,21 @@ def _end(script: Script, facts: dict[str, Any]) -> None:
 
 
 def _recall(script: Script, told: dict[str, Any]) -> None:
-    async def recall(_: RecallRequest) -> RecallResult:
-        return TypeAdapter(RecallResult).validate_json(json.dumps(told))
+    script.recalled = TypeAdapter(RecallResult).validate_json(json.dumps(told))
+
+    async def recall(request: RecallRequest) -> RecallResult:
+        ids = {message.answer_id for message in script.recalled.messages}
+        if request.answer_id is not None and request.answer_id not in ids:
+            raise errors.AnswerNotFound("There is none.", answer_id=request.answer_id)
+        return script.recalled
 
     script.server.service.answers[RecallRequest] = recall
+
+
+def _doubt(script: Script, roles: list[str]) -> None:
+    told = script.recalled
+    messages = tuple(dataclasses.replace(each, certain=each.role not in roles) for each in told.messages)
+    script.recalled = dataclasses.replace(told, messages=messages)
 
 
 SCRIPT: Final[dict[str, Callable[..., object]]] = {
@@ -126,6 +142,7 @@ SCRIPT: Final[dict[str, Callable[..., object]]] = {
     "measures": lambda script, told: measures(script.server, MeasureResult(**told)),
     "measuring fails with": lambda script, name: measures(script.server, getattr(errors, name)("So it is.", model="x")),
     "recalls": _recall,
+    "doubts": _doubt,
 }
 """What a line `-- ` does; JSON goes on with it."""
 

@@ -18,7 +18,6 @@ from torpor.tests.socket_api.http.answers import (
     ADD,
     asked_for,
     chats,
-    measures,
     named_events_of,
     result,
     says,
@@ -182,37 +181,6 @@ def test_the_items_of_an_answer_are_the_same_whole_streamed_and_retrieved(
     assert server.ask("GET", f"{PATH}/resp_{answer_id}").json["output"] == told["output"]
 
 
-def test_words_that_are_not_certain_are_refused(server: HttpThread) -> None:
-    async def doubtful(request: RecallRequest) -> RecallResult:
-        told = await recalls(request)
-        return replace(told, messages=tuple(replace(each, certain=each.role == wanted[0]) for each in told.messages))
-
-    server.service.answers[RecallRequest] = doubtful
-    wanted = [""]
-    for wanted[0], items, response in (("assistant", 404, 200), ("user", 404, 404)):
-        assert server.ask("GET", f"{PATH}/resp_{ONE}/input_items").status == items
-        answer = server.ask("GET", f"{PATH}/resp_{ONE}")
-        assert answer.status == response
-    assert "words cannot be told" in answer.json["error"]["message"]
-
-
-@pytest.mark.parametrize("named", [f"resp_{ONE}", "resp_1", "resp_" + "F" * 32, "msg_" + ONE])
-def test_a_response_that_no_session_has_is_a_404(server: HttpThread, named: str) -> None:
-    for method, path in (("GET", ""), ("GET", "/input_items"), ("DELETE", "")):
-        assert server.ask(method, f"{PATH}/{named}{path}").status == 404
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("named", [f"resp_{ONE}", "resp_1"])
-def test_an_unknown_previous_response_is_a_400(server: HttpThread, named: str, stream: bool) -> None:
-    measures(server, AnswerNotFound("No.", answer_id=ONE))
-    asked = {**HELLO, "previous_response_id": named, "stream": stream}
-    for path in (PATH, f"{PATH}/input_tokens"):
-        answer = server.ask("POST", path, asked)
-        assert (answer.status, answer.json["error"]["code"]) == (400, "previous_response_not_found")
-        assert answer.json["error"]["param"] == "previous_response_id"
-
-
 USER: dict[str, Any] = {"role": "user", "content": "a"}
 
 
@@ -237,47 +205,6 @@ def test_a_reference_may_name_an_item_of_a_conversation(server: HttpThread) -> N
     assert (answer["reasoning"], answer["content"]) == ("so", "hm")
     for wrong in (f"in_{ONE}_8", f"in_{ONE}_7_2", f"msg_{ONE}_7"):
         assert server.ask("POST", PATH, {"input": [{"type": "item_reference", "id": wrong}, USER]}).status == 400
-
-
-@pytest.mark.parametrize("path", [PATH, f"{PATH}/input_tokens"])
-@pytest.mark.parametrize("named", [f"msg_{ONE}_9", f"in_{ONE}_3", "msg_1", None, 5, f"msg_{'0' * 32}_0"])
-def test_a_reference_to_an_item_that_no_session_has_is_refused_by_its_id(
-    server: HttpThread, path: str, named: str | None
-) -> None:
-    async def recalls_one(request: RecallRequest) -> RecallResult:
-        if request.answer_id == ONE:
-            return await recalls(request)
-        raise AnswerNotFound("No.", answer_id=request.answer_id)
-
-    server.service.answers[RecallRequest] = recalls_one
-    items = [USER, {"type": "item_reference", "id": named}, USER]
-    answer = server.ask("POST", path, {"input": items})
-    error = answer.json["error"]
-    assert (answer.status, error["code"], error["param"]) == (400, "previous_response_not_found", "input.1.id")
-    assert repr(str(named or "")) in error["message"]
-
-
-def test_a_reference_to_words_that_are_not_certain_is_refused(server: HttpThread) -> None:
-    async def doubtful(request: RecallRequest) -> RecallResult:
-        told = await recalls(request)
-        return replace(told, messages=tuple(replace(each, certain=False) for each in told.messages))
-
-    server.service.answers[RecallRequest] = doubtful
-    answer = server.ask("POST", PATH, {"input": [USER, reference("msg_1"), USER]})
-    assert (answer.status, "words cannot be told" in answer.json["error"]["message"]) == (404, True)
-
-
-def test_a_reference_to_uncertain_words_is_refused_behind_one_to_the_certain_answer_too(server: HttpThread) -> None:
-    async def doubtful(request: RecallRequest) -> RecallResult:
-        told = await recalls(request)
-        *before, last = told.messages
-        return replace(told, messages=(*(replace(each, certain=False) for each in before), last))
-
-    server.service.answers[RecallRequest] = doubtful
-    read = {"type": "item_reference", "id": f"in_{ONE}_0"}
-    for named in ([reference("msg_1"), read, USER], [read, reference("msg_1"), USER]):
-        assert server.ask("POST", PATH, {"input": named}).status == 404
-    assert server.ask("POST", PATH, {"input": [reference("msg_1"), USER]}).status == 200
 
 
 def test_what_references_name_takes_no_more_than_a_body_may(server: HttpThread) -> None:
