@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from torpor.tests.cli.transcript import Case, World, cases, play
+from torpor.tests.cli.transcript import FOLDER, World, play
+from torpor.tests.text_cases import Case, cases_in
 
-CASES = [pytest.param(case, id=f"{case.file.stem}: {case.title}") for case in cases()]
+CASES = [pytest.param(case, id=f"{case.file.stem}: {case.title}") for case in cases_in(FOLDER)]
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Shell sessions as text: what somebody types, what must be told, and in which exit status it ends.
 
-A file of `transcripts/` begins with what it is about, and with what is arranged for all its cases. A case:
-
     == what the case proves
     -- lose $MANIFEST_1
     store$ torpor verify
@@ -16,9 +14,9 @@ asked of what came of it:
     {...}     the JSON document, or the error, has at least this      [6]     the exit status, 0 where none stands
     -> verb {...}     the daemon was asked this, with these facts     -> nothing     it was asked for no work
 
-How words are divided into lines and columns is not compared. `# [4] text` behind a command line is short for its status
-and a text on stderr; `<<< text` hands in a standard input. A line `-- ` arranges something, by ARRANGEMENTS. Places
-have names: $TMP, $SOCKET, $STORE, and of its versions $MANIFEST_0 to _2, $PACK_0 to _2, $BUNDLE_0 to _2 (their ids).
+How words are divided into lines and columns is not compared. `<<< text` behind a command is its standard input. A line
+`-- ` arranges something, by ARRANGEMENTS. Places have names: $TMP, $SOCKET, $STORE, and of its versions
+$MANIFEST_0 to _2, $PACK_0 to _2, $BUNDLE_0 to _2 (their ids). `text_cases.py` has what else such a file may say.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,47 +40,13 @@ from torpor.daemon.api.session import SessionInfo
 from torpor.daemon.api.verbs import VERBS
 from torpor.errors import TorporError
 from torpor.memvid.store import Store
-from torpor.tests.at_least import has_at_least
 from torpor.tests.cli.cli_rig import MadeStore, Ran, Torpor, flip, unstyled
 from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
+from torpor.tests.text_cases import Case, at_line, has_at_least
 
 FOLDER: Final = Path(__file__).parent / "transcripts"
 _LOOKS: Final = frozenset({"status", "list", "show"})  # what a command may ask before it does anything
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A case of a file: its title, and its lines with their numbers."""
-
-    file: Path
-    title: str
-    lines: list[tuple[int, str]]
-
-
-def cases() -> Iterator[Case]:
-    """All cases of all files."""
-    for file in sorted(FOLDER.glob("*.txt")):
-        for_all: list[tuple[int, str]] = []
-        case = Case(file, "", for_all)
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            if line.startswith("== "):
-                if case.title:
-                    yield case
-                case = Case(file, line[3:], [*for_all])
-            elif line.startswith(("-- ", "$ ")) or (case.title and line):
-                case.lines.extend((number, each) for each in _at_length(line))
-        yield case
-
-
-def _at_length(line: str) -> Iterator[str]:
-    """A line as it stands, or a command and what its short refusal means."""
-    command, _, refusal = line.partition(" # ")
-    yield command
-    if refusal:
-        status, _, said = refusal.partition("] ")
-        yield f"{status.rstrip(']')}]"
-        yield from [f"! {said}"] * bool(said)
 
 
 @dataclass
@@ -95,6 +59,7 @@ class World:
     places: dict[str, str]
     has_daemon: bool = False
     before: dict[str, bytes] = field(default_factory=dict)
+    told: Told = field(default_factory=lambda: Told(Ran(0, "", "")))
 
     @property
     def torpor(self) -> Torpor:
@@ -121,6 +86,9 @@ class World:
         if re.search(r"\$(STORE|MANIFEST|PACK|BUNDLE)", text):
             assert self.store
         return Template(text).safe_substitute(self.places)
+
+    def shown(self) -> str:
+        return self.told.ran.out + self.told.ran.err
 
     def files(self) -> dict[str, bytes]:
         """What a plan or a refusal may not change: all of the store but its index."""
@@ -206,23 +174,22 @@ ARRANGEMENTS: Final[dict[str, Callable[..., object]]] = {
 
 def play(case: Case, world: World) -> None:
     """Do what a case says, line by line. Raises AssertionError, with file and line, where something else was told."""
-    told = Told(Ran(0, "", ""))
-    for number, line in [*case.lines, (0, "-- end")]:
-        try:
+    for number, line in [*case.lines, (case.lines[-1][0], "-- ")]:
+        with at_line(case, number, line, world.shown):
             if line.startswith(("-- ", "$ ", "store$ ")):
-                told.end()
-                told = Told(Ran(0, "", ""))
-            if line.startswith("-- ") and number:
+                world.told.end()
+                world.told = Told(Ran(0, "", ""))
+            if line.startswith("-- "):
                 _arrange(world, line[3:])
             elif line.startswith(("$ ", "store$ ")):
-                told = _run(world, line)
-            elif not line.startswith(("# ", "-- ")):
-                told.compare(world.expanded(line))
-        except AssertionError as error:
-            raise AssertionError(f"{case.file}:{number}: {line}\n{error}\n{told.ran.out}{told.ran.err}") from None
+                world.told = _run(world, line)
+            else:
+                world.told.compare(world.expanded(line))
 
 
 def _arrange(world: World, words: str) -> None:
+    if not words:
+        return
     begin = max((each for each in ARRANGEMENTS if f"{words} ".startswith(f"{each} ")), key=len)
     ARRANGEMENTS[begin](world, *shlex.split(world.expanded(words.removeprefix(begin))))
 

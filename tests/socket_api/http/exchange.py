@@ -1,9 +1,7 @@
 """Exchanges over HTTP as text: what a client sends, what the service answers, and what the client is told.
 
-A file of `exchanges/` begins with what it is about, with the request that its cases vary, and with what the service
-does in all of them. A case:
-
     == what the case proves
+    -- asks "/v1/chat/completions" {"messages": [{"role": "user", "content": "hello"}]}
     -- tells reasoning "so"
     -- ends {"text": "hi", "reasoning": "so"}
     POST {"stream": true}
@@ -11,24 +9,23 @@ does in all of them. A case:
     ~ ...
     ~ [DONE]
 
-`-- ` says what the service does, by SCRIPT; a later case begins anew. `POST {...}` sends the file's request with these
+`-- ` says what is asked, and what the service does, by SCRIPT. `POST {...}` sends the request of `asks` with these
 fields; with a path it is a request of its own, as are those of other methods. `@ name: value` before it is a header.
 What stands below is asked of the answer:
 
-    < 400             the status, 200 where none stands       < name: value     a header; no value: it is not there
+    [400]             the status, 200 where none stands       < name: value     a header; no value: it is not there
     {...}             the body has at least this              ~ {...}           so has the next event; ~ ... passes any
     no text           the body has not this text              -> verb {...}     the service was asked this last: these
-    -> no verb        it was not asked this                                     facts are exactly so, null is not given
+    ! field           the error names this field                                facts are exactly so, null is not given
+    -> no verb        it was not asked this
 
-A line that begins with blanks goes on with the one before. Behind a request, `# [400] field` is short for the status
-and the field that the error names. `$NAME = text` in the head gives a text a name.
+`text_cases.py` has what else such a file may say.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,52 +37,11 @@ from torpor.daemon.api.conversing import MeasureResult
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import ProgressEvent, SessionEvent, TokenEvent, WorkEvent
 from torpor.daemon.api.recalling import RecallRequest, RecallResult
-from torpor.tests.at_least import has_at_least
 from torpor.tests.socket_api.http.answers import asked_for, likelihoods, measures, says
 from torpor.tests.socket_api.http.http_rig import Answer, HttpThread
+from torpor.tests.text_cases import Case, at_line, has_at_least
 
 FOLDER: Final = Path(__file__).parent / "exchanges"
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A case of a file: its title, its lines with their numbers, and the request that it varies: path and body."""
-
-    file: Path
-    title: str
-    lines: list[tuple[int, str]]
-    path: str
-    hello: dict[str, Any]
-
-
-def cases() -> Iterator[Case]:
-    """All cases of all files."""
-    for file in sorted(FOLDER.glob("*.txt")):
-        head, *parts = _parts(file)
-        request = next(line for _, line in head if line.startswith("POST "))
-        _, path, body = request.split(" ", 2)
-        for_all = [each for each in head if each[1].startswith("-- ")]
-        for (_, title), *lines in parts:
-            yield Case(file, title.removeprefix("== "), [*for_all, *lines], path, json.loads(body))
-
-
-def _parts(file: Path) -> list[list[tuple[int, str]]]:
-    """The lines of a file, each whole, divided where a title begins a case."""
-    parts: list[list[tuple[int, str]]] = [[]]
-    text = file.read_text(encoding="utf-8")
-    for name, value in re.findall(r"^(\$[A-Z]+) = (.*)$", text, re.MULTILINE):
-        text = text.replace(name, value)
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.startswith(" "):
-            before, text = parts[-1].pop()
-            parts[-1].append((before, f"{text} {line.strip()}"))
-        elif line:
-            parts += [[]] * line.startswith("== ") and [[]]
-            request, _, refusal = line.partition("  # ")
-            parts[-1].append((number, request))
-            if refusal:
-                parts[-1].append((number, f"refused {refusal}"))
-    return parts
 
 
 @dataclass
@@ -93,13 +49,24 @@ class Script:
     """What the service does in a case: the events that it tells, and how the answer ends."""
 
     server: HttpThread
+    path: str = ""
+    hello: dict[str, Any] = field(default_factory=dict)
     events: list[WorkEvent] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     recalled: RecallResult = field(default_factory=lambda: RecallResult("", "fake", ()))
 
+    told: Told | None = None
+
+    def shown(self) -> Answer | None:
+        return self.told.answer if self.told else None
+
     def follow(self) -> None:
         if self.events or self.facts:
             says(self.server, *self.events, **self.facts)
+
+
+def _ask(script: Script, path: str, hello: dict[str, Any]) -> None:
+    script.path, script.hello = path, hello
 
 
 def _tell(script: Script, channel: str, said: Any) -> None:
@@ -132,6 +99,7 @@ def _doubt(script: Script, roles: list[str]) -> None:
 
 
 SCRIPT: Final[dict[str, Callable[..., object]]] = {
+    "asks": _ask,
     "tells reasoning": lambda script, text: _tell(script, "reasoning", text),
     "tells text": lambda script, text: _tell(script, "text", text),
     "tells call": lambda script, call: _tell(script, "call", call),
@@ -150,35 +118,40 @@ SCRIPT: Final[dict[str, Callable[..., object]]] = {
 def play(case: Case, server: HttpThread) -> None:
     """Do what a case says, line by line. Raises AssertionError, with file and line, where something else was told."""
     script, headers = Script(server), {}
-    told: Told | None = None
-    for number, line in [*case.lines, (case.lines[-1][0], "-- ")]:
+    for number, line in [*case.lines, (case.lines[-1][0], "--")]:
         mark, _, text = line.partition(" ")
-        try:
-            if told is not None and mark in ("--", "@", "POST", "GET", "DELETE"):
-                told.end()
-                told, headers = None, {}
+        with at_line(case, number, line, script.shown):
+            if script.told is not None and mark in ("--", "@", "POST", "GET", "DELETE"):
+                script.told.end()
+                script.told, headers = None, {}
             if mark == "@":
                 name, _, value = text.partition(": ")
                 headers[name.replace("-", "_")] = value
             elif mark in ("POST", "GET", "DELETE"):
                 script.follow()
-                told = Told(server, _asked(case, server, mark, text, headers))
-            elif mark == "--" and text:
+                script.told = Told(server, _asked(script, mark, text, headers))
+            elif text and mark == "--":
                 begin = next(each for each in SCRIPT if f"{text} ".startswith(f"{each} "))
-                SCRIPT[begin](script, json.loads(text.removeprefix(begin) or "null"))
-            elif told is not None and mark != "#":
-                told.compare(mark, text, line)
-        except AssertionError as error:
-            answer = told.answer if told else None
-            raise AssertionError(f"{case.file}:{number}: {line[:200]}\n{error}\n{answer}") from None
+                SCRIPT[begin](script, *_values(text.removeprefix(begin)))
+            elif script.told is not None:
+                script.told.compare(mark, text, line)
 
 
-def _asked(case: Case, server: HttpThread, method: str, text: str, headers: dict[str, str]) -> Answer:
+def _values(text: str) -> Iterator[Any]:
+    """The JSON values that stand one behind the other; null where there is none."""
+    rest = text.strip() or "null"
+    while rest:
+        value, end = json.JSONDecoder().raw_decode(rest)
+        yield value
+        rest = rest[end:].strip()
+
+
+def _asked(script: Script, method: str, text: str, headers: dict[str, str]) -> Answer:
     if text.startswith("/"):
         path, _, body = text.partition(" ")
-        return server.ask(method, path, json.loads(body) if body else None, **headers)
+        return script.server.ask(method, path, json.loads(body) if body else None, **headers)
     more = json.loads(text) if text else {}
-    return server.ask(method, case.path, {**case.hello, **more}, **headers)
+    return script.server.ask(method, script.path, {**script.hello, **more}, **headers)
 
 
 @dataclass
@@ -193,15 +166,12 @@ class Told:
 
     def compare(self, mark: str, text: str, line: str) -> None:
         match mark:
-            case "<" if text.isdecimal():
-                self.status = int(text)
             case "<":
                 name, _, value = text.partition(":")
                 assert self.answer.headers.get(name, "") == value.strip(), self.answer.headers
-            case "refused":
-                status, _, named = text.partition(" ")
-                self.status, error = int(status[1:-1]), self.answer.json["error"]
-                assert (error.get("param") or error["message"]).startswith(named), error
+            case "!":
+                error = self.answer.json["error"]
+                assert (error.get("param") or error["message"]).startswith(text), error
             case "no":
                 assert text not in self.answer.body.decode()
             case "~":
@@ -210,6 +180,8 @@ class Told:
                 assert not asked_for(self.server, text.removeprefix("no ")), "it was asked"
             case "->":
                 self._compare_call(*text.split(" ", 1))
+            case _ if line.startswith("["):
+                self.status = int(line[1:-1])
             case _:
                 has_at_least(self.answer.json, json.loads(line))
 
