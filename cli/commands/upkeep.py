@@ -19,6 +19,7 @@ from ...errors import TorporError
 from ...memvid import operations
 from ...memvid.answers import DeleteReport, MaintenanceReport, MarkedVersion
 from ...memvid.disk.location import default_store_path
+from ...memvid.disk.paths import closing_fd
 from ...memvid.errors import SessionNotFound
 from ...memvid.exchange.incoming import hand_over, take_back
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
@@ -145,11 +146,8 @@ def open_to_maintain(path: Path) -> Store:
     """Open an existing store for writing; `Store.open` alone would make one. Damage to its journal is told here, on
     stderr: no later opening finds it again. Raises NoStore, NotAStore, UnsupportedFormat, StoreLocked, and memvid's
     other refusals."""
-    root_fd = open_existing_root(os.path.abspath(path))
-    try:
+    with closing_fd(open_existing_root(os.path.abspath(path))) as root_fd:
         load_store_uuid(root_fd, str(path))
-    finally:
-        os.close(root_fd)
     store = Store.open(path, writable=True)
     for finding in store.opening.journal:
         Output(as_json=False).remark(render_problem(finding))

@@ -165,11 +165,8 @@ def _folder_of(place: Path) -> Iterator[StoreFolder | None]:
 def find_holder(place: Path) -> int | None:
     """The process that has a store for writing; None if none is known."""
     try:
-        root_fd = open_existing_root(os.path.abspath(place))
-        try:
+        with closing_fd(open_existing_root(os.path.abspath(place))) as root_fd:
             return lock.find_holder(root_fd, str(place))
-        finally:
-            os.close(root_fd)
     except StoreError:
         return None  # no readable store: that is reported elsewhere
 
