@@ -35,7 +35,12 @@ class Listed:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         (item,) = get_args(source)
-        return handler.generate_schema(GenericAlias(tuple, (item, ...)))
+        of_items: Any = GenericAlias(tuple, (item, ...))
+        return handler.generate_schema(Annotated[of_items, BeforeValidator(_as_tuple)])
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if type(value) is list else value
 
 
 Seconds = Annotated[float, Field(ge=0)]

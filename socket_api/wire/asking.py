@@ -46,8 +46,8 @@ def call_of(verb: Verb[Any, R], request: Request, namespace: str | None) -> Call
     params: dict[str, Any] = {}
     for each in fields(request):
         value = getattr(request, each.name)
-        is_one = isinstance(value, str) and each.name in lists and lists[each.name].or_one
-        value = (value,) if is_one else _plain(value)
+        if each.name in lists:
+            value = (value,) if isinstance(value, str) and lists[each.name].or_one else _plain(value)
         if each.name not in NEVER_SENT and value != each.default:
             params[each.name] = value.named() if isinstance(value, Sampling) else value
     load_request(verb, params)

@@ -3,19 +3,28 @@ refused: that comes back alike, too."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import pytest
+from mcp.client import Client
 from torpor.daemon.api.events import NEVER_SENT
+from torpor.daemon.api.records import Request
 from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.verb import Verb
 from torpor.daemon.api.verbs import VERBS
 from torpor.errors import TorporError
-from torpor.tests.socket_api.fronts.fronts_rig import FRONTS, OF_THE_PROCESS, ROUTE_OF, Front
+from torpor.records import Result
+from torpor.socket_api.mcp.tools import TOOLS, server_of
+from torpor.socket_api.wire.checking import load_request
+from torpor.tests.socket_api.fronts.fronts_rig import FRONTS, OF_THE_PROCESS, ROUTE_OF, Front, given
 
 SAID = [{"role": "user", "content": "hi"}]
-TOOLS = [{"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {"a": {}}}}]
+ADD = {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {"a": {}}}}
 ANSWER = "a1" * 16
 OF = {"session": "nobody"}
 NEW = {"create": True, "model": "nobody", "labels": ["x", "y"]}
@@ -24,7 +33,7 @@ DRAWN = {
     "sampling": Sampling(temperature=0.5, top_p=0.25, top_k=3, min_p=0.125, repetition_penalty=1.5, seed=2**64 - 1)
 }
 HELD = {"constraint": {"regex": "a+"}, "logprobs": 2, "stop": ["END", "STOP"], "max_tokens": 7, **DRAWN}
-OFFERED = {"tools": TOOLS, "template_arguments": {"enable_thinking": False, "more": [1, {"a": None}]}}
+OFFERED = {"tools": [ADD], "template_arguments": {"enable_thinking": False, "more": [1, {"a": None}]}}
 CHOSEN = {"tool_choice": {"mode": "required", "names": ["add"]}}
 DIALOGUE: dict[str, Any] = {**OF, "messages": SAID, "model": "nobody", **HELD, **OFFERED, **CHOSEN}
 BEHIND = {**OF, "messages": SAID, "after": ANSWER, "instructions": "Be brief."}
@@ -117,6 +126,25 @@ def test_each_field_reaches_the_service_as_it_was_given(front: Front, there: Fro
             getattr(front, VERBS[verb].attribute)(**options)
         if verb == "create" and "nobody" in {each.name for each in there.list_sessions().sessions}:
             there.delete("nobody")
+
+
+def test_each_field_of_a_tool_of_mcp_reaches_its_verb() -> None:
+    reached: list[Request] = []
+
+    async def ask(_: object, verb: Verb[Any, Any], params: Mapping[str, Any]) -> Result:
+        reached.append(load_request(verb, params))
+        raise TorporError("No.")
+
+    async def use() -> None:
+        async with Client(server_of(ask)) as client:
+            for name in TOOLS:
+                for options in ASKED[name]:
+                    wanted = given(VERBS[name].request(**options))
+                    told = await client.call_tool(name, json.loads(json.dumps(wanted)))
+                    assert [given(each) for each in reached] == [wanted], told
+                    reached.clear()
+
+    asyncio.run(use())
 
 
 def test_no_field_of_a_verb_is_left_out() -> None:

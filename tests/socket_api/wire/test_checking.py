@@ -153,7 +153,7 @@ DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"x": inner}, range(33)
         ("wake", {"session": "a", "more": 1}, "more: there is no such field; leave it out."),
         ("wake", {"session": "a", "strict": 1}, "strict: it must be a valid boolean."),
         ("create", {"session": "a", "labels": "x"}, "labels: it is no list; give a list."),
-        ("create", {"session": "a", "labels": ["x"]}, "labels: it is no list; give a list."),
+        ("create", {"session": "a", "labels": {"x": 1}}, "labels: it is no list; give a list."),
         ("append", {"session": "a"}, "give either text, tokens or messages."),
         ("set", {"session": "a", "sampling": {"top_p": 2.0}}, "sampling.top_p: it must be less than or equal to 1."),
         ("chat", CHAT | {"messages": ()}, "messages: it has 0 entries; give at least 1."),
