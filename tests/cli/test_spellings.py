@@ -13,6 +13,7 @@ from typing import get_type_hints
 import pytest
 from torpor.cli.command_list import COMMANDS
 from torpor.cli.registry import load_command
+from torpor.daemon.api.store import MaintainRequest
 from torpor.daemon.api.verbs import VERBS
 from torpor.daemon.events.events import EVENTS
 from torpor.daemon.options.serve_options import SERVE_OPTIONS
@@ -132,5 +133,6 @@ def test_the_wire_takes_earlier_names() -> None:
     assert accepted.verb is VERBS["analyze"]
     fold = load_request(VERBS["fold"], {"session": "notes", "name": "less", "summarise": 20})
     assert {each.name: getattr(fold, each.name) for each in fields(fold)}["summarize"] == 20
+    assert MaintainRequest("quantise", session="less", bits=8).operation == "quantize", "also where no wire checks it"
     operation = load_request(VERBS["maintain"], {"operation": "quantise", "session": "less", "bits": 8})
     assert operation == load_request(VERBS["maintain"], {"operation": "quantize", "session": "less", "bits": 8})
