@@ -94,13 +94,15 @@ class DamagedPack(FrameReader):
         if header.slots and not head.stored:
             self.heads[frame.id] = dataclasses.replace(frame, is_stripped=True)
             return offset + head.frame_bytes, 0
+        if len(head.stored) != len(header.slots):
+            return 0, head_bytes  # what its head says of its slots is of no use
         return self._take_full(frame, head, left)
 
     def _take_full(self, frame: Frame, head: FrameHead, left: int) -> tuple[int, int]:
         if head.frame_bytes > left:
             self.torn[frame.id] = frame
             return 0, frame.head_bytes
-        stripped = self.heads.pop(frame.id, None)
+        stripped, torn = self.heads.pop(frame.id, None), self.torn.pop(frame.id, frame)
         self.frames[frame.id] = frame
         try:
             self.check_payloads(frame.id)
@@ -108,7 +110,7 @@ class DamagedPack(FrameReader):
             raise
         except StoreError:
             del self.frames[frame.id]
-            self.torn[frame.id] = frame
+            self.torn[frame.id] = torn
             if stripped is not None:
                 self.heads[frame.id] = stripped
             return 0, head.frame_bytes

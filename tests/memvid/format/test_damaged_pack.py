@@ -17,6 +17,7 @@ from torpor.memvid.format_1 import BundleFile
 from torpor.memvid.store import Store
 from torpor.memvid.writing.frame_files import open_frames
 from torpor.tests.memvid.format_1_stores import bundle_of, case
+from torpor.tests.memvid.fuzz import pack_file
 from torpor.tests.memvid.store_making import OTHER_URI, URI, flip, frame_in, pack_of, put, sleep, token_ids, write
 
 
@@ -111,6 +112,24 @@ def test_a_frame_in_the_payload_of_a_sound_frame_is_none_of_the_pack(store: Stor
     flip(pack_of(store, outer), -1)
     with opened(pack_of(store, outer)) as file:
         assert list(file.frames) == ids(outer)
+
+
+def test_a_frame_whose_storage_table_has_another_number_of_slots_is_not_found(store: Store, tmp_path: Path) -> None:
+    parts = pack_file.take_apart(pack_of(store, sleep(store, 300)).read_bytes())
+    first, *others = parts.frames
+    first.slots.append(first.slots[0])
+    put(tmp_path / "lying", b"".join(frame.encode() for frame in parts.frames))
+    with opened(tmp_path / "lying") as file:
+        assert (set(file.frames), file.torn) == ({frame.id for frame in others}, {})
+
+
+def test_a_sound_frame_is_found_behind_a_torn_one_of_its_block(store: Store, tmp_path: Path) -> None:
+    pack = pack_of(store, receipt := sleep(store, 300))
+    frame, sound = frame_in(pack, ids(receipt)[0]), pack.read_bytes()
+    flip(pack, frame.offset + frame.head_bytes)
+    put(tmp_path / "both", pack.read_bytes() + sound)
+    with opened(tmp_path / "both") as file:
+        assert (set(file.frames), file.torn) == ({*ids(receipt)}, {})
 
 
 def test_a_frame_that_begins_between_two_reads_is_found(store: Store) -> None:
