@@ -65,13 +65,6 @@ def test_the_drafts_hold_the_bytes_of_every_slot(make_state: MakeState, kv_of: A
     assert record[3][1][1] == bytes(memoryview(state.random_key))
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_every_element_type_is_taken_bit_for_bit(make_state: MakeState, kv_of: Any, dtype: mx.Dtype) -> None:
-    state = make_state(10, dtype=dtype)
-    (span, _) = raw(cut_of(state))
-    assert [data for _, data in span[3]] == [data for pair in kv_of(state) for data in pair]
-
-
 def test_arrays_that_are_not_in_row_major_order_are_cut_in_it(make_state: MakeState) -> None:
     state = make_state(10)
     clean = raw(cut_of(state))

@@ -95,23 +95,20 @@ def test_a_wake_that_changes_a_token_is_disproved(
 
 
 @pytest.mark.one_in(3)
-def test_a_document_that_is_too_short_is_refused(short_path: Path, tiny_model: Path, started: list[int]) -> None:
-    with pytest.raises(DemoUnfit, match="at least 500"):
-        tell(settings(short_path, tiny_model, text=TEXT[:400]))
-    assert started
-    assert not any(map(is_running, started))
-
-
-@pytest.mark.one_in(2)
-def test_a_model_with_too_little_context_is_refused(short_path: Path, tiny_model: Path) -> None:
-    with pytest.raises(DemoUnfit, match="do not fit"):
-        tell(settings(short_path, tiny_model, target_document_tokens=9000, minimum_document_tokens=2000))
-
-
-@pytest.mark.one_in(3)
-def test_a_daemon_that_does_not_start_is_reported_with_its_last_words(short_path: Path, started: list[int]) -> None:
-    with pytest.raises(DemoDaemonFailed, match="model_unavailable"):
-        tell(settings(short_path, short_path / "no-model"))
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"text": TEXT[:400]}, DemoUnfit, "at least 500"),
+        ({"target_document_tokens": 9000, "minimum_document_tokens": 2000}, DemoUnfit, "do not fit"),
+        ({"models": {"tiny": "/no/model"}}, DemoDaemonFailed, "model_unavailable"),
+    ],
+    ids=["a document that is too short", "a context that is too short", "a daemon that does not start"],
+)
+def test_what_cannot_be_shown_is_refused_and_leaves_no_daemon(
+    short_path: Path, tiny_model: Path, started: list[int], changes: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        tell(settings(short_path, tiny_model, **changes))
     assert started
     assert not any(map(is_running, started))
 

@@ -157,28 +157,19 @@ def analyzed(torpor: Torpor, daemon: ServerThread, document: dict[str, Any], mad
     return daemon
 
 
-def test_an_analysis_is_asked_of_the_daemon_and_drawn(torpor: Torpor, analyzed: ServerThread) -> None:
-    ran = torpor("analyze", "notes", "--kind", "probe", "--label", "a", "--label", "b")
-    assert ran.status == 0
-    assert "torpor://default/notes" in ran.out
-    assert "h1:c17" in ran.out
-    asked = [arguments for method, arguments in analyzed.service.calls if method == "analyze"]
-    assert asked == [{"session": "notes", "kind": "probe", "labels": ("a", "b")}]
-
-
-def test_an_analysis_in_json_has_the_whole_document(
+def test_an_analysis_is_asked_of_the_daemon_and_drawn_or_given_whole(
     torpor: Torpor, analyzed: ServerThread, document: dict[str, Any]
 ) -> None:
+    ran = torpor("analyze", "notes", "--kind", "probe", "--label", "a", "--label", "b")
+    assert (ran.status, "torpor://default/notes" in ran.out, "h1:c17" in ran.out) == (0, True, True)
+    assert analyzed.service.calls[-1] == ("analyze", {"session": "notes", "kind": "probe", "labels": ("a", "b")})
     found = torpor("analyze", "notes@1", "--json").document
-    assert found["artifact"] == document
-    assert (found["version"], found["awake_tokens"], found["path"]) == (1, None, None)
-
-
-def test_an_awake_session_is_told_to_hold_more_than_was_analysed(torpor: Torpor, analyzed: ServerThread) -> None:
+    assert (found["artifact"], found["version"], found["awake_tokens"], found["path"]) == (document, 1, None, None)
     torpor("wake", "notes")
     torpor("append", "notes", "three")
-    ran = torpor("analyze", "notes")
-    assert "is awake with 3 tokens; this is version 1, with 2 tokens" in " ".join(ran.err.split())
+    told = " ".join(torpor("analyze", "notes").err.split())
+    assert "is awake with 3 tokens; this is version 1, with 2 tokens" in told
+    assert torpor("analyze", "nobody").status == 4
 
 
 def test_the_document_is_written_byte_for_byte_and_replaces_nothing_unasked(
@@ -204,12 +195,6 @@ def test_the_document_is_written_byte_for_byte_and_replaces_nothing_unasked(
     inside = torpor("analyze", "notes", "--out", made_store.path / "x.json", "--json")
     assert (inside.status, inside.error["error"]["code"]) == (2, "target_in_store")
     assert torpor("analyze", "notes", "--out", "-").status == 2
-
-
-def test_an_unknown_session_is_not_found(torpor: Torpor, analyzed: ServerThread, made_store: MadeStore) -> None:
-    assert torpor("analyze", "nobody").status == 4
-    assert made_store("export-kv", "nobody", "x.safetensors").status == 4
-    assert made_store("export-kv", "agent@9", "x.safetensors").status == 4
 
 
 def test_an_export_of_tensors_tells_of_tokens_that_have_none_yet(torpor: Torpor, short_path: Path) -> None:
