@@ -344,7 +344,7 @@ class Conversing:
 
     async def go_back(self, use: Use, live: Session, turn: NewTurn, emit: OnEvent) -> Session:
         """Make the session durable, and give it at the token where the transcript diverges. Raises as a sleep and a
-        wake; the session is then as it was, awake or asleep."""
+        wake; the session is then as it was, awake or asleep, but that a look has ended."""
         had = len(live.state.tokens)
         if not turn.at:
             async with self._residency.models.using(live.model.name, use) as model:
