@@ -111,7 +111,7 @@ class SessionJob(Job):
         if uri is None:
             return seconds
         asyncio.get_running_loop().call_later(seconds, self.note, uri)
-        return seconds if isinstance(error, (NoSpace, BudgetExceeded, ServiceClosed)) else 0.0
+        return seconds if isinstance(error, (NoSpace, BudgetExceeded)) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,9 @@ class Upkeep:
         run.timer = asyncio.get_running_loop().call_later(delay, self._begin, job, context=self._context)
 
     def _begin(self, job: Job) -> None:
+        """In the context of the loop, of which the task gets a copy."""
         self._runs[job].cancel()
-        self._runs[job].task = asyncio.get_running_loop().create_task(self._piece(job), context=self._context.copy())
+        self._runs[job].task = asyncio.get_running_loop().create_task(self._piece(job))
 
     async def _piece(self, job: Job) -> None:
         run, rest_s = self._runs[job], 0.0

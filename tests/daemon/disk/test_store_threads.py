@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torpor.daemon.disk import store_threads
 from torpor.daemon.disk.store_threads import StoreThreads, fill_threads
-from torpor.tests.daemon.session_rig import Gate
+from torpor.tests.daemon.session_rig import Gate, until
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -63,8 +63,8 @@ async def test_an_end_waits_for_a_read_that_nobody_waits_for_any_more(caplog: py
     with pytest.raises(asyncio.CancelledError):
         await reading
     closing = asyncio.ensure_future(threads.close())
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await until(lambda: threads._write._shutdown)
+    await asyncio.sleep(0.05)
     assert not closing.done()
     gate.open()
     await closing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ def door() -> Door:
 def thread(door: Door) -> Iterator[UpkeepThread]:
     upkeep = UpkeepThread(door)
     yield upkeep
+    door.begin_to_stop(Phase.STOPPING, 0.0)  # else a repack of a test that has failed goes on
     upkeep._pool.shutdown()
 
 
@@ -32,12 +34,15 @@ class Repack:
     def __init__(self, thread: UpkeepThread, *, is_order: bool = False) -> None:
         self.begun = threading.Event()
         self.may_end = threading.Event()
+        self.has_ended = False
         self.result = asyncio.ensure_future(thread.repack(self._work, is_order=is_order))
 
     def _work(self, should_stop: Callable[[], bool]) -> int:
         self.begun.set()
         while not should_stop() and not self.may_end.wait(0.001):
             pass
+        time.sleep(0.02)  # it removes its file
+        self.has_ended = True
         return 7
 
     async def is_stopped(self) -> bool:
@@ -83,6 +88,7 @@ async def test_work_whose_caller_leaves_is_waited_for_before_other_work_begins(t
     await gate.reached()
     order.cancel()
     other = await waiting(thread.order(lambda: "other"))
+    assert thread._turn.locked(), "else an end would wait for the thread, and the event loop with it"
     gate.open()
     with pytest.raises(asyncio.CancelledError):
         await order
@@ -117,6 +123,7 @@ async def test_a_sleep_without_room_has_every_repack_stop_and_none_begin(thread:
     await until(repack.begun.is_set)
     with thread.sleeps, thread.claims:
         assert await thread.wait_for_room(before)
+        assert repack.has_ended
         assert await repack.is_stopped()
         later = Repack(thread, is_order=is_order)
         await asyncio.sleep(0.01)

@@ -269,6 +269,19 @@ async def test_a_close_waits_for_the_piece_that_runs_and_has_it_stop() -> None:
             await upkeep.thread.order(int)
 
 
+async def test_a_close_waits_for_a_piece_that_waits_for_something_else() -> None:
+    async with running(Times) as (upkeep, job):
+        job.going_on.clear()
+        job.at(NOW)
+        await until(lambda: len(job.seen) == 1)
+        closing = asyncio.ensure_future(end(upkeep))
+        await settled()
+        assert not closing.done()
+        job.going_on.set()
+        await closing
+        assert upkeep.states()[0].running is None
+
+
 async def test_a_daemon_that_stops_is_no_failure_of_a_piece(caplog: pytest.LogCaptureFixture) -> None:
     class Late(Sessions):
         async def look_at(self, uri: SessionUri) -> None:
