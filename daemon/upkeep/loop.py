@@ -185,7 +185,7 @@ class Upkeep:
         self._runs[job].task = asyncio.get_running_loop().create_task(self._piece(job))
 
     async def _piece(self, job: Job) -> None:
-        run, rest_s = self._runs[job], 0.0
+        run, rest_s = self._runs[job], AGAIN_S  # for a piece that is cancelled
         try:
             rest_s = REST * (await job.piece() or 0.0)
             run.failures = 0
@@ -195,10 +195,11 @@ class Upkeep:
                 run.failures += 1
                 _tell_failure(job.about(), error, again_s)
             rest_s = job.put_off(error, again_s)
-        run.last = time.monotonic()
-        run.rests_until = run.last + rest_s
-        run.task = None
-        self._plan(job)
+        finally:  # also if what it waited for was cancelled: else a close would wait for ever
+            run.last = time.monotonic()
+            run.rests_until = run.last + rest_s
+            run.task = None
+            self._plan(job)
 
 
 @dataclass(slots=True)

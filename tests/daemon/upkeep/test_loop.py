@@ -282,6 +282,20 @@ async def test_a_close_waits_for_a_piece_that_waits_for_something_else() -> None
         assert upkeep.states()[0].running is None
 
 
+async def test_a_piece_that_is_cancelled_ends_and_keeps_no_close_waiting() -> None:
+    async with running(Times) as (upkeep, times):
+        times.going_on.clear()
+        times.times = [NOW]
+        times.look_again()
+        await until(lambda: times.seen)
+        (state,) = upkeep.states()
+        assert state.running is not None
+        times.times = []
+        upkeep._runs[times].task.cancel()
+        await until(lambda: upkeep.states()[0].running is None)
+    assert upkeep.states()[0].last is not None
+
+
 async def test_a_daemon_that_stops_is_no_failure_of_a_piece(caplog: pytest.LogCaptureFixture) -> None:
     class Late(Sessions):
         async def look_at(self, uri: SessionUri) -> None:
