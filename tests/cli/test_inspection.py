@@ -15,7 +15,7 @@ from torpor.cli.serve.doctor import _describe_config, _describe_queue
 from torpor.cli.view.formatting import format_time
 from torpor.errors import TorporError
 from torpor.memvid.answers import Finding
-from torpor.memvid.errors import PUT_BACK, CorruptBlock, Corruption, Truncated
+from torpor.memvid.errors import Corruption
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri, parse_reference
@@ -54,37 +54,6 @@ def test_looking_tells_of_a_daemon_that_ended_without_a_stop(
     assert torpor("doctor", "--json").document["daemon"]["problem"] == told["message"]
     assert told["message"].endswith(f"may stand in {short_path}/torpor/daemon.log, or in the file that --log named.")
     assert made_store("ls", "--json").document["problems"] == []
-
-
-@pytest.mark.parametrize("damage", ["missing", "flipped"])
-@pytest.mark.parametrize("beside_a_daemon", [False, True])
-def test_ls_marks_a_session_whose_newest_version_has_no_sound_manifest(
-    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, beside_a_daemon: bool, damage: str
-) -> None:
-    torpor("append", "agent", "one")
-    torpor("append", "fresh", "one")
-    daemon.service.sessions["agent"].now(bundle_id=made_store.manifests[1].stem, version=2)
-    daemon.service.store = str(made_store.path)
-    ask = torpor if beside_a_daemon else made_store
-    assert not any(info["unreadable"] for info in ask("ls", "--json").document["sessions"])
-    assert "manifest" not in ask("ls").err
-    made_store.manifests[0].unlink()  # of an earlier version: that is for verify
-    if damage == "missing":
-        made_store.manifests[1].unlink()
-    else:
-        flip(made_store.manifests[1], 200)
-    told = ask("ls", "--json").document
-    assert [info["name"] for info in told["sessions"] if info["unreadable"]] == ["agent"]
-    (problem,) = told["problems"]
-    code, what = {"missing": ("bundle_missing", "missing"), "flipped": ("bundle_mismatch", "damaged")}[damage]
-    assert (problem["code"], problem["path"]) == (code, str(made_store.manifests[1]))
-    cannot = f"Version 2 of torpor://default/agent cannot be woken: {made_store.manifests[1]} is {what}"
-    assert problem["message"].startswith(cannot)
-    remedy = "`torpor sleep torpor://default/agent` writes it anew" if beside_a_daemon else made_store.advised(PUT_BACK)
-    assert remedy in problem["message"]
-    listed = ask("ls")
-    assert [line.split()[0] for line in listed.out.splitlines() if "!\t" in line] == ["default/agent"]
-    assert "! its newest version has no sound manifest: if awake, put it to sleep" in listed.err
 
 
 @pytest.mark.parametrize("beside_a_daemon", [False, True])
@@ -261,57 +230,6 @@ def test_who_looks_and_who_wakes_are_advised_alike(
     assert torpor("wake", "agent", "--json").error["error"]["message"] == advised
     shown = made_store("show", "agent", "--json").error["error"]["message"]
     assert shown == made_store.advised(f"{advised} Besides it has version 1: `torpor show {AGENT}@1`.")
-
-
-def test_a_refusal_says_that_the_daemon_can_compute_damaged_keys_and_values_again(
-    torpor: Torpor, made_store: MadeStore, daemon: ServerThread
-) -> None:
-    damaged = made_store.flip(1)
-    refuse_wakes(torpor, made_store, daemon, CorruptBlock(f"{damaged} is damaged.", path=str(damaged)))
-    again = "`torpor repair` lets the daemon compute its keys and values again"
-    assert again in torpor("wake", "agent", "--json").error["error"]["message"]
-    made_store.manifests[1].unlink()
-    assert again not in torpor("wake", "agent", "--json").error["error"]["message"], "its tokens are gone too"
-
-
-def test_a_refusal_of_a_stripped_session_says_that_a_repair_brings_it_back(
-    torpor: Torpor, made_store: MadeStore, daemon: ServerThread
-) -> None:
-    """It counts as whole without its keys and values, so no version of it is damaged."""
-    with Store.open(made_store.path, writable=True) as store:
-        store.strip(parse_reference("agent"))
-    fault = CorruptBlock("a block that others need is damaged.", path=str(made_store.packs[0]))
-    refuse_wakes(torpor, made_store, daemon, fault)
-    message = torpor("wake", "agent", "--json").error["error"]["message"]
-    assert "`torpor repair` lets the daemon compute its keys and values again" in message
-
-
-@pytest.mark.parametrize(
-    "command", [("wake",), ("generate",), ("generate", "more"), ("chat", "more"), ("append", "x"), ("quantize",)]
-)
-def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
-    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, command: tuple[str, ...]
-) -> None:
-    damaged = made_store.cut(1)
-    refuse_wakes(torpor, made_store, daemon, Truncated(f"{damaged} is truncated.", path=str(damaged)))
-    ran = torpor(command[0], "agent", *command[1:], "--json")
-    assert (ran.status, ran.error["error"]["details"].get("intact_version")) == (6, 1)
-    assert WAKE_VERSION_1 in ran.error["error"]["message"]
-
-
-@pytest.mark.parametrize("command", ["export", "export-kv", "analyze"])
-def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
-    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, tmp_path: Path, command: str
-) -> None:
-    damaged, intact = made_store.cut(1), WAKE_VERSION_1
-    if command != "analyze":
-        intact = made_store.advised(intact)
-        ran = made_store(command, "agent", tmp_path / "out", "--json")
-    else:
-        refuse_wakes(torpor, made_store, daemon, Truncated(f"{damaged} is truncated.", path=str(damaged)))
-        ran = torpor(command, "agent", "--json")
-    assert (ran.status, ran.error["error"]["details"].get("intact_version")) == (6, 1)
-    assert intact in ran.error["error"]["message"]
 
 
 def test_what_an_error_says_of_going_on_is_not_said_twice(made_store: MadeStore, tmp_path: Path) -> None:

@@ -122,8 +122,9 @@ def _have(world: World, which: str, facts: str) -> None:
         service.sessions[which].now(**_facts(facts, SessionInfo))
 
 
-def _refuse(world: World, code: str) -> None:
-    world.daemon.service.fault = type("Refused", (TorporError,), {"code": code})("So it is.")
+def _refuse(world: World, code: str, _of: str = "", path: str = "") -> None:
+    refusal = type("Refused", (TorporError,), {"code": code})
+    world.daemon.service.fault = refusal(f"{path} is damaged.", path=path) if path else refusal("So it is.")
 
 
 def _note(world: World) -> None:
