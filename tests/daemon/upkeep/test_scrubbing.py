@@ -428,7 +428,7 @@ async def test_damage_in_another_session_waits_for_its_own_turn(open_rig: Any, s
 
 
 @pytest.mark.one_in(2)
-async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any) -> None:
+async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         open_rig(scrub=ScrubPolicy(1 << 40, idle_s=0.2, round_s=0.0)) as rig,
         listening(rig) as heard,
@@ -442,8 +442,12 @@ async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any) -> None:
         heard.clear()
         before = (await rig.service.status()).scrub.sessions
         await until(lambda: rig.service._parts.bus.quiet_s() == 0.0)
-        for _ in range(40):
+        scrub = rig.service._parts.upkeep.scrub
+        read, pieces = scrub._read, list[object]()
+        monkeypatch.setattr(scrub, "_read", lambda steps: (pieces.append(steps), read(steps))[1])
+        for _ in range(60):
             await asyncio.sleep(0.01)
+        assert len(pieces) <= 1, "but for one that had begun"
         assert (await rig.service.status()).scrub.sessions <= before + 1, "but for one that it was reading"
         gate.open()
         await busy
