@@ -45,7 +45,7 @@ def of(barred: tuple[str, ...], modules: set[str]) -> set[str]:
     [
         (("--version",), (*_HEAVY, *_PROTOCOL, *_STORE, *_DRAWING, "torpor.cli.commands")),
         (("--help",), (*_HEAVY, *_PROTOCOL, *_STORE, "torpor.cli.commands")),
-        (("ls", "--help"), (*_HEAVY, *_PROTOCOL)),
+        (("ls", "--help"), (*_MODELS, "asyncio", *_PROTOCOL)),
         (("chat", "--help"), _MODELS),
     ],
 )
