@@ -51,7 +51,7 @@ class Parts:
         self.models = ModelParts(
             self.store, engine, buffers, shelf, loader, awake, turns, self.door, bus, self._current
         )
-        self.sessions = SessionParts(self.store, self.models, awake, turns, self.door, bus, options)
+        self.sessions = SessionParts(self.store, self.models, awake, turns, self.door, bus, self._current)
         self.upkeep = UpkeepParts(self.store, self.models, self.sessions, self.door, bus, self._current, scrub)
 
     @property

@@ -26,7 +26,7 @@ from ..events.bus import Bus
 from ..events.events import SessionCreated, SessionDeleted
 from ..memory.line import Use
 from ..models.chat_template import Root
-from ..options.serve_options import ServeOptions
+from ..options.current import CurrentOptions
 from ..prefixes.heads import Heads
 from ..prefixes.prefix_history import Reasons
 from ..prefixes.reuse import PrefixReuse
@@ -57,7 +57,7 @@ class SessionParts:
         turns: Turns,
         door: Door,
         bus: Bus,
-        options: ServeOptions,
+        options: CurrentOptions,
     ) -> None:
         self._store, self._models, self._door, self._bus = store, models, door, bus
         self._hits: Counter[SessionUri] = Counter()
@@ -80,7 +80,7 @@ class SessionParts:
         )
         self.last_sleeps = LastSleeps(putting_away, awake, turns, models.memory)
         self.planning = Planning(versions, residency, shelf)
-        self.reuse = PrefixReuse(disk, engine, versions, bus, self._hits, options.prefix_reuse)
+        self.reuse = PrefixReuse(disk, engine, versions, bus, self._hits, options.now.prefix_reuse)
         self.heads = Heads(disk, threads)
         self.reasons = Reasons(encoder, self.reuse, self.awake.get)
         self.recalling = Recalling(disk, threads, encoder, residency, store.journal)

@@ -50,12 +50,13 @@ class Job(ABC):
     @abstractmethod
     def due(self) -> float | None:
         """When the next piece is due, by the monotonic clock; None: not before `look_again`. Asked behind each piece
-        and each `look_again`."""
+        and each `look_again`: a piece has to change the answer, or the next one begins at once, without end."""
 
     @abstractmethod
     async def piece(self) -> float | None:
-        """Do a bounded piece of work. Gives the seconds that it took from others, by which it rests; None: it need not.
-        What it raises is logged, and the job put off."""
+        """Do a bounded piece of work; what blocks on the disk by `self._thread.run`. Gives the seconds in which it kept
+        a processor or the disk busy: the job then rests for `REST` times as long. None: it only waited, and needs no
+        rest. What it raises is logged, and the job put off."""
 
     def about(self) -> str:
         """What its piece is about, for people."""

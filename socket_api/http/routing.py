@@ -14,7 +14,8 @@ from .requests import Body
 
 
 class Posted(Route):
-    """A route with a body. speaks: the API in whose shape it tells errors, here and at every path that begins so."""
+    """A route with a body. speaks: the API in whose shape errors are told, at its path and at every path that begins
+    with it."""
 
     def __init__(self, path: str, answer: Callable[..., Any], body: type[Body], *, speaks: Dialect = "openai") -> None:
         super().__init__(path, answer, methods=["POST"])
