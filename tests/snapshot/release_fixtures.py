@@ -1,6 +1,6 @@
 """Bundles of every kind of cache as a release of mlx-lm held them, which must wake for ever.
 
-`python tests/snapshot/release_fixtures.py` writes those of the installed release; those of others stay as they are.
+`python tests/snapshot/release_fixtures.py` writes those that the installed release lacks; what is there stays as it is.
 """
 
 from __future__ import annotations
@@ -45,11 +45,18 @@ def digest_of(run: Run) -> str:
     return blake3(repr(fingerprint(run.state.caches)).encode()).hexdigest()
 
 
-def write(folder: Path) -> None:
-    """The bundles of every kind, and what is in them."""
+def held_of(folder: Path) -> dict[str, str]:
+    """The digest of what each bundle of a release holds, by kind; empty where the release has none."""
+    file = folder / "held.json"
+    held: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+    return held
+
+
+def write_missing(folder: Path) -> None:
+    """Write the bundle of each kind that has none yet, and what is in it."""
     folder.mkdir(parents=True, exist_ok=True)
-    held = {}
-    for kind in GROWERS:
+    held = held_of(folder)
+    for kind in GROWERS.keys() - held.keys():
         run = grown(kind)
         with tempfile.TemporaryDirectory() as scratch, Store.open(Path(scratch) / "store", writable=True) as store:
             snapshot = cut(run.state, run.layout(), durable=(), unchanged_tokens=0)
@@ -60,4 +67,4 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(FOLDER / f"mlx-lm-{importlib.metadata.version('mlx-lm')}")
+    write_missing(FOLDER / f"mlx-lm-{importlib.metadata.version('mlx-lm')}")
