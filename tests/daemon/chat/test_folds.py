@@ -420,6 +420,7 @@ async def test_a_fold_that_is_given_up_when_it_has_just_become_durable_leaves_no
     task = asyncio.create_task(fold(rig, tail=100))
     await gate.reached()
     task.cancel()
+    await asyncio.sleep(0)
     gate.open()
     await asyncio.wait([task])
     assert task.cancelled()

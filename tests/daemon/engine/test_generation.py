@@ -281,6 +281,7 @@ async def test_a_request_given_up_while_it_waits_for_its_turn_does_nothing(rig: 
     second = asyncio.ensure_future(rig.write("a", 3))
     await asyncio.sleep(0)
     second.cancel()
+    await asyncio.sleep(0)
     gate.open()
     await first
     with pytest.raises(asyncio.CancelledError):

@@ -184,6 +184,7 @@ async def test_a_request_that_is_aborted_while_its_model_loads_leaves_a_model_th
         await loads.gate.reached()
         second = asyncio.ensure_future(rig.service.create("b", model="two"))
         first.cancel()
+        await asyncio.sleep(0)
         loads.gate.open()
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -322,6 +323,7 @@ async def test_a_load_that_has_begun_is_answered_as_done_when_it_is_cancelled(ri
     asking = asyncio.ensure_future(rig.service.load_model(model="two"))
     await loads.gate.reached()
     asking.cancel()
+    await asyncio.sleep(0)
     loads.gate.open()
     assert (await asking).resident
     assert loaded(rig) == ["two"]

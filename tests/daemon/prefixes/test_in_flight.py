@@ -53,6 +53,7 @@ async def test_a_new_session_that_is_left_while_its_beginning_is_taken_over_is_g
     await gate.reached()
     assert rig.is_awake("new")
     task.cancel()
+    await asyncio.sleep(0)
     gate.open()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -121,6 +122,7 @@ async def test_if_the_first_one_ends_early_the_next_one_reads_for_the_others(rig
         rig.network.after = lambda _number, _logits: 1 / 0
     else:
         first.cancel()
+        await asyncio.sleep(0)
     gate.open()
     with pytest.raises(GenerationFailed if how == "failed" else asyncio.CancelledError):
         await first

@@ -135,6 +135,7 @@ async def test_a_request_that_ends_before_it_has_read_anything_is_no_hit(rig: Ri
     reading = asyncio.ensure_future(rig.service.append("a", tokens=TOKENS[:20]))
     await gate.reached()
     reading.cancel()
+    await asyncio.sleep(0)
     gate.open()
     with pytest.raises(asyncio.CancelledError):
         await reading
@@ -143,6 +144,7 @@ async def test_a_request_that_ends_before_it_has_read_anything_is_no_hit(rig: Ri
     writing = asyncio.ensure_future(rig.service.generate("a", tokens=[1, 2], max_tokens=9))
     await gate.reached()
     writing.cancel()
+    await asyncio.sleep(0)
     gate.open()
     with pytest.raises(asyncio.CancelledError):
         await writing
