@@ -201,6 +201,8 @@ async def _quantize(parts: Parts, session: str, bits: int, *, dry_run: bool) -> 
     async with parts.sessions.residency.turn(uri) as use:
         if uri in parts.sessions.awake:
             raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
+        if not dry_run:  # the version below covers the turns of a state that was lost
+            await parts.store.journal.replay(uri)
         row = parts.store.standing.require_row(uri)
         plan = await parts.store.quantising.mark_on(row)
         plan = plan or await parts.store.quantising.plan(row, bits, await _facts(parts, row.model, use))

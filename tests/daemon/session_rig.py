@@ -291,6 +291,14 @@ async def crowded(rig: Rigged, name: str) -> AsyncIterator[None]:
         await asyncio.gather(*holding)
 
 
+async def lose_state(rig: Rigged, name: str) -> None:
+    """As a batch that finds no memory to take its sessions out does."""
+    live = rig.live(name)
+    async with rig.service._parts.sessions.residency.turn(live.uri):
+        live.state.caches, live.state.is_lost = [], True
+    assert not rig.is_awake(name)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Poll until the condition holds."""
     deadline = time.monotonic() + DEADLINE_S

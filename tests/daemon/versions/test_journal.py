@@ -18,7 +18,16 @@ from torpor.daemon.versions import journal
 from torpor.memvid.errors import JournalWaits, NoSpace
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.store import Store
-from torpor.tests.daemon.session_rig import DEADLINE_S, SAMPLED, Rigged, as_killed, given_up, hold_calls, tokens_of
+from torpor.tests.daemon.session_rig import (
+    DEADLINE_S,
+    SAMPLED,
+    Rigged,
+    as_killed,
+    given_up,
+    hold_calls,
+    lose_state,
+    tokens_of,
+)
 
 KINDS = ("qwen3", "gemma3_text", "falcon_h1", "quantised")
 
@@ -443,14 +452,6 @@ async def _count(asked: Any) -> int:
 
 async def _count_shown(rig: Any) -> int:
     return int((await rig.service.show("one")).info.token_count)
-
-
-async def lose_state(rig: Any, name: str) -> None:
-    """As a batch that finds no memory to take its sessions out does."""
-    live = rig.live(name)
-    async with rig.service._parts.sessions.residency.turn(live.uri):
-        live.state.caches, live.state.is_lost = [], True
-    assert not rig.is_awake(name)
 
 
 @pytest.mark.parametrize("asked", ASKED)

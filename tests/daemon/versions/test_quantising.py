@@ -17,12 +17,12 @@ from torpor.daemon.versions.quantising import Plan, Span, plan_spans
 from torpor.memvid.answers import Lossy
 from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound
 from torpor.memvid.format.blocks import BLOCK_TOKENS
-from torpor.memvid.store import IndexRow
+from torpor.memvid.store import IndexRow, Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.snapshot.errors import CanaryFailed, MalformedSnapshot
 from torpor.tests.daemon import session_rig
-from torpor.tests.daemon.session_rig import Rigged, crowded, ignore, packs, tokens_of
+from torpor.tests.daemon.session_rig import Rigged, crowded, ignore, lose_state, packs, tokens_of
 
 HYBRIDS = ["gemma4_text", "kimi_linear"]
 KINDS = ["plain", "deepseek_v3", *HYBRIDS]
@@ -423,6 +423,24 @@ async def logits(rig: Rigged) -> Any:
     found = rig.live("s").state.last_logits
     assert found is not None
     return found
+
+
+async def test_turns_that_became_no_version_when_their_session_lost_its_state_are_kept(
+    open_kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise NoSpace("No room.")
+
+    async with open_kind() as rig:
+        await asleep(rig)
+        await rig.service.append("s", tokens=tokens_of(2, 10))
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "replay_turns", refuse)
+            await lose_state(rig, "s")
+            with pytest.raises(NoSpace):
+                await quantize(rig)
+        await quantize(rig)
+        assert (await rig.wake("s")).token_count == 610
 
 
 def test_a_plan_begins_at_the_first_full_block_that_is_not_done() -> None:
