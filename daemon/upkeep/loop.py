@@ -33,6 +33,9 @@ AGAIN_S: Final = 60.0
 
 _MOST_AGAIN_S: Final = 600.0
 
+_MOST_DOUBLINGS: Final = 10
+"""A job may fail for as long as the daemon runs, and no float holds its thousandth power of two."""
+
 NOW: Final = 0.0
 """Due at once: a time that has passed."""
 
@@ -191,7 +194,7 @@ class Upkeep:
             rest_s = REST * (await job.piece() or 0.0)
             run.failures = 0
         except Exception as error:  # noqa: BLE001 - the other jobs, and its other pieces, go on
-            again_s = min(_MOST_AGAIN_S, AGAIN_S * 2**run.failures)
+            again_s = min(_MOST_AGAIN_S, AGAIN_S * 2 ** min(run.failures, _MOST_DOUBLINGS))
             if not isinstance(error, ServiceClosed):  # else the daemon stops
                 run.failures += 1
                 _tell_failure(job.about(), error, again_s)

@@ -207,6 +207,17 @@ async def test_a_session_that_fails_comes_again_and_keeps_no_other_waiting(monke
         del job.bad[A]
 
 
+async def test_a_job_may_fail_more_often_than_a_float_has_doublings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_MOST_AGAIN_S", 0.01)
+    async with running(Sessions) as (upkeep, job):
+        upkeep._runs[job].failures = 2000
+        job.bad[A] = StoreIoError("No.")
+        job.note(A)
+        await until(lambda: job.seen == [A, A])
+        del job.bad[A]
+        await until(lambda: upkeep.states()[0].failures == 0)
+
+
 async def test_without_room_on_the_disk_no_session_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "AGAIN_S", 3600.0)
     async with running(Sessions) as (_, job):
