@@ -123,6 +123,10 @@ class Recalling:
                 raise MalformedSnapshot(
                     f"The session map of {uri} names no model: another program has written it.", session=str(uri)
                 ) from error
+            except (TypeError, ValueError) as error:
+                raise MalformedSnapshot(
+                    f"The session map of {uri} is none of a session: {error}.", session=str(uri)
+                ) from error
 
 
 def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterator[RecalledMessage]:

@@ -631,27 +631,43 @@ async def test_a_turn_is_in_the_journal_before_it_is_found_by_its_words(
     assert seen == [True]
 
 
+async def copied(rig: Rigged, name: str, session: dict[str, Any]) -> None:
+    """A version of another session with the blocks of `a`, which sleeps, and this session map."""
+    stored = rig.service._parts.store.disk
+    with stored.open_session(rig.service._parts.sessions.resolve("a")) as reader:
+        stored.write_bundle(
+            VersionDraft(
+                uri=SessionUri("default", name),
+                identity=reader.manifest.identity,
+                parent=reader.bundle_id,
+                reused=reader.entries,
+                blocks=(),
+                session=session,
+                token_count=reader.manifest.token_count,
+            )
+        )
+
+
 async def test_a_bundle_of_another_program_hides_no_answer_after_a_restart(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await converse(rig, [user("one")], "eins", answer_id=ONE)
-        slept = await rig.sleep("a")
-        stored = rig.service._parts.store.disk
-        with stored.open_session(rig.service._parts.sessions.resolve("a")) as reader:
-            stored.write_bundle(
-                VersionDraft(
-                    uri=SessionUri("default", "0"),
-                    identity=reader.manifest.identity,
-                    parent=reader.bundle_id,
-                    reused=reader.entries,
-                    blocks=(),
-                    session={},
-                    token_count=slept.token_count,
-                )
-            )
+        await rig.sleep("a")
+        await copied(rig, "0", {})
     async with open_rig(endless=False) as rig:
         assert (await rig.service.recall(answer_id=ONE)).messages[-1].content == "eins"
         with pytest.raises(MalformedSnapshot, match="names no model"):
             await rig.service.recall("0")
+
+
+@pytest.mark.parametrize("strange", [{"system": 7}, {"chat_root": "no JSON"}, {"interrupted": 7}, {TEXT_MAP: 7}])
+async def test_a_session_map_that_no_session_makes_is_refused_by_name(rig: Rigged, strange: dict[str, Any]) -> None:
+    await converse(rig, [user("one")], "eins", answer_id=ONE)
+    await rig.sleep("a")
+    with rig.service._parts.store.disk.open_session(SessionUri("default", "a")) as reader:
+        kept = dict(reader.manifest.session)
+    await copied(rig, "0", kept | strange)
+    with pytest.raises(MalformedSnapshot, match=r"torpor://default/0"):
+        await rig.service.recall("0")
 
 
 def result(text: str) -> dict[str, Any]:
