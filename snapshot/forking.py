@@ -12,8 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from .kind import Kind, Record
-from .kinds import is_shared, kind_of, leaves, with_room
+from .kind import Kind, Record, with_room
+from .kinds import is_shared, kind_of, leaves
 from .state import LiveState
 
 

@@ -220,3 +220,21 @@ class Kind:
 
 def copied(array: mx.array) -> mx.array:
     return mx.where(mx.array(True), array, array)
+
+
+def with_room(array: mx.array, token_count: int, capacity: int) -> mx.array:
+    """Copy the first rows of a span array into new memory with room for `capacity` rows."""
+    room = mx.zeros((*array.shape[:-2], capacity, array.shape[-1]), dtype=array.dtype)
+    room[..., :token_count, :] = array[..., :token_count, :]
+    return room
+
+
+def set_all(cache: Any, /, **attributes: Any) -> None:
+    """Set attributes of a cache."""
+    for name, value in attributes.items():
+        setattr(cache, name, value)
+
+
+def make_empty(cache: Any, **also: int) -> None:
+    """Make a cache of keys and values as if it had never been filled. also: what else it then has."""
+    set_all(cache, keys=None, values=None, offset=0, **also)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,11 +23,42 @@ def copy_package(folder: Path, layers: Iterable[str] = ("memvid", "snapshot", "d
     return package
 
 
-def put(file: Path, what: str, *, before: str = "", instead: bool = False) -> None:
-    """Write something into a file: before a text that stands there once, or instead of it, or at the end."""
-    text = file.read_text()
-    if not before:
+def put(file: Path, what: str, *, before: str = "", behind: str = "", instead_of: str = "") -> None:
+    """Write something into a file: before a text that stands there once, behind it, or instead of it; or at the end."""
+    text, at = file.read_text(), before or behind or instead_of
+    if not at:
         file.write_text(text + what)
         return
-    assert text.count(before) == 1, f"{before!r} stands in {file} {text.count(before)} times"
-    file.write_text(text.replace(before, what if instead else what + before))
+    assert text.count(at) == 1, f"{at!r} stands in {file} {text.count(at)} times"
+    file.write_text(text.replace(at, behind + what + before))
+
+
+def put_import(file: Path, what: str) -> None:
+    """Write an import into a file, where no other import can move it."""
+    put(file, f"{what}\n", behind="from __future__ import annotations\n")
+
+
+def put_into_class(file: Path, name: str, what: str) -> None:
+    """Write something at the end of a class."""
+    lines = file.read_text().splitlines(keepends=True)
+    tree = ast.parse("".join(lines))
+    (end,) = [each.end_lineno for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name]
+    file.write_text("".join([*lines[:end], what, *lines[end:]]))
+
+
+def require_sound(package: Path) -> None:
+    """Whether each file that was changed compiles, knows every name that it uses, and can be imported."""
+    changed = [each for each in sorted(package.rglob("*.py")) if _is_changed(each, package)]
+    assert changed
+    names = ["ruff", "check", "--isolated", "--no-cache", "--select", "F811,F821,F822", "--quiet", *map(str, changed)]
+    modules = [".".join(each.relative_to(package.parent).with_suffix("").parts) for each in changed]
+    imports = f"import importlib; [importlib.import_module(each) for each in {modules}]"
+    environment = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    for command in ([sys.executable, "-m", *names], [sys.executable, "-c", imports]):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _is_changed(file: Path, package: Path) -> bool:
+    original = ROOT / file.relative_to(package)
+    return not original.exists() or original.read_bytes() != file.read_bytes()

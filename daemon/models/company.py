@@ -18,7 +18,8 @@ import numpy as np
 
 from ...snapshot.caches import arrays_of
 from ...snapshot.canary import tolerance_of
-from ...snapshot.kinds import are_plain, kind_of, with_room
+from ...snapshot.kind import with_room
+from ...snapshot.kinds import are_plain, kind_of
 from .attention import install, run_round
 from .sharing import difference, has_experts
 

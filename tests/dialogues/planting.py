@@ -25,7 +25,7 @@ def planted(folder: Path, file: str, what: str, instead: str) -> Path:
     for name in _TESTS:
         (package / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "tests" / name, package / "tests" / name)
-    put(package / file, instead, before=what, instead=True)
+    put(package / file, instead, instead_of=what)
     return package
 
 

@@ -1,6 +1,7 @@
-"""A kind of cache costs an adapter and its row, in `snapshot/kinds.py`: then sessions of a model that keeps it
-sleep and wake to the bit, at any token, in forks and in branches; their blocks are verified, exported and analyzed; a
-stripped one is read again; and a version of Torpor without the adapter refuses such a model by the name of its cache.
+"""A kind of cache costs an adapter, and its row in the table of `snapshot/kinds.py`: then sessions of a model that
+keeps it sleep and wake to the bit, at any token, in forks and in branches; their blocks are verified, exported and
+analyzed; a stripped one is read again; and a version of Torpor without the adapter refuses such a model by the name of
+its cache.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import copy_package, put
+from torpor.tests.changed_copy import copy_package, put, put_import, require_sound
 
 CACHE = '''
 import mlx.core as mx
@@ -40,7 +41,9 @@ class Joined(_BaseCache):
     def nbytes(self):
         return 0 if self.both is None else self.both.nbytes
 '''
-ADAPTER = '''class _Joined(Kind):
+ADAPTER = '''
+
+class Joined(Kind):
     """Keys and values side by side, in exactly as many rows as tokens."""
 
     name = "joined/1"
@@ -64,11 +67,9 @@ ADAPTER = '''class _Joined(Kind):
 
     def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
         both, offset = cache.both, cache.offset
-        return lambda: _set(cache, both=both, offset=offset), []
-
-
+        return lambda: set_all(cache, both=both, offset=offset), []
 '''
-ROW = '"joined_cache.Joined": _Joined(), '
+ROW = '"joined_cache.Joined": Joined(), '
 PROGRAM = """
 import asyncio, json, sys
 from pathlib import Path
@@ -128,13 +129,16 @@ print("a kind once")
 
 
 def put_kind(package: Path) -> None:
-    put(package / "snapshot" / "kinds.py", ADAPTER, before="def _set(cache: Any")
-    put(package / "snapshot" / "kinds.py", ROW, before='"mlx_lm.models.deepseek_v41.LayerCache": _Pooled()')
+    table = package / "snapshot" / "kinds.py"
+    put(package / "snapshot" / "kinds_by_token.py", ADAPTER)
+    put_import(table, "from .kinds_by_token import Joined")
+    put(table, ROW, behind="_KIND_OF_MODEL_CLASS: dict[str, Kind] = {")
 
 
 def test_what_a_kind_costs_has_its_place_in_the_code(tmp_path: Path) -> None:
     """Each commit checks this, though few try the kind."""
-    put_kind(copy_package(tmp_path))
+    put_kind(package := copy_package(tmp_path))
+    require_sound(package)
 
 
 @pytest.mark.one_in(2)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import ROOT, copy_package, put
+from torpor.tests.changed_copy import ROOT, copy_package, put, put_import, put_into_class, require_sound
 
 RECORD = '''
 
@@ -28,9 +28,6 @@ class EchoRequest(Request):
 '''
 ROW = "    echo = Verb(process.EchoRequest, process.EchoResult)\n"
 HANDLER = '''
-
-from ..api.process import EchoRequest, EchoResult
-
 
 @answers(EchoRequest)
 async def echo(parts: Parts, request: EchoRequest) -> EchoResult:
@@ -109,20 +106,21 @@ print("a verb once")
 def put_verb(package: Path) -> None:
     daemon, cli = package / "daemon", package / "cli"
     put(daemon / "api" / "process.py", RECORD)
-    put(daemon / "api" / "verbs.py", ROW, before="    load_model = Verb(")
+    put(daemon / "api" / "verbs.py", ROW, behind='    """The verbs of a service."""\n')
+    put_import(daemon / "verbs" / "process.py", "from ..api.process import EchoRequest, EchoResult")
     put(daemon / "verbs" / "process.py", HANDLER)
     (cli / "commands" / "echo.py").write_text(COMMAND)
     row = '    Command(_SYSTEM, "echo", "commands.echo.echo", "Say a text twice."),\n'
-    put(cli / "command_list.py", row, before='    Command(_SYSTEM, "stats"')
+    put(cli / "command_list.py", row, behind="COMMANDS = (\n")
 
 
 def put_field(package: Path) -> None:
-    next_record = "    on_event: Listener = None\n\n\nclass PlanWakeRequest"
-    put(package / "daemon" / "api" / "waking.py", FIELD, before=next_record)
-    put(package / "daemon" / "verbs" / "waking.py", READ, before="    started = time.monotonic()\n    uri, version")
+    put_into_class(package / "daemon" / "api" / "waking.py", "WakeRequest", FIELD)
+    handler = "async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:\n"
+    put(package / "daemon" / "verbs" / "waking.py", READ, behind=handler)
     command = package / "cli" / "commands" / "wake.py"
     put(command, OPTION, before="    socket: SocketOption = None,")
-    put(command, "remark=remark, ", before="on_event=on_event)")
+    put(command, "remark=remark, ", before="on_event=on_event")
 
 
 def test_what_a_verb_and_a_field_cost_has_its_place_in_the_code(tmp_path: Path) -> None:
@@ -130,6 +128,7 @@ def test_what_a_verb_and_a_field_cost_has_its_place_in_the_code(tmp_path: Path) 
     package = copy_package(tmp_path)
     put_verb(package)
     put_field(package)
+    require_sound(package)
 
 
 @pytest.mark.one_in(3)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import ROOT, copy_package, put
+from torpor.tests.changed_copy import ROOT, copy_package, put, require_sound
 
 DECLARATION = """    tone: Annotated[
         Literal["plain", "warm"], Option("How the daemon tells its version.", "Options", changes="CHANGES")
@@ -74,12 +74,13 @@ print("an option once")
 def put_option(package: Path, changes: str) -> None:
     declaration = DECLARATION.replace("CHANGES", changes)
     put(package / "daemon" / "options" / "serve_options.py", declaration, before="    scrub_rate: ")
-    put(package / "daemon" / "verbs" / "process.py", USE, before=BEFORE, instead=True)
+    put(package / "daemon" / "verbs" / "process.py", USE, instead_of=BEFORE)
 
 
 def test_what_an_option_costs_has_its_place_in_the_code(tmp_path: Path) -> None:
     """Each commit checks this, though few try the option."""
-    put_option(copy_package(tmp_path), "at once")
+    put_option(package := copy_package(tmp_path), "at once")
+    require_sound(package)
 
 
 @pytest.mark.one_in(2)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import copy_package, put
+from torpor.tests.changed_copy import copy_package, put, put_import, require_sound
 
 CLASS = '''"""Counts, for nobody."""
 
@@ -40,7 +40,7 @@ class Counting(Job):
         while self.count == 3 and not self._thread.must_stop():
             pass
 '''
-IMPORT = "from ..upkeep.counting import Counting\n"
+IMPORT = "from ..upkeep.counting import Counting"
 ROW = "        self.counting = Counting(loop)\n"
 PROGRAM = """
 import asyncio, sys
@@ -84,13 +84,14 @@ asyncio.run(main())
 def put_job(package: Path) -> None:
     (package / "daemon" / "upkeep" / "counting.py").write_text(CLASS)
     parts = package / "daemon" / "parts" / "upkeep.py"
-    put(parts, IMPORT, before="from ..upkeep.healing import")
-    put(parts, ROW, before="        self.repacking = ")
+    put_import(parts, IMPORT)
+    put(parts, ROW, behind="        self.loop = loop = store.upkeep_loop\n")
 
 
 def test_what_a_job_costs_has_its_place_in_the_code(tmp_path: Path) -> None:
     """Each commit checks this, though few try the job."""
-    put_job(copy_package(tmp_path))
+    put_job(package := copy_package(tmp_path))
+    require_sound(package)
 
 
 @pytest.mark.one_in(2)

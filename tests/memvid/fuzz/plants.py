@@ -93,7 +93,7 @@ def _hunt(plant: Plant, arguments: argparse.Namespace) -> dict[str, object]:
         package = copy_package(Path(folder), layers=["memvid"])
         (package / "tests").symlink_to(ROOT / "tests")
         (module,) = (package / "memvid").rglob(plant.module)
-        put(module, plant.after, before=plant.before, instead=True)
+        put(module, plant.after, instead_of=plant.before)
         report = Path(folder) / "report.json"
         command = [sys.executable, str(HERE / "run.py"), "--target", plant.target, "--seconds", str(arguments.seconds)]
         command += ["--engine", arguments.engine, "--stop-at-finding", "--no-corpus"]

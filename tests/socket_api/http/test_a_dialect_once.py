@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import copy_package, put
+from torpor.tests.changed_copy import copy_package, put, put_import, require_sound
 
 MODULE = '''"""`/v9/say`: a dialect of tests."""
 
@@ -126,18 +126,14 @@ print("a dialect once")
 def put_dialect(package: Path) -> None:
     folder = package / "socket_api" / "http"
     (folder / "saying.py").write_text(MODULE)
-    put(folder / "app.py", "from . import saying\n", before="from . import chat_completions,")
-    put(folder / "app.py", "messages, saying)", before="messages)", instead=True)
+    put_import(folder / "app.py", "from . import saying")
+    put(folder / "app.py", "saying, ", behind="DIALECTS: Final = (")
 
 
 def test_what_a_dialect_costs_has_its_place_in_the_code(tmp_path: Path) -> None:
     """Each commit checks this, though few try the dialect."""
-    put_dialect(copy_package(tmp_path))
-    program = "from torpor.socket_api.http.app import DIALECTS; print(DIALECTS[-1].routes()[0].path)"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", program]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert told.stdout == "/v9/say\n", told.stderr
+    put_dialect(package := copy_package(tmp_path))
+    require_sound(package)
 
 
 @pytest.mark.one_in(3)
