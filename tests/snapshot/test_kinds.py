@@ -19,7 +19,7 @@ from torpor.snapshot.caches import (
 )
 from torpor.snapshot.errors import InconsistentState, UnsupportedCache
 from torpor.snapshot.kind import dtype_named, name_of_dtype
-from torpor.snapshot.kinds import kind_named, kind_of, leaves, quantized
+from torpor.snapshot.kinds import KINDS, kind_named, kind_of, leaves, quantized
 from torpor.snapshot.layout import layout_of
 from torpor.tests.snapshot import growers
 from torpor.tests.snapshot.growers import (
@@ -52,6 +52,12 @@ WAYS = {
     "long": [256, 200, 1, 1, 1],
     "at once": [300],
 }
+
+
+def test_every_kind_has_a_grower() -> None:
+    """By which the tests of all kinds, and the fixtures of a release, take it up."""
+    grown = {kind_of(cache).name for grower in GROWERS.values() for _, cache in leaves([grower.make()])}
+    assert grown == KINDS.keys(), "add a row to GROWERS in tests/snapshot/growers.py"
 
 
 @pytest.mark.one_in(14)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from torpor.daemon import upkeep
 from torpor.daemon.parts.parts import Parts
+from torpor.daemon.upkeep.loop import Job
 from torpor.tests.daemon.session_rig import MODEL, Rigged, open_service
 
 DAEMON = Path(__file__).resolve().parents[3] / "daemon"
@@ -56,6 +60,24 @@ async def test_a_group_closes_before_those_that_it_is_made_of(
     left = {each.name for each in set(threading.enumerate()) - before if each.name.startswith("torpor")}
     told = {"torpor-load", "torpor-grammar"}
     assert left <= told, "a thread amid a load or a grammar is told to end, and not waited for"
+
+
+def jobs_below(job: type[Job]) -> Iterator[type[Job]]:
+    """Those of the package that have a name; tests have others."""
+    for each in job.__subclasses__():
+        if each.__module__.startswith(f"{upkeep.__name__}.") and hasattr(each, "name"):
+            yield each
+        yield from jobs_below(each)
+
+
+async def test_every_job_of_upkeep_is_made(store: Path, tiny_model: Path, digest_cache: Path) -> None:
+    for module in pkgutil.iter_modules(upkeep.__path__):
+        importlib.import_module(f"{upkeep.__name__}.{module.name}")
+    models = {MODEL: str(tiny_model)}
+    service = await open_service(store, models=models, digest_cache=digest_cache, scrub_rate=1)
+    made = {each.name for each in service._parts.upkeep.loop.states()}
+    await service.close()
+    assert made == {each.name for each in jobs_below(Job)}, "make it in a group of daemon/parts, as upkeep.py does"
 
 
 async def test_what_the_service_offers_is_no_part(rig: Rigged) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
-from torpor.snapshot.kinds import kind_named
+from torpor.snapshot.kinds import KINDS as ADAPTERS
 from torpor.tests.snapshot.matrix.architectures import DTYPES, cases
 from torpor.tests.snapshot.matrix.report import KINDS, document
 from torpor.tests.snapshot.matrix.rows import Row, run_row
 
 CASES = {case.name: case for case in cases()}
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "cache-kinds.md"
 # Between them every stored kind, within lists of caches and outside, and an unused cache.
 SHARE = (
     "llama",
@@ -76,7 +80,13 @@ def test_a_kind_that_the_table_does_not_tell_of_makes_no_document() -> None:
 
 
 def test_the_table_of_kinds_says_what_the_adapters_do() -> None:
-    assert len({kind[0] for kind in KINDS}) == len(KINDS)
+    assert sorted(kind[0] for kind in KINDS) == sorted(ADAPTERS), "a row of KINDS in matrix/report.py for each adapter"
     for stored, _, by_token, whole, _ in KINDS:
-        assert kind_named(stored).by_token is (whole == "-")
+        assert ADAPTERS[stored].by_token is (whole == "-")
         assert (by_token == "-") is not (whole == "-")
+
+
+def test_every_kind_has_an_architecture_in_the_matrix() -> None:
+    """As `make cache-kinds` has met them; CASES are made in matrix/architectures.py."""
+    (met,) = re.findall(r"^kept empty. Kinds met in the matrix: (.*)\.$", DOCUMENT.read_text(), re.MULTILINE)
+    assert sorted(re.findall("`(.*?)`", met)) == sorted(ADAPTERS), "give it a case, and run `make cache-kinds`"

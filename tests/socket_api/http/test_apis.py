@@ -1,15 +1,18 @@
-"""What the three APIs do alike, each in its own words, around a service without a model."""
+"""What the APIs do alike, each in its own words, around a service without a model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed
+from torpor.socket_api.http.app import DIALECTS
+from torpor.socket_api.http.routing import Posted, Sending
 from torpor.tests.socket_api.http.answers import ADD, asked_for, events_of, holds, measures, named_events_of, says
 from torpor.tests.socket_api.http.http_rig import Answer, Begin, HttpThread
 
@@ -60,8 +63,32 @@ MESSAGES = Api(
     ["event: message_start\n", *["event: ping\n"] * 3],
     b"message_stop",
 )
-each_api = pytest.mark.parametrize("api", [CHAT, RESPONSES, MESSAGES], ids=lambda api: api.path)
+APIS = (CHAT, RESPONSES, MESSAGES)
+"""Those that take a whole dialogue."""
+
+HELLO: dict[str, dict[str, Any]] = {
+    **{each.path: each.hello for each in APIS},
+    "/v1/completions": {"model": "fake", "prompt": "hello"},
+    "/v1/conversations": {"items": [{"role": "user", "content": "hello"}]},
+}
+"""A request for each of them: the first path of its module, and a body that it takes."""
+
+each_api = pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 each_way = pytest.mark.parametrize("stream", [False, True])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.__name__.rpartition(".")[2])
+def test_each_answers_and_refuses_what_is_no_json(server: HttpThread, dialect: ModuleType) -> None:
+    first = dialect.routes()[0]
+    assert isinstance(first, Posted)
+    assert first.path in HELLO, "give it a request in HELLO; and an Api of its own, if it takes a dialogue"
+    assert server.ask("POST", first.path, HELLO[first.path]).status == 200
+    if isinstance(first.endpoint, Sending):
+        answer = server.ask("POST", first.path, {**HELLO[first.path], "stream": True})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.body.endswith(b"\n\n")
+    refusal = server.ask("POST", first.path, b"{")
+    assert (refusal.status, refusal.json["error"]["type"]) == (400, "invalid_request_error")
 
 
 @each_api
