@@ -3,7 +3,8 @@
     python scripts/reference.py           write what is stale
     python scripts/reference.py --check   name what is stale, and end with status 1 if anything is
 
-A page keeps its own words. A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
+A page keeps its own words. A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`. A command
+without a chapter gets one, in the order of the list.
 """
 
 from __future__ import annotations
@@ -43,11 +44,24 @@ def page_with_tables(text: str) -> str:
     return REGION.sub(lambda found: _region(found["name"]), text)
 
 
+def page_with_chapters(text: str) -> str:
+    """The page of the commands with a chapter for each; a new one has no words but those of the code."""
+    behind = len(text)
+    for command in reversed(COMMANDS):
+        at = text.find(f"## `torpor {command.name}`\n")
+        if at < 0:
+            at, table = behind, f"command {command.name}"
+            chapter = f"## `torpor {command.name}`\n\n<!-- generated: {table} -->\n<!-- end of {table} -->\n"
+            text = f"{text[:at]}{chapter}\n{text[at:]}" if text[at:] else f"{text}\n{chapter}"
+        behind = at
+    return text
+
+
 def stale_pages() -> Iterator[tuple[Path, str]]:
     """Each page whose tables are not those of the code, with what it should be."""
     for page in sorted(REFERENCE.glob("*.md")):
         text = page.read_text(encoding="utf-8")
-        fresh = page_with_tables(text)
+        fresh = page_with_tables(page_with_chapters(text) if page.name == "commands.md" else text)
         if fresh != text:
             yield page, fresh
 

@@ -217,6 +217,11 @@ def test_the_reference_is_fresh() -> None:
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     assert [str(page.relative_to(ROOT)) for page, _ in tables.stale_pages()] == []
+    commands = text_of("docs/reference/commands.md")
+    for name in ("demo", "wake", "repair"):
+        chapter = re.compile(rf"\n## `torpor {name}`\n.*?(?=\n## |\Z)", re.DOTALL)
+        again = tables.page_with_chapters(chapter.sub("", commands))
+        assert re.findall("^## .*", again, re.MULTILINE) == re.findall("^## .*", commands, re.MULTILINE), name
     untold = re.findall(r"^\| `(\w+)` \|.*\|  \|$", text_of("docs/reference/errors.md"), re.MULTILINE)
     assert not untold, "an error without a docstring"
     assert tables.page_with_tables("<!-- generated: events -->\n<!-- end of events -->").count("| `sleep_ended` |") == 1
