@@ -30,6 +30,7 @@ TEXT = Path(__file__).parents[2].joinpath("docs", "reference", "protocol.md").re
 
 
 def section(heading: str) -> str:
+    assert f"{heading}\n" in TEXT, f"docs/reference/protocol.md lacks {heading}"
     return re.split(r"\n#+ ", TEXT.split(f"{heading}\n", 1)[1], maxsplit=1)[0]
 
 

@@ -148,7 +148,8 @@ def test_each_field_of_a_tool_of_mcp_reaches_its_verb() -> None:
 
 
 def test_no_field_of_a_verb_is_left_out() -> None:
+    assert not VERBS.keys() - OF_THE_PROCESS - ASKED.keys(), "give it a row of ASKED"
     for name, verb in VERBS.items():
         if name not in OF_THE_PROCESS:
             asked = {field for options in ASKED[name] for field in options}
-            assert asked == {each.name for each in fields(verb.request)} - NEVER_SENT, name
+            assert asked == {each.name for each in fields(verb.request)} - NEVER_SENT, f"ASKED[{name!r}]"
