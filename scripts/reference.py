@@ -129,6 +129,8 @@ class _Parameter:
     """One argument or option, as its declaration has it."""
 
     def __init__(self, parameter: inspect.Parameter) -> None:
+        if not get_args(parameter.annotation):
+            raise TypeError(f"{parameter} of a command is no argument and no option; see cli/reach/options.py")
         self.kind, *more = get_args(parameter.annotation)
         (self.info,) = (each for each in more if hasattr(each, "param_decls"))
         self.default = parameter.default

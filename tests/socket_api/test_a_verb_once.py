@@ -38,14 +38,27 @@ COMMAND = '''"""`torpor echo`: say a text again."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from ..reach.daemon_link import connect
-from ..reach.options import SocketOption
+from ..reach.options import JsonOption, SocketOption, argument
+from ..view.output import Output, plain
+
+TextArgument = Annotated[str, argument("TEXT", "What to say.")]
 
 
-def echo(text: str, socket: SocketOption = None) -> None:
-    """Say a text twice."""
+def echo(text: TextArgument, socket: SocketOption = None, as_json: JsonOption = False) -> None:
+    """Nobody needs it.
+
+    [bold]Examples[/]
+
+    [cyan]torpor echo hi[/]
+    """
+    output = Output(as_json=as_json)
     with connect(socket) as client:
-        print(client.echo(text, times=2).said)
+        result = client.echo(text, times=2)
+    if not output.told("echo", result):
+        output.line(plain(result.said))
 '''
 FIELD = "    remark: Label | None = None\n"
 READ = """    if request.remark is not None:
@@ -65,6 +78,7 @@ from pathlib import Path
 socket = Path(sys.argv[1])
 sys.path.insert(0, sys.argv[2])
 from verb_reference import reference
+import reference as tables
 with Client(socket) as client:
     assert client.echo("hi", times=3).said == "hihihi"
     try:
@@ -86,6 +100,8 @@ wait(link.close())
 help_text = pydoc.render_doc(Client.echo, renderer=pydoc.plaintext)
 assert "echo(self, text: str, *, times: int = 1)" in help_text and "some times over" in help_text, help_text
 assert "## `echo`" in reference() and "| `times` | whole number (1 to 3) | `1` |" in reference()
+commands = tables.page_with_tables(tables.page_with_chapters("# Commands\\n"))
+assert "    torpor echo TEXT [OPTIONS]\\n\\nSay a text twice.\\n\\nNobody needs it.\\n" in commands, commands
 said = subprocess.run([sys.executable, "-m", "torpor.cli.main", "echo", "hi", "--socket", socket], capture_output=True)
 assert said.stdout == b"hihi\\n", said
 with Client(socket) as client:
