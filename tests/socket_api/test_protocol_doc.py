@@ -29,6 +29,9 @@ from torpor.socket_api.wire import messages
 TEXT = Path(__file__).parents[2].joinpath("docs", "reference", "protocol.md").read_text()
 
 
+RULES = "### What holds for every parameter"
+
+
 def section(heading: str) -> str:
     assert f"{heading}\n" in TEXT, f"docs/reference/protocol.md lacks {heading}"
     return re.split(r"\n#+ ", TEXT.split(f"{heading}\n", 1)[1], maxsplit=1)[0]
@@ -76,7 +79,7 @@ def test_every_event_is_listed_with_its_facts_and_no_others(event: type[Event]) 
 
 def told_behind(words: str) -> set[str]:
     """The names in the rest of the sentence that begins so."""
-    rest = section("### What holds for every parameter").split(words, 1)[1]
+    rest = section(RULES).split(words, 1)[1]
     return set(re.findall(r"`(\w+)`", rest.split(". ", 1)[0]))
 
 
@@ -110,7 +113,7 @@ def test_the_parameters_that_are_optional_and_not_null_are_listed() -> None:
         (record, name) for record, name, field in PARAMETERS if not needed(field) and not takes(record, name, None)
     }
     told = told_behind("These may only be left out: ")
-    assert told == {name for _, name in refuse}
+    assert told == {name for _, name in refuse}, RULES
     assert {record for record, name in refuse if name == "labels"} == {VERBS["create"].request}
     assert not any(takes(record, name, None) for record, name, field in PARAMETERS if needed(field))
 
@@ -118,14 +121,14 @@ def test_the_parameters_that_are_optional_and_not_null_are_listed() -> None:
 def test_the_parameters_that_may_be_empty_are_listed() -> None:
     assert told_behind("The empty text is refused, ") == {
         name for record, name, _ in PARAMETERS if takes(record, name, "")
-    }
+    }, RULES
     empty = {name for record, name, _ in PARAMETERS if takes(record, name, ())}
-    assert told_behind("So is an empty list, ") == empty
+    assert told_behind("So is an empty list, ") == empty, RULES
 
 
 def test_the_parameters_that_may_have_a_fraction_are_listed() -> None:
     fractions = {name for record, name, _ in PARAMETERS if takes(record, name, 0.5)}
-    assert told_behind("These may have a fraction") - {"sampling"} == fractions
+    assert told_behind("These may have a fraction") - {"sampling"} == fractions, RULES
     assert all(takes(record, name, 1) for record, name, _ in PARAMETERS if name in fractions)
     assert not any(takes(record, name, 2.0) for record, name, _ in PARAMETERS if name not in fractions)
     assert not any(takes(record, name, True) for record, name, _ in PARAMETERS if name in fractions)
@@ -163,9 +166,9 @@ def test_the_ranges_of_all_parameters_are_those_that_a_request_is_held_to() -> N
         for name, schema in TypeAdapter(record).json_schema()["properties"].items()
         if (told := range_of(schema))
     }
-    table = section("### What holds for every parameter").split("| parameter | range |", 1)[1]
+    table = section(RULES).split("| parameter | range |", 1)[1]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:3] == "| `"]
-    assert {(name, told) for names, told in rows for name in re.findall(r"`(\w+)`", names)} == held
+    assert {(name, told) for names, told in rows for name in re.findall(r"`(\w+)`", names)} == held, RULES
     assert len(rows) == len({told for _, told in rows}), "a range stands in one row"
     assert f"`temperature` above 0 is at least {as_told(LOWEST_TEMPERATURE)} " in " ".join(TEXT.split())
 
