@@ -189,7 +189,7 @@ class Upkeep:
         self._runs[job].task = asyncio.get_running_loop().create_task(self._piece(job))
 
     async def _piece(self, job: Job) -> None:
-        run, rest_s = self._runs[job], AGAIN_S  # for a piece that is cancelled
+        run, begun, rest_s = self._runs[job], time.monotonic(), AGAIN_S  # for a piece that is cancelled
         try:
             rest_s = REST * (await job.piece() or 0.0)
             run.failures = 0
@@ -198,7 +198,8 @@ class Upkeep:
             if not isinstance(error, ServiceClosed):  # else the daemon stops
                 run.failures += 1
                 _tell_failure(job.about(), error, again_s)
-            rest_s = job.put_off(error, again_s)
+            took_s = time.monotonic() - begun  # at most: it may have waited
+            rest_s = max(job.put_off(error, again_s), min(again_s, REST * took_s))
         finally:  # also if what it waited for was cancelled: else a close would wait for ever
             run.last = time.monotonic()
             run.rests_until = run.last + rest_s

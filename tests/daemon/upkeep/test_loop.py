@@ -153,6 +153,27 @@ async def test_a_job_rests_by_the_time_that_a_piece_took(monkeypatch: pytest.Mon
         assert job.seen[1] - job.seen[0] >= 0.1
 
 
+async def test_a_job_rests_behind_a_piece_that_fails_too_before_it_looks_at_the_next_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "REST", 10)
+    monkeypatch.setattr(loop, "AGAIN_S", 3600.0)
+    at = list[float]()
+
+    class Slow(Sessions):
+        async def look_at(self, uri: SessionUri) -> None:
+            at.append(time.monotonic())
+            await asyncio.sleep(0.02)
+            await super().look_at(uri)
+
+    async with running(Slow) as (_, job):
+        job.bad[A] = StoreIoError("No.")
+        job.note(A)
+        job.note(B)
+        await until(lambda: job.seen == [A, B])
+        assert at[1] - at[0] >= 0.2
+
+
 async def test_a_piece_runs_for_no_request_also_where_one_has_noted_what_is_due() -> None:
     seen = []
 
