@@ -1,7 +1,8 @@
 """Retention while serving: versions that no rule keeps go, as by `torpor prune`. So do stand-ins that a later version
 has taken over, with or without a rule.
 
-A session is looked at behind each of its new versions, and all sessions when the rule is a new one, as at the start.
+A session is looked at behind each of its new versions, and all sessions when the rule is a new one, and at the start: a
+stop ends before what its last sleeps took over is gone.
 Nothing else makes a version superfluous: days are counted back from the newest version, so time alone removes none.
 """
 
@@ -36,7 +37,7 @@ class Retaining(SessionJob):
         self._store = store
         self._bus = bus
         self._options = options
-        self._applied = Retention()
+        self._applied: Retention | None = None
         super().__init__(upkeep)
 
     def _rule(self) -> Retention:

@@ -13,6 +13,7 @@ import pytest
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.config.configuring import ConfigFile
 from torpor.daemon.config.settings import Settings, settings_of
+from torpor.daemon.upkeep.retaining import Retaining
 from torpor.memvid.disk.clock import now_ns
 from torpor.memvid.errors import StoreIoError
 from torpor.memvid.store import Store
@@ -161,3 +162,21 @@ async def test_what_torpor_wrote_by_itself_goes_behind_a_later_version_and_nothi
         await at_rest(rig)
         assert await rig.write("a", 3)
     assert [told["versions"] for told in heard.of("versions_pruned")] == [1, 1]
+
+
+async def test_at_the_start_what_the_last_sleeps_of_a_stop_took_over_goes(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig(durability="turn", stop_within=0) as rig:
+        await saved(rig, ["a"], 1)
+        await rig.service.append("a", tokens=[2])
+        assert list((await rig.service.close()).ledgers) == ["torpor://default/a"]
+    monkeypatch.setattr(Store, "drop_stand_ins", lambda *_: pytest.fail("the stop came first"))
+    monkeypatch.setattr(Retaining, "look_again", lambda _: None)
+    async with open_rig(durability="turn") as rig:
+        await save(rig, "a", 1)
+        assert versions(rig) == [1, 2, 3]
+    monkeypatch.undo()
+    async with open_rig(durability="turn") as rig:
+        await until(lambda: versions(rig) == [1, 3])
+        assert await rig.write("a", 3)
