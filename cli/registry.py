@@ -25,6 +25,7 @@ from .errors import Interrupted, InvalidUsage, OutputFailed, SystemRefused, Unre
 from .exit_codes import OK, USAGE, describe_exit_codes
 from .reach.options import (
     NAMESPACE_PARAMETER,
+    NAMESPACE_VARIABLE,
     JsonOption,
     SocketOption,
     StoreOption,
@@ -251,7 +252,7 @@ def _root(
             "--namespace NAME",
             "Work in this namespace: bare names are names of it, and lists show its sessions.",
             is_eager=True,
-            envvar="TORPOR_NAMESPACE",
+            envvar=NAMESPACE_VARIABLE,
             callback=enter_namespace,
         ),
     ] = None,

@@ -1,11 +1,11 @@
 """A search that greedy decoding fails: name two functions by the comments above them.
 
-    torpor ensure && python examples/search.py
+    python examples/search.py
 
 Greedy decoding takes the likeliest token at each place. Held to a list of names, it begins one whose first piece is
 likely, and must then go on with it, however the rest fits the comment. The search lets each name be a branch that a
 grammar holds to it, goes on from the few with the lowest perplexity, and prunes the others. All branches stand on what
-the session has read.
+the session has read. Its sessions have a namespace of their own. It starts a daemon if none answers.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def expanded(torpor: Client, path: Path) -> list[Path]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--socket", help="of the daemon; the default is its own")
-    with Client(parser.parse_args(arguments).socket) as torpor:
+    with Client.ensure(parser.parse_args(arguments).socket, namespace="search") as torpor:
         for session in ("greedy", "searched", "found"):
             with suppress(RemoteError):
                 torpor.delete(session)
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torpor.keep(best.branch, "found")
         for session in ("greedy", "searched"):
             torpor.delete(session)
-        print("kept as the session `found`: look with torpor show found, delete it with torpor rm found")
+        print("kept as the session `found`: look with torpor show search/found, delete it with torpor rm search/found")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_bytes, format_count
 from ...memvid.uri import SessionUri
 from ..reach.daemon_link import find_daemon, find_ended_daemon
-from ..reach.options import JsonOption, SocketOption, StoreOption, argument, enter_namespace
+from ..reach.options import NAMESPACE_VARIABLE, JsonOption, SocketOption, StoreOption, argument, enter_namespace
 from ..reach.store_view import (
     STORED,
     describe_holder,
@@ -100,8 +101,9 @@ def ls(
     elif journalled:
         output.remark("No session has a version yet.")
     elif namespace is not None:
+        everywhere = f"{NAMESPACE_VARIABLE}= torpor ls" if os.environ.get(NAMESPACE_VARIABLE) else "torpor ls"
         output.remark(
-            f"No sessions in namespace {plain(namespace)}. All sessions: {typed('torpor ls')}. One session:"
+            f"No sessions in namespace {plain(namespace)}. All sessions: {typed(everywhere)}. One session:"
             f" {typed(f'torpor show {namespace}')}"
         )
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -36,6 +36,9 @@ _HINTS = {
 
 
 _NAMESPACE_KEY = f"{__name__}.namespace"
+
+NAMESPACE_VARIABLE: Final = "TORPOR_NAMESPACE"
+"""The environment's; empty is as unset."""
 
 
 def enter_namespace(context: typer.Context, value: str | None) -> str | None:
@@ -135,7 +138,7 @@ NamespaceOption = Annotated[
     str | None,
     option(
         "--namespace NAME",
-        f"Where a bare name is looked for, if not in $TORPOR_NAMESPACE or {DEFAULT_NAMESPACE}.",
+        f"Where a bare name is looked for, if not in ${NAMESPACE_VARIABLE} or {DEFAULT_NAMESPACE}.",
         is_eager=True,
         callback=enter_namespace,
     ),

@@ -31,6 +31,6 @@ def test_the_search_finds_the_names_that_greedy_decoding_does_not(daemon: RealDa
     assert "subtract, square" not in greedy
     with Client(daemon.socket) as torpor:
         assert torpor.status().memory.branches_bytes == 0, "the program has ended"
-        assert "def square(value):" in torpor.show("found").tail_text
+        assert "def square(value):" in torpor.show("search/found").tail_text
         left = {info.name for info in torpor.list_sessions()} - before
         assert left == {"found"}, "it leaves nothing else behind"
