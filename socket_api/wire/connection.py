@@ -18,7 +18,7 @@ from ...daemon.api.records import Request as Asked
 from ...daemon.api.verb import Verb
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
-from ...spellings import present
+from ...spellings import EARLIER, present
 from .. import limits
 from ..errors import DuplicateId, LocalProtocolError, MalformedMessage, ProtocolError, TooManyRequests, UnknownMethod
 from .checking import load_request_in_pieces
@@ -157,7 +157,7 @@ class ServerConnection:
     def __init__(self, *, max_in_flight: int) -> None:
         self._decoder = FrameDecoder(limits.REQUEST_LIMITS)
         self._max_in_flight = max_in_flight
-        self._in_flight: set[int] = set()
+        self._in_flight: dict[int, str] = {}  # with the method as the client spells it
         self.greeted = False
 
     @property
@@ -216,8 +216,13 @@ class ServerConnection:
         return _reply_frame(to_map(reply))
 
     def send_event(self, request_id: int, event: Mapping[str, Any]) -> bytes:
-        """Send an event, given as its wire map: this is the hot path. Raises LocalProtocolError if not in flight."""
+        """Send an event, given as its wire map: this is the hot path. Raises LocalProtocolError if not in flight.
+
+        Who asks by the earlier spelling of a verb knows no other of its stage, and would give the connection up."""
         self._require_in_flight(request_id)
+        method = self._in_flight[request_id]
+        if method in EARLIER and event.get("stage") == EARLIER[method]:
+            event = {**event, "stage": method}
         return _reply_frame({"type": "event", "id": request_id, "event": event})
 
     def send_result(self, request_id: int, result: Mapping[str, Any]) -> Pieces[bytes]:
@@ -226,13 +231,13 @@ class ServerConnection:
         self._require_in_flight(request_id)
         message = {"type": "result", "id": request_id, "result": dict(result)}
         data = yield from encode_in_pieces(message, max_frame_bytes=limits.MAX_REPLY_FRAME_BYTES)
-        self._in_flight.discard(request_id)
+        del self._in_flight[request_id]
         return data
 
     def send_error(self, request_id: int, error: TorporError) -> bytes:
         """Send a failure; the request is over."""
         self._require_in_flight(request_id)
-        self._in_flight.discard(request_id)
+        del self._in_flight[request_id]
         return _error_frame(request_id, error)
 
     def send_refusal(self, refused: RefusedRequest) -> bytes:
@@ -274,7 +279,7 @@ class ServerConnection:
                 method=request.method[:64],
             )
         asked = yield from load_request_in_pieces(verb, request.params)
-        self._in_flight.add(request.id)
+        self._in_flight[request.id] = request.method
         return AcceptedRequest(request.id, verb, asked)
 
     def _require_in_flight(self, request_id: int) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 from torpor.cli.command_list import COMMANDS
@@ -18,8 +18,10 @@ from torpor.daemon.api.verbs import VERBS
 from torpor.daemon.events.events import EVENTS
 from torpor.daemon.options.serve_options import SERVE_OPTIONS
 from torpor.socket_api import AsyncClient, Client
+from torpor.socket_api.limits import REPLY_LIMITS
 from torpor.socket_api.wire.checking import load_request
 from torpor.socket_api.wire.connection import AcceptedRequest, ClientConnection, ServerConnection
+from torpor.socket_api.wire.framing import FrameDecoder
 from torpor.spellings import EARLIER, by_present_names, present
 from torpor.tests.cli.cli_rig import Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
@@ -131,6 +133,12 @@ def test_the_wire_takes_earlier_names() -> None:
     accepted = server.next_message()
     assert isinstance(accepted, AcceptedRequest)
     assert accepted.verb is VERBS["analyze"]
+    stages = {"analyze": "analyse", "wake": "wake"}
+    for stage, told in stages.items():
+        decoder = FrameDecoder(REPLY_LIMITS)
+        decoder.feed(server.send_event(accepted.id, {"kind": "progress", "stage": stage, "done": 0, "total": 1}))
+        sent: Any = decoder.next_frame()
+        assert sent["event"]["stage"] == told, "a client of then knows no other"
     fold = load_request(VERBS["fold"], {"session": "notes", "name": "less", "summarise": 20})
     assert {each.name: getattr(fold, each.name) for each in fields(fold)}["summarize"] == 20
     assert MaintainRequest("quantise", session="less", bits=8).operation == "quantize", "also where no wire checks it"
