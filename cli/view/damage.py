@@ -26,6 +26,11 @@ from .formatting import format_id
 
 _MENDING = " Its tokens are sound, so `torpor repair` lets the daemon compute its keys and values again."
 
+_COMPUTING = (
+    "The tokens of the newest version are sound: `torpor repair` beside a daemon that serves its model computes its keys "
+    "and values again."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class VersionState:
@@ -131,7 +136,9 @@ def _damage_of(
         whole_up_to = row.token_count if damage is None else damage.whole_up_to
         is_whole, bundle_id = damage is None, row.bundle_id.hex()
         states.append(VersionState(row.version, row.token_count, is_whole, whole_up_to, manifest, bundle_id))
-    return SessionDamage(str(uri), tuple(states), _to_put_back(store, damaged), _how_it_goes_on(uri, rows, damaged))
+    mending = f"{_COMPUTING} " if rows and _has_newest_tokens(store, rows[-1], damaged) else ""
+    goes_on = f"{mending}{_how_it_goes_on(uri, rows, damaged)}"
+    return SessionDamage(str(uri), tuple(states), _to_put_back(store, damaged), goes_on)
 
 
 def _to_put_back(store: Store, damaged: Mapping[bytes, DamagedVersion]) -> tuple[str, ...]:
