@@ -27,8 +27,8 @@ from .formatting import format_id
 _MENDING = " Its tokens are sound, so `torpor repair` lets the daemon compute its keys and values again."
 
 _COMPUTING = (
-    "The tokens of the newest version are sound: `torpor repair` beside a daemon that serves its model computes its keys "
-    "and values again."
+    "The tokens of the newest version are sound: `torpor repair` beside a daemon that serves its model computes its "
+    "keys and values again."
 )
 
 
