@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from ...errors import TorporError
-from ...memvid.errors import BudgetExceeded, NoSpace, SessionNotFound
+from ...memvid.errors import (
+    BudgetExceeded,
+    CorruptMarks,
+    DurabilityLost,
+    LockLost,
+    MarksLost,
+    NoSpace,
+    SessionNotFound,
+)
 from ...memvid.uri import SessionUri
 from ..disk.upkeep_thread import UpkeepThread
 from ..errors import ServiceClosed
@@ -35,6 +43,9 @@ _MOST_AGAIN_S: Final = 600.0
 
 _MOST_DOUBLINGS: Final = 10
 """A job may fail for as long as the daemon runs, and no float holds its thousandth power of two."""
+
+_OF_ALL: Final = (NoSpace, BudgetExceeded, CorruptMarks, MarksLost, DurabilityLost, LockLost)
+"""Errors of the store that the next session would meet, too."""
 
 NOW: Final = 0.0
 """Due at once: a time that has passed."""
@@ -110,12 +121,12 @@ class SessionJob(Job):
         return self.name if self._at is None else f"{self.name} of {self._at}"
 
     def put_off(self, error: Exception, seconds: float) -> float:
-        """Puts off this session; and all of them, where the disk has no room."""
+        """Puts off this session; and all of them, where they would fail alike: the disk has no room, for example."""
         uri, self._at = self._at, None
         if uri is None:
             return seconds
         asyncio.get_running_loop().call_later(seconds, self.note, uri)
-        return seconds if isinstance(error, (NoSpace, BudgetExceeded)) else 0.0
+        return seconds if isinstance(error, _OF_ALL) else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torpor.daemon.errors import ServiceClosed
 from torpor.daemon.tasks.door import Door, Phase
 from torpor.daemon.upkeep import loop
 from torpor.daemon.upkeep.loop import NOW, Job, SessionJob, Upkeep
-from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError
+from torpor.memvid.errors import CorruptMarks, DurabilityLost, NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.session_rig import until
 
@@ -239,10 +239,13 @@ async def test_a_job_may_fail_more_often_than_a_float_has_doublings(monkeypatch:
         await until(lambda: upkeep.states()[0].failures == 0)
 
 
-async def test_without_room_on_the_disk_no_session_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [NoSpace("full"), CorruptMarks("damaged"), DurabilityLost("no flush")])
+async def test_where_all_sessions_would_fail_alike_no_other_is_tried(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     monkeypatch.setattr(loop, "AGAIN_S", 3600.0)
     async with running(Sessions) as (_, job):
-        job.bad[A] = NoSpace("full")
+        job.bad[A] = error
         job.note(A)
         job.note(B)
         await until(lambda: job.seen == [A])
