@@ -151,7 +151,10 @@ class Healing:
         without the problems that go with it. Memory and disk space are not checked."""
         report = await self._versions.threads.on_io(self._verify)
         told = [(each, foreseen) for each in self._to_heal(report) if (foreseen := await self._foresee(each))]
-        healings = [_healing(each.uri, foreseen.version, foreseen.sentence) for each, foreseen in told]
+        healings = [
+            _healing(each.uri, foreseen.version, foreseen.sentence, is_healed=foreseen.is_healed)
+            for each, foreseen in told
+        ]
         blocks = {block for each, foreseen in told if foreseen.is_healed for block in each.blocks}
         healed = {
             (str(each.uri), each.version) for each in report.damaged if each.blocks and blocks.issuperset(each.blocks)
@@ -380,8 +383,8 @@ class Healing:
         return await self._versions.waking.begin(model, initial_key)
 
 
-def _healing(uri: SessionUri, version: int, sentence: str) -> Action:
-    return Action("heal", "", str(uri), version, 0, sentence)
+def _healing(uri: SessionUri, version: int, sentence: str, *, is_healed: bool = True) -> Action:
+    return Action("heal" if is_healed else "keep", "", str(uri), version, 0, sentence)
 
 
 def _look(reader: BundleReader, tokens: Sequence[int], broken: Sequence[BlockEntry]) -> _Found | None:

@@ -30,6 +30,7 @@ from ..format.frames import FrameReader
 from ..format.manifest import decode_manifest, map_tells_of
 from ..recovery.mending import Mending
 from ..recovery.replaying import keep_turns_behind
+from ..units import format_plural
 from ..uri import SessionUri, not_found
 from ..writing.core import StoreCore
 from ..writing.deletion import delete_versions
@@ -227,7 +228,7 @@ class _Forget:
             if common := self._blocks.intersection(entry.id for entry in manifest.blocks):
                 shared.setdefault(manifest.uri, set()).update(common)
         for other, blocks in sorted(shared.items()):
-            reason = f"{len(blocks)} blocks are this session's too, and stay."
+            reason = f"It keeps {format_plural(len(blocks), 'block')} that this session has, too."
             run.actions.append(Action("keep", core.folder.path_of(PACKS), str(other), None, 0, reason))
 
     def _look_at_journal(self) -> None:

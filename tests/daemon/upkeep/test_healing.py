@@ -441,6 +441,7 @@ async def test_a_planned_repair_says_where_this_daemon_heals_nothing(rig: Rigged
     rig.service._parts.models.shelf.places[MODEL].leaving = True
     plan = await rig.service.maintain(operation="repair", dry_run=True)
     assert plan.actions[-1].reason.startswith("It is not computed again: ")
+    assert [each.kind for each in plan.actions if each.session == str(A)] == ["keep"]
     assert len(plan.problems) == 1
     rig.service._parts.models.shelf.places[MODEL].leaving = False
 
@@ -454,6 +455,6 @@ async def test_a_planned_repair_tells_of_a_session_that_too_many_wait_for_and_of
         await asyncio.to_thread(damage, store, name, span=1)
     async with crowded(rig, "a"):
         plan = await rig.service.maintain(operation="repair", dry_run=True)
-    reasons = {each.session: each.reason for each in plan.actions if each.kind == "heal"}
-    assert reasons[str(A)].startswith("It is not computed again: session_busy")
-    assert "are computed again" in reasons["torpor://default/b"]
+    reasons = {(each.session, each.kind): each.reason for each in plan.actions}
+    assert reasons[str(A), "keep"].startswith("It is not computed again: session_busy")
+    assert "are computed again" in reasons["torpor://default/b", "heal"]

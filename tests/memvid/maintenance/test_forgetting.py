@@ -96,7 +96,7 @@ def test_what_others_share_stays_and_is_told(store: Store) -> None:
     sleep(store, 512, uri=FORK_URI, seed=5)
     report = store.forget(SECRET)
     assert [(action.session, action.reason) for action in report.actions if action.kind == "keep"] == [
-        (str(FORK_URI), "2 blocks are this session's too, and stay.")
+        (str(FORK_URI), "It keeps 2 blocks that this session has, too.")
     ]
     require_awake(store, 512, uri=FORK_URI, seed=5)
     require_gone(store, shared=2)
