@@ -187,11 +187,11 @@ async def _repair(parts: Parts, *, dry_run: bool) -> MaintenanceReport:
 
 async def _strip(parts: Parts, uri: SessionUri, version: bytes | None, *, dry_run: bool) -> MaintenanceReport:
     """Let the keys and values of a sleeping session go, or of one version of it."""
-    if not dry_run:
-        await parts.sessions.writing_behind.let_go(uri)
     async with parts.sessions.residency.turn(uri):
         if uri in parts.sessions.awake:
             raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
+        if not dry_run:
+            await parts.sessions.writing_behind.let_go(uri)
         return await to_the_end(parts.upkeep.carry_out(Order("strip", uri, dry_run, version=version)))
 
 

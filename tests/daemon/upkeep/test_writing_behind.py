@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.errors import SessionAwake
 from torpor.daemon.upkeep import loop, writing_behind
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.format.pack_writer import PackWriter
@@ -396,3 +397,16 @@ async def test_the_state_of_a_session_that_is_written_is_as_it_was(rig: Rigged) 
     assert (await rig.fingerprint("one"), live.stay.last_used, live.dirty) == (had, used, True)
     await rig.service._parts.sessions.writing_behind._write(live)
     assert len(rows(rig, "one")) == 1, "there is nothing more to write"
+
+
+async def test_an_awake_session_is_written_behind_after_a_strip_that_is_refused(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        with monkeypatch.context() as patch:
+            patch.setattr(writing_behind, "BLOCKS_DUE", 1 << 20)
+            await rig.read("s", tokens_of(1, 600))
+            with pytest.raises(SessionAwake):
+                await rig.service.maintain("strip", session="s")
+        rig.service._parts.sessions.writing_behind.note(rig.live("s").uri)
+        await written(rig, "s", 2)
