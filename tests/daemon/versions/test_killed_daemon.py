@@ -204,7 +204,7 @@ async def test_t1_in_full_a_kill_at_every_call_of_every_request(control: Control
     while await kill_at(control, partial(dying.kill, point=point, torn=torn), torn=torn):
         point += 1
     print(f"{point - 1} kills in {len(STEPS)} requests, torn: {torn}")
-    assert point > 150
+    assert point > 100, "each of the 19 requests makes several calls"
 
 
 @pytest.mark.heavy
