@@ -109,6 +109,8 @@ class SessionJob(Job):
         return NOW if self._noted else None
 
     async def piece(self) -> float | None:
+        if not self._noted:
+            return None  # what was noted was let go since the piece was due
         self._at = uri = next(iter(self._noted))
         del self._noted[uri]
         seconds = None
