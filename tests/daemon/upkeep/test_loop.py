@@ -253,6 +253,20 @@ async def test_where_all_sessions_would_fail_alike_no_other_is_tried(
         assert job.seen == [A]
 
 
+async def test_a_session_that_is_let_go_before_its_piece_begins_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(Sessions) as (upkeep, sessions):
+        begin = upkeep._begin
+
+        def let_go_first(job: Job) -> None:
+            begin(job)
+            sessions._noted.pop(A)
+
+        upkeep._begin = let_go_first
+        sessions.note(A)
+        await until(lambda: upkeep.states()[0].last is not None)
+        assert (sessions.seen, upkeep.states()[0].failures, caplog.records) == ([], 0, [])
+
+
 async def test_a_session_that_is_gone_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
     async with running(Sessions) as (upkeep, job):
         job.bad[A] = SessionNotFound("gone")
