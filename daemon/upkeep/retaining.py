@@ -1,8 +1,8 @@
 """Retention while serving: versions that no rule keeps go, as by `torpor prune`. So do stand-ins that a later version
 has taken over, with or without a rule.
 
-A session is looked at behind each of its new versions, and all sessions when the rule is a new one, and at the start: a
-stop ends before what its last sleeps took over is gone.
+A session is looked at behind each of its new versions, and all sessions when the rule is a new one, as at the start; of
+a rule that keeps all, those with stand-ins: a stop ends before what its last sleeps took over is gone.
 Nothing else makes a version superfluous: days are counted back from the newest version, so time alone removes none.
 """
 
@@ -50,9 +50,13 @@ class Retaining(SessionJob):
     async def piece(self) -> float | None:
         if (rule := self._rule()) == self._applied:
             return await super().piece()
-        for uris in self._store.index.iter_uris(NAMES_AT_ONCE):
-            self._noted.update(dict.fromkeys(uris))
-            await asyncio.sleep(0)
+        if rule == Retention():
+            async with self._thread.piece():
+                self._noted.update(dict.fromkeys(await self._thread.run(self._store.index.uris_with_earlier_ledgers)))
+        else:
+            for uris in self._store.index.iter_uris(NAMES_AT_ONCE):
+                self._noted.update(dict.fromkeys(uris))
+                await asyncio.sleep(0)
         self._applied = rule
         return None
 

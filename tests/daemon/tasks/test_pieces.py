@@ -14,7 +14,7 @@ from torpor.daemon.prefixes import heads, reuse
 from torpor.daemon.residency import labels, listing
 from torpor.daemon.tasks import pieces
 from torpor.daemon.tasks.pieces import Pieces, in_pieces
-from torpor.daemon.upkeep import retaining, scrubbing
+from torpor.daemon.upkeep import scrubbing
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy
 from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store
@@ -104,7 +104,7 @@ async def test_what_goes_round_all_sessions_by_itself_fetches_no_more_than_a_few
         await fill(rig)
         for name in AWAKE:
             await rig.sleep(name)
-    for module in (scrubbing, retaining, reuse, heads):
+    for module in (scrubbing, reuse, heads):
         monkeypatch.setattr(module, "NAMES_AT_ONCE", AT_ONCE)
     for owner, name in ((Index, "iter_uris"), (Store, "iter_sessions")):
         monkeypatch.setattr(owner, name, counting(getattr(owner, name)))
@@ -112,9 +112,9 @@ async def test_what_goes_round_all_sessions_by_itself_fetches_no_more_than_a_few
     often = ScrubPolicy(1 << 40, idle_s=0.0, round_s=0.0)
     async with beginning_anew(counts), open_rig(scrub=often, prefix_reuse="exact") as rig:
         await until(lambda: rig.service._parts.upkeep.scrub._sessions > everybody)
-    assert sum(counts) >= 4 * everybody, "the scrub, the prune, and twice what is learnt of sessions that sleep"
-    # Each of the four may have its turn in the same one, and the end of a page begins the next.
-    assert max(counts) <= 4 * AT_ONCE
+    assert sum(counts) >= 3 * everybody, "the scrub, and twice what is learnt of sessions that sleep"
+    # Each of the three may have its turn in the same one, and the end of a page begins the next.
+    assert max(counts) <= 3 * AT_ONCE
 
 
 async def test_a_long_list_of_tokens_is_checked_a_few_in_one_turn_of_the_loop(

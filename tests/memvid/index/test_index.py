@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,15 @@ def test_a_listing_has_each_session_once_with_its_latest_version_and_all_its_byt
     assert listed == [(row(uri, 3), 300) for uri in uris]
     assert [one.uri for some in index.iter_listed("b", page) for one, _ in some] == uris[3:]
     assert [uri for some in index.iter_uris(page) for uri in some] == uris
+
+
+def test_a_session_with_a_ledger_before_its_newest_version_is_found_in_one_question(index: Index) -> None:
+    earlier, newest, same_number, exact = (SessionUri("a", name) for name in ("earlier", "newest", "same", "exact"))
+    index.add_all([replace(row(earlier, 1), unread_tokens=2), row(earlier, 2), row(earlier, 3)])
+    index.add_all([row(newest, 1), replace(row(newest, 2), unread_tokens=2)])
+    index.add_all([replace(row(same_number, 1), unread_tokens=2), row(same_number, 1, created_ns=2, salt=1)])
+    index.add_all([row(exact, 1), row(exact, 2)])
+    assert index.uris_with_earlier_ledgers() == [earlier, same_number]
 
 
 def test_a_session_that_goes_while_it_is_listed_hides_no_other(index: Index) -> None:
