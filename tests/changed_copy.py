@@ -7,10 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parents[1]
+
+Ask = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def copy_package(folder: Path, layers: Iterable[str] = ("memvid", "snapshot", "daemon", "socket_api", "cli")) -> Path:
@@ -57,6 +61,34 @@ def require_sound(package: Path) -> None:
     for command in ([sys.executable, "-m", *names], [sys.executable, "-c", imports]):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """The environment of a program that imports the copy in a folder, and keeps what it keeps there."""
+    homes = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
+    return {**os.environ, **homes, "PYTHONPATH": str(folder)}
+
+
+@contextmanager
+def serving(folder: Path, *options: str, **environment: str) -> Iterator[tuple[IO[str], Ask]]:
+    """Serve the copy in a folder on its `t.sock`. Gives what the daemon tells, behind its first line, and what runs a
+    program beside it, as `python -c`."""
+    around = {**environment_of(folder), **environment}
+    command = [sys.executable, "-m", "torpor.cli.main", "serve", "--store", str(folder / "store")]
+    command += ["--socket", str(folder / "t.sock"), *options]
+
+    def ask(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        asking = [sys.executable, "-c", program, *map(str, arguments)]
+        return subprocess.run(asking, env=around, capture_output=True, text=True, check=False, timeout=60)
+
+    with subprocess.Popen(command, env=around, stdout=subprocess.PIPE, text=True) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert "serves" in daemon.stdout.readline()
+            yield daemon.stdout, ask
+        finally:
+            daemon.terminate()
+            daemon.wait(timeout=60)
 
 
 def _is_changed(file: Path, package: Path) -> bool:

@@ -6,13 +6,12 @@ its cache.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import copy_package, put, put_import, require_sound
+from torpor.tests.changed_copy import copy_package, environment_of, put, put_import, require_sound
 
 CACHE = '''
 import mlx.core as mx
@@ -146,8 +145,7 @@ def test_what_a_kind_costs_has_its_place_in_the_code(tmp_path: Path) -> None:
 def test_a_kind_is_added_by_its_adapter_and_works_everywhere(tmp_path: Path) -> None:
     put_kind(copy_package(tmp_path))
     (tmp_path / "joined_cache.py").write_text(CACHE)
-    homes = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
-    environment = {**os.environ, **homes, "PYTHONPATH": str(tmp_path)}
+    environment = environment_of(tmp_path)
     store = tmp_path / "store"
 
     def run(program: str) -> subprocess.CompletedProcess[str]:

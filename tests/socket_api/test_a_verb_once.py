@@ -3,13 +3,10 @@ it, the wire, the help and the reference. A field of a verb costs a line in each
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import ROOT, copy_package, put, put_import, put_into_class, require_sound
+from torpor.tests.changed_copy import ROOT, copy_package, put, put_import, put_into_class, require_sound, serving
 
 RECORD = '''
 
@@ -153,31 +150,6 @@ def test_a_verb_is_added_by_a_record_a_handler_and_a_command_and_answers_everywh
     put_verb(package)
     put_field(package)
 
-    homes = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
-    environment = {**os.environ, **homes, "PYTHONPATH": str(tmp_path)}
-    socket = tmp_path / "t.sock"
-    program = [
-        sys.executable,
-        "-m",
-        "torpor.cli.main",
-        "serve",
-        "--store",
-        str(tmp_path / "store"),
-        "--socket",
-        str(socket),
-    ]
-    with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True) as daemon:
-        try:
-            assert daemon.stdout is not None
-            assert "serves" in daemon.stdout.readline()
-            asked = subprocess.run(
-                [sys.executable, "-c", PROGRAM, str(socket), str(ROOT / "scripts")],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        finally:
-            daemon.terminate()
-            daemon.wait(timeout=60)
+    with serving(tmp_path) as (_, ask):
+        asked = ask(PROGRAM, tmp_path / "t.sock", ROOT / "scripts")
     assert asked.stdout == "a verb once\n", asked.stderr

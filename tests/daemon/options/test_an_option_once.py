@@ -3,13 +3,10 @@ background, the configuration file, a change of that while the daemon runs, and 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import ROOT, copy_package, put, require_sound
+from torpor.tests.changed_copy import ROOT, copy_package, put, require_sound, serving
 
 DECLARATION = """    tone: Annotated[
         Literal["plain", "warm"], Option("How the daemon tells its version.", "Options", changes="CHANGES")
@@ -88,25 +85,8 @@ def test_what_an_option_costs_has_its_place_in_the_code(tmp_path: Path) -> None:
 def test_an_option_is_added_by_its_declaration_and_the_code_that_uses_it(tmp_path: Path, changes: str) -> None:
     put_option(copy_package(tmp_path), changes)
 
-    homes = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
-    environment = {**os.environ, **homes, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
-    socket, file = tmp_path / "t.sock", tmp_path / "torpor.toml"
+    file = tmp_path / "torpor.toml"
     file.write_text("tone = 'warm'\n")
-    command = [sys.executable, "-m", "torpor.cli.main", "serve", "--store", str(tmp_path / "store")]
-    command += ["--socket", str(socket), "--config", str(file)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as daemon:
-        try:
-            assert daemon.stdout is not None
-            assert "serves" in daemon.stdout.readline()
-            asked = subprocess.run(
-                [sys.executable, "-c", PROGRAM, str(socket), str(file), changes, str(ROOT / "scripts")],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=60,
-            )
-        finally:
-            daemon.terminate()
-            daemon.wait(timeout=60)
+    with serving(tmp_path, "--config", str(file), COLUMNS="200") as (_, ask):
+        asked = ask(PROGRAM, tmp_path / "t.sock", file, changes, ROOT / "scripts")
     assert asked.stdout == "an option once\n", asked.stderr

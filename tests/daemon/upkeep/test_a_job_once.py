@@ -3,13 +3,12 @@ anybody, and ends with the daemon."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import copy_package, put, put_import, require_sound
+from torpor.tests.changed_copy import copy_package, environment_of, put, put_import, require_sound
 
 CLASS = '''"""Counts, for nobody."""
 
@@ -98,10 +97,9 @@ def test_what_a_job_costs_has_its_place_in_the_code(tmp_path: Path) -> None:
 def test_a_job_is_added_by_its_class_and_its_row(tmp_path: Path, tiny_model: Path) -> None:
     put_job(copy_package(tmp_path))
 
-    homes = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "store"), str(tiny_model)],
-        env={**os.environ, **homes, "PYTHONPATH": str(tmp_path)},
+        env=environment_of(tmp_path),
         capture_output=True,
         text=True,
         check=False,

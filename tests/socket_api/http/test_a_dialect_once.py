@@ -3,14 +3,11 @@ stream, checks its token and its body, tells errors in the shape that it speaks,
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import copy_package, put, put_import, require_sound
+from torpor.tests.changed_copy import copy_package, put, put_import, require_sound, serving
 
 MODULE = '''"""`/v9/say`: a dialect of tests."""
 
@@ -140,25 +137,8 @@ def test_what_a_dialect_costs_has_its_place_in_the_code(tmp_path: Path) -> None:
 def test_a_dialect_is_added_by_its_module_and_answers_everywhere(tmp_path: Path) -> None:
     put_dialect(copy_package(tmp_path))
 
-    homes = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
-    environment = {**os.environ, **homes, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "torpor.cli.main", "serve", "--store", str(tmp_path / "store")]
-    command += ["--socket", str(tmp_path / "t.sock"), "--http", "0"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as daemon:
-        try:
-            assert daemon.stdout is not None
-            assert "serves" in daemon.stdout.readline()
-            reached = re.fullmatch(r"HTTP on http://\S+:(\d+)/v1, with a token of (.*)\n", daemon.stdout.readline())
-            assert reached is not None
-            asked = subprocess.run(
-                [sys.executable, "-c", PROGRAM, *reached.groups()],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=60,
-            )
-        finally:
-            daemon.terminate()
-            daemon.wait(timeout=60)
+    with serving(tmp_path, "--http", "0") as (told, ask):
+        reached = re.fullmatch(r"HTTP on http://\S+:(\d+)/v1, with a token of (.*)\n", told.readline())
+        assert reached is not None
+        asked = ask(PROGRAM, *reached.groups())
     assert asked.stdout == "a dialect once\n", asked.stderr
