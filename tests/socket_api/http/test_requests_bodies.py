@@ -6,6 +6,7 @@ import contextlib
 import json
 import tracemalloc
 from collections.abc import Iterator
+from http.client import HTTPConnection
 
 import pytest
 from torpor.socket_api.errors import InvalidRequest
@@ -170,14 +171,20 @@ def test_fields_without_effect_take_no_room_while_the_answer_is_written(
         each.close()
 
 
+def two_at_work(server: HttpThread, body: dict[str, str]) -> list[HTTPConnection]:
+    """Two clients whose requests the held service has, one after the other."""
+    working = [server.on_unix() for _ in range(2)]
+    for at, each in enumerate(working, 1):
+        each.request("POST", "/v1/responses", json.dumps(body))
+        server.wait_until(lambda at=at: server.server.works == at)
+    return working
+
+
 def test_what_is_kept_of_a_body_still_counts(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MAX_BODY_BYTES", 100_000)
     server = begin(max_bodies_bytes=200_000, free_body_bytes=0, body_timeout_s=0.2)
     server.do(server.service.hold)
-    working = [server.on_unix() for _ in range(2)]
-    for each in working:
-        each.request("POST", "/v1/responses", json.dumps({"input": "x" * 99_000}))
-        server.wait_until(lambda at=working.index(each): server.server.works == at + 1)
+    working = two_at_work(server, {"input": "x" * 99_000})
     assert server.ask("POST", "/v1/sessions", {"session": "b", "labels": ["x" * 200] * 50}).status == 408
     server.do(server.service.release)
     for each in working:
@@ -190,10 +197,7 @@ def test_the_first_bytes_of_a_body_wait_for_nobody(begin: Begin, monkeypatch: py
     monkeypatch.setattr(requests, "MAX_BODY_BYTES", 100_000)
     server = begin(max_bodies_bytes=200_000, free_body_bytes=2_000, body_timeout_s=0.2)
     server.do(server.service.hold)
-    working = [server.on_unix() for _ in range(2)]
-    for each in working:
-        each.request("POST", "/v1/responses", json.dumps({"input": "x" * 99_900}))
-        server.wait_until(lambda at=working.index(each): server.server.works == at + 1)
+    working = two_at_work(server, {"input": "x" * 99_900})
     for labels, status in ((1, 200), (9, 200), (50, 408)):
         body = {"session": f"b{labels}", "labels": ["x" * 200] * labels}
         assert server.ask("POST", "/v1/sessions", body).status == status

@@ -26,6 +26,19 @@ HELLO: dict[str, dict[str, Any]] = {"chat/completions": OPENAI, "responses": RES
 HELD = Constraint(json_schema=json.dumps(SCHEMA))
 
 
+def asked_of(server: HttpThread) -> list[ConverseRequest]:
+    """The requests that the service gets from now on; it answers each with "hi"."""
+    seen: list[ConverseRequest] = []
+
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        seen.append(request)
+        facts = {"finish_reason": "stop", "token_count": 12, "prefilled_tokens": 3, "seconds": 0.1}
+        return GenerateResult(request.session, "hi", (1, 2), time_to_first_token_s=0.1, **facts)  # type: ignore[arg-type]
+
+    server.service.answers[ConverseRequest] = chat
+    return seen
+
+
 @pytest.mark.parametrize(
     ("path", "body", "constraint", "choice"),
     [
@@ -103,14 +116,7 @@ HELD = Constraint(json_schema=json.dumps(SCHEMA))
 def test_it_reaches_the_service(
     server: HttpThread, path: str, body: dict[str, Any], constraint: Constraint | None, choice: ToolChoice | None
 ) -> None:
-    seen: list[ConverseRequest] = []
-
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        seen.append(request)
-        facts = {"finish_reason": "stop", "token_count": 12, "prefilled_tokens": 3, "seconds": 0.1}
-        return GenerateResult(request.session, "hi", (1, 2), time_to_first_token_s=0.1, **facts)  # type: ignore[arg-type]
-
-    server.service.answers[ConverseRequest] = chat
+    seen = asked_of(server)
     answer = server.ask("POST", f"/v1/{path}", {**HELLO[path], **body})
     assert answer.status == 200, answer.json
     assert [(each.constraint, each.tool_choice) for each in seen] == [(constraint, choice)]
@@ -144,14 +150,7 @@ def test_a_format_of_no_known_form_is_refused(form: Any) -> None:
 
 
 def test_a_strict_tool_that_cannot_be_held_is_offered_without_and_named(server: HttpThread) -> None:
-    seen: list[ConverseRequest] = []
-
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        seen.append(request)
-        facts = {"finish_reason": "stop", "token_count": 12, "prefilled_tokens": 3, "seconds": 0.1}
-        return GenerateResult(request.session, "hi", (1, 2), time_to_first_token_s=0.1, **facts)  # type: ignore[arg-type]
-
-    server.service.answers[ConverseRequest] = chat
+    seen = asked_of(server)
     measures(server, MeasureResult(10, 0, 8192, "fake", ("add",)))
     strict, other = {**MESSAGES_TOOL, "strict": True}, {**MESSAGES_TOOL, "name": "sub", "strict": True}
     for streamed in (False, True):
