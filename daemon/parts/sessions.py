@@ -78,7 +78,7 @@ class SessionParts:
             door,
             bus,
         )
-        self.last_sleeps = LastSleeps(putting_away, awake, turns, models.memory)
+        self.last_sleeps = LastSleeps(versions, putting_away, awake, turns, models.memory)
         self.planning = Planning(versions, residency, shelf)
         self.reuse = PrefixReuse(disk, engine, versions, bus, self._hits, options.now.prefix_reuse)
         self.heads = Heads(disk, threads)

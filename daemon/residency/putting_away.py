@@ -85,10 +85,6 @@ class PuttingAway:
         require_read(live)
         return await self._versions.sleep(live, emit, cause=cause, terms=terms)
 
-    async def keep_ledger(self, live: Session, why: str) -> None:
-        """As `Versions.keep_ledger`."""
-        await self._versions.keep_ledger(live, why)
-
     async def needs_last_sleep(self, live: Session) -> bool:
         return not await self._is_durable(live)
 

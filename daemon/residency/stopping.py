@@ -15,7 +15,7 @@ from ..events.bus import code_of
 from ..memory.memory import Memory
 from ..sessions.sessions import Session, Turns
 from ..tasks.door import LastSleep
-from ..versions.writing import Terms
+from ..versions.writing import Terms, Versions
 from .awake import AwakeSessions
 from .putting_away import PuttingAway
 
@@ -48,6 +48,7 @@ class Keeping:
 class LastSleeps:
     """Keeps all awake sessions, in an order of its own."""
 
+    _versions: Versions
     _putting_away: PuttingAway
     _awake: AwakeSessions
     _turns: Turns
@@ -118,7 +119,7 @@ class LastSleeps:
     async def _keep_ledger(self, live: Session, unslept: Exception, keeping: Keeping) -> None:
         uri = str(live.uri)
         try:
-            await self._putting_away.keep_ledger(live, code_of(unslept))
+            await self._versions.keep_ledger(live, code_of(unslept))
             keeping.ledgers[uri] = sentence_of(unslept)
         except Exception as error:  # noqa: BLE001 - as above
             is_the_same = code_of(error) == code_of(unslept)

@@ -50,7 +50,7 @@ async def test_a_sleep_behind_a_ledger_follows_it_and_writes_the_rest(open_rig: 
         await rig.asleep("a", tokens_of(1, 600))
         await rig.service.append("a", tokens=tokens_of(2, 40))
         live = rig.live("a")
-        await rig.service._parts.sessions.residency.putting_away.keep_ledger(live, "stop_deadline")
+        await rig.service._parts.store.versions.keep_ledger(live, "stop_deadline")
         assert live.durable is not None
         ledger = live.durable
         assert (ledger.version, ledger.token_count, ledger.unread_tokens, live.dirty) == (2, 600, 40, True)
