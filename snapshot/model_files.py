@@ -144,17 +144,24 @@ def files_of(folder: Path) -> tuple[list[Path], list[Path]]:
     return weights, tokenizer
 
 
-def lacks(folder: Path) -> str | None:
-    """The missing files of a model that could not be loaded: shards in its list, or the tokenizer's files. None if none
-    is missing: that alone proves nothing, for some models need none of them."""
+def missing_weights(folder: Path) -> str | None:
+    """What a model's list of shards names and its folder lacks; None if nothing is missing, or there is no list."""
     try:
         named = load_object(folder / SHARDS_FILE).get("weight_map")
     except (OSError, ModelFilesMissing):
         named = None
     shards = {str(name) for name in named.values()} if isinstance(named, Mapping) else set()
     missing = sorted(name for name in shards if not (folder / name).is_file())
-    if missing:
-        return f"{len(missing)} of its {len(shards)} files of weights, the first being {missing[0][:_MAX_NAME_CHARS]}"
+    if not missing:
+        return None
+    return f"{len(missing)} of its {len(shards)} files of weights, the first being {missing[0][:_MAX_NAME_CHARS]}"
+
+
+def lacks(folder: Path) -> str | None:
+    """The missing files of a model that could not be loaded: shards in its list, or the tokenizer's files. None if none
+    is missing: that alone proves nothing, for some models need none of them."""
+    if weights := missing_weights(folder):
+        return weights
     found = {file for pattern in TOKENIZER_PATTERNS for file in folder.glob(pattern)}
     if not found - {file for pattern in _WITHOUT_WORDS for file in folder.glob(pattern)}:
         return "a file of the tokenizer's words, which is tokenizer.json for most models"

@@ -1,5 +1,5 @@
 """Resident models: loaded by mlx-lm, identified by us, with the facts that sessions need. A model is the bundled demo
-model, a folder, or a name on a hub, which mlx-lm downloads. Code that ships with a model is never run (threat 57).
+model, a folder, or a name on a hub (`hub.py`). Code that ships with a model is never run (threat 57).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import mlx.core as mx
 import mlx_lm
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import hf_repo_to_path
 
 from ...memvid.format.identity import Identity
 from ...places import expanded
@@ -34,7 +33,7 @@ from ...snapshot.passes import SEGMENTED
 from ...snapshot.state import LiveState, token_array
 from ...snapshot.tensor_list import NotWhole, tensor_bytes
 from ..errors import InvalidConfiguration, ModelUnavailable
-from . import backend
+from . import backend, hub
 from .adapters import AdapterChoice, attach, folder_of
 from .attention import run_round
 from .chat_template import Render, renderer, rules_of
@@ -55,9 +54,6 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 DEFAULT_CONTEXT_TOKENS = 8192
 # The tokenizer would warn of longer texts; we refuse them, with both sizes.
 _TOKENIZER_SETTINGS = {"model_max_length": 10**9}
-# Errors of the hub's client by the names of their classes: mlx-lm chooses the client.
-_UNREACHABLE = {"ConnectionError", "LocalEntryNotFoundError", "TimeoutError", "TransportError"}
-_NOT_THERE = {"RepositoryNotFoundError"}
 _HALF = (mx.float16, mx.bfloat16)
 # Half-precision types by their names in files.
 _HALF_IN_FILES = frozenset({"F16", "BF16"})
@@ -283,10 +279,12 @@ def look_at(name: str, source: str, adapter: AdapterChoice | None) -> None:
         load_settings(folder_of(adapter, name))
 
 
-def estimate_bytes(name: str, source: str, adapter: AdapterChoice | None = None) -> int:
-    """The memory that a model's weights will take, in bytes, by its files; it is downloaded if needed. Raises
-    ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing."""
-    folder = _folder_of(source)
+def estimate_bytes(
+    name: str, source: str, adapter: AdapterChoice | None = None, on_bytes: hub.OnBytes = hub.untold
+) -> int:
+    """The memory that a model's weights will take, in bytes, by its files; it is downloaded if needed, as `hub.fetch`
+    does. Raises ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing."""
+    folder = _folder_of(source, on_bytes)
     require_model_files(folder)
     files, _ = files_of(folder)
     if adapter is not None:
@@ -343,7 +341,7 @@ def _is_of_this_machine(source: str) -> bool:
     return not source or path.exists() or source.startswith((".", "/", "~")) or source.count("/") != 1
 
 
-def _folder_of(source: str) -> Path:
+def _folder_of(source: str, on_bytes: hub.OnBytes = hub.untold) -> Path:
     path = expanded(source)
     _require_no_gguf(path, source)
     if source and path.is_dir():
@@ -358,22 +356,7 @@ def _folder_of(source: str) -> Path:
             f"There is no model folder {source!r}. Give an existing folder, or a hub name such as OWNER/NAME.",
             source=source,
         )
-    try:
-        return _download(source)
-    except Exception as error:  # the hub's client raises errors of many libraries
-        kinds = {kind.__name__ for kind in type(error).__mro__}
-        if kinds & _UNREACHABLE:
-            why = "and the model hub could not be reached"
-        elif kinds & _NOT_THERE:
-            why = "and the model hub has no such model that you may read"
-        else:
-            why = f"and it could not be had from the model hub: {_first_line(error)}"
-        raise ModelUnavailable(
-            f"There is no folder {source!r} here, {why}. Give the folder of a model on this machine, as in "
-            "--model NAME=./FOLDER, or the name of one on the hub.",
-            source=source,
-            reason=_first_line(error),
-        ) from error
+    return hub.cached(source) or hub.fetch(source, on_bytes)
 
 
 def _require_temporary_folder() -> None:
@@ -396,12 +379,6 @@ def _require_no_gguf(path: Path, source: str) -> None:
             "Face form: a folder with config.json, a tokenizer and .safetensors files, or a hub name (OWNER/NAME).",
             source=source,
         )
-
-
-def _download(repository: str) -> Path:
-    # A lazy load downloads missing files; then the folder is known.
-    mlx_lm.load(repository, lazy=True)
-    return Path(hf_repo_to_path(repository))
 
 
 def _load(name: str, source: str, folder: Path) -> tuple[Any, Any, dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.errors import InvalidConfiguration, ModelUnavailable
-from torpor.daemon.models import models
+from torpor.daemon.models import hub, models
 from torpor.daemon.models.models import DEFAULT_CONTEXT_TOKENS, KvChoice, LoadedModel, load_model
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
@@ -76,43 +76,10 @@ def test_a_load_leaves_nothing_behind_of_the_weights_that_a_network_draws_first(
 def test_a_folder_that_is_not_there_is_named_and_no_network_is_asked(
     digests: DigestCache, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "_download", lambda *_: pytest.fail("the network was asked"))
+    monkeypatch.setattr(hub, "fetch", lambda *_: pytest.fail("the network was asked"))
     with pytest.raises(ModelUnavailable) as refusal:
         load_model("tiny", source, digests)
     assert repr(source) in refusal.value.message
-
-
-class LocalEntryNotFoundError(FileNotFoundError):
-    """As the hub's client calls it."""
-
-
-class RepositoryNotFoundError(OSError):
-    """As the hub's client calls it."""
-
-
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [
-        (ConnectionError("[Errno -2] of a library\nand more"), "and the model hub could not be reached. "),
-        (LocalEntryNotFoundError("[Errno -2] of a library"), "and the model hub could not be reached. "),
-        (TimeoutError(), "and the model hub could not be reached. "),
-        (RepositoryNotFoundError("401 [Errno -2]"), "and the model hub has no such model that you may read. "),
-        (ValueError("a word\nand more"), "and it could not be had from the model hub: ValueError: a word. "),
-    ],
-)
-def test_a_hub_name_that_cannot_be_had_says_why_and_to_give_a_folder(
-    digests: DigestCache, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
-) -> None:
-    def fail(repository: str) -> Path:
-        raise error
-
-    monkeypatch.setattr(models, "_download", fail)
-    with pytest.raises(ModelUnavailable) as refusal:
-        load_model("tiny", "owner/name", digests)
-    assert f"There is no folder 'owner/name' here, {why}Give the folder of a model" in refusal.value.message
-    assert "Errno" not in refusal.value.message
-    assert "and more" not in refusal.value.message
-    assert refusal.value.details["reason"].startswith(type(error).__name__)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,247 @@
+"""Models by their names on a hub of Hugging Face: in its cache on this machine, or downloaded into it.
+
+`huggingface_hub` speaks with the hub and owns the cache. But it begins a file anew when its download broke off, and
+most models are one file of gigabytes. So each file is fetched by the library's function for one, into
+`DIGEST.incomplete` beside the cache's blobs: there the next download goes on. Then the library makes a folder of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Self
+
+from huggingface_hub import HfApi, constants, hf_hub_url, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars, filter_repo_objects
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _get_classes
+
+from ...memvid.units import format_bytes
+from ...snapshot.errors import ModelFilesMissing
+from ...snapshot.model_files import A_MODEL_FOLDER, CONFIG_FILE, load_object, missing_weights, require_model_files
+from ..errors import ModelUnavailable
+
+OnBytes = Callable[[int, int], None]
+"""Takes the bytes that are there, and those of the whole model. If it raises, the download ends, to go on another
+time."""
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SHA256_CHARS: Final = 64
+_ON_THE_WAY: Final = frozenset({"TransportError", "ConnectionError", "TimeoutError", "LocalEntryNotFoundError"})
+"""Bases of errors of the network, by name: releases of `huggingface_hub` differ in the library that raises them."""
+_GO_ON: Final = "What is here already is not downloaded again."
+
+disable_progress_bars()  # what is downloaded is told by `OnBytes`
+
+
+def untold(_present: int, _total: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file on the hub. digest: the name of its blob, which for large files is the SHA-256 of their bytes."""
+
+    path: str
+    size: int
+    digest: str
+
+
+def cached(name: str) -> Path | None:
+    """The folder of a model that is whole in the cache; None if it is not. No network is asked."""
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+        require_model_files(folder)
+    except (LocalEntryNotFoundError, HFValidationError, ModelFilesMissing):
+        return None
+    return None if missing_weights(folder) else folder
+
+
+def fetch(name: str, on_bytes: OnBytes) -> Path:
+    """Download what the cache lacks of a model, and give its folder. What came before a download broke off is not
+    downloaded again. on_bytes: called at the beginning of each file, and at each ten megabytes.
+
+    Raises:
+        ModelUnavailable: there is no network, no such model, no right to read it, or no room on the disk; or mlx-lm
+            cannot load it. The message says what to do.
+    """
+    try:
+        return _fetched(name, on_bytes)
+    except ModelUnavailable:
+        raise
+    except Exception as error:  # also those of the libraries below the hub's own
+        lines = str(error).strip().splitlines()
+        reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        raise ModelUnavailable(
+            f"{name!r} is no folder here, and cannot be downloaded from {constants.ENDPOINT}: "
+            f"{_advice(name, error) or f'{reason}. {_GO_ON}'}",
+            source=name,
+            reason=reason,
+        ) from error
+
+
+def _fetched(name: str, on_bytes: OnBytes) -> Path:
+    info = HfApi().model_info(name, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    files = {file.path: file for file in sorted(_files_of(info), key=lambda file: file.size)}
+    if CONFIG_FILE not in files or not any(path.endswith(".safetensors") for path in files):
+        raise _no_model(name, f"it lacks {CONFIG_FILE} or weights in .safetensors files")
+    download = _Download(name, str(info.sha), sum(file.size for file in files.values()), on_bytes)
+    _require_known(name, download.fetch(files.pop(CONFIG_FILE)))
+    download.require_room(files.values())
+    for file in files.values():
+        download.fetch(file)
+    return Path(snapshot_download(name, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+
+
+def _files_of(info: Any) -> Iterator[_File]:
+    """The files that mlx-lm reads of a model. Raises ValueError: the hub tells no size or digest of one."""
+    for file in filter_repo_objects(info.siblings, allow_patterns=DEFAULT_ALLOW_PATTERNS, key=lambda it: it.rfilename):
+        digest = file.lfs.sha256 if file.lfs else file.blob_id
+        if not isinstance(file.size, int) or not _DIGEST.fullmatch(str(digest)):
+            raise ValueError(f"the hub tells no size or digest of {file.rfilename!r}")
+        yield _File(file.rfilename, file.size, digest)
+
+
+def _require_known(name: str, config: Path) -> None:
+    """Raises ModelUnavailable: mlx-lm has no such architecture. So it is refused before gigabytes are downloaded."""
+    try:
+        settings = load_object(config)
+        _get_classes(settings)
+    except ModelFilesMissing as error:
+        raise _no_model(name, f"its {CONFIG_FILE} is no JSON object") from error
+    except (KeyError, ValueError) as error:
+        raise _no_model(
+            name, f"mlx-lm does not know its model_type {str(settings.get('model_type'))[:100]!r}"
+        ) from error
+
+
+def _no_model(name: str, why: str) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"{name} on {constants.ENDPOINT} is no model for mlx-lm: {why}. {A_MODEL_FOLDER}", source=name
+    )
+
+
+def _advice(name: str, error: Exception) -> str | None:
+    """What is wrong and what to do, where the library's own words are not for who wants a model."""
+    if isinstance(error, GatedRepoError):
+        return (
+            f"it is gated. Accept its terms on {constants.ENDPOINT}/{name}, then give your token with `hf auth login` "
+            "or $HF_TOKEN."
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            "there is no such model that you may read. Look at its spelling; for a private one give your token with "
+            "`hf auth login` or $HF_TOKEN; for a folder write ./FOLDER."
+        )
+    if isinstance(error, OfflineModeIsEnabled):
+        return (
+            "$HF_HUB_OFFLINE forbids to ask. Unset it, or give a folder, or a model that is whole in the hub's cache."
+        )
+    if _ON_THE_WAY & {kind.__name__ for kind in type(error).__mro__}:
+        return f"it cannot be reached, or the connection broke. Look at the network, then try again. {_GO_ON}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk of {constants.HF_HUB_CACHE} is full. Make room, then try again. {_GO_ON}"
+    return None
+
+
+class _Download:
+    """Fetches the files of a model, one after the other; and takes the place of the bar that the library shows for
+    each. total: bytes of all."""
+
+    def __init__(self, name: str, commit: str, total: int, on_bytes: OnBytes) -> None:
+        self._name, self._commit, self._total, self._on_bytes = name, commit, total, on_bytes
+        self._blobs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "blobs")
+        self._before = 0  # bytes of the files before this one
+        self._of_file = 0
+
+    def require_room(self, files: Collection[_File]) -> None:
+        """Raises ModelUnavailable: the disk has no room for what is missing of these files."""
+        missing = sum(file.size - self._present(file) for file in files)
+        folder = next(each for each in (self._blobs, *self._blobs.parents) if each.exists())
+        free = shutil.disk_usage(folder).free
+        if missing > free:
+            raise ModelUnavailable(
+                f"{self._name} needs {format_bytes(missing)} more on the disk of {constants.HF_HUB_CACHE}, and "
+                f"{format_bytes(free)} are free there. Make room, or name a folder on another disk with $HF_HOME.",
+                source=self._name,
+                missing_bytes=missing,
+                free_bytes=free,
+            )
+
+    def fetch(self, file: _File) -> Path:
+        """The blob of a file, downloaded as far as the cache lacks it."""
+        blob = self._blobs / file.digest
+        if not blob.exists():
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            with self._part(file).open("ab") as part:
+                fcntl.flock(part, fcntl.LOCK_EX)  # another process may be at it
+                if not blob.exists():
+                    self._complete(file, part)
+                    self._part(file).rename(blob)
+        self._before, self._of_file = self._before + file.size, 0
+        return blob
+
+    def _complete(self, file: _File, part: BinaryIO) -> None:
+        """Download what is missing of a file. Raises ModelUnavailable: then it is another than the hub names."""
+        if part.seek(0, os.SEEK_END) > file.size:
+            part.truncate(part.seek(0))
+        http_get(
+            hf_hub_url(self._name, file.path, revision=self._commit),
+            part,
+            resume_size=part.tell(),
+            headers=build_hf_headers(),
+            expected_size=file.size,
+            displayed_filename=file.path,
+            tqdm_class=self._begin,
+        )
+        part.flush()
+        with self._part(file).open("rb") as whole:
+            is_right = (
+                len(file.digest) < _SHA256_CHARS or hashlib.file_digest(whole, "sha256").hexdigest() == file.digest
+            )
+        if not is_right:
+            self._part(file).unlink()
+            raise ModelUnavailable(
+                f"{file.path} of {self._name} came with other bytes than the hub's digest is of. Try again: it is "
+                "downloaded anew.",
+                source=self._name,
+            )
+
+    def _part(self, file: _File) -> Path:
+        return self._blobs / f"{file.digest}.incomplete"
+
+    def _present(self, file: _File) -> int:
+        """How many bytes of a file the cache has."""
+        sizes = [path.stat().st_size for path in (self._blobs / file.digest, self._part(file)) if path.exists()]
+        return min(file.size, max(sizes, default=0))
+
+    # --- as a bar
+
+    def _begin(self, *, initial: int = 0, **_shown: object) -> Self:
+        self._of_file = initial
+        self.update(0)
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def update(self, count: int) -> None:
+        self._of_file += count
+        self._on_bytes(self._before + self._of_file, self._total)
