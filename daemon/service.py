@@ -14,9 +14,10 @@ from typing import Any, TypeVar, cast
 from ..errors import TorporError
 from ..memvid.disk.budget import Budget
 from ..memvid.disk.location import default_store_path
+from ..memvid.disk.paths import undoing
 from ..memvid.disk.room import room_at, short_sentence
 from ..memvid.store import Store
-from ..memvid.units import format_plural
+from ..memvid.units import format_bytes, format_plural
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..snapshot.digests import DigestCache, default_cache_path
 from .api.process import ShutdownResult
@@ -93,11 +94,9 @@ class Service(Verbs, Awaiting):
         options = options or ServeOptions()
         sources = models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}
         shelf = Shelf({name: ModelChoice(each) if isinstance(each, str) else each for name, each in sources.items()})
-        budget = Budget(options.store_budget, options.daily_write_budget, options.keep_free)
-        place = options.store or default_store_path()
         digests = DigestCache(digest_cache or default_cache_path(), full=options.check_models)
         loader = Loader(digests)
-        store = await asyncio.to_thread(lambda: Store.open(place, writable=True, budget=budget))
+        store = await asyncio.to_thread(lambda: _open_store(options))
         bus = Bus()
         engine = Engine(Decoder(options.batch, bus.from_any_thread()))
         try:
@@ -144,6 +143,12 @@ class Service(Verbs, Awaiting):
             for each in self._changed_unseen
         ]
         return tuple(found)
+
+    @property
+    def budget(self) -> str:
+        """What the store may hold, as a sentence."""
+        most = self._parts.store.disk.budget.max_store_bytes
+        return f"the store may hold {'as much as the disk' if most is None else format_bytes(most)} (--store-budget)"
 
     async def prepare_close(self) -> ShutdownResult:
         """Put every changed session to sleep, by the rules of `close`; all of them stay in memory.
@@ -233,3 +238,13 @@ class Service(Verbs, Awaiting):
         self._parts.door.require_open()
         uri = None if session is None else parse_reference(session)
         return self._parts.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace))
+
+
+def _open_store(options: ServeOptions) -> Store:
+    """The store within its budgets. Raises as `Store.open`."""
+    budget = Budget(options.store_budget or None, options.daily_write_budget, options.keep_free)
+    store = Store.open(options.store or default_store_path(), writable=True, budget=budget)
+    if options.store_budget is None:
+        with undoing(store.close):
+            store.keep_default_budget()
+    return store

@@ -42,16 +42,17 @@ def run(given: Mapping[str, Any], *, as_json: bool = False, on_ready: Callable[[
     logging.basicConfig(format=_LOG_FORMAT)
     config, store = given.get("config"), given.get("store")
     warnings: tuple[str, ...] = ()
+    budget = ""
     http: HttpServer | None = None
 
     async def open_service() -> Service:
-        nonlocal http, warnings
+        nonlocal http, warnings, budget
         settings = settings_of(given)
         http = _http_server(settings.options)
         service = await Service.open(settings.options, models=settings.models)
         if config is not None:
             service.follow(ConfigFile(config, lambda: settings_of(given)), settings)
-        warnings = service.warnings
+        warnings, budget = service.warnings, service.budget
         for warning in warnings:
             print(f"torpor serve: warning: {warning}", file=sys.stderr, flush=True)
         return service
@@ -61,7 +62,7 @@ def run(given: Mapping[str, Any], *, as_json: bool = False, on_ready: Callable[[
         sentence = f"torpor serves {store or 'the default store'} on {socket} (pid {os.getpid()}); stop it with Ctrl-C"
         facts = {"event": "ready", "socket": socket, "pid": os.getpid(), "warnings": len(warnings)}
         told = [] if http is None else http.addresses()
-        _print("\n".join([sentence, *told]), facts | ({"http": told} if told else {}), as_json=as_json)
+        _print("\n".join([sentence, *told, budget]), facts | ({"http": told} if told else {}), as_json=as_json)
 
     def on_stopped(report: ShutdownResult) -> None:
         _print(describe_stop(report), {"event": "stopped", **asdict(report)}, as_json=as_json)

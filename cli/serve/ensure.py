@@ -7,6 +7,7 @@ import fcntl
 import os
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..exit_codes import OK
 from ..reach import background
 from ..reach.daemon_link import connect, find_ended_daemon, nobody_is_there
 from ..reach.options import JsonOption
+from ..view.disk import budgets_in
 from ..view.output import Output, plain, write_failure
 from . import last_options
 from .serve import LogOption, remark_on_warnings
@@ -134,4 +136,6 @@ def _tell(output: Output, daemon: Client, *, started: bool) -> int:
     else:
         serves = f"torpor serves {plain(status.store)} on {plain(str(daemon.socket_path))} (pid {status.pid})"
         output.line(f"{serves}, {'started now' if started else 'as it did before'}")
+        if started and status.disk is not None:
+            output.remark(f"[dim]{', '.join(budgets_in(asdict(status.disk))) or 'no budget for the store'}[/]")
     return OK.number

@@ -61,7 +61,7 @@ def arguments_of(given: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, Path):
             arguments += [flag, str(value.absolute())]
         elif value is not None:
-            arguments += [flag] if value is True else [flag, str(value)]
+            arguments += [flag] if value is True else [flag, option.kind.argument(value)]
     return arguments
 
 

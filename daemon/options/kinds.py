@@ -36,6 +36,10 @@ class Kind:
         """A value as text."""
         return str(value)
 
+    def argument(self, value: Any) -> str:
+        """A value as an argument of a command line, for `read_text`."""
+        return str(value)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flag(Kind):
@@ -156,21 +160,21 @@ class Days(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Size(Kind):
-    """Bytes, or a number with a unit. not_0: why 0 is refused, and the remedy; None if 0 is a value. off: whether that
-    word stands for 0."""
+    """Bytes, or a number with a unit. not_0: why 0 is refused, and the remedy; None if 0 is a value. word: that stands
+    for 0; empty without one."""
 
     metavar: str = "SIZE"
     not_0: str | None = None
-    off: bool = False
+    word: str = ""
 
     @property
     def in_file(self) -> str:
-        return 'a size: `"12GiB"`, or bytes' + ('; or `"off"`' if self.off else "")
+        return 'a size: `"12GiB"`, or bytes' + (f'; or `"{self.word}"`' if self.word else "")
 
     def read(self, written: Any) -> int:
-        if self.off and isinstance(written, str) and written.strip().lower() == "off":
+        if self.word and isinstance(written, str) and written.strip().lower() == self.word:
             return 0
-        also = ", or off" if self.off else ""
+        also = f", or {self.word}" if self.word else ""
         try:
             size = parse_bytes(written) if isinstance(written, str) else written
         except ValueError as error:
@@ -183,6 +187,9 @@ class Size(Kind):
 
     def told(self, value: Any) -> str:
         return format_bytes(value).replace(" ", "").replace(".00", "")
+
+    def argument(self, value: Any) -> str:
+        return str(value or self.word or 0)
 
 
 @dataclass(frozen=True, kw_only=True)

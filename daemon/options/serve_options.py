@@ -284,8 +284,12 @@ class ServeOptions:
     ] = 60.0
     store_budget: Annotated[
         int | None,
-        Size(not_0="would refuse every sleep. Leave it out for no bound"),
-        Option("Refuse a sleep with which the store would hold more than this, as in 20GiB.", "The store"),
+        Size(not_0="would refuse every sleep. Say none for no bound", word="none"),
+        Option(
+            "How much the store may hold, as in 20GiB. none: no bound.",
+            "The store",
+            unless="a fifth of the space that was free at the store's first start, at most 100GiB; it stays the same",
+        ),
     ] = None
     daily_write_budget: Annotated[
         int | None,
@@ -318,7 +322,7 @@ class ServeOptions:
     # A tenth of what a slow disk reads, or a hundredth of a fast one: a store of 100 GiB in three and a half hours.
     scrub_rate: Annotated[
         int,
-        Size(off=True),
+        Size(word="off"),
         Option(
             "How much of the sleeping sessions to read again in a second, while no request runs. Damage is "
             "healed. off reads nothing.",

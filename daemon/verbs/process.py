@@ -8,11 +8,11 @@ import time
 
 from ... import __version__
 from ...memvid.disk.room import Room, room_at
+from ...memvid.store import Store
 from ...snapshot.blas import library_in_use
 from ..api.process import DiskInfo, LoadModelRequest, ModelInfo, StatusRequest, StatusResult, UnloadModelRequest
 from ..disk.maintenance import MAX_PROBLEMS_TOLD
 from ..memory.model_registry import Place
-from ..options.serve_options import ServeOptions
 from ..parts.parts import Parts
 from ..residency import listing
 from ..tasks.pieces import in_pieces
@@ -43,7 +43,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
         scrub=parts.upkeep.scrub_info(),
         config=None if parts.config is None else parts.config.info(),
         aliases=parts.options.aliases,
-        disk=None if room is None else _disk_of(parts.options, room),
+        disk=None if room is None else _disk_of(parts.store.disk, room),
         unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]),
     )
 
@@ -66,9 +66,10 @@ async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
     return _info_of(parts, parts.models.shelf.place(request.model))
 
 
-def _disk_of(options: ServeOptions, room: Room) -> DiskInfo:
+def _disk_of(store: Store, room: Room) -> DiskInfo:
+    most = store.budget
     return DiskInfo(
-        room.free_bytes, room.total_bytes, options.store_budget, options.daily_write_budget, options.keep_free
+        room.free_bytes, room.total_bytes, most.max_store_bytes, most.max_bytes_per_day, most.min_free_bytes
     )
 
 

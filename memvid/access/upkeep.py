@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Generator, Sequence
 
 from ..answers import MaintenanceReport, UsageReport
+from ..disk.budget import Budget, default_store_bytes
+from ..disk.room import free_bytes_of
+from ..errors import NoSpace
 from ..folder.retention import Retention
 from ..folder.scrub_mark import ScrubMark, load_mark, save_mark
+from ..folder.store_file import load_store_file, write_store_file
 from ..format.records import Progress, VerifyReport, VersionKey
 from ..maintenance.repack_plan import RepackPolicy
 from ..uri import SessionUri
@@ -16,6 +21,32 @@ from .sessions import Sessions
 
 class Upkeep(Sessions):
     """An open store, asked to be looked after."""
+
+    @property
+    def budget(self) -> Budget:
+        """What it is held to now."""
+        return self._core.account.budget
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of its manifests and packs, which the budget bounds. Raises StoreIoError."""
+        return self._core.folder.held_bytes()
+
+    def keep_default_budget(self) -> None:
+        """Hold the store to the budget in its store.json, as nobody has given another. Without one there it gets
+        `default_store_bytes`, durably, so that the next start finds the same.
+
+        Raises:
+            ReadOnlyStore, CorruptStoreFile, StoreIoError, DurabilityLost
+        """
+        core = self._core
+        core.require_writable()
+        uuid, most_bytes = load_store_file(core.folder.root_fd, core.path)
+        if most_bytes is None:
+            most_bytes = default_store_bytes(self.held_bytes, free_bytes_of(core.folder.packs_fd, core.path))
+            with contextlib.suppress(NoSpace), core.committing():
+                write_store_file(core.folder.root_fd, core.path, uuid, most_bytes, replacing=True)
+        core.account.hold_to(most_bytes)
 
     def load_scrub_mark(self) -> ScrubMark:
         """How far the last scrub has come."""

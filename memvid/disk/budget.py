@@ -15,18 +15,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
 
 from ..errors import BudgetExceeded, InvalidPolicy
-from ..limits import MAX_BUNDLE_BYTES
+from ..limits import GIB, MAX_BUNDLE_BYTES
 from ..units import format_bytes
 
 STORE_BYTES: Final = "max_store_bytes"
 DAY_BYTES: Final = "max_bytes_per_day"
 FREE_BYTES: Final = "min_free_bytes"
 
-_MAX_BUDGET_BYTES: Final = 1024 * MAX_BUNDLE_BYTES
+MAX_BUDGET_BYTES: Final = 1024 * MAX_BUNDLE_BYTES
+_DEFAULT_SHARE: Final = 5
+_MOST_BY_DEFAULT: Final = 100 * GIB
 _DAY_NS: Final = 24 * 60 * 60 * 10**9
 
 
@@ -44,13 +46,20 @@ class Budget:
             value = getattr(self, one.name)
             if value is None and one.name != FREE_BYTES:
                 continue
-            if type(value) is not int or not 0 <= value <= _MAX_BUDGET_BYTES:
+            if type(value) is not int or not 0 <= value <= MAX_BUDGET_BYTES:
                 raise InvalidPolicy(
-                    f"{one.name} is a whole number of bytes from 0 to {_MAX_BUDGET_BYTES}.", field=one.name
+                    f"{one.name} is a whole number of bytes from 0 to {MAX_BUDGET_BYTES}.", field=one.name
                 )
 
 
 UNLIMITED: Final = Budget()
+
+
+def default_store_bytes(held_bytes: int, free_bytes: int) -> int:
+    """What a store may hold where nobody says: a fifth of the free space, at most 100 GiB of it, beside what it holds
+    already, so that an upgrade lets nothing go."""
+    return max(1, held_bytes + min(free_bytes // _DEFAULT_SHARE, _MOST_BY_DEFAULT))
+
 
 Beyond = Literal["budgets", "reserve"]
 """The limits that a piece of work may exceed: the budgets of the store and the day, or `min_free_bytes` too."""
@@ -82,6 +91,11 @@ class Account:
         self._free_bytes = free_bytes
         self.lock = threading.Lock()
         self._meters: list[Meter] = []
+
+    def hold_to(self, most_bytes: int) -> None:
+        """The store may hold so many bytes from now on. Raises as its figures."""
+        self._held_bytes()  # which are counted now, and not before the first write
+        self.budget = replace(self.budget, max_store_bytes=most_bytes)
 
     def begin(self, day: int, *, replacing: bool = False, beyond: Beyond | None = None) -> Meter:
         """A meter for a piece of work. `replacing`: its output replaces files. `beyond`: the limits that it may exceed;

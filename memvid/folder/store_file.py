@@ -1,4 +1,5 @@
-"""store.json: it makes a folder a store, and tells which one. And how a folder becomes a store."""
+"""store.json: it makes a folder a store, and tells which one, and how much it may hold where nobody says. And how a
+folder becomes a store."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import uuid
 from typing import Final
 
 from ..disk import durable
+from ..disk.budget import MAX_BUDGET_BYTES
 from ..disk.lock import LOCK_NAME
 from ..disk.paths import FOLDER_MODE, closing_fd, io_error, list_names, open_root, opened_folder, read_small
 from ..disk.sealed_json import UNDECODED, SealedFormat, reason_of
@@ -28,12 +30,17 @@ _FORMAT: Final = SealedFormat("torpor.store", STORE_VERSION, MAX_STORE_JSON_BYTE
 _FORMAT_1: Final = SealedFormat("torpor.store", 1, MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES)
 
 
-def encode_store_file(store_uuid: str) -> bytes:
-    return _FORMAT.encode({"uuid": store_uuid})
+def encode_store_file(store_uuid: str, budget: int | None = None) -> bytes:
+    return _FORMAT.encode({"uuid": store_uuid, **({} if budget is None else {"budget": budget})})
 
 
 def load_store_uuid(root_fd: int, path: str) -> str:
-    """The uuid that store.json tells.
+    """The uuid that store.json tells. Raises as `load_store_file`."""
+    return load_store_file(root_fd, path)[0]
+
+
+def load_store_file(root_fd: int, path: str) -> tuple[str, int | None]:
+    """The uuid and the budget in bytes that store.json tells; None: no daemon has given it one yet.
 
     Raises:
         NoStore: there is none. NotAStore: that of something else, or there are packs without one.
@@ -55,9 +62,11 @@ def load_store_uuid(root_fd: int, path: str) -> str:
         )
     try:
         found = _FORMAT.decode(data, file_path)
-        store_uuid = str(uuid.UUID(found.get("uuid")))
-        if encode_store_file(store_uuid) != data:
+        store_uuid, budget = str(uuid.UUID(found.get("uuid"))), found.get("budget")
+        if encode_store_file(store_uuid, budget) != data:
             raise ValueError("it is not in the form in which it is written")
+        if budget is not None and not (type(budget) is int and 0 < budget <= MAX_BUDGET_BYTES):
+            raise ValueError("its budget is no number of bytes")
     except UNDECODED as error:
         if not looks_like_store(root_fd, path):
             raise NotAStore(
@@ -66,7 +75,7 @@ def load_store_uuid(root_fd: int, path: str) -> str:
                 path=file_path,
             ) from error
         raise corrupt_store_file(path, reason_of(error)) from error
-    return store_uuid
+    return store_uuid, budget
 
 
 def uuid_of_format_1(root_fd: int, path: str) -> str | None:
@@ -114,9 +123,11 @@ def create_folders(root_fd: int, path: str) -> None:
         durable.make_folder(root_fd, name, path)
 
 
-def write_store_file(root_fd: int, path: str, store_uuid: str, *, replacing: bool = False) -> None:
+def write_store_file(
+    root_fd: int, path: str, store_uuid: str, budget: int | None = None, *, replacing: bool = False
+) -> None:
     """Say durably which store it is. Raises NoSpace, StoreIoError, DurabilityLost."""
-    durable.write_file(root_fd, STORE_FILE, encode_store_file(store_uuid), path, replacing=replacing)
+    durable.write_file(root_fd, STORE_FILE, encode_store_file(store_uuid, budget), path, replacing=replacing)
 
 
 def has_store_file(root_fd: int, path: str) -> bool:

@@ -59,7 +59,6 @@ class StoreCore:
         budget: Budget = UNLIMITED,
     ) -> None:
         self.folder = folder
-        self.budget = budget
         self.index = index
         self.journal = journal
         self.pins = Pins()
@@ -79,7 +78,7 @@ class StoreCore:
         self._reserved: list[tuple[SessionUri, int]] = []
         self._poison: StoreError | None = None
         self._closed = False
-        self._account = Account(
+        self.account = Account(
             budget,
             held_bytes=folder.held_bytes,
             written_on=lambda day: self.index.written_on(day),
@@ -210,11 +209,11 @@ class StoreCore:
         that a sleep may exceed if it cannot be tried again. Writes of other operations count too. The writes of failed
         work stay counted: they have worn the disk.
         """
-        meter = self._account.begin(utc_day(now_ns()), replacing=replacing, beyond=beyond)
+        meter = self.account.begin(utc_day(now_ns()), replacing=replacing, beyond=beyond)
         try:
             yield meter
         finally:
-            self._account.end(meter, self.count_written)
+            self.account.end(meter, self.count_written)
 
     def count_written(self, day: int, size_bytes: int) -> None:
         if self.writable and not self._closed:

@@ -6,18 +6,33 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import Budget, utc_day
-from torpor.memvid.errors import BudgetExceeded, NoSpace
+from torpor.memvid.errors import BudgetExceeded, CorruptStoreFile, NoSpace
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.folder.store_file import STORE_FILE, encode_store_file
 from torpor.memvid.format.blocks import BlockDraft
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.index.index import Index
+from torpor.memvid.limits import GIB
 from torpor.memvid.store import Store
-from torpor.tests.memvid.store_making import OTHER_URI, URI, drafts, names, require_awake, sleep, span, state, write
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    drafts,
+    names,
+    refusing,
+    require_awake,
+    sleep,
+    span,
+    state,
+    write,
+)
 
 
 def bundle_bytes(path: Path) -> int:
@@ -215,3 +230,40 @@ def test_a_count_that_cannot_be_kept_does_not_fail_the_sleep(store: Store, monke
     monkeypatch.setattr(Index, "add_written", mock.Mock(side_effect=NoSpace("No room for the index.")))
     sleep(store, 300)
     require_awake(store, 300)
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "held_gib", "expected"),
+    [(3, 0, 3 * GIB // 5), (2048, 0, 100 * GIB), (50, 40, 50 * GIB), (0, 0, 1)],
+)
+def test_a_store_for_which_nobody_gave_a_budget_gets_one_by_its_free_space_that_does_not_move(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, free_gib: int, held_gib: int, expected: int
+) -> None:
+    monkeypatch.setattr(StoreFolder, "held_bytes", lambda _: held_gib * GIB)
+    for gib, say in ((free_gib, expected), (2 * free_gib + 7, expected)):
+        monkeypatch.setattr(os, "statvfs", lambda _, gib=gib: mock.Mock(f_bavail=gib, f_frsize=GIB, f_blocks=gib))
+        with Store.open(store_path, writable=True, budget=Budget(max_bytes_per_day=7)) as store:
+            store.keep_default_budget()
+            assert store.budget == Budget(max_store_bytes=say, max_bytes_per_day=7)
+
+
+def test_a_disk_without_room_for_the_figure_of_the_budget_stops_no_start(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(store_path, writable=True) as store:
+        before = (store_path / STORE_FILE).read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, "write_file", refusing(NoSpace("full")))
+            store.keep_default_budget()
+        assert store.budget.max_store_bytes
+        assert (store_path / STORE_FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize("budget", [0, -1, 1.5, "5", True, 1 << 70])
+def test_a_budget_in_store_json_that_none_wrote_keeps_the_store_shut(store_path: Path, budget: Any) -> None:
+    with Store.open(store_path, writable=True) as store:
+        sleep(store, 300)
+        uuid = store.uuid
+    (store_path / STORE_FILE).write_bytes(encode_store_file(uuid, budget))
+    with pytest.raises(CorruptStoreFile, match="its budget is no number of bytes"):
+        Store.open(store_path, writable=True)

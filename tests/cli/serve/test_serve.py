@@ -56,8 +56,8 @@ ALL = [
     *("--load", "start", "--model-ttl", "60.0", "--on-model-change", "reload", "--check-models"),
     *("--memory-budget", "5", "--idle-sleep", "900.0", "--max-waiting", "9", "--batch", "3"),
     *("--prefix-reuse", "longest", "--stop-within", "7.5"),
-    *("--store-budget", "1000", "--daily-write-budget", "200", "--keep-free", "30", "--keep-last", "5"),
-    *("--keep-days", "30.0", "--scrub-rate", "0"),
+    *("--store-budget", "none", "--daily-write-budget", "200", "--keep-free", "30", "--keep-last", "5"),
+    *("--keep-days", "30.0", "--scrub-rate", "off"),
 ]
 AS_GIVEN = {
     "model": {"m": "/m", "n": "owner/name=x"},
@@ -77,7 +77,7 @@ AS_GIVEN = {
     "batch": 3,
     "prefix_reuse": "longest",
     "stop_within": 7.5,
-    "store_budget": 1000,
+    "store_budget": 0,
     "daily_write_budget": 200,
     "keep_free": 30,
     "keep_last": 5,
@@ -144,7 +144,7 @@ def test_sizes_and_durations_have_units_and_folders_of_a_model_may_begin_at_home
         *((f"--{each}-budget=-1", f"'--{each}-budget'") for each in ("store", "daily-write", "memory")),
         ("--keep-free=-1", "'--keep-free'"),
         # It would let a session read, and then refuse every sleep of it.
-        ("--store-budget 0", "'--store-budget': 0 would refuse every sleep. Leave it out for no bound, or give a size"),
+        ("--store-budget 0", "'--store-budget': 0 would refuse every sleep. Say none for no bound, or give a size"),
         ("--daily-write-budget 0", "'--daily-write-budget': 0 would refuse every sleep."),
         ("--memory-budget 0", "'--memory-budget': 0 would hold no model. Leave it out for a share"),
         ("--log /l", "--log is for --detach"),

@@ -65,7 +65,7 @@ PLANTS: Final = (
     Plant("an import keeps its own name", "import", "exchange/transfer.py", "    uri = as_uri or manifest.uri\n    core.read_again()", "    uri = manifest.uri\n    core.read_again()"),
     Plant("marks in any form", "marks", "folder/marks.py", "if encode_marks(marks) != data:", "if False:"),
     Plant("RecursionError escapes from marks", "marks", "folder/marks.py", "except (*UNDECODED, InvalidUri", "except (*UNDECODED[:-1], InvalidUri"),
-    Plant("store.json in any form", "store_file", "folder/store_file.py", "        if encode_store_file(store_uuid) != data:\n", "        if False:\n"),
+    Plant("store.json in any form", "store_file", "folder/store_file.py", "        if encode_store_file(store_uuid, budget) != data:\n", "        if False:\n"),
     Plant("AttributeError escapes from store.json", "store_file", "folder/store_file.py", "except UNDECODED as error:", "except (ValueError, TypeError, KeyError, RecursionError) as error:"),
     Plant("unknown needs stop no removal", "maintenance", "writing/removal.py", "    if needed.unknown:\n", "    if False:\n"),
 )  # fmt: skip
