@@ -7,22 +7,29 @@ Knows neither MLX nor pydantic, for which a command that reads files should not 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
 
 from ..errors import TorporError
 from ..memvid.folder.versions import lineage_of
-from ..memvid.format.manifest import Manifest
+from ..memvid.format.manifest import ELSEWHERE, Manifest
 from ..memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES, MAX_TOKENS, MAX_VERSION
 from ..memvid.store import IndexRow, Store
 from .api.sampling import Sampling
-from .api.session import Origin, SessionDetail, SessionInfo
+from .api.session import Origin, Provenance, Recomputed, SessionDetail, SessionInfo
 
 FORKED_FROM: Final = "forked_from"
 """The key of a fork's origin in its session map."""
 
 FOLDED_FROM: Final = "folded_from"
 """The key of a fold's origin."""
+
+RECOMPUTED: Final = "recomputed"
+"""The key of the recomputed part, in its version and all that go on from it."""
+
+_DAMAGED: Final = "damaged"
+"""An entry of the recomputed part that is written only if it is false."""
 
 BACKEND: Final = "backend"
 """The key of what computed a snapshot: part to value."""
@@ -64,7 +71,9 @@ def detail_of_stored(
 ) -> SessionDetail:
     """A session on disk, in full, by a version and its manifest. What no version of this program writes into a session
     map is left out: a wake refuses it."""
-    versions = store.versions(row.uri)
+    versions, provenance = store.versions(row.uri), Provenance()
+    with contextlib.suppress(ValueError):
+        provenance = provenance_in(manifest.session)
     return SessionDetail(
         info=info_of_stored(row, stored_bytes_of(versions), _sampling_in(manifest)),
         versions=store.versions_to_show(row.uri),
@@ -72,15 +81,46 @@ def detail_of_stored(
         layers=tuple(layers),
         lineage=lineage_of(versions, row),
         identity=dict(manifest.identity.parts),
-        backend=_backend_in(manifest),
-        lossy=row.lossy,
-        forked_from=_origin_or_none(manifest, FORKED_FROM),
-        folded_from=_origin_or_none(manifest, FOLDED_FROM),
+        provenance=provenance,
+        backend=_backend_in(manifest.session),
     )
 
 
-def origin_in(stored: object) -> Origin | None:
-    """Read an origin from a session map (`asdict` of it), or None. Raises ValueError: it is no such map."""
+# --- provenance in a session map
+
+
+def origin_of(row: IndexRow, tokens: int) -> Origin:
+    """The origin at a token of a stored version."""
+    return Origin(str(row.uri), row.version, row.bundle_id.hex(), tokens)
+
+
+def map_of_provenance(provenance: Provenance) -> dict[str, Any]:
+    """The entries of a session map; the backend has one of its own."""
+    origins = {FORKED_FROM: provenance.forked_from, FOLDED_FROM: provenance.folded_from}
+    entries: dict[str, Any] = {name: asdict(origin) for name, origin in origins.items() if origin is not None}
+    if provenance.elsewhere_tokens:
+        entries[ELSEWHERE] = provenance.elsewhere_tokens
+    if (part := provenance.recomputed) is not None:
+        entries[RECOMPUTED] = {name: value for name, value in asdict(part).items() if name != _DAMAGED or not value}
+    return entries
+
+
+def provenance_in(session: Mapping[str, Any]) -> Provenance:
+    """The provenance of a version, from its session map. Raises ValueError: `map_of_provenance` does not make these
+    entries."""
+    elsewhere = session.get(ELSEWHERE, 0)
+    if type(elsewhere) is not int or not 0 <= elsewhere <= MAX_TOKENS:
+        raise ValueError(f"{ELSEWHERE} is no number of tokens")
+    return Provenance(
+        forked_from=_origin_in(session.get(FORKED_FROM)),
+        folded_from=_origin_in(session.get(FOLDED_FROM)),
+        recomputed=_recomputed_in(session.get(RECOMPUTED)),
+        elsewhere_tokens=elsewhere,
+        slept_by=_backend_in(session),
+    )
+
+
+def _origin_in(stored: object) -> Origin | None:
     if stored is None:
         return None
     kinds = {"session": str, "version": int, "bundle_id": str, "tokens": int}
@@ -91,10 +131,19 @@ def origin_in(stored: object) -> Origin | None:
     return Origin(**stored)
 
 
-def _origin_or_none(manifest: Manifest, name: str) -> Origin | None:
-    with contextlib.suppress(ValueError):
-        return origin_in(manifest.session.get(name))
-    return None
+def _recomputed_in(stored: object) -> Recomputed | None:
+    if stored is None:
+        return None
+    kinds: dict[str, type] = {"version": int, "start": int, "tokens": int, "same_logits": bool}
+    if type(stored) is dict and _DAMAGED in stored:
+        kinds |= {_DAMAGED: bool}
+    if type(stored) is not dict or {name: type(value) for name, value in stored.items()} != kinds:
+        raise ValueError(f"{RECOMPUTED} is not what was computed again")
+    if not (1 <= stored["version"] <= MAX_VERSION and 0 <= stored["start"] < MAX_TOKENS):
+        raise ValueError(f"{RECOMPUTED} has a version or a position that cannot be")
+    if not 1 <= stored["tokens"] <= MAX_TOKENS - stored["start"]:
+        raise ValueError(f"{RECOMPUTED} has a number of tokens that cannot be")
+    return Recomputed(**stored)
 
 
 def _sampling_in(manifest: Manifest) -> Sampling | None:
@@ -104,9 +153,9 @@ def _sampling_in(manifest: Manifest) -> Sampling | None:
     return None
 
 
-def _backend_in(manifest: Manifest) -> dict[str, str]:
+def _backend_in(session: Mapping[str, Any]) -> dict[str, str]:
     """The parts with short text; anybody may have written the others."""
-    stored = manifest.session.get(BACKEND)
+    stored = session.get(BACKEND)
     if not isinstance(stored, dict) or len(stored) > MAX_ENVIRONMENT_ENTRIES:
         return {}
     return {

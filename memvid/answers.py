@@ -120,6 +120,14 @@ class Lossy(Result):
         return Lossy(self.bits, min(self.tokens, token_count)) if token_count else None
 
 
+class PartDiffers(Result):
+    """A part of the identity that differs; None where the snapshot or the live model has none."""
+
+    field: str
+    stored: str | None
+    live: str | None
+
+
 class ExportReport(Result):
     """A version that was written, with all its blocks, to one file outside the store.
 

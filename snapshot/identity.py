@@ -18,7 +18,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn
 
+from ..memvid.answers import PartDiffers
 from ..memvid.format.identity import Identity
+from ..memvid.format.manifest import ELSEWHERE
 from ..memvid.limits import MAX_TOKENS
 from .errors import IdentityMismatch, MalformedSnapshot
 from .layout import PLAIN, serving
@@ -149,19 +151,6 @@ _PARTS: Final = {part.name: part for part in PARTS}
 CIRCUMSTANCES: Final = frozenset(part.name for part in PARTS if part.policy == "may_differ")
 """The parts in the session map, as `backend`, and not in the identity."""
 
-ELSEWHERE: Final = "elsewhere"
-"""The key of a session map for `tokens_from_elsewhere`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One part that differs between a snapshot and the live model; None where one of the two has no such part."""
-
-    field: str
-    stored: str | None
-    live: str | None
-    policy: Policy
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -170,23 +159,23 @@ class Comparison:
     A part that only one of them has differs like any other, by its policy; an unknown part must match (GM9).
     """
 
-    differing: tuple[Difference, ...]
+    differing: tuple[PartDiffers, ...]
 
     @property
     def is_same(self) -> bool:
         return not self.differing
 
-    def refused(self, *, conversions: Collection[str] = (), strict: bool = False) -> tuple[Difference, ...]:
+    def refused(self, *, conversions: Collection[str] = (), strict: bool = False) -> tuple[PartDiffers, ...]:
         """Those that prevent a wake that converts the parts in `conversions`.
 
         strict: refuse even a `may_differ` part, if it decides bits.
         """
         return tuple(
-            found
-            for found in self.differing
-            if found.policy == "must_match"
-            or (found.policy == "convertible" and found.field not in conversions)
-            or (found.policy == "may_differ" and strict and _PARTS[found.field].decides_bits)
+            each
+            for each in self.differing
+            if (policy := policy_of(each.field)) == "must_match"
+            or (policy == "convertible" and each.field not in conversions)
+            or (policy == "may_differ" and strict and _PARTS[each.field].decides_bits)
         )
 
 
@@ -196,7 +185,7 @@ def compare(stored: Mapping[str, str], live: Mapping[str, str]) -> Comparison:
     unknown = sorted((stored.keys() | live.keys()) - _PARTS.keys())
     return Comparison(
         tuple(
-            Difference(name, stored.get(name), live.get(name), policy_of(name))
+            PartDiffers(name, stored.get(name), live.get(name))
             for name in [*known, *unknown]
             if stored.get(name) != live.get(name)
         )
@@ -211,7 +200,7 @@ def policy_of(name: str) -> Policy:
 
 def require_same(
     stored: Identity, live: Identity, *, model: str, conversions: Collection[str] = ()
-) -> tuple[Difference, ...]:
+) -> tuple[PartDiffers, ...]:
     """Refuse a snapshot of another identity than the resident model's; return the differences that the caller is to
     convert.
 
@@ -228,7 +217,7 @@ def require_same(
 
 def require_circumstances(
     stored: object, live: Mapping[str, str], *, model: str, strict: bool
-) -> tuple[Difference, ...]:
+) -> tuple[PartDiffers, ...]:
     """Return the differences between a snapshot's backend, from its session map, and the present one.
 
     stored: the value in the map; a value that is not our text counts as missing.
@@ -242,7 +231,7 @@ def require_circumstances(
     return comparison.differing
 
 
-def require_nothing_differs(differing: tuple[Difference, ...], *, model: str) -> None:
+def require_nothing_differs(differing: tuple[PartDiffers, ...], *, model: str) -> None:
     """Refuse `may_differ` parts for a strict caller.
 
     Raises:
@@ -252,7 +241,7 @@ def require_nothing_differs(differing: tuple[Difference, ...], *, model: str) ->
         _refuse(differing, model)
 
 
-def decide_bits(differing: tuple[Difference, ...]) -> bool:
+def decide_bits(differing: tuple[PartDiffers, ...]) -> bool:
     """Whether these differences may change the bits of later results."""
     return bool(Comparison(differing).refused(strict=True))
 
@@ -281,30 +270,31 @@ def tokens_from_elsewhere(session: Mapping[str, Any]) -> int:
     return count
 
 
-def _refuse(differing: Sequence[Difference], model: str) -> NoReturn:
+def _refuse(differing: Sequence[PartDiffers], model: str) -> NoReturn:
     told = "; ".join(f"{each.field} was {_shown(each.stored)} and is {_shown(each.live)}" for each in differing)
     remedies = [_remedy(each, model) for each in differing if each.field in _PARTS and not _follows(each, differing)]
     raise IdentityMismatch(
         f"The snapshot was made under another identity than model {model!r} has now: {told}. "
         f"To wake it, {'; '.join(remedies) or 'use the model it was made with'}.",
         mismatched_fields=[
-            {"field": each.field, "stored": each.stored, "live": each.live, "policy": each.policy} for each in differing
+            {"field": each.field, "stored": each.stored, "live": each.live, "policy": policy_of(each.field)}
+            for each in differing
         ],
         model=model,
     )
 
 
-def _remedy(difference: Difference, model: str) -> str:
+def _remedy(difference: PartDiffers, model: str) -> str:
     how = serving(difference.stored or PLAIN, model) if difference.field == "kv_format" else None
     if how is not None:
         return f"stop the daemon and start it {how} (`torpor stop`, `torpor serve`)"
     return _PARTS[difference.field].remedy
 
 
-def _follows(difference: Difference, differing: Sequence[Difference]) -> bool:
+def _follows(difference: PartDiffers, differing: Sequence[PartDiffers]) -> bool:
     """Whether a part differs only because the part that it derives from differs: one remedy mends both."""
     return difference.field == "cache_layout" and any(
-        each.field != "cache_layout" and each.policy != "may_differ" for each in differing
+        each.field != "cache_layout" and policy_of(each.field) != "may_differ" for each in differing
     )
 
 

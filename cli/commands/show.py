@@ -11,7 +11,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ...daemon.api.session import Recomputed
 from ...errors import TorporError
+from ...memvid.answers import PartDiffers
 from ...memvid.disk.location import default_store_path
 from ...memvid.folder.versions import describe_versions
 from ...memvid.units import format_bytes, format_count, format_plural
@@ -23,6 +25,7 @@ from ..reach.store_view import STORED, find_marks_problem, find_missing, load_de
 from ..view.damage import add_suggestion
 from ..view.formatting import format_id, format_time
 from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table
+from ..view.wake_remarks import describe_differing, describe_recomputed
 
 WIDE_COLUMNS = 100  # a narrower terminal is shown short ids
 _FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "MADE")
@@ -127,7 +130,7 @@ def render_detail(detail: dict[str, Any], width: int, *, earlier: bool = False) 
 
 
 def _facts(detail: dict[str, Any]) -> RenderableType:
-    info, lossy = detail["info"], detail.get("lossy")
+    info, lossy = detail["info"], detail["info"]["lossy"]
     facts = facts_table()
     changed = ", changed since its last version" if info["dirty"] else ""
     kept = ", to be thrown away: a crash loses what it did since its last version" if info["durability"] else ""
@@ -147,11 +150,8 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
     if lossy:
         tokens = format_plural(lossy["tokens"], "token")
         facts.add_row("  lossy", f"keys and values of the first {tokens} in {lossy['bits']} bits")
-    for way, what in (("forked", "with"), ("folded", "a summary of")):
-        if origin := detail.get(f"{way}_from"):
-            tokens = format_plural(origin["tokens"], "token")
-            begun = f"{origin['session']} at version {origin['version']}, {what} {tokens}"
-            facts.add_row(f"  {way} from", plain(begun))
+    for name, fact in _provenance(detail["provenance"]):
+        facts.add_row(f"  {name}", plain(fact))
     facts.add_row("  bundle", plain(info["bundle_id"] or "– (no version yet)"))
     made = {version["bundle_id"]: version["created_ns"] for version in detail["versions"]}
     facts.add_row("  made", format_time(made.get(info["bundle_id"])))
@@ -160,6 +160,19 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
     if info["sampling"]:
         facts.add_row("  sampling", ", ".join(f"{plain(name)} {value:g}" for name, value in info["sampling"].items()))
     return facts
+
+
+def _provenance(provenance: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for way, what in (("forked", "with"), ("folded", "a summary of")):
+        if origin := provenance[f"{way}_from"]:
+            tokens = format_plural(origin["tokens"], "token")
+            yield f"{way} from", f"{origin['session']} at version {origin['version']}, {what} {tokens}"
+    if again := provenance["recomputed"]:
+        yield "recomputed", describe_recomputed(Recomputed(**again))
+    if tokens := provenance["elsewhere_tokens"]:
+        yield "elsewhere", f"another backend computed its first {format_plural(tokens, 'token')}"
+    if differs := provenance["differs"]:
+        yield "differs", f"since it slept: {describe_differing([PartDiffers(**each) for each in differs])}"
 
 
 def _is_stripped(detail: dict[str, Any]) -> bool:

@@ -87,7 +87,8 @@ def wake(
         output.line(f"{plain(result.session)}  was awake already, {format_plural(result.token_count, 'token')}")
     else:
         canary = "lossy" if result.lossy and result.canary == "same_bits" else result.canary
-        if result.recomputed and not result.recomputed.same_logits:
+        again = result.provenance.recomputed
+        if again and not again.same_logits:
             canary = "not_run"  # a part has other bits, as the remark says: two lines must not contradict each other
         output.line(
             f"{plain(result.session)}  awake at version {result.version}: {format_plural(result.token_count, 'token')},"

@@ -5,27 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ...daemon.api.session import Look
-from ...daemon.api.waking import PartDiffers, WakePlanResult, WakeResult
-from ...memvid.answers import Finding, Lossy
+from ...daemon.api.session import Look, Recomputed
+from ...daemon.api.waking import WakePlanResult, WakeResult
+from ...memvid.answers import Finding, Lossy, PartDiffers
 from ...memvid.units import format_bytes, format_count, format_plural
 from .output import Output, plain
 
 
 def remark_on_wake(output: Output, woken: WakeResult) -> None:
     """Say if the state was recomputed or is lossy, if something else computed it, or if there may be a newer one."""
-    if woken.recomputed:
-        again = woken.recomputed
-        bits = "the same to the bit" if again.same_logits else "not the same to the bit"
-        what, why = ("healed", "damaged on the disk and ") if again.damaged else ("recomputed", "")
-        output.remark(
-            f"[yellow]{what}[/]: {format_plural(again.tokens, 'token')} from token {format_count(again.start)} of"
-            f" version {again.version} were {why}computed again; what follows from them is {bits}"
-        )
+    again, differs = woken.provenance.recomputed, woken.provenance.differs
+    if again:
+        output.remark(f"[yellow]{'healed' if again.damaged else 'recomputed'}[/]: {describe_recomputed(again)}")
     if woken.lossy:
         output.remark(f"[yellow]lossy[/]: {describe_loss(woken.lossy)}")
-    if woken.differs:
-        output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(woken.differs))}")
+    if differs:
+        output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(differs))}")
     _remark_on_unreadable(output, woken.unreadable)
 
 
@@ -72,7 +67,8 @@ def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
     """As `remark_on_wake`, for a wake by another request. Also say if other tokens were computed."""
     if woken is None:
         return
-    read = woken.tokens_prefilled - (woken.recomputed.tokens if woken.recomputed else 0)
+    again = woken.provenance.recomputed
+    read = woken.tokens_prefilled - (again.tokens if again else 0)
     if read > 0:
         tokens, were = format_plural(read, "token"), "was" if read == 1 else "were"
         output.remark(f"[yellow]read again[/]: {tokens} that {were} not restored, to wake {plain(woken.session)}")
@@ -83,6 +79,15 @@ def describe_loss(lossy: Lossy) -> str:
     """Say what a session has lost."""
     tokens = format_plural(lossy.tokens, "token")
     return f"keys and values of the first {tokens} were kept in {lossy.bits} bits; later tokens rest on those"
+
+
+def describe_recomputed(part: Recomputed) -> str:
+    """Say what was computed again, and whether it came out the same."""
+    bits = "the same to the bit" if part.same_logits else "not the same to the bit"
+    return (
+        f"{format_plural(part.tokens, 'token')} from token {format_count(part.start)} of version {part.version} were"
+        f" {'damaged on the disk and ' if part.damaged else ''}computed again; what follows from them is {bits}"
+    )
 
 
 def describe_differing(differs: Sequence[PartDiffers]) -> str:

@@ -6,10 +6,10 @@ Imports no pydantic: a command that reads a store's files answers with these rec
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Literal
 
-from ...memvid.answers import Lossy, VersionInfo
+from ...memvid.answers import Lossy, PartDiffers, VersionInfo
 from ...records import Count, Result
 from .sampling import Sampling
 
@@ -38,6 +38,32 @@ class Origin(Result):
     version: int
     bundle_id: str
     tokens: Count
+
+
+class Provenance(Result):
+    """Where a session comes from, and what of it was not computed here and at once.
+
+    forked_from: None unless it was forked. folded_from: the version whose summary it began with; None else.
+    recomputed: the first part that was computed again with other bits, or after damage; None without one.
+    elsewhere_tokens: how many first tokens another backend than `slept_by` computed, perhaps with other bits.
+    slept_by: the backend of its version, part to value: of one that is awake, the version that it was woken from; None
+        if it was not woken. differs: the parts of that backend that differ here; empty for one asleep.
+    """
+
+    forked_from: Origin | None = None
+    folded_from: Origin | None = None
+    recomputed: Recomputed | None = None
+    elsewhere_tokens: Count = 0
+    slept_by: dict[str, str] | None = None
+    differs: tuple[PartDiffers, ...] = ()
+
+    def computed_again(self, part: Recomputed | None) -> Provenance:
+        """The same with a part that was computed again; the first such part is the one to tell of."""
+        return replace(self, recomputed=self.recomputed or part)
+
+    def begun_anew(self) -> Provenance:
+        """The provenance of the session before its first token, where nothing was restored or computed yet."""
+        return Provenance(self.forked_from, self.folded_from)
 
 
 class Look(Result):
@@ -84,8 +110,7 @@ class SessionInfo(Result):
 
 class SessionDetail(Result):
     """All facts of `show` about one session. backend: what computes it, or computed it last: the parts of the identity
-    that may differ. lossy: None for an exact one. forked_from: None unless it is a fork; folded_from: None unless it
-    began with a summary of another."""
+    that may differ."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -93,10 +118,8 @@ class SessionDetail(Result):
     layers: tuple[str, ...]
     lineage: tuple[str, ...]
     identity: dict[str, str]
+    provenance: Provenance
     backend: dict[str, str] = field(default_factory=dict)
-    lossy: Lossy | None = None
-    forked_from: Origin | None = None
-    folded_from: Origin | None = None
 
 
 class ListResult(Result):

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from ...memvid.answers import Finding, Lossy
+from ...memvid.answers import Finding, Lossy, PartDiffers
 from ...records import Count, Result
 from .events import Listener, Reporting
 from .limits import MAX_NAMED_SESSIONS
 from .records import Label, Listed, Position, Request, Seconds, SessionText, Version
-from .session import Look, Recomputed, SessionInfo
+from .session import Look, Provenance, SessionInfo
 
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 
@@ -58,22 +58,13 @@ class SleepResult(Written):
     looked_at: Count | None = None
 
 
-class PartDiffers(Result):
-    """A part of the identity that differs; None where the snapshot or this daemon has none."""
-
-    field: str
-    stored: str | None
-    live: str | None
-
-
 class WakeResult(Result):
     """The report of a wake. tokens_prefilled: tokens that the model computed; zero, unless an earlier token was asked
-    for, or the version was stripped or had a ledger alone behind it. differs: the parts of the backend
-    that differ from those that computed the snapshot.
+    for, or the version was stripped or had a ledger alone behind it. provenance: of the session; as `recomputed` also
+    what this wake computed again with the same bits.
 
     canary: the proof that the state computes the same as the slept one, and its seconds.
     lossy: None where all of it is exact.
-    recomputed: None unless a part was computed again, and may differ from the original.
     look: None unless it is awake at an earlier token or version than its last, with nothing read or written there.
     unreadable: manifests that cannot be read. Nothing tells whose they are: one may be a newer version.
     """
@@ -86,11 +77,10 @@ class WakeResult(Result):
     bytes_read: Count
     seconds: Seconds
     already_awake: bool
-    differs: tuple[PartDiffers, ...] = ()
+    provenance: Provenance
     canary: CanaryVerdict = "not_run"
     canary_seconds: Seconds = 0.0
     lossy: Lossy | None = None
-    recomputed: Recomputed | None = None
     look: Look | None = None
     unreadable: tuple[Finding, ...] = ()
 

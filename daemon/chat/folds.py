@@ -25,7 +25,7 @@ from ...memvid.uri import SessionUri
 from ...snapshot.state import LiveState
 from ..api.events import OnEvent
 from ..api.forking import FoldRequest, FoldResult
-from ..api.session import Origin
+from ..api.session import Origin, Provenance
 from ..engine.generation import WriteOrder, require_room
 from ..engine.sampler import initial_key
 from ..errors import ContextOverflow, InvalidFold, TemplateUnusable
@@ -38,9 +38,9 @@ from ..residency.putting_away import require_read
 from ..residency.residency import Residency
 from ..sessions.chats import Chat
 from ..sessions.encoding import Encoder, Place
-from ..sessions.provenance import Provenance, origin_of
 from ..sessions.sessions import Durable, Session
 from ..sessions.transcripts import NewTurn, TextMap, Turn, message_of, spoken, without_thinking
+from ..stored import origin_of
 from ..tasks.cancellation import to_the_end
 from ..versions.orders import WakeOrder
 from ..versions.writing import Versions

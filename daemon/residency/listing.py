@@ -18,21 +18,19 @@ from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
 from ...snapshot.canary import Verdict
 from ...snapshot.errors import MalformedSnapshot
-from ...snapshot.identity import Difference
 from ...snapshot.layout import described
 from ...snapshot.lossy import lossy_in
 from ...snapshot.state import token_array
 from ..api.process import ModelInfo
 from ..api.sampling import Sampling
 from ..api.session import Look, SessionDetail, SessionInfo
-from ..api.waking import PartDiffers, WakeResult
+from ..api.waking import WakeResult
 from ..disk.maintenance import MAX_PROBLEMS_TOLD
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
-from ..sessions.provenance import Provenance
 from ..sessions.sessions import Session
 from ..sessions.unprocessed_tail import unread_in
-from ..stored import SAMPLING, detail_of_stored, info_of_stored, stored_bytes_of
+from ..stored import SAMPLING, detail_of_stored, info_of_stored, provenance_in, stored_bytes_of
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 from ..versions.waking import durable_of
 
@@ -110,10 +108,8 @@ def detail_of_awake(live: Session, rows: Sequence[IndexRow], versions: tuple[Ver
         layers=tuple(entry.described for entry in live.model.layout.entries if entry.in_use),
         lineage=() if own is None else lineage_of(rows, own),
         identity=dict(live.model.identity.parts),
+        provenance=live.provenance,
         backend=dict(live.model.backend),
-        lossy=live.loss,
-        forked_from=live.provenance.forked_from,
-        folded_from=live.provenance.folded_from,
     )
 
 
@@ -136,7 +132,7 @@ def detail_of_asleep(store: Store, row: IndexRow, models: Collection[LoadedModel
                 f"The snapshot of {row.uri} has no state in it that this version writes.", session=str(row.uri)
             )
         Sampling.from_map(kept[SAMPLING])
-        _require_told(row, "where it comes from", Provenance.from_map, kept)
+        _require_told(row, "where it comes from", provenance_in, kept)
         _require_told(row, "its loss", lossy_in, kept.get(LOSSY))
         ledger = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
         tail = _tail(model, ledger) if model is not None else ""
@@ -180,18 +176,13 @@ def wake_result(
         bytes_read=bytes_read,
         seconds=seconds,
         already_awake=already_awake,
-        differs=parts_that_differ(live.provenance.differs),
+        provenance=live.provenance,
         canary=canary,
         canary_seconds=canary_seconds,
         lossy=live.loss,
-        recomputed=live.provenance.recomputed,
         look=look_of(live, newest),
         unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]),
     )
-
-
-def parts_that_differ(differs: Sequence[Difference]) -> tuple[PartDiffers, ...]:
-    return tuple(PartDiffers(each.field, each.stored, each.live) for each in differs)
 
 
 def _require_told(row: IndexRow, what: str, read: Callable[[Stored], object], stored: Stored) -> None:

@@ -24,7 +24,6 @@ from ..sessions.unprocessed_tail import unread_in
 from ..versions.orders import WakeOrder
 from ..versions.waking import Prospect
 from ..versions.writing import Versions
-from . import listing
 from .residency import Residency
 
 
@@ -94,7 +93,7 @@ class Planning:
             blocks=len(plan.spans) + (plan.state is not None),
             restored_tokens=plan.resumed_tokens,
             computed_tokens=plan.replayed_tokens + unread,
-            differs=listing.parts_that_differ(prospect.differs),
+            differs=prospect.differs,
         )
 
     def _of_awake(self, live: Session) -> WakePlanResult:
@@ -106,7 +105,7 @@ class Planning:
             already_awake=True,
             model=live.model.name,
             model_loaded=live.model.is_loaded,
-            differs=listing.parts_that_differ(live.provenance.differs),
+            differs=live.provenance.differs,
         )
 
 

@@ -229,7 +229,7 @@ class Residency:
             woken,
             token_count=len(live.state.tokens),
             tokens_prefilled=woken.tokens_prefilled + (again.tokens if again else 0),
-            recomputed=again or woken.recomputed,
+            provenance=replace(woken.provenance, recomputed=again or woken.provenance.recomputed),
             look=None,  # it stood before its end while it was read
             seconds=woken.seconds + time.monotonic() - begun,
         )

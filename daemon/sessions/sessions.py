@@ -19,16 +19,17 @@ from ...memvid.uri import SessionUri
 from ...snapshot.caches import growth_of, resident_bytes
 from ...snapshot.checkpoints import Checkpoints
 from ...snapshot.errors import MalformedSnapshot
+from ...snapshot.identity import circumstances_in, compare, decide_bits
 from ...snapshot.lossy import lossy_in
 from ...snapshot.state import LiveState
 from ..api.sampling import Sampling
-from ..api.session import OwnDurability
+from ..api.session import OwnDurability, Provenance
 from ..engine.admission import Request, current
 from ..errors import SessionBusy
 from ..models.models import LoadedModel
+from ..stored import map_of_provenance, provenance_in
 from .chats import Chat, of_type
 from .interrupted import INTERRUPTED, Interrupted
-from .provenance import Provenance
 from .rereading import LastRead
 from .unprocessed_tail import Unread
 
@@ -216,12 +217,6 @@ class Session:
             return dict(self.model.backend)
         return dict(slept_by)
 
-    def came_from(self, kept: Mapping[str, Any], restored_tokens: int) -> None:
-        """Note a snapshot's backend, from its session map. restored_tokens: how many first tokens were restored
-        unchanged. Raises MalformedSnapshot: `to_map` does not make this map."""
-        count = len(self.state.tokens)
-        self.provenance = self.provenance.woken(kept, self.model.backend, count, restored_tokens)
-
     def became(self, receipt: Receipt, reused: Iterable[BlockEntry], backend: object) -> None:
         """Note a version that has the session up to the last token of its blocks. reused: the blocks that were neither
         read nor written for it. backend: of what computed them."""
@@ -240,16 +235,23 @@ class Session:
             "created_ns": self.created_ns,
             **({DURABILITY: self.durability} if self.durability else {}),
             **({LOSSY: asdict(self.loss)} if self.loss else {}),
-            **self.provenance.to_map(),
+            **map_of_provenance(self.provenance),
             **({UNREAD: self.unread.to_map()} if self.unread else {}),
             **({INTERRUPTED: self.left_midway.to_map()} if self.left_midway else {}),
         }
 
     @classmethod
     def woken(
-        cls, uri: SessionUri, model: LoadedModel, state: LiveState, durable: Durable, kept: Mapping[str, Any]
+        cls,
+        uri: SessionUri,
+        model: LoadedModel,
+        state: LiveState,
+        durable: Durable,
+        kept: Mapping[str, Any],
+        restored_tokens: int,
     ) -> Session:
-        """A session from its restored state and the map of `to_map`.
+        """A session from its restored state and the map of `to_map`. restored_tokens: how many of its first tokens were
+        restored unchanged.
 
         Raises:
             MalformedSnapshot: `to_map` does not make this map.
@@ -272,7 +274,7 @@ class Session:
                 dirty=False,
                 acknowledged=kept if unread else None,
                 loss=lossy_in(kept.get(LOSSY)),
-                provenance=Provenance.from_map(kept),
+                provenance=_woken_here(provenance_in(kept), model, len(state.tokens), restored_tokens),
                 unread=unread,
                 interrupted=Interrupted.from_map(kept.get(INTERRUPTED), end),
             )
@@ -285,6 +287,14 @@ class Session:
 def tree_in(kept: Mapping[str, Any]) -> dict[str, Any]:
     """What a session map says of a branch and of those below it, for a version of the same tokens."""
     return {key: kept[key] for key in (TREE, BRANCH) if key in kept}
+
+
+def _woken_here(provenance: Provenance, model: LoadedModel, token_count: int, restored_tokens: int) -> Provenance:
+    """The provenance of a version, compared with what computes its session now."""
+    slept_by = circumstances_in(provenance.slept_by)
+    differs = compare(slept_by, model.backend).differing
+    elsewhere = token_count if decide_bits(differs) else provenance.elsewhere_tokens
+    return replace(provenance, slept_by=slept_by, differs=differs, elsewhere_tokens=min(elsewhere, restored_tokens))
 
 
 def _unread_behind(count: int, kept: Mapping[str, Any]) -> Unread | None:

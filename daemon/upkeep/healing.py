@@ -364,13 +364,12 @@ class Healing:
             start = found.start(end.passes, by_token=model.layout.by_token)
             state = await self._state_at(start, row, reader, model)
             same = await self._engine.run(self._unless_stopping(read_again(model, state, found.tokens, end)))
-            session = Session.woken(row.uri, model, state, durable_of(reader), reader.manifest.session)
+            session = Session.woken(row.uri, model, state, durable_of(reader), reader.manifest.session, start)
             terms = Terms(may_wait=True, covers=False, branch=tree_in(reader.manifest.session))
         finally:
             reader.close()
         again = Recomputed(row.version, start, len(found.tokens) - start, same)
         session.provenance = replace(session.provenance, recomputed=again)
-        session.came_from(reader.manifest.session, start)
         session.unchanged_tokens, session.dirty = start, True
         receipt = await self._versions.sleep(session, ignore, cause="heal", terms=terms)
         return receipt, again

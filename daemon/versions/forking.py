@@ -17,9 +17,8 @@ from ...memvid.uri import SessionUri
 from ..api.events import OnEvent
 from ..api.session import Origin
 from ..models.models import LoadedModel
-from ..sessions.provenance import origin_of
 from ..sessions.unprocessed_tail import without_answers, without_unread
-from ..stored import FORKED_FROM
+from ..stored import FORKED_FROM, origin_of
 from .orders import WakeOrder
 from .version import copy_of
 from .waking import disowned_of

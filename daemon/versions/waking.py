@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import TorporError
-from ...memvid.answers import Lossy
+from ...memvid.answers import Lossy, PartDiffers
 from ...memvid.errors import Corruption
 from ...memvid.format.manifest import UNREAD
 from ...memvid.store import Store
@@ -28,7 +28,7 @@ from ...snapshot import restore
 from ...snapshot.canary import Verdict
 from ...snapshot.checkpoints import Checkpoint
 from ...snapshot.errors import ContextTooShort, MalformedSnapshot
-from ...snapshot.identity import Difference, decide_bits, require_circumstances, require_same
+from ...snapshot.identity import decide_bits, require_circumstances, require_same
 from ...snapshot.lossy import worst
 from ...snapshot.state import LiveState, token_array
 from ..api.events import OnEvent, ignore
@@ -63,7 +63,7 @@ class Prospect:
     """The prospect of a wake: the plan of a restore, and the differences of the backend."""
 
     plan: restore.WakePlan
-    differs: tuple[Difference, ...]
+    differs: tuple[PartDiffers, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ class Waking:
         prospect = await self._look(reader, order, model)
         plan, restored = prospect.plan, await self._restore(reader, prospect, model, begun, emit)
         durable = durable_of(reader)
-        session = await self._threads.on_io(partial(Session.woken, uri, model, restored.state, durable, kept))
-        session.came_from(kept, plan.resumed_tokens)
+        wake = partial(Session.woken, uri, model, restored.state, durable, kept, plan.resumed_tokens)
+        session = await self._threads.on_io(wake)
         session.last_read.note(plan.spans)
         session.loss = _loss_of(session, plan)
         # Later tokens were computed again, perhaps in other calls: their bits may differ from the blocks.
@@ -248,7 +248,7 @@ class Waking:
         manifest = reader.manifest
         require_same(manifest.identity, model.identity, model=model.name)
         state = await self.begin(model, initial_key)
-        session = Session.woken(manifest.uri, model, state, durable_of(reader), kept)
+        session = Session.woken(manifest.uri, model, state, durable_of(reader), kept, 0)
         return Woken(session, 0, canary="not_run", canary_seconds=0.0)
 
 

@@ -49,6 +49,9 @@ bytes. The layers above write and read them; the store counts them, so that no r
 LOSSY: Final = "lossy"
 """The entry of the session map for a loss, in a lossy version and in all later versions."""
 
+ELSEWHERE: Final = "elsewhere"
+"""The entry of the session map for how many of the first tokens another backend computed than the one it names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:

@@ -105,7 +105,7 @@ def _serve(world: World, *of_the_store: str) -> None:
 def _facts(text: str, record: type[Any]) -> dict[str, Any]:
     """Facts in JSON, as a record has them."""
     hints = get_type_hints(record)
-    return {name: TypeAdapter(hints[name]).validate_python(value) for name, value in json.loads(text).items()}
+    return {name: TypeAdapter(hints[name]).validate_json(json.dumps(value)) for name, value in json.loads(text).items()}
 
 
 def _have(world: World, which: str, facts: str) -> None:

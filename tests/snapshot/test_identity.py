@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.memvid.answers import PartDiffers
 from torpor.memvid.format.identity import Identity
 from torpor.memvid.limits import MAX_IDENTITY_PARTS
 from torpor.snapshot.errors import IdentityMismatch, MalformedSnapshot
@@ -14,7 +15,6 @@ from torpor.snapshot.identity import (
     CIRCUMSTANCES,
     ELSEWHERE,
     PARTS,
-    Difference,
     circumstances_in,
     compare,
     policy_of,
@@ -96,7 +96,7 @@ def test_another_kv_format_is_refused_unless_the_caller_converts_it_qc14() -> No
     assert refusal_of(stored, live).mismatched_fields[0]["policy"] == "convertible"
     assert refusal_of(stored, live, conversions={"compute_dtype"}).mismatched_fields[0]["field"] == "kv_format"
     assert require_same(stored, live, model="m", conversions={"kv_format"}) == (
-        Difference("kv_format", "q8g64", "float", "convertible"),
+        PartDiffers("kv_format", "q8g64", "float"),
     )
 
 
@@ -137,14 +137,14 @@ def test_no_conversion_lets_another_meaning_through() -> None:
 def test_what_may_differ_is_listed_and_passes_unless_one_is_strict() -> None:
     comparison = compare({"mlx": "1", "device": "cpu"}, {"mlx": "2", "device": "cpu"})
     assert not comparison.is_same
-    assert comparison.differing == (Difference("mlx", "1", "2", "may_differ"),)
+    assert comparison.differing == (PartDiffers("mlx", "1", "2"),)
     assert comparison.refused() == ()
     assert comparison.refused(strict=True) == comparison.differing
 
 
 def test_other_circumstances_are_reported_and_refused_only_if_one_is_strict() -> None:
     stored = {**HERE, "mlx": "0.31.0"}
-    found = (Difference("mlx", "0.31.0", "0.32.4", "may_differ"),)
+    found = (PartDiffers("mlx", "0.31.0", "0.32.4"),)
     assert require_circumstances(stored, HERE, model="m", strict=False) == found
     with pytest.raises(IdentityMismatch, match=r"mlx was 0\.31\.0 and is 0\.32\.4") as refusal:
         require_circumstances(stored, HERE, model="m", strict=True)

@@ -233,7 +233,15 @@ class FakeService(Verbs, Awaiting):
         found.now(state="awake")
         made = found.versions[(request.version or len(found.versions)) - 1]
         return waking.WakeResult(
-            found.info.session, made.version, made.bundle_id, made.token_count, 0, 8, 0.25, already
+            session=found.info.session,
+            version=made.version,
+            bundle_id=made.bundle_id,
+            token_count=made.token_count,
+            tokens_prefilled=0,
+            bytes_read=8,
+            seconds=0.25,
+            already_awake=already,
+            provenance=session.Provenance(),
         )
 
     async def _list(self, request: creating.ListRequest) -> session.ListResult:
@@ -249,6 +257,7 @@ class FakeService(Verbs, Awaiting):
             layers=("kv 2x8x32",),
             lineage=(),
             identity=identity,
+            provenance=session.Provenance(),
             backend=backend,
         )
 

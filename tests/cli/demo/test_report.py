@@ -9,13 +9,16 @@ import pytest
 from torpor.cli.demo.daemon import Death
 from torpor.cli.demo.report import ORDER_CHECK, Evidence, Writing, render_report
 from torpor.cli.view.output import Output
+from torpor.daemon.api.session import Provenance
 from torpor.daemon.api.waking import SleepResult, WakeResult
 from torpor.tests.cli.cli_rig import Torpor, pretend_terminal, unstyled
 
 BEFORE = Writing((1, 2), "ab", ("d1", "d2", "d3"), 0, 1.0)
 AFTER = Writing((3, 4), "cd", ("d3", "d4", "d5"), 0, 2.0)
 RECEIPT = SleepResult("torpor://default/reader", 1, "ab" * 32, None, 6002, 40_000_000, 40_000_000, 24, 0, 0.3)
-WAKE = WakeResult("torpor://default/reader", 1, "ab" * 32, 6002, 0, 4096, 0.1, already_awake=False)
+WAKE = WakeResult(
+    "torpor://default/reader", 1, "ab" * 32, 6002, 0, 4096, 0.1, already_awake=False, provenance=Provenance()
+)
 DEATH = Death(1, 9, socket_refuses=True)
 EVIDENCE = Evidence(
     model={"name": "demo", "parameters": 5_000_000, "compute_dtype": "float32"},

@@ -81,7 +81,7 @@ async def test_the_full_session_sleeps_as_it_was_and_the_new_one_names_it(rig: R
     assert (origin.session, origin.version, origin.tokens) == ("torpor://default/a", 1, len(was.tokens))
     for _ in range(2):
         shown = await rig.service.show("b")
-        assert (shown.folded_from, shown.forked_from, shown.info.labels) == (origin, None, ("y",))
+        assert (shown.provenance.folded_from, shown.provenance.forked_from, shown.info.labels) == (origin, None, ("y",))
         assert [(each.bundle_id, each.parent) for each in shown.versions] == [(result.bundle_id, origin.bundle_id)]
         await rig.sleep("b")  # and from the disk it says the same
     await rig.wake("a")

@@ -221,8 +221,8 @@ async def test_what_was_read_in_rounds_sleeps_and_is_read_again_to_the_same_bits
     async with open_rig(thin_qwen3, store=killed) as rig:
         for name, was in had.items():
             woken = await rig.wake(name)
-            assert woken.recomputed is not None
-            assert woken.recomputed.same_logits or not repeats
+            assert woken.provenance.recomputed is not None
+            assert woken.provenance.recomputed.same_logits or not repeats
             if repeats:
                 assert await rig.fingerprint(name) == was
                 assert await rig.write(name, 3) == went_on[name]

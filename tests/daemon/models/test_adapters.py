@@ -184,7 +184,7 @@ async def test_an_adapter_that_was_moved_is_the_same_and_the_wake_says_where_it_
     moved = own_adapter.rename(own_adapter.with_name("moved"))
     async with open_rig(**served(moved)) as rig:
         woken = await rig.wake("a")
-    assert [(each.field, each.stored, each.live) for each in woken.differs] == [
+    assert [(each.field, each.stored, each.live) for each in woken.provenance.differs] == [
         ("adapter_path", str(own_adapter), str(moved))
     ]
 

@@ -110,8 +110,8 @@ async def test_what_another_backend_computed_wakes_and_the_wake_says_what_differ
         again = await rig.wake("a")
         awake = (await rig.service.show("a")).backend
     assert (asleep["device"], asleep["mlx"]) == ("metal", "0.1")
-    assert [(each.field, each.stored, each.live) for each in woken.differs] == DIFFERING
-    assert (again.already_awake, again.differs) == (True, woken.differs)
+    assert [(each.field, each.stored, each.live) for each in woken.provenance.differs] == DIFFERING
+    assert (again.already_awake, again.provenance.differs) == (True, woken.provenance.differs)
     assert awake == describe()
 
 
@@ -131,7 +131,7 @@ async def test_whoever_is_strict_is_refused_what_another_backend_computed(
         await rig.write("a", 1)
         await rig.sleep("a")
         woken = await rig.service.wake("a", strict=True)
-    assert woken.differs == (), "it has slept here since"
+    assert woken.provenance.differs == (), "it has slept here since"
 
 
 @pytest.mark.one_in(3)
@@ -149,7 +149,7 @@ async def test_what_another_backend_began_is_nobodys_prefix_however_it_goes_on(
         if goes_on != "awake":
             await rig.sleep("a")
         if goes_on == "woken again":
-            assert (await rig.wake("a")).differs == ()
+            assert (await rig.wake("a")).provenance.differs == ()
         if goes_on == "forked":
             await rig.service.fork("a", name="b")
             await rig.service.delete("a")

@@ -73,7 +73,7 @@ async def test_elsewhere_the_same_within_the_tolerance_is_enough(open_kind: Any,
         disturb(rig, TOLERANCE["float32"] / 10)
         report = await rig.wake("s")
         assert report.canary == "within_tolerance"
-        assert [each.field for each in report.differs] == [part]
+        assert [each.field for each in report.provenance.differs] == [part]
 
 
 @pytest.mark.one_in(5)

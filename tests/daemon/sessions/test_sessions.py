@@ -74,7 +74,7 @@ async def test_what_is_kept_of_a_session_makes_it_again(rig: Rigged) -> None:
     await rig.asleep("a", tokens_of(1, 10), sampling=SAMPLED, labels=["x"], system="S")
     await rig.wake("a")
     live = rig.live("a")
-    again = Session.woken(live.uri, live.model, live.state, live.durable, live.to_map())
+    again = Session.woken(live.uri, live.model, live.state, live.durable, live.to_map(), 10)
     again.provenance = live.provenance  # the backend is not in the map, but beside it
     assert again == live
     assert (again.dirty, again.unchanged_tokens) == (False, 10)
@@ -86,10 +86,11 @@ async def test_a_map_of_another_form_than_is_written_is_refused(rig: Rigged) -> 
     live = rig.live("a")
 
     def woken(kept: Any) -> Session:
-        return Session.woken(live.uri, live.model, live.state, DURABLE, kept)
+        return Session.woken(live.uri, live.model, live.state, DURABLE, kept, 1)
 
     wrong: dict[str, tuple[Any, ...]] = {
         "created_ns": (float("inf"), 1e300, 1.0, "5", True, -1, 2**63),
+        "elsewhere": ("7", 7.0, True, -1, 2**40),
         "labels": ("ab", {"a": 1}, [1]),
         "system": (5, b"text"),
         "turn_open": (1, None),

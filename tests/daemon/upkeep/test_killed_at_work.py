@@ -26,7 +26,7 @@ async def test_a_sigkill_in_the_midst_of_work_costs_less_than_two_blocks_of_what
     async with open_rigged(store, {MODEL: str(DEMO)}, digest_cache) as rig:
         woken = await rig.wake("agent")
         assert woken.token_count == held
-        assert woken.recomputed.same_logits
-        assert woken.recomputed.tokens <= held - written < 512
+        assert woken.provenance.recomputed.same_logits
+        assert woken.provenance.recomputed.tokens <= held - written < 512
         answer = await rig.service.chat("agent", message="And now?", max_tokens=1)
         assert answer.recomputed_tokens == 0, "the wake has told of them"

@@ -114,7 +114,8 @@ async def test_a_flipped_bit_is_found_and_what_it_took_is_computed_again_to_the_
         assert await rig.fingerprint("a") == before
         assert woken.tokens_prefilled == 0
         assert woken.version == healed["version"] == 2
-        assert woken.recomputed == Recomputed(1, 1307 - healed["recomputed_tokens"], healed["recomputed_tokens"], True)
+        tokens = healed["recomputed_tokens"]
+        assert woken.provenance.recomputed == Recomputed(1, 1307 - tokens, tokens, True)
         assert healed["same_logits"] is True
         assert (repaired["copied"], repaired["moved"]) == (1, 1)
         assert await rig.write("a", 5) == expected
@@ -172,7 +173,7 @@ async def test_what_a_wake_finds_damaged_is_healed_before_its_round_has_come(ope
             await rig.wake("a")
         await told(heard, "session_healed")
         await told(heard, "store_repaired")
-        assert (await rig.wake("a")).recomputed is not None
+        assert (await rig.wake("a")).provenance.recomputed is not None
         assert await rig.fingerprint("a") == before
         assert len(heard.of("session_scrubbed")) == 2
 
@@ -402,7 +403,7 @@ async def test_an_earlier_version_that_is_awake_does_not_stand_for_the_newest(ri
     assert len(rig.live("a").state.tokens) == 300, "still at what was looked at"
     woken = await rig.sleep_and_wake("a")
     assert (woken.version, woken.token_count) == (3, 1300), "healed, not what was looked at"
-    assert woken.recomputed is not None
+    assert woken.provenance.recomputed is not None
     assert await rig.fingerprint("a") == before
 
 

@@ -73,13 +73,13 @@ async def test_a_kill_costs_less_than_a_block_and_what_was_said_since(open_kind:
         later, went_on = as_killed(store, "later"), await rig.write("one", 9)
     async with open_kind(kind, store=at_once) as rig:
         woken = await rig.wake("one")
-        assert woken.recomputed.same_logits
-        assert woken.recomputed.tokens == 707 - row.token_count
+        assert woken.provenance.recomputed.same_logits
+        assert woken.provenance.recomputed.tokens == 707 - row.token_count
         assert await rig.fingerprint("one") == had
     async with open_kind(kind, store=later) as rig:
         assert rig.service._parts.store.disk.opening.turns_replayed == 1
-        woken = await rig.wake("one")
-        assert (woken.recomputed.same_logits, woken.recomputed.tokens) == (True, 727 - row.token_count)
+        again = (await rig.wake("one")).provenance.recomputed
+        assert (again.same_logits, again.tokens) == (True, 727 - row.token_count)
         assert await rig.write("one", 9) == went_on, "the sampler goes on where it stood"
 
 
@@ -162,7 +162,7 @@ async def test_a_turn_that_ends_while_the_version_is_published_goes_on_behind_it
         killed, had = as_killed(store), await rig.fingerprint("one")
     async with open_rig(store=killed) as rig:
         woken = await rig.wake("one")
-        assert (woken.recomputed.tokens < 256, rig.live("one").sampling) == (True, SAMPLED)
+        assert (woken.provenance.recomputed.tokens < 256, rig.live("one").sampling) == (True, SAMPLED)
         assert await rig.fingerprint("one") == had
 
 
@@ -213,7 +213,7 @@ async def test_what_was_acknowledged_is_written_in_the_midst_of_the_next_turn(
         assert rig.service._parts.store.disk.opening.turns_replayed == 1, (
             "that of the other session, which has no version"
         )
-        assert (await rig.wake("one")).recomputed.tokens == 600 - row.token_count
+        assert (await rig.wake("one")).provenance.recomputed.tokens == 600 - row.token_count
         assert await rig.fingerprint("one") == had
     async with open_kind(kind, store=store) as rig:
         await rig.wake("one")
@@ -238,7 +238,7 @@ async def test_an_agent_that_never_rests_has_less_than_two_blocks_and_its_last_t
             await until(lambda: written_of(live) + 512 > len(live.state.tokens))
     for killed, count, had in copies:
         async with open_rig(store=killed) as rig:
-            assert (await rig.wake("one")).recomputed.tokens < 512 + count
+            assert (await rig.wake("one")).provenance.recomputed.tokens < 512 + count
             assert await rig.fingerprint("one") == had
 
 

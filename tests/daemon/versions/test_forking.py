@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torpor.daemon.api.session import Origin
 from torpor.daemon.errors import EmptyContext, SessionExists
-from torpor.daemon.sessions.provenance import Provenance, origin_of
+from torpor.daemon.stored import origin_of, provenance_in
 from torpor.daemon.versions.forking import ForkOrder
 from torpor.memvid.errors import BundleMissing, InvalidUri, SessionNotFound
 from torpor.memvid.store import Store
@@ -147,9 +147,9 @@ async def test_a_fork_says_where_it_comes_from_and_has_labels_of_its_own(rig: Ri
         awake = await rig.service.show(name)
         await rig.sleep(name)
         later = await rig.service.show(name)
-        assert [each.forked_from for each in (asleep, awake, later)] == [origin] * 3
+        assert [each.provenance.forked_from for each in (asleep, awake, later)] == [origin] * 3
         assert [each.info.labels for each in (asleep, awake, later)] == [expected] * 3
-    assert (await rig.service.show("base")).forked_from is None
+    assert (await rig.service.show("base")).provenance.forked_from is None
 
 
 async def test_what_cannot_be_forked_is_refused_and_nothing_is_left(rig: Rigged) -> None:
@@ -224,8 +224,8 @@ async def test_an_origin_that_a_stranger_wrote_is_refused_by_name(rig: Rigged) -
         {"session": "a"},
     ):
         with pytest.raises(ValueError, match="origin"):
-            Provenance.from_map({"forked_from": wrong})
-    assert Provenance.from_map({"forked_from": sound}).forked_from == ForkOrder(row, row.uri).origin
+            provenance_in({"forked_from": wrong})
+    assert provenance_in({"forked_from": sound}).forked_from == ForkOrder(row, row.uri).origin
 
 
 async def test_threat_37_what_was_acknowledged_by_a_clock_before_1970_wakes(

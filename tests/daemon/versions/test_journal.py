@@ -56,8 +56,8 @@ async def test_each_answered_turn_is_there_bit_for_bit_after_a_kill(open_kind: A
         for name, was in had.items():
             woken = await rig.wake(name)
             assert woken.token_count == len(was.tokens)
-            assert woken.recomputed is not None
-            assert woken.recomputed.same_logits
+            assert woken.provenance.recomputed is not None
+            assert woken.provenance.recomputed.same_logits
             assert woken.look is None
             assert await rig.fingerprint(name) == was
             assert await rig.write(name, 9) == went_on[name], "the sampler goes on where it stood"
@@ -290,7 +290,7 @@ async def test_a_turn_behind_a_version_that_was_pruned_survives(open_rig: Any, s
         killed, had = as_killed(store), await rig.fingerprint("one")
     async with open_rig(store=killed) as rig:
         woken = await rig.wake("one")
-        assert woken.recomputed.same_logits
+        assert woken.provenance.recomputed.same_logits
         assert await rig.fingerprint("one") == had
 
 
@@ -313,7 +313,7 @@ async def test_a_turn_behind_a_version_that_was_stripped_survives(open_rig: Any,
     async with open_rig(store=killed) as rig:
         assert rig.service._parts.store.disk.verify(deep=True).ok
         woken = await rig.wake("one")
-        assert woken.recomputed.same_logits
+        assert woken.provenance.recomputed.same_logits
         assert await rig.fingerprint("one") == had
 
 
@@ -346,7 +346,7 @@ async def test_a_turn_behind_keys_and_values_that_are_gone_is_there_bit_for_bit(
     async with open_kind(kind, store=killed) as rig:
         assert rig.service._parts.store.disk.opening.turns_replayed == 1
         woken = await rig.wake("one")
-        assert woken.recomputed.same_logits
+        assert woken.provenance.recomputed.same_logits
         assert await rig.fingerprint("one") == had
         assert await rig.write("one", 9) == went_on
 

@@ -64,7 +64,7 @@ async def _found(store: Path, model: Path, digests: Path, *, torn: bool = False)
         for info in await rig.service.list_sessions():
             name = info.name
             woken = await rig.wake(name)
-            assert woken.recomputed is None or woken.recomputed.same_logits, name
+            assert woken.provenance.recomputed is None or woken.provenance.recomputed.same_logits, name
             assert _named(name) not in found
             found[_named(name)] = await _stands(rig, name)
     return found

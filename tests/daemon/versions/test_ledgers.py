@@ -77,9 +77,10 @@ async def test_what_a_stop_has_no_time_for_goes_on_bit_for_bit_from_its_ledger(o
         for name, was in had.items():
             woken = await rig.wake(name)
             assert (woken.token_count, woken.tokens_prefilled) == (len(was.tokens), len(was.tokens) - stored[uri(name)])
-            assert woken.recomputed is not None
-            assert (woken.recomputed.start, woken.recomputed.same_logits) == (stored[uri(name)], True)
-            assert not woken.recomputed.damaged, "nobody is told of damage where there was none"
+            again = woken.provenance.recomputed
+            assert again is not None
+            assert (again.start, again.same_logits) == (stored[uri(name)], True)
+            assert not again.damaged, "nobody is told of damage where there was none"
             assert await rig.fingerprint(name) == was
             was_written = await rig.write(name, 12)
             assert len(was_written[0]) == 12
@@ -504,11 +505,11 @@ async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any
         await rig.wake("a", at_token=600)
         await rig.service.append("a", tokens=tokens_of(9, 40))
     async with open_rig() as rig:
-        assert (await rig.wake("a")).recomputed.damaged is False, "a stop had no time for it"
+        assert (await rig.wake("a")).provenance.recomputed.damaged is False, "a stop had no time for it"
         rig.service._parts.sessions.residency.awake.drop(SessionUri("default", "a"))
         await asyncio.to_thread(damage, store, "a", span=1)
         await mend(rig)
-        told = (await rig.wake("a")).recomputed
+        told = (await rig.wake("a")).provenance.recomputed
         assert (told.start, told.tokens, told.damaged) == (256, 384, True)
 
 
@@ -522,7 +523,7 @@ async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig:
         assert list((await rig.service.close()).ledgers) == [uri("a")]
     async with open_rig() as rig:
         woken = await rig.wake("a")
-        assert (woken.tokens_prefilled, woken.recomputed) == (0, None)
+        assert (woken.tokens_prefilled, woken.provenance.recomputed) == (0, None)
         assert await rig.fingerprint("a") == had
         assert rig.live("a").sampling.seed == 77
 
@@ -541,9 +542,9 @@ async def test_a_wake_that_is_refused_memory_leaves_the_ledger_asleep(open_rig: 
 async def test_what_was_read_again_to_the_bit_is_told_once(open_rig: Any) -> None:
     await a_ledger(open_rig)
     async with open_rig() as rig:
-        assert (await rig.wake("a")).recomputed is not None
+        assert (await rig.wake("a")).provenance.recomputed is not None
         await rig.sleep("a")
-        assert (await rig.wake("a")).recomputed is None
+        assert (await rig.wake("a")).provenance.recomputed is None
 
 
 async def test_a_session_that_is_warmed_is_whole(open_rig: Any) -> None:

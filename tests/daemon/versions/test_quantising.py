@@ -393,14 +393,14 @@ async def test_a_mark_of_another_maker_is_refused(rig: Rigged) -> None:
 
 async def test_show_says_it_awake_and_asleep(rig: Rigged) -> None:
     await asleep(rig)
-    assert (await rig.service.show("s")).lossy is None
+    assert (await rig.service.show("s")).info.lossy is None
     await quantize(rig)
     shown = await rig.service.show("s")
-    assert shown.lossy == Lossy(8, 512)
+    assert shown.info.lossy == Lossy(8, 512)
     assert [info.lossy for info in await rig.service.list_sessions()] == [Lossy(8, 512)], "as the index has it"
     assert shown.layers[0] == "kv/1 k, v 2xnx32 float32 in 8 bits, groups of 32"
     await rig.wake("s")
-    assert (await rig.service.show("s")).lossy == Lossy(8, 512)
+    assert (await rig.service.show("s")).info.lossy == Lossy(8, 512)
     assert (await rig.wake("s")).lossy == Lossy(8, 512), "also of a session that is awake already"
 
 

@@ -34,7 +34,7 @@ async def test_a_stripped_session_reads_its_ledger_again_in_the_same_calls_and_g
         woken = await rig.wake("agent")
         assert woken.token_count == 609
         assert await rig.fingerprint("agent") == await rig.fingerprint("control")
-        assert woken.recomputed is None, "the logits behind what was read again are those that were stored"
+        assert woken.provenance.recomputed is None, "the logits behind what was read again are those that were stored"
         assert await rig.write("agent", 20) == await rig.write("control", 20)
 
 

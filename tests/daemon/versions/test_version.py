@@ -57,4 +57,4 @@ async def test_a_sleep_behind_a_ledger_follows_it_and_writes_the_rest(open_rig: 
         slept = await rig.sleep("a")
         assert (slept.version, slept.parent, slept.token_count) == (3, ledger.bundle_id.hex(), 640)
         assert slept.blocks_reused == 2
-        assert (await rig.wake("a")).recomputed is None
+        assert (await rig.wake("a")).provenance.recomputed is None
