@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import TorporError
 
 
@@ -42,7 +44,13 @@ class DoctorFailed(CliError):
 
 
 class DaemonStartFailed(CliError):
-    """A daemon in the background could not be started."""
+    """A daemon in the background could not be started. code: of the daemon's own error, if it told one."""
+
+    code = "daemon_start_failed"
+
+    def __init__(self, message: str, *, code: str = code, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.code = code  # type: ignore[misc]  # the daemon's code replaces that of the class
 
 
 class DaemonStillRunning(CliError):

@@ -20,7 +20,7 @@ from ..memvid.store import Store
 from ..memvid.units import format_bytes, format_plural
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..snapshot.digests import DigestCache, default_cache_path
-from .api.process import ShutdownResult
+from .api.process import HttpInfo, ShutdownResult
 from .api.records import Request
 from .api.verb import Awaiting, R, Verb
 from .api.verbs import Verbs
@@ -216,6 +216,10 @@ class Service(Verbs, Awaiting):
     def follow(self, file: ConfigFile, settings: Settings) -> None:
         """Follow a configuration file: `reload_config` applies its changes. settings: its content at the start."""
         self._parts.follow(file, settings)
+
+    def tell_http(self, http: HttpInfo) -> None:
+        """Have `status` tell where HTTP is served."""
+        self._parts.http = http
 
     async def reload_config(self) -> None:
         """Read the configuration file again, if there is one. A faulty file changes nothing; `status` gives the

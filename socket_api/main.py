@@ -52,6 +52,8 @@ def run(given: Mapping[str, Any], *, as_json: bool = False, on_ready: Callable[[
         service = await Service.open(settings.options, models=settings.models)
         if config is not None:
             service.follow(ConfigFile(config, lambda: settings_of(given)), settings)
+        if http is not None:
+            service.tell_http(http.info)
         warnings, budget = service.warnings, service.budget
         for warning in warnings:
             print(f"torpor serve: warning: {warning}", file=sys.stderr, flush=True)

@@ -43,15 +43,6 @@ class Started:
     http: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A daemon that ended before it answered: its exit status, and its error."""
-
-    status: int
-    code: str
-    message: str
-
-
 def default_log_path() -> Path:
     """The log of a daemon in the background, unless one is named."""
     return user_folder(user_state_path) / "daemon.log"
@@ -78,9 +69,10 @@ def open_log(log: Path) -> int:
     return descriptor
 
 
-def start(arguments: Sequence[str], log: Path) -> Started | Refused:
-    """Start `torpor serve` in a session of its own, and wait until it answers or has ended. An interrupt ends the
-    child. Raises DaemonStartFailed: the log cannot be written, or nothing happened within START_TIMEOUT_S."""
+def start(arguments: Sequence[str], log: Path) -> Started:
+    """Start `torpor serve` in a session of its own, and wait until it answers. An interrupt ends the child. Raises
+    DaemonStartFailed: it ended before, with its own error; the log cannot be written; or nothing happened within
+    START_TIMEOUT_S."""
     read_end, write_end = os.pipe()
     try:
         descriptor = open_log(log)
@@ -141,7 +133,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path) -> Started | Refused:
+def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path) -> Started:
     """Read the child's private pipe until it is ready or hangs up."""
     deadline = time.monotonic() + START_TIMEOUT_S
     spoken = b""
@@ -154,8 +146,8 @@ def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path) -> Start
             http = tuple(map(str, ready.get("http", ())))
             return Started(str(ready["socket"]), process.pid, log, int(ready["warnings"]), http)
         if not piece:
-            status = process.wait(END_TIMEOUT_S)
-            return Refused(status if status > 0 else 1, *_last_words(spoken, log))
+            process.wait(END_TIMEOUT_S)
+            raise _last_words(spoken, log)
     raise DaemonStartFailed(f"The daemon did not answer within {START_TIMEOUT_S:.0f} s; see {log}.", path=str(log))
 
 
@@ -170,13 +162,13 @@ def _end_child(process: subprocess.Popen[bytes]) -> None:
             process.wait(END_TIMEOUT_S)
 
 
-def _last_words(spoken: bytes, log: Path) -> tuple[str, str]:
-    """The code and the sentence of the daemon's last error."""
+def _last_words(spoken: bytes, log: Path) -> DaemonStartFailed:
+    """The daemon's last error."""
     error = _document_with(spoken, "error", None)
     if error is not None and isinstance(error["error"], dict):
-        return str(error["error"].get("code")), str(error["error"].get("message"))
+        return DaemonStartFailed(str(error["error"].get("message")), code=str(error["error"].get("code")))
     lines = spoken.decode("utf-8", errors="replace").strip().splitlines()
-    return DaemonStartFailed.code, f"{lines[-1] if lines else 'The daemon ended without a word'}; see {log}."
+    return DaemonStartFailed(f"{lines[-1] if lines else 'The daemon ended without a word'}; see {log}.")
 
 
 def _document_with(spoken: bytes, key: str, value: str | None) -> dict[str, Any] | None:

@@ -147,8 +147,12 @@ def _describe_daemon(daemon: dict[str, Any], files: dict[str, Any]) -> str:
         f" (pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}):"
         f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {plain(models)};"
         f" {_describe_memory(daemon['memory'])}{_describe_queue(daemon['queue'])}{_describe_config(daemon['config'])}"
-        f"{_describe_budgets(daemon['disk'])}"
+        f"{_describe_budgets(daemon['disk'])}{_describe_http(daemon['http'])}"
     )
+
+
+def _describe_http(http: dict[str, Any] | None) -> str:
+    return "" if http is None else f"; HTTP on {plain(http['url'] or http['socket'])}"
 
 
 def _describe_budgets(disk: dict[str, Any] | None) -> str:

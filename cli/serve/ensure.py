@@ -16,13 +16,13 @@ from ...memvid.disk.location import default_store_path
 from ...socket_api.client.client import Client
 from ...socket_api.errors import DaemonUnreachable
 from ...socket_api.wire.address import default_socket_path
-from ..errors import InvalidUsage
+from ..errors import DaemonStartFailed, InvalidUsage
 from ..exit_codes import OK
 from ..reach import background
 from ..reach.daemon_link import connect, find_ended_daemon, nobody_is_there
 from ..reach.options import JsonOption
 from ..view.disk import budgets_in
-from ..view.output import Output, plain, write_failure
+from ..view.output import Output, plain
 from . import last_options
 from .serve import LogOption, remark_on_warnings
 from .serve_parameters import arguments_of, given_of, takes
@@ -41,34 +41,53 @@ def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) ->
     [cyan]torpor ensure --config torpor.toml --json | jq .started[/]
     """
     output, given = Output(as_json=as_json), given_of(values)
-    store, config, socket = given.get("store"), given.get("config"), given.get("socket") or default_socket_path()
-    chosen_log = log
+    config = given.get("config")
+    daemon, started = found_or_started(output, given, log)
+    with daemon:
+        if not started:
+            told = daemon.status().config
+            is_its_own = config and told and _is_same(str(config), told.path)
+            ignored = {"--config": None if is_its_own else config, "--log": log}
+            _tell_what_is_ignored(output, [option for option, value in ignored.items() if value])
+        return _tell(output, daemon, started=started)
+
+
+def found_or_started(
+    output: Output, given: Mapping[str, Any], log: Path | None = None, unless_given: Mapping[str, Any] | None = None
+) -> tuple[Client, bool]:
+    """A daemon that answers and serves the models of `given`, and whether it was started for that.
+
+    given: options of a daemon. log: of one that is started. unless_given: its options where neither `given` names them
+    nor a daemon that ended without a stop had others.
+
+    Raises:
+        DaemonStartFailed: none answers, and none could be started.
+        InvalidUsage: one runs without a model that is given, or has its name for another one.
+    """
     log = (log or background.default_log_path()).absolute()
+    socket, store = given.get("socket") or default_socket_path(), given.get("store")
     with _one_at_a_time(log):
-        daemon, started = _find(socket, store), False
+        daemon = _find(socket, store)
         if daemon is None:
             had: dict[str, Any] = {}
             if ended := find_ended_daemon(socket, restarting=True):
                 output.remark(f"[yellow]{plain(ended.message)}[/]")
                 had = last_options.recall(socket)
                 _tell_what_it_had(output, had, given)
-            begun = background.start(
-                arguments_of({"store": default_store_path(), **had, **given, "socket": socket}), log
-            )
-            daemon, started = _find(socket, store), isinstance(begun, background.Started)
-            if daemon is None and isinstance(begun, background.Refused):
-                write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)
-                return begun.status
-            if isinstance(begun, background.Started):
-                remark_on_warnings(output, begun)
-    with daemon or connect(socket, store=store) as found:
-        if not started:
-            _require_served(found, given.get("model") or {})
-            told = found.status().config
-            is_its_own = config and told and _is_same(str(config), told.path)
-            given = {"--config": None if is_its_own else config, "--log": chosen_log}
-            _tell_what_is_ignored(output, [option for option, value in given.items() if value])
-        return _tell(output, found, started=started)
+            options = {"store": default_store_path(), **(unless_given or {}), **had, **given, "socket": socket}
+            try:
+                remark_on_warnings(output, background.start(arguments_of(options), log))
+                return connect(socket, store=store), True
+            except DaemonStartFailed:
+                daemon = _find(socket, store)  # another start was first
+                if daemon is None:
+                    raise
+    try:
+        _require_served(daemon, given.get("model") or {})
+    except InvalidUsage:
+        daemon.close()
+        raise
+    return daemon, False
 
 
 def _require_served(daemon: Client, models: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from ..errors import InvalidUsage
 from ..exit_codes import OK
 from ..reach import background
 from ..reach.options import JsonOption, option
-from ..view.output import Output, plain, write_failure
+from ..view.output import Output, plain
 from . import last_options
 from .serve_parameters import arguments_of, given_of, takes
 
@@ -75,7 +75,8 @@ def serve(
     require_free(socket)  # the daemon looks again, but only once MLX is loaded
     if detach:
         log = log or background.default_log_path()
-        return _serve_in_background(arguments_of(given), store, log, as_json=as_json)
+        _serve_in_background(arguments_of(given), store, log, as_json=as_json)
+        return OK.number
     # Imported here: at the top of the module it would load MLX for every command (test_hygiene.py).
     with _nothing_collected():
         from ...socket_api.main import run
@@ -90,12 +91,9 @@ def serve(
     return OK.number
 
 
-def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_json: bool) -> int:
+def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_json: bool) -> None:
     output = Output(as_json=as_json)
     begun = background.start(arguments, log.absolute())
-    if isinstance(begun, background.Refused):
-        write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)
-        return begun.status
     if as_json:
         output.document(
             "serve",
@@ -116,7 +114,6 @@ def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_jso
             output.line(plain(address))
         output.line(f"it writes to {plain(begun.log)}")
     remark_on_warnings(output, begun)
-    return OK.number
 
 
 def remark_on_warnings(output: Output, begun: background.Started) -> None:

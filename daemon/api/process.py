@@ -107,12 +107,21 @@ class DiskInfo(Result):
     keep_free_bytes: Count
 
 
+class HttpInfo(Result):
+    """Where the daemon serves HTTP. url: on its loopback port, without the path of an API; tokens: the file of its
+    tokens; both None without a port. socket: its Unix socket for HTTP; None without one."""
+
+    url: str | None = None
+    tokens: str | None = None
+    socket: str | None = None
+
+
 class StatusResult(Result):
     """The daemon as a whole. prefix_hits, prefix_misses: new sessions since the start that shared a prefix with another
     session, and those that did not; cached_tokens: tokens the hits did not prefill; batched_tokens: tokens that several
     sessions wrote in one model call; scrub: None where it is off; config: None without a file; aliases: other names of
     models, maybe with `*` and `?`, each with the name it stands for; disk: None where the system does not tell;
-    unreadable: as in `WakeResult`."""
+    unreadable: as in `WakeResult`; http: None where it is not served."""
 
     version: str
     pid: ProcessId
@@ -133,6 +142,7 @@ class StatusResult(Result):
     aliases: tuple[tuple[str, str], ...] = ()
     disk: DiskInfo | None = None
     unreadable: tuple[Finding, ...] = ()
+    http: HttpInfo | None = None
 
     def model_named(self, name: str) -> ModelInfo | None:
         """A served model by its name, or by an alias."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from ...memvid.store import Store
+from ..api.process import HttpInfo
 from ..config.configuring import ConfigFile, Configuring
 from ..config.settings import Settings
 from ..engine.admission import Queue
@@ -27,9 +28,11 @@ from .upkeep import UpkeepParts
 
 class Parts:
     """The parts of one service, over one store and the models of one process. queue: of the requests that need the
-    engine or memory. started: by the monotonic clock. config: where the daemon follows a configuration file."""
+    engine or memory. started: by the monotonic clock. config: where the daemon follows a configuration file. http:
+    where it serves HTTP."""
 
     config: Configuring | None = None
+    http: HttpInfo | None = None
 
     def __init__(
         self,

@@ -45,6 +45,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
         aliases=parts.options.aliases,
         disk=None if room is None else _disk_of(parts.store.disk, room),
         unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]),
+        http=parts.http,
     )
 
 

@@ -151,7 +151,16 @@ class Tokens:
             return None
         return self._namespaces.get(_digest(token))
 
+    def token_of(self, namespace: str) -> str | None:
+        """The first token of a namespace in the file; None if it has none. Raises UnsafeTokenFile."""
+        return next((token for its_namespace, token in self._load()[1] if its_namespace == namespace), None)
+
     def _read(self) -> None:
+        self._seen, lines = self._load()
+        self._namespaces = {_digest(token): namespace for namespace, token in lines}
+
+    def _load(self) -> tuple[tuple[int, ...], list[tuple[str, str]]]:
+        """What tells this state of the file from others, and each line's namespace and token."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
@@ -162,11 +171,10 @@ class Tokens:
             raise self._unsafe(f"cannot be read: {error.strerror}. Remove it, and start the daemon again") from error
         if len(text) > MAX_TOKEN_FILE_BYTES:
             raise self._unsafe(f"has more than {MAX_TOKEN_FILE_BYTES} bytes. Take lines out of it")
-        self._namespaces = self._parsed(text.decode("utf-8", errors="replace"))
-        self._seen = _signature(found)
+        return _signature(found), self._parsed(text.decode("utf-8", errors="replace"))
 
-    def _parsed(self, text: str) -> dict[bytes, str]:
-        namespaces = {}
+    def _parsed(self, text: str) -> list[tuple[str, str]]:
+        lines = []
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip() or line.startswith("#"):
                 continue
@@ -176,10 +184,10 @@ class Tokens:
                     f"is wrong in line {number}. Write the namespace, a blank, and a token of {MIN_TOKEN_CHARS} to"
                     f" {MAX_TOKEN_CHARS} characters"
                 )
-            namespaces[_digest(parts[2])] = parts[1]
-        if not namespaces:
+            lines.append((parts[1], parts[2]))
+        if not lines:
             raise self._unsafe("has no token. Remove it, and the daemon makes a new one")
-        return namespaces
+        return lines
 
     def _require_ours_alone(self, found: os.stat_result) -> None:
         mode = stat.S_IMODE(found.st_mode)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvicorn
 
+from ...daemon.api.process import HttpInfo
 from ..errors import PortInUse
 from ..server.descriptors import BESIDE_CONNECTIONS, raise_limit
 from ..server.dispatch import Backend
@@ -88,14 +89,19 @@ class HttpServer:
         """How many requests the service carries out for it."""
         return 0 if self._desk is None else len(self._desk.works)
 
+    @property
+    def info(self) -> HttpInfo:
+        """Where it serves."""
+        by_socket = None if self._socket_path is None else os.path.abspath(self._socket_path)
+        if self._tokens is None:
+            return HttpInfo(socket=by_socket)
+        return HttpInfo(f"http://{_HOST}:{self.port}", str(self._tokens.path), by_socket)
+
     def addresses(self) -> list[str]:
         """Where it serves, a sentence each."""
-        told = []
-        if self._tokens is not None:
-            told.append(f"HTTP on http://{_HOST}:{self.port}/v1, with a token of {self._tokens.path}")
-        if self._socket_path is not None:
-            told.append(f"HTTP on the Unix socket {os.path.abspath(self._socket_path)}")
-        return told
+        info = self.info
+        by_port = [f"HTTP on {info.url}/v1, with a token of {info.tokens}"] if info.url else []
+        return by_port + ([f"HTTP on the Unix socket {info.socket}"] if info.socket else [])
 
     async def start(self, backend: Backend) -> None:
         """Serve, once. Raises the errors of a socket's path."""

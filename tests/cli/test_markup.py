@@ -84,6 +84,7 @@ DAEMON: dict[str, Any] = {
     "pid": 1,
     "uptime_s": 1.0,
     "disk": None,
+    "http": None,
     "sessions_awake": 0,
     "sessions_asleep": 0,
     "memory": MEMORY,

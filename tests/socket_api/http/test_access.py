@@ -32,6 +32,7 @@ def test_the_first_start_makes_a_file_with_one_token_that_the_owner_alone_can_re
     assert os.listdir(path.parent) == [path.name]
     name, token = path.read_text().splitlines()[-1].split()
     assert tokens.namespace_of(token) == name == "default"
+    assert (tokens.token_of("default"), tokens.token_of("other")) == (token, None)
     again = Tokens(path)
     again.make()
     assert again.namespace_of(token) == "default"

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 import torpor
+from torpor.socket_api import Client
+from torpor.socket_api.http.access import Tokens
 from torpor.tests.socket_api.http.serving import QUESTIONS, Served, serving, working
 from torpor.tests.socket_api.real_daemon import until
 
@@ -90,6 +92,14 @@ def test_ten_turns_by_either_api_survive_a_kill_and_nothing_is_read_twice(short_
             assert told.cache_read_input_tokens + told.recomputed_tokens == held_by_anthropic
             assert told.input_tokens == 0
             held_by_anthropic += told.cache_creation_input_tokens - told.recomputed_tokens + told.output_tokens
+
+
+def test_the_status_tells_where_http_is_served(served: Served) -> None:
+    with Client(served.daemon.socket) as client:
+        http = client.status().http
+    assert http is not None
+    assert (http.url, http.socket) == (served.url, str(served.socket))
+    assert Tokens(Path(str(http.tokens))).token_of("default") == served.token
 
 
 def test_tokens_are_counted_before_they_are_read(served: Served) -> None:
