@@ -63,6 +63,7 @@ def info_of_stored(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
         sampling=sampling,
         unread_tokens=row.unread_tokens,
         lossy=row.lossy,
+        unnamed=row.unnamed,
     )
 
 

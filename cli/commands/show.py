@@ -155,6 +155,8 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
     facts.add_row("  bundle", plain(info["bundle_id"] or "– (no version yet)"))
     made = {version["bundle_id"]: version["created_ns"] for version in detail["versions"]}
     facts.add_row("  made", format_time(made.get(info["bundle_id"])))
+    if info["unnamed"]:
+        facts.add_row("  named", "by nobody: a client began it over HTTP, under an id of its own or under none")
     if info["labels"]:
         facts.add_row("  labels", plain(" ".join(info["labels"])))
     if info["sampling"]:

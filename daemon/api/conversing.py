@@ -54,7 +54,7 @@ class ConverseRequest(Reporting):
     instructions: with `after` or `at_end`, a system text, which is said unless it was the last that was.
     durable: give the answer once it is durable, though the daemon serves with another `--durability`.
     left_out: parts of the client's request that `messages` has not, by their names; `why` tells them.
-    labels: of a session that begins for it, anew or as a fork.
+    labels: of a session that begins for it, anew or as a fork. unnamed: as of `create`.
     checkpoints: behind how many of the messages, of a whole transcript, a model that cannot go back to every token is
         to keep its state. keep_awake_s: for so long nothing but a need of memory puts the session to sleep.
     model: the daemon's first if None, or that of `after`. The `session` of the result is where the conversation stands.
@@ -79,6 +79,7 @@ class ConverseRequest(Reporting):
     durable: bool = False
     left_out: Labels = ()
     labels: Labels | None = None
+    unnamed: bool = False
     checkpoints: Checkpoints = ()
     keep_awake_s: KeepAwake | None = None
     priority: Priority = "normal"

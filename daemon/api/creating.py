@@ -16,6 +16,8 @@ class CreateRequest(Request):
     system, tools, template_arguments: open its chat. model: the daemon's first if None.
     durability: `none` for a session to throw away: a crash loses what it did since its last sleep, and so it is for its
     forks and folds; as the daemon's option if None.
+    unnamed: nobody chose the name; it is a client's own id, for example. The first request that reads or writes in the
+    session, and does not say so, names it for good.
     """
 
     session: SessionText
@@ -27,6 +29,7 @@ class CreateRequest(Request):
     tools: Tools = ()
     template_arguments: JsonObject | None = None
     durability: OwnDurability | None = None
+    unnamed: bool = False
 
     def require(self) -> None:
         require_root(self.tools, self.template_arguments)

@@ -43,7 +43,7 @@ class ForkRequest(Reporting):
     sleeps, is durable, and shares all blocks with it. Changes of an awake session are put to sleep first.
 
     at_token: with only so many tokens; tokens behind the last full block are computed as by a wake at that token.
-    labels: the fork's own; those of `session` if None.
+    labels: the fork's own; those of `session` if None. unnamed: as of `create`.
     """
 
     session: SessionText
@@ -51,6 +51,7 @@ class ForkRequest(Reporting):
     _: KW_ONLY
     at_token: Position | None = None
     labels: Labels | None = None
+    unnamed: bool = False
     on_event: Listener = None
 
 

@@ -144,7 +144,7 @@ class AppendRequest(Reporting):
     durable: whether they are durable at the end also where neither the daemon nor the session keeps each turn.
     certain: whether messages are refused that `recall` could not tell with certainty.
     create: make the session if there is none of that name. model, labels: of a session that is made so; the default
-        model if None.
+        model if None. unnamed: as of `create`.
     """
 
     session: SessionText
@@ -157,6 +157,7 @@ class AppendRequest(Reporting):
     create: bool = False
     model: ModelName | None = None
     labels: Labels | None = None
+    unnamed: bool = False
     priority: Priority = "normal"
     on_event: Listener = None
 
@@ -180,6 +181,7 @@ class WritingRequest(Request):
     create: bool = False
     model: ModelName | None = None
     labels: Labels | None = None
+    unnamed: bool = False
     priority: Priority = "normal"
 
 
@@ -192,7 +194,7 @@ class GenerateRequest(WritingRequest, Reporting):
     constraint: what the text must match; an answer that max_tokens cut does not.
     logprobs: with the log-probability of each token, and of so many of the likeliest in its place.
     create: make the session if there is none of that name. model, labels: of a session that is made so; the default
-        model if None.
+        model if None. unnamed: as of `create`.
     raw: read `text` as the model's own: the name of a control token in it is that token.
     """
 

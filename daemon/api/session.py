@@ -86,6 +86,7 @@ class SessionInfo(Result):
     lossy: None for one that is exact.
     look: None unless it is awake at an earlier token or version, with nothing read or written there.
     durability: of `create`; None for one asleep, which is on the disk.
+    unnamed: nobody chose its name: a client of HTTP began it under an id of its own, or under none.
     """
 
     session: str
@@ -106,6 +107,7 @@ class SessionInfo(Result):
     lossy: Lossy | None = None
     look: Look | None = None
     durability: OwnDurability | None = None
+    unnamed: bool = False
 
 
 class SessionDetail(Result):

@@ -139,10 +139,11 @@ class SessionParts:
         model: str | None = None,
         labels: Sequence[str] = (),
         durable: bool = False,
+        unnamed: bool = True,
     ) -> AsyncIterator[tuple[Use, Session]]:
         """Hold a session alone, awake; a new one where there is none and `create` says so. What has changed in it is
         durable at the end. model, labels: of a new one; the default model if None. durable: whether that also holds
-        where neither the option nor the session wants a journal of turns.
+        where neither the option nor the session wants a journal of turns. unnamed: as of `CreateRequest`.
 
         Raises:
             StoreError: it is not durable, though the session has it in memory.
@@ -151,7 +152,9 @@ class SessionParts:
             self._door.require_open()
             uri = parse_reference(session)
             held = self.residency.woken(
-                uri, emit, lambda use: self.begin(use, uri, CreateRequest(session, model=model, labels=labels))
+                uri,
+                emit,
+                lambda use: self.begin(use, uri, CreateRequest(session, model=model, labels=labels, unnamed=unnamed)),
             )
         else:
             held = self.residency.woken(uri := self.resolve(session), emit)
@@ -160,9 +163,9 @@ class SessionParts:
                 with self.reasons.of_what_reads(uri):
                     yield use, live
             except LeftMidway:
-                await self.acknowledge(uri)
+                await self.acknowledge(uri, unnamed=unnamed)
                 raise
-            await self.acknowledge(uri, durable=durable)
+            await self.acknowledge(uri, durable=durable, unnamed=unnamed)
 
     async def begin(self, use: Use, uri: SessionUri, wanted: CreateRequest) -> Session:
         """Make a new session; the caller holds its turn."""
@@ -179,16 +182,18 @@ class SessionParts:
                 labels=tuple(wanted.labels),
                 chat=Chat(wanted.system, root),
                 durability=wanted.durability,
+                unnamed=wanted.unnamed,
             )
             require_session_map(created.to_map())
             self.awake.admit(created)
             self._bus.publish(SessionCreated(uri, chosen.name))
             return created
 
-    async def acknowledge(self, uri: SessionUri, *, durable: bool = False) -> None:
+    async def acknowledge(self, uri: SessionUri, *, durable: bool = False, unnamed: bool = True) -> None:
         """Make what has changed in an awake session durable; as of `woken`, for a request that holds it."""
         live = self.awake.get(uri)
         if live is not None:
+            live.unnamed = live.unnamed and unnamed
             try:
                 await self._store.journal.acknowledge(live)
                 if durable and live.dirty and not self._store.journal.keeps(live):

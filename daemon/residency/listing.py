@@ -95,6 +95,7 @@ def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: i
         lossy=live.loss,
         look=look_of(live, newest),
         durability=live.durability,
+        unnamed=live.unnamed,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ...memvid.answers import Lossy
 from ...memvid.disk.clock import now_ns
 from ...memvid.format.blocks import BlockEntry
-from ...memvid.format.manifest import LOSSY, UNREAD
+from ...memvid.format.manifest import LOSSY, UNNAMED, UNREAD
 from ...memvid.format.records import Receipt
 from ...memvid.uri import SessionUri
 from ...snapshot.caches import growth_of, resident_bytes
@@ -115,6 +115,7 @@ class Session:
     unchanged_tokens: leading tokens whose KV still equals that of the durable snapshot.
     chat: what its tokens say as a chat.
     durability: as of `create`.
+    unnamed: nobody chose its name; the first request that names it ends that.
     dirty: whether anything has changed since the durable snapshot.
     acknowledged: the session map of its last durable turn, as of a version with the end of its ledger unread; None
     where a sleep has all of it.
@@ -137,6 +138,7 @@ class Session:
     labels: tuple[str, ...] = ()
     chat: Chat = field(default_factory=Chat)
     durability: OwnDurability | None = None
+    unnamed: bool = False
     created_ns: int = field(default_factory=now_ns)
     durable: Durable | None = None
     unchanged_tokens: int = 0
@@ -234,6 +236,7 @@ class Session:
             **self.chat.to_map(),
             "created_ns": self.created_ns,
             **({DURABILITY: self.durability} if self.durability else {}),
+            **({UNNAMED: True} if self.unnamed else {}),
             **({LOSSY: asdict(self.loss)} if self.loss else {}),
             **map_of_provenance(self.provenance),
             **({UNREAD: self.unread.to_map()} if self.unread else {}),
@@ -268,6 +271,7 @@ class Session:
                 labels=tuple(of_type(label, "a label", str) for label in of_type(kept["labels"], "labels", list)),
                 chat=Chat.from_map(kept, len(state.tokens), unread),
                 durability="none" if kept.get(DURABILITY) == "none" else None,
+                unnamed=kept.get(UNNAMED) is True,
                 created_ns=_time_ns(kept, "created_ns"),
                 durable=durable,
                 unchanged_tokens=durable.token_count,

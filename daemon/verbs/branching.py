@@ -445,6 +445,7 @@ def _session_of(copy: Session, uri: SessionUri, request: api.KeepRequest) -> Ses
         labels=copy.labels if request.labels is None else tuple(request.labels),
         created_ns=now_ns(),
         durability=None,
+        unnamed=False,
         durable=None,
         unchanged_tokens=0,
         dirty=True,

@@ -331,6 +331,7 @@ async def _chat(
         tool_choice=request.tool_choice,
         priority=request.priority,
         create=model is not None,
+        unnamed=request.unnamed,
         on_divergence="rewind" if request.at_end else "refuse",
         on_event=request.on_event,
     )
@@ -361,7 +362,7 @@ async def _chat_in_fork(
     """Answer in a fork, which is deleted again if nothing was read or written in it."""
     newest = parts.store.disk.find_session(head.uri) if parts.sessions.is_at_look(head.uri) else None
     source = str(head.uri) if newest is None else f"{head.uri}{VERSION_MARK}{newest.version}"
-    order = ForkRequest(session=source, name=str(name), at_token=head.at, labels=request.labels or ())
+    order = ForkRequest(source, str(name), at_token=head.at, labels=request.labels or (), unnamed=request.unnamed)
     made = await fork(parts, order)
     if not request.after:
         parts.sessions.reasons.leaves(name, head.uri)

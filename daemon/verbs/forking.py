@@ -6,7 +6,6 @@ import time
 
 from ...memvid.store import IndexRow
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
-from ..api.events import OnEvent
 from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from ..events.events import SessionForked
 from ..memory.line import Use
@@ -31,8 +30,7 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
     async with parts.sessions.residency.turn_with_name(source, wanted) as use:
         if VERSION_MARK in request.session:
             row = await parts.store.version_numbered(request.session)
-        kept = None if request.labels is None else tuple(request.labels)
-        order = await to_the_end(_order_of_fork(parts, use, source, row, wanted, request.at_token, kept, request.emit))
+        order = await to_the_end(_order_of_fork(parts, use, source, row, request))
         is_whole = await parts.store.on_io(lambda: parts.store.forking.is_whole(order))
         if order.at_token not in (None, order.row.token_count) or not is_whole:
             async with parts.sessions.residency.room_to_wake(use, order.row, order.at_token) as model:
@@ -70,24 +68,18 @@ async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
 
 
 async def _order_of_fork(
-    parts: Parts,
-    use: Use,
-    source: SessionUri,
-    row: IndexRow | None,
-    uri: SessionUri,
-    at_token: int | None,
-    labels: tuple[str, ...] | None,
-    emit: OnEvent,
+    parts: Parts, use: Use, source: SessionUri, row: IndexRow | None, request: ForkRequest
 ) -> ForkOrder:
     """The version to fork; a changed awake session is saved as one first."""
+    at_token, labels = request.at_token, None if request.labels is None else tuple(request.labels)
     if row is None:
         live = parts.sessions.awake.get(source)
         if live is None:
             await parts.store.journal.replay(source)
-            await parts.sessions.residency.write_ledger(use, None, at_token, emit)
+            await parts.sessions.residency.write_ledger(use, None, at_token, request.emit)
             row, held = parts.store.standing.require_row(source), None
         else:
-            row = await parts.store.putting_away.keep_changed(live, emit, "fork")
+            row = await parts.store.putting_away.keep_changed(live, request.emit, "fork")
             held = len(live.state.tokens) if live.is_cut_short else None
         at_token = held if at_token is None else at_token
-    return ForkOrder(row, uri, at_token, labels)
+    return ForkOrder(row, parse_reference(request.name), at_token, labels, request.unnamed)

@@ -38,6 +38,7 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
         model=request.model,
         labels=request.labels or (),
         durable=request.durable,
+        unnamed=request.unnamed,
     )
     async with awake as (use, live):
         look, turn = parts.sessions.look(live), None
@@ -79,7 +80,12 @@ async def generate(parts: Parts, request: api.GenerateRequest) -> api.GenerateRe
     the errors of a wake."""
     started = time.monotonic()
     awake = parts.sessions.woken(
-        request.session, request.emit, create=request.create, model=request.model, labels=request.labels or ()
+        request.session,
+        request.emit,
+        create=request.create,
+        model=request.model,
+        labels=request.labels or (),
+        unnamed=request.unnamed,
     )
     async with awake as (use, live):
         drawing, look = live.sampling.changed(request.sampling), parts.sessions.look(live)
@@ -132,7 +138,13 @@ async def answer(
         require_transcript(request.messages)
     started = time.monotonic()
     awake = parts.sessions.woken(
-        request.session, request.emit, create=request.create, model=model, labels=labels, durable=durable
+        request.session,
+        request.emit,
+        create=request.create,
+        model=model,
+        labels=labels,
+        durable=durable,
+        unnamed=request.unnamed,
     )
     async with awake as (use, live):
         drawing, look = live.sampling.changed(request.sampling), parts.sessions.look(live)

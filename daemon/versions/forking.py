@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...memvid.disk.clock import now_ns
+from ...memvid.format.manifest import UNNAMED
 from ...memvid.store import IndexRow, Receipt, Store, VersionDraft
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent
@@ -27,12 +28,14 @@ from .writing import Terms, Versions
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder:
-    """The order of a fork. at_token: None for all of the version's tokens. labels: None for those of the version."""
+    """The order of a fork. at_token: None for all of the version's tokens. labels: None for those of the version.
+    unnamed: as of `fork`."""
 
     row: IndexRow
     uri: SessionUri
     at_token: int | None = None
     labels: tuple[str, ...] | None = None
+    unnamed: bool = False
 
     @property
     def tokens(self) -> int:
@@ -84,6 +87,7 @@ class Forking:
         session = woken.session
         session.uri, session.created_ns = order.uri, now_ns()
         session.labels = session.labels if order.labels is None else order.labels
+        session.unnamed = order.unnamed
         session.provenance = replace(session.provenance, forked_from=order.origin)
         computed = session.state.computed_tokens
         receipt = await self._versions.sleep(session, emit, cause="fork", terms=Terms(may_wait=True))
@@ -101,4 +105,5 @@ def _map_of_fork(kept: Mapping[str, Any], order: ForkOrder) -> dict[str, Any]:
     if order.at_token is not None:
         kept = without_unread(kept)
     labels = kept.get("labels") if order.labels is None else list(order.labels)
-    return {**kept, "labels": labels, "created_ns": now_ns(), FORKED_FROM: asdict(order.origin)}
+    own = {"labels": labels, UNNAMED: order.unnamed, "created_ns": now_ns(), FORKED_FROM: asdict(order.origin)}
+    return {**kept, **own}

@@ -28,7 +28,7 @@ from ..disk.targets import new_file
 from ..errors import BlockMissing, CorruptMarks, MarksLost, NameTaken, StoreError, StoreIoError
 from ..folder.marks import Marks, stripped_in
 from ..format.blocks import BlockEntry
-from ..format.manifest import Manifest
+from ..format.manifest import UNNAMED, Manifest
 from ..format.pack_writer import PackWriter
 from ..format.records import Progress, Receipt
 from ..index.index import WRITTEN_BYTES
@@ -182,8 +182,7 @@ def _import_as_next(core: StoreCore, file: ExportedFile, uri: SessionUri, versio
 
     def manifest_for(pack_bytes: int) -> Manifest:
         return dataclasses.replace(
-            file.manifest,
-            uri=uri,
+            _named(file.manifest, uri),
             version=version,
             parent=file.bundle_id,
             created_ns=now_ns(),
@@ -205,9 +204,17 @@ def _require_free(core: StoreCore, imported: Manifest, uri: SessionUri) -> None:
         )
 
 
+def _named(imported: Manifest, uri: SessionUri) -> Manifest:
+    """An imported manifest under a name: another one than its own was chosen."""
+    if uri == imported.uri:
+        return imported
+    session = {key: value for key, value in imported.session.items() if key != UNNAMED}
+    return dataclasses.replace(imported, uri=uri, session=session)
+
+
 def _earlier_import(core: StoreCore, file: ExportedFile, uri: SessionUri) -> Manifest | None:
     """The manifest of an earlier import of the same bundle under this name."""
-    imported = file.manifest
+    imported = _named(file.manifest, uri)
     wanted = (file.bundle_id, imported.token_count, imported.logical_bytes)
     for row in reversed(core.index.versions(uri)):
         if (row.parent, row.token_count, row.logical_bytes) != wanted:

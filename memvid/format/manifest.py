@@ -2,7 +2,7 @@
 
 Owns the manifest's fields and their checks. A manifest lists a snapshot's blocks, and the directory their places: so
 frames can be moved and recompressed while the bundle stays the same. Of the session map it knows what a listing shows
-without a model: the model's name, the labels, the loss, and the tokens without any state.
+without a model: the model's name, the labels, whether anybody named it, the loss, and the tokens without any state.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ UNREAD: Final = "unread"
 """The entry of the session map for tokens behind the blocks, in that version alone: a map; its `tokens` are uint32, as
 bytes. The layers above write and read them; the store counts them, so that no reader takes the ledger to be shorter."""
 
+UNNAMED: Final = "unnamed"
+"""The entry of the session map that is true where nobody chose the session's name; else false, or left out."""
+
 LOSSY: Final = "lossy"
 """The entry of the session map for a loss, in a lossy version and in all later versions."""
 
@@ -82,6 +85,11 @@ class Manifest:
     def labels(self) -> tuple[str, ...]:
         labels = self.session.get("labels")
         return tuple(label for label in labels if isinstance(label, str)) if isinstance(labels, list | tuple) else ()
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether nobody chose the session's name; False if another program wrote something else there."""
+        return self.session.get(UNNAMED) is True
 
     @property
     def artifact_labels(self) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ class IndexRow:
     """One version of one session, from the index.
 
     `bundle_bytes` is what it wrote, or of a stripped one what is left of that; `logical_bytes` the size of its raw
-    state. `unread_tokens`: tokens of its ledger without state. `lossy` is None for an exact one.
+    state. `unread_tokens`: tokens of its ledger without state. `lossy` is None for an exact one. `unnamed`: whether
+    nobody had chosen the session's name when it was written; its newest version tells.
     """
 
     uri: SessionUri
@@ -38,6 +39,7 @@ class IndexRow:
     labels: tuple[str, ...]
     unread_tokens: int = 0
     lossy: Lossy | None = None
+    unnamed: bool = False
 
     @property
     def ledger_tokens(self) -> int:

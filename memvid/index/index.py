@@ -57,7 +57,7 @@ _NEAR: Final = 200
 _KEY: Final = struct.Struct(">q")
 _COLUMNS: Final = (
     "namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, logical_bytes, "
-    "created_ns, model, labels, unread_tokens, lossy_bits, lossy_tokens"
+    "created_ns, model, labels, unread_tokens, lossy_bits, lossy_tokens, unnamed"
 )
 _EXCLUDED: Final = ", ".join(f"excluded.{column}" for column in _COLUMNS.split(", "))
 _ANY_NUMBER: Final = (1 << 63) - 1
@@ -68,7 +68,8 @@ CREATE TABLE versions (
     number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,
     bundle_id BLOB NOT NULL UNIQUE, parent BLOB, identity_digest BLOB NOT NULL, token_count INTEGER NOT NULL,
     bundle_bytes INTEGER NOT NULL, logical_bytes INTEGER NOT NULL, created_ns INTEGER NOT NULL, model TEXT NOT NULL,
-    labels TEXT NOT NULL, unread_tokens INTEGER NOT NULL, lossy_bits INTEGER, lossy_tokens INTEGER) STRICT;
+    labels TEXT NOT NULL, unread_tokens INTEGER NOT NULL, lossy_bits INTEGER, lossy_tokens INTEGER,
+    unnamed INTEGER NOT NULL) STRICT;
 CREATE INDEX by_session ON versions (namespace, name, version);
 CREATE TABLE packs (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, size_bytes INTEGER NOT NULL) STRICT;
 CREATE TABLE blocks (
@@ -106,6 +107,7 @@ def row_of(manifest: Manifest, bundle_id: bytes, manifest_bytes: int) -> IndexRo
         labels=manifest.labels,
         unread_tokens=manifest.unread_tokens,
         lossy=manifest.lossy,
+        unnamed=manifest.unnamed,
     )
 
 
@@ -486,14 +488,14 @@ def _columns_of(row: IndexRow) -> tuple[Any, ...]:
     return (
         row.uri.namespace, row.uri.name, row.version, row.bundle_id, row.parent, row.identity_digest, row.token_count,
         row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels), row.unread_tokens,
-        *lossy,
+        *lossy, int(row.unnamed),
     )  # fmt: skip
 
 
 def _row_in(columns: tuple[Any, ...], path: str) -> IndexRow:
     """A row that was read (_COLUMNS), as a value. Written out, for a listing does it for every session."""
     namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created = columns[:10]
-    model, labels, unread, bits, lossy_tokens = columns[10:]
+    model, labels, unread, bits, lossy_tokens, unnamed = columns[10:]
     try:
         if not all(type(number) in (int, NoneType) for number in (bits, lossy_tokens)):
             raise TypeError("a number is none")
@@ -506,7 +508,7 @@ def _row_in(columns: tuple[Any, ...], path: str) -> IndexRow:
         raise _failed(path, f"it holds a row that is not valid: {error}") from error
     return IndexRow(
         uri, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, names,
-        unread_tokens=unread, lossy=lossy,
+        unread_tokens=unread, lossy=lossy, unnamed=bool(unnamed),
     )  # fmt: skip
 
 

@@ -68,9 +68,8 @@ async def measured(request: Request, turn: Turn) -> MeasureResult:
     """The tokens of a turn before its answer. Raises ClientLeft, and as `measure` of the service."""
     desk = desk_of(request)
     model = turn.model or await desk.default_model()
-    work = measure(
-        desk.backend, request.state.caller, turn, turn.session or name_for(request.headers, turn.named), model
-    )
+    name = turn.session or name_for(request.headers, turn.named)
+    work = measure(desk.backend, request.state.caller, turn, name.text, model)
     return await desk.works.settle(desk.works.begin(work, cancellable=True), request.receive)
 
 
@@ -91,10 +90,10 @@ class _Exchange:
 
     async def prepare(self) -> None:
         """Choose the names of the session and the model."""
-        named = name_for(self._request.headers, self._asked.named)
+        name = name_for(self._request.headers, self._asked.named)
         model = self._asked.model or await self._desk.default_model()
         caller = self._request.state.caller
-        self._asking = self._asked.asking(self._desk.backend, caller, named, model, self._take)
+        self._asking = self._asked.asking(self._desk.backend, caller, name, model, self._take)
         self._telling.asking = self._asking
 
     async def whole(self) -> None:

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -34,7 +33,7 @@ from .errors import error_map
 from .requests import fault_at, ignored_of, read_fields
 from .routing import Posted, Sending
 from .telling import Telling, columns_of, event_bytes
-from .turns import SESSION_HEADER, Answered, Asking, taken_back
+from .turns import Answered, Asking, SessionName, taken_back
 from .work import desk_of
 
 PATH: Final = "/v1/completions"
@@ -58,20 +57,19 @@ class CompletionBody(Sampled):
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A text or tokens to continue. in_session: whether they go on behind what a session of that name holds."""
+    """A text or tokens to continue: behind what a session holds, if the client names one."""
 
     prompt: str | Sequence[int]
     model: str | None
     max_tokens: int
-    in_session: bool
     sampling: Mapping[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
     logprobs: int | None = None
     named: str | None = None
 
-    def asking(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> Asking:
+    def asking(self, backend: Backend, caller: Caller, name: SessionName, model: str, emit: OnEvent) -> Asking:
         """The requests that continue it."""
-        name = session if self.in_session else f"{LABEL}-{secrets.token_hex(8)}"
+        name = SessionName(f"{LABEL}-{secrets.token_hex(8)}") if name.unnamed else name
         return _Continuing(backend, caller, self, name, model, emit)
 
 
@@ -82,12 +80,11 @@ def routes() -> list[Posted]:
 
 async def completions(request: Request, send: Send) -> None:
     """Answer a request."""
-    make = partial(_order, in_session=SESSION_HEADER in request.headers)
-    async with desk_of(request).bodies.made(request, make) as order:
+    async with desk_of(request).bodies.made(request, _order) as order:
         await answer(request, send, order)
 
 
-def _order(raw: Mapping[str, Any], *, in_session: bool) -> Order:
+def _order(raw: Mapping[str, Any]) -> Order:
     body = read_fields(CompletionBody, raw)
     body.require_one()
     beyond = {"best_of": body.best_of not in (None, 1), "echo": body.echo, "suffix": body.suffix}
@@ -98,7 +95,6 @@ def _order(raw: Mapping[str, Any], *, in_session: bool) -> Order:
         prompt=_prompt(body.prompt),
         model=body.model,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        in_session=in_session,
         sampling=body.sampling(),
         stop=body.stops(),
         logprobs=body.logprobs,
@@ -122,9 +118,9 @@ def _prompt(prompt: str | list[str | int]) -> str | Sequence[int]:
 
 class _Continuing(Asking):
     def __init__(
-        self, backend: Backend, caller: Caller, order: Continuation, session: str, model: str, emit: OnEvent
+        self, backend: Backend, caller: Caller, order: Continuation, name: SessionName, model: str, emit: OnEvent
     ) -> None:
-        super().__init__(backend, caller, session, model, emit)
+        super().__init__(backend, caller, name, model, emit)
         self._order = order
 
     async def answer(self) -> Answered:
@@ -132,7 +128,7 @@ class _Continuing(Asking):
         order = self._order
         self.model = await self._own_model()
         text, tokens = (order.prompt, None) if isinstance(order.prompt, str) else (None, tuple(order.prompt))
-        own_seed = {"seed": new_seed()} if order.sampling.get("temperature") and not order.in_session else {}
+        own_seed = {"seed": new_seed()} if order.sampling.get("temperature") and self.unnamed else {}
         params = {
             "session": self.session,
             "text": text,
@@ -140,7 +136,8 @@ class _Continuing(Asking):
             "tokens": tokens,
             "create": True,
             "model": self.model,
-            "labels": None if order.in_session else (LABEL,),
+            "labels": (LABEL,) if self.unnamed else None,
+            "unnamed": self.unnamed,
             "max_tokens": order.max_tokens,
             "sampling": {**own_seed, **order.sampling} or None,
             "stop": tuple(order.stop),
@@ -149,13 +146,12 @@ class _Continuing(Asking):
         request = await self.caller.request_of(VERBS["generate"], params)
         assert isinstance(request, GenerateRequest)
         self.session = self.chosen = request.session
-        is_new = not order.in_session
-        async with taken_back(self.backend, self.caller, self.session) if is_new else nullcontext():
+        async with taken_back(self.backend, self.caller, self.session) if self.unnamed else nullcontext():
             return Answered(self.model, await self._generate(request))
 
     async def _own_model(self) -> str:
         """The name of the model: that of a session that is there to be continued, else that of a new one."""
-        if not self._order.in_session:
+        if self.unnamed:
             return await self._own_name(self.model)
         params = {"session": self.session}
         try:

@@ -108,11 +108,11 @@ async def create(request: Request) -> Response:
         system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
         opening = {"system": system} if system else {}
         labels = (LABEL, *_labels_of(body.metadata or {}))
-        wanted = {"session": name, "labels": labels, "model": body.model, **opening}
+        wanted = {"session": name, "labels": labels, "model": body.model, "unnamed": True, **opening}
         async with taken_back(desk_of(request).backend, request.state.caller, name):
             made = await desk_of(request).ask(request, VERBS["create"], wanted)
             if messages:
-                await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True, certain=True)
+                await _append(request, name, messages)
         return JSONResponse(_told(name, made.labels), headers=_ignored(body, dialogue))
 
 
@@ -152,7 +152,7 @@ async def add_items(request: Request) -> Response:
         messages = dialogue.messages
         if not messages:
             raise fault_at("items", "there are none; give what the conversation goes on with")
-        await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True, certain=True)
+        await _append(request, name, messages)
         told = (await _ask(request, VERBS["recall"], name)).messages
         new = told[-len(messages) :]
         require_certain(new)
@@ -189,6 +189,12 @@ async def _ask(request: Request, verb: Verb[Any, R], name: str, **params: Any) -
         return await desk_of(request).ask(request, verb, {"session": name, **params})
     except TorporError as error:
         raise (no_conversation(name) if error.code == "session_not_found" else error) from error
+
+
+async def _append(request: Request, name: str, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Read messages at the end of a conversation. Raises as `_ask`."""
+    told = tuple(messages)
+    await _ask(request, VERBS["append"], name, messages=told, durable=True, certain=True, unnamed=True)
 
 
 async def _items(request: Request) -> list[dict[str, Any]]:

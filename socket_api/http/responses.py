@@ -50,7 +50,7 @@ from .response_items import (
 )
 from .routing import Posted, Sending
 from .telling import Telling, each_of, event_bytes
-from .turns import Answered, Turn, new_answer_id, time_of, unstored_answer_id
+from .turns import Answered, SessionName, Turn, new_answer_id, time_of, unstored_answer_id
 from .work import desk_of
 
 PATH: Final = "/v1/responses"
@@ -252,7 +252,7 @@ def _turn(body: ResponsesBody, raw_items: object) -> tuple[Turn, Toolbox, Dialog
         answer_id=unstored_answer_id() if body.store is False else new_answer_id(),
         after=answer_id,
         instructions=(body.instructions or None) if goes_on else None,
-        session=session_of(conversation) if conversation else None,
+        session=SessionName(session_of(conversation)) if conversation else None,
         durable=body.store is not False,
         checkpoints=dialogue.marks.checkpoints,
         keep_awake_s=dialogue.marks.keep_awake_s,
@@ -280,7 +280,7 @@ class _Events(Telling):
     def __init__(self, body: ResponsesBody, turn: Turn) -> None:
         super().__init__()
         self._answer_id = turn.answer_id
-        self.asked = _echo(body, turn.session)
+        self.asked = _echo(body, None if turn.session is None else turn.session.text)
         self._number = 0
         self._items: list[dict[str, Any]] = []
         self._open: Channel | None = None

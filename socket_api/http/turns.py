@@ -76,6 +76,15 @@ def time_of(answer_id: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionName:
+    """The name for a client's conversation. unnamed: nobody chose it for Torpor: it is made of an id that the client
+    has for itself, or of nothing."""
+
+    text: str
+    unnamed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A dialogue up to the message to answer, as the fields of `converse`. model: None for the default. max_tokens: a
     ceiling, above what may fit; None for the daemon's default. named: the client's name for it in the body. answer_id:
@@ -100,13 +109,13 @@ class Turn:
     instructions: str | None = None
     durable: bool = False
     left_out: Sequence[str] = ()
-    session: str | None = None
+    session: SessionName | None = None
     checkpoints: Sequence[int] = ()
     keep_awake_s: float | None = None
 
-    def asking(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> Asking:
+    def asking(self, backend: Backend, caller: Caller, name: SessionName, model: str, emit: OnEvent) -> Asking:
         """The requests that answer it."""
-        return _Conversing(backend, caller, self, self.session or session, model, emit)
+        return _Conversing(backend, caller, self, self.session or name, model, emit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +147,15 @@ class Answered:
 
 
 class Asking(ABC):
-    """A request for an answer, while it is carried out. session: the name for it. chosen: the session that answers,
-    once it is certain; recomputed_tokens: how many tokens of it were computed again, as known then. model: the name of
-    its model, until that is known maybe an alias. measured: the tokens before the answer, once they are known."""
+    """A request for an answer, while it is carried out. session: the name for it; unnamed: as of `SessionName`. chosen:
+    the session that answers, once it is certain; recomputed_tokens: how many tokens of it were computed again, as known
+    then. model: the name of its model, until that is known maybe an alias. measured: the tokens before the answer, once
+    they are known."""
 
-    def __init__(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> None:
+    def __init__(self, backend: Backend, caller: Caller, name: SessionName, model: str, emit: OnEvent) -> None:
         self.backend = backend
         self.caller = caller
-        self.session = session
+        self.session, self.unnamed = name.text, name.unnamed
         self.chosen: str | None = None
         self.recomputed_tokens = 0
         self.model = model
@@ -166,12 +176,14 @@ class Asked(Protocol):
     @property
     def named(self) -> str | None: ...
 
-    def asking(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> Asking: ...
+    def asking(self, backend: Backend, caller: Caller, name: SessionName, model: str, emit: OnEvent) -> Asking: ...
 
 
 class _Conversing(Asking):
-    def __init__(self, backend: Backend, caller: Caller, turn: Turn, session: str, model: str, emit: OnEvent) -> None:
-        super().__init__(backend, caller, session, model, emit)
+    def __init__(
+        self, backend: Backend, caller: Caller, turn: Turn, name: SessionName, model: str, emit: OnEvent
+    ) -> None:
+        super().__init__(backend, caller, name, model, emit)
         self._turn = turn
 
     async def answer(self) -> Answered:
@@ -195,6 +207,7 @@ class _Conversing(Asking):
             "durable": turn.durable,
             "left_out": tuple(turn.left_out),
             "labels": (LABEL,) if self.session == ANY_CONVERSATION else None,
+            "unnamed": self.unnamed,
             "checkpoints": tuple(turn.checkpoints),
             "keep_awake_s": turn.keep_awake_s,
         }
@@ -236,13 +249,13 @@ def overflow(measured: MeasureResult) -> ContextOverflow:
     )
 
 
-def name_for(headers: Mapping[str, str], in_body: str | None) -> str:
+def name_for(headers: Mapping[str, str], in_body: str | None) -> SessionName:
     """The name under which a client's conversation begins: the one it gives on purpose, or one made of its own id."""
     if (chosen := headers.get(SESSION_HEADER)) is not None:
-        return chosen
+        return SessionName(chosen, unnamed=False)
     given = next((headers[name] for name in _NAMING if headers.get(name)), None) or in_body
     agent = headers.get(_AGENT)
-    return _as_name(f"{given}-{agent}" if given and agent else given) if given else ANY_CONVERSATION
+    return SessionName(_as_name(f"{given}-{agent}" if given and agent else given) if given else ANY_CONVERSATION)
 
 
 def _dialogue(turn: Turn, session: str, model: str) -> dict[str, Any]:

@@ -45,6 +45,7 @@ INFO: dict[str, Any] = {
     "stored_bytes": 5,
     "dirty": True,
     "durability": "none",
+    "unnamed": True,
     "unreadable": True,
     "stripped": True,
     "unread_tokens": 2,

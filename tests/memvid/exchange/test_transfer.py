@@ -24,7 +24,7 @@ from torpor.memvid.exchange import intake
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.blocks import BlockEntry
-from torpor.memvid.format.manifest import Manifest
+from torpor.memvid.format.manifest import UNNAMED, Manifest
 from torpor.memvid.format.pack import PackFile
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.format.records import Receipt
@@ -298,6 +298,17 @@ def test_an_import_under_another_name_is_not_done_twice(other: Store, file: Path
     assert (again.uri, again.version, again.bundle_id) == (first.uri, first.version, first.bundle_id)
     assert (again.bytes_written, again.entries) == (0, first.entries)
     assert (tree(other.path), rows(other)) == (before, known)
+
+
+@pytest.mark.parametrize("as_uri", [None, OTHER_URI])
+def test_a_session_that_nobody_named_is_named_by_an_import_under_a_name(
+    store: Store, other: Store, target: Path, as_uri: SessionUri | None
+) -> None:
+    making.write(store, making.drafts(300), 300, session={"model": "demo", UNNAMED: True})
+    first = other.import_file(exported(store, target), as_uri=as_uri)
+    again = other.import_file(target, as_uri=as_uri)
+    assert again.bundle_id == first.bundle_id
+    assert [row.unnamed for row in other.index.all_rows()] == [as_uri is None]
 
 
 @pytest.mark.parametrize("how", ["file", "incoming"])

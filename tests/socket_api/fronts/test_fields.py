@@ -27,7 +27,7 @@ SAID = [{"role": "user", "content": "hi"}]
 ADD = {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {"a": {}}}}
 ANSWER = "a1" * 16
 OF = {"session": "nobody"}
-NEW = {"create": True, "model": "nobody", "labels": ["x", "y"]}
+NEW = {"create": True, "model": "nobody", "labels": ["x", "y"], "unnamed": True}
 LATER = {"priority": "background"}
 DRAWN = {
     "sampling": Sampling(temperature=0.5, top_p=0.25, top_k=3, min_p=0.125, repetition_penalty=1.5, seed=2**64 - 1)
@@ -41,7 +41,10 @@ AT_END = {**OF, "messages": SAID, "at_end": True}
 BIASED = {"logit_bias": [{"token": 9, "bias": -1.5}, {"token": 10}], "steer": [{"token": 11, "bias": 0.5}]}
 
 ASKED: dict[str, list[dict[str, Any]]] = {
-    "create": [{**OF, "model": "demo", "system": "Hi.", "labels": ["x"], "durability": "none", **DRAWN, **OFFERED}],
+    "create": [
+        {**OF, "model": "demo", "system": "Hi.", "labels": ["x"], "durability": "none", **DRAWN, **OFFERED},
+        {**OF, "unnamed": True},
+    ],
     "append": [
         {**OF, "text": "x", **NEW, **LATER},
         {**OF, "tokens": [0, 7, 2**32 - 1], "durable": True},
@@ -54,7 +57,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     ],
     "converse": [
         {**DIALOGUE, **LATER, "answer_id": ANSWER, "durable": True, "left_out": ["a"], "labels": ["x"]},
-        {**DIALOGUE, "checkpoints": [1], "keep_awake_s": 1.5},
+        {**DIALOGUE, "checkpoints": [1], "keep_awake_s": 1.5, "unnamed": True},
         BEHIND,
         AT_END,
     ],
@@ -69,7 +72,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "save": [OF],
     "wake": [{**OF, "version": 3, "at_token": 7, "strict": True}],
     "plan_wake": [{**OF, "version": 3, "at_token": 7, "strict": True}],
-    "fork": [{**OF, "name": "new", "at_token": 7, "labels": ["x"]}],
+    "fork": [{**OF, "name": "new", "at_token": 7, "labels": ["x"], "unnamed": True}],
     "fold": [
         {**OF, "name": "new", "summary": "short", "tail": 2, "labels": ["x"], **LATER},
         {**OF, "name": "new", "summarize": 9},
