@@ -69,13 +69,14 @@ class Loader:
 
 
 class Loading:
-    """Gives requests their models."""
+    """Gives requests their models. on_load: called when one is in memory."""
 
-    def __init__(self, shelf: Shelf, memory: Memory, loader: Loader, bus: Bus) -> None:
+    def __init__(self, shelf: Shelf, memory: Memory, loader: Loader, bus: Bus, on_load: Callable[[], None]) -> None:
         self._bus = bus
         self._shelf = shelf
         self._memory = memory
         self._loader = loader
+        self._on_load = on_load
 
     def place(self, name: str) -> Place:
         """The place of a model, loaded or not. Raises UnknownModel."""
@@ -184,6 +185,7 @@ class Loading:
                 return missing
             self._shelf.put(place, model)
             self._memory.release(claim, reserved + missing)  # at once: from now on it counts as loaded
+            self._on_load()
             return 0
 
 

@@ -58,7 +58,7 @@ class ModelParts:
             buffers,
             bus,
         )
-        self.loading = Loading(shelf, self.memory, loader, bus)
+        self.loading = Loading(shelf, self.memory, loader, bus, store.upkeep_loop.look_again)
         self.idle_sleeps = IdleSleeps(store.putting_away, awake, turns, self.memory, door)
         self.weights = Weights(shelf, self.loading, dropping, awake, turns, self.memory, self.idle_sleeps, door)
 

@@ -50,12 +50,12 @@ class Parts:
         self.queue = Queue(self._current)
         self.bus = bus
         awake, turns, buffers = AwakeSessions(), Turns(), Buffers(engine)
-        self.store = StoreParts(disk, engine, buffers, awake, self.door, bus, self._current)
+        self.store = StoreParts(disk, engine, buffers, awake, self.door, bus, self._current, scrub)
         self.models = ModelParts(
             self.store, engine, buffers, shelf, loader, awake, turns, self.door, bus, self._current
         )
         self.sessions = SessionParts(self.store, self.models, awake, turns, self.door, bus, self._current)
-        self.upkeep = UpkeepParts(self.store, self.models, self.sessions, self.door, bus, self._current, scrub)
+        self.upkeep = UpkeepParts(self.store, self.models, self.sessions, self.door, bus, self._current)
 
     @property
     def options(self) -> ServeOptions:

@@ -196,6 +196,8 @@ class SessionParts:
             live.unnamed = live.unnamed and unnamed
             try:
                 await self._store.journal.acknowledge(live)
+                if live.acknowledged is not None:
+                    self.writing_behind.note(uri)
                 if durable and live.dirty and not self._store.journal.keeps(live):
                     await self.keep_whole(live)
             finally:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from ...memvid.format.records import IndexRow
-from ...memvid.store import Store
+from ...memvid.format.records import IndexRow, VerifyReport
+from ...memvid.maintenance.repack_plan import RepackPolicy
+from ...memvid.store import Receipt, Store
+from ...memvid.uri import SessionUri
+from ..api.events import ignore
 from ..disk.upkeep_thread import UpkeepThread
 from ..engine.buffers import Buffers
 from ..engine.engine import Engine
@@ -17,6 +20,9 @@ from ..residency.putting_away import PuttingAway
 from ..residency.standing import Standing
 from ..tasks.door import Door
 from ..upkeep.loop import Upkeep
+from ..upkeep.repacking import Repacking
+from ..upkeep.retaining import Retaining
+from ..upkeep.scrubbing import Scrub, ScrubPolicy
 from ..versions.forking import Forking
 from ..versions.journal import TurnJournal
 from ..versions.quantising import Quantising
@@ -26,7 +32,8 @@ Result = TypeVar("Result")
 
 
 class StoreParts:
-    """What is durable. disk: the store itself. upkeep_loop: of the work on it that no session waits for."""
+    """What is durable, and what looks after it. disk: the store itself. upkeep_loop: of the work on it that no session
+    waits for. scrub: where it is on. to_heal: what it has found damaged."""
 
     def __init__(
         self,
@@ -37,16 +44,33 @@ class StoreParts:
         door: Door,
         bus: Bus,
         options: CurrentOptions,
+        scrub: ScrubPolicy | None,
     ) -> None:
         self.disk = disk
-        self.upkeep_loop = Upkeep(UpkeepThread(door))
-        self.versions = Versions(disk, engine, self.upkeep_loop.thread, door, bus)
+        self.upkeep_loop = loop = Upkeep(UpkeepThread(door))
+        self.to_heal: dict[SessionUri, VerifyReport] = {}
+        self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.to_heal)
+        self.retaining = Retaining(loop, disk, bus, options)
+        self.repacking = Repacking(loop, disk, RepackPolicy())
+        self.versions = Versions(
+            disk,
+            engine,
+            loop.thread,
+            door,
+            bus,
+            on_version=self._has_version,
+            on_damage=ignore if self.scrub is None else self.scrub.suspect,
+        )
         self.waking = self.versions.waking
         self.journal = TurnJournal(disk, self.versions, options)
         self.forking = Forking(disk, self.versions)
         self.quantising = Quantising(disk, engine, self.versions)
         self.standing = Standing(disk, awake)
         self.putting_away = PuttingAway(disk, self.versions, awake, self.standing, buffers, bus)
+
+    def _has_version(self, receipt: Receipt) -> None:
+        self.repacking.consider(receipt)
+        self.retaining.note(receipt.uri)
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
         """Run store work that only reads, off the event loop."""

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...memvid.answers import MaintenanceReport
-from ...memvid.maintenance.repack_plan import RepackPolicy
 from ...memvid.operations import Order
-from ...memvid.store import Receipt
 from ..api.process import ScrubInfo
 from ..disk.maintenance import carry_out
 from ..events.bus import Bus
@@ -17,9 +15,6 @@ from ..tasks.door import Door
 from ..upkeep.analyst import Analyst
 from ..upkeep.healing import Healing
 from ..upkeep.idling import Idling
-from ..upkeep.repacking import Repacking
-from ..upkeep.retaining import Retaining
-from ..upkeep.scrubbing import Scrub, ScrubPolicy
 from ..upkeep.unloading import Unloading
 from ..upkeep.watching import Watching
 from .models import ModelParts
@@ -30,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class UpkeepParts:
-    """The jobs of the loop, orders and analyses. scrub: where it is on."""
+    """The jobs of the loop that need more than the store; orders, and analyses."""
 
     def __init__(
         self,
@@ -40,30 +35,19 @@ class UpkeepParts:
         door: Door,
         bus: Bus,
         options: CurrentOptions,
-        scrub: ScrubPolicy | None,
     ) -> None:
         disk, versions, shelf, weights = store.disk, store.versions, models.shelf, models.weights
-        self._disk = disk
+        self._disk, self._scrub = disk, store.scrub
         self.loop = loop = store.upkeep_loop
         self.analyst = Analyst(disk, versions.threads)
-        self.healing = Healing(disk, models.engine, versions, loop.thread, sessions.residency, shelf, door, bus)
-        self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.healing.mend)
-        self.retaining = Retaining(loop, disk, bus, options)
-        self.repacking = Repacking(loop, disk, RepackPolicy())
+        self.healing = Healing(loop, disk, models.engine, versions, sessions.residency, shelf, door, bus, store.to_heal)
         self.idling = Idling(loop, sessions.awake, models.idle_sleeps, options)
         self.unloading = Unloading(loop, shelf, weights)
         self.watching = Watching(loop, shelf, models.loader.digests, weights, bus, options)
-        versions.on_version = self._has_version
-        if self.scrub is not None:
-            store.waking.on_damage = self.scrub.suspect
 
     def start(self) -> None:
         """Begin with the jobs."""
         self.loop.start()
-
-    def _has_version(self, receipt: Receipt) -> None:
-        self.repacking.consider(receipt)
-        self.retaining.note(receipt.uri)
 
     async def carry_out(self, order: Order) -> MaintenanceReport:
         """Carry out an order, after earlier ones. Raises as the store's operation, and ServiceClosed."""
@@ -76,7 +60,7 @@ class UpkeepParts:
 
     def scrub_info(self) -> ScrubInfo | None:
         """What the scrub has done so far; None where it is off."""
-        return None if self.scrub is None else self.scrub.info(self.healing.healed, self.healing.failed)
+        return None if self._scrub is None else self._scrub.info(self.healing.healed, self.healing.failed)
 
     async def close(self) -> None:
         """Begin nothing more, and wait for what runs, which must not meet a closed store."""

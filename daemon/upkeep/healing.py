@@ -24,10 +24,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.answers import Action, MaintenanceReport
@@ -46,7 +46,6 @@ from ...snapshot.restore import read_checkpoint
 from ...snapshot.state import LiveState, token_array
 from ..api.events import ignore
 from ..api.session import Recomputed
-from ..disk.upkeep_thread import UpkeepThread
 from ..engine.admission import standing_back
 from ..engine.engine import Engine, Steps
 from ..engine.generation import read_again
@@ -65,6 +64,7 @@ from ..versions.orders import WakeOrder
 from ..versions.version import with_fewer_blocks
 from ..versions.waking import durable_of
 from ..versions.writing import Terms, Versions
+from .loop import NOW, Job, Upkeep
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,32 +99,44 @@ class _Foreseen:
     is_healed: bool = True
 
 
-@dataclass(eq=False, repr=False)
-class Healing:
-    """Repairs the store, and heals sessions, each in its turn."""
+class Healing(Job[SessionUri]):
+    """Repairs the store, and heals sessions, each in its turn. to_heal: the sessions in whose files a check has found
+    faults, with these."""
 
-    _store: Store
-    _engine: Engine
-    _versions: Versions
-    _thread: UpkeepThread
-    _residency: Residency
-    _shelf: Shelf
-    _door: Door
-    _bus: Bus
+    name: ClassVar = "heal"
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        store: Store,
+        engine: Engine,
+        versions: Versions,
+        residency: Residency,
+        shelf: Shelf,
+        door: Door,
+        bus: Bus,
+        to_heal: dict[SessionUri, VerifyReport],
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._versions = versions
+        self._residency = residency
+        self._shelf = shelf
+        self._door = door
+        self._bus = bus
+        self._to_heal = to_heal
         self.healed = self.failed = 0
         self._seen: set[str] = set()
         """The files of which the last repair has told faults that it could not mend."""
+        super().__init__(upkeep)
 
-    async def mend(self, uri: SessionUri, report: VerifyReport) -> None:
-        """Repair the store, and heal this session if its newest version is not whole then.
+    def due(self) -> Iterable[tuple[SessionUri, float]]:
+        return ((uri, NOW) for uri in self._to_heal)
 
-        report: of its check. Without faults that the last repair has not seen, there is nothing to repair.
-
-        Raises:
-            ServiceClosed: the daemon stops; what is not healed is as it was.
-        """
+    async def piece(self, uri: SessionUri) -> None:
+        """Repair the store, and heal this session if its newest version is not whole then. Without faults that the last
+        repair has not seen, there is nothing to repair."""
+        report = self._to_heal[uri]
         if not self._seen.issuperset(finding.path for finding in report.findings):
             try:
                 await self._repair()
@@ -132,6 +144,9 @@ class Healing:
                 _LOG.warning("the store cannot be repaired: %s: %s", error.code, error.message)
         with standing_back():
             await self._heal(report)
+        if self._to_heal[uri] is report:  # else it was read again meanwhile
+            del self._to_heal[uri]
+        self._upkeep.look_again()
 
     async def _repair(self) -> None:
         report = await to_the_end(self._thread.order(self._store.repair))
@@ -150,7 +165,7 @@ class Healing:
         """The plan of a repair with that of `heal` behind it: the damaged newest versions, each with a sentence; and
         without the problems that go with it. Memory and disk space are not checked."""
         report = await self._versions.threads.on_io(self._verify)
-        told = [(each, foreseen) for each in self._to_heal(report) if (foreseen := await self._foresee(each))]
+        told = [(each, foreseen) for each in self._newest_damaged(report) if (foreseen := await self._foresee(each))]
         healings = [
             _healing(each.uri, foreseen.version, foreseen.sentence, is_healed=foreseen.is_healed)
             for each, foreseen in told
@@ -199,7 +214,7 @@ class Healing:
     def _verify(self) -> VerifyReport:
         return exhausted(self._unless_stopping(self._store.verifying(deep=True)))
 
-    def _to_heal(self, report: VerifyReport) -> list[DamagedVersion]:
+    def _newest_damaged(self, report: VerifyReport) -> list[DamagedVersion]:
         """The newest versions that are not whole, but for stripped ones."""
         newest = {uri: self._store.find_session(uri) for uri in {each.uri for each in report.damaged}}
         return [
@@ -210,7 +225,7 @@ class Healing:
 
     async def _heal(self, report: VerifyReport) -> list[Action]:
         """Heal what a check has found; what was healed."""
-        tried = [await self._heal_in_turn(each) for each in self._to_heal(report)]
+        tried = [await self._heal_in_turn(each) for each in self._newest_damaged(report)]
         self._require_going_on()
         return [healed for healed in tried if healed is not None]
 

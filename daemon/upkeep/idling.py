@@ -9,13 +9,12 @@ from ...memvid.uri import SessionUri
 from ..options.current import CurrentOptions
 from ..residency.awake import AwakeSessions
 from ..residency.idle_sleeps import IdleSleeps
-from ..sessions.sessions import Session
-from .loop import Job, Upkeep
+from .loop import RecurringJob, Upkeep
 
 
-class Idling(Job):
+class Idling(RecurringJob[SessionUri | None]):
     """Puts one session after the other to sleep, the longest idle first, after the seconds without use that an option
-    says. Where it fails, that session comes again after the same time.
+    says. One that a request uses then, or a client wants awake, comes again after the same time.
     """
 
     name: ClassVar = "idle sleep"
@@ -24,26 +23,17 @@ class Idling(Job):
         self._awake = awake
         self._sleeps = sleeps
         self._options = options
-        self._tried: dict[SessionUri, float] = {}
         super().__init__(upkeep)
 
-    def due(self) -> float | None:
-        """A session that is not awake yet is due after the whole time at the earliest."""
+    def uses(self) -> dict[SessionUri | None, tuple[float, float]]:
         idle_s = self._options.now.idle_sleep
         if idle_s is None:
-            return None
-        return idle_s + min((self._since(session) for session in self._with_tokens()), default=time.monotonic())
+            return {}
+        uses: dict[SessionUri | None, tuple[float, float]] = {
+            live.uri: (live.stay.last_used, idle_s) for live in self._awake.values() if live.state.tokens
+        }
+        return uses | {None: (time.monotonic(), idle_s)}  # one that wakes from now on is due no earlier
 
-    async def piece(self) -> None:
-        session = min(self._with_tokens(), key=self._since, default=None)
-        idle_s, now = self._options.now.idle_sleep, time.monotonic()
-        if session is not None and idle_s is not None and self._since(session) + idle_s <= now:
-            self._tried = {uri: tried for uri, tried in self._tried.items() if uri in self._awake}
-            self._tried[session.uri] = now
-            await self._sleeps.put_away_idle(session.uri)
-
-    def _with_tokens(self) -> list[Session]:
-        return [session for session in self._awake.values() if session.state.tokens]
-
-    def _since(self, session: Session) -> float:
-        return max(session.stay.last_used, self._tried.get(session.uri, session.stay.last_used))
+    async def look_at(self, uri: SessionUri | None) -> None:
+        if uri is not None:
+            await self._sleeps.put_away_idle(uri)

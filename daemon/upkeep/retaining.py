@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar
 
@@ -44,13 +45,13 @@ class Retaining(SessionJob):
         """The rule that holds now."""
         return Retention(self._options.now.keep_last, self._options.now.keep_days)
 
-    def due(self) -> float | None:
-        return NOW if self._rule() != self._applied else super().due()
+    def due(self) -> Iterable[tuple[SessionUri | None, float]]:
+        return super().due() if self._rule() == self._applied else [(None, NOW)]
 
-    async def piece(self) -> float | None:
-        if (rule := self._rule()) == self._applied:
-            return await super().piece()
-        if rule == Retention():
+    async def piece(self, uri: SessionUri | None) -> float | None:
+        if uri is not None:
+            return await super().piece(uri)
+        if (rule := self._rule()) == Retention():
             async with self._thread.piece():
                 self._noted.update(dict.fromkeys(await self._thread.run(self._store.index.uris_with_earlier_ledgers)))
         else:

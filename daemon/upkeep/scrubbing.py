@@ -1,12 +1,15 @@
 """The idle scrub: sleeping sessions are read again, slowly and while no request runs, so that damage is found while it
-can still be healed. Owns the time, the rate and the order. The store decides on damage, and `healing.py` mends it.
+can still be healed. Owns the time, the rate and the order. The store decides on damage, and `healing.py` heals it.
+
+While damage waits for that, the mark on the disk says that the next daemon begins a new round: it finds the damage.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -52,9 +55,9 @@ class _Reading:
     begun: float
 
 
-class Scrub(Job):
-    """Reads one session after the other. mend: called with each session in whose files faults were found, and with
-    these."""
+class Scrub(Job[SessionUri | None]):
+    """Reads one session after the other. to_heal: gets each session in whose files faults were found, with these;
+    `healing.py` takes it out."""
 
     name: ClassVar = "scrub"
 
@@ -64,19 +67,17 @@ class Scrub(Job):
         store: Store,
         policy: ScrubPolicy,
         bus: Bus,
-        mend: Callable[[SessionUri, VerifyReport], Awaitable[None]],
+        to_heal: dict[SessionUri, VerifyReport],
     ) -> None:
         self._store = store
         self._policy = policy
         self._bus = bus
-        self._mend = mend
-        self._mark = store.load_scrub_mark()
+        self._to_heal = to_heal
+        self._mark = self._saved = store.load_scrub_mark()
         self._left: deque[SessionUri] | None = None
         self._suspects: deque[SessionUri] = deque()
         self._reading: _Reading | None = None
-        self._mending: SessionUri | None = None
         self._not_before = NOW
-        self._unmended: set[SessionUri] = set()
         self._sessions = self._bytes_read = self._damaged = 0
         super().__init__(upkeep)
 
@@ -92,62 +93,69 @@ class Scrub(Job):
         )
 
     def suspect(self, uri: SessionUri) -> None:
-        """Note a session that a wake found damaged: it is read, and mended, as soon as no request runs."""
+        """Note a session that a wake found damaged: it is read, and healed, as soon as no request runs."""
         if uri not in self._suspects:
             self._suspects.append(uri)
             self.look_again()
 
-    def due(self) -> float:
-        """When the rate and the requests let it read on; without anything to read, when the next round begins."""
-        now = time.monotonic()
-        if self._reading or self._suspects or self._left or self._left is None:
-            return max(self._not_before, now + self._policy.idle_s - self._bus.quiet_s())
-        return max(self._not_before, now + self._seconds_to_round())
-
-    def about(self) -> str:
-        if self._mending is not None:
-            return f"heal of {self._mending}"
-        return self.name if self._reading is None else f"{self.name} of {self._reading.uri}"
+    def due(self) -> list[tuple[SessionUri | None, float]]:
+        """The session to read, when the rate and the requests let it read on; without one the round, when it begins,
+        goes on after a restart, or has its mark saved."""
+        uri = self._next()
+        if uri is None and self._saved != self._mark_to_save():
+            seconds = 0.0
+        elif uri is not None or self._left is None:
+            seconds = self._policy.idle_s - self._bus.quiet_s()
+        else:
+            seconds = self._seconds_to_round()
+        return [(uri, max(self._not_before, time.monotonic() + seconds))]
 
     def close(self) -> None:
         if self._reading is not None:
             self._reading.steps.close()
 
-    async def piece(self) -> None:
+    async def piece(self, uri: SessionUri | None) -> None:
         """Read on, or begin to read, or begin a round."""
-        if not self._is_idle():
+        if uri is None and self._saved != self._mark_to_save():
+            await self._save_mark()
+        elif not self._is_idle():
             return
-        if self._left is None:  # go on with the round of the daemon before this one
+        elif uri is not None:
+            with suppress(SessionNotFound):  # deleted meanwhile
+                await self._read_on(self._reading or self._begin(uri))
+        elif self._left is None:  # go on with the round of the daemon before this one
             self._left = await self._behind(self._mark.after) if self._mark.begun_ns else deque()
-        if self._reading is None:
-            self._reading = self._next()
-        if self._reading is not None:
-            await self._read_on(self._reading)
         elif self._seconds_to_round() <= 0.0:
             await self._begin_round()
 
-    def _next(self) -> _Reading | None:
-        """Begin to read the next session, if there is one left."""
-        while waiting := self._suspects or self._left:
-            uri, in_round = waiting.popleft(), waiting is self._left
-            try:
-                return _Reading(uri, in_round, self._store.verifying(uri, deep=True), time.monotonic())
-            except SessionNotFound:  # deleted meanwhile
-                self._unmended.discard(uri)
-        return None
+    def _next(self) -> SessionUri | None:
+        """The session to read, if there is one left."""
+        if self._reading is not None:
+            return self._reading.uri
+        waiting = self._suspects or self._left
+        return waiting[0] if waiting else None
+
+    def _begin(self, uri: SessionUri) -> _Reading:
+        in_round = uri not in self._suspects
+        waiting = self._left if in_round else self._suspects
+        assert waiting is not None
+        waiting.remove(uri)
+        self._reading = _Reading(uri, in_round, self._store.verifying(uri, deep=True), time.monotonic())
+        return self._reading
 
     async def _read_on(self, reading: _Reading) -> None:
-        """Compare more bytes of a session's versions with their digests. At the end of it, mend what is damaged."""
+        """Compare more bytes of a session's versions with their digests. At the end of it, have healed what is
+        damaged."""
         try:
             report = await self._read_piece(reading.steps)
-            if report is not None:
-                self._reading = None
-                await self._has_read(reading, report)
         except ServiceClosed:
             raise
         except Exception:
             self._reading = None  # the other sessions are still read
             raise
+        if report is not None:
+            self._reading = None
+            await self._has_read(reading, report)
 
     async def _read_piece(self, steps: Generator[int, None, VerifyReport]) -> VerifyReport | None:
         async with self._thread.piece():
@@ -178,17 +186,11 @@ class Scrub(Job):
             self._damaged += 1
             self._bus.publish(DamageFound(uri, found, report.findings[0].code))
         if not report.ok:
-            self._mending = uri
-            try:
-                await self._mend(uri, report)
-            except ServiceClosed:
-                await self._leave(uri)
-                return
-            finally:
-                self._mending = None
-        self._unmended.discard(uri)
+            self._to_heal[uri] = report
+            self._upkeep.look_again()
         if reading.in_round:
-            await self._passed(uri)
+            self._mark = ScrubMark(place_of(uri), self._mark.begun_ns, time.time_ns())
+        await self._save_mark()
 
     async def _begin_round(self) -> None:
         """Begin with the first session, if there is any: an empty store has not had its first round."""
@@ -200,8 +202,9 @@ class Scrub(Job):
             self._not_before = time.monotonic() + self._policy.idle_s
 
     async def _behind(self, after: bytes) -> deque[SessionUri]:
-        """The sessions left to read behind a place of the round."""
-        return deque(await in_pieces(left_of(self._store.index.iter_uris(NAMES_AT_ONCE), after)))
+        """The sessions left to read behind a place of the round, without those that are to be healed first."""
+        left = await in_pieces(left_of(self._store.index.iter_uris(NAMES_AT_ONCE), after))
+        return deque(uri for uri in left if uri not in self._to_heal)
 
     def _is_idle(self) -> bool:
         """For any thread."""
@@ -212,17 +215,11 @@ class Scrub(Job):
         begun_s, now_s = self._mark.begun_ns / 1e9, time.time()
         return max(0.0, begun_s + self._policy.round_s - now_s) if begun_s <= now_s else 0.0
 
-    async def _leave(self, uri: SessionUri) -> None:
-        """Note that the daemon stops before a damaged session was mended: the next daemon begins a new round and finds
-        it. So does this one, if it does not stop after all."""
-        self._unmended.add(uri)
-        self._mark = ScrubMark(b"", 0, self._mark.checked_ns)
-        await self._save_mark()
-
-    async def _passed(self, uri: SessionUri) -> None:
-        self._mark = ScrubMark(place_of(uri), self._mark.begun_ns, time.time_ns())
-        if not self._unmended:
-            await self._save_mark()
+    def _mark_to_save(self) -> ScrubMark:
+        return ScrubMark(checked_ns=self._mark.checked_ns) if self._to_heal else self._mark
 
     async def _save_mark(self) -> None:
-        await self._thread.run(lambda: self._store.save_scrub_mark(self._mark))
+        mark = self._mark_to_save()
+        if mark != self._saved:
+            await self._thread.run(lambda: self._store.save_scrub_mark(mark))
+            self._saved = mark

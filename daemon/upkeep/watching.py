@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import ClassVar, Final
 
 from ...snapshot.digests import DigestCache
@@ -18,17 +17,18 @@ from ..models.loaded_files import LoadedFiles
 from ..options.current import CurrentOptions
 from ..options.serve_options import ChangePolicy
 from ..residency.weights import Weights
-from .loop import NOW, Job, Upkeep
+from .loop import NOW, RecurringJob, Upkeep
 
 _LOG = logging.getLogger(__name__)
 
 CHECK_EVERY_S: Final = 2.0
 
 
-class Watching(Job):
+class Watching(RecurringJob[str]):
     """Compares the files of loaded models with their state at the load, one model after the other. An option says
     what is done with a model with changed files: it serves only awake sessions (`refuse`); or it is unloaded once no
-    request uses it, and the next one loads the files of that time (`reload`).
+    request uses it, and the next one loads the files of that time (`reload`). `look_again` is for a model that was
+    loaded.
     """
 
     name: ClassVar = "watch model files"
@@ -47,24 +47,14 @@ class Watching(Job):
         self._weights = weights
         self._bus = bus
         self._options = options
-        self._looked: dict[str, float] = {}
         super().__init__(upkeep)
 
-    def due(self) -> float:
-        """A model that is not loaded yet is due after the whole time."""
-        return CHECK_EVERY_S + min((self._looked_at(each) for each in self._watched()), default=time.monotonic())
+    def uses(self) -> dict[str, tuple[float, float]]:
+        places = self._shelf.places.values()
+        return {place.name: (NOW, CHECK_EVERY_S) for place in places if _files_of(place) is not None}
 
-    async def piece(self) -> None:
-        place = min(self._watched(), key=self._looked_at, default=None)
-        if place is not None:
-            self._looked[place.name] = time.monotonic()
-            await self._check(place)
-
-    def _watched(self) -> list[Place]:
-        return [place for place in self._shelf.places.values() if _files_of(place) is not None]
-
-    def _looked_at(self, place: Place) -> float:
-        return self._looked.get(place.name, NOW)
+    async def look_at(self, name: str) -> None:
+        await self._check(self._shelf.places[name])
 
     async def _check(self, place: Place) -> None:
         files = _files_of(place)

@@ -100,7 +100,6 @@ class WritingBehind(SessionJob):
         self._door = door
         self._bus = bus
         self._writing: _Write | None = None
-        journal.on_acknowledged = self.note
         super().__init__(upkeep)
 
     async def let_go(self, uri: SessionUri) -> None:

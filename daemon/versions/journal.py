@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -67,15 +67,11 @@ class _Waiting:
 
 @dataclass(eq=False, repr=False)
 class TurnJournal:
-    """Keeps the turns of awake sessions. Callers hold the session alone.
-
-    on_acknowledged: called with each session that has a turn more.
-    """
+    """Keeps the turns of awake sessions. Callers hold the session alone."""
 
     _store: Store
     _versions: Versions
     _options: CurrentOptions
-    on_acknowledged: Callable[[SessionUri], None] = ignore
 
     def __post_init__(self) -> None:
         self._waiting: list[_Waiting] = []
@@ -115,7 +111,6 @@ class TurnJournal:
         its answer says so. Raises StoreError: it is not durable. The session has it in memory."""
         if self.keeps(session) and session.dirty and session.state.tokens:
             await in_any_case(self._acknowledge(session))
-            self.on_acknowledged(session.uri)
 
     @asynccontextmanager
     async def between_turns(self, uri: SessionUri) -> AsyncIterator[None]:

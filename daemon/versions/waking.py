@@ -31,7 +31,7 @@ from ...snapshot.errors import ContextTooShort, MalformedSnapshot
 from ...snapshot.identity import decide_bits, require_circumstances, require_same
 from ...snapshot.lossy import worst
 from ...snapshot.state import LiveState, token_array
-from ..api.events import OnEvent, ignore
+from ..api.events import OnEvent
 from ..api.session import Recomputed
 from ..disk.store_threads import StoreThreads, reporter
 from ..engine.engine import Engine, Steps
@@ -85,7 +85,7 @@ class Waking:
     _engine: Engine
     _threads: StoreThreads
     _bus: Bus
-    on_damage: Callable[[SessionUri], None] = ignore
+    _on_damage: Callable[[SessionUri], None]
 
     async def begin(self, model: LoadedModel, random_key: Callable[[], mx.array]) -> LiveState:
         """The state of a new session; its random key is made on the engine thread."""
@@ -110,7 +110,7 @@ class Waking:
                     woken = await self._wake(reader, order, model, emit)
             except Corruption:
                 if order.cause != "heal":
-                    self.on_damage(uri)
+                    self._on_damage(uri)
                 raise
             tell_end(woken)
         return woken

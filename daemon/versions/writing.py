@@ -25,10 +25,10 @@ from ...memvid.errors import (
 from ...memvid.folder.scrub_mark import read_ns
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.store import Receipt, Store, VersionDraft
-from ...memvid.uri import not_found
+from ...memvid.uri import SessionUri, not_found
 from ...snapshot.capture import Cut, cut
 from ...snapshot.lossy import LossyTokens
-from ..api.events import OnEvent, ignore
+from ..api.events import OnEvent
 from ..disk.store_threads import StoreThreads, reporter
 from ..disk.upkeep_thread import UpkeepThread
 from ..engine.engine import Engine
@@ -72,14 +72,24 @@ Run = Callable[[Callable[[], Receipt]], Awaitable[Receipt]]
 class Versions:
     """Writes versions of sessions into a store: the one place of the daemon that does. waking: wakes sessions from it.
 
-    on_version: called with the receipt of each new version.
+    on_version: called with the receipt of each new version. on_damage: of `Waking`.
     """
 
-    def __init__(self, store: Store, engine: Engine, upkeep: UpkeepThread, door: Door, bus: Bus) -> None:
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        upkeep: UpkeepThread,
+        door: Door,
+        bus: Bus,
+        *,
+        on_version: Callable[[Receipt], None],
+        on_damage: Callable[[SessionUri], None],
+    ) -> None:
         self.threads = StoreThreads()
-        self.waking = Waking(store, engine, self.threads, bus)
+        self.waking = Waking(store, engine, self.threads, bus, on_damage)
         self._door = door
-        self.on_version: Callable[[Receipt], None] = ignore
+        self._on_version = on_version
         self._store = store
         self._engine = engine
         self._bus = bus
@@ -88,7 +98,7 @@ class Versions:
     async def write(self, draft: VersionDraft, run: Run | None = None) -> Receipt:
         """Write a version. run: where, if not on the thread of writes. Raises as `Store.write_bundle`."""
         receipt = await (run or self.threads.on_writer)(partial(self._store.write_bundle, draft))
-        self.on_version(receipt)
+        self._on_version(receipt)
         return receipt
 
     async def sleep(self, session: Session, emit: OnEvent, *, cause: SleepCause, terms: Terms = ORDINARY) -> Receipt:

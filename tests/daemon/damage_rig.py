@@ -49,4 +49,5 @@ async def mend(rig: Any, name: str = "a") -> None:
     uri, service = SessionUri("default", name), rig.service
     report = await asyncio.to_thread(service._parts.store.disk.verify, uri, deep=True)
     assert not report.ok
-    await service._parts.upkeep.healing.mend(uri, report)
+    service._parts.store.to_heal[uri] = report
+    await service._parts.upkeep.healing.piece(uri)

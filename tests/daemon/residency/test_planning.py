@@ -82,7 +82,7 @@ async def test_of_a_session_that_is_awake_there_is_nothing_to_plan(rig: Rigged) 
 async def test_a_plan_is_refused_as_the_wake_would_be(rig: Rigged, store: Path) -> None:
     receipt = await rig.asleep("a", TEXT)
     damage: list[Any] = []
-    rig.service._parts.store.versions.waking.on_damage = damage.append
+    rig.service._parts.store.versions.waking._on_damage = damage.append
     with pytest.raises(SessionNotFound):
         await rig.service.plan_wake("b")
     with pytest.raises(NoSuchPosition):

@@ -19,16 +19,16 @@ from typing import ClassVar
 from .loop import NOW, Job
 
 
-class Counting(Job):
+class Counting(Job[None]):
     """Counts to three, and at the third time until it has to stop."""
 
     name: ClassVar = "count"
     count = 0
 
-    def due(self) -> float | None:
-        return NOW if self.count < 3 else None
+    def due(self) -> list[tuple[None, float]]:
+        return [(None, NOW)] if self.count < 3 else []
 
-    async def piece(self) -> None:
+    async def piece(self, _: None) -> None:
         self.count += 1
         if self.count == 2:
             raise ValueError("two is not counted")

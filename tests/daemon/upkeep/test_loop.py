@@ -14,7 +14,7 @@ from torpor.daemon.disk.upkeep_thread import UpkeepThread
 from torpor.daemon.errors import ServiceClosed
 from torpor.daemon.tasks.door import Door, Phase
 from torpor.daemon.upkeep import loop
-from torpor.daemon.upkeep.loop import NOW, Job, SessionJob, Upkeep
+from torpor.daemon.upkeep.loop import NOW, Job, RecurringJob, SessionJob, Upkeep
 from torpor.memvid.errors import CorruptMarks, DurabilityLost, NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.session_rig import until
@@ -39,7 +39,7 @@ async def running(*kinds: Any) -> Any:
         await end(upkeep)
 
 
-class Times(Job):
+class Times(Job[None]):
     """Due at each of some times. seen: when its pieces began; asked: how often it was asked."""
 
     name: ClassVar = "times"
@@ -54,11 +54,11 @@ class Times(Job):
         self.going_on.set()
         super().__init__(upkeep)
 
-    def due(self) -> float | None:
+    def due(self) -> list[tuple[None, float]]:
         self.asked += 1
-        return min(self.times, default=None)
+        return [(None, at) for at in self.times]
 
-    async def piece(self) -> float | None:
+    async def piece(self, _: None) -> float | None:
         self.times.remove(min(self.times))
         self.seen.append(time.monotonic())
         await self.going_on.wait()
@@ -89,6 +89,30 @@ class Sessions(SessionJob):
         self.seen.append(uri)
         if uri in self.bad:
             raise self.bad[uri]
+
+
+class Models(RecurringJob[SessionUri]):
+    """Comes again to what was noted, a hundredth of a second after the last time."""
+
+    name: ClassVar = "watch"
+
+    def __init__(self, upkeep: Upkeep) -> None:
+        self.seen: list[SessionUri] = []
+        self.noted: list[SessionUri] = []
+        self.bad: dict[SessionUri, Exception] = {}
+        super().__init__(upkeep)
+
+    def note(self, item: SessionUri) -> None:
+        self.noted.append(item)
+        self.look_again()
+
+    def uses(self) -> dict[SessionUri, tuple[float, float]]:
+        return dict.fromkeys(self.noted, (NOW, 0.01))
+
+    async def look_at(self, item: SessionUri) -> None:
+        self.seen.append(item)
+        if item in self.bad:
+            raise self.bad[item]
 
 
 async def settled() -> None:
@@ -186,7 +210,7 @@ async def test_a_piece_runs_for_no_request_also_where_one_has_noted_what_is_due(
         request.set("a request")
         for _ in range(2):
             job.note(A)
-            await until(lambda: job.due() is None)
+            await until(lambda: not job._noted)
             await settled()
         request.set("none")
     assert seen == ["none", "none"]
@@ -215,23 +239,33 @@ async def test_a_piece_that_fails_is_told_and_the_job_put_off_for_longer_each_ti
     assert "times failed, and is tried again in 0.04 s: store_io: No." in caplog.text
 
 
-async def test_a_session_that_fails_comes_again_and_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [Sessions, Models])
+async def test_an_item_that_fails_comes_again_later_and_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Sessions | Models]
+) -> None:
     monkeypatch.setattr(loop, "AGAIN_S", 3600.0)
-    async with running(Sessions) as (_, job):
+    async with running(kind) as (upkeep, job):
         job.bad[A] = ZeroDivisionError()
         job.note(A)
         job.note(B)
-        await until(lambda: job.seen == [A, B])
-        monkeypatch.setattr(loop, "AGAIN_S", 0.01)
+        await until(lambda: job.seen[:2] == [A, B])
         job.note(A)
-        await until(lambda: job.seen[2:4] == [A, A])
+        job.note(B)
+        await until(lambda: job.seen.count(B) >= 2)
+        await settled()
+        assert (job.seen.count(A), upkeep.states()[0].failures) == (1, 1), "nothing hurries it"
+        monkeypatch.setattr(loop, "AGAIN_S", 0.01)
+        upkeep._runs[job].failures.clear()  # an hour has gone by
+        job.look_again()
+        await until(lambda: job.seen.count(A) >= 3)
         del job.bad[A]
+        await until(lambda: upkeep.states()[0].failures == 0)
 
 
 async def test_a_job_may_fail_more_often_than_a_float_has_doublings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_MOST_AGAIN_S", 0.01)
     async with running(Sessions) as (upkeep, job):
-        upkeep._runs[job].failures = 2000
+        upkeep._runs[job].failures[A] = loop._Failure(2000, time.monotonic())
         job.bad[A] = StoreIoError("No.")
         job.note(A)
         await until(lambda: job.seen == [A, A])

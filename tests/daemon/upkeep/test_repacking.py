@@ -21,7 +21,7 @@ URI = SessionUri("default", "a")
 
 def repack_early(rig: Rigged) -> Repacking:
     """Let this service repack a session whose blocks lie in more than two packs."""
-    repacking: Repacking = rig.service._parts.upkeep.repacking
+    repacking: Repacking = rig.service._parts.store.repacking
     repacking._policy = FEW
     return repacking
 
@@ -74,7 +74,7 @@ async def test_a_session_of_few_packs_is_left_alone(rig: Rigged, monkeypatch: py
     repack_early(rig)
     await rig.service.create("a")
     await sleep_often(rig, 2)
-    assert rig.service._parts.upkeep.repacking.due() is None
+    assert rig.service._parts.store.repacking._noted == {}
     assert threads == []
 
 

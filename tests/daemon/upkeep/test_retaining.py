@@ -34,8 +34,8 @@ def versions(rig: Rigged, name: str = "a") -> list[int]:
 
 async def at_rest(rig: Rigged) -> None:
     """Wait until no session is left to look at."""
-    retaining = rig.service._parts.upkeep.retaining
-    await until(lambda: retaining.due() is None)
+    retaining = rig.service._parts.store.retaining
+    await until(lambda: not list(retaining.due()))
     await rig.service._parts.upkeep.run(lambda: None)
     await asyncio.sleep(0)
 

@@ -443,7 +443,7 @@ async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any, monkeypa
         heard.clear()
         before = (await rig.service.status()).scrub.sessions
         await until(lambda: rig.service._parts.bus.quiet_s() == 0.0)
-        scrub = rig.service._parts.upkeep.scrub
+        scrub = rig.service._parts.store.scrub
         read, pieces = scrub._read, list[object]()
         monkeypatch.setattr(scrub, "_read", lambda steps: (pieces.append(steps), read(steps))[1])
         for _ in range(60):
@@ -470,8 +470,8 @@ async def test_it_goes_on_with_the_next_session_after_a_restart(open_rig: Any) -
         seen += [str(notice.event.session)[-2:] for notice in heard[1:]]
     async with open_rig(scrub=slow) as rig, listening(rig, names=["session_scrubbed"]) as heard:
         await until(lambda: {*seen, *(str(notice.event.session)[-2:] for notice in heard[1:])} == set(names))
-        assert not rig.service._parts.upkeep.scrub._left
-        assert rig.service._parts.upkeep.scrub._seconds_to_round() > 0, "the round is done, and the next one is not due"
+        assert not rig.service._parts.store.scrub._left
+        assert rig.service._parts.store.scrub._seconds_to_round() > 0, "the round is done, and the next one is not due"
     assert len(seen) + len(heard) - 1 <= 7
 
 
@@ -497,11 +497,11 @@ async def test_a_stop_waits_for_no_slow_reading(open_rig: Any) -> None:
         await rig.asleep("a", TEXT)
     async with open_rig(scrub=ScrubPolicy(1, idle_s=0.0, round_s=0.0)) as rig:
         await until(
-            lambda: rig.service._parts.upkeep.scrub._mark.begun_ns > 0 and not rig.service._parts.upkeep.scrub._left
+            lambda: rig.service._parts.store.scrub._mark.begun_ns > 0 and not rig.service._parts.store.scrub._left
         )
         async with asyncio.timeout(20):
             await rig.service.close()
-        assert rig.service._parts.upkeep.scrub._sessions == 0, "it would have taken days"
+        assert rig.service._parts.store.scrub._sessions == 0, "it would have taken days"
 
 
 async def test_without_a_policy_nothing_is_read(rig: Rigged) -> None:
