@@ -47,8 +47,8 @@ def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOpti
             output.line(f"    {plain(reuse.remedy or '')}")
             if reuse.became is not None:
                 output.line(f"    {_what_became(reuse)}")
-        if reuse.left_out:
-            output.line(f"    not read, for it changes with each request: {plain(', '.join(reuse.left_out))}")
+        for line in reuse.volatile:
+            output.line(f"    volatile, so it stands behind what was kept: {plain(neutralise(line))}")
 
 
 def _what_became(reuse: Reuse) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ...records import Count, Result
 from .constraints import Constraint, ToolChoice
-from .dialogue import AnswerId, JsonObject, Messages, ToolName, Tools, require_root
+from .dialogue import AnswerId, Content, JsonObject, Messages, ToolName, Tools, require_root
 from .events import Listener, Reporting
 from .limits import MAX_CHECKPOINTS, MAX_KEEP_AWAKE_S, MAX_MESSAGES
 from .logprobs import TopLogprobs, require_tellable
@@ -53,7 +53,9 @@ class ConverseRequest(Reporting):
     at_end: the messages go on behind all that `session` holds, whatever that is; it was made before.
     instructions: with `after` or `at_end`, a system text, which is said unless it was the last that was.
     durable: give the answer once it is durable, though the daemon serves with another `--durability`.
-    left_out: parts of the client's request that `messages` has not, by their names; `why` tells them.
+    volatile: lines that change with each request, such as the time. They are said before the newest question, unless
+        they are the last that were said so. None: those lines of the opening system text, or of `instructions`, that
+        the daemon's configuration names are taken from there. Empty: none are.
     labels: of a session that begins for it, anew or as a fork. unnamed: as of `create`.
     checkpoints: behind how many of the messages, of a whole transcript, a model that cannot go back to every token is
         to keep its state. keep_awake_s: for so long nothing but a need of memory puts the session to sleep.
@@ -77,7 +79,7 @@ class ConverseRequest(Reporting):
     at_end: bool = False
     instructions: Text | None = None
     durable: bool = False
-    left_out: Labels = ()
+    volatile: Content | None = None
     labels: Labels | None = None
     unnamed: bool = False
     checkpoints: Checkpoints = ()
@@ -111,6 +113,7 @@ class MeasureRequest(Request):
     after: AnswerId | None = None
     at_end: bool = False
     instructions: Text | None = None
+    volatile: Content | None = None
 
     def require(self) -> None:
         require_root(self.tools, self.template_arguments)

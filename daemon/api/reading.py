@@ -98,7 +98,8 @@ class Reuse(Result):
         of a new session's were: less than a whole block is in common; the source read them in other calls than a new
         session makes, or holds a state that may have other bits; there was no memory for a copy; the source cannot be
         read. None where some were, or none had to be; a newer daemon may have other words.
-    left_out: parts of the request that the model did not read, for they change with each one, by their API's names.
+    volatile: the first lines of those that a client's system text has anew with each request, each cut short: they
+        stand behind what was read before.
     """
 
     verb: str
@@ -116,7 +117,7 @@ class Reuse(Result):
     became: Literal["refused", "rewound"] | None = None
     cached_tokens: Count = 0
     not_taken: str | None = None
-    left_out: tuple[str, ...] = ()
+    volatile: tuple[str, ...] = ()
 
 
 class WhyResult(Result):

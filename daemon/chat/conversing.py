@@ -37,12 +37,13 @@ from ..prefixes.prefixes import tokens_in_common
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place
 from ..sessions.interrupted import Interrupted
-from ..sessions.said import digested
+from ..sessions.said import VOLATILE, digested
 from ..sessions.sessions import Session
 from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, message_of, spoken, standing
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import in_pieces
 from ..versions.orders import WakeOrder
+from .volatile import with_volatile
 
 ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 
@@ -71,11 +72,12 @@ def require_transcript(messages: Sequence[Message]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Where new messages stand: behind an answer that ends at a token, or at the session's end. instructions: a system
-    text, said there unless it is known."""
+    """Where new messages stand: behind an answer that ends at a token, or at the session's end. instructions, volatile:
+    a system text, and volatile lines, said there unless they are known."""
 
     at: int | None
     instructions: str | None = None
+    volatile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +150,16 @@ def root_of(before: Root, tools: Sequence[Mapping[str, Any]] | None, arguments: 
 
 
 def said_behind(
-    known: Dialogue, root: Root, instructions: str | None, messages: Sequence[Message], marks: Marks
+    known: Dialogue,
+    root: Root,
+    instructions: str | None,
+    messages: Sequence[Message],
+    marks: Marks,
+    volatile: str | None = None,
 ) -> list[Message]:
-    """New messages with what changes there: instructions, and the tools of another root, in the model's own form of
-    calls. It stands behind the results of calls, which templates want next to them."""
+    """New messages with what changes there: instructions, volatile lines, and the tools of another root, in the model's
+    own form of calls. It stands behind the results of calls, which templates want next to them."""
+    messages = with_volatile(known.text_map, messages, volatile, is_field=True)
     said = "" if instructions is None or known.text_map.says(instructions) else instructions
     opening = known.unsaid or ""
     if not known.tokens:
@@ -225,7 +233,7 @@ class Conversing:
             )
         known = Dialogue.of(live).before(at)
         told = await in_pieces(digested(messages, known.text_map.turns))
-        new = said_behind(known, root, place.instructions, told, live.model.marks)
+        new = said_behind(known, root, place.instructions, told, live.model.marks, place.volatile)
         where = await self.place(live.model, known, new, root, again=goes_on)
         ids, lengths = await self._encoded(live, new, where, root)
         if new[-1]["role"] == "assistant":  # nothing is to be answered, so no turn is opened
@@ -266,18 +274,20 @@ class Conversing:
         root: Root,
         request: bytes | None = None,
         marked: Sequence[int] = (),
+        volatile: str | None = None,
     ) -> NewTurn:
         """The new part of a transcript. request: by which a request that was given up is known again. marked: behind
-        how many of the messages the client has marks. Raises TemplateUnusable, ContextOverflow."""
+        how many of the messages the client has marks. volatile: lines that it has beside them. Raises TemplateUnusable,
+        ContextOverflow."""
         ledger, known = live.state.tokens, live.chat.text_map
         whole = spoken(await in_pieces(digested(messages)), live.chat.system)
         shown_root = await self._encoder.shown_root(live.model, root)
         found = await self._encoder.aside(lambda: standing(known, whole, shown_root))
-        new = whole[found.kept :]
+        before, is_field = known.cut(found.at), "instructed" in whole[0]
+        new = with_volatile(before, whole[found.kept :], volatile, is_field=is_field)
         place = behind_kept(whole, found.kept, found.at, ledger)
         ids, lengths = await self._encoded(live, new, place, root) if new else ([], ())
         end = found.at + len(ids)
-        before = known.cut(found.at)
         before = before.begun(shown_root).changed(before.root_at_end(live.chat.root), root).asked_with(whole[0])
         extend = partial(before.extended, new, start=found.at, end=end, lengths=lengths)
         text_map = await self._encoder.aside(extend)
@@ -308,7 +318,7 @@ class Conversing:
         model that goes back to every token as it is."""
         ends: list[int] = []
         for count in () if live.model.layout.by_token else counts:
-            beginning = new[:count]
+            beginning = new[: count + any(VOLATILE in each for each in new[:count])]
             if not beginning or beginning[-1]["role"] not in ("user", "tool"):
                 beginning = [*beginning, message_of("user", "?")]
             with suppress(TemplateUnusable, ContextOverflow):

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...memvid.units import format_bytes, parse_bytes, parse_seconds
 from ...places import expanded
+from .line_patterns import KNOWN_VOLATILE, MAX_PATTERN_CHARS, MAX_PATTERNS, matcher_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,31 @@ class Names(Kind):
         if isinstance(written, dict) and all(name and isinstance(to, str) and to for name, to in written.items()):
             return tuple(written.items())
         raise ValueError('it must be a table with a name behind each name, as in "claude-*" = "qwen"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinePatterns(Kind):
+    """A list of a file, of regular expressions over lines."""
+
+    @property
+    def in_file(self) -> str:
+        return f"a list of at most {MAX_PATTERNS} patterns: `['^Deploy number: ']`"
+
+    def read(self, written: Any) -> tuple[str, ...]:
+        if not isinstance(written, list) or len(written) > MAX_PATTERNS:
+            raise ValueError(f"it must be a list of at most {MAX_PATTERNS} patterns, as in ['^Deploy number: ']")
+        for at, each in enumerate(written):
+            if not isinstance(each, str) or not 0 < len(each) <= MAX_PATTERN_CHARS:
+                raise ValueError(f"item {at} must be a text of 1 to {MAX_PATTERN_CHARS} characters")
+            try:
+                matcher_of((each,))
+            except ValueError as error:
+                raise ValueError(f"item {at}, {each!r}, is no pattern: {error}") from None
+        try:
+            matcher_of((*KNOWN_VOLATILE, *written))
+        except ValueError as error:
+            raise ValueError(f"they are too much all together: {error}") from None
+        return tuple(written)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from ..api.limits import MAX_DAYS
-from .kinds import Choice, Days, Duration, Flag, Kind, Names, Number, Place, Size, Source
+from .kinds import Choice, Days, Duration, Flag, Kind, LinePatterns, Names, Number, Place, Size, Source
 
 LoadPolicy = Literal["first", "start", "use"]
 ChangePolicy = Literal["refuse", "reload"]
@@ -262,6 +262,18 @@ class ServeOptions:
             "Memory and turns",
         ),
     ] = "exact"
+    volatile: Annotated[
+        tuple[str, ...],
+        LinePatterns(),
+        Option(
+            "Lines of a client's system text that change with each request, as regular expressions. They are said "
+            "behind what was read before. Those of known agents are, too.",
+            "Memory and turns",
+            changes="at once",
+            flag=None,
+            unless="none but those of known agents",
+        ),
+    ] = ()
     durability: Annotated[
         Durability,
         Option(

@@ -76,13 +76,13 @@ class Chain:
     naming: Sequence[tuple[bytes, Message]]
 
     @classmethod
-    def of(cls, messages: Sequence[Message], root: bytes) -> Chain:
-        """root: its digest. Any thread may make it."""
+    def of(cls, messages: Sequence[Message], root: bytes, *, to_end: bool = True) -> Chain:
+        """root: its digest. to_end: whether its own end is a place. Any thread may make it."""
         said, chain, digests = [Said.of(message) for message in messages], begun_chain(root), list[bytes]()
         for each in said:
             chain = chained(chain, each.digest)
             digests.append(chain)
-        places = [kept for kept in range(len(said), 0, -1) if goes_on(messages, kept)]
+        places = [kept for kept in range(len(said) - (not to_end), 0, -1) if goes_on(messages, kept)]
         naming = [(digests[at], message) for at, message in enumerate(messages) if message.keys() & _NAMES]
         return cls(said, digests, places, naming[::-1])
 
@@ -218,7 +218,7 @@ class Heads:
 
     def _put(self, uri: SessionUri, model: str, text_map: TextMap, tokens: int, midway: Interrupted | None) -> None:
         """Note what a session has said. It costs as much as is new."""
-        turns, words = text_map.turns, self._of.get(uri) or self._new(uri, model)
+        turns, words = text_map.said, self._of.get(uri) or self._new(uri, model)
         self._cut(words, kept := words.in_common(model, turns))
         if not self._make_room(words, 2 * (len(turns) - kept) + 1):
             return

@@ -17,7 +17,7 @@ from ...memvid.uri import SessionUri
 from ..api.reading import NotTaken, ReadingVerb, Reuse
 from ..sessions.encoding import Encoder
 from ..sessions.sessions import Session
-from ..sessions.why import Explanation, explain
+from ..sessions.why import Explanation, explain, volatile_pattern, with_setting
 from .prefixes import packed, tokens_in_common
 from .reuse import PrefixReuse
 
@@ -29,6 +29,10 @@ MAX_SESSIONS: Final = 1024
 
 MIN_COMMON_TOKENS: Final = 16
 """Fewer common tokens are no prefix: every chat begins with the same control tokens."""
+
+MAX_LINES_SHOWN: Final = 8
+MAX_LINE_SHOWN_CHARS: Final = 80
+"""Of the volatile lines of a request."""
 
 
 class Reasons:
@@ -85,12 +89,13 @@ class Reasons:
         message_index: int | None = None,
         *,
         refusing: bool = False,
+        system: str | None = None,
     ) -> None:
         """Remember a request that is about to read `ids` behind the first `at` tokens (None: all). refusing: it is
-        refused if it diverges."""
+        refused if it diverges. system: the text that opens its chat, if lines of that can be said elsewhere."""
         self._under_way += 1
         try:
-            reuse = await self._found(live, verb, packed(ids), at, message_index, refusing=refusing)
+            reuse = await self._found(live, verb, packed(ids), at, message_index, system, refusing=refusing)
             if reuse.source in self._gone:
                 reuse = replace(reuse, expected_text=None)
             self._remember(live.uri, reuse)
@@ -106,13 +111,14 @@ class Reasons:
         ids: array[int],
         at: int | None,
         message_index: int | None,
+        system: str | None,
         *,
         refusing: bool,
     ) -> Reuse:
         held = len(live.state.tokens)
         kept, now = held if at is None else at, time.time_ns()
         if not held:
-            return await self._of_a_new_session(live, verb, ids, now)
+            return await self._of_a_new_session(live, verb, ids, now, system)
         if kept == held:
             left = self._left.pop(live.uri, None)
             return await self._of_a_fork(live, verb, ids, now, left) if left else _hit(verb, now, live.uri, held)
@@ -125,11 +131,12 @@ class Reasons:
         """Note that a transcript goes on in a fork, because it leaves the way of the source there."""
         self._left[fork] = source
 
-    def left_out(self, uri: SessionUri, parts: Sequence[str]) -> None:
-        """Note what of the last request was not read, by its API's names."""
+    def volatile(self, uri: SessionUri, lines: str) -> None:
+        """Note the volatile lines of the last request."""
         requests = self._of.get(uri)
         if requests:
-            requests[-1] = replace(requests[-1], left_out=tuple(parts))
+            shown = tuple(line[:MAX_LINE_SHOWN_CHARS] for line in lines.split("\n", MAX_LINES_SHOWN)[:MAX_LINES_SHOWN])
+            requests[-1] = replace(requests[-1], volatile=shown)
 
     def took_over(self, uri: SessionUri, cached_tokens: int) -> None:
         """Note how many tokens the last request took over from another session."""
@@ -163,7 +170,9 @@ class Reasons:
         told = await self._explained(live, ledger, found, common)
         return _diverged(verb, now, source, common, len(ledger), told, None)
 
-    async def _of_a_new_session(self, live: Session, verb: ReadingVerb, ids: Sequence[int], now: int) -> Reuse:
+    async def _of_a_new_session(
+        self, live: Session, verb: ReadingVerb, ids: Sequence[int], now: int, system: str | None
+    ) -> Reuse:
         near = await self._reuse.nearest(live, ids, self._awake_of)
         if near is None:
             return Reuse(verb, now, "none")
@@ -172,9 +181,12 @@ class Reasons:
         # The last token is always read, for its logits.
         if common == len(ledger) or common >= len(ids) - 1:
             return Reuse(verb, now, "hit", str(source), common, len(ledger))
-        if common < MIN_COMMON_TOKENS:
+        before = None if system is None else await self._reuse.system_of(source, self._awake_of)
+        pattern = None if system is None or before is None else volatile_pattern(before, system)
+        if common < MIN_COMMON_TOKENS and pattern is None:
             return Reuse(verb, now, "none")
         told = await self._explained(live, ledger, ids, common)
+        told = told if pattern is None else with_setting(told, pattern)
         return _diverged(verb, now, source, common, len(ledger), told, None)
 
     async def _explained(self, live: Session, expected: Sequence[int], found: Sequence[int], at: int) -> Explanation:

@@ -41,6 +41,8 @@ from ..events.events import PrefixHit
 from ..models.models import LoadedModel
 from ..options.serve_options import ReusePolicy
 from ..sessions.sessions import Session
+from ..sessions.transcripts import TextMap
+from ..sessions.unprocessed_tail import text_map_in
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import NAMES_AT_ONCE
 from ..versions.orders import WakeOrder
@@ -220,6 +222,16 @@ class PrefixReuse:
         """The tokens of another session, awake or asleep; None if it is gone."""
         live = awake_of(uri)
         return live.state.tokens[:] if live is not None else await self._stored_ledger(uri)
+
+    async def system_of(self, uri: SessionUri, awake_of: AwakeOf) -> str | None:
+        """The text that opened the chat of another session, awake or asleep; None without one, or if it is gone."""
+
+        def of_stored() -> TextMap:
+            with self._store.open_session(uri) as reader:
+                return text_map_in(reader.manifest.session, uri)
+
+        found = await self._looked_at(awake_of(uri), lambda live: live.chat.text_map, of_stored)
+        return None if isinstance(found, str) else found.system
 
     async def _stored_ledger(self, uri: SessionUri) -> Sequence[int] | None:
         row = self._store.find_session(uri)

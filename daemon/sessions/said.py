@@ -38,6 +38,9 @@ _CHARS_AT_ONCE: Final = 512 * 1024
 RECALLED: Final = "recalled"
 """A field of a message that is an answer of the model as its tokens tell it, and not as a client spells it."""
 
+VOLATILE: Final = "volatile"
+"""A field of a system's message that says lines which a client has anew with each request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Said:

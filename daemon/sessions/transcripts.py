@@ -28,7 +28,7 @@ from .results import (
     hashed,
     ids_of_calls,
 )
-from .said import RECALLED, Said, begun_chain, chained, is_alike
+from .said import RECALLED, VOLATILE, Said, begun_chain, chained, is_alike
 from .turn_parts import (
     blanks_around,
     packed_beyond,
@@ -56,6 +56,9 @@ MAX_SYSTEM_CHARS: Final = 256 * 1024
 """The longest system text that is kept for rendering a conversation from its beginning: at most 1 MiB of UTF-8."""
 
 _ROLES: Final[tuple[Role, ...]] = ("system", "user", "assistant", "tool")
+_VOLATILE_ROLE: Final = len(_ROLES)
+"""In place of the role of volatile lines."""
+
 _OWN_SYSTEM: Final = "own_system"
 _LINE: Final = struct.Struct(f"<BI{DIGEST_BYTES}s")
 ANSWER_ID_BYTES: Final = 16
@@ -84,7 +87,8 @@ class Turn:
     empty without one. own: whether the model has written it. finished: whether such an answer came to its end; None if
     that is not known. beyond: what counts beside `digest`: `Said.thought` of the model's own answer, else `Said.exact`.
     calls: digests of the ids of its calls. blanks: around its words. instructed: how many of the first characters of a
-    system text say fields of a request, and are no message of a client. chain: of all digests up to its own
+    system text say fields of a request, and are no message of a client. volatile: whether it is a system text of lines
+    that a client has anew with each request, which no transcript has there. chain: of all digests up to its own
     (`chained`); a text map gives it.
     """
 
@@ -98,6 +102,7 @@ class Turn:
     calls: tuple[bytes, ...] = ()
     blanks: tuple[str, str] = ("", "")
     instructed: int = 0
+    volatile: bool = False
     chain: bytes = field(default=b"", compare=False)
 
     @classmethod
@@ -106,6 +111,7 @@ class Turn:
         beyond, calls = said.thought if own else said.exact, ids_of_calls(message)
         blanks, instructed = blanks_around(message["content"]), message.get("instructed", 0)
         turn = cls(said.role, said.digest, end, own=own, finished=finished, beyond=beyond, calls=calls)
+        turn = replace(turn, volatile=True) if VOLATILE in message else turn
         return replace(turn, blanks=blanks, instructed=instructed) if instructed or any(blanks) else turn
 
     def is_mark_of(self, message: Message) -> bool:
@@ -139,6 +145,11 @@ class TextMap:
     def end(self) -> int:
         """The tokens that it covers."""
         return self.turns[-1].end if self.turns else 0
+
+    @property
+    def said(self) -> tuple[Turn, ...]:
+        """The turns that a transcript has."""
+        return tuple(turn for turn in self.turns if not turn.volatile)
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -182,7 +193,7 @@ class TextMap:
         """These turns behind its own."""
         chain = self.turns[-1].chain if self.turns else begun_chain(self.root)
         for turn in turns:
-            chain = chained(chain, turn.digest)
+            chain = chain if turn.volatile else chained(chain, turn.digest)
             yield replace(turn, chain=chain)
 
     @property
@@ -230,10 +241,15 @@ class TextMap:
 
     def says(self, instructions: str) -> bool:
         """Whether these instructions hold: they are its newest system text, or what its opening one begins with."""
-        newest = next((turn for turn in reversed(self.turns) if turn.role == "system"), None)
+        newest = next((turn for turn in reversed(self.said) if turn.role == "system"), None)
         if newest is None or newest.is_mark_of(message_of("system", instructions)):
             return newest is not None
         return newest is self.turns[0] and (self.system or "")[: self._instructed_chars] == instructions
+
+    def says_volatile(self, lines: str) -> bool:
+        """Whether these are the last volatile lines that were said."""
+        newest = next((turn for turn in reversed(self.turns) if turn.volatile), None)
+        return newest is not None and newest.is_mark_of(message_of("system", lines))
 
     @property
     def _instructed_chars(self) -> int:
@@ -277,7 +293,7 @@ class TextMap:
         return replace(self, turns=(*self.turns, *self._chained(new)))
 
     def to_map(self) -> dict[str, Any]:
-        lines = (_LINE.pack(_ROLES.index(turn.role), turn.end, turn.digest) for turn in self.turns)
+        lines = (_LINE.pack(_line_role_of(turn), turn.end, turn.digest) for turn in self.turns)
         answers = b"".join(_ANSWER.pack(at, turn.answer) for at, turn in enumerate(self.turns) if turn.answer)
         found = {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
         beyond = packed_beyond(self.turns)
@@ -404,7 +420,7 @@ def standing(text_map: TextMap, messages: Sequence[Message], root: bytes = b"") 
     request may open in another way: their tokens have to be compared. With another root it cannot go on at all. root:
     its digest.
     """
-    turns = text_map.turns if text_map.root == root else ()
+    turns = text_map.said if text_map.root == root else ()
     pairs = enumerate(zip(turns, messages, strict=False))
     common = next((at for at, (turn, message) in pairs if not turn.is_mark_of(message)), min(len(turns), len(messages)))
     for kept in range(min(common, len(messages) - 1), 0, -1):
@@ -484,7 +500,13 @@ def _with_answers(turns: list[Turn], packed: object) -> list[Turn]:
     return turns
 
 
+def _line_role_of(turn: Turn) -> int:
+    return _VOLATILE_ROLE if turn.volatile else _ROLES.index(turn.role)
+
+
 def _turn_of(role: int, end: int, digest: bytes) -> Turn:
+    if role == _VOLATILE_ROLE:
+        return replace(_turn_of(_ROLES.index("system"), end, digest), volatile=True)
     if role >= len(_ROLES) or not 1 <= end <= MAX_TOKENS:
         raise ValueError(f"{TEXT_MAP} has a role or a position that cannot be")
     return Turn(_ROLES[role], digest, end)

@@ -6,10 +6,12 @@ The rules are tried from the surest to the vaguest, and a rule holds only if it 
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Final
 
 from ..api.reading import Cause
@@ -44,6 +46,10 @@ _DATES: Final = re.compile(
     r"|\b\d{10,19}\b",
     re.IGNORECASE,
 )
+_LEAST_PATTERN_CHARS: Final = 4
+_MOST_PATTERN_CHARS: Final = 80
+_SIGNS: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
+_PART_OF_WORD: Final = re.compile(r"\w*\Z")
 _THOUGHT: Final = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _WORDS: Final = re.compile(r"[^\W_]+")
 
@@ -71,6 +77,30 @@ def explain(expected: Sequence[int], found: Sequence[int], at: int, words: Words
     shown = [words.decode(side[max(0, at - BEFORE_TOKENS) : at + BEHIND_TOKENS]) for side in (expected, found)]
     cause = _cause_of(expected, found, at, words)
     return Explanation(shown[0], shown[1], cause, REMEDIES[cause])
+
+
+def volatile_pattern(before: str, now: str) -> str | None:
+    """A pattern of the one line by which two system texts differ, for it to be said elsewhere: how it begins. None if
+    they differ elsewhere, too, or its beginning tells it from no other line."""
+    lines, others = now.split("\n"), before.split("\n")
+    pairs = [(line, other) for line, other in zip(lines, others, strict=False) if line != other]
+    if len(lines) != len(others) or len(pairs) != 1:
+        return None
+    (pair,) = pairs
+    alike = "".join(one for one, two in takewhile(lambda each: each[0] == each[1], zip(*pair, strict=False)))
+    alike, dated = _PART_OF_WORD.sub("", alike), _DATES.search(pair[0])
+    for beginning in (alike[: dated.start()] if dated else alike, alike):
+        start = beginning[:_MOST_PATTERN_CHARS].rstrip()
+        if len(start) >= _LEAST_PATTERN_CHARS and sum(each.startswith(start) for each in lines) == 1:
+            return "^" + _SIGNS.sub(r"\\\g<0>", start)
+    return None
+
+
+def with_setting(told: Explanation, pattern: str) -> Explanation:
+    """An explanation whose remedy has the setting with a pattern, too."""
+    text = json.dumps(pattern, ensure_ascii=False) if "'" in pattern else f"'{pattern}'"
+    remedy = f"{told.remedy} Or name that line in the daemon's configuration, and it is said later: volatile = [{text}]"
+    return replace(told, remedy=remedy)
 
 
 def _cause_of(expected: Sequence[int], found: Sequence[int], at: int, words: Words) -> Cause:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -24,18 +24,20 @@ from ..api.reading import ChatRequest, GenerateResult
 from ..api.sampling import Sampling
 from ..chat.conversing import Behind, Dialogue, behind_kept, require_transcript, root_of, said_behind
 from ..chat.prompt_io import Known
+from ..chat.volatile import opening_parted, parted, with_volatile
 from ..engine.sampler import initial_key
 from ..errors import InvalidTranscript, TranscriptDiverged
-from ..models.chat_template import Root
+from ..models.chat_template import Message, Root
 from ..models.grammars import AnswerForm
 from ..models.models import LoadedModel
+from ..options.line_patterns import KNOWN_VOLATILE, matcher_of
 from ..parts.parts import Parts
 from ..prefixes.heads import Chain, Head, digest_of_request
 from ..prefixes.prefixes import tokens_in_common
 from ..sessions.encoding import Place
 from ..sessions.said import RECALLED, digested
 from ..sessions.sessions import Session
-from ..sessions.transcripts import standing
+from ..sessions.transcripts import TextMap, standing
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import in_pieces
 from .answering import answers
@@ -56,13 +58,13 @@ AnyAsked = ConverseRequest | MeasureRequest
 async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
     """Raises InvalidTranscript, UnknownModel, AnswerNotFound, and the errors of a chat and of a fork; a fork that
     answers nothing is taken back."""
-    require_transcript(request.messages)
-    request = replace(request, messages=await in_pieces(digested(request.messages)))
+    request = await _prepared(parts, request)
     wanted, model = parse_reference(request.session), parts.models.place_for(request.model).name
     digest = await parts.models.encoder.aside(partial(_digest_of, request, model))
     if request.at_end:
         known = await _known(parts, request, wanted, model)
-        return await _chat(parts, request, known.uri, None, digest, Behind(None, request.instructions))
+        behind = Behind(None, request.instructions, request.volatile)
+        return await _chat(parts, request, known.uri, None, digest, behind)
     await parts.sessions.heads.learned()
     request, chain = await _as_thought(parts, request, wanted, model)
     for midway in parts.sessions.heads.left_midway(wanted.namespace, digest)[:_MOST_TRIED]:
@@ -81,6 +83,27 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
                 break
             return await _chat_in_fork(parts, attempt.asked, place, _new_name(parts, wanted), digest)
     return await _chat(parts, request, _new_name(parts, wanted), model, digest)
+
+
+async def _prepared(parts: Parts, request: Asked) -> Asked:
+    """The request with its volatile lines apart, and the digests of its messages. Raises InvalidTranscript."""
+    require_transcript(request.messages)
+    if request.volatile is None:
+        is_volatile = matcher_of((*KNOWN_VOLATILE, *parts.options.volatile))
+        request = await parts.models.encoder.aside(partial(_parted, request, is_volatile))
+    return replace(request, messages=await in_pieces(digested(request.messages)))
+
+
+def _parted(request: Asked, is_volatile: Callable[[str], bool]) -> Asked:
+    """The request without the volatile lines of its system text, and with these."""
+    if request.instructions is not None:
+        stays, goes = parted(request.instructions, is_volatile)
+        return replace(request, instructions=stays or None, volatile=goes)
+    opening, *others = request.messages
+    if opening["role"] != "system" or request.after or request.at_end:
+        return request
+    opening, goes = opening_parted(opening, is_volatile)
+    return replace(request, messages=(opening, *others), volatile=goes) if goes else request
 
 
 class _Attempt:
@@ -108,8 +131,7 @@ class _Attempt:
 @answers(MeasureRequest)
 async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     """Raises InvalidTranscript, UnknownModel, TemplateUnusable, ContextOverflow, and the errors of the model's load."""
-    require_transcript(request.messages)
-    request = replace(request, messages=await in_pieces(digested(request.messages)))
+    request = await _prepared(parts, request)
     wanted, root = parse_reference(request.session), _root_of(request)
     model = parts.models.place_for(request.model).name
     await parts.sessions.heads.learned()
@@ -128,7 +150,7 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
             digest = await parts.models.encoder.aside(partial(_digest_of, asked, named))
             before, cached = known.for_retry(digest), len(known.tokens)
             told = await in_pieces(digested(request.messages, before.text_map.turns))
-            messages = said_behind(before, root, request.instructions, told, loaded.marks)
+            messages = said_behind(before, root, request.instructions, told, loaded.marks, request.volatile)
             place = await parts.sessions.conversing.place(loaded, before, messages, root, again=before is not known)
             ids = await parts.models.encoder.messages(loaded, messages, place, root) if messages else []
             tokens = place.held + len(ids)
@@ -139,14 +161,14 @@ async def _size(parts: Parts, request: MeasureRequest, wanted: SessionUri, model
     """The tokens of a transcript, and how many of them the session has that `converse` goes on from. Raises
     TemplateUnusable, ContextOverflow."""
     request, chain = await _as_thought(parts, request, wanted, model.name)
-    messages, root = request.messages, _root_of(request)
+    root = _root_of(request)
     head = _best(parts, request, wanted, model.name, chain, set())
     with suppress(TorporError):  # what keeps a session that begins alike from answering is a miss
         if head is not None and (place := await _place_behind(parts, request, head, wanted, chain)) is not None:
-            if new := messages[head.messages :]:
+            if new := await _behind_head(parts, request, head):
                 return place.held + len(await parts.models.encoder.messages(model, new, place, root)), head.at
             return await _size_again(parts, request, head, model)
-    return len(await parts.models.encoder.messages(model, messages, Place(0, None, turn_open=False), root)), 0
+    return len(await parts.models.encoder.messages(model, _anew(request), Place(0, None, turn_open=False), root)), 0
 
 
 async def _size_again(parts: Parts, request: MeasureRequest, head: Head, model: LoadedModel) -> tuple[int, int]:
@@ -156,7 +178,8 @@ async def _size_again(parts: Parts, request: MeasureRequest, head: Head, model: 
     known = await parts.sessions.recalling.known(head.uri, past_look=True)
     found = standing(known.text_map, messages, await parts.models.encoder.shown_root(model, root))
     place = behind_kept(messages, found.kept, found.at, known.tokens)
-    ids = await parts.models.encoder.messages(model, messages[found.kept :], place, root)
+    new = with_volatile(known.text_map.cut(found.at), messages[found.kept :], request.volatile)
+    ids = await parts.models.encoder.messages(model, new, place, root)
     # The last one is computed again, for the logits behind it.
     again = min(tokens_in_common(known.tokens[found.at :], ids), len(ids) - 1)
     return found.at + len(ids), found.at + max(again, 0)
@@ -171,11 +194,21 @@ async def _place_behind(
     ledger = await parts.sessions.reuse.ledger_of(head.uri, parts.sessions.awake.get)
     if ledger is None or len(ledger) < head.at:
         return None
-    return _behind_head(request, head, ledger)
-
-
-def _behind_head(request: AnyAsked, head: Head, ledger: Sequence[int]) -> Place:
     return behind_kept(request.messages, head.messages, head.at, ledger)
+
+
+async def _behind_head(parts: Parts, request: AnyAsked, head: Head) -> Sequence[Message]:
+    """The messages that a transcript has behind a head, with its volatile lines."""
+    messages = request.messages[head.messages :]
+    if not request.volatile:
+        return messages
+    known = await parts.sessions.recalling.known(head.uri, past_look=True)
+    return with_volatile(known.before(head.at).text_map, messages, request.volatile)
+
+
+def _anew(request: AnyAsked) -> Sequence[Message]:
+    """All messages of a transcript, with its volatile lines."""
+    return with_volatile(TextMap(), request.messages, request.volatile)
 
 
 async def _known(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> Dialogue:
@@ -254,7 +287,9 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
         return request, None
     root = await _shown_root(parts, request, wanted, model)
     messages = list(request.messages)
-    chain = await parts.models.encoder.aside(partial(Chain.of, messages, root))
+    # With volatile lines the same question again may be another text.
+    chain_of = partial(Chain.of, root=root, to_end=not request.volatile)
+    chain = await parts.models.encoder.aside(partial(chain_of, messages))
     if not any("answer_id" in message for message in messages):
         return request, chain
     known = max((head.messages for head in _heads(parts, request, wanted, model, chain)), default=0)
@@ -276,7 +311,7 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
                 for answer, own in (await parts.sessions.recalling.own(loaded, known_there, said)).items():
                     at = answers[answer]
                     messages[at] = {**own, "answer_id": messages[at]["answer_id"], RECALLED: True}
-    return replace(request, messages=messages), await parts.models.encoder.aside(partial(Chain.of, messages, root))
+    return replace(request, messages=messages), await parts.models.encoder.aside(partial(chain_of, messages))
 
 
 async def _farthest(
@@ -292,20 +327,22 @@ async def _farthest(
     async with parts.models.loading.using(head.model, claim) as loaded:
         state = await parts.store.waking.begin(loaded, initial_key)
         anew, place = Session(claim.uri, loaded, state, Sampling()), head
-        ledger, new = await parts.sessions.reuse.ledger_of(head.uri, awake_of), request.messages[head.messages :]
+        ledger = await parts.sessions.reuse.ledger_of(head.uri, awake_of)
+        new = await _behind_head(parts, request, head)
         if ledger is not None and len(ledger) >= head.at and new:
-            ids = await parts.models.encoder.messages(loaded, new, _behind_head(request, head, ledger), root)
+            there = behind_kept(request.messages, head.messages, head.at, ledger)
+            ids = await parts.models.encoder.messages(loaded, new, there, root)
             heads = _heads(parts, request, wanted, head.model, chain)
             for each in [each for each in heads if not parts.sessions.turns.is_busy(each.uri)][:_MOST_TRIED]:
                 more = await parts.sessions.reuse.read_on_alike(anew, each.uri, each.at, ids, awake_of)
                 place = max(place, replace(each, at=each.at + more), key=lambda one: one.at)
-        ids = await parts.models.encoder.messages(loaded, request.messages, Place(0, None, turn_open=False), root)
+        ids = await parts.models.encoder.messages(loaded, _anew(request), Place(0, None, turn_open=False), root)
         is_longer_anew = await parts.sessions.reuse.foreseen(anew, ids, awake_of) >= place.at + BLOCK_TOKENS
         return None if is_longer_anew else place
 
 
 def _behind(request: ConverseRequest, head: Head) -> Behind | None:
-    return Behind(head.at, request.instructions) if request.after else None
+    return Behind(head.at, request.instructions, request.volatile) if request.after else None
 
 
 async def _chat(
@@ -346,11 +383,12 @@ async def _chat(
             durable=request.durable,
             labels=request.labels or (),
             marked=request.checkpoints,
+            volatile=request.volatile,
             fitting=True,
         )
     finally:
-        if request.left_out:
-            parts.sessions.reasons.left_out(uri, request.left_out)
+        if request.volatile:
+            parts.sessions.reasons.volatile(uri, request.volatile)
         if request.keep_awake_s is not None and (live := parts.sessions.awake.get(uri)) is not None:
             awake_until = max(live.stay.awake_until, time.monotonic() + request.keep_awake_s)
             live.stay = replace(live.stay, awake_until=awake_until)
@@ -416,7 +454,7 @@ def _digest_of(request: AnyAsked, model: str) -> bytes:
         ids = [message.get("tool_call_id") for message in request.messages if message["role"] == "tool"]
         answered = [each for each in ids if each not in own]
         place = (*place, request.tools is None, request.template_arguments is None, answered)
-    told = () if request.logprobs is None else (request.logprobs,)
+    told = [each for each in (request.logprobs, request.volatile or None) if each is not None]
     how = (drawing, list(request.stop), request.max_tokens, *place, request.instructions, held, *told)
     return digest_of_request(model, _root_of(request), request.messages, *how)
 

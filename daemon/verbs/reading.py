@@ -127,11 +127,13 @@ async def answer(
     durable: bool = False,
     labels: Sequence[str] = (),
     marked: Sequence[int] = (),
+    volatile: str | None = None,
     fitting: bool = False,
 ) -> api.GenerateResult:
     """One turn of a chat. model, labels, durable: as of `SessionParts.woken`. behind: where the messages stand, if they
     are no whole transcript. known: by what it is known again, to go on where it was given up. marked: behind how many
-    messages of a whole transcript it has marks. fitting: `max_tokens` may be above what fits. Raises as `chat`."""
+    messages of a whole transcript it has marks. volatile: lines that this has beside them. fitting: `max_tokens` may be
+    above what fits. Raises as `chat`."""
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
@@ -151,7 +153,7 @@ async def answer(
         tools = root_of(live.chat.root, request.tools, request.template_arguments).tools
         form = AnswerForm(request.constraint, request.tool_choice or FREE, tools)
         matcher = await parts.models.encoder.matcher(live.model, form)
-        turn = await _turn(parts, live, request, behind, known.request, marked)
+        turn = await _turn(parts, live, request, behind, known.request, marked, volatile)
         known = replace(known, begins_at=turn.begins_at)
         count = generation.count_to_write(live.model, turn.at + len(turn.ids), request.max_tokens, fitting=fitting)
         parts.sessions.conversing.require_room(live, turn, count)
@@ -208,6 +210,7 @@ async def _turn(
     behind: Behind | None,
     digest: bytes | None,
     marked: Sequence[int],
+    volatile: str | None,
 ) -> NewTurn:
     """The turn of a chat; it stands among the session's reasons then."""
     root = root_of(live.chat.root, request.tools, request.template_arguments)
@@ -216,9 +219,11 @@ async def _turn(
     elif behind is not None:
         turn = await parts.sessions.conversing.behind(live, behind, request.messages, root, digest)
     else:
-        turn = await parts.sessions.conversing.transcript(live, request.messages, root, digest, marked)
+        turn = await parts.sessions.conversing.transcript(live, request.messages, root, digest, marked, volatile)
     refusing = request.messages is not None and request.on_divergence == "refuse"
-    await parts.sessions.reasons.note(live, "chat", turn.ids, turn.kept, turn.common, refusing=refusing)
+    # Of a transcript that names no session, lines can be said elsewhere.
+    system = turn.text_map.system if digest is not None else None
+    await parts.sessions.reasons.note(live, "chat", turn.ids, turn.kept, turn.common, refusing=refusing, system=system)
     if request.messages is not None and refusing:
         parts.sessions.conversing.require_no_divergence(live, turn, request.messages)
     return turn

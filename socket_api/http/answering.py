@@ -68,7 +68,7 @@ async def measured(request: Request, turn: Turn) -> MeasureResult:
     """The tokens of a turn before its answer. Raises ClientLeft, and as `measure` of the service."""
     desk = desk_of(request)
     model = turn.model or await desk.default_model()
-    name = turn.session or name_for(request.headers, turn.named)
+    turn, name = turn.under(request.headers), turn.session or name_for(request.headers, turn.named)
     work = measure(desk.backend, request.state.caller, turn, name.text, model)
     return await desk.works.settle(desk.works.begin(work, cancellable=True), request.receive)
 
@@ -90,10 +90,9 @@ class _Exchange:
 
     async def prepare(self) -> None:
         """Choose the names of the session and the model."""
-        name = name_for(self._request.headers, self._asked.named)
         model = self._asked.model or await self._desk.default_model()
         caller = self._request.state.caller
-        self._asking = self._asked.asking(self._desk.backend, caller, name, model, self._take)
+        self._asking = self._asked.asking(self._desk.backend, caller, self._request.headers, model, self._take)
         self._telling.asking = self._asking
 
     async def whole(self) -> None:

@@ -33,7 +33,7 @@ from .errors import error_map
 from .requests import fault_at, ignored_of, read_fields
 from .routing import Posted, Sending
 from .telling import Telling, columns_of, event_bytes
-from .turns import Answered, Asking, SessionName, taken_back
+from .turns import Answered, Asking, SessionName, name_for, taken_back
 from .work import desk_of
 
 PATH: Final = "/v1/completions"
@@ -65,10 +65,10 @@ class Continuation:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
     logprobs: int | None = None
-    named: str | None = None
 
-    def asking(self, backend: Backend, caller: Caller, name: SessionName, model: str, emit: OnEvent) -> Asking:
+    def asking(self, backend: Backend, caller: Caller, headers: Mapping[str, str], model: str, emit: OnEvent) -> Asking:
         """The requests that continue it."""
+        name = name_for(headers, None)
         name = SessionName(f"{LABEL}-{secrets.token_hex(8)}") if name.unnamed else name
         return _Continuing(backend, caller, self, name, model, emit)
 

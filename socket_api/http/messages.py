@@ -3,8 +3,6 @@
 Owns the shape of requests, answers and events, and what its dialogues are for the daemon:
 
 - The results of tools that stand in a user's message are messages of their own, before its text.
-- The block that Claude Code puts first into the system text, with a checksum of the conversation, is left out: it
-  changes, and the model has no use for it. `why` tells.
 - A result that is an error says so in its first word.
 - A tool that is to be loaded later stands where a result refers to it, and not among the tools that the template
   shows; from there on it may be called. Where Anthropic is to search for it, which is not done here, it is a tool like
@@ -54,7 +52,6 @@ from .work import desk_of
 
 PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"
-_BILLING: Final = "x-anthropic-billing-header"
 _SEARCH: Final = "tool_search_tool_"
 _TOLD_APART: Final = ("tool_use", "thinking", "redacted_thinking")
 """Blocks of an answer that are no part of its text."""
@@ -258,7 +255,6 @@ class _Reader:
             tools=[{**_tool(each), **({"deferred": True} if each.name in self._deferred else {})} for each in offered],
             template_arguments=thinks,
             named=_session_of(body.metadata),
-            left_out=(_BILLING,) if any(_is_billing(each) for each in body.system or ()) else (),
             checkpoints=self.marks.checkpoints,
             keep_awake_s=self.marks.keep_awake_s,
             **more,
@@ -293,8 +289,7 @@ class _Reader:
             yield {"role": message.role, "content": "\n".join(texts)}
 
     def _system(self, blocks: list[Block]) -> str:
-        texts = [self._plain(each, f"system.{at}") for at, each in enumerate(blocks) if not _is_billing(each)]
-        return "\n".join(texts)
+        return "\n".join(self._plain(each, f"system.{at}") for at, each in enumerate(blocks))
 
     def _result(self, block: Block) -> str:
         """The text of a tool's result."""
@@ -320,10 +315,6 @@ class _Reader:
         if text is None and place is not None:
             raise fault_at(place, f"a block of type {block.type!r:.64} cannot be read here; this model reads text")
         return self.words.line_for(block.model_dump()) if text is None else text
-
-
-def _is_billing(block: Block) -> bool:
-    return (block.text or "").startswith(f"{_BILLING}:")
 
 
 def _searches(body: DialogueBody) -> bool:

@@ -24,10 +24,15 @@ from ...daemon.api.verbs import VERBS
 from ...daemon.errors import ContextOverflow
 from ...daemon.tasks.cancellation import in_any_case
 from ...errors import TorporError
+from ..errors import HttpRefused
 from ..server.dispatch import Backend
 from .access import Caller
 
 SESSION_HEADER: Final = "x-torpor-session"
+VOLATILE_HEADER: Final = "x-torpor-volatile"
+"""With `off`, the volatile lines of the system text stay where they are."""
+
+_OFF: Final = "off"
 ANY_CONVERSATION: Final = "chat"
 """The name for conversations of clients that give none."""
 
@@ -89,9 +94,8 @@ class Turn:
     """A dialogue up to the message to answer, as the fields of `converse`. model: None for the default. max_tokens: a
     ceiling, above what may fit; None for the daemon's default. named: the client's name for it in the body. answer_id:
     names the answer; all ids that a client gets are made of it. after, instructions, durable: as of `converse`.
-    left_out: parts of the request that `messages` has not. constraint, tool_choice: what the answer is held to.
-    logprobs: as of `generate`. checkpoints, keep_awake_s: as of `converse`. session: that at whose end it stands, if it
-    is bound to one."""
+    constraint, tool_choice: what the answer is held to. logprobs: as of `generate`. checkpoints, keep_awake_s,
+    volatile: as of `converse`. session: that at whose end it stands, if it is bound to one."""
 
     messages: Sequence[Mapping[str, Any]]
     model: str | None = None
@@ -108,14 +112,22 @@ class Turn:
     after: str | None = None
     instructions: str | None = None
     durable: bool = False
-    left_out: Sequence[str] = ()
     session: SessionName | None = None
     checkpoints: Sequence[int] = ()
     keep_awake_s: float | None = None
+    volatile: str | None = None
 
-    def asking(self, backend: Backend, caller: Caller, name: SessionName, model: str, emit: OnEvent) -> Asking:
+    def under(self, headers: Mapping[str, str]) -> Turn:
+        """The turn as the headers of its request want it. Raises HttpRefused."""
+        wanted = headers.get(VOLATILE_HEADER)
+        if wanted not in (None, _OFF):
+            raise HttpRefused(f"{VOLATILE_HEADER} is {_OFF!r} or left out, and this is neither.", status=400)
+        return self if wanted is None else replace(self, volatile="")
+
+    def asking(self, backend: Backend, caller: Caller, headers: Mapping[str, str], model: str, emit: OnEvent) -> Asking:
         """The requests that answer it."""
-        return _Conversing(backend, caller, self, self.session or name, model, emit)
+        name = self.session or name_for(headers, self.named)
+        return _Conversing(backend, caller, self.under(headers), name, model, emit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +180,14 @@ class Asking(ABC):
 
 
 class Asked(Protocol):
-    """What a client asks for. model: None for the default. named: the client's name for its conversation."""
+    """What a client asks for. model: None for the default."""
 
     @property
     def model(self) -> str | None: ...
 
-    @property
-    def named(self) -> str | None: ...
-
-    def asking(self, backend: Backend, caller: Caller, name: SessionName, model: str, emit: OnEvent) -> Asking: ...
+    def asking(
+        self, backend: Backend, caller: Caller, headers: Mapping[str, str], model: str, emit: OnEvent
+    ) -> Asking: ...
 
 
 class _Conversing(Asking):
@@ -205,7 +216,6 @@ class _Conversing(Asking):
             **_dialogue(turn, self.session, self.model),
             "answer_id": turn.answer_id,
             "durable": turn.durable,
-            "left_out": tuple(turn.left_out),
             "labels": (LABEL,) if self.session == ANY_CONVERSATION else None,
             "unnamed": self.unnamed,
             "checkpoints": tuple(turn.checkpoints),
@@ -269,6 +279,7 @@ def _dialogue(turn: Turn, session: str, model: str) -> dict[str, Any]:
         "after": turn.after,
         "at_end": turn.session is not None,
         "instructions": turn.instructions,
+        "volatile": turn.volatile,
         "tool_choice": turn.tool_choice,
         "max_tokens": turn.max_tokens,
         "sampling": dict(turn.sampling) or None,

@@ -56,8 +56,8 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Se
     refused = Reuse("chat", 3, "diverged", uri, 3, 9, 3, 1, *texts, "clock", "Say it later.", "refused")
     daemon.service.also("why", requests=(refused,))
     assert torpor("why", "a").out.splitlines()[-1] == "    It was refused, and nothing was changed."
-    daemon.service.also("why", requests=(Reuse("chat", 1, "none", left_out=("a-[red]header",)),))
-    told = "    not read, for it changes with each request: a-[red]header"
+    daemon.service.also("why", requests=(Reuse("chat", 1, "none", volatile=("It is [red]12:00",)),))
+    told = "    volatile, so it stands behind what was kept: It is [red]12:00"
     assert torpor("why", "a").out.splitlines()[-1] == told
 
 

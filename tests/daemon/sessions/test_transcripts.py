@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions import transcripts, turn_parts
+from torpor.daemon.sessions.said import VOLATILE
 from torpor.daemon.sessions.transcripts import (
     MAX_SYSTEM_CHARS,
     MAX_TURNS,
@@ -26,6 +27,19 @@ ANSWER, ANSWER_2 = message_of("assistant", "a1"), message_of("assistant", "a2")
 TALK = TextMap().extended([SYSTEM, USER], start=0, end=10).extended([ANSWER], start=10, end=15)
 FIRST: dict[str, Any] = {"turns": b"", "system": None}
 LONG = TALK.extended([USER_2], start=15, end=20).extended([ANSWER_2], start=20, end=25)
+
+
+def test_no_transcript_has_the_volatile_lines_of_a_text_map() -> None:
+    clocks = [{**message_of("system", hour), VOLATILE: True, "instructed": 2} for hour in ("10", "11")]
+    known = TextMap().extended([SYSTEM, clocks[0], USER], start=0, end=10).extended([ANSWER], start=10, end=15)
+    known = known.extended([clocks[1], USER_2], start=15, end=20).extended([ANSWER_2], start=20, end=25)
+    for each in (known, TextMap.from_map(known.to_map()), TALK.followed_by(known.turns, 15).cut(40)):
+        assert [turn.volatile for turn in each.turns][-6:] == [True, False, False, True, False, False]
+        assert [each.says_volatile(hour) for hour in ("10", "11")] == [False, True]
+    assert known.says("S")
+    assert known.cut(15).says_volatile("10")
+    assert known.turns[-1].chain == LONG.turns[-1].chain
+    assert standing(known, [SYSTEM, USER, ANSWER, USER_2, ANSWER_2, USER]) == Standing(5, 5, 25)
 
 
 def test_a_text_map_tells_under_which_root_each_message_was_read() -> None:
@@ -236,7 +250,7 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "version": []},
         {**FIRST, "turns": bytes(21)},
         {**FIRST, "more": 1},
-        {**LONG.to_map(), "turns": b"\x04" + LONG.to_map()["turns"][1:]},
+        {**LONG.to_map(), "turns": b"\x05" + LONG.to_map()["turns"][1:]},
         {**LONG.to_map(), "turns": b"\x01\0\0\0\0" + LONG.to_map()["turns"][5:]},
         {**LONG.to_map(), "turns": LONG.to_map()["turns"][21 * 2 :] + LONG.to_map()["turns"][: 21 * 2]},
         {**LONG.to_map(), "system": 1},

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 
 import pytest
+from torpor.daemon.options.line_patterns import matcher_of
 from torpor.daemon.prefixes.prefixes import tokens_in_common
-from torpor.daemon.sessions.why import BEFORE_TOKENS, BEHIND_TOKENS, REMEDIES, Explanation, Words, explain
+from torpor.daemon.sessions.why import (
+    BEFORE_TOKENS,
+    BEHIND_TOKENS,
+    REMEDIES,
+    Explanation,
+    Words,
+    explain,
+    volatile_pattern,
+    with_setting,
+)
 
 CONTROLS = {"\1": 1, "\2": 2, "\3": 3}
 WORDS = Words(lambda tokens: "".join(map(chr, tokens)), frozenset(CONTROLS.values()))
@@ -115,3 +126,26 @@ def test_long_texts_without_control_tokens_are_compared_within_bounds(place: int
 
     told("a" * place + "b" * 100_000, "a" * place + "c" * 100_000, Words(decode, WORDS.controls))
     assert max(decoded) <= 2 * 2048
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "pattern"),
+    [
+        ("It's Saturday, 22 May", "It's Sunday, 23 May", "^It's"),
+        ("(Build) [a+b] 7", "(Build) [a+b] 8", r"^\(Build\) \[a\+b\]"),
+        ("Branch: main", "Branch: master", "^Branch:"),
+        ("22 May 2026 it is", "23 May 2026 it is", None),
+        ("You are one.", "You are two.", None),
+        ("Mood: good\nDay: one", "Mood: bad\nDay: two", None),
+        ("Mood: good", "Mood: good\nDay: two", None),
+        ("same", "same", None),
+    ],
+)
+def test_the_line_that_differs_is_named_by_how_it_begins(old: str, new: str, pattern: str | None) -> None:
+    texts = [f"You are a helper.\n{side}\nBe brief." for side in (old, new)]
+    assert volatile_pattern(*texts) == pattern
+    if pattern is not None:
+        told = with_setting(Explanation("", "", "clock", "Say it later."), pattern)
+        (written,) = tomllib.loads(told.remedy[told.remedy.index("volatile") :])["volatile"]
+        lines = {*texts[0].split("\n"), *texts[1].split("\n")}
+        assert {line for line in lines if matcher_of((written,))(line)} == {old, new}

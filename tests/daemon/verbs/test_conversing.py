@@ -121,15 +121,15 @@ async def test_a_fork_tells_why_the_transcript_left_its_session(rig: Rigged, sle
     if sleeps:
         await rig.sleep("a")
     edited = [*said[:2], user("it is gone since"), *said[3:]]
-    told = await converse(rig, edited, "nein", left_out=("a-clock",))
+    told = await converse(rig, edited, "nein", volatile="It is 12:00.\n" + "x" * 99)
     (why,) = (await rig.service.why(told.session)).requests
     assert (why.outcome, why.source, why.cause) == ("diverged", "torpor://default/a", "message")
-    assert why.left_out == ("a-clock",)
+    assert why.volatile == ("It is 12:00.", "x" * 80)
     assert "it " in why.expected_text
     assert "is gone" in why.found_text
     told = await converse(rig, [*edited, assistant("nein"), user("on")], "ja")
     *_, why = (await rig.service.why(told.session)).requests
-    assert (why.outcome, why.source, why.left_out) == ("hit", told.session, ())
+    assert (why.outcome, why.source, why.volatile) == ("hit", told.session, ())
 
 
 async def test_the_last_answer_wanted_again_is_another_branch(rig: Rigged) -> None:

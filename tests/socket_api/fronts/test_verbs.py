@@ -143,7 +143,7 @@ def test_a_transcript_is_measured_answered_recalled_and_disowned(front: Front, n
             "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
         }
     ]
-    measured = front.measure(name, said, tools=tools)
+    measured = front.measure(name, said, tools=tools, volatile="It is 12:00.")
     assert (measured.cached_tokens, measured.model) == (0, "demo")
     answered = front.converse(
         name,
@@ -154,14 +154,14 @@ def test_a_transcript_is_measured_answered_recalled_and_disowned(front: Front, n
         answer_id=answer_id,
         durable=True,
         labels=["x"],
-        left_out=["top_a"],
+        volatile="It is 12:00.",
         checkpoints=[1],
         keep_awake_s=1.5,
     )
     assert answered.token_count == measured.tokens + len(answered.tokens)
     recalled = front.recall(answer_id=answer_id, namespace="default")
     assert recalled.messages[-1].answer_id == answer_id
-    assert [each.role for each in front.recall(name).messages] == ["system", "user", "user", "assistant"]
+    assert [each.role for each in front.recall(name).messages] == ["system", "system", "user", "user", "assistant"]
     assert front.disown(answer_id)
     assert front.refusal("recall", answer_id=answer_id) == "answer_not_found"
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -106,9 +107,22 @@ def test_a_miss_that_the_client_makes_is_explained(
         assert (told[at]["outcome"], told[at]["cause"]) == ("diverged", cause)
 
 
+def move_a_clock(at: int, body: dict[str, Any]) -> None:
+    line = f"Current date and time: 2026-11-22 10:{at:02}\n"
+    if "system" in body:
+        body["system"][-1]["text"] = line + body["system"][-1]["text"]
+    else:
+        body["messages"][0]["content"] = line + body["messages"][0]["content"]
+
+
 @pytest.mark.one_in(1)
-def test_claude_codes_billing_header_is_not_read_and_why_tells_so(served: Served) -> None:
+@pytest.mark.parametrize("name", ["claude_code", "opencode"])
+def test_a_clock_costs_no_reading_unless_its_line_is_to_stay(served: Served, name: str) -> None:
     with client_of(served) as client:
-        *_, answer = Replay(client).ask(shapes_in(SHAPES / "claude_code.json"))
-        told = why(client, answer)
-        assert (told["outcome"], told["left_out"]) == ("hit", ["x-anthropic-billing-header"])
+        shapes = shapes_in(SHAPES / f"{name}.json")
+        for at, answer in enumerate(Replay(client).ask(shapes, move_a_clock)):
+            assert answer.cached == answer.before
+            assert why(client, answer)["volatile"][-1].endswith(f"10:{at:02}")
+        asked = [replace(shape, headers={**shape.headers, "x-torpor-volatile": "off"}) for shape in shapes]
+        *_, answer = Replay(client).ask(asked, move_a_clock)
+        assert answer.cached < answer.before
