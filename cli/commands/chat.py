@@ -17,7 +17,10 @@ from ..reach.batches import ends_everything
 from ..reach.daemon_link import OnEvent, connect, with_session
 from ..reach.dialogue import ask, unseen_typing
 from ..reach.generation_options import (
+    FrequencyPenaltyOption,
+    LogitBiasOption,
     MaxTokensOption,
+    PresencePenaltyOption,
     PriorityOption,
     SeedOption,
     StopOption,
@@ -52,6 +55,9 @@ def chat(
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
+    presence_penalty: PresencePenaltyOption = None,
+    frequency_penalty: FrequencyPenaltyOption = None,
+    logit_bias: LogitBiasOption = None,
     stop: StopOption = None,
     priority: PriorityOption = "normal",
     model: ModelOption = None,
@@ -74,7 +80,14 @@ def chat(
     [cyan]torpor chat helper --transcript messages.json --on-divergence rewind[/]
     """
     output = Output(as_json=as_json)
-    sampling = sampling_of(temperature=temperature, top_p=top_p, seed=seed)
+    sampling = sampling_of(
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+    )
     if transcript is None and on_divergence is not None:
         raise InvalidUsage("--on-divergence is for --transcript: one new message cannot diverge.")
     if transcript is not None and message is not None:

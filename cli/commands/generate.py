@@ -10,7 +10,10 @@ from ...daemon.api.reading import GenerateResult
 from ...socket_api.client.client import TextStream
 from ..reach.daemon_link import OnEvent, connect, require_labels, require_model, with_session
 from ..reach.generation_options import (
+    FrequencyPenaltyOption,
+    LogitBiasOption,
     MaxTokensOption,
+    PresencePenaltyOption,
     PriorityOption,
     SeedOption,
     StopOption,
@@ -34,6 +37,9 @@ def generate(
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
+    presence_penalty: PresencePenaltyOption = None,
+    frequency_penalty: FrequencyPenaltyOption = None,
+    logit_bias: LogitBiasOption = None,
     stop: StopOption = None,
     prove: ProveOption = False,
     priority: PriorityOption = "normal",
@@ -54,7 +60,14 @@ def generate(
     """
     require_no_file(text)
     output = Output(as_json=as_json)
-    sampling = sampling_of(temperature=temperature, top_p=top_p, seed=seed)
+    sampling = sampling_of(
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+    )
     with connect(socket) as client:
 
         def begin(on_event: OnEvent, new: Mapping[str, Any]) -> TextStream:

@@ -7,9 +7,18 @@ from typing import Annotated
 
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, progress_of
-from ..reach.generation_options import SeedOption, TemperatureOption, TopPOption, sampling_of
+from ..reach.generation_options import (
+    FrequencyPenaltyOption,
+    LogitBiasOption,
+    PresencePenaltyOption,
+    SeedOption,
+    TemperatureOption,
+    TopPOption,
+    sampling_of,
+)
 from ..reach.options import JsonOption, SessionArgument, SocketOption, option
 from ..view.damage import naming_the_intact
+from ..view.formatting import format_sampling
 from ..view.output import Output, plain
 
 TopKOption = Annotated[int | None, option("--top-k N", "Draw from the N likeliest; 0: from all.", min=0)]
@@ -28,6 +37,9 @@ def set_(
     top_k: TopKOption = None,
     min_p: MinPOption = None,
     repetition_penalty: PenaltyOption = None,
+    presence_penalty: PresencePenaltyOption = None,
+    frequency_penalty: FrequencyPenaltyOption = None,
+    logit_bias: LogitBiasOption = None,
     seed: SeedOption = None,
     socket: SocketOption = None,
     as_json: JsonOption = False,
@@ -43,7 +55,15 @@ def set_(
     """
     output = Output(as_json=as_json)
     sampling = sampling_of(
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty, seed=seed
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+        seed=seed,
     )
     if sampling is None:
         raise InvalidUsage("Name what is to change, such as --temperature 0.8.")
@@ -52,4 +72,4 @@ def set_(
     if output.told("set", info):
         return
     values = asdict(info.sampling) if info.sampling else {}
-    output.line(f"{plain(info.session)}  draws with {', '.join(f'{name} {value:g}' for name, value in values.items())}")
+    output.line(f"{plain(info.session)}  draws with {format_sampling(values)}")

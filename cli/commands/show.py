@@ -23,7 +23,7 @@ from ..reach.daemon_link import find_daemon, find_ended_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument
 from ..reach.store_view import STORED, find_marks_problem, find_missing, load_detail, open_store
 from ..view.damage import add_suggestion
-from ..view.formatting import format_id, format_time
+from ..view.formatting import format_id, format_sampling, format_time
 from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table
 from ..view.wake_remarks import describe_differing, describe_recomputed
 
@@ -160,7 +160,7 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
     if info["labels"]:
         facts.add_row("  labels", plain(" ".join(info["labels"])))
     if info["sampling"]:
-        facts.add_row("  sampling", ", ".join(f"{plain(name)} {value:g}" for name, value in info["sampling"].items()))
+        facts.add_row("  sampling", plain(format_sampling(info["sampling"])))
     return facts
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from ...daemon.api.limits import MAX_GENERATED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
+from ...daemon.api.limits import MAX_BIAS, MAX_GENERATED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
 from ...daemon.api.records import Priority
-from ...daemon.api.sampling import Sampling
+from ...daemon.api.sampling import Sampling, TokenBias
 from ...daemon.errors import InvalidSampling
 from ..errors import InvalidUsage
 from .options import option
@@ -47,11 +47,38 @@ TopPOption = Annotated[
     float | None, option("--top-p X", "Draw from the likeliest tokens whose probabilities add up to X.", min=0, max=1)
 ]
 SeedOption = Annotated[int | None, option("--seed N", "Where the random numbers begin.", min=0)]
+PresencePenaltyOption = Annotated[
+    float | None, option("--presence-penalty X", "Take X off the logit of each token that the answer has already.")
+]
+FrequencyPenaltyOption = Annotated[
+    float | None,
+    option("--frequency-penalty X", "Take X off a token's logit for each time that the answer has it."),
+]
+LogitBiasOption = Annotated[
+    list[str] | None,
+    option("--logit-bias ID=X", "Add X to the logit of a token; ID=never rules it out, none clears. Can be repeated."),
+]
 
 
-def sampling_of(**given: float | int | None) -> Sampling | None:
+def _biases_of(given: list[str]) -> list[TokenBias]:
+    if given == ["none"]:
+        return []
+    pairs = [each.partition("=")[::2] for each in given]
+    try:
+        return [TokenBias(int(token), None if bias == "never" else float(bias)) for token, bias in pairs]
+    except (ValueError, InvalidSampling):
+        raise InvalidUsage(
+            f"--logit-bias takes the id of a token and a number of at most {MAX_BIAS:g} up or down, such as "
+            "15496=-2.5, or 15496=never.",
+            option="--logit-bias",
+        ) from None
+
+
+def sampling_of(*, logit_bias: list[str] | None = None, **given: float | int | None) -> Sampling | None:
     """Gather the given sampling options; None if there are none. Raises InvalidUsage: a value that no sampler takes."""
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if logit_bias:
+        chosen["logit_bias"] = _biases_of(logit_bias)
     if not chosen:
         return None
     try:

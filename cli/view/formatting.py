@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
-from ...memvid.units import three_digits
+from ...memvid.units import format_plural, three_digits
 
 SHORT_ID_DIGITS = 12  # hex digits of an id in a table: 48 bits tell the bundles of one store apart
 
@@ -31,6 +33,13 @@ def format_rate(count: int, seconds: float) -> str:
 def format_id(hex_id: str | None) -> str:
     """Shorten an id for a table; a missing one is a dash."""
     return hex_id[:SHORT_ID_DIGITS] if hex_id else "–"
+
+
+def format_sampling(values: Mapping[str, Any]) -> str:
+    """Write how tokens are drawn: `temperature 0.8, top_p 0.95`. values: the fields of a `Sampling`."""
+    biased = len(values.get("logit_bias", ()))
+    numbers = [f"{name} {value:g}" for name, value in values.items() if name != "logit_bias"]
+    return ", ".join([*numbers, f"logit_bias of {format_plural(biased, 'token')}"] if biased else numbers)
 
 
 def format_time(instant_ns: int | None) -> str:

@@ -13,11 +13,11 @@ from pydantic import Field
 from ...records import Count, Record, Result
 from .constraints import Constraint
 from .events import Listener, Reporting
-from .limits import MAX_APPENDED_TOKENS, MAX_BIAS, MAX_BIASES, MAX_BRANCHES, MAX_CHILDREN, MAX_NUMBER, MAX_SEED
+from .limits import MAX_APPENDED_TOKENS, MAX_BRANCHES, MAX_CHILDREN, MAX_NUMBER, MAX_SEED, MAX_STEERED
 from .logprobs import Logprob, TokenLogprobs, TopLogprobs, require_tellable
 from .reading import FinishReason, MaxTokens, Stops
-from .records import Labels, LentBytes, Listed, NamedSampling, Priority, Request, SessionText, Text, TokenId
-from .sampling import Sampling
+from .records import Labels, LentBytes, Listed, Priority, Request, SessionText, Text, TokenId
+from .sampling import NamedSampling, Sampling, TokenBias
 
 BranchId = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 """Never used again, also not by a later daemon."""
@@ -30,22 +30,14 @@ Seeds = Annotated[Sequence[Annotated[int, Field(ge=0, le=MAX_SEED)]], Listed(), 
 Measure = Literal["perplexity", "mean_logprob", "client"]
 
 
-class TokenBias(Record):
-    """What is added to the logit of a token before it is drawn; None: it is never drawn."""
-
-    token: TokenId
-    bias: Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)] | None = None
-
-
-Biases = Annotated[Sequence[TokenBias], Listed(), Field(max_length=MAX_BIASES)]
+Steer = Annotated[Sequence[TokenBias], Listed(), Field(max_length=MAX_STEERED)]
 
 
 class BranchInfo(Result):
     """A branch. parent: None for the root. position: its tokens; fork_head: how many it had when it was forked.
 
     step: changes whenever its logits do; a token drawn at a step can be committed at that step alone.
-    biased_tokens, steered_tokens: how many tokens its `logit_bias` and its `steer` name. constrained: whether its text
-        must match a constraint.
+    steered_tokens: how many tokens its `steer` names. constrained: whether its text must match a constraint.
     measured_tokens: the tokens that it and its ancestors in the tree have committed, not those that were prefilled.
     mean_logprob: the mean log-probability of these, in nats; None without one.
     """
@@ -57,7 +49,6 @@ class BranchInfo(Result):
     fork_head: Count
     step: Count
     sampling: Sampling
-    biased_tokens: Count
     steered_tokens: Count
     constrained: bool
     measured_tokens: Count
@@ -187,8 +178,8 @@ class TreeRequest(Reporting):
 
 
 class BranchRequest(Request):
-    """Fork a branch: `count` children that stand where it stands, with its sampling, biases, constraint and measures,
-    but not its `steer`. seeds: one for each; without them all have the parent's, and draw the same. At temperature 0
+    """Fork a branch: `count` children that stand where it stands, with its sampling, constraint and measures, but not
+    its `steer`. seeds: one for each; without them all have the parent's, and draw the same. At temperature 0
     they draw the same with any seeds, until `guide` changes some of them."""
 
     branch: BranchId
@@ -251,16 +242,16 @@ class AdvanceRequest(Reporting):
 class GuideRequest(Request):
     """Change how branches draw from now on. What is left out stays.
 
-    sampling: only the given fields; another seed draws otherwise from here on. logit_bias, steer: in place of those
-        that they have; forks inherit `logit_bias` alone. constraint: what their text must match from here on; free:
-        nothing. logits: in place of the model's at this step, as `produce` gives them; keys and values stay.
+    sampling: only the given fields; another seed draws otherwise from here on. steer: biases beside those of the
+        sampling, in place of those that they have; forks do not inherit them. constraint: what their text must match
+        from here on; free: nothing. logits: in place of the model's at this step, as `produce` gives them; keys and
+        values stay.
     """
 
     branches: Branches
     _: KW_ONLY
     sampling: NamedSampling | None = None
-    logit_bias: Biases | None = None
-    steer: Biases | None = None
+    steer: Steer | None = None
     constraint: Constraint | None = None
     free: bool = False
     logits: bytes | None = None

@@ -15,7 +15,8 @@ from .events import Listener, Reporting
 from .limits import MAX_CHECKPOINTS, MAX_KEEP_AWAKE_S, MAX_MESSAGES
 from .logprobs import TopLogprobs, require_tellable
 from .reading import MaxTokens, Stops
-from .records import Labels, Listed, ModelName, NamedSampling, Priority, Request, SessionText, Text
+from .records import Labels, Listed, ModelName, Priority, Request, SessionText, Text
+from .sampling import NamedSampling
 
 Checkpoints = Annotated[
     Sequence[Annotated[int, Field(ge=0, le=MAX_MESSAGES)]], Listed(), Field(max_length=MAX_CHECKPOINTS)

@@ -76,7 +76,12 @@ MAX_CHILDREN: Final = MAX_BRANCHES - 1
 MAX_LOGITS_BYTES: Final = 48 * 1024 * 1024
 """Of an answer of `produce`: three quarters of a reply."""
 
-MAX_BIASES: Final = 4096
+MAX_STEERED: Final = 4096
+"""Tokens that a branch is steered to or from."""
+
+MAX_LOGIT_BIASES: Final = 300
+"""Of a sampling, as OpenAI's API has it: 120 kB of memory, and 8 kB of each version and record of a turn."""
+
 MAX_BIAS: Final = 1000.0
 """Of a logit, up or down: far more than logits differ."""
 

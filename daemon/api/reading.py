@@ -14,7 +14,8 @@ from .dialogue import JsonObject, Messages, ToolCall, Tools, require_root
 from .events import Listener, Reporting
 from .limits import MAX_APPENDED_TOKENS, MAX_GENERATED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
 from .logprobs import TokenLogprobs, TopLogprobs, require_tellable
-from .records import Labels, Listed, ModelName, NamedSampling, Priority, Request, Seconds, SessionText, Text, TokenId
+from .records import Labels, Listed, ModelName, Priority, Request, Seconds, SessionText, Text, TokenId
+from .sampling import NamedSampling
 from .session import Look
 from .waking import WakeResult
 

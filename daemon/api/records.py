@@ -22,7 +22,6 @@ from .limits import (
     MAX_TEXT_CHARS,
     MAX_TOKEN_ID,
 )
-from .sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,6 @@ Position = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Priority = Literal["normal", "background"]
 """`background` gives way to `normal`."""
 
-
-def _without_nulls(raw: Any) -> Any:
-    return {name: value for name, value in raw.items() if value is not None} if isinstance(raw, dict) else raw
-
-
-NamedSampling = Annotated[Sampling, BeforeValidator(_without_nulls)]
-"""The sampling of a request: on the wire a parameter that is null counts as left out."""
 
 LentBytes = bytes | InstanceOf[memoryview]
 """What the daemon gives as a view of its memory, to read alone; behind the wire they are bytes."""

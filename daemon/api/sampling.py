@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from functools import cache, partial
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_type_hints
+
+from pydantic import BeforeValidator, Field
 
 from ...records import Bounds, Record
 from ..errors import InvalidSampling
-from .limits import MAX_SEED
+from .limits import MAX_BIAS, MAX_LOGIT_BIASES, MAX_SEED, MAX_TOKEN_ID
+from .records import Listed, TokenId
 
 # Below it, log-probabilities divided by the temperature leave the range of float32.
 LOWEST_TEMPERATURE = 1e-6
@@ -21,8 +24,25 @@ TopP = Annotated[float, Bounds(1e-6, 1)]
 TopK = Annotated[int, Bounds(0, 2**31 - 1)]
 MinP = Annotated[float, Bounds(0, 1)]
 RepetitionPenalty = Annotated[float, Bounds(1e-3, 100)]
+Penalty = Annotated[float, Bounds(-2, 2)]
 
 _NEW_SEED_BITS = 53  # a client in JavaScript can give it back
+
+
+class TokenBias(Record):
+    """What is added to the logit of a token before it is drawn; None: it is never drawn."""
+
+    token: TokenId
+    bias: Annotated[float, Bounds(-MAX_BIAS, MAX_BIAS)] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values. Raises InvalidSampling: naming the field."""
+        _require("token", self.token, 0, MAX_TOKEN_ID, kind=int)
+        if self.bias is not None:
+            _require("bias", self.bias, -MAX_BIAS, MAX_BIAS, kind=float)
+
+
+LogitBias = Annotated[Sequence[TokenBias], Listed(), Field(max_length=MAX_LOGIT_BIASES)]
 
 
 class _LeftFraction(float):
@@ -31,6 +51,10 @@ class _LeftFraction(float):
 
 class _LeftWhole(int):
     """As `_LeftFraction`, for a whole number."""
+
+
+class _LeftList(tuple[Any, ...]):
+    """As `_LeftFraction`, for a list."""
 
 
 class _Naming:
@@ -44,9 +68,10 @@ class Sampling(Record, _Naming):
     """How the next token is drawn from the logits. A request names only the fields given to the constructor; these
     override the session's.
 
-    The defaults are greedy: temperature 0 takes the argmax, and the other fields then matter only through
-    `repetition_penalty`, which is applied to the logits of the last 64 tokens before anything else. The same seed draws
-    the same tokens.
+    The defaults are greedy: temperature 0 takes the argmax, and then only those fields matter that change logits. They
+    come before all others, in this order: `logit_bias` is added, the last one of a token; `repetition_penalty` is
+    applied to the last 64 tokens; a token that the answer has already loses `presence_penalty`, and `frequency_penalty`
+    as often as it is there. What was read does not count. The same seed draws the same tokens.
     """
 
     temperature: Temperature = _LeftFraction(0.0)
@@ -55,6 +80,9 @@ class Sampling(Record, _Naming):
     min_p: MinP = _LeftFraction(0.0)
     repetition_penalty: RepetitionPenalty = _LeftFraction(1.0)
     seed: Annotated[int, Bounds(0, MAX_SEED)] = _LeftWhole(0)
+    presence_penalty: Penalty = _LeftFraction(0.0)
+    frequency_penalty: Penalty = _LeftFraction(0.0)
+    logit_bias: LogitBias = _LeftList()
 
     def __post_init__(self) -> None:
         """Refuse invalid values (threat 48: NaN, negative, beyond 64 bits).
@@ -62,8 +90,10 @@ class Sampling(Record, _Naming):
         Raises:
             InvalidSampling: naming the field and the values it takes.
         """
-        given = {name for name, value in vars(self).items() if not isinstance(value, (_LeftFraction, _LeftWhole))}
+        left = _LeftFraction, _LeftWhole, _LeftList
+        given = {name for name, value in vars(self).items() if not isinstance(value, left)}
         object.__setattr__(self, "_named", frozenset(given))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         for name, (kind, lowest, highest) in _ranges().items():
             value = getattr(self, name)
             if name not in given:
@@ -76,19 +106,33 @@ class Sampling(Record, _Naming):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, also a pickled one, names the same fields."""
-        return partial(type(self), **self.named()), ()  # type: ignore[arg-type]
+        return partial(type(self), **self.named()), ()
 
-    def named(self) -> dict[str, float | int]:
-        """The fields given to the constructor."""
-        return {name: value for name, value in vars(self).items() if name in self._named}
+    def named(self) -> dict[str, Any]:
+        """The fields given to the constructor, as plain data."""
+        return {name: _plain(value) for name, value in vars(self).items() if name in self._named}
 
     def changed(self, by: Sampling | None) -> Sampling:
         """These parameters, changed by those that another names."""
-        return self if by is None else replace(self, **by.named())  # type: ignore[arg-type]
+        return self if by is None else replace(self, **{name: getattr(by, name) for name in by._named})
 
-    def to_map(self) -> dict[str, float | int]:
-        """The parameters as plain data, as a snapshot keeps them."""
-        return dict(vars(self))
+    def require_known(self, vocabulary: int) -> None:
+        """Raises InvalidSampling: `logit_bias` has a token that is outside a vocabulary of this size."""
+        beyond = next((each.token for each in self.logit_bias if each.token >= vocabulary), None)
+        if beyond is not None:
+            raise InvalidSampling(
+                f"logit_bias has token {beyond}, but the model's tokens are 0 to {vocabulary - 1}. Leave it out, or "
+                "take its id from the model's own tokenizer.",
+                field="logit_bias",
+                token=beyond,
+                vocabulary=vocabulary,
+            )
+
+    def to_map(self) -> dict[str, Any]:
+        """The parameters as plain data, as a snapshot keeps them: `_LATER` ones where they are not as before."""
+        return {
+            name: _plain(value) for name, value in vars(self).items() if name not in _LATER or value != _LATER[name]
+        }
 
     @classmethod
     def from_map(cls, stored: Mapping[str, Any]) -> Sampling:
@@ -98,11 +142,15 @@ class Sampling(Record, _Naming):
             InvalidSampling: a field is unknown, missing or out of range.
         """
         names = {each.name for each in fields(cls)}
-        if set(stored) != names:
+        if not names - _LATER.keys() <= stored.keys() <= names:
             raise InvalidSampling(
-                f"Sampling parameters must be exactly {sorted(names)}, found {sorted(stored)}.", found=sorted(stored)
+                f"Sampling parameters must be {sorted(names)}, found {sorted(stored)}.", found=sorted(stored)
             )
-        return cls(**stored)
+        return cls(**{**_LATER, **stored})
+
+
+_LATER: Final[Mapping[str, Any]] = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": ()}
+"""Fields that snapshots of before have not, and what they stand for there."""
 
 
 def new_seed() -> int:
@@ -110,14 +158,36 @@ def new_seed() -> int:
     return secrets.randbits(_NEW_SEED_BITS)
 
 
+def _without_nulls(raw: Any) -> Any:
+    return {name: value for name, value in raw.items() if value is not None} if isinstance(raw, dict) else raw
+
+
+NamedSampling = Annotated[Sampling, BeforeValidator(_without_nulls)]
+"""The sampling of a request: on the wire a parameter that is null counts as left out."""
+
+
+def _biases(given: Sequence[Any]) -> tuple[TokenBias, ...]:
+    """The biases, also of maps. One tuple stays itself: many branches may share it."""
+    if type(given) is tuple and all(type(each) is TokenBias for each in given):
+        return given
+    try:
+        return tuple(each if isinstance(each, TokenBias) else TokenBias(**each) for each in given)
+    except TypeError as error:
+        raise InvalidSampling(
+            "logit_bias must be a list of biases, each of a token and what is added to its logit.", field="logit_bias"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    return [asdict(each) for each in value] if isinstance(value, tuple) else value
+
+
 @cache
 def _ranges() -> Mapping[str, tuple[type, float, float]]:
-    """The kind, lowest and highest value of each field, as declared."""
-    declared, found = get_type_hints(Sampling, include_extras=True), {}
-    for each in fields(Sampling):
-        kind, bounds = get_args(declared[each.name])
-        found[each.name] = (kind, bounds.ge, bounds.le)
-    return found
+    """The kind, lowest and highest value of each number, as declared."""
+    declared = get_type_hints(Sampling, include_extras=True)
+    numbers = {each.name: get_args(declared[each.name]) for each in fields(Sampling) if each.name != "logit_bias"}
+    return {name: (kind, bounds.ge, bounds.le) for name, (kind, bounds) in numbers.items()}
 
 
 def _require(field: str, value: float | int, lowest: float, highest: float, *, kind: type, also: str = "") -> None:

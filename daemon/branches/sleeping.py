@@ -2,15 +2,16 @@
 
 The root's version is written last, and with it the tree is kept: its manifest names the others. After a kill in the
 midst they are sessions of their own.
-Each version has what a session has not: measures, biases, a constraint with the tokens that it has seen, and logits
+Each version has what a session has not: measures, a steer, a constraint with the tokens that it has seen, and logits
 that were set.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -20,10 +21,11 @@ from ...memvid.errors import InvalidUri
 from ...memvid.uri import SessionUri
 from ...snapshot.errors import MalformedSnapshot
 from ..api.constraints import Constraint
-from ..api.limits import MAX_BIAS, MAX_BRANCHES, MAX_NUMBER, MAX_SCHEMA_CHARS
+from ..api.limits import MAX_BRANCHES, MAX_LOGIT_BIASES, MAX_NUMBER, MAX_SCHEMA_CHARS
 from ..api.logprobs import LOWEST_LOGPROB
+from ..api.sampling import TokenBias
 from ..engine.guiding import Bias, Guide, logits_of
-from ..errors import InvalidLogits
+from ..errors import InvalidLogits, InvalidSampling
 from ..models.grammars import Matcher
 from ..sessions.sessions import BRANCH, TREE
 from .trees import Branch
@@ -43,7 +45,7 @@ class Planted:
 @dataclass(frozen=True, slots=True)
 class Dress:
     """What a stored branch has beyond a session. position: its tokens. accepted: those that its constraint has seen.
-    Others as of `Branch`."""
+    logit_bias: that of its sampling, which stood here before; None where it stands there. Others as of `Branch`."""
 
     position: int
     fork_head: int
@@ -51,6 +53,7 @@ class Dress:
     guide: Guide
     constraint: Constraint | None
     accepted: list[int]
+    logit_bias: tuple[TokenBias, ...] | None
 
     def put_on(self, branch: Branch, matcher: Matcher | None) -> None:
         """Give a branch what it had. matcher: of its constraint, behind the tokens that it has seen. Raises
@@ -59,6 +62,8 @@ class Dress:
             raise _malformed(f"it has {branch.position} tokens, and its branch had {self.position}")
         branch.guide, branch.fork_head, branch.step = self.guide, self.fork_head, self.step
         branch.constraint, branch.matcher, branch.accepted = self.constraint, matcher, self.accepted
+        if self.logit_bias is not None:
+            branch.live.sampling = replace(branch.live.sampling, logit_bias=self.logit_bias)
 
 
 def map_of(branch: Branch) -> dict[str, Any]:
@@ -68,8 +73,8 @@ def map_of(branch: Branch) -> dict[str, Any]:
         "position": branch.position,
         "fork_head": branch.fork_head,
         "step": branch.step,
-        "bias": _packed(guide.bias),
-        "steer": _packed(guide.steer),
+        "answer_at": guide.answer_at,
+        "steer": [guide.steer.tokens.astype("<u4").tobytes(), guide.steer.added.astype("<f4").tobytes()],
         "measured": guide.measured,
         "logprob_sum": float(guide.logprob_sum),
         "constraint": None if form is None else [form.json_schema, form.regex, form.lark],
@@ -116,7 +121,7 @@ def dress_in(kept: Mapping[str, Any], vocabulary: int) -> Dress:
         raise _malformed(f"{type(error).__name__}: {error}") from error
 
 
-_WRONG: Final = (KeyError, TypeError, ValueError, InvalidUri, InvalidLogits)
+_WRONG: Final = (KeyError, TypeError, ValueError, InvalidUri, InvalidLogits, InvalidSampling)
 
 
 def _malformed(why: str) -> MalformedSnapshot:
@@ -135,20 +140,27 @@ def _dress(stored: Mapping[str, Any], vocabulary: int) -> Dress:
     accepted, logits, form = array("I"), stored["logits"], stored["constraint"]
     accepted.frombytes(stored["accepted"])
     position, fork_head, measured = stored["position"], stored["fork_head"], stored["measured"]
-    _require_counts(position, fork_head, measured, stored["step"])
-    if not max(fork_head, measured, len(accepted)) <= position:
-        raise ValueError(f"{position} tokens, forked at {fork_head}, {measured} measured, {len(accepted)} accepted")
+    answer_at = stored.get("answer_at", position)  # no store of before has penalties that count from there
+    _require_counts(position, fork_head, measured, stored["step"], answer_at)
+    if not max(fork_head, measured, len(accepted), answer_at) <= position:
+        raise ValueError(
+            f"{position} tokens, forked at {fork_head}, an answer at {answer_at}, {measured} measured, "
+            f"{len(accepted)} accepted"
+        )
     if any(token >= vocabulary for token in accepted):
         raise ValueError("a token outside the vocabulary")
     if any(type(each) not in (str, type(None)) or len(each or "") > MAX_SCHEMA_CHARS for each in form or ()):
         raise ValueError("a constraint that is no text, or a longer one than branches have")
     if not LOWEST_LOGPROB * measured <= stored["logprob_sum"] <= measured:  # so no NaN
         raise ValueError(f"{stored['logprob_sum']} of {measured} tokens")
-    bias, steer = _bias(stored["bias"], vocabulary), _bias(stored["steer"], vocabulary)
+    logit_bias = _biases(stored["bias"], vocabulary) if "bias" in stored else None
+    if len(logit_bias or ()) > MAX_LOGIT_BIASES:
+        raise ValueError(f"a logit_bias of {len(logit_bias or ())} tokens, and {MAX_LOGIT_BIASES} are the most")
+    steer = Bias.of(_biases(stored["steer"], vocabulary))
     replaced = None if logits is None else mx.array(logits_of(logits, vocabulary))
-    guide = Guide(bias, steer, replaced, measured, float(stored["logprob_sum"]))
+    guide = Guide(answer_at, steer, replaced, measured, float(stored["logprob_sum"]))
     constraint = None if form is None else Constraint(*form)
-    return Dress(position, fork_head, stored["step"], guide, constraint, list(accepted))
+    return Dress(position, fork_head, stored["step"], guide, constraint, list(accepted), logit_bias)
 
 
 def _require_counts(*numbers: object) -> None:
@@ -156,14 +168,10 @@ def _require_counts(*numbers: object) -> None:
         raise ValueError(f"numbers {numbers}")
 
 
-def _packed(bias: Bias) -> list[bytes]:
-    return [bias.tokens.astype("<u4").tobytes(), bias.added.astype("<f4").tobytes()]
-
-
-def _bias(stored: Sequence[bytes], vocabulary: int) -> Bias:
-    tokens, added = np.frombuffer(stored[0], "<u4").astype(np.int64), np.frombuffer(stored[1], "<f4").astype(np.float32)
-    if len(tokens) != len(added) or len(set(tokens.tolist())) != len(tokens) or (tokens >= vocabulary).any():
+def _biases(stored: Sequence[bytes], vocabulary: int) -> tuple[TokenBias, ...]:
+    tokens, added = np.frombuffer(stored[0], "<u4").tolist(), np.frombuffer(stored[1], "<f4").tolist()
+    if len(tokens) != len(added) or len(set(tokens)) != len(tokens) or max(tokens, default=0) >= vocabulary:
         raise ValueError("a bias of other tokens than the vocabulary has")
-    if not (np.isneginf(added) | (np.abs(added) <= MAX_BIAS)).all():  # so no NaN
-        raise ValueError("a bias that is too large")
-    return Bias(tokens, added)
+    return tuple(
+        TokenBias(token, None if bias == -math.inf else bias) for token, bias in zip(tokens, added, strict=True)
+    )

@@ -69,7 +69,7 @@ class Stepping:
 
         await self._all_or_none([self._engine.run(reading(at)) for at in range(len(texts))], undo)
         for branch, _ in texts:
-            branch.guide.replaced, branch.step = None, branch.step + 1
+            branch.guide.replaced, branch.guide.answer_at, branch.step = None, branch.position, branch.step + 1
 
     async def produce(self, branches: Sequence[Branch], logprobs: int | None, *, logits: bool) -> list[Produced]:
         """What each would draw. Raises InvalidConstraint, GenerationFailed."""

@@ -41,6 +41,9 @@ Result = TypeVar("Result")
 _MAX_TOLD: Final = 16
 """Children that a refusal names."""
 
+BIAS_BYTES: Final = 400
+"""Of a token of a `logit_bias`."""
+
 MATCHER_BYTES: Final = 8192
 _MATCHED_TOKEN_BYTES: Final = 400
 """Of a constraint's place, at its beginning and for each token behind it. Measured with a schema of nested lists: 5 kB,
@@ -83,6 +86,11 @@ class Branch:
     def matcher_bytes(self, more: int = 0) -> int:
         """About what its place in its constraint takes, so many tokens on: llguidance does not tell."""
         return 0 if self.matcher is None else MATCHER_BYTES + _MATCHED_TOKEN_BYTES * (len(self.accepted) + more)
+
+    def given(self) -> dict[int, int]:
+        """The bytes of what `guide` has given to it, by the place of each piece: other branches may have the same."""
+        biases = self.live.sampling.logit_bias
+        return {id(biases): BIAS_BYTES * len(biases), **{id(one): one.nbytes for one in self.guide.given()}}
 
     def logits(self) -> LogitsView:
         """The logits of this step, lent until the branch goes on. Raises EmptyContext: it has read nothing."""
@@ -218,7 +226,7 @@ class Forest:
         needs = AsyncExitStack()
         await needs.enter_async_context(self._models.holding(live.model.name, Claim(None, next(self._memory.numbers))))
         tree = Tree(self._newest + 1, holder.get(), needs)
-        tree.root = self._made(tree, None, live, Guide())
+        tree.root = self._made(tree, None, live, Guide(len(live.state.tokens)))
         if tree.owner is not None:
             tree.owner.hold(tree.number, lambda: self._end(tree))
         async with tree.turn:
@@ -259,10 +267,7 @@ class Forest:
 
     def count_given(self, *changed: Branch) -> None:
         """Count what `guide` has given to branches of a tree, what they share once. `settle` counts it, too."""
-        given = {
-            ~each.number: (each.matcher_bytes(), {id(one): one.nbytes for one in each.guide.given()})
-            for each in changed
-        }
+        given = {~each.number: (each.matcher_bytes(), each.given()) for each in changed}
         changed[0].tree.account.enter(given)
         self._count(changed[0].tree)
 

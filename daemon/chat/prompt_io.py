@@ -320,8 +320,9 @@ class Exchanges:
                 raise
 
     async def change_sampling(self, live: Session, by: Sampling) -> None:
-        """Set the given parameters of the session. The random key starts anew only if a seed is given."""
-        wanted, named = live.sampling.changed(by), by.named()
+        """Set the given parameters of the session. The random key starts anew only if a seed is given. Raises
+        InvalidSampling."""
+        wanted, named = live.drawing(by), by.named()
         if "seed" in named:
             live.state.random_key = await self._engine.call(initial_key)
         live.dirty = live.dirty or "seed" in named or wanted != live.sampling

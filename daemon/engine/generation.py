@@ -41,7 +41,7 @@ from .asking import Decode
 from .channels import Piece, Shown
 from .constrained import Constrained
 from .engine import SOON, Steps, WritingSteps
-from .guiding import Guide
+from .guiding import Bias, Guide, biased
 from .logprobs import Logprobs
 from .sampler import Draw, draw
 
@@ -261,7 +261,7 @@ class WriteOrder:
     grammar that the answer is held to; only for this order. one_call: whether the answer ends behind its first call.
     answer_id: names the answer; empty for none. logprobs: how many of the likeliest tokens to tell for each; None for
     no log-probabilities, and for an order with `begun`, whose logits are gone. guide: changes the logits before a token
-    is drawn, and measures what is committed."""
+    is drawn, and measures what is committed. bias: the `logit_bias` of its sampling."""
 
     max_tokens: int
     sampling: Sampling
@@ -277,6 +277,10 @@ class WriteOrder:
     answer_id: bytes = b""
     logprobs: int | None = None
     guide: Guide | None = None
+    bias: Bias = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bias", Bias.of(self.sampling.logit_bias))
 
 
 class Room:
@@ -405,10 +409,12 @@ def next_draw(state: LiveState, order: WriteOrder, written: Written) -> Draw:
     """The next token. One that the grammar refuses only once it is drawn is drawn again without it."""
     assert state.last_logits is not None
     logits, allowed = state.last_logits, written.bound.allowed(written.channel) if written.bound is not None else None
-    if order.guide is not None:
-        logits, allowed = order.guide.steered(logits, allowed)
+    answer_at, biases = len(state.tokens) - len(written.tokens), [order.bias]
+    if (guide := order.guide) is not None:
+        logits, answer_at, biases = guide.head(logits), guide.answer_at, [order.bias, guide.steer]
+    logits, allowed = biased(logits, allowed, biases)
     while True:
-        drawn = draw(order.sampling, logits, state.tokens, state.random_key, allowed)
+        drawn = draw(order.sampling, logits, state.tokens, state.random_key, allowed, answer_at=answer_at)
         if written.bound is None or written.bound.accept(drawn.token, written.channel):
             return drawn
         assert allowed is not None

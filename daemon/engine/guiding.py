@@ -1,4 +1,4 @@
-"""What a branch changes in the model's logits before it draws, and what it measures of the tokens that it commits."""
+"""What is added to the model's logits before a draw, and what a branch measures of the tokens that it commits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..api.logprobs import LOWEST_LOGPROB
+from ..api.sampling import TokenBias
 from ..errors import InvalidLogits
 from ..models.grammars import Allowed, require_some
 
@@ -25,9 +26,9 @@ class Bias:
     added: NDArray[np.float32]
 
     @classmethod
-    def of(cls, given: Iterable[tuple[int, float | None]]) -> Bias:
-        """From tokens, each with its bias, or None for one that is never drawn. The last of a token counts."""
-        found = {token: -np.inf if bias is None else bias for token, bias in given}
+    def of(cls, given: Iterable[TokenBias]) -> Bias:
+        """From the biases of tokens. The last of a token counts."""
+        found = {each.token: -np.inf if each.bias is None else each.bias for each in given}
         return cls(np.array(list(found), np.int64), np.array(list(found.values()), np.float32))
 
     def __len__(self) -> int:
@@ -42,12 +43,30 @@ class Bias:
 NO_BIAS: Final = Bias.of(())
 
 
+def biased(logits: mx.array, allowed: Allowed | None, biases: Iterable[Bias]) -> tuple[mx.array, Allowed | None]:
+    """The logits `[vocabulary]` to draw from, and which tokens may be drawn. Raises InvalidConstraint: none may."""
+    biases = [each for each in biases if each]
+    if not biases:
+        return logits, allowed
+    added = np.zeros(logits.shape[-1], np.float32)
+    for each in biases:
+        is_barred = np.isneginf(each.added)
+        added[each.tokens[~is_barred]] += each.added[~is_barred]
+        if is_barred.any():
+            allowed = np.ones(logits.shape[-1], np.bool_) if allowed is None else allowed.copy()
+            allowed[each.tokens[is_barred]] = False
+    if allowed is not None:
+        require_some(allowed)
+    return logits + mx.array(added), allowed
+
+
 @dataclass(slots=True)
 class Guide:
-    """bias, steer: what is added before a draw; forks inherit `bias` alone. replaced: logits in place of the model's,
-    for one step. measured: tokens committed; logprob_sum: of their log-probabilities, in nats."""
+    """answer_at: the place in the ledger where what the branch and its ancestors have committed begins: at the root, or
+    behind what was read last. steer: what is added before a draw; forks do not inherit it. replaced: logits in place of
+    the model's, for one step. measured: tokens committed; logprob_sum: of their log-probabilities, in nats."""
 
-    bias: Bias = NO_BIAS
+    answer_at: int = 0
     steer: Bias = NO_BIAS
     replaced: mx.array | None = None
     measured: int = 0
@@ -59,29 +78,13 @@ class Guide:
 
     def given(self) -> Iterator[Bias | mx.array]:
         """What has memory of its own in it. Other branches may have the same."""
-        yield from (self.bias, self.steer)
+        yield self.steer
         if self.replaced is not None:
             yield self.replaced
 
     def head(self, logits: mx.array) -> mx.array:
         """The logits `[vocabulary]` that count, for those of the model."""
         return logits if self.replaced is None else self.replaced
-
-    def steered(self, logits: mx.array, allowed: Allowed | None) -> tuple[mx.array, Allowed | None]:
-        """The logits to draw from, and which tokens may be drawn. Raises InvalidConstraint: none may."""
-        head, changes = self.head(logits), (self.bias, self.steer)
-        if not any(changes):
-            return head, allowed
-        added = np.zeros(head.shape[-1], np.float32)
-        for change in changes:
-            is_barred = np.isneginf(change.added)
-            added[change.tokens[~is_barred]] += change.added[~is_barred]
-            if is_barred.any():
-                allowed = np.ones(head.shape[-1], np.bool_) if allowed is None else allowed
-                allowed[change.tokens[is_barred]] = False
-        if allowed is not None:
-            require_some(allowed)
-        return head + mx.array(added), allowed
 
     def commit(self, head: mx.array, token: int) -> None:
         """Measure a token that was committed. head: the logits before it."""

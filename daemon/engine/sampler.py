@@ -52,10 +52,14 @@ def draw(
     ledger: array[int],
     key: mx.array,
     allowed: np.ndarray[Any, np.dtype[np.bool_]] | None = None,
+    *,
+    answer_at: int = 0,
 ) -> Draw:
     """Draw the token behind a ledger, from float32 logits `[vocabulary]` without NaN or positive infinity; the logits
-    do not change (QX9). allowed: the tokens that may be drawn, bool `[vocabulary]`, at least one; None allows all."""
-    adjusted = _penalised(sampling, logits, ledger)
+    do not change (QX9). allowed: the tokens that may be drawn, bool `[vocabulary]`, at least one; None allows all.
+    answer_at: the place in the ledger where the answer begins. `logit_bias` is in the logits already, or among what is
+    not allowed."""
+    adjusted = _less_repeated(sampling, _penalised(sampling, logits, ledger), ledger, answer_at)
     if allowed is not None:
         adjusted = mx.where(mx.array(allowed), mx.maximum(adjusted, _LEAST_ALLOWED), -mx.inf)
     if sampling.temperature == 0:
@@ -108,6 +112,16 @@ def _penalised(sampling: Sampling, logits: mx.array, ledger: array[int]) -> mx.a
     # mlx-lm's processor writes into its input, so it gets a copy.
     penalised: mx.array = penalise(recent, mx.array(logits)[None])
     return penalised[0]
+
+
+def _less_repeated(sampling: Sampling, logits: mx.array, ledger: array[int], answer_at: int) -> mx.array:
+    """By OpenAI's definition, which counts what was drawn. mlx-lm's processors count the prompt, too, and of all only
+    the last 20 tokens."""
+    if not (sampling.presence_penalty or sampling.frequency_penalty) or answer_at == len(ledger):
+        return logits
+    counts = np.bincount(ledger[answer_at:], minlength=logits.shape[-1])
+    penalties = counts * sampling.frequency_penalty + (counts > 0) * sampling.presence_penalty
+    return logits - mx.array(penalties.astype(np.float32))
 
 
 def _filters(sampling: Sampling, vocabulary: int) -> list[Filter]:

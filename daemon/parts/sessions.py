@@ -172,6 +172,7 @@ class SessionParts:
         model, settings = self._models.place_for(wanted.model).name, wanted.sampling or Sampling()
         self._store.standing.require_new(uri)
         async with self._models.loading.using(model, use) as chosen:
+            settings.require_known(chosen.layout.vocabulary)
             state = await self._store.waking.begin(chosen, initial_key)
             root = Root(tuple(wanted.tools), wanted.template_arguments or {})
             created = Session(

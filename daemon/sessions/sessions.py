@@ -190,6 +190,13 @@ class Session:
         logits = self.state.last_logits.nbytes if self.state.last_logits is not None else 0
         return resident_bytes(self.state.caches) + self.state.checkpoints.resident_bytes + logits
 
+    def drawing(self, by: Sampling | None) -> Sampling:
+        """How it draws, changed by a request's sampling. Raises InvalidSampling: that names a token that its model has
+        not."""
+        changed = self.sampling.changed(by)
+        changed.require_known(self.model.layout.vocabulary)
+        return changed
+
     def growth_of(self, at_once: int) -> Callable[[int], int]:
         """A function of a number of tokens: the most bytes of the state beyond `Stay.held_bytes` while it grows to so
         many, at most `at_once` in a call. It may be asked while the engine grows the state."""
@@ -261,13 +268,14 @@ class Session:
             InvalidSampling: its sampling parameters are out of range.
         """
         try:
-            unread = _unread_behind(len(state.tokens), kept)
+            sampling, unread = sampling_of(kept), _unread_behind(len(state.tokens), kept)
+            sampling.require_known(model.layout.vocabulary)
             end = len(state.tokens) + (len(unread.tokens) if unread else 0)
             return cls(
                 uri=uri,
                 model=model,
                 state=state,
-                sampling=sampling_of(kept),
+                sampling=sampling,
                 labels=tuple(of_type(label, "a label", str) for label in of_type(kept["labels"], "labels", list)),
                 chat=Chat.from_map(kept, len(state.tokens), unread),
                 durability="none" if kept.get(DURABILITY) == "none" else None,

@@ -23,7 +23,7 @@ from ..api.session import SessionInfo
 from ..branches.ranking import measured, ranked
 from ..branches.sleeping import Planted, dress_in, map_of, map_of_root, planted_in
 from ..branches.stepping import walk
-from ..branches.trees import MATCHER_BYTES, Branch
+from ..branches.trees import BIAS_BYTES, MATCHER_BYTES, Branch
 from ..engine import generation
 from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..engine.guiding import Bias, logits_of
@@ -276,23 +276,22 @@ async def guide(parts: Parts, request: api.GuideRequest) -> api.BranchesResult:
         if not branches:
             return api.BranchesResult(())
         model = branches[0].live.model
-        named = [each.token for biases in (request.logit_bias, request.steer) for each in biases or ()]
-        if named:
-            await in_pieces(generation.require_valid(model, named))
-        changed = [each.live.sampling.changed(request.sampling) for each in branches]
+        if request.steer:
+            await in_pieces(generation.require_valid(model, [each.token for each in request.steer]))
+        changed = [each.live.drawing(request.sampling) for each in branches]
         matcher = await parts.models.encoder.matcher(model, AnswerForm(request.constraint, FREE))
-        bias, steer, logits = _bias_of(request.logit_bias), _bias_of(request.steer), None
+        steer, logits = None if request.steer is None else Bias.of(request.steer), None
         if request.logits is not None:
             _require_read(branches)
             logits = logits_of(request.logits, model.layout.vocabulary)
         # One for all branches, so it is in memory once; a place in a constraint each has for itself.
-        wanted = sum(each.nbytes for each in (bias, steer, logits) if each is not None)
+        wanted = sum(each.nbytes for each in (steer, logits) if each is not None)
+        wanted += BIAS_BYTES * len(request.sampling.logit_bias if request.sampling is not None else ())
         async with parts.sessions.forest.room(wanted + (0 if matcher is None else MATCHER_BYTES * len(branches))):
             if logits is not None:
                 await parts.sessions.stepping.set_logits(branches, logits)
             for each, sampling in zip(branches, changed, strict=True):
                 each.live.sampling = sampling
-                each.guide.bias = each.guide.bias if bias is None else bias
                 each.guide.steer = each.guide.steer if steer is None else steer
                 if request.free or matcher is not None:
                     each.accepted.clear()
@@ -384,17 +383,12 @@ def info_of(branch: Branch) -> api.BranchInfo:
         fork_head=branch.fork_head,
         step=branch.step,
         sampling=branch.live.sampling,
-        biased_tokens=len(branch.guide.bias),
         steered_tokens=len(branch.guide.steer),
         constrained=branch.matcher is not None,
         measured_tokens=branch.guide.measured,
         mean_logprob=branch.guide.mean_logprob,
         resident_bytes=branch.live.resident_bytes,
     )
-
-
-def _bias_of(given: Sequence[api.TokenBias] | None) -> Bias | None:
-    return None if given is None else Bias.of((each.token, each.bias) for each in given)
 
 
 async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> SessionInfo:

@@ -88,7 +88,7 @@ async def generate(parts: Parts, request: api.GenerateRequest) -> api.GenerateRe
         unnamed=request.unnamed,
     )
     async with awake as (use, live):
-        drawing, look = live.sampling.changed(request.sampling), parts.sessions.look(live)
+        drawing, look = live.drawing(request.sampling), parts.sessions.look(live)
         matcher = await parts.models.encoder.matcher(live.model, AnswerForm(request.constraint, FREE))
         ids = list(request.tokens or ())
         if request.text:
@@ -149,7 +149,7 @@ async def answer(
         unnamed=request.unnamed,
     )
     async with awake as (use, live):
-        drawing, look = live.sampling.changed(request.sampling), parts.sessions.look(live)
+        drawing, look = live.drawing(request.sampling), parts.sessions.look(live)
         tools = root_of(live.chat.root, request.tools, request.template_arguments).tools
         form = AnswerForm(request.constraint, request.tool_choice or FREE, tools)
         matcher = await parts.models.encoder.matcher(live.model, form)

@@ -16,8 +16,8 @@ from .answering import answers
 
 @answers(CreateRequest, queued=True)
 async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
-    """Raises InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for a session that could never sleep;
-    the errors of the model's load."""
+    """Raises InvalidUri, SessionExists, UnknownModel, InvalidSampling; InvalidDraft, LimitExceeded for a session that
+    could never sleep; the errors of the model's load."""
     uri = parse_reference(request.session)
     async with parts.sessions.residency.turn(uri) as use:
         return listing.info_of_awake(await parts.sessions.begin(use, uri, request))

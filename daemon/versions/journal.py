@@ -41,6 +41,9 @@ _BYTES_A_MESSAGE: Final = 256
 _BYTES_A_CALL: Final = 16
 """Of two text maps."""
 
+_BYTES_A_BIAS: Final = 32
+"""Of a token of a `logit_bias`."""
+
 _BYTES_A_RUN: Final = 8
 """Of what tells how the tokens in blocks were read."""
 
@@ -92,6 +95,7 @@ class TurnJournal:
         texts = (session.chat.system, said.system, said.system, *roots, *session.labels)
         wanted = sum(len(text.encode()) for text in texts if text)
         wanted += _BYTES_A_CALL * sum(len(turn.calls) for turn in said.turns)
+        wanted += _BYTES_A_BIAS * len(session.sampling.logit_bias)
         wanted += _BYTES_A_MESSAGE * (len(said.turns) + 2) + _BYTES_A_RUN * session.state.passes.run_count + _BYTES_ELSE
         take = partial(self._store.make_room_to_acknowledge, session.uri)
         with contextlib.suppress(LimitExceeded):  # then it is made a version

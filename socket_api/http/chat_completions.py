@@ -7,9 +7,11 @@ it.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import fields
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -17,9 +19,10 @@ from starlette.types import Send
 
 from ...daemon.api.dialogue import ToolCall
 from ...daemon.api.events import ProgressEvent, TokenEvent
+from ...daemon.api.limits import MAX_LOGIT_BIASES
 from ...daemon.api.logprobs import TopLogprobs
 from ...daemon.api.reading import GenerateResult, MaxTokens
-from ...daemon.api.sampling import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from ...daemon.api.sampling import MinP, Penalty, RepetitionPenalty, Sampling, Temperature, TopK, TopP
 from ...errors import TorporError
 from .answering import Order, answer
 from .errors import error_map
@@ -131,6 +134,12 @@ class CacheOptions(Body):
     ttl: str | None = None
 
 
+LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)]
+"""By the ids of tokens."""
+
+_TOKEN: Final = re.compile("0|[1-9][0-9]{0,9}")
+
+
 class Sampled(Body):
     """The fields by which tokens are drawn."""
 
@@ -139,6 +148,9 @@ class Sampled(Body):
     top_k: TopK | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stops | None = None
     n: int | None = None
@@ -146,10 +158,15 @@ class Sampled(Body):
     stream_options: StreamOptions | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """As a verb takes it. OpenAI's seeds may be negative."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-        found = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return found | ({"seed": self.seed % 2**64} if self.seed is not None else {})
+        """As a verb takes it. OpenAI's seeds may be negative. Raises InvalidRequest: a key is no id of a token."""
+        found = {each.name: value for each in fields(Sampling) if (value := getattr(self, each.name)) is not None}
+        if self.seed is not None:
+            found["seed"] = self.seed % 2**64
+        if self.logit_bias is not None:
+            if (odd := next((key for key in self.logit_bias if not _TOKEN.fullmatch(key)), None)) is not None:
+                raise fault_at("logit_bias", f'{odd!r:.64} is no token; its keys are ids of tokens, such as "15496"')
+            found["logit_bias"] = [{"token": int(key), "bias": bias} for key, bias in self.logit_bias.items()]
+        return found
 
     def stops(self) -> tuple[str, ...]:
         """The texts that end an answer."""

@@ -25,8 +25,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     tokens: list[int] = []
     real = generation.draw
 
-    def draw(*given: Any) -> Any:
-        drawn = real(*given)
+    def draw(*given: Any, **more: Any) -> Any:
+        drawn = real(*given, **more)
         return replace(drawn, token=tokens.pop(0)) if tokens else drawn
 
     monkeypatch.setattr(generation, "draw", draw)

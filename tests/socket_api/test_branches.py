@@ -114,10 +114,10 @@ def test_a_token_that_ends_an_answer_is_never_committed_br20(torpor: Any, name: 
     assert (first.text, first.finish_reason) == ("no", "stop")
     torpor.guide([root], constraint={"regex": "(x)?"}, sampling=Sampling(temperature=0))
     (drawn,) = torpor.produce([root]).produced
-    torpor.guide([root], logit_bias=[{"token": drawn.token}])
+    torpor.guide([root], sampling=Sampling(logit_bias=[{"token": drawn.token}]))
     ends = next(each for each in torpor.produce([root], logprobs=0).produced)
     while not ends.ends:
-        torpor.guide([root], logit_bias=[{"token": drawn.token}, {"token": ends.token}])
+        torpor.guide([root], sampling=Sampling(logit_bias=[{"token": drawn.token}, {"token": ends.token}]))
         (ends,) = torpor.produce([root], logprobs=0).produced
     (nothing,) = torpor.advance([root], max_tokens=20).written
     assert (nothing.tokens, nothing.finish_reason) == ((), "stop")
@@ -156,7 +156,7 @@ def test_a_fork_takes_all_but_steer_with_it_br9(torpor: Any, name: str) -> None:
     root = planted(torpor, name, Sampling()).branch
     committed(torpor, root, 40)
     (first,) = torpor.produce([root]).produced
-    torpor.guide([root], logit_bias=[{"token": first.token}])
+    torpor.guide([root], sampling=Sampling(logit_bias=[{"token": first.token}]))
     (second,) = torpor.produce([root]).produced
     torpor.guide([root], steer=[{"token": second.token}], sampling=Sampling(top_k=9))
     (third,) = torpor.produce([root]).produced
@@ -165,7 +165,7 @@ def test_a_fork_takes_all_but_steer_with_it_br9(torpor: Any, name: str) -> None:
     assert len({first.token, second.token, third.token}) == 3
     assert of_child.token == second.token, "the child obeys only the bias"
     parent = info(torpor, root)
-    assert (child.biased_tokens, child.steered_tokens) == (parent.biased_tokens, 0) == (1, 0)
+    assert (len(child.sampling.logit_bias), child.steered_tokens) == (1, 0)
     assert (child.sampling, child.mean_logprob, child.step) == (parent.sampling, parent.mean_logprob, parent.step)
 
 
@@ -247,13 +247,13 @@ def test_a_child_goes_on_when_all_before_it_is_gone_br14(torpor: Any, name: str)
 def test_what_is_pruned_is_gone_for_good_br15_br17(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
     old, other = forked(torpor, root, 1, 2)
-    torpor.guide([old], logit_bias=[{"token": 9}], steer=[{"token": 8}], constraint={"regex": "x+"})
+    torpor.guide([old], sampling=Sampling(logit_bias=[{"token": 9}]), steer=[{"token": 8}], constraint={"regex": "x+"})
     torpor.prune([old])
     assert torpor.prune([old]).pruned == (), "twice is nothing to do"
     assert torpor.prune([old, other]).pruned == (other,)
     fresh = torpor.branch(root).branches[0]
     assert fresh.branch > other > old
-    assert (fresh.biased_tokens, fresh.steered_tokens, fresh.constrained, fresh.sampling) == (0, 0, False, DRAWN)
+    assert (fresh.steered_tokens, fresh.constrained, fresh.sampling) == (0, False, DRAWN)
     for ask in (
         lambda: torpor.produce([old]),
         lambda: torpor.commit([{"branch": old, "token": 1}]),
@@ -341,18 +341,18 @@ def test_a_bias_bans_and_is_replaced_and_cleared_br21(torpor: Any, name: str) ->
         return found
 
     first = token()
-    torpor.guide([root], logit_bias=[{"token": first}])
+    torpor.guide([root], sampling=Sampling(logit_bias=[{"token": first}]))
     second = token()
     assert second != first
-    torpor.guide([root], logit_bias=[{"token": second}])
+    torpor.guide([root], sampling=Sampling(logit_bias=[{"token": second}]))
     assert token() == first, "a new one replaces the old"
-    torpor.guide([root], logit_bias=[{"token": 77, "bias": 500.0}])
+    torpor.guide([root], sampling=Sampling(logit_bias=[{"token": 77, "bias": 500.0}]))
     assert token() == 77
     torpor.guide([root], steer=[{"token": 77, "bias": -1000.0}])
     assert token() == first
-    torpor.guide([root], logit_bias=(), steer=())
+    torpor.guide([root], sampling=Sampling(logit_bias=()), steer=())
     assert token() == first
-    assert info(torpor, root).biased_tokens == 0
+    assert not info(torpor, root).sampling.logit_bias
 
 
 @pytest.mark.one_in(1)

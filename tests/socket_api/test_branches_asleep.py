@@ -31,7 +31,8 @@ def grown(torpor: Client, name: str) -> int:
     root = planted(torpor, name).branch
     committed(torpor, root, *tokens_of(1, 3))
     one, other = forked(torpor, root, 1, 2)
-    torpor.guide([one], constraint={"regex": "(ab){2}[0-9]{30}"}, logit_bias=[{"token": 9}, {"token": 10, "bias": 2.5}])
+    bias = Sampling(logit_bias=[{"token": 9}, {"token": 10, "bias": 2.5}])
+    torpor.guide([one], constraint={"regex": "(ab){2}[0-9]{30}"}, sampling=bias)
     torpor.advance([one], max_tokens=3)
     torpor.prefill([{"branch": other, "tokens": tokens_of(2, 90)}])
     torpor.guide([other], steer=[{"token": 7}], sampling=Sampling(temperature=0.3, top_k=40))
@@ -50,7 +51,7 @@ def told(torpor: Client, root: int) -> list[tuple[Any, ...]]:
     def of(each: BranchInfo) -> tuple[Any, ...]:
         parent = None if each.parent is None else place[each.parent]
         children = [place[child] for child in each.children]
-        drawing = each.sampling, each.biased_tokens, each.steered_tokens, each.constrained
+        drawing = each.sampling, each.steered_tokens, each.constrained
         return parent, children, each.position, each.fork_head, each.step, *drawing, each.measured_tokens
 
     drawn = torpor.produce([each.branch for each in there], logprobs=5, logits=True).produced

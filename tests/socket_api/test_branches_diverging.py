@@ -126,6 +126,6 @@ def test_a_fork_draws_from_the_logits_that_were_set_br9(torpor: Any, name: str) 
     root = planted(torpor, name, Sampling()).branch
     wanted = np.full(4096, -np.inf, "<f4")
     wanted[[5, 6]] = 1.0, 0.5
-    torpor.guide([root], logits=wanted.tobytes(), logit_bias=[{"token": 5}])
+    torpor.guide([root], logits=wanted.tobytes(), sampling=Sampling(logit_bias=[{"token": 5}]))
     (child,) = forked(torpor, root, 3)
     assert [each.token for each in torpor.produce([root, child]).produced] == [6, 6]

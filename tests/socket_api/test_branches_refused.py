@@ -120,11 +120,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a bias outside the vocabulary": (
         "guide",
-        {"branches": ("free",), "logit_bias": bias(VOCABULARY)},
-        "invalid_tokens",
+        {"branches": ("free",), "sampling": {"logit_bias": bias(VOCABULARY)}},
+        "invalid_sampling",
     ),
     "a steer outside the vocabulary": ("guide", {"branches": ("free",), "steer": bias(VOCABULARY)}, "invalid_tokens"),
-    "a bias that is no number": ("guide", {"branches": ("free",), "logit_bias": bias(1, math.nan)}, "invalid_request"),
+    "a bias that is no number": ("guide", {"branches": ("free",), "steer": bias(1, math.nan)}, "invalid_request"),
     "an infinite bias": ("guide", {"branches": ("free",), "steer": bias(1, -math.inf)}, "invalid_request"),
     "logits of a wrong length": (
         "guide",

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.daemon.api.limits import MAX_SEED
-from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.limits import MAX_SEED, MAX_TOKEN_ID
+from torpor.daemon.api.sampling import Sampling, TokenBias
 from torpor.daemon.errors import InvalidSampling
 
 
@@ -47,6 +47,12 @@ def test_the_defaults_are_greedy() -> None:
         ("repetition_penalty", 0),
         ("repetition_penalty", -1.0),
         ("repetition_penalty", math.inf),
+        ("presence_penalty", 2.01),
+        ("frequency_penalty", -2.01),
+        ("frequency_penalty", math.nan),
+        ("logit_bias", 5),
+        ("logit_bias", [5]),
+        ("logit_bias", [{"id": 5}]),
         ("seed", -1),
         ("seed", 2**64),
         ("seed", 1.5),
@@ -73,6 +79,9 @@ def test_a_value_that_cannot_be_sampled_from_is_refused_by_its_field_threat_48(f
         ("top_k", 2**31 - 1),
         ("min_p", 1.0),
         ("repetition_penalty", 1e-3),
+        ("presence_penalty", -2),
+        ("frequency_penalty", 2.0),
+        ("logit_bias", (TokenBias(MAX_TOKEN_ID, -1000), TokenBias(0, 1000.0), TokenBias(1))),
         ("seed", MAX_SEED),
     ],
 )
@@ -89,10 +98,25 @@ def test_the_ends_of_each_range_are_accepted(field: str, value: Any) -> None:
         min_p=st.floats(0, 1),
         repetition_penalty=st.floats(1e-3, 100),
         seed=st.integers(0, MAX_SEED),
+        presence_penalty=st.floats(-2, 2),
+        frequency_penalty=st.floats(-2, 2),
+        logit_bias=st.lists(st.builds(TokenBias, st.integers(0, 99), st.none() | st.floats(-1000, 1000)), max_size=3),
     )
 )
 def test_what_a_snapshot_keeps_is_read_back(sampling: Sampling) -> None:
     assert Sampling.from_map(sampling.to_map()) == sampling
+
+
+def test_the_map_of_before_is_read_and_written_where_nothing_else_is_asked() -> None:
+    before = {"temperature": 0.5, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": 7}
+    assert Sampling.from_map(before) == Sampling(0.5, seed=7)
+    assert Sampling.from_map(before).to_map() == before
+
+
+@pytest.mark.parametrize("bias", [(-1, 1.0), (2**32, 1.0), (1.0, 1.0), (5, 1000.5), (5, math.nan), (5, "1"), (5, True)])
+def test_a_bias_that_cannot_be_added_is_refused_threat_48(bias: Any) -> None:
+    with pytest.raises(InvalidSampling):
+        TokenBias(*bias)
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown"])
@@ -116,6 +140,6 @@ def test_what_was_given_is_what_is_named_a_default_that_is_handed_on_too() -> No
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
 def test_a_copy_draws_the_same_and_names_the_same(again: Callable[[Sampling], Sampling]) -> None:
-    sampling = Sampling(temperature=0.5, top_k=0)
+    sampling = Sampling(temperature=0.5, top_k=0, logit_bias=[TokenBias(3)])
     assert again(sampling) == sampling
-    assert again(sampling).named() == {"temperature": 0.5, "top_k": 0}
+    assert again(sampling).named() == {"temperature": 0.5, "top_k": 0, "logit_bias": [{"token": 3, "bias": None}]}

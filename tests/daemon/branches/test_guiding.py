@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torpor.daemon.api.branching import BranchesResult, BranchInfo, TokenBias
+from torpor.daemon.api.branching import BranchesResult, BranchInfo
 from torpor.daemon.api.constraints import Constraint
-from torpor.daemon.api.limits import MAX_BIASES, MAX_BRANCHES
-from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.limits import MAX_BRANCHES, MAX_LOGIT_BIASES, MAX_STEERED
+from torpor.daemon.api.sampling import Sampling, TokenBias
 from torpor.daemon.api.verbs import VERBS
+from torpor.daemon.branches.trees import BIAS_BYTES
 from torpor.daemon.errors import InvalidBranches, MemoryBudgetExceeded
 from torpor.daemon.tasks.pieces import in_pieces
 from torpor.daemon.verbs import branching
@@ -23,7 +24,7 @@ from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 VOCABULARY = 259
 LOGITS = np.zeros(VOCABULARY, "<f4").tobytes()
-BIASES = [TokenBias(token, 1.0) for token in range(100)]
+BIASES = tuple(TokenBias(token, 1.0) for token in range(100))
 
 
 @asynccontextmanager
@@ -47,13 +48,13 @@ async def test_all_that_is_given_to_branches_is_counted_once(open_rig: Any) -> N
     """What one request gives to many is in memory once, and what a fork inherits; the rest each time."""
     async with planted(open_rig, 6) as (rig, root, children):
         before = counted(rig)
-        await rig.service.guide(children, logit_bias=BIASES)
+        await rig.service.guide(children, sampling=Sampling(logit_bias=BIASES))
         bias = counted(rig) - before
-        assert 0 < bias < 20 * len(BIASES)
+        assert bias == BIAS_BYTES * len(BIASES)
         for each in children:
-            await rig.service.guide([each], logit_bias=BIASES, steer=BIASES[:50])
-        assert counted(rig) - before == 6 * bias + 6 * bias // 2
-        await rig.service.guide(children, logit_bias=[], steer=[], logits=LOGITS)
+            await rig.service.guide([each], sampling=Sampling(logit_bias=list(BIASES)), steer=BIASES[:50])
+        assert counted(rig) - before == 6 * bias + 6 * 12 * 50
+        await rig.service.guide(children, sampling=Sampling(logit_bias=[]), steer=[], logits=LOGITS)
         assert counted(rig) - before == len(LOGITS)
         for each in children:
             await rig.service.guide([each], logits=LOGITS)
@@ -116,14 +117,15 @@ async def test_more_logits_than_an_answer_holds_are_refused_before_any_is_made(
 
 
 async def test_the_fullest_tree_is_told_in_one_answer(open_rig: Any) -> None:
-    """With as many biases and as long a constraint as a branch may have, which are told by their number."""
+    """With as many biases as a branch may have, and a steer and a constraint, which are told by their number."""
     async with planted(open_rig, 1) as (rig, _, (child,)):
-        many = [TokenBias(token % VOCABULARY, 1.0) for token in range(MAX_BIASES)]
+        many = [TokenBias(token % VOCABULARY, -0.1) for token in range(MAX_STEERED)]
+        few = Sampling(logit_bias=many[:MAX_LOGIT_BIASES])
         (guided,) = (
-            await rig.service.guide([child], logit_bias=many, steer=many[:7], constraint=Constraint(regex="[a-z]{99}"))
+            await rig.service.guide([child], sampling=few, steer=many, constraint=Constraint(regex="[a-z]{99}"))
         ).branches
-        assert (guided.biased_tokens, guided.steered_tokens, guided.constrained) == (VOCABULARY, 7, True)
-        worst = BranchInfo(2**62, 2**62, (2**62,), *[2**62] * 3, guided.sampling, 4096, 4096, True, 2**62, -0.1, 2**62)
+        assert (guided.steered_tokens, guided.constrained) == (VOCABULARY, True)
+        worst = BranchInfo(2**62, 2**62, (2**62,), *[2**62] * 3, guided.sampling, 4096, True, 2**62, -0.1, 2**62)
         told = await in_pieces(wire_map(VERBS["branches"], BranchesResult((worst,) * MAX_BRANCHES)))
         frame = await in_pieces(encode_in_pieces(told, max_frame_bytes=limits.MAX_REPLY_FRAME_BYTES))
-        assert len(frame) < limits.MAX_REPLY_FRAME_BYTES // 64
+        assert len(frame) < limits.MAX_REPLY_FRAME_BYTES // 4

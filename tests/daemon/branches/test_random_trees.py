@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torpor.daemon.api.branching import BranchCommit, BranchReading, TokenBias
+from torpor.daemon.api.branching import BranchCommit, BranchReading
 from torpor.daemon.api.constraints import Constraint
 from torpor.daemon.api.limits import MAX_BRANCHES
-from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.sampling import Sampling, TokenBias
 from torpor.daemon.branches.trees import Branch
 from torpor.daemon.branches.views import Loan
 from torpor.daemon.errors import BranchNotFound
@@ -115,8 +115,8 @@ class Gardener:
         logits = np.linspace(0, 1, 259, dtype="<f4").tobytes()
         given: dict[str, Any] = self.chance.choice(
             [
-                {"logit_bias": [TokenBias(each, 0.5) for each in range(200)]},
-                {"logit_bias": (), "steer": [TokenBias(7)]},
+                {"sampling": Sampling(logit_bias=[TokenBias(each, 0.5) for each in range(200)], presence_penalty=0.5)},
+                {"sampling": Sampling(logit_bias=(), frequency_penalty=1.5), "steer": [TokenBias(7)]},
                 {"constraint": Constraint(regex="[a-z ]{1,400}")},
                 {"free": True},
                 {"logits": logits},

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torpor.daemon.api.branching import BranchCommit, BranchReading, TokenBias
+from torpor.daemon.api.branching import BranchCommit, BranchReading
+from torpor.daemon.api.sampling import TokenBias
 from torpor.daemon.branches.trees import Branch
 from torpor.daemon.branches.views import Lending, LogitsView
 from torpor.daemon.errors import BranchNotFound, EmptyContext, GenerationFailed, InvalidLogits, LogitsLent, StaleLogits
@@ -243,6 +244,6 @@ async def test_banned_tokens_are_never_drawn_from_logits_that_were_set(open_rig:
     async with planted(open_rig) as (rig, branch):
         wanted = np.full(259, -np.inf, "<f4")
         wanted[[5, 6]] = 1.0
-        await rig.service.guide([branch.number], logits=wanted.tobytes(), logit_bias=[TokenBias(5)])
+        await rig.service.guide([branch.number], logits=wanted.tobytes(), steer=[TokenBias(5)])
         (drawn,) = (await rig.service.produce([branch.number])).produced
         assert drawn.token == 6

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from torpor.daemon.api.branching import BranchReading
 from torpor.daemon.api.constraints import Constraint
-from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.sampling import Sampling, TokenBias
 from torpor.daemon.branches.trees import Branch
 from torpor.daemon.engine.guiding import Guide
 from torpor.daemon.errors import BranchNotFound
@@ -49,14 +50,14 @@ def trees_of(rig: Rigged) -> int:
     return rig.service._parts.models.memory.info().branches_bytes
 
 
-def changed(store: Path, name: str, **changes: Any) -> None:
+def changed(store: Path, name: str, more: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> None:
     """Write another version of the root, as a session of another name, with changes in what it says of its branch and
-    of the first child."""
+    of the first child. more: what it says of its branch beside."""
     with Store.open(store, writable=True) as opened, opened.open_session(ROOT) as reader:
         told = dict(reader.manifest.session)
         first, *others = told["tree"]
         told["tree"] = [{**first, **{key: value for key, value in changes.items() if key in first}}, *others]
-        told[BRANCH] = {**told[BRANCH], **{key: value for key, value in changes.items() if key in told[BRANCH]}}
+        told[BRANCH] = {**told[BRANCH], **{key: value for key, value in changes.items() if key in told[BRANCH]}, **more}
         opened.write_bundle(
             VersionDraft(
                 uri=SessionUri("default", name),
@@ -173,7 +174,8 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"accepted": b"\1\0\0\0" * 100_000},
     {"accepted": b"\xff" * 4},
     {"accepted": b"\1"},
-    {"bias": [b"\1\0\0\0" * 2, b"\0" * 8]},
+    {"answer_at": 605},
+    {"steer": [b"\1\0\0\0" * 2, b"\0" * 8]},
     {"steer": [b"\1\0\0\0", b"\xff" * 4]},
     {"steer": 5},
 )
@@ -190,6 +192,18 @@ async def test_a_tree_that_nobody_kept_so_is_refused_by_name(open_rig: Any, stor
             with pytest.raises(MalformedSnapshot):
                 await rig.service.tree(f"wrong-{at}")
             assert (trees_of(rig), rig.service._parts.sessions.forest.trees()) == (0, []), changes
+
+
+async def test_a_tree_of_before_has_the_bias_that_its_guide_had(open_rig: Any, store: Path) -> None:
+    async with kept(open_rig, 1):
+        pass
+    packed = [np.array([9, 10], "<u4").tobytes(), np.array([-np.inf, 2.5], "<f4").tobytes()]
+    changed(store, "before", more={"bias": packed})
+    changed(store, "wrong", more={"bias": [np.arange(301, dtype="<u4").tobytes(), bytes(4 * 301)]})
+    async with open_rig() as rig:
+        assert (await rig.service.tree("before")).sampling.logit_bias == (TokenBias(9), TokenBias(10, 2.5))
+        with pytest.raises(MalformedSnapshot):
+            await rig.service.tree("wrong")
 
 
 def test_a_chain_of_branches_is_walked_however_deep_it_is() -> None:

@@ -217,7 +217,7 @@ async def test_a_new_session_takes_over_what_another_has_read_of_the_same_transc
 async def test_a_turn_given_up_before_its_first_token_is_known_as_an_empty_answer_qx8(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no token")
 
     await rig.service.create("a")

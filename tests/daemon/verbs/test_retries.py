@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
-from torpor.daemon.api.records import NamedSampling
-from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.sampling import NamedSampling, Sampling, TokenBias
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
@@ -394,3 +393,16 @@ async def test_a_request_with_results_of_any_calls_is_known_when_it_is_asked_aga
     by_id = {call.id: call.arguments["at"] for each in messages for call in each.tool_calls}
     answered = [by_id[each.tool_call_id] for each in messages if each.role == "tool"]
     assert answered[-len(results) :] == ["a"] * len(results)
+
+
+async def test_penalties_count_what_is_written_of_an_answer_that_goes_on(rig: Rigged) -> None:
+    few = [TokenBias(token, 100.0) for token in range(64, 69)]
+    asked: dict[str, Any] = {"sampling": Sampling(frequency_penalty=2.0, logit_bias=few), "max_tokens": 20}
+    whole = await rig.service.converse("whole", [user("one")], **asked)
+    await rig.service.delete("whole")
+    await leave_in(rig, [user("one")], written=3, **asked)
+    begun = len(ledger(rig)) - (whole.token_count - len(whole.tokens))
+    await rig.service.sleep("a")
+    rig.network.reset()
+    told = await converse(rig, [user("one")], **asked)
+    assert (told.tokens, told.prefilled_tokens, 0 < begun < 20) == (whole.tokens, 0, True)

@@ -30,7 +30,7 @@ OF = {"session": "nobody"}
 NEW = {"create": True, "model": "nobody", "labels": ["x", "y"], "unnamed": True}
 LATER = {"priority": "background"}
 DRAWN = {
-    "sampling": Sampling(temperature=0.5, top_p=0.25, top_k=3, min_p=0.125, repetition_penalty=1.5, seed=2**64 - 1)
+    "sampling": Sampling(0.5, 0.25, 3, 0.125, 1.5, 2**64 - 1, 0.5, -0.5, [{"token": 9, "bias": -1.5}, {"token": 10}])
 }
 HELD = {"constraint": {"regex": "a+"}, "logprobs": 2, "stop": ["END", "STOP"], "max_tokens": 7, **DRAWN}
 OFFERED = {"tools": [ADD], "template_arguments": {"enable_thinking": False, "more": [1, {"a": None}]}}
@@ -38,7 +38,7 @@ CHOSEN = {"tool_choice": {"mode": "required", "names": ["add"]}}
 DIALOGUE: dict[str, Any] = {**OF, "messages": SAID, "model": "nobody", **HELD, **OFFERED, **CHOSEN}
 BEHIND = {**OF, "messages": SAID, "after": ANSWER, "instructions": "Be brief."}
 AT_END = {**OF, "messages": SAID, "at_end": True}
-BIASED = {"logit_bias": [{"token": 9, "bias": -1.5}, {"token": 10}], "steer": [{"token": 11, "bias": 0.5}]}
+STEERED = {"steer": [{"token": 11, "bias": 0.5}, {"token": 12}]}
 
 ASKED: dict[str, list[dict[str, Any]]] = {
     "create": [
@@ -111,7 +111,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "guide": [
-        {"branches": [3], **DRAWN, **BIASED, "constraint": {"lark": 'start: "a"'}},
+        {"branches": [3], **DRAWN, **STEERED, "constraint": {"lark": 'start: "a"'}},
         {"branches": [3], "free": True, "logits": b"\x00" * 16},
     ],
     "prune": [{"branches": [3], "subtree": True}],

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.sampling import Sampling, TokenBias
 from torpor.daemon.api.verbs import VERBS
 from torpor.tests.socket_api.fronts.fronts_rig import COVERED, FRONTS, OF_THE_PROCESS, ROUTE_OF, Front, contract
 from torpor.tests.socket_api.real_daemon import tokens_of
@@ -216,8 +216,9 @@ def test_branches_grow_from_a_session(front: Front, there: Front, session: str) 
     written = front.advance([one, other], max_tokens=4, stop=["END"], logprobs=1).written
     assert [each.branch for each in written] == [one, other]
     bias = [{"token": 9, "bias": 1.5}, {"token": 10}]
-    guided = front.guide([one], sampling=Sampling(top_k=9), logit_bias=bias, steer=bias, constraint={"regex": "a+"})
-    assert (guided.branches[0].biased_tokens, guided.branches[0].constrained) == (2, True)
+    guided = front.guide([one], sampling=Sampling(top_k=9, logit_bias=bias), steer=bias, constraint={"regex": "a+"})
+    assert (guided.branches[0].steered_tokens, guided.branches[0].constrained) == (2, True)
+    assert guided.branches[0].sampling.logit_bias[1] == TokenBias(10)
     assert not front.guide([one], free=True).branches[0].constrained
     attempts = front.diverge(other, count=3, max_tokens=2, seeds=[1, 2, 3], by="mean_logprob").attempts
     assert sum(each.kept for each in attempts) == 1
