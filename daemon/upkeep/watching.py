@@ -22,6 +22,10 @@ from .loop import NOW, RecurringJob, Upkeep
 _LOG = logging.getLogger(__name__)
 
 CHECK_EVERY_S: Final = 2.0
+"""The pause between two looks at a model's files."""
+
+IDLE_CHECK_S: Final = 10.0
+"""The longest pause: it grows with the time without a request, because each look wakes three threads."""
 
 
 class Watching(RecurringJob[str]):
@@ -50,8 +54,8 @@ class Watching(RecurringJob[str]):
         super().__init__(upkeep)
 
     def uses(self) -> dict[str, tuple[float, float]]:
-        places = self._shelf.places.values()
-        return {place.name: (NOW, CHECK_EVERY_S) for place in places if _files_of(place) is not None}
+        places, seconds = self._shelf.places.values(), min(max(CHECK_EVERY_S, self._bus.quiet_s()), IDLE_CHECK_S)
+        return {place.name: (NOW, seconds) for place in places if _files_of(place) is not None}
 
     async def look_at(self, name: str) -> None:
         await self._check(self._shelf.places[name])

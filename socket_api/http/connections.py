@@ -18,6 +18,7 @@ import re
 import socket
 from collections import deque
 from dataclasses import dataclass
+from email.utils import formatdate
 from typing import Any, Final
 
 import httptools
@@ -295,6 +296,7 @@ class Connection(HttpToolsProtocol):
             self._refusal = 429, f"{limit} requests wait on this connection. Take their answers before you send more."
             raise _Refused
         self._drop_deadline()
+        self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode("ascii"))]
         super().on_headers_complete()
         self.cycle.__class__ = _Cycle  # uvicorn lets nobody name another class; its task has not begun
 

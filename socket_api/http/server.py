@@ -32,6 +32,20 @@ _BACKLOG = 1024
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's, but it does not wake ten times a second: it is told of its end, and `connections.py` sets the date of
+    an answer."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._end = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self._end.wait()
+
+    def end(self) -> None:
+        """Close what is open."""
+        self._end.set()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
@@ -136,7 +150,7 @@ class HttpServer:
         """As `quiesce`; then give clients a moment to take their answers, and close. Idempotent."""
         await self.quiesce()
         if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
+            self._server.end()
             await asyncio.wait({self._serving})
             for each in list(self._server.server_state.connections):
                 if isinstance(each, Connection):

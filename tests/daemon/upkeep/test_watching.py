@@ -29,6 +29,7 @@ OpenRig = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(watching, "IDLE_CHECK_S", 0.05)
 
 
 def changed(rig: Rigged) -> tuple[str, ...]:
@@ -139,6 +140,16 @@ async def test_files_that_are_touched_and_say_the_same_are_no_change(
         await until(lambda: len(looked) > seen + 1)
         assert set(looked) == {()}
         await rig.service.create("a")
+
+
+async def test_while_nobody_uses_the_daemon_it_looks_less_often(
+    open_rig: OpenRig, own_tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "IDLE_CHECK_S", 10.0)
+    async with open_rig(own_tiny_model) as rig:
+        for quiet_s, pause_s in ((0.0, 0.05), (3.0, 3.0), (3600.0, 10.0)):
+            monkeypatch.setattr(rig.service._parts.bus, "quiet_s", lambda quiet_s=quiet_s: quiet_s)
+            assert rig.service._parts.upkeep.watching.uses() == {"tiny": (0.0, pause_s)}
 
 
 async def test_a_folder_that_goes_and_comes_back_is_noticed_both_ways(

@@ -6,10 +6,13 @@ import asyncio
 import http.client
 import os
 import stat
+import time
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
 from torpor.socket_api.errors import PortInUse, SocketInUse
+from torpor.socket_api.http import connections
 from torpor.socket_api.http.connections import HttpLimits
 from torpor.socket_api.http.server import HttpServer
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread, UnixConnection, asked
@@ -28,6 +31,16 @@ def test_the_socket_is_the_owners_alone_and_goes_with_the_server(begin: Begin) -
     assert stat.S_IMODE(server.socket_path.stat().st_mode) == 0o600
     server.do(server.server.stop)
     assert not server.socket_path.exists()
+
+
+def test_each_answer_has_the_date_of_its_request(server: HttpThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = server.on_unix()
+    assert (
+        abs(parsedate_to_datetime(asked(connection, "GET", "/healthz").headers["date"]).timestamp() - time.time()) < 5
+    )
+    monkeypatch.setattr(connections, "formatdate", lambda **_: "later")
+    assert asked(connection, "GET", "/healthz").headers["date"] == "later"
+    connection.close()
 
 
 def waking(server: HttpThread) -> http.client.HTTPConnection:
