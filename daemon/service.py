@@ -36,7 +36,7 @@ from .models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME
 from .options.serve_options import ServeOptions
 from .parts.parts import Parts
 from .residency.stopping import Keeping
-from .tasks.cancellation import to_the_end
+from .tasks.cancellation import in_any_case, to_the_end
 from .tasks.door import LastSleep, Phase
 from .upkeep.scrubbing import ScrubPolicy
 from .verbs import HANDLERS
@@ -74,13 +74,15 @@ class Service(Verbs, Awaiting):
         models: Mapping[str, str | ModelChoice] | None = None,
         digest_cache: Path | None = None,
         scrub: ScrubPolicy | None = None,
+        bus: Bus | None = None,
     ) -> Service:
         """Take the store (by default the user's), start the engine, and load the first models. models: by name, how
         each is served, or only its folder or hub name; the first is the default. Without models, the bundled demo model
         is served as "demo". The files of models that load later are checked.
 
         options: None means the defaults. With `check_models`, `warnings` names the model files that had changed unseen.
-        scrub: replaces that of the options.
+        scrub: replaces that of the options. bus: gets the events, also of the opening; a cancellation while a model is
+        downloaded ends that.
 
         A sleep that exceeds a budget is refused, and its session stays awake. Only `keep_free` refuses a sleep of
         `close`.
@@ -95,16 +97,16 @@ class Service(Verbs, Awaiting):
         sources = models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}
         shelf = Shelf({name: ModelChoice(each) if isinstance(each, str) else each for name, each in sources.items()})
         digests = DigestCache(digest_cache or default_cache_path(), full=options.check_models)
-        loader = Loader(digests)
-        store = await asyncio.to_thread(lambda: _open_store(options))
-        bus = Bus()
+        bus = bus or Bus()
+        loader = Loader(digests, bus)
+        store = await in_any_case(asyncio.to_thread(lambda: _open_store(options)))
         engine = Engine(Decoder(options.batch, bus.from_any_thread()))
         try:
             await load_first(shelf, loader, options.memory_budget)
             if scrub is None and options.scrub_rate:
                 scrub = ScrubPolicy(options.scrub_rate)
             parts = Parts(store, engine, shelf, loader, bus, options, scrub)
-            await parts.start()
+            await in_any_case(parts.start())
         except BaseException:
             loader.close()
             await asyncio.to_thread(engine.stop)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ..daemon.api.process import ShutdownResult
 from ..daemon.config.configuring import ConfigFile
 from ..daemon.config.settings import settings_of
+from ..daemon.events.bus import Bus
+from ..daemon.events.events import Event, ModelDownloadProgress
 from ..daemon.options.serve_options import ServeOptions
 from ..daemon.service import Service
 from .server.serving import serve_until_signal
@@ -28,12 +30,23 @@ _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 """A line of the daemon's log begins with the time."""
 
 
-def run(given: Mapping[str, Any], *, as_json: bool = False, on_ready: Callable[[], None] = lambda: None) -> None:
+OnDownload = Callable[[str, int, int], None]
+"""Takes the name of a model, how many bytes of it are there, and how many it has."""
+
+
+def run(
+    given: Mapping[str, Any],
+    *,
+    as_json: bool = False,
+    on_ready: Callable[[], None] = lambda: None,
+    on_download: OnDownload = lambda model, done, total: None,
+) -> None:
     """Serve until SIGTERM, SIGINT, SIGHUP or a client's `shutdown`, in this process and thread. With a configuration
     file, SIGHUP reloads that instead.
 
     given: the options of the command line, as `settings_of` takes them. as_json: print one JSON object a line.
-    on_ready: called when it answers.
+    on_ready: called when it answers. on_download: called while a model is downloaded before that; with as_json a line
+    is printed instead.
 
     Raises:
         TorporError: it could not start, or stopped with sessions that it could not put to sleep.
@@ -49,7 +62,9 @@ def run(given: Mapping[str, Any], *, as_json: bool = False, on_ready: Callable[[
         nonlocal http, warnings, budget
         settings = settings_of(given)
         http = _http_server(settings.options)
-        service = await Service.open(settings.options, models=settings.models)
+        bus = Bus()
+        async with bus.telling(ModelDownloadProgress.name, tell_download):
+            service = await Service.open(settings.options, models=settings.models, bus=bus)
         if config is not None:
             service.follow(ConfigFile(config, lambda: settings_of(given)), settings)
         if http is not None:
@@ -58,6 +73,13 @@ def run(given: Mapping[str, Any], *, as_json: bool = False, on_ready: Callable[[
         for warning in warnings:
             print(f"torpor serve: warning: {warning}", file=sys.stderr, flush=True)
         return service
+
+    def tell_download(event: Event) -> None:
+        assert isinstance(event, ModelDownloadProgress)
+        if as_json:
+            _print("", {"event": "download", **event.facts()}, as_json=True)
+        else:
+            on_download(event.model, event.done_bytes, event.total_bytes)
 
     def tell_ready(socket: str) -> None:
         on_ready()

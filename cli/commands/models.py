@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from ...daemon.api.process import ModelInfo
 from ...memvid.units import format_bytes, format_count
 from ..errors import InvalidUsage
-from ..reach.daemon_link import connect
+from ..reach.daemon_link import connect, progress_of
 from ..reach.options import JsonOption, SocketOption, argument
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain, rows_table
@@ -36,13 +36,15 @@ def models(
         raise InvalidUsage("Give load or unload together with the NAME of a model, or neither to list them.")
     output = Output(as_json=as_json)
     with connect(socket) as client:
-        if action is not None and name is not None:
-            with output.progress(f"{action}ing {name}"):
-                listed: tuple[ModelInfo, ...] = (
-                    client.load_model(name) if action == "load" else client.unload_model(name),
-                )
-        else:
+        listed: tuple[ModelInfo, ...]
+        if name is None:
             listed = client.status().models
+        elif action == "load":
+            with progress_of(output, "download") as on_event:
+                listed = (client.load_model(name, on_event=on_event),)
+        else:
+            with output.progress("unloading"):
+                listed = (client.unload_model(name),)
     if as_json:
         output.document("models", {"models": [asdict(model) for model in listed]})
         return

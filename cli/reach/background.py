@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from platformdirs import user_state_path
 from ...places import user_folder
 from ..errors import DaemonStartFailed, DaemonStillRunning
 
-# A model from a hub may have to be downloaded first; a small local one takes a second or two.
-START_TIMEOUT_S = 1800.0
+START_TIMEOUT_S = 1800.0  # for a large model on a slow disk; a download's progress begins it anew
 END_TIMEOUT_S = 10.0  # for a daemon that is told to end while it starts; then it is killed
 _POLL_S = 0.03
 _MAX_SPOKEN_BYTES = 1 << 20  # of a starting daemon's output; a damaged store may give many warnings
@@ -41,6 +40,14 @@ class Started:
     log: Path
     warnings: int = 0
     http: tuple[str, ...] = ()
+
+
+OnDownload = Callable[[str, int, int], None]
+"""Takes the name of a model, how many bytes of it are there, and how many it has."""
+
+
+def _ignore_download(_model: str, _done: int, _total: int) -> None:
+    """Show nothing."""
 
 
 def default_log_path() -> Path:
@@ -69,10 +76,10 @@ def open_log(log: Path) -> int:
     return descriptor
 
 
-def start(arguments: Sequence[str], log: Path) -> Started:
-    """Start `torpor serve` in a session of its own, and wait until it answers. An interrupt ends the child. Raises
-    DaemonStartFailed: it ended before, with its own error; the log cannot be written; or nothing happened within
-    START_TIMEOUT_S."""
+def start(arguments: Sequence[str], log: Path, on_download: OnDownload = _ignore_download) -> Started:
+    """Start `torpor serve` in a session of its own, and wait until it answers. An interrupt ends the child.
+    on_download: called while it downloads a model. Raises DaemonStartFailed: it ended before, with its own error; the
+    log cannot be written; or nothing happened within START_TIMEOUT_S."""
     read_end, write_end = os.pipe()
     try:
         descriptor = open_log(log)
@@ -90,7 +97,7 @@ def start(arguments: Sequence[str], log: Path) -> Started:
             os.close(descriptor)
             os.close(write_end)
         try:
-            return _wait_ready(process, read_end, log)
+            return _wait_ready(process, read_end, log, on_download)
         except BaseException:
             _end_child(process)
             raise
@@ -133,21 +140,28 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path) -> Started:
+def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path, on_download: OnDownload) -> Started:
     """Read the child's private pipe until it is ready or hangs up."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    spoken = b""
-    while (left_s := deadline - time.monotonic()) > 0:
-        if not select.select([pipe], [], [], left_s)[0]:
+    words, line = b"", b""
+    while (remaining_s := deadline - time.monotonic()) > 0:
+        if not select.select([pipe], [], [], remaining_s)[0]:
             break
         piece = os.read(pipe, 64 << 10)
-        spoken = (spoken + piece)[-_MAX_SPOKEN_BYTES:]
-        if (ready := _document_with(spoken, "event", "ready")) is not None:
-            http = tuple(map(str, ready.get("http", ())))
-            return Started(str(ready["socket"]), process.pid, log, int(ready["warnings"]), http)
+        *lines, line = (line + piece)[-_MAX_SPOKEN_BYTES:].split(b"\n")
+        for each in lines:
+            facts = _object_in(each)
+            if facts.get("event") == "ready":
+                http = tuple(map(str, facts.get("http", ())))
+                return Started(str(facts["socket"]), process.pid, log, int(facts["warnings"]), http)
+            if facts.get("event") == "download":
+                on_download(str(facts["model"]), int(facts["done_bytes"]), int(facts["total_bytes"]))
+                deadline = time.monotonic() + START_TIMEOUT_S
+            else:
+                words = (words + each + b"\n")[-_MAX_SPOKEN_BYTES:]
         if not piece:
             process.wait(END_TIMEOUT_S)
-            raise _last_words(spoken, log)
+            raise _last_words(words + line, log)
     raise DaemonStartFailed(f"The daemon did not answer within {START_TIMEOUT_S:.0f} s; see {log}.", path=str(log))
 
 
@@ -162,24 +176,19 @@ def _end_child(process: subprocess.Popen[bytes]) -> None:
             process.wait(END_TIMEOUT_S)
 
 
-def _last_words(spoken: bytes, log: Path) -> DaemonStartFailed:
+def _last_words(words: bytes, log: Path) -> DaemonStartFailed:
     """The daemon's last error."""
-    error = _document_with(spoken, "error", None)
-    if error is not None and isinstance(error["error"], dict):
-        return DaemonStartFailed(str(error["error"].get("message")), code=str(error["error"].get("code")))
-    lines = spoken.decode("utf-8", errors="replace").strip().splitlines()
+    for line in reversed(words.splitlines()):
+        if isinstance(error := _object_in(line).get("error"), dict):
+            return DaemonStartFailed(str(error.get("message")), code=str(error.get("code")))
+    lines = words.decode("utf-8", errors="replace").strip().splitlines()
     return DaemonStartFailed(f"{lines[-1] if lines else 'The daemon ended without a word'}; see {log}.")
 
 
-def _document_with(spoken: bytes, key: str, value: str | None) -> dict[str, Any] | None:
-    """The last whole line that is a JSON object with this key, and this value if one is given."""
-    for line in reversed(spoken.splitlines(keepends=True)):
-        if not line.endswith(b"\n"):
-            continue
-        try:
-            document = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(document, dict) and key in document and value in (None, document[key]):
-            return document
-    return None
+def _object_in(line: bytes) -> dict[str, Any]:
+    """The JSON object that a line is; an empty one if it is something else."""
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -37,6 +37,7 @@ STAGE_NAMES = {
     "sleep": ("sleeping", "tokens"),
     "wake": ("waking", "bytes"),
     "analyze": ("analyzing", "bytes"),
+    "download": ("loading", "bytes"),
 }
 
 

@@ -22,6 +22,7 @@ from ..reach import background
 from ..reach.daemon_link import connect, find_ended_daemon, nobody_is_there
 from ..reach.options import JsonOption
 from ..view.disk import budgets_in
+from ..view.downloads import downloads_on
 from ..view.output import Output, plain
 from . import last_options
 from .serve import LogOption, remark_on_warnings
@@ -76,7 +77,9 @@ def found_or_started(
                 _tell_what_it_had(output, had, given)
             options = {"store": default_store_path(), **(unless_given or {}), **had, **given, "socket": socket}
             try:
-                remark_on_warnings(output, background.start(arguments_of(options), log))
+                with downloads_on(output) as on_download:
+                    begun = background.start(arguments_of(options), log, on_download)
+                remark_on_warnings(output, begun)
                 return connect(socket, store=store), True
             except DaemonStartFailed:
                 daemon = _find(socket, store)  # another start was first

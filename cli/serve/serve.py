@@ -20,6 +20,7 @@ from ..errors import InvalidUsage
 from ..exit_codes import OK
 from ..reach import background
 from ..reach.options import JsonOption, option
+from ..view.downloads import downloads_on
 from ..view.output import Output, plain
 from . import last_options
 from .serve_parameters import arguments_of, given_of, takes
@@ -52,11 +53,11 @@ def serve(
 ) -> int:
     """With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session
     to sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it
-    writes one line when it is ready and one when it has stopped. Sessions that do not fit into --memory-budget sleep,
-    and wake when they are asked for. Idle models are unloaded for others, and loaded when they are needed. If a budget
-    of the store refuses a sleep, its session stays awake. Deleting is never refused. At a stop only --keep-free
-    refuses a sleep, and the session's ledger is kept then. A session wakes only on the very model, adapter and
-    precision it slept with.
+    writes one line when it is ready and one when it has stopped, and two a second while it downloads a model. Sessions
+    that do not fit into --memory-budget sleep, and wake when they are asked for. Idle models are unloaded for others,
+    and loaded when they are needed. If a budget of the store refuses a sleep, its session stays awake. Deleting is
+    never refused. At a stop only --keep-free refuses a sleep, and the session's ledger is kept then. A session wakes
+    only on the very model, adapter and precision it slept with.
 
     [bold]Examples[/]
 
@@ -87,13 +88,15 @@ def serve(
             last_options.remember(socket, given)
             at_end.callback(last_options.drop, socket)
 
-        run(given, as_json=as_json, on_ready=remember)
+        on_download = at_end.enter_context(downloads_on(Output(as_json=as_json)))
+        run(given, as_json=as_json, on_ready=remember, on_download=on_download)
     return OK.number
 
 
 def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_json: bool) -> None:
     output = Output(as_json=as_json)
-    begun = background.start(arguments, log.absolute())
+    with downloads_on(output) as on_download:
+        begun = background.start(arguments, log.absolute(), on_download)
     if as_json:
         output.document(
             "serve",

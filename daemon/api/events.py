@@ -13,11 +13,11 @@ from .dialogue import Channel, ToolCall
 from .logprobs import TokenLogprobs
 from .records import Request, TokenId
 
-Stage = Literal["prefill", "sleep", "wake", "analyze"]
+Stage = Literal["prefill", "sleep", "wake", "analyze", "download"]
 
 
 class ProgressEvent(Result):
-    """How far a stage is; `done` and `total` are tokens for prefill and sleep, bytes for wake and analyze."""
+    """How far a stage is; `done` and `total` are tokens for prefill and sleep, bytes for the others."""
 
     stage: Stage
     done: Count

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ...memvid.answers import Finding
 from ...records import Count, Result
+from .events import Listener, Reporting
 from .limits import MAX_EVENT_NAME_CHARS, MAX_EVENT_NAMES
 from .records import Listed, ModelName, ProcessId, Request, Seconds, SessionText
 
@@ -181,10 +182,12 @@ class StatusRequest(Request):
     """The daemon as a whole."""
 
 
-class LoadModelRequest(Request):
-    """Load a model, if it is not; idle sessions and models make room for it."""
+class LoadModelRequest(Reporting):
+    """Load a model, if it is not; idle sessions and models make room for it. One of the hub is downloaded before."""
 
     model: ModelName
+    _: KW_ONLY
+    on_event: Listener = None
 
 
 class UnloadModelRequest(Request):

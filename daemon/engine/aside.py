@@ -32,26 +32,29 @@ class Aside:
         told: makes the waiting caller's error from an error of the work.
         """
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Result] = loop.create_future()
+        done: asyncio.Future[None] = loop.create_future()
         thread = self._idle.pop() if self._idle else _Thread(self._name)
+        results: list[Result] = []  # nothing but this holds a result: a caller that drops it has the memory free
 
-        def settle(result: Result | None, error: Exception | None) -> None:
+        def settle(error: Exception | None) -> None:
             self._rest(thread)
             if done.cancelled():
                 return
             if error is not None:
                 done.set_exception(error)
             else:
-                done.set_result(result)  # type: ignore[arg-type]
+                done.set_result(None)
 
         def do() -> None:
             try:
-                loop.call_soon_threadsafe(settle, work(), None)
+                results.append(work())
+                loop.call_soon_threadsafe(settle, None)
             except BaseException as error:  # noqa: BLE001 - any error belongs to the waiting caller
-                loop.call_soon_threadsafe(settle, None, told(error))
+                loop.call_soon_threadsafe(settle, told(error))
 
         thread.inbox.put(do)
-        return await done
+        await done
+        return results.pop()
 
     def close(self) -> None:
         """End the threads: those that wait now, the others when their work is done."""

@@ -15,8 +15,8 @@ import contextvars
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -104,11 +104,7 @@ class Bus:
             raise TooManySubscribers(
                 f"{MAX_SUBSCRIBERS} subscribers are told of events already. End one of them, or share its events."
             )
-        subscription = Subscription(wanted, most_waiting, self._subscriptions.discard)
-        if self._closed:
-            subscription.end()
-        else:
-            self._subscriptions.add(subscription)
+        subscription = self._begun(wanted, most_waiting)
         subscription.put(self._notice(Subscribed(None)), always=True)
         return subscription
 
@@ -131,11 +127,35 @@ class Bus:
             self._under_way, self._last_ended = self._under_way - 1, time.monotonic()
             _request.reset(token)
 
+    @asynccontextmanager
+    async def telling(self, name: str, tell: Callable[[Event], None]) -> AsyncIterator[None]:
+        """Meanwhile have a function called with each event of a name; it takes no subscriber's place."""
+
+        async def pass_on() -> None:
+            async for notice in subscription:
+                tell(notice.event)
+
+        with self._begun(Wanted(frozenset({name})), MAX_WAITING_EVENTS) as subscription:
+            passing = asyncio.ensure_future(pass_on())
+            try:
+                yield
+            finally:
+                subscription.end()
+                await passing
+
     def close(self) -> None:
         """End every subscription, once its reader has taken the waiting events. Idempotent."""
         self._closed = True
         for subscription in tuple(self._subscriptions):
             subscription.end()
+
+    def _begun(self, wanted: Wanted, most_waiting: int) -> Subscription:
+        subscription = Subscription(wanted, most_waiting, self._subscriptions.discard)
+        if self._closed:
+            subscription.end()
+        else:
+            self._subscriptions.add(subscription)
+        return subscription
 
     def _notice(self, event: Event) -> Notice:
         return Notice(self._number, time.monotonic(), time.time_ns(), _request.get(), event)

@@ -330,6 +330,14 @@ class MemoryRefused(Event):
     budget_bytes: int
 
 
+class ModelDownloadProgress(Event):
+    """So much of a model is in the hub's cache. Told twice a second while it is downloaded."""
+
+    model: str
+    done_bytes: int
+    total_bytes: int
+
+
 class ModelLoadBegan(Event):
     """A model is being read into memory. wanted_bytes: its size by its files."""
 

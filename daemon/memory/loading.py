@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,15 +22,16 @@ from ...snapshot.memory import require_available
 from ..engine.aside import Aside
 from ..errors import ModelChanged, ModelUnavailable
 from ..events.bus import Bus
-from ..events.events import ModelUnloaded
+from ..events.events import ModelDownloadProgress, ModelUnloaded
 from ..models.models import LoadedModel, estimate_bytes, load_model, look_at
 from ..sessions.tracing import tell_load
-from ..tasks.cancellation import to_the_end
+from ..tasks.cancellation import require_wanted, to_the_end
 from .line import Claim
 from .memory import Memory, require_models_fit
 from .model_registry import ModelChoice, Place, Shelf
 
 Result = TypeVar("Result")
+_TOLD_EACH_S = 0.5
 _ADVICE = "Serve a smaller model, end other programs on this machine, or put sessions to sleep"
 
 
@@ -40,13 +42,29 @@ class Loader:
     loaded model is evaluated before another thread uses it.
     """
 
-    def __init__(self, digests: DigestCache) -> None:
+    def __init__(self, digests: DigestCache, bus: Bus) -> None:
+        """bus: is told of downloads."""
         self.digests = digests
+        self._bus = bus
         self._aside = Aside("torpor-load")
 
     async def estimate(self, name: str, choice: ModelChoice) -> int:
-        """The memory of a model's weights, in bytes. Raises as `models.estimate_bytes`."""
-        return await self._run(name, partial(estimate_bytes, name, choice.source, choice.adapter))
+        """The memory of a model's weights, in bytes. A model of the hub is downloaded first, unless the caller is
+        cancelled. Raises as `models.estimate_bytes`."""
+        tell, unwanted, next_at = self._bus.from_any_thread(), threading.Event(), 0.0
+
+        def on_bytes(done: int, total: int) -> None:
+            nonlocal next_at
+            if unwanted.is_set():
+                raise asyncio.CancelledError
+            if done == total or time.monotonic() >= next_at:
+                next_at = time.monotonic() + _TOLD_EACH_S
+                tell(ModelDownloadProgress(None, name, done, total))
+
+        try:
+            return await self._run(name, partial(estimate_bytes, name, choice.source, choice.adapter, on_bytes))
+        finally:
+            unwanted.set()
 
     async def load(self, name: str, choice: ModelChoice, expected: int) -> LoadedModel:
         """Load a model. expected: its memory in bytes.
@@ -202,11 +220,12 @@ def has_changed(place: Place) -> ModelChanged:
 async def load_first(shelf: Shelf, loader: Loader, memory_budget: int | None) -> None:
     """Load the models of the start, and check the files of the others.
 
-    memory_budget: in bytes; None if not known yet.
+    memory_budget: in bytes; None if not known yet. A cancellation ends it in a download and between two models.
 
     Raises as `Loader.load`. MemoryBudgetExceeded: they take more."""
     for place in shelf.places.values():
         choice = place.choice
+        require_wanted()
         if not choice.at_start:
             await asyncio.to_thread(look_at, place.name, choice.source, choice.adapter)
             continue
@@ -214,7 +233,7 @@ async def load_first(shelf: Shelf, loader: Loader, memory_budget: int | None) ->
         if memory_budget is not None:
             require_models_fit(shelf.weights_bytes() + expected, memory_budget)
         with shelf.coming(place):
-            shelf.put(place, await loader.load(place.name, choice, expected))
+            shelf.put(place, await to_the_end(loader.load(place.name, choice, expected)))
 
 
 def _told(name: str, error: BaseException) -> TorporError:

@@ -39,6 +39,9 @@ OnBytes = Callable[[int, int], None]
 """Takes the bytes that are there, and those of the whole model. If it raises, the download ends, to go on another
 time."""
 
+PIECE_BYTES: Final = 1 << 20
+"""What is told of, or lost by an end, at once: at the library's ten megabytes a slow line would seem to stand still."""
+
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SHA256_CHARS: Final = 64
 _ON_THE_WAY: Final = frozenset({"TransportError", "ConnectionError", "TimeoutError", "LocalEntryNotFoundError"})
@@ -46,6 +49,7 @@ _ON_THE_WAY: Final = frozenset({"TransportError", "ConnectionError", "TimeoutErr
 _GO_ON: Final = "What is here already is not downloaded again."
 
 disable_progress_bars()  # what is downloaded is told by `OnBytes`
+constants.DOWNLOAD_CHUNK_SIZE = PIECE_BYTES
 
 
 def untold(_present: int, _total: int) -> None:
@@ -73,7 +77,7 @@ def cached(name: str) -> Path | None:
 
 def fetch(name: str, on_bytes: OnBytes) -> Path:
     """Download what the cache lacks of a model, and give its folder. What came before a download broke off is not
-    downloaded again. on_bytes: called at the beginning of each file, and at each ten megabytes.
+    downloaded again. on_bytes: called at the beginning of each file, and behind each piece.
 
     Raises:
         ModelUnavailable: there is no network, no such model, no right to read it, or no room on the disk; or mlx-lm

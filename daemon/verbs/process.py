@@ -10,8 +10,10 @@ from ... import __version__
 from ...memvid.disk.room import Room, room_at
 from ...memvid.store import Store
 from ...snapshot.blas import library_in_use
+from ..api.events import ProgressEvent
 from ..api.process import DiskInfo, LoadModelRequest, ModelInfo, StatusRequest, StatusResult, UnloadModelRequest
 from ..disk.maintenance import MAX_PROBLEMS_TOLD
+from ..events.events import Event, ModelDownloadProgress
 from ..memory.model_registry import Place
 from ..parts.parts import Parts
 from ..residency import listing
@@ -52,8 +54,14 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
 @answers(LoadModelRequest, queued=True)
 async def load_model(parts: Parts, request: LoadModelRequest) -> ModelInfo:
     """Raises UnknownModel, MemoryBudgetExceeded, and the errors of a load."""
+
+    def tell(event: Event) -> None:
+        if isinstance(event, ModelDownloadProgress) and event.model == request.model:
+            request.emit(ProgressEvent("download", event.done_bytes, event.total_bytes))
+
     try:
-        await parts.models.weights.load(request.model)
+        async with parts.bus.telling(ModelDownloadProgress.name, tell):
+            await parts.models.weights.load(request.model)
     except asyncio.CancelledError:
         if parts.models.shelf.place(request.model).model is None:
             raise  # else the load ran to its end

@@ -121,7 +121,10 @@ async def _serve(
     _on_first_signal(stop.set, reread.set if rereads else None)
     await asyncio.to_thread(require_free, socket_path)
     await asyncio.to_thread(whole, built(VERBS["status"]))  # the first of all takes pydantic 90 ms, and no other
-    backend = await open_backend()
+    backend = await _opened(open_backend, stop)
+    if backend is None:
+        on_stopped(ShutdownResult((), {}))
+        return
     doors = find_doors()
     limits = None if files is None else limits_within(files - sum(door.max_connections for door in doors))
     seen = traced(backend)
@@ -151,6 +154,22 @@ async def _serve(
     on_stopped(report)
     if report.failed:
         raise StopIncomplete.of(report.failed)
+
+
+async def _opened(open_backend: OpenBackend, stop: asyncio.Event) -> ClosableBackend | None:
+    """The service; None if the stop came while it could still give up its opening."""
+    opening, stopping = asyncio.ensure_future(open_backend()), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        opening.cancel()
+    try:
+        return await opening
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+        return None
 
 
 async def _close(

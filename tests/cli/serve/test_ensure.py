@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from torpor.socket_api import AsyncClient, Client
 from torpor.socket_api.errors import DaemonNotStarted, DaemonUnreachable
 from torpor.socket_api.wire.address import default_socket_path
 from torpor.tests.cli.cli_rig import Torpor
+from torpor.tests.hub_rig import serving
+from torpor.tests.model_making import write_model
 
 COMMAND = [sys.executable, "-P", "-m", "torpor.cli.main", "ensure", "--json"]
 
@@ -123,3 +126,30 @@ def test_after_a_crash_a_daemon_starts_with_the_options_that_it_had(
     while is_running(pid or 0) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not list(default_socket_path().parent.glob("*.options")), "a stop leaves nothing behind"
+
+
+@pytest.mark.one_in(1)
+def test_an_interrupted_download_leaves_no_process_and_goes_on_at_the_next_start(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = "model.safetensors"
+    with serving({"owner/tiny": write_model(short_path / "model", intermediate_size=3000)}) as hub:
+        for name, value in hub.environment(short_path / "cache").items():
+            monkeypatch.setenv(name, value)
+        hub.most_bytes, hub.goes_on = 2 << 20, threading.Event()
+        command = [*COMMAND[:-1], "--model", "m=owner/tiny"]
+        ensuring = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while not [part for part in short_path.glob("cache/*/blobs/*.incomplete") if part.stat().st_size >= 1 << 20]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        ensuring.send_signal(signal.SIGINT)
+        _, err = ensuring.communicate(timeout=60)
+        assert (ensuring.returncode, "downloading m (" in err) == (130, True)
+        running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        assert not [line for line in running.splitlines() if str(short_path) in line and "detached" in line]
+        hub.goes_on.set()
+        hub.asked.clear()
+        again = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (again.returncode, "of it is here)" in again.stderr) == (0, True)
+        assert [first >= 1 << 20 for name, first in hub.asked if name == weights] == [True]

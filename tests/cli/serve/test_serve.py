@@ -19,7 +19,7 @@ Given = Callable[..., dict[str, Any]]
 def given(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> Given:
     """What the daemon is handed for a command line, as far as that says it."""
     handed: list[dict[str, Any]] = []
-    monkeypatch.setattr("torpor.socket_api.main.run", lambda given, *, as_json, on_ready: handed.append(given))
+    monkeypatch.setattr("torpor.socket_api.main.run", lambda given, **_: handed.append(given))
 
     def serve(*arguments: object) -> dict[str, Any]:
         ran = torpor("serve", *arguments)
@@ -34,7 +34,7 @@ def started(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
     """The arguments of the daemon in the background, for a command line; without those for its store and socket."""
     commands: list[list[str]] = []
 
-    def start(arguments: list[str], log: Path) -> Any:
+    def start(arguments: list[str], log: Path, *_: object) -> Any:
         commands.append(arguments)
         return background.Started("/socket", 1, log)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import os
 import random
@@ -39,6 +40,8 @@ from torpor.tests.daemon.session_rig import (
     tokens_of,
     until,
 )
+from torpor.tests.hub_rig import serving
+from torpor.tests.model_making import write_model
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -730,3 +733,41 @@ async def test_a_cache_that_keeps_its_kv_otherwise_is_never_taken_over_ms1_gm9(
             assert report.cached_tokens == 0
         await rig.service.create("again", model="one")
         assert (await rig.service.append("again", tokens=tokens)).cached_tokens > 0
+
+
+# --- from a hub
+
+
+async def test_a_download_is_told_and_ends_with_its_request_and_goes_on_with_the_next(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, events = 6 << 20, []
+    with serving({"owner/tiny": write_model(tmp_path / "model", intermediate_size=size // 12 // 64 // 3)}) as hub:
+        hub.used_here(monkeypatch, tmp_path / "cache")
+        monkeypatch.setattr(loading, "_TOLD_EACH_S", 0)
+        hub.most_bytes, hub.goes_on = size // 2, threading.Event()
+        async with opened(two={"source": "owner/tiny"}) as rig:
+            loading_it = asyncio.ensure_future(rig.service.load_model("two", on_event=events.append))
+            await until(lambda: any(event.done > size // 4 for event in events))
+            loading_it.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await loading_it
+            hub.goes_on.set()
+            (part,) = tmp_path.glob("cache/*/blobs/*.incomplete")
+            await until(lambda: is_free(part))
+            assert part.stat().st_size >= size // 4
+            hub.asked.clear()
+            await rig.service.load_model("two", on_event=events.append)
+            assert loaded(rig) == ["two"]
+            assert [first > 0 for name, first in hub.asked if name == "model.safetensors"] == [True]
+            assert (events[-1].done, events[-1].stage) == (events[-1].total, "download")
+
+
+def is_free(file: Path) -> bool:
+    """Whether no download is at it."""
+    with file.open() as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

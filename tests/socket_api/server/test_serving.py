@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torpor.socket_api import Client
@@ -134,6 +135,26 @@ def test_a_signal_stops_in_order(daemons: list[Daemon], short_path: Path, number
     assert daemon.line() == "stopped"
     assert daemon.process.wait(timeout=20) == 0
     assert not socket.exists()
+
+
+def test_a_stop_while_the_service_opens_gives_that_up(short_path: Path) -> None:
+    """As while a model is downloaded."""
+    steps: list[str] = []
+
+    async def open_backend() -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            steps.append("given up")
+
+    def never(socket: str) -> None:
+        steps.append(socket)
+
+    serve_until_signal(
+        open_backend, short_path / "t.sock", on_ready=never, on_stopped=lambda report: steps.append(str(report.failed))
+    )
+    assert steps == ["given up", "{}"]
 
 
 @pytest.mark.one_in(3)
