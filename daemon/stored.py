@@ -54,7 +54,7 @@ def info_of_stored(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
         model=row.model,
         token_count=row.ledger_tokens,
         version=row.version,
-        bundle_id=row.bundle_id.hex(),
+        bundle_id=row.bundle_id,
         resident_bytes=0,
         stored_bytes=stored_bytes,
         dirty=False,
@@ -92,7 +92,7 @@ def detail_of_stored(
 
 def origin_of(row: IndexRow, tokens: int) -> Origin:
     """The origin at a token of a stored version."""
-    return Origin(str(row.uri), row.version, row.bundle_id.hex(), tokens)
+    return Origin(str(row.uri), row.version, row.bundle_id, tokens)
 
 
 def map_of_provenance(provenance: Provenance) -> dict[str, Any]:

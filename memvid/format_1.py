@@ -37,7 +37,7 @@ class BundleFile(PackFile):
     def encoded_manifest(self) -> bytes:
         """The manifest; empty if there is none. Raises CorruptBundle."""
         encoded = self._read(self.trailer.manifest_offset, self.trailer.manifest_bytes)
-        if encoded and bundle_id_of(encoded) != self.trailer.bundle_id:
+        if encoded and bundle_id_of(encoded) != self.trailer.bundle_id.hex():
             corrupt(self.path, "manifest", "its bundle id is not the one in the trailer")
         return encoded
 

@@ -90,7 +90,7 @@ def set_mark(
     return _marks_of(store, row.uri, row.bundle_id)
 
 
-def _marks_of(store: Store, uri: SessionUri, bundle_id: bytes) -> MarkedVersion:
+def _marks_of(store: Store, uri: SessionUri, bundle_id: str) -> MarkedVersion:
     marks = store.marks(uri).of(bundle_id)
     version = next((row.version for row in store.versions(uri) if row.bundle_id == bundle_id), None)
-    return MarkedVersion(str(uri), version, bundle_id.hex(), marks.tags, marks.pinned)
+    return MarkedVersion(str(uri), version, bundle_id, marks.tags, marks.pinned)

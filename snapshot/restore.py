@@ -254,7 +254,7 @@ def _held(reader: BundleReader, spans: Sequence[BlockEntry], target: int) -> int
 def _target(reader: BundleReader, at: int | None) -> int:
     held, unread = reader.manifest.token_count, reader.manifest.unread_tokens
     if not held and not unread:
-        raise MalformedSnapshot("The bundle holds no tokens.", bundle_id=reader.bundle_id.hex())
+        raise MalformedSnapshot("The bundle holds no tokens.", bundle_id=reader.bundle_id)
     if at is None:
         return held
     if not 1 <= at <= held:
@@ -288,7 +288,7 @@ def _chain_of(reader: BundleReader) -> tuple[list[BlockEntry], list[BlockEntry]]
     states = [entry for entry in reader.entries if entry.kind == "state"]
     if len({entry.start for entry in states} - {0}) != len(states):
         raise MalformedSnapshot(
-            "The bundle has a state record at token 0, or two at one token.", bundle_id=reader.bundle_id.hex()
+            "The bundle has a state record at token 0, or two at one token.", bundle_id=reader.bundle_id
         )
     return spans, states
 

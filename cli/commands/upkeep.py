@@ -168,7 +168,7 @@ def import_bundle(
             store_path = daemon.status().store
             bundle_id = hand_over(store_path, os.fspath(source))
             try:
-                result = daemon.import_bundle(bundle_id.hex(), session=as_name)
+                result = daemon.import_bundle(bundle_id, session=as_name)
             except RemoteError:  # it was not taken; after a lost connection that is unknown, and the copy stays
                 take_back(store_path, bundle_id)
                 raise
@@ -190,7 +190,7 @@ def _newest_in(daemon: Client, session: str) -> int | None:
         return None
 
 
-def _named(store: Store, order: MaintainRequest) -> tuple[SessionUri | None, bytes | None]:
+def _named(store: Store, order: MaintainRequest) -> tuple[SessionUri | None, str | None]:
     """The session of an order, and the version behind its `@`. A session to forget may be gone already, and an
     interrupted forget may have left its bytes."""
     if order.session is None:

@@ -18,7 +18,7 @@ from ...memvid.disk.location import default_store_path
 from ...memvid.disk.paths import closing_fd
 from ...memvid.errors import PUT_BACK, StoreError
 from ...memvid.folder.folder import StoreFolder, manifest_name
-from ...memvid.folder.marks import MARKS_FILE, Marks, findings_of_missing, stripped_in
+from ...memvid.folder.marks import MARKS_FILE, Marks, findings_of_missing, require_id, stripped_in
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.format.blocks import SlotSpec
 from ...memvid.format.manifest import read_manifest_bytes
@@ -124,16 +124,14 @@ def find_missing(place: Path, session: str | None = None) -> list[Finding]:
 
 
 def _stripped_in(folder: StoreFolder | None) -> frozenset[str]:
-    """The bundle ids of stripped versions, in hex; none if the marks cannot be read, which is told elsewhere."""
-    found = None if folder is None else stripped_in(folder)
-    return frozenset(bundle_id.hex() for bundle_id in found or ())
+    """The bundle ids of stripped versions; none if the marks cannot be read, which is told elsewhere."""
+    return (stripped_in(folder) if folder is not None else None) or frozenset()
 
 
-def _fault_of_manifest(folder: StoreFolder, hex_id: str) -> StoreError | None:
+def _fault_of_manifest(folder: StoreFolder, bundle_id: str) -> StoreError | None:
     """Why a manifest cannot be read, with its path; None if it can."""
     try:
-        bundle_id = bytes.fromhex(hex_id)
-        fd, path = folder.open_name(manifest_name(bundle_id))
+        fd, path = folder.open_name(manifest_name(require_id(bundle_id)))
         with closing_fd(fd):
             read_manifest_bytes(fd, path, bundle_id)
     except StoreError as error:

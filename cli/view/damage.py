@@ -58,7 +58,7 @@ class SessionDamage:
 
 def damage_by_session(store: Store, report: VerifyReport) -> list[SessionDamage]:
     """The sessions with versions that are not whole, by name."""
-    damaged: dict[SessionUri, dict[bytes, DamagedVersion]] = {}
+    damaged: dict[SessionUri, dict[str, DamagedVersion]] = {}
     for each in report.damaged:
         damaged.setdefault(each.uri, {})[each.bundle_id] = each
     missing = {finding.path for finding in report.findings if finding.code == BundleMissing.code}
@@ -113,7 +113,7 @@ def naming_the_intact_in(store_path: Path, session: str) -> Iterator[None]:
         raise
 
 
-def _has_newest_tokens(store: Store, newest: IndexRow, damaged: Mapping[bytes, DamagedVersion]) -> bool:
+def _has_newest_tokens(store: Store, newest: IndexRow, damaged: Mapping[str, DamagedVersion]) -> bool:
     """Whether the newest version is damaged in its keys and values alone. A stripped one counts as whole then."""
     if newest.bundle_id not in damaged and newest.bundle_id not in store.marks_to_show(newest.uri).stripped:
         return False
@@ -126,7 +126,7 @@ def _has_newest_tokens(store: Store, newest: IndexRow, damaged: Mapping[bytes, D
 
 
 def _damage_of(
-    store: Store, uri: SessionUri, damaged: Mapping[bytes, DamagedVersion], missing: Container[str]
+    store: Store, uri: SessionUri, damaged: Mapping[str, DamagedVersion], missing: Container[str]
 ) -> SessionDamage:
     rows, states = store.versions(uri), []
     for row in rows:
@@ -134,14 +134,14 @@ def _damage_of(
         if damage is not None and not damage.blocks:
             manifest = "missing" if _manifest_path(store, damage) in missing else "damaged"
         whole_up_to = row.token_count if damage is None else damage.whole_up_to
-        is_whole, bundle_id = damage is None, row.bundle_id.hex()
+        is_whole, bundle_id = damage is None, row.bundle_id
         states.append(VersionState(row.version, row.token_count, is_whole, whole_up_to, manifest, bundle_id))
     mending = f"{_COMPUTING} " if rows and _has_newest_tokens(store, rows[-1], damaged) else ""
     goes_on = f"{mending}{_how_it_goes_on(uri, rows, damaged)}"
     return SessionDamage(str(uri), tuple(states), _to_put_back(store, damaged), goes_on)
 
 
-def _to_put_back(store: Store, damaged: Mapping[bytes, DamagedVersion]) -> tuple[str, ...]:
+def _to_put_back(store: Store, damaged: Mapping[str, DamagedVersion]) -> tuple[str, ...]:
     """Manifests by their paths; packs by theirs where it is known which had the blocks, else by a block."""
     files = [_manifest_path(store, each) for each in damaged.values() if not each.blocks]
     packs: dict[str, None] = {}
@@ -163,7 +163,7 @@ def _manifest_path(store: Store, version: DamagedVersion) -> str:
 
 
 def _how_it_goes_on(
-    uri: SessionUri, rows: Sequence[IndexRow], damaged: Mapping[bytes, DamagedVersion], *, told: str = ""
+    uri: SessionUri, rows: Sequence[IndexRow], damaged: Mapping[str, DamagedVersion], *, told: str = ""
 ) -> str:
     """What can be woken although some versions are not whole. told: an error that may say a part of it already."""
     times = Counter(row.version for row in rows)
@@ -191,7 +191,7 @@ def _how_it_goes_on(
 
 def _named(version: IndexRow | DamagedVersion, times: Mapping[int, int]) -> str:
     """A version behind an `@`: by its number, or by its id where several have the number."""
-    return str(version.version) if times[version.version] == 1 else format_id(version.bundle_id.hex())
+    return str(version.version) if times[version.version] == 1 else format_id(version.bundle_id)
 
 
 def _usable(damage: DamagedVersion) -> tuple[int, bool, int]:
@@ -199,5 +199,5 @@ def _usable(damage: DamagedVersion) -> tuple[int, bool, int]:
     return damage.whole_up_to, not damage.is_stripped, damage.version
 
 
-def _whole(rows: Sequence[IndexRow], damaged: Mapping[bytes, DamagedVersion]) -> list[IndexRow]:
+def _whole(rows: Sequence[IndexRow], damaged: Mapping[str, DamagedVersion]) -> list[IndexRow]:
     return [row for row in rows if row.bundle_id not in damaged]

@@ -38,8 +38,8 @@ class Written(Result):
         return cls(
             session=str(receipt.uri),
             version=receipt.version,
-            bundle_id=receipt.bundle_id.hex(),
-            parent=receipt.parent.hex() if receipt.parent else None,
+            bundle_id=receipt.bundle_id,
+            parent=receipt.parent if receipt.parent else None,
             token_count=receipt.ledger_tokens,
             bytes_written=receipt.bytes_written,
             logical_bytes=receipt.logical_bytes,

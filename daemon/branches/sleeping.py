@@ -38,7 +38,7 @@ class Planted:
 
     uri: SessionUri
     version: int
-    bundle_id: bytes
+    bundle_id: str
     parent: int
 
 
@@ -84,7 +84,7 @@ def map_of(branch: Branch) -> dict[str, Any]:
     return {BRANCH: told}
 
 
-def map_of_root(branches: Sequence[Branch], kept: Sequence[tuple[SessionUri, int, bytes]]) -> dict[str, Any]:
+def map_of_root(branches: Sequence[Branch], kept: Sequence[tuple[SessionUri, int, str]]) -> dict[str, Any]:
     """The root of a tree as the session map of its version has it. branches: the root first, and each behind its
     parent. kept: the versions of all but the root."""
     place = {each: at for at, each in enumerate(branches)}
@@ -92,7 +92,7 @@ def map_of_root(branches: Sequence[Branch], kept: Sequence[tuple[SessionUri, int
         {
             "session": str(uri),
             "version": version,
-            "bundle": bundle_id,
+            "bundle": bytes.fromhex(bundle_id),
             "parent": None if each.parent is None else place[each.parent],
         }
         for each, (uri, version, bundle_id) in zip(branches[1:], kept, strict=True)
@@ -133,7 +133,7 @@ def _planted(stored: Mapping[str, Any], at: int) -> Planted:
     _require_counts(version, parent)
     if type(bundle_id) is not bytes or parent >= at:
         raise ValueError(f"branch {at} has the parent {parent}, and a bundle {type(bundle_id).__name__}")
-    return Planted(SessionUri.parse(stored["session"]), version, bundle_id, parent)
+    return Planted(SessionUri.parse(stored["session"]), version, bundle_id.hex(), parent)
 
 
 def _dress(stored: Mapping[str, Any], vocabulary: int) -> Dress:

@@ -235,7 +235,7 @@ class SessionParts:
         self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
         return with_bounded_problems(report)
 
-    async def delete_version(self, uri: SessionUri, bundle_id: bytes) -> DeleteReport:
+    async def delete_version(self, uri: SessionUri, bundle_id: str) -> DeleteReport:
         """Delete one version from the disk. Raises SessionNotFound. SessionAwake: the session is awake at it."""
         live, row = self.awake.get(uri), self._store.standing.require_row(uri, bundle_id)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:

@@ -85,7 +85,7 @@ def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: i
         model=live.model.name,
         token_count=len(live.state.tokens),
         version=live.durable.version if live.durable else None,
-        bundle_id=live.durable.bundle_id.hex() if live.durable else None,
+        bundle_id=live.durable.bundle_id if live.durable else None,
         resident_bytes=live.resident_bytes,
         stored_bytes=stored_bytes,
         dirty=live.dirty,
@@ -171,7 +171,7 @@ def wake_result(
     return WakeResult(
         session=str(live.uri),
         version=live.durable.version if live.durable else None,
-        bundle_id=live.durable.bundle_id.hex() if live.durable else None,
+        bundle_id=live.durable.bundle_id if live.durable else None,
         token_count=len(live.state.tokens),
         tokens_prefilled=tokens_prefilled,
         bytes_read=bytes_read,

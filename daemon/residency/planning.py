@@ -76,7 +76,7 @@ class Planning:
         told = WakePlanResult(
             session=str(manifest.uri),
             version=manifest.version,
-            bundle_id=reader.bundle_id.hex(),
+            bundle_id=reader.bundle_id,
             token_count=target + unread,
             already_awake=False,
             model=model.name,
@@ -100,7 +100,7 @@ class Planning:
         return WakePlanResult(
             session=str(live.uri),
             version=live.durable.version if live.durable else None,
-            bundle_id=live.durable.bundle_id.hex() if live.durable else None,
+            bundle_id=live.durable.bundle_id if live.durable else None,
             token_count=len(live.state.tokens),
             already_awake=True,
             model=live.model.name,

@@ -60,7 +60,7 @@ class Standing:
         if not self.is_free(uri):
             raise session_exists(uri)
 
-    def require_row(self, uri: SessionUri, version: int | bytes | None = None) -> IndexRow:
+    def require_row(self, uri: SessionUri, version: int | str | None = None) -> IndexRow:
         """The row of a session's version, the newest if none is named. Raises SessionNotFound: there is none, or it was
         deleted while this request waited for its turn. JournalWaits: it could not be made of the journal's turns."""
         return self._store.require_session(uri, version)

@@ -54,8 +54,8 @@ class Durable:
     """
 
     version: int
-    bundle_id: bytes
-    parent: bytes | None
+    bundle_id: str
+    parent: str | None
     token_count: int
     entries: tuple[BlockEntry, ...]
     unread_tokens: int = 0
@@ -170,7 +170,7 @@ class Session:
         """Whether it holds fewer tokens than the snapshot that it was woken from."""
         return self.durable is not None and len(self.state.tokens) < self.durable.ledger_tokens
 
-    def holds_all_of(self, version: bytes) -> bool:
+    def holds_all_of(self, version: str) -> bool:
         """Whether all of a stored version is in memory as it was written. version: its bundle id."""
         if self.durable is None or self.durable.bundle_id != version or self.is_cut_short:
             return False

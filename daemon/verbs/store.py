@@ -9,6 +9,7 @@ from functools import partial
 from ...memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion
 from ...memvid.errors import InvalidPolicy, SessionNotFound
 from ...memvid.exchange.incoming import owner_of
+from ...memvid.folder.marks import require_id
 from ...memvid.operations import Order, set_mark
 from ...memvid.units import format_plural
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
@@ -83,7 +84,7 @@ async def import_bundle(parts: Parts, request: api.ImportRequest) -> SleepResult
     """
     started = time.monotonic()
     parts.door.require_open()
-    handed = bytes.fromhex(request.bundle_id)
+    handed = require_id(request.bundle_id)
     wanted = None if request.session is None else parse_reference(request.session)
     owner = wanted if wanted is not None else await parts.store.on_io(partial(owner_of, parts.store.disk.path, handed))
     async with parts.sessions.residency.turn(owner):
@@ -120,7 +121,7 @@ async def analyze(parts: Parts, request: api.AnalyzeRequest) -> api.AnalysisResu
     return api.AnalysisResult(
         session=str(row.uri),
         version=row.version,
-        bundle_id=row.bundle_id.hex(),
+        bundle_id=row.bundle_id,
         token_count=row.token_count,
         awake_tokens=len(live.state.tokens) if live is not None else None,
         artifact=artifact,
@@ -185,7 +186,7 @@ async def _repair(parts: Parts, *, dry_run: bool) -> MaintenanceReport:
     return report
 
 
-async def _strip(parts: Parts, uri: SessionUri, version: bytes | None, *, dry_run: bool) -> MaintenanceReport:
+async def _strip(parts: Parts, uri: SessionUri, version: str | None, *, dry_run: bool) -> MaintenanceReport:
     """Let the keys and values of a sleeping session go, or of one version of it."""
     async with parts.sessions.residency.turn(uri):
         if uri in parts.sessions.awake:

@@ -38,7 +38,7 @@ class Base:
     bundle_id: None where there is none. held: the tokens in the blocks; backend: of what computed them.
     """
 
-    bundle_id: bytes | None
+    bundle_id: str | None
     blocks: Sequence[BlockEntry]
     backend: Any
 

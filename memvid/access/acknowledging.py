@@ -34,7 +34,7 @@ class Acknowledging(Sessions):
             self._core.require_writable()  # the flush of another thread, for which this one waited, may have failed
             self._core.journal.append(records, partial(self._require_kept, again=False))
 
-    def _require_kept(self, bundle_id: bytes, *, again: bool = True) -> None:
+    def _require_kept(self, bundle_id: str, *, again: bool = True) -> None:
         """Turns stand behind a manifest that is there, and behind blocks that stay. A strip comes under the journal's
         lock. Without marks nothing is stripped, but what was before may have no keys and values.
 
@@ -44,18 +44,18 @@ class Acknowledging(Sessions):
         if not self._core.folder.has_manifest(bundle_id):
             raise BundleMissing(
                 f"The manifest {path} is not there any more, and turns stand behind it.",
-                bundle_id=bundle_id.hex(),
+                bundle_id=bundle_id,
                 path=path,
             )
         stripped = is_stripped(self._core.folder, bundle_id)
         if stripped or (stripped is None and self._core.missing_of(self._core.needs.of(bundle_id), again=again)):
             raise BlockMissing(
                 f"The version of {path} is stripped: its keys and values may go, and turns stand behind them.",
-                bundle_id=bundle_id.hex(),
+                bundle_id=bundle_id,
                 path=path,
             )
 
-    def make_room_to_acknowledge(self, uri: SessionUri, record_bytes: int, base: bytes | None = None) -> None:
+    def make_room_to_acknowledge(self, uri: SessionUri, record_bytes: int, base: str | None = None) -> None:
         """Take the disk space of a session's next record now, so that a full disk refuses a turn before it begins. Of
         the budgets only the room to be kept free counts. base: the bundle behind which it is to stand.
 

@@ -97,7 +97,7 @@ class Exchanging(Sessions):
 
     def adopt_incoming(
         self,
-        bundle_id: bytes,
+        bundle_id: str,
         *,
         as_uri: SessionUri | None = None,
         on_progress: Progress | None = None,

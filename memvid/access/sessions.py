@@ -59,7 +59,7 @@ class Sessions(Closing):
             require_same_as_row(row, uri, reader.manifest, reader.path)
         return reader
 
-    def open_bundle(self, bundle_id: bytes) -> BundleReader:
+    def open_bundle(self, bundle_id: str) -> BundleReader:
         """Open a version by its bundle id, of any owner: for inspection. The bundle id is still recomputed. Raises
         BundleMissing."""
         return self._core.open_reader(bundle_id)
@@ -153,7 +153,6 @@ class Sessions(Closing):
     def _not_found(self, uri: SessionUri, version: VersionKey | None, but: IndexRow | None = None) -> SessionNotFound:
         """The error for a session or version that is not there; `but`: its last row, from an index that is too old.
         Raises JournalWaits."""
-        asked = version.hex() if isinstance(version, bytes) else version
         versions = [row.version for row in self.index.versions(uri) if not but]
         if not versions and self._core.journal.has(uri):
             self._core.journal.require_settled(uri)
@@ -165,13 +164,13 @@ class Sessions(Closing):
             )
         if not versions and (missing := self._missing(uri)):
             message = " ".join(finding.message for finding in missing[:_MISSING_TOLD])
-            return SessionNotFound(message, session=str(uri), version=asked, suggestions=[])
+            return SessionNotFound(message, session=str(uri), version=version, suggestions=[])
         if not versions:
             return self._unknown(uri, (near for near in self.index.near(uri) if near != uri))
         return SessionNotFound(
-            f"{uri} has no version {asked}; it has {describe_versions(versions)}.",
+            f"{uri} has no version {version}; it has {describe_versions(versions)}.",
             session=str(uri),
-            version=asked,
+            version=version,
             suggestions=[str(uri)],
         )
 

@@ -49,7 +49,7 @@ class Tagging(Sessions):
             Marks.load(self._core.folder).pin(uri, row.bundle_id).save(self._core.folder)
             return row
 
-    def resolve_pinned(self, text: str) -> tuple[SessionUri, bytes]:
+    def resolve_pinned(self, text: str) -> tuple[SessionUri, str]:
         """The session and bundle that `text` means, as `resolve_version` does; also a pinned version that is missing,
         by digits of its id. Raises as `resolve_version`, CorruptMarks, MarksLost."""
         try:
@@ -61,12 +61,12 @@ class Tagging(Sessions):
             if digits is None:
                 raise
             uri = self.resolve(name)
-            found = [each for each in self.marks(uri).pins if each.hex().startswith(digits)]
+            found = [each for each in self.marks(uri).pins if each.startswith(digits)]
             if len(found) != 1:
                 raise
             return uri, found[0]
 
-    def unpin(self, uri: SessionUri, bundle_id: bytes) -> None:
+    def unpin(self, uri: SessionUri, bundle_id: str) -> None:
         """Give a version back to the retention, also one that is not there any more. Raises as `untag` does."""
         with self._core.committing():
             Marks.load(self._core.folder).unpin(uri, bundle_id).save(self._core.folder)
@@ -102,7 +102,7 @@ class Tagging(Sessions):
             path = self._core.folder.path_of(manifest_name(row.bundle_id))
             raise BundleMissing(
                 f"Version {row.version} of {uri} has no manifest ({path}), so it is not marked. {PUT_BACK}",
-                bundle_id=row.bundle_id.hex(),
+                bundle_id=row.bundle_id,
                 path=path,
             )
         return row
@@ -111,8 +111,8 @@ class Tagging(Sessions):
 def _shown(row: IndexRow, marks: VersionMarks) -> VersionInfo:
     return VersionInfo(
         version=row.version,
-        bundle_id=row.bundle_id.hex(),
-        parent=row.parent.hex() if row.parent else None,
+        bundle_id=row.bundle_id,
+        parent=row.parent if row.parent else None,
         token_count=row.ledger_tokens,
         bundle_bytes=row.bundle_bytes,
         logical_bytes=row.logical_bytes,

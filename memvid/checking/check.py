@@ -51,7 +51,7 @@ def exhausted(steps: Generator[Any, None, Result]) -> Result:
 class _Suspect:
     """A version that was not found whole; without `manifest` for the reason `why`."""
 
-    bundle_id: bytes
+    bundle_id: str
     row: IndexRow | None
     manifest: Manifest | None = None
     why: StoreError | None = None
@@ -67,13 +67,13 @@ class Check:
     on_progress: Progress | None = None
     found: FoundBlocks = field(default_factory=FoundBlocks)
     faulty: dict[str, PackCheck] = field(default_factory=dict)
-    planned: dict[bytes, Manifest] = field(default_factory=dict)
+    planned: dict[str, Manifest] = field(default_factory=dict)
     bundles: int = 0
     blocks: int = 0
     bytes_checked: int = 0
     _read: set[str] = field(default_factory=set)
     _suspects: list[_Suspect] = field(default_factory=list)
-    _stripped: frozenset[bytes] | None = None
+    _stripped: frozenset[str] | None = None
 
     # --- packs
 
@@ -101,7 +101,7 @@ class Check:
 
     # --- versions
 
-    def read_versions(self, rows: Iterable[IndexRow], others: Iterable[bytes]) -> None:
+    def read_versions(self, rows: Iterable[IndexRow], others: Iterable[str]) -> None:
         """Check the manifests of these versions, and of those that the index does not tell of, against the blocks that
         were found."""
         self._stripped = stripped_in(self.core.folder)
@@ -110,7 +110,7 @@ class Check:
         for bundle_id in sorted(others):
             self._read_version(bundle_id, None)
 
-    def _read_version(self, bundle_id: bytes, row: IndexRow | None) -> None:
+    def _read_version(self, bundle_id: str, row: IndexRow | None) -> None:
         self.bundles += 1
         try:
             manifest = self.planned.get(bundle_id) or self.core.read_manifest(bundle_id)
@@ -124,14 +124,14 @@ class Check:
         if self.lack_of(bundle_id, manifest) is not None:
             self._suspects.append(_Suspect(bundle_id, row, manifest))
 
-    def is_stripped(self, bundle_id: bytes) -> bool | None:
+    def is_stripped(self, bundle_id: str) -> bool | None:
         """None: that is unknown, for the marks cannot be read."""
         return None if self._stripped is None else bundle_id in self._stripped
 
-    def lack_of(self, bundle_id: bytes, manifest: Manifest) -> Lack | None:
+    def lack_of(self, bundle_id: str, manifest: Manifest) -> Lack | None:
         return lack_of(manifest, self.found, is_stripped=self.is_stripped(bundle_id))
 
-    def _path_of(self, bundle_id: bytes) -> str:
+    def _path_of(self, bundle_id: str) -> str:
         return self.core.folder.path_of(manifest_name(bundle_id))
 
     # --- the end

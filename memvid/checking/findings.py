@@ -129,7 +129,7 @@ def _look_at_journal(core: StoreCore) -> list[Finding]:
 
 
 def findings_of_waiting(
-    core: StoreCore, bases: Mapping[SessionUri, bytes], present: Container[bytes] = ()
+    core: StoreCore, bases: Mapping[SessionUri, str], present: Container[str] = ()
 ) -> list[Finding]:
     """The turns that stand behind versions whose manifests are missing, but for those that count as there."""
     return [

@@ -22,7 +22,7 @@ def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, path
 
     _require(OwnerMismatch, path, "owner", str(uri), str(manifest.uri))
     _require(VersionMismatch, path, "version", row.version, manifest.version)
-    _require(ParentMismatch, path, "parent", _shown(row.parent), _shown(manifest.parent))
+    _require(ParentMismatch, path, "parent", row.parent, manifest.parent)
     _require(IndexMismatch, path, "identity", row.identity_digest.hex(), manifest.identity.digest.hex())
     _require(IndexMismatch, path, "token_count", row.token_count, manifest.token_count)
     facts = dataclasses.replace(row_of(manifest, row.bundle_id, 0), bundle_bytes=row.bundle_bytes)
@@ -41,11 +41,7 @@ def _require(kind: type[Corruption], path: str, field: str, promised: object, fo
         )
 
 
-def _shown(value: bytes | None) -> str | None:
-    return value.hex() if value is not None else None
-
-
-def still_missing(core: StoreCore, bundle_ids: Collection[bytes]) -> set[bytes]:
+def still_missing(core: StoreCore, bundle_ids: Collection[str]) -> set[str]:
     """Those of the versions that are missing, after their manifests were not found: others were deleted meanwhile, by
     another thread or by a daemon beside us, or put back. Raises StoreIoError, UnsafePath."""
     if not bundle_ids:

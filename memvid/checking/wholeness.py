@@ -56,7 +56,7 @@ def lack_of(manifest: Manifest, found: FoundBlocks, *, is_stripped: bool | None)
     return Lack(tuple(blocks), is_other) if blocks else None
 
 
-def damaged_version(manifest: Manifest, bundle_id: bytes, lack: Lack, *, is_stripped: bool) -> DamagedVersion:
+def damaged_version(manifest: Manifest, bundle_id: str, lack: Lack, *, is_stripped: bool) -> DamagedVersion:
     ids = tuple(entry.id for entry in lack.blocks)
     whole = whole_before(manifest, lack.blocks[0])
     return DamagedVersion(manifest.uri, manifest.version, bundle_id, whole, ids, is_stripped)

@@ -245,9 +245,9 @@ def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
         return 0 if wanted == present else wanted.save(into.folder)
 
 
-def _whole_in(into: StoreCore, bundle_ids: Iterable[bytes]) -> set[bytes]:
+def _whole_in(into: StoreCore, bundle_ids: Iterable[str]) -> set[str]:
     """Those of the versions that the backup has with all their keys and values. Raises StoreIoError."""
-    blocks: dict[bytes, list[bytes]] = {}
+    blocks: dict[str, list[bytes]] = {}
     for bundle_id in bundle_ids:
         with contextlib.suppress(StoreError):
             blocks[bundle_id] = [entry.id for entry in into.read_manifest(bundle_id).blocks]

@@ -35,7 +35,7 @@ class ExportedFile(Closing):
     """An open file that `torpor export` has written: `manifest` is proven to be that of `bundle_id`, and no block is
     checked yet. Close it when done."""
 
-    def __init__(self, fd: int, path: str, bundle_id: bytes | None = None) -> None:
+    def __init__(self, fd: int, path: str, bundle_id: str | None = None) -> None:
         """Take over `fd`; on an error it is closed. bundle_id: the one that the file's name promises, if any.
 
         Raises:
@@ -54,10 +54,10 @@ class ExportedFile(Closing):
             self.bundle_id = bundle_id_of(encoded)
             if bundle_id is not None and self.bundle_id != bundle_id:
                 raise BundleMismatch(
-                    f"{path} holds the bundle {self.bundle_id.hex()}: its content is not what its name promises.",
+                    f"{path} holds the bundle {self.bundle_id}: its content is not what its name promises.",
                     path=path,
-                    expected=bundle_id.hex(),
-                    found=self.bundle_id.hex(),
+                    expected=bundle_id,
+                    found=self.bundle_id,
                 )
             self.manifest: Manifest = decode_manifest(encoded, path)
 

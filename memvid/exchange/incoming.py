@@ -25,7 +25,7 @@ from .import_checks import ExportedFile, open_exported, require_whole
 SUFFIX: Final = ".mvb"
 
 
-def hand_over(store_path: str, source_path: str) -> bytes:
+def hand_over(store_path: str, source_path: str) -> str:
     """Put a checked copy of an exported file into a store's folder `incoming`, durably; its bundle id.
 
     Raises:
@@ -39,38 +39,38 @@ def hand_over(store_path: str, source_path: str) -> bytes:
         temp.sync()
         with ExportedFile(temp.duplicate(), source_path) as file:
             require_whole(file)
-        temp.publish(file.bundle_id.hex() + SUFFIX, replacing=True)
+        temp.publish(file.bundle_id + SUFFIX, replacing=True)
     return file.bundle_id
 
 
-def take_back(store_path: str, bundle_id: bytes) -> None:
+def take_back(store_path: str, bundle_id: str) -> None:
     """Remove a handed-over file, if it is there still."""
     with contextlib.suppress(FileNotFoundError), _folder_of(store_path) as folder_fd:
-        durable.remove(folder_fd, bundle_id.hex() + SUFFIX, f"{store_path}/{INCOMING}")
+        durable.remove(folder_fd, bundle_id + SUFFIX, f"{store_path}/{INCOMING}")
 
 
-def open_waiting(folder: StoreFolder, bundle_id: bytes) -> tuple[int, str]:
+def open_waiting(folder: StoreFolder, bundle_id: str) -> tuple[int, str]:
     """Open a file handed over to an open store: (descriptor, path for messages). Raises BundleMissing, UnsafePath."""
     return _open_in(opened_folder(folder.root_fd, INCOMING, f"{folder.path}/{INCOMING}"), folder.path, bundle_id)
 
 
-def remove_taken(folder: StoreFolder, bundle_id: bytes) -> None:
+def remove_taken(folder: StoreFolder, bundle_id: str) -> None:
     """Durably remove a file that an open store has taken. Raises StoreIoError, DurabilityLost."""
     path = f"{folder.path}/{INCOMING}"
     with contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, INCOMING, path) as folder_fd:
-        if durable.remove(folder_fd, bundle_id.hex() + SUFFIX, path):
+        if durable.remove(folder_fd, bundle_id + SUFFIX, path):
             durable.sync_folder(folder_fd, path)
 
 
-def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
+def owner_of(store_path: str, bundle_id: str) -> SessionUri:
     """The session of a handed-over file. Raises BundleMissing, Corruption."""
     fd, path = _open_in(_folder_of(store_path), store_path, bundle_id)
     with ExportedFile(fd, path, bundle_id) as file:
         return file.manifest.uri
 
 
-def _open_in(incoming: AbstractContextManager[int], store_path: str, bundle_id: bytes) -> tuple[int, str]:
-    name = bundle_id.hex() + SUFFIX
+def _open_in(incoming: AbstractContextManager[int], store_path: str, bundle_id: str) -> tuple[int, str]:
+    name = bundle_id + SUFFIX
     path = f"{store_path}/{INCOMING}/{name}"
     try:
         with incoming as folder_fd:
@@ -78,7 +78,7 @@ def _open_in(incoming: AbstractContextManager[int], store_path: str, bundle_id: 
     except FileNotFoundError as error:
         raise BundleMissing(
             f"Nothing was handed over as {path}. Put the file there first, complete, and ask again.",
-            bundle_id=bundle_id.hex(),
+            bundle_id=bundle_id,
             path=path,
         ) from error
 

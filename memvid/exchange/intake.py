@@ -123,7 +123,7 @@ class Intake:
             room.settle()  # after the files count: for a moment they count twice, which never exceeds it
         return True
 
-    def _has_manifest(self, bundle_id: bytes) -> bool:
+    def _has_manifest(self, bundle_id: str) -> bool:
         """Whether the version's manifest is there, and right."""
         try:
             self.core.read_manifest(bundle_id)

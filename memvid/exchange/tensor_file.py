@@ -104,7 +104,7 @@ def export_tensors(
     return TensorReport(
         session=str(manifest.uri),
         version=manifest.version,
-        bundle_id=reader.bundle_id.hex(),
+        bundle_id=reader.bundle_id,
         path=whole_path(target),
         kind=kind,
         labels=told,
@@ -185,7 +185,7 @@ def _header(reader: BundleReader, plan: _Plan, kind: str, labels: Sequence[str])
         "labels": json.dumps(list(labels)),
         "session": str(manifest.uri),
         "version": str(manifest.version),
-        "bundle_id": reader.bundle_id.hex(),
+        "bundle_id": reader.bundle_id,
         "model": manifest.model,
         "identity": json.dumps(dict(manifest.identity.parts), sort_keys=True),
         "token_count": str(manifest.token_count),

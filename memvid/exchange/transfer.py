@@ -69,7 +69,7 @@ def export_version(
     return ExportReport(
         session=str(manifest.uri),
         version=manifest.version,
-        bundle_id=reader.bundle_id.hex(),
+        bundle_id=reader.bundle_id,
         path=whole_path(target),
         token_count=manifest.ledger_tokens,
         blocks=len(manifest.blocks),
@@ -114,7 +114,7 @@ def import_file(
 
 def adopt_incoming(
     core: StoreCore,
-    bundle_id: bytes,
+    bundle_id: str,
     as_uri: SessionUri | None = None,
     on_progress: Progress | None = None,
 ) -> Receipt:
@@ -158,7 +158,7 @@ def _take(core: StoreCore, file: ExportedFile, manifest: Manifest) -> Receipt:
     return receipt
 
 
-def _stripped(core: StoreCore, manifest: Manifest) -> frozenset[bytes]:
+def _stripped(core: StoreCore, manifest: Manifest) -> frozenset[str]:
     """The stripped versions. Marks that cannot be read refuse the import of a version that is there: it may be stripped
     by them, and would be again once they are put back. Raises CorruptMarks, MarksLost."""
     try:

@@ -54,9 +54,9 @@ _BUNDLE: Final = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}(\.mvb|\.mvr)", re.ASC
 _PREFIX: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
 
 
-def manifest_name(bundle_id: bytes) -> str:
+def manifest_name(bundle_id: str) -> str:
     """The name of a manifest's file, relative to the store."""
-    return f"{VERSIONS}/{bundle_id.hex()}{MANIFEST_SUFFIX}"
+    return f"{VERSIONS}/{bundle_id}{MANIFEST_SUFFIX}"
 
 
 def pack_name(pack_id: bytes) -> str:
@@ -64,9 +64,9 @@ def pack_name(pack_id: bytes) -> str:
     return f"{PACKS}/{pack_id.hex()}{PACK_SUFFIX}"
 
 
-def id_in(name: str) -> bytes:
-    """The id in the name of a manifest or pack."""
-    return bytes.fromhex(name.rpartition("/")[2].partition(".")[0])
+def id_in(name: str) -> str:
+    """The id in the name of a manifest or pack, in hex."""
+    return name.rpartition("/")[2].partition(".")[0]
 
 
 class StoreFolder:
@@ -162,9 +162,9 @@ class StoreFolder:
 
     # --- what there is
 
-    def list_versions(self) -> set[bytes]:
+    def list_versions(self) -> set[str]:
         """The ids of all manifests that are there. Raises StoreIoError."""
-        return {bytes.fromhex(match[1]) for match in filter(None, map(MANIFEST_NAME.fullmatch, self._names(VERSIONS)))}
+        return {match[1] for match in filter(None, map(MANIFEST_NAME.fullmatch, self._names(VERSIONS)))}
 
     def list_packs(self) -> set[str]:
         """The names of all packs that are there. Raises StoreIoError."""
@@ -225,7 +225,7 @@ class StoreFolder:
     def has(self, name: str) -> bool:
         return self.status_of(name) is not None
 
-    def has_manifest(self, bundle_id: bytes) -> bool:
+    def has_manifest(self, bundle_id: str) -> bool:
         return self.has(manifest_name(bundle_id))
 
     # --- changes
@@ -239,7 +239,7 @@ class StoreFolder:
         temp.publish(os.path.basename(name), replacing=replaced is not None)
         self._count(temp.size_bytes - (replaced.st_size if replaced else 0))
 
-    def write_manifest(self, bundle_id: bytes, data: bytes) -> None:
+    def write_manifest(self, bundle_id: str, data: bytes) -> None:
         """Write the file of a manifest, durably. Raises as `publish`."""
         with self.new_temp(VERSIONS) as temp:
             temp.append([data])

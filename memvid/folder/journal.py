@@ -94,7 +94,7 @@ class _Place:
     start: int
     payload_bytes: int
     digest: bytes
-    base: bytes | None
+    base: str | None
     older: _Place | None = None
 
     def starts(self) -> Iterator[int]:
@@ -220,7 +220,7 @@ class Journal(Closing):
         """Waits for no flush."""
         return uri in self._live
 
-    def bases(self) -> dict[SessionUri, bytes]:
+    def bases(self) -> dict[SessionUri, str]:
         with self.lock:
             return {uri: place.base for uri, place in self._live.items() if place.base is not None}
 
@@ -271,9 +271,7 @@ class Journal(Closing):
             self._have_room(size_of(payload_bytes), [uri], ask)
             self.room[uri] = payload_bytes
 
-    def append(
-        self, records: Sequence[JournalRecord], require_base: Callable[[bytes], object] = lambda _: None
-    ) -> None:
+    def append(self, records: Sequence[JournalRecord], require_base: Callable[[str], object] = lambda _: None) -> None:
         """Write records and flush them: when this returns, they survive. require_base: raises if turns cannot stand
         behind this bundle.
 

@@ -14,7 +14,7 @@ def require_beside(journal: Journal) -> None:
             pass
 
 
-def bases_beside(journal: Journal, but: SessionUri | None = None) -> set[bytes]:
+def bases_beside(journal: Journal, but: SessionUri | None = None) -> set[str]:
     """The versions behind which turns stand in journals beside this one, of all sessions but one. Raises UnsafePath,
     StoreIoError."""
     with journal.lock:

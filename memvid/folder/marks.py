@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -47,7 +48,7 @@ MARKS_FILE: Final = "marks.json"
 MARKS_VERSION: Final = 2
 
 _FORMAT: Final = SealedFormat("torpor.marks", MARKS_VERSION, MAX_MARKS_BYTES, MAX_MARKS_NODES)
-_ID_BYTES: Final = 32
+_ID: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _SHORT_ID_DIGITS: Final = 12
 
 
@@ -55,23 +56,23 @@ _SHORT_ID_DIGITS: Final = 12
 class SessionMarks:
     """The marks of one session: the bundle id of each tag, the pinned bundles, and the stripped ones."""
 
-    tags: Mapping[str, bytes] = field(default_factory=dict)
-    pins: frozenset[bytes] = frozenset()
-    stripped: frozenset[bytes] = frozenset()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    pins: frozenset[str] = frozenset()
+    stripped: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.tags) + len(self.pins) + len(self.stripped)
 
     @property
-    def named(self) -> frozenset[bytes]:
+    def named(self) -> frozenset[str]:
         """The versions with a tag or a pin: one that is not there is missing, whether the index tells of it or not."""
         return self.pins.union(self.tags.values())
 
     @property
-    def bundle_ids(self) -> frozenset[bytes]:
+    def bundle_ids(self) -> frozenset[str]:
         return self.named | self.stripped
 
-    def of(self, bundle_id: bytes) -> VersionMarks:
+    def of(self, bundle_id: str) -> VersionMarks:
         """The marks of one of its versions."""
         tags = tuple(sorted(tag for tag, named in self.tags.items() if named == bundle_id))
         return VersionMarks(tags, bundle_id in self.pins, bundle_id in self.stripped)
@@ -101,7 +102,7 @@ class Marks:
 
     store_uuid: str
     sessions: Mapping[SessionUri, SessionMarks] = field(default_factory=dict)
-    _by_bundle: Mapping[bytes, VersionMarks] = field(init=False, repr=False, compare=False)
+    _by_bundle: Mapping[str, VersionMarks] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         marked = {uri: marks for uri, marks in self.sessions.items() if marks}
@@ -138,32 +139,32 @@ class Marks:
     # --- asking
 
     @property
-    def bundle_ids(self) -> frozenset[bytes]:
+    def bundle_ids(self) -> frozenset[str]:
         return frozenset(self._by_bundle)
 
     @property
-    def stripped(self) -> frozenset[bytes]:
+    def stripped(self) -> frozenset[str]:
         """The versions that need no keys and values."""
         return frozenset(each for each, marks in self._by_bundle.items() if marks.stripped)
 
     def session(self, uri: SessionUri) -> SessionMarks:
         return self.sessions.get(uri, _NO_MARKS)
 
-    def of(self, bundle_id: bytes) -> VersionMarks:
+    def of(self, bundle_id: str) -> VersionMarks:
         """The marks of the version in this bundle."""
         return self._by_bundle.get(bundle_id, _UNMARKED)
 
-    def tagged(self, uri: SessionUri, tag: str) -> bytes | None:
+    def tagged(self, uri: SessionUri, tag: str) -> str | None:
         return self.session(uri).tags.get(tag)
 
     @property
-    def named(self) -> frozenset[bytes]:
+    def named(self) -> frozenset[str]:
         """The versions with a tag or a pin, of all sessions."""
         return frozenset().union(*(marks.named for marks in self.sessions.values()))
 
     # --- changing
 
-    def tag(self, uri: SessionUri, bundle_id: bytes, tag: str, *, move: bool = False) -> Marks:
+    def tag(self, uri: SessionUri, bundle_id: str, tag: str, *, move: bool = False) -> Marks:
         """Let a tag name the version of this bundle. `move` takes the tag from another version of the session.
 
         Raises:
@@ -176,10 +177,10 @@ class Marks:
                 f"The tag {tag!r} already names {_reference(uri, named)}. Move it (--move), or choose another tag.",
                 session=str(uri),
                 tag=tag,
-                bundle_id=named.hex(),
+                bundle_id=named,
             )
         marks = self.session(uri)
-        return self._with(uri, replace(marks, tags={**marks.tags, tag: _require_id(bundle_id)}))
+        return self._with(uri, replace(marks, tags={**marks.tags, tag: require_id(bundle_id)}))
 
     def untag(self, uri: SessionUri, tag: str) -> Marks:
         """Take a tag away. Raises InvalidTag, MarkNotFound."""
@@ -190,28 +191,26 @@ class Marks:
             raise MarkNotFound(f"{uri} has no tag {tag!r}; {there}.", session=str(uri), tag=tag)
         return self._with(uri, replace(marks, tags={name: at for name, at in marks.tags.items() if name != tag}))
 
-    def pin(self, uri: SessionUri, bundle_id: bytes) -> Marks:
+    def pin(self, uri: SessionUri, bundle_id: str) -> Marks:
         """Keep a version against any retention; a second pin changes nothing. Raises LimitExceeded."""
         marks = self.session(uri)
-        return self._with(uri, replace(marks, pins=marks.pins | {_require_id(bundle_id)}))
+        return self._with(uri, replace(marks, pins=marks.pins | {require_id(bundle_id)}))
 
-    def unpin(self, uri: SessionUri, bundle_id: bytes) -> Marks:
+    def unpin(self, uri: SessionUri, bundle_id: str) -> Marks:
         """Give a version back to the retention. Raises MarkNotFound."""
         marks = self.session(uri)
         if bundle_id not in marks.pins:
-            raise MarkNotFound(
-                f"{_reference(uri, bundle_id)} is not pinned.", session=str(uri), bundle_id=bundle_id.hex()
-            )
+            raise MarkNotFound(f"{_reference(uri, bundle_id)} is not pinned.", session=str(uri), bundle_id=bundle_id)
         return self._with(uri, replace(marks, pins=marks.pins - {bundle_id}))
 
-    def strip(self, uri: SessionUri, bundle_ids: Iterable[bytes]) -> Marks:
+    def strip(self, uri: SessionUri, bundle_ids: Iterable[str]) -> Marks:
         """These versions of a session need no keys and values from now on. Raises LimitExceeded."""
         marks = self.session(uri)
-        return self._with(uri, replace(marks, stripped=marks.stripped.union(map(_require_id, bundle_ids))))
+        return self._with(uri, replace(marks, stripped=marks.stripped.union(map(require_id, bundle_ids))))
 
-    def without_bundles(self, bundle_ids: Collection[bytes], *, names: bool = True, strips: bool = True) -> Marks:
+    def without_bundles(self, bundle_ids: Collection[str], *, names: bool = True, strips: bool = True) -> Marks:
         """No marks of these versions, in any session. names: their tags and pins go. strips: their strips go."""
-        gone, none = frozenset(bundle_ids), frozenset[bytes]()
+        gone, none = frozenset(bundle_ids), frozenset[str]()
         named, stripped = gone if names else none, gone if strips else none
         return Marks(self.store_uuid, {uri: _left(marks, named, stripped) for uri, marks in self.sessions.items()})
 
@@ -228,7 +227,7 @@ class Marks:
         return Marks(self.store_uuid, {**self.sessions, uri: marks})
 
 
-def _left(marks: SessionMarks, named: frozenset[bytes], stripped: frozenset[bytes]) -> SessionMarks:
+def _left(marks: SessionMarks, named: frozenset[str], stripped: frozenset[str]) -> SessionMarks:
     tags = {tag: bundle_id for tag, bundle_id in marks.tags.items() if bundle_id not in named}
     return SessionMarks(tags, marks.pins - named, marks.stripped - stripped)
 
@@ -237,10 +236,10 @@ def _joined(marks: SessionMarks, later: SessionMarks) -> SessionMarks:
     return replace(marks, tags={**marks.tags, **later.tags}, pins=marks.pins | later.pins)
 
 
-def _by_bundle(sessions: Iterable[SessionMarks]) -> Mapping[bytes, VersionMarks]:
-    tags: dict[bytes, list[str]] = {}
-    pins: set[bytes] = set()
-    stripped: set[bytes] = set()
+def _by_bundle(sessions: Iterable[SessionMarks]) -> Mapping[str, VersionMarks]:
+    tags: dict[str, list[str]] = {}
+    pins: set[str] = set()
+    stripped: set[str] = set()
     for marks in sessions:
         pins |= marks.pins
         stripped |= marks.stripped
@@ -252,14 +251,15 @@ def _by_bundle(sessions: Iterable[SessionMarks]) -> Mapping[bytes, VersionMarks]
     }
 
 
-def _require_id(bundle_id: bytes) -> bytes:
-    if not isinstance(bundle_id, bytes) or len(bundle_id) != _ID_BYTES:
-        raise ValueError("a bundle id has 32 bytes")
+def require_id(bundle_id: Any) -> str:
+    """Check a bundle id. Raises ValueError."""
+    if not isinstance(bundle_id, str) or not _ID.fullmatch(bundle_id):
+        raise ValueError("a bundle id has 64 lower-case hex digits")
     return bundle_id
 
 
-def _reference(uri: SessionUri, bundle_id: bytes) -> str:
-    return f"{uri}{VERSION_MARK}{bundle_id.hex()[:_SHORT_ID_DIGITS]}"
+def _reference(uri: SessionUri, bundle_id: str) -> str:
+    return f"{uri}{VERSION_MARK}{bundle_id[:_SHORT_ID_DIGITS]}"
 
 
 # --- the bytes
@@ -272,9 +272,9 @@ def encode_marks(marks: Marks) -> bytes:
             "store": marks.store_uuid,
             "sessions": {
                 str(uri): {
-                    "pins": sorted(pinned.hex() for pinned in of.pins),
-                    "tags": {tag: named.hex() for tag, named in of.tags.items()},
-                    "stripped": sorted(stripped.hex() for stripped in of.stripped),
+                    "pins": sorted(of.pins),
+                    "tags": dict(of.tags),
+                    "stripped": sorted(of.stripped),
                 }
                 for uri, of in marks.sessions.items()
             },
@@ -328,7 +328,7 @@ def _read_once(folder: StoreFolder, _stamp: Stamp) -> Marks:
 
 
 def findings_of_missing(
-    folder: StoreFolder, knows: Callable[[bytes], bool], uri: SessionUri | None = None
+    folder: StoreFolder, knows: Callable[[str], bool], uri: SessionUri | None = None
 ) -> list[Finding]:
     """The versions, of one session or of all, that only a tag or a pin tells of: they have no manifest, and the index
     does not know them. Cheap for a session of which none is missing. A daemon may delete versions meanwhile: their tags
@@ -349,7 +349,7 @@ def findings_of_missing(
     ]
 
 
-def _told_of_missing(folder: StoreFolder, uri: SessionUri, bundle_id: bytes, marks: Marks) -> str:
+def _told_of_missing(folder: StoreFolder, uri: SessionUri, bundle_id: str, marks: Marks) -> str:
     of = marks.of(bundle_id)
     ways = [f"`torpor untag {uri} {tag}`" for tag in of.tags]
     ways += [f"`torpor unpin {_reference(uri, bundle_id)}`"] if of.pinned else []
@@ -361,14 +361,14 @@ def _told_of_missing(folder: StoreFolder, uri: SessionUri, bundle_id: bytes, mar
     )
 
 
-def is_stripped(folder: StoreFolder, bundle_id: bytes) -> bool | None:
+def is_stripped(folder: StoreFolder, bundle_id: str) -> bool | None:
     """Whether a version needs no keys and values; None where the marks are damaged or missing. Cheap, as each turn
     asks. Raises StoreIoError: the system did not read them this time."""
     marks = _marks_as_last_read(folder)
     return None if marks is None else marks.of(bundle_id).stripped
 
 
-def stripped_in(folder: StoreFolder) -> frozenset[bytes] | None:
+def stripped_in(folder: StoreFolder) -> frozenset[str] | None:
     """The versions that need no keys and values; None where the marks cannot be read, which others tell."""
     marks = marks_in(folder)
     return None if marks is None else marks.stripped
@@ -388,14 +388,9 @@ def uuid_in_marks(root_fd: int, path: str) -> str | None:
 
 def session_marks(value: Any) -> SessionMarks:
     """The marks of one session, as JSON has them. Raises InvalidTag, UNDECODED."""
-    tags = {require_tag(tag): id_in_json(text) for tag, text in value["tags"].items()}
-    pins, stripped = map(id_in_json, value["pins"]), map(id_in_json, value["stripped"])
+    tags = {require_tag(tag): require_id(text) for tag, text in value["tags"].items()}
+    pins, stripped = map(require_id, value["pins"]), map(require_id, value["stripped"])
     return SessionMarks(tags, frozenset(pins), frozenset(stripped))
-
-
-def id_in_json(text: Any) -> bytes:
-    """A bundle id from its hex digits. Raises ValueError, TypeError."""
-    return _require_id(bytes.fromhex(text))
 
 
 def marks_lost(path: str) -> MarksLost:

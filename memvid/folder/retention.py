@@ -77,8 +77,8 @@ def plan_retention(
     marks: Marks,
     retention: Retention,
     now_ns: int,
-    unsound: Collection[bytes] = (),
-    bases: Collection[bytes] = (),
+    unsound: Collection[str] = (),
+    bases: Collection[str] = (),
 ) -> RetentionPlan:
     """Decide for every version in `rows`: all versions of one or more sessions, in any order. `unsound` bundles cannot
     be woken; the more of them, the more stays. Turns in the journal stand behind the `bases`."""
@@ -119,8 +119,8 @@ def _reasons(row: IndexRow, newer: int, marks: Marks, retention: Retention) -> l
 
 
 def _within_days(
-    versions: Sequence[IndexRow], days: float | None, now_ns: int, unsound: Collection[bytes]
-) -> dict[bytes, list[str]]:
+    versions: Sequence[IndexRow], days: float | None, now_ns: int, unsound: Collection[str]
+) -> dict[str, list[str]]:
     """Which versions their dates keep, by bundle id; `versions` are one session's, oldest first."""
     if days is None:
         return {}

@@ -40,13 +40,13 @@ def ambiguous(uri: SessionUri, text: str, found: Sequence[IndexRow]) -> Ambiguou
         told_of_rivals(found) if are_rivals else _told_of_several(uri, found, text),
         session=str(uri),
         selector=text,
-        candidates=[f"{uri}{VERSION_MARK}{row.bundle_id.hex()}" for row in found],  # a shorter id was ambiguous
+        candidates=[f"{uri}{VERSION_MARK}{row.bundle_id}" for row in found],  # a shorter id was ambiguous
     )
 
 
 def told_of_rivals(rivals: Sequence[IndexRow]) -> str:
     """Where a manifest was put back whose number was given again."""
-    uri, ids = rivals[0].uri, [row.bundle_id.hex()[:_SHORT_ID_DIGITS] for row in rivals]
+    uri, ids = rivals[0].uri, [row.bundle_id[:_SHORT_ID_DIGITS] for row in rivals]
     return (
         f"{uri} has {len(rivals)} versions with the number {rivals[0].version}, as when one was put back after its "
         f"number was given again: {' and '.join(f'{uri}{VERSION_MARK}{each}' for each in ids)}. Keep one in a file "
@@ -55,26 +55,26 @@ def told_of_rivals(rivals: Sequence[IndexRow]) -> str:
     )
 
 
-def _means(selector: Selector, tagged: bytes | None, row: IndexRow) -> bool:
+def _means(selector: Selector, tagged: str | None, row: IndexRow) -> bool:
     return (
         row.version == selector.number
         or row.bundle_id == tagged
-        or (selector.id_prefix is not None and row.bundle_id.hex().startswith(selector.id_prefix))
+        or (selector.id_prefix is not None and row.bundle_id.startswith(selector.id_prefix))
     )
 
 
 def _told_of_several(uri: SessionUri, matches: Sequence[IndexRow], text: str) -> str:
-    shown = ", ".join(f"version {row.version} ({row.bundle_id.hex()})" for row in matches[:_MAX_LISTED])
+    shown = ", ".join(f"version {row.version} ({row.bundle_id})" for row in matches[:_MAX_LISTED])
     more = f" and {len(matches) - _MAX_LISTED} more" if len(matches) > _MAX_LISTED else ""
     return f"{uri}{VERSION_MARK}{text} means {len(matches)} versions: {shown}{more}. Give more digits of the id."
 
 
 def _no_version(
-    uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, selector: Selector, tagged: bytes | None
+    uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, selector: Selector, tagged: str | None
 ) -> SessionNotFound:
     if tagged is not None:
         why = (
-            f"The tag {selector.text!r} of {uri} names the bundle {tagged.hex()[:_SHORT_ID_DIGITS]}, which is none of "
+            f"The tag {selector.text!r} of {uri} names the bundle {tagged[:_SHORT_ID_DIGITS]}, which is none of "
             "its versions now: it cannot be read, or is gone. `torpor verify` says more."
         )
     else:
@@ -114,8 +114,8 @@ def lineage_of(versions: Sequence[IndexRow], row: IndexRow) -> tuple[str, ...]:
     the first that is none, which was removed or is another session's."""
     by_id = {each.bundle_id: each for each in versions}
     line: list[str] = []
-    current: bytes | None = row.bundle_id
-    while current is not None and current.hex() not in line:
-        line.append(current.hex())
+    current: str | None = row.bundle_id
+    while current is not None and current not in line:
+        line.append(current)
         current = by_id[current].parent if current in by_id else None
     return tuple(line)

@@ -73,8 +73,8 @@ class JournalRecord:
 
     uri: SessionUri
     session: Mapping[str, Any]
-    newest: tuple[int, bytes] | None
-    base: bytes | None
+    newest: tuple[int, str] | None
+    base: str | None
     held: int
     identity: Identity | None
 
@@ -85,8 +85,8 @@ class JournalRecord:
             {
                 "uri": str(self.uri),
                 "session": dict(self.session),
-                "newest": None if self.newest is None else list(self.newest),
-                "base": self.base,
+                "newest": None if self.newest is None else [self.newest[0], bytes.fromhex(self.newest[1])],
+                "base": None if self.base is None else bytes.fromhex(self.base),
                 "held": self.held,
                 "identity": None if self.identity is None else [list(part) for part in self.identity.parts],
             },
@@ -102,7 +102,7 @@ class JournalRecord:
                 SessionUri.parse(fields["uri"]),
                 map_in(fields["session"]),
                 _newest_in(fields["newest"]),
-                None if fields["base"] is None else bytes_in(fields["base"], ID_BYTES),
+                None if fields["base"] is None else bytes_in(fields["base"], ID_BYTES).hex(),
                 integer_in(fields["held"], 0, MAX_TOKENS),
                 None if fields["identity"] is None else identity_in(fields["identity"]),
             )
@@ -113,13 +113,13 @@ class JournalRecord:
         return record
 
 
-def _newest_in(value: object) -> tuple[int, bytes] | None:
+def _newest_in(value: object) -> tuple[int, str] | None:
     if value is None:
         return None
     if not isinstance(value, list):
         raise ValueError("a version in it is no list")  # noqa: TRY004 - as for all that is malformed
     version, bundle_id = value
-    return integer_in(version, 0, MAX_VERSION), bytes_in(bundle_id, ID_BYTES)
+    return integer_in(version, 0, MAX_VERSION), bytes_in(bundle_id, ID_BYTES).hex()
 
 
 # --- the file

@@ -62,7 +62,7 @@ class Manifest:
 
     uri: SessionUri
     version: int
-    parent: bytes | None
+    parent: str | None
     identity: Identity
     token_count: int
     created_ns: int
@@ -129,7 +129,7 @@ class Manifest:
         document = {
             "uri": str(self.uri),
             "version": self.version,
-            "parent": self.parent,
+            "parent": None if self.parent is None else bytes.fromhex(self.parent),
             "identity": [[part, value] for part, value in self.identity.parts],
             "token_count": self.token_count,
             "created_ns": self.created_ns,
@@ -184,9 +184,9 @@ def require_session_map(session: Mapping[str, Any]) -> None:
         raise InvalidDraft(f"a label is text of 1 to {MAX_LABEL_CHARS} characters.", field="labels")
 
 
-def bundle_id_of(encoded: bytes) -> bytes:
-    """BLAKE3-256 of an encoded manifest: it names every block, and a block's id covers its bytes."""
-    return blake3(encoded).digest()
+def bundle_id_of(encoded: bytes) -> str:
+    """BLAKE3-256 of an encoded manifest, in hex: it names every block, and a block's id covers its bytes."""
+    return blake3(encoded).hexdigest()
 
 
 def end_record_of(manifest: Manifest) -> BlockEntry | None:
@@ -224,7 +224,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         manifest = Manifest(
             uri=SessionUri.parse(fields["uri"]),
             version=integer_in(fields["version"], 1, MAX_VERSION),
-            parent=None if fields["parent"] is None else bytes_in(fields["parent"], ID_BYTES),
+            parent=None if fields["parent"] is None else bytes_in(fields["parent"], ID_BYTES).hex(),
             identity=identity_in(fields["identity"]),
             token_count=token_count,
             created_ns=integer_in(fields["created_ns"], 0, (1 << 63) - 1),
@@ -300,7 +300,7 @@ def encode_manifest_file(encoded: bytes) -> bytes:
     return encode_header(MANIFEST_MAGIC, HEADER_BYTES + len(encoded)) + encoded
 
 
-def read_manifest_bytes(fd: int, path: str, bundle_id: bytes | None) -> bytes:
+def read_manifest_bytes(fd: int, path: str, bundle_id: str | None) -> bytes:
     """The manifest's bytes in an open file, whose digest is `bundle_id`; None: whatever it is.
 
     Raises:
@@ -322,12 +322,12 @@ def read_manifest_bytes(fd: int, path: str, bundle_id: bytes | None) -> bytes:
         raise BundleMismatch(
             f"{path} is damaged, or another version's: its content is not what its name promises.",
             path=path,
-            expected=bundle_id.hex(),
-            found=found.hex(),
+            expected=bundle_id,
+            found=found,
         )
     return encoded
 
 
-def read_manifest(fd: int, path: str, bundle_id: bytes) -> Manifest:
+def read_manifest(fd: int, path: str, bundle_id: str) -> Manifest:
     """The manifest in an open file. Raises as `read_manifest_bytes`, and CorruptBundle where it is not valid."""
     return decode_manifest(read_manifest_bytes(fd, path, bundle_id), path)

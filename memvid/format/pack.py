@@ -192,7 +192,7 @@ class PackFile(FrameReader):
         """The manifest in an exported file; empty in a pack of a store. Raises CorruptBundle, StoreIoError."""
         section = self._read(self.trailer.manifest_offset, self.trailer.manifest_bytes)
         encoded = section[DIGEST_BYTES:]
-        if section and section[:DIGEST_BYTES] != bundle_id_of(encoded):
+        if section and section[:DIGEST_BYTES].hex() != bundle_id_of(encoded):
             corrupt(self.path, "manifest", "its digest differs")
         return encoded
 

@@ -193,7 +193,7 @@ class PackWriter:
         """
         encoded = encode_directory(self.frames.values())
         pack_id = pack_id_of(encoded)
-        section = bundle_id_of(manifest) + manifest if manifest else b""
+        section = bytes.fromhex(bundle_id_of(manifest)) + manifest if manifest else b""
         trailer = Trailer(self.end, len(section), len(encoded), pack_id)
         self._append([section, encoded, trailer.encode()])
         self._temp.write_at(0, [encode_header(PACK_MAGIC, trailer.file_bytes)])

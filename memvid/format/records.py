@@ -1,4 +1,5 @@
-"""Values of the store that stay in the process: with ids as bytes, no behavior, safe to keep."""
+"""Values of the store that stay in the process: no behavior, safe to keep. What names a file, as a bundle id does, is
+text: its hex digits. The id of a block is bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ Progress = Callable[[int, int], None]
 """Told how much is done, and how much there is to do."""
 
 
-VersionKey = int | bytes
+VersionKey = int | str
 """A version of a session: its number, or its bundle id, which also tells two with one number apart."""
 
 
@@ -28,8 +29,8 @@ class IndexRow:
 
     uri: SessionUri
     version: int
-    bundle_id: bytes
-    parent: bytes | None
+    bundle_id: str
+    parent: str | None
     identity_digest: bytes
     token_count: int
     bundle_bytes: int
@@ -54,8 +55,8 @@ class Receipt:
 
     uri: SessionUri
     version: int
-    bundle_id: bytes
-    parent: bytes | None
+    bundle_id: str
+    parent: str | None
     token_count: int
     bytes_written: int
     blocks_new: int
@@ -82,7 +83,7 @@ class DamagedVersion:
 
     uri: SessionUri
     version: int
-    bundle_id: bytes
+    bundle_id: str
     whole_up_to: int
     blocks: tuple[bytes, ...] = ()
     is_stripped: bool = False

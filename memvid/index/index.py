@@ -91,7 +91,7 @@ class PackRow:
     stripped: tuple[bytes, ...] = ()
 
 
-def row_of(manifest: Manifest, bundle_id: bytes, manifest_bytes: int) -> IndexRow:
+def row_of(manifest: Manifest, bundle_id: str, manifest_bytes: int) -> IndexRow:
     """The row of a version. manifest_bytes: the size of its manifest's file."""
     return IndexRow(
         uri=manifest.uri,
@@ -186,7 +186,7 @@ class Index(Closing):
                 durable.write_unflushed(folder.root_fd, INDEX_FILE, data, folder.path)
                 self._changes = 0
 
-    def forget_in_file(self, folder: StoreFolder, bundle_ids: Iterable[bytes]) -> None:
+    def forget_in_file(self, folder: StoreFolder, bundle_ids: Iterable[str]) -> None:
         """Before these versions are deleted: the copy does not tell of them any more, durably. Needs no room. Raises
         StoreIoError, DurabilityLost."""
         with self._lock:
@@ -195,7 +195,7 @@ class Index(Closing):
             numbers = [
                 int(number)
                 for bundle_id in bundle_ids
-                for (number,) in self._select("SELECT number FROM versions WHERE bundle_id = ?", (bundle_id,))
+                for (number,) in self._select("SELECT number FROM versions WHERE bundle_id = ?", (_blob(bundle_id),))
             ]
             if numbers and min(numbers) > self._in_file:
                 return
@@ -236,11 +236,11 @@ class Index(Closing):
                 )
                 self._changes += 1
 
-    def drop(self, bundle_ids: Iterable[bytes]) -> None:
+    def drop(self, bundle_ids: Iterable[str]) -> None:
         """Let versions go."""
         with self._transaction():
             for bundle_id in bundle_ids:
-                self._connection.execute("DELETE FROM versions WHERE bundle_id = ?", (bundle_id,))
+                self._connection.execute("DELETE FROM versions WHERE bundle_id = ?", (_blob(bundle_id),))
                 self._changes += 1
 
     def add_pack(self, pack: PackRow) -> None:
@@ -304,19 +304,19 @@ class Index(Closing):
 
     # --- versions
 
-    def bundle_ids(self) -> set[bytes]:
-        return {bytes(one) for (one,) in self._select("SELECT bundle_id FROM versions", ())}
+    def bundle_ids(self) -> set[str]:
+        return {bytes(one).hex() for (one,) in self._select("SELECT bundle_id FROM versions", ())}
 
-    def knows(self, bundle_id: bytes) -> bool:
-        return bool(self._select("SELECT 1 FROM versions WHERE bundle_id = ?", (bundle_id,)))
+    def knows(self, bundle_id: str) -> bool:
+        return bool(self._select("SELECT 1 FROM versions WHERE bundle_id = ?", (_blob(bundle_id),)))
 
     def find(self, uri: SessionUri, version: VersionKey | None = None) -> IndexRow | None:
         """A version of a session, the latest if none is named; None if there is none. By a number that two have, as a
         file that is put back after the index was lost can make them, the younger one."""
         where = "namespace = ? AND name = ?"
         values: tuple[Any, ...] = (uri.namespace, uri.name)
-        if isinstance(version, bytes):
-            rows = self._rows(f"WHERE {where} AND bundle_id = ?", (*values, version))
+        if isinstance(version, str):
+            rows = self._rows(f"WHERE {where} AND bundle_id = ?", (*values, _blob(version)))
         elif version is not None:
             if not 1 <= version <= MAX_VERSION:
                 return None  # nor does SQLite take every number
@@ -390,10 +390,10 @@ class Index(Closing):
         """All versions, by session, oldest first."""
         return self._rows("ORDER BY namespace, name, version, created_ns, bundle_id", ())
 
-    def rows_of(self, bundle_ids: Iterable[bytes]) -> dict[bytes, IndexRow]:
+    def rows_of(self, bundle_ids: Iterable[str]) -> dict[str, IndexRow]:
         """The rows of those of the bundles that are versions."""
-        found: dict[bytes, IndexRow] = {}
-        wanted = list(bundle_ids)
+        found: dict[str, IndexRow] = {}
+        wanted = list(map(_blob, bundle_ids))
         for at in range(0, len(wanted), _ASKED_AT_ONCE):
             some = wanted[at : at + _ASKED_AT_ONCE]
             marks = ", ".join("?" * len(some))
@@ -483,12 +483,17 @@ def block_key(block_id: bytes) -> int:
     return int(key)
 
 
+_blob: Final = bytes.fromhex
+"""A bundle id as the database has it."""
+
+
 def _columns_of(row: IndexRow) -> tuple[Any, ...]:
     lossy = (row.lossy.bits, row.lossy.tokens) if row.lossy else (None, None)
+    parent = None if row.parent is None else _blob(row.parent)
     return (
-        row.uri.namespace, row.uri.name, row.version, row.bundle_id, row.parent, row.identity_digest, row.token_count,
-        row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels), row.unread_tokens,
-        *lossy, int(row.unnamed),
+        row.uri.namespace, row.uri.name, row.version, _blob(row.bundle_id), parent, row.identity_digest,
+        row.token_count, row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels),
+        row.unread_tokens, *lossy, int(row.unnamed),
     )  # fmt: skip
 
 
@@ -501,13 +506,14 @@ def _row_in(columns: tuple[Any, ...], path: str) -> IndexRow:
             raise TypeError("a number is none")
         if not len(bundle_id) == len(identity) == 32 or (parent is not None and len(parent) != 32):
             raise TypeError("an id has the wrong form")
+        own, before = bytes(bundle_id).hex(), None if parent is None else bytes(parent).hex()
         names = () if labels == "[]" else _labels(labels)
         lossy = None if bits is None or lossy_tokens is None else Lossy(bits, lossy_tokens)
         uri = SessionUri(namespace, name)
     except (StoreError, TypeError, ValueError, RecursionError) as error:
         raise _failed(path, f"it holds a row that is not valid: {error}") from error
     return IndexRow(
-        uri, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, names,
+        uri, version, own, before, identity, tokens, file_bytes, raw_bytes, created, model, names,
         unread_tokens=unread, lossy=lossy, unnamed=bool(unnamed),
     )  # fmt: skip
 

@@ -50,7 +50,7 @@ def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_
     """See `Store.prune`."""
     core.begin_upkeep(dry_run=dry_run)
     now_ns = time.time_ns()
-    unsound: dict[bytes, Finding] = {}
+    unsound: dict[str, Finding] = {}
 
     def planned(uris: Iterable[SessionUri] | None) -> RetentionPlan:
         marks, index = Marks.load(core.folder), core.index
@@ -75,7 +75,7 @@ def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_
     return run.report()
 
 
-def _bases(core: StoreCore) -> set[bytes]:
+def _bases(core: StoreCore) -> set[str]:
     """The versions behind which turns stand, in whichever journal."""
     return bases_beside(core.journal).union(core.bases().values())
 
@@ -101,7 +101,7 @@ def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
     return run.report()
 
 
-def _covered(core: StoreCore, uri: SessionUri) -> dict[bytes, bytes]:
+def _covered(core: StoreCore, uri: SessionUri) -> dict[str, str]:
     """The stand-ins of a session, each with the newest or else the next version, if that begins with all of its
     tokens."""
     rows = core.index.versions(uri)
@@ -122,7 +122,7 @@ def _covered(core: StoreCore, uri: SessionUri) -> dict[bytes, bytes]:
     return found
 
 
-def _covers(core: StoreCore, later: IndexRow, earlier: IndexRow, stripped: Container[bytes]) -> bool:
+def _covers(core: StoreCore, later: IndexRow, earlier: IndexRow, stripped: Container[str]) -> bool:
     if _problem(core, later, is_stripped=later.bundle_id in stripped) is not None:
         return False
     try:
@@ -149,11 +149,11 @@ def _in_same_blocks(one: Manifest, other: Manifest) -> int:
 
 
 def _plan_soundly(
-    core: StoreCore, uris: Iterable[SessionUri] | None, planned: _Planned, unsound: dict[bytes, Finding]
+    core: StoreCore, uris: Iterable[SessionUri] | None, planned: _Planned, unsound: dict[str, Finding]
 ) -> RetentionPlan:
     """A plan that rests on no version that cannot be woken; adds those to `unsound`, with the reason. Sessions in which
     there are some are planned again, until all versions to keep were looked at."""
-    plan, stripped, looked = planned(uris), Marks.load(core.folder).stripped, set[bytes]()
+    plan, stripped, looked = planned(uris), Marks.load(core.folder).stripped, set[str]()
     keep: list[Kept] = []
     drop: list[IndexRow] = []
     while True:

@@ -144,7 +144,7 @@ class _Judge:
         with closing_fd(fd):
             name = _MANIFEST.match(os.path.basename(path))
             if magic == MANIFEST_MAGIC and name:
-                return self._of(read_manifest(fd, path, bytes.fromhex(name[0])), set())
+                return self._of(read_manifest(fd, path, name[0]), set())
             if _mentions(fd, self._uri.name.encode(), path):
                 return False, f"it has the text {self._uri.name} in it"
             return False, "" if _TEXT.search(path) else "it is no file of a store"

@@ -91,8 +91,8 @@ def repack_packs(
     policy: RepackPolicy,
     *,
     should_stop: Callable[[], bool] = lambda: False,
-    strips: Collection[bytes] = (),
-    deletes: Collection[bytes] = (),
+    strips: Collection[str] = (),
+    deletes: Collection[str] = (),
     must_go: Collection[str] = (),
 ) -> None:
     """Repack these packs, or (None) all, and tell `run`. For a dry run: as if the versions `strips` were stripped, and
@@ -175,7 +175,7 @@ def _unmark_dangling(run: MaintenanceRun) -> None:
         run.fail(f"{core.path}/{MARKS_FILE}", error)
         return
     for uri, bundle_id in dangling:
-        reason = f"The version that it marked ({bundle_id.hex()[:12]}) is gone."
+        reason = f"The version that it marked ({bundle_id[:12]}) is gone."
         run.actions.append(Action("unmark", f"{core.path}/{MARKS_FILE}", str(uri), None, 0, reason))
 
 
@@ -185,7 +185,7 @@ def _unmark_dangling(run: MaintenanceRun) -> None:
 class _Look:
     """The packs that a repack may change, as values."""
 
-    def __init__(self, run: MaintenanceRun, policy: RepackPolicy, needed: Needed, deletes: frozenset[bytes]) -> None:
+    def __init__(self, run: MaintenanceRun, policy: RepackPolicy, needed: Needed, deletes: frozenset[str]) -> None:
         self._run = run
         self._core = run.core
         self._policy = policy

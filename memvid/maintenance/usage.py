@@ -147,7 +147,7 @@ def usage(core: StoreCore) -> UsageReport:
 # --- versions
 
 
-def _add_versions(core: StoreCore, stripped: frozenset[bytes], tally: _Tally) -> _Needs:
+def _add_versions(core: StoreCore, stripped: frozenset[str], tally: _Tally) -> _Needs:
     users = _Needs()
     for bundle_id in sorted(core.folder.list_versions()):
         status = core.folder.status_of(manifest_name(bundle_id))
@@ -171,7 +171,7 @@ def _add_versions(core: StoreCore, stripped: frozenset[bytes], tally: _Tally) ->
     return users
 
 
-def _add_rows(core: StoreCore, rows: Iterable[IndexRow], stripped: frozenset[bytes], tally: _Tally) -> None:
+def _add_rows(core: StoreCore, rows: Iterable[IndexRow], stripped: frozenset[str], tally: _Tally) -> None:
     gone = {row.bundle_id for row in rows if not core.folder.has_manifest(row.bundle_id)}
     missing = still_missing(core, gone)
     for row in rows:

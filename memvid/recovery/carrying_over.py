@@ -139,10 +139,10 @@ def _renew_marks(root_fd: int, path: str, store_uuid: str) -> None:
     write_marks(root_fd, path, encode_marks(marks))
 
 
-def manifest_in_bundle(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
+def manifest_in_bundle(folder: StoreFolder, bundle_id: str) -> bytes | None:
     """The manifest in a version's own bundle; None without one, or if it cannot be read."""
     try:
-        fd, path = folder.open_name(_bundle_name(bundle_id.hex() + _LIVE))
+        fd, path = folder.open_name(_bundle_name(bundle_id + _LIVE))
         with closing_fd(fd):
             version = read_version(fd, path)
     except StoreError:
@@ -163,9 +163,9 @@ class _Carrying:
 
     folder: StoreFolder
     findings: list[Finding] = field(default_factory=list)
-    versions: dict[bytes, OldVersion] = field(default_factory=dict)
-    damaged: dict[bytes, bytes] = field(default_factory=dict)
-    misnamed: dict[bytes, str] = field(default_factory=dict)
+    versions: dict[str, OldVersion] = field(default_factory=dict)
+    damaged: dict[str, bytes] = field(default_factory=dict)
+    misnamed: dict[str, str] = field(default_factory=dict)
     missing: list[IndexRow] = field(default_factory=list)
 
     def run(self) -> tuple[Finding, ...]:
@@ -250,16 +250,16 @@ class _Carrying:
             matches = [match for match in map(MOVED_NAME.fullmatch, names) if match]
             for match in sorted(matches, key=lambda match: (match[2], -int(match[3]), match[1])):  # the newest first
                 with contextlib.suppress(FileNotFoundError):
-                    self._take_in(fd, match[0], bytes.fromhex(match[1]), is_version=match[2] == _LIVE)
+                    self._take_in(fd, match[0], match[1], is_version=match[2] == _LIVE)
             for name in names:
                 if name.startswith(("marks.json.", "store.json.")):
                     move_aside(folder.root_fd, folder.path, fd, name, path)
 
-    def _take_in(self, fd: int, name: str, bundle_id: bytes, *, is_version: bool) -> None:
+    def _take_in(self, fd: int, name: str, bundle_id: str, *, is_version: bool) -> None:
         """One file of quarantine: into bundles/ as a version, or as frames, as what is another copy of a version: its
         frames may be better. Into damaged/ if its name is taken; but a damaged bundle gives way to it."""
         is_version = is_version and bundle_id not in self.versions
-        target = _bundle_name(bundle_id.hex() + (_LIVE if is_version else _BLOCKS))
+        target = _bundle_name(bundle_id + (_LIVE if is_version else _BLOCKS))
         if is_version and bundle_id in self.damaged:
             self.folder.move_to_damaged(target)
         if not self._move_in(fd, name, target):
@@ -304,7 +304,7 @@ class _Carrying:
                     newest = record.newest[1] if record is not None and record.newest is not None else None
                     if newest is None or uri in claimed:
                         continue
-                    if self.folder.has(_bundle_name(newest.hex() + _BLOCKS)):
+                    if self.folder.has(_bundle_name(newest + _BLOCKS)):
                         journal.drop(uri)
 
     # --- notes
@@ -316,7 +316,7 @@ class _Carrying:
         claimed = {(version.manifest.uri, version.manifest.version) for version in self.versions.values()}
         with contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, NOTES, path) as fd:
             for match in filter(None, map(NOTE_NAME.fullmatch, list_names(fd, path))):
-                if (bundle_id := bytes.fromhex(match[1])) in self.versions:
+                if (bundle_id := match[1]) in self.versions:
                     continue
                 own = f"{path}/{match[0]}"
                 data = read_small(fd, match[0], MAX_NOTE_BYTES, own)

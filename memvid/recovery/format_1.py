@@ -15,7 +15,7 @@ from ..answers import Lossy
 from ..disk.paths import list_names, read_at, read_small, stat_open
 from ..disk.sealed_json import UNDECODED, SealedFormat
 from ..errors import PUT_BACK, CorruptBundle, StoreError, Truncated, UnsupportedFormat
-from ..folder.marks import MARKS_FILE, Marks, id_in_json, session_marks, uuid_in_marks
+from ..folder.marks import MARKS_FILE, Marks, require_id, session_marks, uuid_in_marks
 from ..folder.store_file import has_bundles, has_manifests, has_own_packs
 from ..format.manifest import Manifest, bundle_id_of, decode_manifest, encode_manifest_file
 from ..format.pack import Trailer
@@ -44,7 +44,7 @@ MALFORMED: Final = (*UNDECODED, StoreError)
 class OldVersion:
     """A version in a bundle's file: its id, its manifest, and the manifest's bytes."""
 
-    bundle_id: bytes
+    bundle_id: str
     manifest: Manifest
     encoded: bytes
 
@@ -57,13 +57,13 @@ def read_version(fd: int, path: str) -> OldVersion:
     """
     trailer = _trailer_of(fd, path)
     encoded = read_at(fd, trailer.manifest_offset, trailer.manifest_bytes, path)
-    if not encoded or bundle_id_of(encoded) != trailer.bundle_id:
+    if not encoded or bundle_id_of(encoded) != trailer.bundle_id.hex():
         raise CorruptBundle(
             f"{path}: the manifest is damaged: its digest is not the bundle's id. {PUT_BACK}",
             path=path,
             part="manifest",
         )
-    return OldVersion(trailer.bundle_id, decode_manifest(encoded, path), encoded)
+    return OldVersion(trailer.bundle_id.hex(), decode_manifest(encoded, path), encoded)
 
 
 def damaged_manifest(fd: int, path: str) -> bytes:
@@ -119,19 +119,19 @@ def decode_old_marks(data: bytes, store_uuid: str, path: str) -> Marks:
     return Marks(store_uuid, {SessionUri.parse(text): session_marks(value) for text, value in sessions.items()})
 
 
-def decode_note(data: bytes, bundle_id: bytes) -> IndexRow:
+def decode_note(data: bytes, bundle_id: str) -> IndexRow:
     """The version that a note tells of, which has no file under bundles/. Raises MALFORMED."""
-    fields = _NOTE.decode(data, bundle_id.hex())
+    fields = _NOTE.decode(data, bundle_id)
     facts = fields["row"]
-    if fields.get("bundle") != bundle_id.hex():
+    if fields.get("bundle") != bundle_id:
         raise ValueError("it tells of another bundle")
     is_exact = facts["lossy_bits"] is None or facts["lossy_tokens"] is None
     return IndexRow(
         uri=SessionUri(_text(facts, "namespace"), _text(facts, "name")),
         version=_number(facts, "version", 1, MAX_VERSION),
         bundle_id=bundle_id,
-        parent=None if facts["parent"] is None else id_in_json(facts["parent"]),
-        identity_digest=id_in_json(facts["identity_digest"]),
+        parent=None if facts["parent"] is None else require_id(facts["parent"]),
+        identity_digest=bytes.fromhex(require_id(facts["identity_digest"])),
         token_count=_number(facts, "token_count"),
         bundle_bytes=_number(facts, "bundle_bytes"),
         logical_bytes=_number(facts, "logical_bytes"),

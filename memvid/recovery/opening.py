@@ -102,7 +102,7 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
     )
 
 
-def _came_back(core: StoreCore, bundle_id: bytes) -> None:
+def _came_back(core: StoreCore, bundle_id: str) -> None:
     """Give a version without a sound manifest that of its bundle of format 1, if this was put back."""
     if core.has_lock:
         from .carrying_over import manifest_in_bundle
@@ -113,7 +113,7 @@ def _came_back(core: StoreCore, bundle_id: bytes) -> None:
                 core.folder.write_manifest(bundle_id, encode_manifest_file(encoded))
 
 
-def _missing(core: StoreCore, bundle_ids: Iterable[bytes]) -> list[Finding]:
+def _missing(core: StoreCore, bundle_ids: Iterable[str]) -> list[Finding]:
     """The versions whose manifests are missing."""
     rows = core.index.rows_of(sorted(bundle_ids))
     return [

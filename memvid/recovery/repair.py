@@ -182,7 +182,7 @@ def _take_manifests(run: MaintenanceRun, check: Check, files: Sequence[str]) -> 
                 wanted.discard(bundle_id)
 
 
-def _places_of(run: MaintenanceRun, wanted: frozenset[bytes], files: Sequence[str]) -> Iterator[str]:
+def _places_of(run: MaintenanceRun, wanted: frozenset[str], files: Sequence[str]) -> Iterator[str]:
     """Where the manifests may be: under each other's names, in the sources, in `damaged`; what moved there on the way
     is listed too."""
     folder = run.core.folder
@@ -211,7 +211,7 @@ def _telling(run: MaintenanceRun, path: str) -> Iterator[None]:
         run.fail(path, error)
 
 
-def _unreadable_manifests(core: StoreCore) -> set[bytes]:
+def _unreadable_manifests(core: StoreCore) -> set[str]:
     there = core.folder.list_versions()
     wanted = set(told_versions(core) - there)
     for bundle_id in there:
@@ -223,7 +223,7 @@ def _unreadable_manifests(core: StoreCore) -> set[bytes]:
     return wanted
 
 
-def _put_manifest(core: StoreCore, bundle_id: bytes, encoded: bytes) -> bool:
+def _put_manifest(core: StoreCore, bundle_id: str, encoded: bytes) -> bool:
     """False if the version was deleted meanwhile."""
     with core.poisoning(), core.folder.new_temp(VERSIONS) as temp:
         temp.append([encode_manifest_file(encoded)])
@@ -236,7 +236,7 @@ def _put_manifest(core: StoreCore, bundle_id: bytes, encoded: bytes) -> bool:
     return True
 
 
-def _tell_taken(run: MaintenanceRun, bundle_id: bytes, source: str, size_bytes: int) -> None:
+def _tell_taken(run: MaintenanceRun, bundle_id: str, source: str, size_bytes: int) -> None:
     row = run.core.index.rows_of([bundle_id]).get(bundle_id)
     path = run.core.folder.path_of(manifest_name(bundle_id))
     run.did("copy", path, size_bytes, f"Its manifest is taken from {os.path.dirname(source)}.", row)

@@ -103,7 +103,7 @@ def _replay(core: StoreCore, uri: SessionUri) -> bool:
     return True
 
 
-def keep_turns_behind(core: StoreCore, uri: SessionUri | None, bundle_ids: Collection[bytes]) -> None:
+def keep_turns_behind(core: StoreCore, uri: SessionUri | None, bundle_ids: Collection[str]) -> None:
     """Make versions of the turns of other sessions that stand behind bundles of this one, which are about to go. Call
     it while `committing`.
 
@@ -164,7 +164,7 @@ def _is_covered(core: StoreCore, record: JournalRecord) -> bool:
     return any(_is(core, one, lambda reader: _all_tokens(reader).startswith(ledger)) for one in later)
 
 
-def _is(core: StoreCore, bundle_id: bytes, holds: Callable[[BundleReader], bool]) -> bool:
+def _is(core: StoreCore, bundle_id: str, holds: Callable[[BundleReader], bool]) -> bool:
     """Whether something holds for a version; it does not if that is damaged or gone."""
     with contextlib.suppress(Corruption), core.open_reader(bundle_id) as reader:
         return holds(reader)

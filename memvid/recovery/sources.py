@@ -49,7 +49,7 @@ def open_source(path: str) -> FrameReader:
         return DamagedPack(open_foreign_file(path), path, None)
 
 
-def manifests_in(path: str, wanted: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
+def manifests_in(path: str, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """Those of the `wanted` manifests that a file holds sound: id, encoded. Raises StoreIoError, UnsupportedFormat."""
     try:
         encoded = _read_manifest(path) if is_manifest(path) else _manifest_beside_frames(path)

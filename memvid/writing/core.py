@@ -64,9 +64,9 @@ class StoreCore:
         self.pins = Pins()
         self.files = FrameFiles(folder)
         self.needs = Needs(folder, self.read_manifest)
-        self.unreadable_versions: set[bytes] = set()
+        self.unreadable_versions: set[str] = set()
         """Manifests that could not be read when the store was opened. A delete and a sleep try again first."""
-        self.marked_still: set[bytes] = set()
+        self.marked_still: set[str] = set()
         """Versions that were deleted, and whose marks could not go with them. They are not missing, unless they come
         back: then the next delete leaves them out."""
         self.waiting: set[str] = set()
@@ -222,7 +222,7 @@ class StoreCore:
 
     # --- manifests
 
-    def read_manifest(self, bundle_id: bytes) -> Manifest:
+    def read_manifest(self, bundle_id: str) -> Manifest:
         """The manifest of a version. Raises BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat, Corruption,
         LimitExceeded."""
         try:
@@ -232,11 +232,9 @@ class StoreCore:
         except (Corruption, LimitExceeded) as error:
             row = self.index.rows_of([bundle_id]).get(bundle_id)
             path = self.folder.path_of(manifest_name(bundle_id))
-            raise type(error)(
-                sentence_of(error, path, row), **{**error.details, "bundle_id": bundle_id.hex()}
-            ) from error
+            raise type(error)(sentence_of(error, path, row), **{**error.details, "bundle_id": bundle_id}) from error
 
-    def open_reader(self, bundle_id: bytes) -> BundleReader:
+    def open_reader(self, bundle_id: str) -> BundleReader:
         """Open a version for reading. Raises as `read_manifest`."""
         number = self.pins.add()
         with undoing(lambda: self.unpin(number)):
@@ -292,7 +290,7 @@ class StoreCore:
         self.folder.publish(temp, name)
 
     def publish_version(
-        self, packs: Sequence[tuple[TempFile, bytes]], temp: TempFile, bundle_id: bytes, row: IndexRow
+        self, packs: Sequence[tuple[TempFile, bytes]], temp: TempFile, bundle_id: str, row: IndexRow
     ) -> None:
         """The point of no return of a version: its flushed packs get their names, then its flushed manifest, then the
         index tells of them. Call it while `committing`.
@@ -313,9 +311,7 @@ class StoreCore:
             self._take_back(new, [] if was_known else [bundle_id], manifest, failure)
             raise
 
-    def _take_back(
-        self, names: Sequence[str], versions: Sequence[bytes], manifest: str, failure: BaseException
-    ) -> None:
+    def _take_back(self, names: Sequence[str], versions: Sequence[str], manifest: str, failure: BaseException) -> None:
         """Remove what was published of a version that failed, its manifest first and durably: while that may come back
         with the power, its packs stay."""
         path = self.folder.path_of(manifest)
@@ -381,7 +377,7 @@ class StoreCore:
         if self.has_lock and self.folder.changes.of_others(waiting=waiting):
             self.look_again()
 
-    def enter_version(self, bundle_id: bytes) -> Finding | None:
+    def enter_version(self, bundle_id: str) -> Finding | None:
         """Let the index know a version; why it cannot be read, if so."""
         name = manifest_name(bundle_id)
         try:
@@ -397,7 +393,7 @@ class StoreCore:
         self.unreadable_versions.discard(bundle_id)
         return None
 
-    def still_known(self, bundle_ids: Collection[bytes]) -> set[bytes]:
+    def still_known(self, bundle_ids: Collection[str]) -> set[str]:
         """Those of these versions, whose manifests were not found, that were not deleted, by a fresh look: a daemon
         beside us lets a version go from the index's file before its manifest goes. Raises StoreIoError, UnsafePath."""
         if self.has_lock or not bundle_ids:
@@ -406,7 +402,7 @@ class StoreCore:
         with index:
             return {one for one in bundle_ids if index.knows(one)}
 
-    def bases(self) -> dict[SessionUri, bytes]:
+    def bases(self) -> dict[SessionUri, str]:
         """The versions behind which turns stand in the journal. Without the lock by a fresh look: a daemon beside us
         covers turns, and then deletes such versions. Raises StoreIoError, UnsafePath."""
         if self.has_lock:
@@ -475,7 +471,7 @@ def _is_named_right(core: StoreCore, name: str) -> bool:
     return True
 
 
-def drop_superseded(core: StoreCore, missing: Iterable[bytes]) -> set[bytes]:
+def drop_superseded(core: StoreCore, missing: Iterable[str]) -> set[str]:
     """Let the index forget those of these versions without a manifest whose number another one has, with a manifest:
     the index was of another moment than the files. Which they are."""
     gone = set()

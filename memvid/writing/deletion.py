@@ -57,14 +57,14 @@ def delete_versions(core: StoreCore, uri: SessionUri, rows: Sequence[IndexRow], 
     )
 
 
-def drop_versions(core: StoreCore, bundle_ids: Sequence[bytes]) -> None:
+def drop_versions(core: StoreCore, bundle_ids: Sequence[str]) -> None:
     """Let versions go, durably; their packs stay. Call it while `committing`. Raises StoreIoError, DurabilityLost: the
     first ones may be gone."""
     with _unmarking(core, bundle_ids):
         _drop(core, bundle_ids)
 
 
-def _drop(core: StoreCore, bundle_ids: Sequence[bytes]) -> int:
+def _drop(core: StoreCore, bundle_ids: Sequence[str]) -> int:
     """In this order: journal, index, then manifests, durably. The bytes freed."""
     if not bundle_ids:
         return 0
@@ -87,7 +87,7 @@ def _enter_again(core: StoreCore, rows: Iterable[IndexRow]) -> None:
 
 
 @contextlib.contextmanager
-def _unmarking(core: StoreCore, bundle_ids: Collection[bytes]) -> Iterator[list[Finding]]:
+def _unmarking(core: StoreCore, bundle_ids: Collection[str]) -> Iterator[list[Finding]]:
     """Take the marks of versions that go within this. Gives a list: afterwards it tells of marks that stayed, since
     they found no room. Raises DurabilityLost."""
     stayed: list[Finding] = []
@@ -104,7 +104,7 @@ def _unmarking(core: StoreCore, bundle_ids: Collection[bytes]) -> Iterator[list[
         stayed.append(Finding(path, error.code, message))
 
 
-def _unmark(core: StoreCore, bundle_ids: Collection[bytes], *, strips: bool) -> StoreError | None:
+def _unmark(core: StoreCore, bundle_ids: Collection[str], *, strips: bool) -> StoreError | None:
     """Where marks stay as they are, for there is no room or they cannot be read: the reason; None for the latter, which
     others tell."""
     core.marked_still.update(bundle_ids)

@@ -27,7 +27,7 @@ def open_frames(folder: StoreFolder, name: str) -> FrameReader:
     fd, path = folder.open_name(name)
     if name.startswith(f"{BUNDLES}/"):
         return BundleFile(fd, path, None)
-    return PackFile(fd, path, id_in(name))
+    return PackFile(fd, path, bytes.fromhex(id_in(name)))
 
 
 def pack_row(folder: StoreFolder, name: str) -> PackRow:

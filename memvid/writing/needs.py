@@ -40,11 +40,11 @@ class Needed:
 class Needs:
     """The needs of one open store's versions, remembered by manifest: 32 bytes a block. Thread-safe."""
 
-    def __init__(self, folder: StoreFolder, read_manifest: Callable[[bytes], Manifest]) -> None:
+    def __init__(self, folder: StoreFolder, read_manifest: Callable[[str], Manifest]) -> None:
         self._folder = folder
         self._read_manifest = read_manifest
-        self._of: dict[bytes, tuple[bytes, ...]] = {}
-        self._with_end: set[bytes] = set()
+        self._of: dict[str, tuple[bytes, ...]] = {}
+        self._with_end: set[str] = set()
         """Versions with a record of their last position, which is needed of a stripped one too."""
         self._ids: dict[bytes, bytes] = {}  # one object for each id: versions of a session share most
         self._last: tuple[object, tuple[frozenset[bytes], frozenset[bytes]]] | None = None
@@ -57,10 +57,10 @@ class Needs:
 
     def now(
         self,
-        known: Collection[bytes],
-        stripped: Collection[bytes],
+        known: Collection[str],
+        stripped: Collection[str],
         pinned: Collection[bytes],
-        but_for: Collection[bytes] = (),
+        but_for: Collection[str] = (),
     ) -> Needed:
         """The needs of all manifests that are there.
 
@@ -86,9 +86,7 @@ class Needs:
             held = frozenset(pinned)
             return Needed(blocks if held <= blocks else blocks | held, heads - held if held else heads, tuple(unknown))
 
-    def _wanted(
-        self, stripped: frozenset[bytes], but_for: frozenset[bytes]
-    ) -> tuple[frozenset[bytes], frozenset[bytes]]:
+    def _wanted(self, stripped: frozenset[str], but_for: frozenset[str]) -> tuple[frozenset[bytes], frozenset[bytes]]:
         """The blocks that versions name, and those of them of which the header is enough. Counted anew only if versions
         or strips have changed: a repack asks before each step."""
         asked = (frozenset(self._of), stripped, but_for)
@@ -105,14 +103,14 @@ class Needs:
             self._last = asked, (frozenset(full | heads), frozenset(heads - full))
         return self._last[1]
 
-    def of(self, bundle_id: bytes) -> tuple[bytes, ...]:
+    def of(self, bundle_id: str) -> tuple[bytes, ...]:
         """The blocks that a version names; none if its manifest cannot be read."""
         with self._lock:
             if bundle_id not in self._of:
                 self._read(bundle_id)
             return self._of.get(bundle_id, ())
 
-    def _read(self, bundle_id: bytes) -> Finding | None:
+    def _read(self, bundle_id: str) -> Finding | None:
         try:
             manifest = self._read_manifest(bundle_id)
         except StoreError as error:

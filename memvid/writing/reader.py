@@ -45,7 +45,7 @@ class BundleReader(Closing):
     def __init__(
         self,
         manifest: Manifest,
-        bundle_id: bytes,
+        bundle_id: str,
         path: str,
         files: FrameFiles,
         locate: Locate,

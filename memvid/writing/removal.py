@@ -32,7 +32,7 @@ class Removed:
 
 
 def needed_now(
-    core: StoreCore, *, strips: Collection[bytes] = (), deletes: Collection[bytes] = (), pins: bool = True
+    core: StoreCore, *, strips: Collection[str] = (), deletes: Collection[str] = (), pins: bool = True
 ) -> Needed:
     """The needs of all versions at this moment, and of what this process uses. Under `committing` it stays true. Where
     the marks are damaged or missing, no version counts as stripped; where the system does not read them, needs are
@@ -50,7 +50,7 @@ def needed_now(
         known -= gone
 
 
-def told_versions(core: StoreCore) -> frozenset[bytes]:
+def told_versions(core: StoreCore) -> frozenset[str]:
     """The versions that something tells of, there or missing: the index, a tag or a pin, or turns in the journal that
     stand behind one. Raises StoreIoError."""
     return _told(core).versions.union(core.index.bundle_ids())
@@ -59,8 +59,8 @@ def told_versions(core: StoreCore) -> frozenset[bytes]:
 class _Told(NamedTuple):
     """The versions that tags, pins and turns tell of, those that are stripped, and why the marks were not read."""
 
-    versions: frozenset[bytes]
-    stripped: frozenset[bytes]
+    versions: frozenset[str]
+    stripped: frozenset[str]
     unread: tuple[Finding, ...]
 
 
@@ -77,7 +77,7 @@ def _told(core: StoreCore) -> _Told:
     return _Told((marks.named - still) | bases, marks.stripped - bases, unread)
 
 
-def _deleted(core: StoreCore, known: Collection[bytes]) -> frozenset[bytes]:
+def _deleted(core: StoreCore, known: Collection[str]) -> frozenset[str]:
     """Those of the versions that another thread, or a daemon beside us, has deleted since they were known: all that
     told of them goes before their manifests."""
     missing = frozenset(each for each in known if not core.folder.has_manifest(each))
@@ -87,7 +87,7 @@ def _deleted(core: StoreCore, known: Collection[bytes]) -> frozenset[bytes]:
 
 
 def remove_unneeded(
-    core: StoreCore, names: Iterable[str], *, deletes: Collection[bytes] = (), dry_run: bool = False
+    core: StoreCore, names: Iterable[str], *, deletes: Collection[str] = (), dry_run: bool = False
 ) -> Removed:
     """Remove those of these packs of which no block is needed. Those that only this process uses wait until it does not
     (`remove_waiting`). Needs no room. Call it while `committing`, but for a dry run, which may count versions as
@@ -132,7 +132,7 @@ def _dead_bytes(core: StoreCore, name: str, needed: Needed) -> int | None:
         return None
 
 
-def packs_with(core: StoreCore, bundle_ids: Iterable[bytes]) -> set[str]:
+def packs_with(core: StoreCore, bundle_ids: Iterable[str]) -> set[str]:
     """The packs that may have blocks of these versions: where to look, and no more. Reads their manifests."""
     return packs_of(core, (block_id for bundle_id in bundle_ids for block_id in core.needs.of(bundle_id)))
 

@@ -68,7 +68,7 @@ class VersionDraft:
 
     uri: SessionUri
     identity: Identity
-    parent: bytes | None
+    parent: str | None
     reused: Sequence[BlockEntry]
     blocks: Iterable[BlockDraft]
     session: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -270,12 +270,12 @@ class _Sleep:
     def _stand_in_bytes(self) -> int:
         """What the version before has written, where it ends in a ledger alone: it goes, and its blocks are this one's
         then."""
-        parent = self._request.parent or b""
+        parent = self._request.parent or ""
         row = self._core.index.rows_of([parent]).get(parent)
         return row.bundle_bytes if row is not None and row.uri == self._request.uri and row.unread_tokens else 0
 
 
-def receipt_of(manifest: Manifest, bundle_id: bytes, bytes_written: int, blocks_new: int) -> Receipt:
+def receipt_of(manifest: Manifest, bundle_id: str, bytes_written: int, blocks_new: int) -> Receipt:
     """The receipt of a version that is in the store."""
     return Receipt(
         uri=manifest.uri,
@@ -307,13 +307,11 @@ def _require_reusable(core: StoreCore, request: VersionDraft) -> None:
         manifest = core.read_manifest(request.parent)
     if manifest.identity.digest != request.identity.digest:
         raise InvalidDraft(
-            f"blocks of {request.parent.hex()} were made under another identity and cannot be reused.",
+            f"blocks of {request.parent} were made under another identity and cannot be reused.",
             mismatched_fields=manifest.identity.mismatched_fields(request.identity),
         )
     if not _is_beginning(request.reused, manifest.blocks):
-        raise InvalidDraft(
-            f"the reused blocks are not the beginning of the chain of {request.parent.hex()}.", field="reused"
-        )
+        raise InvalidDraft(f"the reused blocks are not the beginning of the chain of {request.parent}.", field="reused")
     reused = [entry.id for entry in request.reused]
     for block_id in sorted(core.missing_of(reused, stripped=not request.whole)):
         raise _block_missing(block_id, request.uri)
@@ -321,7 +319,7 @@ def _require_reusable(core: StoreCore, request: VersionDraft) -> None:
         _require_sound(core, request.parent, request.doubted)
 
 
-def _require_sound(core: StoreCore, parent: bytes, doubted: Sequence[BlockEntry]) -> None:
+def _require_sound(core: StoreCore, parent: str, doubted: Sequence[BlockEntry]) -> None:
     """Read blocks of a version whole. Raises what the reading raises, if no pack has one with every byte right."""
     if doubted:
         with core.open_reader(parent) as reader:
@@ -331,7 +329,7 @@ def _require_sound(core: StoreCore, parent: bytes, doubted: Sequence[BlockEntry]
 
 
 @contextlib.contextmanager
-def _missing_if_refused(bundle_id: bytes) -> Iterator[None]:
+def _missing_if_refused(bundle_id: str) -> Iterator[None]:
     """For blocks only referred to. A read error must not stop the sleep of a state that does not need them: a caller
     with all blocks writes them."""
     try:
@@ -340,8 +338,8 @@ def _missing_if_refused(bundle_id: bytes) -> Iterator[None]:
         raise
     except StoreError as error:
         raise BlockMissing(
-            f"Nothing can refer to the blocks of the bundle {bundle_id.hex()}: {error.message}",
-            bundle_id=bundle_id.hex(),
+            f"Nothing can refer to the blocks of the bundle {bundle_id}: {error.message}",
+            bundle_id=bundle_id,
             reason=error.code,
         ) from error
 

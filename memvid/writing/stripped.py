@@ -12,7 +12,7 @@ from ..format.records import IndexRow
 from .core import StoreCore
 
 
-def count_stripped(core: StoreCore, bundle_ids: Collection[bytes]) -> None:
+def count_stripped(core: StoreCore, bundle_ids: Collection[str]) -> None:
     """Let the rows of these stripped versions tell of the bytes that are left: of their manifests, and of the blocks
     that no earlier version of the session names. Call it where no version can be deleted meanwhile: while `committing`,
     or at the opening."""

@@ -162,9 +162,9 @@ def hold_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Gate:
     return gate
 
 
-def manifest_of(store: Path, bundle_id: bytes) -> Path:
+def manifest_of(store: Path, bundle_id: str) -> Path:
     """The file that a version is there with."""
-    return store / "versions" / f"{bundle_id.hex()}.mvm"
+    return store / "versions" / f"{bundle_id}.mvm"
 
 
 def manifests(store: Path) -> list[Path]:

@@ -188,7 +188,7 @@ async def test_a_look_at_a_version_that_is_gone_is_kept_for_it_is_all_there_is(o
     async with open_rig() as rig:
         first = await rig.asleep("s", TOKENS[:1300])
         await rig.wake("s", at_token=300)
-        manifest_of(store, bytes.fromhex(first.bundle_id)).unlink()
+        manifest_of(store, first.bundle_id).unlink()
     async with open_rig() as rig:
         assert (await rig.wake("s")).token_count == 300
 
@@ -424,7 +424,7 @@ async def test_a_session_that_was_rolled_back_is_not_rolled_forward_where_its_ve
         rig.live("s").dirty = True  # as if it had been changed: it goes on from there
         lost = (await rig.sleep("s")).bundle_id
         await rig.wake("s")
-        manifest_of(store, bytes.fromhex(lost)).unlink()
+        manifest_of(store, lost).unlink()
         assert (await rig.service.close()).slept == ("torpor://default/s",)
     async with open_rig() as rig:
         assert (await rig.wake("s")).token_count == 300

@@ -219,7 +219,7 @@ def reopened(store: Store, *, anew: bool = False) -> Store:
     return Store.open(store.path, writable=True)
 
 
-def index_row(uri: SessionUri, version: int, bundle_id: bytes, **changes: Any) -> IndexRow:
+def index_row(uri: SessionUri, version: int, bundle_id: str, **changes: Any) -> IndexRow:
     """The row of a version of so many tokens as its number."""
     sizes = {"token_count": version, "bundle_bytes": 100, "logical_bytes": 1000, "created_ns": 1}
     facts = {"parent": None, "identity_digest": b"\x11" * 32, "model": "demo", "labels": ()}
@@ -261,7 +261,7 @@ HARMS: Final[dict[str, Callable[[Path, Path], object]]] = {
 """What may become of a file: other bytes; or something else has its place, and it is aside."""
 
 
-def manifest_path(store: Store, bundle_id: bytes) -> Path:
+def manifest_path(store: Store, bundle_id: str) -> Path:
     return Path(store.path, manifest_name(bundle_id))
 
 

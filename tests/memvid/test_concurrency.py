@@ -85,7 +85,7 @@ class History:
             self.receipts = [*self.receipts[-12:], receipt]
             self._knowing.notify_all()
 
-    def content_of(self, bundle_id: bytes) -> tuple[int, int]:
+    def content_of(self, bundle_id: str) -> tuple[int, int]:
         """What a version holds. Between its row and its receipt a version may be woken: then wait for the receipt."""
         with self._knowing:
             assert self._knowing.wait_for(lambda: bundle_id in self.known, PATIENCE_SECONDS), "nobody slept this"

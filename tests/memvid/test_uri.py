@@ -94,7 +94,7 @@ def test_any_text_is_a_name_or_a_typed_refusal(text: str) -> None:
 
 
 def row(version: int, bundle_id: str) -> IndexRow:
-    return index_row(WRITER, version, bytes.fromhex(bundle_id.ljust(64, "0")))
+    return index_row(WRITER, version, bundle_id.ljust(64, "0"))
 
 
 WRITER = SessionUri("work", "writer")
@@ -105,7 +105,7 @@ ROWS = [
     row(12345678, "aabbccddee"),
     row(12345679, "12345678ee"),
 ]
-MARKS = Marks("store").tag(WRITER, ROWS[0].bundle_id, "before-refactor").tag(WRITER, b"\x99" * 32, "lost")
+MARKS = Marks("store").tag(WRITER, ROWS[0].bundle_id, "before-refactor").tag(WRITER, "99" * 32, "lost")
 
 
 def pick(selector: str, rows: list[IndexRow] = ROWS, marks: Marks = MARKS) -> int:
@@ -196,7 +196,7 @@ def test_no_text_is_both_a_tag_and_something_else(text: str) -> None:
 
 
 def test_a_version_is_found_by_number_tag_and_id() -> None:
-    found = {"3": 3, "before-refactor": 1, "3f9c01ab5": 2, "3F9C01AB5": 2, ROWS[1].bundle_id.hex(): 2, "00000004": 3}
+    found = {"3": 3, "before-refactor": 1, "3f9c01ab5": 2, "3F9C01AB5": 2, ROWS[1].bundle_id: 2, "00000004": 3}
     assert {selector: pick(selector) for selector in found} == found
 
 
@@ -208,7 +208,7 @@ def test_a_number_is_not_the_beginning_of_an_id() -> None:
 def test_several_versions_are_refused_with_a_reference_to_each_and_never_one_of_them_taken() -> None:
     with pytest.raises(AmbiguousVersion) as refusal:
         pick("3f9c01ab")
-    assert refusal.value.candidates == [f"torpor://work/writer@{one.bundle_id.hex()}" for one in ROWS[:2]]
+    assert refusal.value.candidates == [f"torpor://work/writer@{one.bundle_id}" for one in ROWS[:2]]
     assert [parse_version_reference(text)[1] for text in refusal.value.candidates]
     assert "version 1" in refusal.value.message
     assert "version 2" in refusal.value.message

@@ -41,11 +41,11 @@ def test_an_artifact_says_of_what_it_is(kept: MakeKept) -> None:
         "format": FORMAT,
         "session": "torpor://default/agent",
         "version": 2,
-        "bundle_id": receipt.bundle_id.hex(),
+        "bundle_id": receipt.bundle_id,
         "model": "m",
         "token_count": 10,
     }
-    assert found["parent"] == receipt.parent.hex()
+    assert found["parent"] == receipt.parent
     assert found["made_by"] == f"torpor {__version__}"
     assert found["identity"]["weights"] == "w" * 64
 

@@ -43,7 +43,7 @@ def test_a_session_that_only_grew_has_all_its_full_blocks_and_no_difference(kept
     assert found["parent"] == {
         "session": "torpor://default/agent",
         "version": 1,
-        "bundle_id": first.bundle_id.hex(),
+        "bundle_id": first.bundle_id,
         "token_count": 600,
     }
 

@@ -311,7 +311,7 @@ async def test_a_session_that_slept_before_sessions_kept_their_system_text_has_i
     del kept["chat_opened_at"]
     first = {"turns": b"", "system": kept[TEXT_MAP]["system"]}
     older = {**kept, "system": None, TEXT_MAP: {**first, "own_system": True}}
-    woken = Session.woken(live.uri, live.model, live.state, Durable(1, b"", None, 0, ()), older, 0)
+    woken = Session.woken(live.uri, live.model, live.state, Durable(1, "", None, 0, ()), older, 0)
     assert (woken.chat.system, woken.chat.opened_at) == (SYSTEM["content"], 0)
     transcripts = {**older, TEXT_MAP: {**first, "own_system": False}}
     assert Session.woken(live.uri, live.model, live.state, woken.durable, transcripts, 0).chat.system is None

@@ -123,7 +123,7 @@ async def test_a_session_that_is_gone_or_damaged_is_no_source_and_no_error(rig: 
     await rig.service.delete("a")
     assert (await read(rig, "b", TEXT)).cached_tokens == 0
     slept = await rig.sleep("b")
-    manifest_of(store, bytes.fromhex(slept.bundle_id)).unlink()
+    manifest_of(store, slept.bundle_id).unlink()
     assert (await read(rig, "c", TEXT)).cached_tokens == 0
     assert (await read(rig, "d", TEXT)).cached_tokens == 1299
 

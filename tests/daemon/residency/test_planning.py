@@ -91,7 +91,7 @@ async def test_a_plan_is_refused_as_the_wake_would_be(rig: Rigged, store: Path) 
     with pytest.raises(ModelChanged):
         await rig.service.plan_wake("a")
     rig.service._parts.models.shelf.places[MODEL].changed = ()
-    manifest_of(store, bytes.fromhex(receipt.bundle_id)).unlink()
+    manifest_of(store, receipt.bundle_id).unlink()
     with pytest.raises(BundleMissing):
         await rig.service.plan_wake("a")
     assert damage == [], "nobody is told of what a plan finds"

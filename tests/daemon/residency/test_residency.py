@@ -705,7 +705,7 @@ async def test_a_wake_tells_of_a_manifest_that_may_be_a_newer_version(open_rig: 
         await rig.asleep("a", tokens_of(1, 8))
         await rig.wake("a")
         await rig.service.append("a", tokens=tokens_of(2, 8))
-        newest = manifest_of(store, bytes.fromhex((await rig.sleep("a")).bundle_id))
+        newest = manifest_of(store, (await rig.sleep("a")).bundle_id)
     flip(newest, 200)
     (store / INDEX_FILE).unlink()
     async with open_rig() as rig:

@@ -12,7 +12,7 @@ from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
 from torpor.tests.daemon.session_rig import HELD, SAMPLED, Rigged, tokens_of
 
-DURABLE = Durable(1, bytes(32), None, 1, ())
+DURABLE = Durable(1, "00" * 32, None, 1, ())
 A, B = SessionUri("default", "a"), SessionUri("default", "b")
 
 

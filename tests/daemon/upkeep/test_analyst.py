@@ -89,9 +89,7 @@ async def test_a_parent_that_was_pruned_is_told(rig: Rigged) -> None:
 
 
 async def test_a_bundle_that_is_not_the_one_of_the_index_is_not_analysed_gm2_gm3(rig: Rigged, store: Path) -> None:
-    first, second = [
-        manifest_of(store, bytes.fromhex((await rig.asleep(name, tokens_of(1, 300))).bundle_id)) for name in "ab"
-    ]
+    first, second = [manifest_of(store, (await rig.asleep(name, tokens_of(1, 300))).bundle_id) for name in "ab"]
     second.write_bytes(first.read_bytes())
     with pytest.raises(BundleMismatch):
         await rig.service.analyze("b")

@@ -575,7 +575,7 @@ async def test_a_repair_that_somebody_asks_for_heals_what_it_cannot_mend(rig: Ri
 
 async def test_no_new_session_takes_the_name_of_one_whose_manifest_is_not_there(rig: Rigged, store: Path) -> None:
     slept = await rig.asleep("a", TEXT)
-    manifest = manifest_of(store, bytes.fromhex(slept.bundle_id))
+    manifest = manifest_of(store, slept.bundle_id)
     whole = manifest.read_bytes()
     manifest.unlink()
     result = await rig.service.maintain(operation="repair")

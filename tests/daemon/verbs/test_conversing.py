@@ -218,7 +218,7 @@ async def test_an_imported_session_is_found(open_rig: Any, store: Path, tmp_path
     with Store.open(store, writable=False) as opened:
         opened.export_session(SessionUri("default", "a"), None, bundle)
     async with open_rig(endless=False, store=tmp_path / "other") as rig:
-        await rig.service.import_bundle(hand_over(str(tmp_path / "other"), str(bundle)).hex())
+        await rig.service.import_bundle(hand_over(str(tmp_path / "other"), str(bundle)))
         told = await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei")
         assert (told.session, told.prefilled_tokens < 40) == ("torpor://default/a", True)
 

@@ -16,13 +16,13 @@ async def test_one_of_two_versions_with_one_number_is_deleted_and_the_other_wake
     store, counts = rig.service._parts.store.disk, (5, 9)
     await rig.asleep("agent", tokens_of(1, 20))
     await rig.service.append("agent", tokens=tokens_of(2, counts[0]))
-    older = bytes.fromhex((await rig.sleep("agent")).bundle_id)
+    older = (await rig.sleep("agent")).bundle_id
     with making.away(manifest_path(store, older)):
         store.index.drop([older])
         await rig.service.append("agent", tokens=tokens_of(3, counts[1]))
         await rig.sleep("agent")
     two = [row for row in store.versions(URI) if row.version == 2]
-    ids = [f"agent@{row.bundle_id.hex()}" for row in two]
+    ids = [f"agent@{row.bundle_id}" for row in two]
     for refused in (
         rig.wake("agent@2"),
         rig.wake(ids[0]),

@@ -177,7 +177,7 @@ async def test_what_cannot_be_forked_is_refused_and_nothing_is_left(rig: Rigged)
 
 async def test_a_fork_whose_source_lost_its_manifest_is_refused(rig: Rigged, store: Path) -> None:
     slept = await rig.asleep("base", tokens_of(1, 300))
-    manifest_of(store, bytes.fromhex(slept.bundle_id)).unlink()
+    manifest_of(store, slept.bundle_id).unlink()
     with pytest.raises(BundleMissing):
         await fork(rig, "base", "child")
     assert [each.name for each in await rig.service.list_sessions()] == ["base"]

@@ -618,9 +618,9 @@ async def test_an_export_and_its_import_tell_all_of_a_ledger(
         assert opened.export_session(SessionUri("default", "a"), None, file).token_count == len(had)
     async with open_rig(store=tmp_path / "other") as rig:
         bundle_id = hand_over(str(tmp_path / "other"), str(file))
-        imported = await rig.service.import_bundle(bundle_id=bundle_id.hex())
+        imported = await rig.service.import_bundle(bundle_id=bundle_id)
         assert imported.token_count == len(had)
         again = hand_over(str(tmp_path / "other"), str(file))
-        assert (await rig.service.import_bundle(bundle_id=again.hex())).token_count == len(had)
+        assert (await rig.service.import_bundle(bundle_id=again)).token_count == len(had)
         await rig.wake("a")
         assert ledger(rig, "a") == had

@@ -445,7 +445,7 @@ async def test_turns_that_became_no_version_when_their_session_lost_its_state_ar
 
 def test_a_plan_begins_at_the_first_full_block_that_is_not_done() -> None:
     done, new, last = Span(BLOCK_TOKENS, 40, True), Span(BLOCK_TOKENS, 128, False), Span(80, 60, False)
-    row = IndexRow(SessionUri("default", "s"), 3, b"b" * 32, None, b"i" * 32, 600, 0, 0, 0, "m", ())
+    row = IndexRow(SessionUri("default", "s"), 3, "bb" * 32, None, b"i" * 32, 600, 0, 0, 0, "m", ())
     assert plan_spans(row, [done, new, done, new, last], 40) == Plan(row, None, 256, 1024, 128 + 40 + 128, 120, 60)
     assert plan_spans(row, [new], 40) == Plan(row, None, 0, 256, 128, 40)
     assert plan_spans(row, [done, last], 40).left == "its full blocks are kept in as few bits already"

@@ -55,6 +55,6 @@ async def test_a_sleep_behind_a_ledger_follows_it_and_writes_the_rest(open_rig: 
         ledger = live.durable
         assert (ledger.version, ledger.token_count, ledger.unread_tokens, live.dirty) == (2, 600, 40, True)
         slept = await rig.sleep("a")
-        assert (slept.version, slept.parent, slept.token_count) == (3, ledger.bundle_id.hex(), 640)
+        assert (slept.version, slept.parent, slept.token_count) == (3, ledger.bundle_id, 640)
         assert slept.blocks_reused == 2
         assert (await rig.wake("a")).provenance.recomputed is None

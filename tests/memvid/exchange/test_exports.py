@@ -39,7 +39,7 @@ def test_a_version_is_named_by_its_number_and_what_is_not_there_is_refused(
     sleep(store, 600, before=first)
     before = making.tree(store.path)
     with Store.open(store.path, writable=False) as reader:
-        assert export(reader, URI, 1, target).bundle_id == first.bundle_id.hex()
+        assert export(reader, URI, 1, target).bundle_id == first.bundle_id
     for uri, version in ((URI, 9), (OTHER_URI, None), (SessionUri("default", "nobody"), 1)):
         with pytest.raises(errors.SessionNotFound):
             export(store, uri, version, target.with_name("other"))

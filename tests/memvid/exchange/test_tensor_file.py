@@ -85,7 +85,7 @@ def test_another_reader_opens_it_and_finds_what_it_is(store: Store, target: Path
         assert opened.get_tensor("tokens").tolist()[:3] == [0, 7, 14]
     assert told["format"] == "torpor.tensors/1"
     assert (told["session"], told["version"], told["token_count"]) == (str(URI), "2", "600")
-    assert told["bundle_id"] == receipt.bundle_id.hex()
+    assert told["bundle_id"] == receipt.bundle_id
     assert json.loads(told["identity"]) == dict(making.IDENTITY.parts)
     assert json.loads(told["slot_kinds"])["layers.0.k"] == "kv.k/1"
 

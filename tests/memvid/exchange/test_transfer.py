@@ -86,7 +86,7 @@ def test_an_export_is_one_pack_with_all_blocks_and_the_manifest(store: Store, ta
     second = sleep(store, 900, before=first)
     report = store.export_session(URI, None, target)
     with pack_file(target) as file:
-        assert blake3(file.encoded_manifest()).hexdigest() == second.bundle_id.hex() == report.bundle_id
+        assert blake3(file.encoded_manifest()).hexdigest() == second.bundle_id == report.bundle_id
         assert set(file.frames) == {entry.id for entry in second.entries}
         for block_id in file.frames:
             file.check_block(block_id)
@@ -131,7 +131,7 @@ def test_an_export_finds_a_block_that_was_moved_while_it_ran(store: Store, targe
 
         report = reader.export_session(URI, 2, target, on_progress=move)
     assert moved
-    assert report.bundle_id == second.bundle_id.hex()
+    assert report.bundle_id == second.bundle_id
     other.import_file(target)
     require_awake(other, 900)
 
@@ -698,7 +698,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(other: Store, file: Path) -> Non
 def test_what_the_last_torpor_of_format_1_exported_is_the_same_version_here(
     store: Store, tmp_path: Path, target: Path
 ) -> None:
-    file, second = CASES / "small.mvb", bytes.fromhex(bundle_of(CASES / "small", URI, 2).stem)
+    file, second = CASES / "small.mvb", bundle_of(CASES / "small", URI, 2).stem
     receipt = store.import_file(file)
     assert (receipt.bundle_id, receipt.version) == (second, 2)
     require_awake(store, 600, **SMALL)
@@ -734,7 +734,7 @@ def test_threat_20_21_what_is_not_ours_alone_in_incoming_is_refused(
 ) -> None:
     sleep(store, 300)
     exported(store, target)
-    name = f"{rows(store)[0][2].hex()}.mvb"
+    name = f"{rows(store)[0][2]}.mvb"
     incoming = Path(other.path) / "incoming"
     if kind == "folder link":
         target.rename(target.with_name(name))
@@ -749,13 +749,13 @@ def test_threat_20_21_what_is_not_ours_alone_in_incoming_is_refused(
         else:
             os.mkfifo(incoming / name)
     with pytest.raises(errors.UnsafePath):
-        other.adopt_incoming(bytes.fromhex(name[:64]))
+        other.adopt_incoming(name[:64])
     assert rows(other) == []
 
 
 def test_what_cannot_be_adopted_stays_in_incoming(other: Store, file: Path) -> None:
     bundle_id = hand_over(other.path, str(file))
-    waiting = Path(other.path) / "incoming" / f"{bundle_id.hex()}.mvb"
+    waiting = Path(other.path) / "incoming" / f"{bundle_id}.mvb"
     with pack_file(waiting) as pack:
         making.spoil_frame(waiting, next(iter(pack.frames.values())))
     with pytest.raises(errors.CorruptBlock):

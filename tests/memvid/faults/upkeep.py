@@ -128,7 +128,7 @@ def adopt(path: Path, tape: Tape) -> None:
     source = path.parent / "whole.file"
     with by_hand(), contextlib.closing(ExportedFile(os.open(source, os.O_RDONLY), str(source))) as file:
         bundle_id = file.bundle_id
-    waiting = Mark("handed over", f"{bundle_id.hex()}.mvb")
+    waiting = Mark("handed over", f"{bundle_id}.mvb")
     with Store.open(path, writable=True) as store:
         with tape.step(store, adds=[waiting], is_outside=True):
             hand_over(str(path), str(source))
@@ -201,7 +201,7 @@ def a_secret_everywhere(path: Path) -> World:
         store.tag(SECRET, 2, "hush")
         copy = path.parent / "copy"
         store.export_session(SECRET, 2, copy)
-    for place in (f"incoming/{receipt.bundle_id.hex()}.mvb", "damaged/" + "ab" * 32 + ".mvp", f"packs/{'0' * 15}f.tmp"):
+    for place in (f"incoming/{receipt.bundle_id}.mvb", "damaged/" + "ab" * 32 + ".mvp", f"packs/{'0' * 15}f.tmp"):
         (path / place).parent.mkdir(mode=0o700, exist_ok=True)
         making.put(path / place, copy.read_bytes())
     copy.unlink()

@@ -25,7 +25,7 @@ from torpor.tests.memvid.store_making import IDENTITY, flip, put, refusing, toke
 
 ONE, TWO, THREE = (SessionUri("work", name) for name in ("first", "other", "third"))
 SEEDS = {ONE: 1, TWO: 2, THREE: 3}
-BASE = bytes(range(32))
+BASE = bytes(range(32)).hex()
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def journal(folder: StoreFolder) -> Iterator[Journal]:
     opened.close()
 
 
-def turn(uri: SessionUri, count: int, base: bytes | None = None) -> JournalRecord:
+def turn(uri: SessionUri, count: int, base: str | None = None) -> JournalRecord:
     session = {UNREAD: {"tokens": token_ids(0, count, SEEDS[uri])}}
     return JournalRecord(uri, session, None, base, 0, IDENTITY if base is None else None)
 

@@ -24,8 +24,8 @@ NOW_NS = EARLIEST_NS + 1000 * DAY_NS
 YEARS_NS = 3653 * DAY_NS  # ten years
 
 
-def id_of(uri: SessionUri, version: int) -> bytes:
-    return f"{uri.name}-{version}".encode().ljust(32, b".")
+def id_of(uri: SessionUri, version: int) -> str:
+    return f"{uri.name}-{version}".encode().ljust(32, b".").hex()
 
 
 def row(version: int, created_ns: int = NOW_NS, uri: SessionUri = SCOUT) -> IndexRow:

@@ -21,7 +21,7 @@ def test_a_lineage_goes_back_along_the_parents_past_versions_that_were_left(stor
         third = sleep(store, 30, before=first)
         rows = store.versions(URI)
     lines = [lineage_of(rows, row) for row in rows]
-    ids = [receipt.bundle_id.hex() for receipt in (first, second, third)]
+    ids = [receipt.bundle_id for receipt in (first, second, third)]
     assert lines == [(ids[0],), (ids[1], ids[0]), (ids[2], ids[0])]
     assert lineage_of(rows[2:], rows[2]) == (ids[2], ids[0])  # its parent was pruned, and is told
 
@@ -34,15 +34,15 @@ def two(store: Store) -> tuple[Receipt, Receipt]:
 def test_of_two_versions_with_one_number_neither_is_taken_for_the_other(store: Store, two: tuple[Receipt, ...]) -> None:
     with pytest.raises(AmbiguousVersion, match="has 2 versions with the number 2") as refusal:
         store.resolve_version("agent@2")
-    assert refusal.value.details["candidates"] == [f"{URI}@{one.bundle_id.hex()}" for one in two]
+    assert refusal.value.details["candidates"] == [f"{URI}@{one.bundle_id}" for one in two]
     for one in two:
-        assert store.resolve_version(f"agent@{one.bundle_id.hex()[:8]}").bundle_id == one.bundle_id
+        assert store.resolve_version(f"agent@{one.bundle_id[:8]}").bundle_id == one.bundle_id
         store.tag(URI, one.bundle_id, f"of-{one.token_count}")
         assert store.resolve_version(f"agent@of-{one.token_count}").bundle_id == one.bundle_id
         with store.open_session(URI, one.bundle_id) as reader:
             assert reader.bundle_id == one.bundle_id
-    with pytest.raises(SessionNotFound, match=f"has no version {bytes(32).hex()}"):
-        store.open_session(URI, bytes(32))
+    with pytest.raises(SessionNotFound, match=f"has no version {'00' * 32}"):
+        store.open_session(URI, "00" * 32)
 
 
 def test_two_versions_with_one_number_are_told_with_how_to_part_them(store: Store, two: tuple[Receipt, ...]) -> None:
@@ -50,7 +50,7 @@ def test_two_versions_with_one_number_are_told_with_how_to_part_them(store: Stor
     assert store.verify(URI, deep=False).findings == store.repair().problems == (told,)
     assert told.code == "ambiguous_version"
     for one in two:
-        assert f"{URI}@{one.bundle_id.hex()[:12]}" in told.message
+        assert f"{URI}@{one.bundle_id[:12]}" in told.message
     assert f"`torpor export {URI}@ID FILE`" in told.message
     assert f"`torpor rm {URI}@ID`" in told.message
 
@@ -61,8 +61,8 @@ def test_one_of_two_versions_with_one_number_is_exported_and_deleted_alone(
 ) -> None:
     stays, goes = two[kept], two[1 - kept]
     file = store.export_session(URI, goes.bundle_id, tmp_path / "kept.mvb").path
-    set_mark(store, f"agent@{stays.bundle_id.hex()}", tag="good")
-    set_mark(store, f"agent@{goes.bundle_id.hex()}", pinned=True)
+    set_mark(store, f"agent@{stays.bundle_id}", tag="good")
+    set_mark(store, f"agent@{goes.bundle_id}", pinned=True)
     assert store.delete_version(URI, goes.bundle_id).versions_deleted == 1
     assert store.marks(URI).bundle_ids == {stays.bundle_id}
     assert [row.bundle_id for row in store.versions(URI)][1:] == [stays.bundle_id]

@@ -19,7 +19,7 @@ from torpor.tests.memvid.store_making import IDENTITY, OTHER_URI, URI, taking_at
 
 UUID = "6b1f7f0e-9b4e-4e6e-8d3c-0123456789ab"
 OTHER_UUID = "0b1f7f0e-9b4e-4e6e-8d3c-0123456789ab"
-BUNDLE = bytes(range(32))
+BUNDLE = bytes(range(32)).hex()
 FREE_BYTES = 64
 FOUND = JournalRecord(URI, {UNREAD: {"tokens": token_ids(300, 5)}}, (1, BUNDLE), BUNDLE, 300, None)
 NEW = JournalRecord(OTHER_URI, {UNREAD: {"tokens": token_ids(0, 4, 2)}}, None, None, 0, IDENTITY)
@@ -242,11 +242,12 @@ def test_a_length_above_its_limit_is_no_record() -> None:
 
 # --- what a record says
 
+ID = bytes.fromhex(BUNDLE)
 DOCUMENT: dict[str, Any] = {
     "uri": str(URI),
     "session": {},
-    "newest": [1, BUNDLE],
-    "base": BUNDLE,
+    "newest": [1, ID],
+    "base": ID,
     "held": 300,
     "identity": None,
 }
@@ -256,8 +257,8 @@ DOCUMENT: dict[str, Any] = {
     "change",
     [
         {"uri": "no uri"}, {"uri": 1}, {"session": []}, {"newest": [1]}, {"newest": [1, None]},
-        {"newest": [-1, BUNDLE]}, {"newest": [True, BUNDLE]}, {"newest": [MAX_VERSION + 1, BUNDLE]},
-        {"newest": [1, BUNDLE[1:]]}, {"newest": 1}, {"base": b""}, {"base": str(URI)}, {"base": None}, {"held": -1},
+        {"newest": [-1, ID]}, {"newest": [True, ID]}, {"newest": [MAX_VERSION + 1, ID]},
+        {"newest": [1, ID[1:]]}, {"newest": 1}, {"base": b""}, {"base": str(URI)}, {"base": None}, {"held": -1},
         {"held": MAX_TOKENS + 1}, {"held": 1.0}, {"identity": [["weights", "1"]]},
         {"base": None, "identity": [["weights", "1"]]}, {"base": None, "held": 0, "identity": [["weights", 1]]},
         {"base": None, "held": 0, "identity": [["weights"]]}, {"base": None, "held": 0, "identity": "weights"},

@@ -20,7 +20,7 @@ ENTRIES = (
     BlockEntry(b"b" * 32, "span", 256, 44, 10),
     BlockEntry(b"c" * 32, "state", 300, 0, 0),
 )
-MANIFEST = Manifest(URI, 3, b"p" * 32, IDENTITY, 300, 1, ENTRIES, {"model": "demo", "labels": ["x"]}, {"torpor": "0"})
+MANIFEST = Manifest(URI, 3, "70" * 32, IDENTITY, 300, 1, ENTRIES, {"model": "demo", "labels": ["x"]}, {"torpor": "0"})
 
 
 def test_a_manifest_reads_back_as_it_was_written() -> None:

@@ -16,7 +16,7 @@ from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, manifest_path, put, require_awake, sleep, taking_at_most
 
 
-def read(file: Path, bundle_id: bytes) -> Manifest:
+def read(file: Path, bundle_id: str) -> Manifest:
     with closing_fd(os.open(file, os.O_RDONLY)) as fd:
         return read_manifest(fd, str(file), bundle_id)
 
@@ -26,14 +26,14 @@ def file(store: Store) -> Path:
     return manifest_path(store, sleep(store, 300).bundle_id)
 
 
-def id_of(file: Path) -> bytes:
-    return bytes.fromhex(file.stem)
+def id_of(file: Path) -> str:
+    return file.stem
 
 
 def test_a_manifest_reads_back_and_has_its_digest_as_its_name(store: Store, file: Path) -> None:
     manifest = read(file, id_of(file))
     encoded = manifest.encode()
-    assert bundle_id_of(encoded) == id_of(file) == blake3(encoded).digest()
+    assert bundle_id_of(encoded) == id_of(file) == blake3(encoded).hexdigest()
     assert file.read_bytes() == encode_manifest_file(encoded)
     row = store.require_session(URI)
     assert (manifest.uri, manifest.version, row.bundle_id) == (URI, 1, id_of(file))
@@ -92,10 +92,10 @@ def test_threat_7_gm3_a_row_pointed_at_another_version_is_refused(store: Store, 
     second = sleep(store, 400)
     other = sleep(store, 300, uri=OTHER_URI, seed=2)
     change = store.index._connection.execute
-    change("UPDATE versions SET version = 5 WHERE bundle_id = ?", (id_of(file),))
+    change("UPDATE versions SET version = 5 WHERE bundle_id = ?", (bytes.fromhex(id_of(file)),))
     with pytest.raises(errors.VersionMismatch):
         store.open_session(URI)
-    change("UPDATE versions SET name = 'agent', version = 7 WHERE bundle_id = ?", (other.bundle_id,))
+    change("UPDATE versions SET name = 'agent', version = 7 WHERE bundle_id = ?", (bytes.fromhex(other.bundle_id),))
     with pytest.raises(errors.OwnerMismatch):
         store.open_session(URI)
     require_awake(store, 400, version=second.version)

@@ -130,7 +130,7 @@ class JournalTarget(Target):
     name = "journal"
 
     def seeds(self) -> Iterable[bytes]:
-        bundle = bytes(range(32))
+        bundle = bytes(range(32)).hex()
         records = [
             JournalRecord(store_making.URI, {UNREAD: {"tokens": token_ids(258, 5)}}, (2, bundle), bundle, 258, None),
             JournalRecord(NEW, {"score": math.nan, UNREAD: {"tokens": token_ids(0, 3)}}, None, None, 0, IDENTITY),
@@ -195,7 +195,7 @@ class ReplayTarget(InStore):
                 store_making.turn(store, 7, uri=SessionUri("work", "packed")),
                 store_making.turn(store, 3, uri=NEW),
             ]
-            lost = replace(records[0], base=bytes(32), newest=None)
+            lost = replace(records[0], base="00" * 32, newest=None)
         self._seeds = [records, records[1:], records[::-1], [lost, *records[2:]]]
 
     def seeds(self) -> Iterable[bytes]:

@@ -44,13 +44,13 @@ class MarksTarget(Target):
     def seeds(self) -> Iterable[bytes]:
         marks = Marks(STORE_UUID)
         yield encode_marks(marks)
-        marks = marks.tag(SessionUri("default", "agent"), bytes(32), "before-refactor")
-        marks = marks.pin(SessionUri("a", "b"), b"\x01" * 32).strip(SessionUri("a", "c"), [b"\x02" * 32, b"\x03" * 32])
+        marks = marks.tag(SessionUri("default", "agent"), "00" * 32, "before-refactor")
+        marks = marks.pin(SessionUri("a", "b"), "01" * 32).strip(SessionUri("a", "c"), ["02" * 32, "03" * 32])
         yield encode_marks(marks)
         for number in range(20):
             uri = SessionUri("many", f"s{number % 4}")
-            marks = marks.tag(uri, bytes([number]) * 32, f"tag.{number}")
-            marks = marks.pin(uri, bytes([number + 1]) * 32)
+            marks = marks.tag(uri, f"{number:02x}" * 32, f"tag.{number}")
+            marks = marks.pin(uri, f"{number + 1:02x}" * 32)
         yield encode_marks(marks)
 
     def change(self, data: bytes, rng: Random) -> bytes:
@@ -63,11 +63,7 @@ class MarksTarget(Target):
         require(sealed(document) == data, "the digest is not that of the content")
         listed = {uri: of for uri, of in document["sessions"].items() if any(of.values())}
         found = {
-            str(uri): {
-                "pins": sorted(pin.hex() for pin in of.pins),
-                "tags": {tag: to.hex() for tag, to in of.tags.items()},
-                "stripped": sorted(one.hex() for one in of.stripped),
-            }
+            str(uri): {"pins": sorted(of.pins), "tags": dict(of.tags), "stripped": sorted(of.stripped)}
             for uri, of in marks.sessions.items()
         }
         require(listed == found, "other marks are found")

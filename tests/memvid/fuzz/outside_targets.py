@@ -34,18 +34,18 @@ from torpor.tests.memvid.fuzz.store_targets import (
 )
 from torpor.tests.memvid.fuzz.target import SOUND, Target, again, require
 
-NOBODY: Final = b""
+NOBODY: Final = ""
 """The file that is harmed where none is."""
 
 OTHER: Final = SessionUri("other", "name")
 
 
-def bundle_id_of(data: bytes) -> bytes:
+def bundle_id_of(data: bytes) -> str:
     """The digest of the manifest in an exported file; nothing's where it has none."""
     try:
-        return blake3(pack_file.take_apart(data).manifest).digest()
+        return blake3(pack_file.take_apart(data).manifest).hexdigest()
     except pack_file.Unparsable:
-        return bytes(32)
+        return "00" * 32
 
 
 def require_the_others(store: Store, truths: dict[Version, Truth]) -> None:
@@ -117,7 +117,7 @@ class ImportTarget(InStore):
             bundle_id = hand_over(str(self._template.path), str(source))
         else:
             bundle_id = bundle_id_of(file)
-            write(folder / f"{bundle_id.hex()}.mvb", file)
+            write(folder / f"{bundle_id}.mvb", file)
         receipt = store.adopt_incoming(bundle_id, as_uri=as_uri)
         require(not any(folder.iterdir()), "what was imported still waits")
         return receipt

@@ -35,8 +35,8 @@ Version = tuple[SessionUri, int]
 class Truth:
     """What a version was when it was put to sleep; `needs` are the files that hold it, by the ids in their names."""
 
-    bundle_id: bytes
-    needs: frozenset[bytes]
+    bundle_id: str
+    needs: frozenset[str]
     blocks: list[list[bytes]]
 
 
@@ -117,7 +117,7 @@ def read_checked(reader: BundleReader) -> list[list[bytes]] | None:
     return blocks
 
 
-def look_at(store: Store, truths: Mapping[Version, Truth], harmed: bytes | None) -> dict[bytes, bool]:
+def look_at(store: Store, truths: Mapping[Version, Truth], harmed: str | None) -> dict[str, bool]:
     """Wake every version, by bundle id: whether it woke. What is not harmed must be right.
 
     `harmed` is the id in the name of a file that was replaced, so that what needs it may be refused; None where it is
@@ -228,8 +228,8 @@ class ManifestInStoreTarget(StoreTarget):
 
     def check(self, data: bytes) -> str:
         is_anothers = blake3(data).digest()[1] < 64
-        name = min(self._template.ids) if is_anothers else blake3(data[64:]).digest()
-        return self._check(f"versions/{name.hex()}.mvm", data)
+        name = min(self._template.ids) if is_anothers else blake3(data[64:]).hexdigest()
+        return self._check(f"versions/{name}.mvm", data)
 
 
 class IndexTarget(InStore):
@@ -332,7 +332,7 @@ OPERATIONS: Final = ("repack", "repair")
 
 
 def contents_of(
-    store: Store, truths: Mapping[Version, Truth], harmed: bytes | None
+    store: Store, truths: Mapping[Version, Truth], harmed: str | None
 ) -> dict[bytes, list[list[bytes]] | None]:
     """What every version that can be woken holds."""
     found = {}

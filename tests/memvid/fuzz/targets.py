@@ -101,7 +101,7 @@ class ManifestTarget(Target):
     def check(self, data: bytes) -> str:
         with closing_fd(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)) as fd:
             os.write(fd, data)
-            manifest = read_manifest(fd, self._path, blake3(data[64:]).digest())
+            manifest = read_manifest(fd, self._path, blake3(data[64:]).hexdigest())
         require(again(manifest.encode) == data[64:], "an accepted manifest is encoded otherwise")
         require(pack_file.manifest_file(data[64:]) == data, "an accepted file is sealed otherwise")
         require_sane(data[64:])

@@ -20,7 +20,7 @@ from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, index_row
 
 
 def row(uri: SessionUri, version: int, *, created_ns: int = 1, salt: int = 0) -> IndexRow:
-    bundle_id = f"{uri.namespace}/{uri.name} {version} {salt}".encode().ljust(32, b".")
+    bundle_id = f"{uri.namespace}/{uri.name} {version} {salt}".encode().ljust(32, b".").hex()
     return index_row(uri, version, bundle_id, created_ns=created_ns, labels=("a", "b"))
 
 
@@ -51,9 +51,9 @@ def test_rows_read_back_as_they_were_entered(index: Index) -> None:
     for number in (0, -1, 1 << 53, 1 << 70):
         assert index.find(URI, number) is None
     assert (index.find(OTHER_URI), index.find(FORK_URI)) == (rows[2], None)
-    assert index.rows_of([rows[2].bundle_id, bytes(32)]) == {rows[2].bundle_id: rows[2]}
+    assert index.rows_of([rows[2].bundle_id, "00" * 32]) == {rows[2].bundle_id: rows[2]}
     assert index.bundle_ids() == {each.bundle_id for each in rows}
-    index.drop([rows[0].bundle_id, bytes(32)])
+    index.drop([rows[0].bundle_id, "00" * 32])
     assert index.find(URI) == rows[1]
     assert index.knows(rows[1].bundle_id)
     assert not index.knows(rows[0].bundle_id)

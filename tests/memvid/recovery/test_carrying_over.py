@@ -89,7 +89,7 @@ def missing_in(place: Path) -> str:
 
 
 def rows(store: Store) -> list[tuple[str, int, str]]:
-    return sorted((str(row.uri), row.version, row.bundle_id.hex()) for row in store.index.all_rows())
+    return sorted((str(row.uri), row.version, row.bundle_id) for row in store.index.all_rows())
 
 
 def rows_in(place: Path) -> list[tuple[str, int, str]]:
@@ -108,7 +108,7 @@ def test_each_version_is_read_bit_for_bit_as_the_last_torpor_of_format_1_read_it
             if version["state"] is None:
                 continue
             row = listed[version["session"], version["version"]]
-            assert row.bundle_id.hex() == version["bundle_id"]
+            assert row.bundle_id == version["bundle_id"]
             with store.open_session(row.uri, row.version) as reader:
                 assert digest_of(reader) == version["state"]
         with store.open_session(format_1.ROTTEN_URI) as reader, pytest.raises(errors.CorruptBlock):
@@ -175,7 +175,7 @@ def test_a_released_fixture_with_codecs_comes_over(tmp_path: Path) -> None:
         assert store.opening.unreadable == ()
         for row in store.index.all_rows():
             with store.open_session(row.uri, row.version) as reader:
-                assert digest_of(reader) == listed.pop(row.bundle_id.hex())
+                assert digest_of(reader) == listed.pop(row.bundle_id)
     assert not listed
 
 
@@ -245,7 +245,7 @@ def test_an_older_torpor_may_use_a_store_that_was_cut_off(place: Path, number: i
         assert store.find_session(OTHER_URI) is None, "what is deleted does not come back"
         assert [row.version for row in store.versions(LOST_URI)] == [2]
         with store.open_session(PLANES_URI) as reader:
-            assert reader.bundle_id.hex() == slept
+            assert reader.bundle_id == slept
             assert making.contents(reader) == [list(making.PLANES_BYTES)]
     assert not (place / "index.sqlite-sums").exists()
 
@@ -368,7 +368,7 @@ def require_rivals(place: Path, file: Path) -> None:
     """The other session has two versions with one number. Both stay whole, and the younger one is woken by name."""
     with Store.open(place, writable=True) as store:
         older, younger = store.versions(OTHER_URI)
-        assert (older.version, younger.version, younger.bundle_id.hex()) == (1, 1, file.stem)
+        assert (older.version, younger.version, younger.bundle_id) == (1, 1, file.stem)
         assert store.opening.unreadable == ()
         store.repack()
         assert [finding.code for finding in store.verify(deep=True).findings] == ["ambiguous_version"]

@@ -72,7 +72,7 @@ def test_deleting_one_version_knows_of_the_one_that_was_put_back(put_back: Store
 @pytest.mark.parametrize("has_slept", [False, True])
 def test_a_number_that_was_put_back_is_not_given_again(put_back: Store, has_slept: bool) -> None:
     if has_slept:  # what this store itself puts into the folder hides nothing that came before
-        put_back._core.folder.write_manifest(b"\0" * 32, b"")
+        put_back._core.folder.write_manifest("00" * 32, b"")
     assert sleep(put_back, 300, seed=5).version == 3
 
 
@@ -299,7 +299,7 @@ def test_a_reader_pins_the_blocks_of_its_version_and_one_that_cannot_be_opened_p
         reader.close()
         assert not store._core.pins.blocks()
     making.put(making.manifest_path(store, chain[1].bundle_id), b"damaged")
-    for bundle_id in (chain[1].bundle_id, bytes(32)):
+    for bundle_id in (chain[1].bundle_id, "00" * 32):
         with pytest.raises(errors.Corruption):
             store._core.open_reader(bundle_id)
     assert not store._core.pins.blocks()

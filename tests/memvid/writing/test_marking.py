@@ -79,7 +79,7 @@ def test_what_is_not_there_cannot_be_marked(three: Store) -> None:
 
 def test_a_reference_means_one_version(three: Store) -> None:
     second = three.versions(URI)[1]
-    for text in ("agent@2", "default/agent@2", "torpor://default/agent@2", f"agent@{second.bundle_id.hex()[:8]}"):
+    for text in ("agent@2", "default/agent@2", "torpor://default/agent@2", f"agent@{second.bundle_id[:8]}"):
         assert three.resolve_version(text) == second
     assert three.resolve_version("agent").version == 3
     for text in ("agent@4", "nobody", "nobody@1"):
@@ -211,9 +211,9 @@ def test_a_tag_and_a_pin_of_a_missing_version_are_taken_away(three: Store) -> No
             set_mark(store, f"agent@{'0' * 12}", pinned=False)
         with pytest.raises(SessionNotFound):
             set_mark(store, "agent@7", pinned=False)
-        freed = set_mark(store, f"agent@{third.hex()[:12]}", pinned=False)
-        assert (freed.bundle_id, freed.version, freed.pinned) == (third.hex(), None, False)
-        assert set_mark(store, "agent", untag="good").bundle_id == second.hex()
+        freed = set_mark(store, f"agent@{third[:12]}", pinned=False)
+        assert (freed.bundle_id, freed.version, freed.pinned) == (third, None, False)
+        assert set_mark(store, "agent", untag="good").bundle_id == second
         assert store.verify(deep=True).findings == ()
         assert store.repack(policy=CLEARING).problems == ()
 
@@ -241,7 +241,7 @@ def test_tags_and_pins_go_before_their_versions_and_strips_behind_them(three: St
 
     def remove(folder: StoreFolder, name: str, **how: bool) -> int:
         if name.startswith("versions/"):
-            of = Marks.load(folder).of(bytes.fromhex(name[9:73]))
+            of = Marks.load(folder).of(name[9:73])
             seen.append((of.tags, of.pinned, of.stripped))
         return real(folder, name, **how)
 

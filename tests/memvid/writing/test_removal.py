@@ -108,7 +108,7 @@ def test_a_version_of_which_no_index_tells_is_missing_keeps_its_packs_and_comes_
     with reopened(store, anew=True) as store:
         (told,) = store.repair().problems
         assert str(file) in told.message
-        assert ADVICE[told_by].format(first.bundle_id.hex()[:12]) in told.message
+        assert ADVICE[told_by].format(first.bundle_id[:12]) in told.message
         assert told in (store.opening.journal if has_turns else store.opening.unreadable)
         assert told in store.verify(deep=False).findings
         assert str(file) in {problem.path for problem in store.repack(policy=CLEARING).problems}

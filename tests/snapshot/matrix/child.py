@@ -51,7 +51,7 @@ class Session:
 class Last:
     """The snapshot that a session was woken from, and of how many of its tokens: what its next sleep refers to."""
 
-    bundle_id: bytes
+    bundle_id: str
     entries: tuple[BlockEntry, ...]
     tokens: int
 
