@@ -48,7 +48,7 @@ def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOpti
             if reuse.became is not None:
                 output.line(f"    {_what_became(reuse)}")
         for line in reuse.volatile:
-            output.line(f"    volatile, so it stands behind what was kept: {plain(neutralise(line))}")
+            output.line(f"    volatile, so it is said later: {plain(neutralise(line))}")
 
 
 def _what_became(reuse: Reuse) -> str:

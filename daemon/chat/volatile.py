@@ -19,10 +19,10 @@ def parted(text: str, is_volatile: Callable[[str], bool]) -> tuple[str, str]:
     """A system text without its volatile lines, and these. One that no session keeps is not looked at: it is long."""
     if len(text) > MAX_SYSTEM_CHARS:
         return text, ""
-    stays, goes = list[str](), list[str]()
+    rest, lines = list[str](), list[str]()
     for line in text.split("\n"):
-        (goes if is_volatile(line.rstrip()) else stays).append(line)
-    return "\n".join(stays), "\n".join(goes)
+        (lines if is_volatile(line.rstrip()) else rest).append(line)
+    return "\n".join(rest), "\n".join(lines)
 
 
 def opening_parted(opening: Message, is_volatile: Callable[[str], bool]) -> tuple[Message, str]:
@@ -30,9 +30,9 @@ def opening_parted(opening: Message, is_volatile: Callable[[str], bool]) -> tupl
     text, chars = opening["content"], opening.get("instructed", 0)
     sides = [parted(side, is_volatile) for side in (text[:chars], text[chars:])]
     (fields, _), (words, _) = sides
-    goes = "\n".join(lines for _, lines in sides if lines)
+    lines = "\n".join(each for _, each in sides if each)
     instructed = {"instructed": len(fields)} if fields else {}
-    return {**message_of("system", fields + words), **instructed}, goes
+    return {**message_of("system", fields + words), **instructed}, lines
 
 
 def with_volatile(

@@ -97,13 +97,13 @@ async def _prepared(parts: Parts, request: Asked) -> Asked:
 def _parted(request: Asked, is_volatile: Callable[[str], bool]) -> Asked:
     """The request without the volatile lines of its system text, and with these."""
     if request.instructions is not None:
-        stays, goes = parted(request.instructions, is_volatile)
-        return replace(request, instructions=stays or None, volatile=goes)
+        rest, lines = parted(request.instructions, is_volatile)
+        return replace(request, instructions=rest or None, volatile=lines)
     opening, *others = request.messages
     if opening["role"] != "system" or request.after or request.at_end:
         return request
-    opening, goes = opening_parted(opening, is_volatile)
-    return replace(request, messages=(opening, *others), volatile=goes) if goes else request
+    opening, lines = opening_parted(opening, is_volatile)
+    return replace(request, messages=(opening, *others), volatile=lines) if lines else request
 
 
 class _Attempt:
@@ -172,14 +172,13 @@ async def _size(parts: Parts, request: MeasureRequest, wanted: SessionUri, model
 
 
 async def _size_again(parts: Parts, request: MeasureRequest, head: Head, model: LoadedModel) -> tuple[int, int]:
-    """As `_size`, of a transcript that a session has read already. It may have opened another turn for the answer, so
-    what stands behind the answer before is read again, or compared."""
+    """As `_size`, of a transcript without volatile lines that a session has read already. It may have opened another
+    turn for the answer, so what stands behind the answer before is read again, or compared."""
     messages, root = request.messages, _root_of(request)
     known = await parts.sessions.recalling.known(head.uri, past_look=True)
     found = standing(known.text_map, messages, await parts.models.encoder.shown_root(model, root))
     place = behind_kept(messages, found.kept, found.at, known.tokens)
-    new = with_volatile(known.text_map.cut(found.at), messages[found.kept :], request.volatile)
-    ids = await parts.models.encoder.messages(model, new, place, root)
+    ids = await parts.models.encoder.messages(model, messages[found.kept :], place, root)
     # The last one is computed again, for the logits behind it.
     again = min(tokens_in_common(known.tokens[found.at :], ids), len(ids) - 1)
     return found.at + len(ids), found.at + max(again, 0)

@@ -57,7 +57,7 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Se
     daemon.service.also("why", requests=(refused,))
     assert torpor("why", "a").out.splitlines()[-1] == "    It was refused, and nothing was changed."
     daemon.service.also("why", requests=(Reuse("chat", 1, "none", volatile=("It is [red]12:00",)),))
-    told = "    volatile, so it stands behind what was kept: It is [red]12:00"
+    told = "    volatile, so it is said later: It is [red]12:00"
     assert torpor("why", "a").out.splitlines()[-1] == told
 
 
