@@ -15,6 +15,7 @@ from ..tasks.door import Door
 from ..upkeep.analyst import Analyst
 from ..upkeep.healing import Healing
 from ..upkeep.idling import Idling
+from ..upkeep.single_questions import SingleQuestions
 from ..upkeep.unloading import Unloading
 from ..upkeep.watching import Watching
 from .models import ModelParts
@@ -42,6 +43,7 @@ class UpkeepParts:
         self.analyst = Analyst(disk, versions.threads)
         self.healing = Healing(loop, disk, models.engine, versions, sessions.residency, shelf, door, bus, store.to_heal)
         self.idling = Idling(loop, sessions.awake, models.idle_sleeps, options)
+        self.single_questions = SingleQuestions(loop, sessions.awake, models.idle_sleeps)
         self.unloading = Unloading(loop, shelf, weights)
         self.watching = Watching(loop, shelf, models.loader.digests, weights, bus, options)
 

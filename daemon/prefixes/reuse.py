@@ -47,7 +47,7 @@ from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import NAMES_AT_ONCE
 from ..versions.orders import WakeOrder
 from ..versions.writing import Versions
-from .prefixes import PrefixTree, tokens_in_common
+from .prefixes import Match, PrefixTree, tokens_in_common
 
 AwakeOf = Callable[[SessionUri], Session | None]
 
@@ -114,7 +114,7 @@ class PrefixReuse:
         begun, wanted = time.monotonic(), token_array(b"")
         wanted.extend(ids[:-1])
         match = self._tree.find(session.uri.namespace, session.model.identity.digest, wanted)
-        for uri in list(itertools.islice(match.sources, _MOST_SOURCES)) if match else ():
+        for uri in self._sources(match, awake_of):
             try:
                 live = awake_of(uri)
                 state = await (
@@ -139,6 +139,21 @@ class PrefixReuse:
         self.misses += 1
         return why
 
+    def _sources(self, match: Match | None, awake_of: AwakeOf) -> Sequence[SessionUri]:
+        """The sessions of a match to try. Those that sleep as ledgers alone are forgotten: they stood before others."""
+        tried: list[SessionUri] = []
+        ledgers = []
+        for uri in match.sources if match else ():
+            if awake_of(uri) is None and (row := self._store.find_session(uri)) is not None and not row.token_count:
+                ledgers.append(uri)
+                continue
+            tried.append(uri)
+            if len(tried) == _MOST_SOURCES:
+                break
+        for uri in ledgers:
+            self._tree.remove(uri)
+        return tried
+
     async def foreseen(self, session: Session, ids: Sequence[int], awake_of: AwakeOf) -> int:
         """How many first tokens of `ids` a new session would take over, as of `adopt`; nothing is copied."""
         if self._policy == "off" or len(ids) <= BLOCK_TOKENS:
@@ -146,7 +161,7 @@ class PrefixReuse:
         wanted = token_array(b"")
         wanted.extend(ids[:-1])
         match, most = self._tree.find(session.uri.namespace, session.model.identity.digest, wanted), 0
-        for uri in list(itertools.islice(match.sources, _MOST_SOURCES)) if match else ():
+        for uri in self._sources(match, awake_of):
             found = await self._looked_at(
                 awake_of(uri),
                 partial(self._usable_of, session, wanted=wanted, count=len(ids)),

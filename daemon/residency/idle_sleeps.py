@@ -1,4 +1,4 @@
-"""Sessions that no request uses go to sleep, each in its turn."""
+"""Sessions that no request uses go to sleep, or are kept as ledgers, each in its turn."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import time
 from dataclasses import dataclass
 
 from ...memvid.uri import SessionUri
+from ..api.events import ignore
 from ..events.events import SleepCause
 from ..memory.memory import Memory
 from ..sessions.sessions import Turns
 from ..tasks.door import Door
+from ..versions.writing import Terms
 from .awake import AwakeSessions
 from .putting_away import PuttingAway
 
@@ -39,3 +41,13 @@ class IdleSleeps:
             return
         if self._door.is_working and await self.put_away(uri, "idle"):
             self._memory.slept_by_idling += 1
+
+    async def keep_ledger(self, uri: SessionUri) -> None:
+        """Make durable the ledger alone of a session, which stays in memory, unless it is used now or the daemon stops.
+        Raises as `PuttingAway.keep`."""
+        if uri in self._turns.in_use() or not self._door.is_working:
+            return
+        async with self._turns.take(uri):
+            live = self._awake.get(uri)
+            if live is not None and live.is_single_question:
+                await self._putting_away.keep(live, ignore, "idle", Terms(ledger_alone=True))

@@ -35,11 +35,14 @@ class PuttingAway:
     _buffers: Buffers
     _bus: Bus
 
-    async def put_away(self, live: Session, emit: OnEvent, cause: SleepCause, *, stays: bool = False) -> Receipt:
+    async def put_away(
+        self, live: Session, emit: OnEvent, cause: SleepCause, *, stays: bool = False, as_ledger: bool = False
+    ) -> Receipt:
         """Make a session durable and free its memory, unless it `stays`. If it is durable already, nothing is written,
-        and the receipt is that of its last version. The caller runs this to its end. cause: for the events. Raises
-        EmptyContext, and as `Versions.sleep`; the session then stays awake."""
-        if live.durable is not None and await self._is_durable(live):
+        and the receipt is that of its last version. The caller runs this to its end. cause: for the events. as_ledger:
+        it is durable also as a ledger alone. Raises EmptyContext, and as `Versions.sleep`; the session then stays
+        awake."""
+        if live.durable is not None and await self._is_durable(live, as_ledger=as_ledger):
             with tell_sleep(self._bus, live, cause) as tell_end:
                 tell_end(receipt := live.durable.receipt(live.uri))
         else:
@@ -56,7 +59,7 @@ class PuttingAway:
         if live.is_mere_look:
             await self._put_look_away(live, cause)
         else:
-            await self.put_away(live, ignore, cause)
+            await self.put_away(live, ignore, cause, as_ledger=True)
         await self._buffers.hand_back()
         return True
 
@@ -86,16 +89,16 @@ class PuttingAway:
         return await self._versions.sleep(live, emit, cause=cause, terms=terms)
 
     async def needs_last_sleep(self, live: Session) -> bool:
-        return not await self._is_durable(live)
+        return not await self._is_durable(live, as_ledger=True)
 
-    async def _is_durable(self, live: Session) -> bool:
-        """Whether the next wake gives the session back without a sleep now. A mere look is durable by the newest
-        version, in any state: a new version with the look's fewer tokens would hide that one from reads, heals and
-        repairs. So a look is written only if no other version is left."""
+    async def _is_durable(self, live: Session, *, as_ledger: bool = False) -> bool:
+        """Whether the next wake gives the session back without a sleep now. as_ledger: it may read it again. A mere
+        look is durable by the newest version, in any state: a new version with the look's fewer tokens would hide that
+        one from reads, heals and repairs. So a look is written only if no other version is left."""
         if live.dirty or live.durable is None:
             return False
         if not live.is_mere_look:
-            return await self._versions.is_kept(live)
+            return (as_ledger or not live.durable.unread_tokens) and await self._versions.is_kept(live)
         newest = self._store.find_session(live.uri)
         if newest is not None and newest.bundle_id != live.durable.bundle_id:
             return True

@@ -166,6 +166,12 @@ class Session:
         return len(self.state.tokens) if midway is None or midway.end >= midway.answer_at else midway.begins_at
 
     @property
+    def is_single_question(self) -> bool:
+        """Whether nobody has named it, and it has answered no more than once."""
+        said = self.chat.text_map.turns
+        return self.unnamed and (not said or sum(turn.role == "assistant" for turn in said) == 1)
+
+    @property
     def is_cut_short(self) -> bool:
         """Whether it holds fewer tokens than the snapshot that it was woken from."""
         return self.durable is not None and len(self.state.tokens) < self.durable.ledger_tokens

@@ -52,6 +52,7 @@ class Terms:
     may_wait: nothing is lost without this sleep, so a stopping daemon gives it up.
     covers: as of `VersionDraft`.
     lossy: tokens that the version keeps in few bits; None to keep all exact.
+    ledger_alone: the version keeps no keys and values.
     branch: what the version says of the branch that it is, and of those below it.
     """
 
@@ -59,6 +60,7 @@ class Terms:
     may_wait: bool = False
     covers: bool = True
     lossy: LossyTokens | None = None
+    ledger_alone: bool = False
     branch: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -211,8 +213,10 @@ class Versions:
                     entries, is_whole = durable, False
 
     async def _write_all(self, session: Session, emit: OnEvent, terms: Terms, durable: Sequence[BlockEntry]) -> Receipt:
-        """Write a version with all tokens in blocks, and refer to those of `durable` where possible."""
+        """Write a version with all tokens in blocks, and refer to those of `durable` where possible; or with none."""
         self._require_time(terms)
+        if terms.ledger_alone:
+            return await self._write_ledger(session, ())
         snapshot = await self._engine.call(lambda: self._cut(session, durable, terms.lossy))
         report = reporter("sleep", emit)
 

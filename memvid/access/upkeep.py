@@ -128,7 +128,7 @@ class Upkeep(Sessions):
     def drop_stand_ins(self, uri: SessionUri) -> MaintenanceReport:
         """Drop the versions of a session that end in a ledger alone, if the next version or the newest has all of their
         tokens: a stop without time, the journal and write behind make them. Those with a mark stay. Needs no disk
-        space. Their packs go with the next repack.
+        space. Their packs go with the next repack, or with them where a ledger without any blocks takes their place.
 
         Raises:
             CorruptMarks, MarksLost: nothing was dropped.

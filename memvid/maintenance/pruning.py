@@ -21,7 +21,7 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from typing import Final
 
 from ..answers import Finding, MaintenanceReport
@@ -63,13 +63,7 @@ def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_
     packs: set[str] = set()
     for step in _steps(plan.drop):
         packs |= _drop(run, step, planned)
-    if packs:
-        deletes = [row.bundle_id for row in plan.drop] if dry_run else []
-        with run.committing():
-            removed = remove_unneeded(core, packs, deletes=deletes, dry_run=dry_run)
-        for name, size_bytes in removed.packs.items():
-            run.freed("remove", core.folder.path_of(name), size_bytes, "nothing needs its blocks any more")
-        run.problems += removed.problems
+    _remove(run, packs, [row.bundle_id for row in plan.drop] if dry_run else [])
     for kept in filter(_only_marked, plan.keep):
         run.did("keep", _path(core, kept.row), 0, f"it is {' and '.join(kept.reasons)}", kept.row)
     return run.report()
@@ -97,7 +91,9 @@ def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
     run = MaintenanceRun(core, "prune", dry_run=False)
     drop = planned(None).drop if covered else ()
     if drop:
-        _drop(run, drop, planned)
+        packs = _drop(run, drop, planned)
+        if not all(core.needs.of(covered[row.bundle_id]) for row in drop):  # else their blocks, as a rule, are its own
+            _remove(run, packs)
     return run.report()
 
 
@@ -233,6 +229,17 @@ def _drop(run: MaintenanceRun, step: Sequence[IndexRow], planned: _Planned) -> s
         if not run.dry_run:
             deletion.drop_versions(core, bundle_ids)
     return packs
+
+
+def _remove(run: MaintenanceRun, packs: Collection[str], deletes: Collection[str] = ()) -> None:
+    """Remove those of these packs that nothing needs any more. deletes: of a dry run."""
+    if not packs:
+        return
+    with run.committing():
+        removed = remove_unneeded(run.core, packs, deletes=deletes, dry_run=run.dry_run)
+    for name, size_bytes in removed.packs.items():
+        run.freed("remove", run.core.folder.path_of(name), size_bytes, "nothing needs its blocks any more")
+    run.problems += removed.problems
 
 
 def _manifest_bytes(core: StoreCore, row: IndexRow) -> int:

@@ -15,6 +15,7 @@ from torpor.memvid import errors
 from torpor.memvid.answers import Lossy
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.format.records import Receipt
 from torpor.memvid.index.index import Index
 from torpor.memvid.maintenance import pruning
@@ -24,7 +25,18 @@ from torpor.memvid.writing import deletion
 from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.cut_off import stores_cut_off
-from torpor.tests.memvid.store_making import OTHER_URI, URI, meanwhile, names, pack_of, reopened, require_awake, sleep
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    meanwhile,
+    names,
+    pack_of,
+    reopened,
+    require_awake,
+    sleep,
+    token_ids,
+    write,
+)
 
 LAST = Retention(keep_last=1)
 
@@ -349,6 +361,17 @@ def test_a_stand_in_goes_once_a_later_version_begins_with_all_of_its_tokens(stor
     require_awake(store, 536)
     assert store.verify(deep=True).ok
     assert store.drop_stand_ins(URI).actions == ()
+
+
+def test_a_ledger_without_blocks_takes_the_packs_of_a_stand_in_with_it(store: Store) -> None:
+    other = sleep(store, 300, uri=OTHER_URI)
+    sleep(store, 556, unread=20)
+    write(store, [], 0, session={"model": "demo", UNREAD: {"tokens": token_ids(0, 576)}})
+    assert kinds(store).count(".mvp") == 2
+    report = store.drop_stand_ins(URI)
+    assert (versions(store), kinds(store).count(".mvp")) == ([2], 1)
+    assert report.bytes_freed > other.bytes_written
+    assert store.verify(deep=True).ok
 
 
 STAND_INS = {  # the versions behind a stand-in, of tokens that go on behind it or are others; those that stay
