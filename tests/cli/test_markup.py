@@ -74,6 +74,14 @@ DETAIL: dict[str, Any] = {
     "layers": ["layer"],
     "lineage": ["01" * 32],
     "identity": {"weights": "digest"},
+    "provenance": {
+        "forked_from": {"session": "torpor://default/other", "version": 1, "bundle_id": "02" * 32, "tokens": 3},
+        "folded_from": None,
+        "recomputed": {"version": 1, "start": 0, "tokens": 3, "same_logits": True, "damaged": True},
+        "elsewhere_tokens": 3,
+        "slept_by": {"device": "a device"},
+        "differs": [{"field": "device", "stored": "a device", "live": "another"}],
+    },
     "environment": {"library": "of a version"},
 }
 MEMORY = {"budget_bytes": 2, "weights_bytes": 1, "sessions_bytes": 0, "reserved_bytes": 0}
