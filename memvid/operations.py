@@ -22,7 +22,8 @@ _DAY_SECONDS: Final = 24 * 3600
 @dataclass(frozen=True, slots=True)
 class Order:
     """An operation and its options: repack, repair, prune, strip or forget. version: None for all of a session.
-    sources: folders that a repair may copy from."""
+    sources: folders that a repair may copy from. A strip without a session has to be a plan: of what goes where a
+    store needs room, with the settings of a daemon without options."""
 
     operation: str
     uri: SessionUri | None = None
@@ -51,6 +52,8 @@ def carry_out(store: Store, order: Order, should_stop: Callable[[], bool] = lamb
         return store.prune(Retention(order.keep_last, order.keep_days), order.uri, dry_run=order.dry_run)
     if order.operation == "strip" and order.uri is not None:
         return store.strip(order.uri, order.version, dry_run=order.dry_run)
+    if order.operation == "strip" and order.dry_run:
+        return store.plan_room()
     if order.operation == "forget" and order.uri is not None:
         return store.forget(order.uri, dry_run=order.dry_run)
     raise InvalidPolicy(f"{order.operation!r} is no operation on a store, or lacks its session.", field="operation")

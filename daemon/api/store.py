@@ -99,7 +99,8 @@ class MaintainRequest(Request):
     """Run an operation on the daemon's store: repack, repair, prune, strip, forget or quantize, with its own options;
     any other option is refused, not ignored.
 
-    session: with strip also one version of it (`NAME@3`).
+    session: with strip also one version of it (`NAME@3`). A strip without one has to be a plan (`dry_run`): of what
+        goes next by itself where the store needs room, and why.
 
     It reports no progress and may take long; `dry_run` returns the plan and changes nothing. Operations run one after
     the other; sessions are served meanwhile.
@@ -121,7 +122,8 @@ class MaintainRequest(Request):
         given = {name for name in _ALL_OPTIONS if getattr(self, name) is not None}
         if strange := sorted(given - OPERATION_OPTIONS[self.operation]):
             raise ValueError(f"{self.operation} takes no {' and no '.join(strange)}")
-        if self.operation in ("forget", "strip") and self.session is None:
+        is_plan = self.operation == "strip" and self.dry_run
+        if self.operation in ("forget", "strip") and self.session is None and not is_plan:
             raise ValueError(f"{self.operation} needs the session to {self.operation}")
         if self.operation == "prune" and self.keep_last is None and self.keep_days is None:
             raise ValueError("prune needs keep_last, keep_days or both; without them every version stays")

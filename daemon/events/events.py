@@ -223,6 +223,14 @@ class VersionsPruned(Event):
     bytes_freed: int
 
 
+class VersionsStripped(Event):
+    """The store needed room (`serve --store-budget`), so versions of a session have their ledgers alone now: its next
+    use reads the tokens again. bytes_freed: of blocks that no version needs any more with it."""
+
+    versions: int
+    bytes_freed: int
+
+
 class LedgerKept(Event):
     """A stop could not write all of a session, and kept its ledger with the durable part of its state. Or the scrub
     found damage in the blocks below such a ledger. tokens: of the ledger; unread_tokens: those that the next request

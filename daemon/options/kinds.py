@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,29 +159,36 @@ class Number(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Days(Kind):
-    """A number of days. not_0: why 0 is refused, and the remedy; None if 0 is a value."""
+    """A number of days. not_0: why 0 is refused, and the remedy; None if 0 is a value. word: that stands for 0; empty
+    without one."""
 
     metavar: str = "DAYS"
     most: int
     not_0: str | None = None
+    word: str = ""
 
     @property
     def in_file(self) -> str:
-        return f"days, {'0' if self.not_0 is None else 'above 0'} to {self.most:,}"
+        word = f'; or `"{self.word}"`' if self.word else ""
+        return f"days, {'0' if self.not_0 is None else 'above 0'} to {self.most:,}{word}"
 
     def read(self, written: Any) -> float:
+        if self.word and isinstance(written, str) and written.strip().lower() == self.word:
+            return 0.0
         if type(written) in (int, float) and 0 <= written <= self.most:
             if not written and self.not_0 is not None:
                 raise ValueError(f"0 {self.not_0}")
             return float(written)
-        raise ValueError(f"it must be a number of days from 0 to {self.most:,}")
+        also = f", or {self.word}" if self.word else ""
+        raise ValueError(f"it must be a number of days from 0 to {self.most:,}{also}")
 
     def read_text(self, text: str) -> float:
-        try:
-            days = float(text)
-        except ValueError:
-            days = math.nan
-        return self.read(days)
+        with contextlib.suppress(ValueError):
+            return self.read(float(text))
+        return self.read(text)
+
+    def told(self, value: Any) -> str:
+        return f"{value:g}"
 
 
 @dataclass(frozen=True, kw_only=True)

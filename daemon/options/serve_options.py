@@ -303,6 +303,24 @@ class ServeOptions:
             unless="a fifth of the space that was free at the store's first start, at most 100GiB; it stays the same",
         ),
     ] = None
+    strip_named: Annotated[
+        bool,
+        Option(
+            "Where that is reached, keys and values go that were used longest ago: of sessions that nobody named, then "
+            "of earlier versions. With this, at last also of the newest versions of named sessions.",
+            "The store",
+            changes="at once",
+        ),
+    ] = False
+    keep_unnamed: Annotated[
+        float,
+        Days(most=MAX_DAYS, word="none"),
+        Option(
+            "Delete a session that nobody named once the store was in use on so many days without it. none: keep all.",
+            "The store",
+            changes="at once",
+        ),
+    ] = 30.0
     daily_write_budget: Annotated[
         int | None,
         Size(not_0="would refuse every sleep. Leave it out for no bound"),

@@ -90,7 +90,9 @@ class SessionParts:
         self.forest, self.stepping = Forest(engine, models.memory, models.loading), Stepping(engine)
         self.roll = Roll(disk, self.awake)
         self.labels = Labels(residency, self._hits, self.roll, self.delete_session)
-        self.writing_behind = WritingBehind(store.upkeep_loop, disk, engine, versions, awake, store.journal, door, bus)
+        self.writing_behind = WritingBehind(
+            store.upkeep_loop, disk, engine, versions, store.room, awake, store.journal, door, bus
+        )
 
     def start(self) -> None:
         """Begin to learn what the stored sessions begin with."""

@@ -10,6 +10,7 @@ from ...memvid.maintenance.repack_plan import RepackPolicy
 from ...memvid.store import Receipt, Store
 from ...memvid.uri import SessionUri
 from ..api.events import ignore
+from ..disk.making_room import Room
 from ..disk.upkeep_thread import UpkeepThread
 from ..engine.buffers import Buffers
 from ..engine.engine import Engine
@@ -20,6 +21,7 @@ from ..residency.putting_away import PuttingAway
 from ..residency.standing import Standing
 from ..tasks.door import Door
 from ..upkeep.loop import Upkeep
+from ..upkeep.making_room import MakingRoom
 from ..upkeep.repacking import Repacking
 from ..upkeep.retaining import Retaining
 from ..upkeep.scrubbing import Scrub, ScrubPolicy
@@ -32,8 +34,8 @@ Result = TypeVar("Result")
 
 
 class StoreParts:
-    """What is durable, and what looks after it. disk: the store itself. upkeep_loop: of the work on it that no session
-    waits for. scrub: where it is on. to_heal: what it has found damaged."""
+    """What is durable, and what looks after it. disk: the store itself, room: in it. upkeep_loop: of the work on it
+    that no session waits for. scrub: where it is on. to_heal: what it has found damaged."""
 
     def __init__(
         self,
@@ -52,10 +54,13 @@ class StoreParts:
         self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.to_heal)
         self.retaining = Retaining(loop, disk, bus, options)
         self.repacking = Repacking(loop, disk, RepackPolicy())
+        self.room = Room(disk, loop.thread, awake, bus, options)
+        self.making_room = MakingRoom(loop, self.room)
         self.versions = Versions(
             disk,
             engine,
             loop.thread,
+            self.room,
             door,
             bus,
             on_version=self._has_version,
@@ -63,7 +68,7 @@ class StoreParts:
         )
         self.waking = self.versions.waking
         self.journal = TurnJournal(disk, self.versions, options)
-        self.forking = Forking(disk, self.versions)
+        self.forking = Forking(disk, self.versions, self.room)
         self.quantising = Quantising(disk, engine, self.versions)
         self.standing = Standing(disk, awake)
         self.putting_away = PuttingAway(disk, self.versions, awake, self.standing, buffers, bus)
@@ -71,6 +76,7 @@ class StoreParts:
     def _has_version(self, receipt: Receipt) -> None:
         self.repacking.consider(receipt)
         self.retaining.note(receipt.uri)
+        self.making_room.look_again()
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
         """Run store work that only reads, off the event loop."""

@@ -15,6 +15,7 @@ from ..tasks.door import Door
 from ..upkeep.analyst import Analyst
 from ..upkeep.healing import Healing
 from ..upkeep.idling import Idling
+from ..upkeep.making_room import DeletingUnused
 from ..upkeep.single_questions import SingleQuestions
 from ..upkeep.unloading import Unloading
 from ..upkeep.watching import Watching
@@ -42,6 +43,7 @@ class UpkeepParts:
         self.loop = loop = store.upkeep_loop
         self.analyst = Analyst(disk, versions.threads)
         self.healing = Healing(loop, disk, models.engine, versions, sessions.residency, shelf, door, bus, store.to_heal)
+        self.deleting_unused = DeletingUnused(loop, store.room, sessions.residency, sessions.delete_session)
         self.idling = Idling(loop, sessions.awake, models.idle_sleeps, options)
         self.single_questions = SingleQuestions(loop, sessions.awake, models.idle_sleeps)
         self.unloading = Unloading(loop, shelf, weights)

@@ -35,6 +35,7 @@ from ...memvid.limits import MIB
 from ...memvid.store import Receipt, Store, VersionDraft
 from ...memvid.uri import SessionUri
 from ...snapshot.capture import cut, span_sources
+from ..disk.making_room import Room
 from ..engine.engine import Engine, Steps
 from ..events.bus import Bus
 from ..events.events import BlocksWritten
@@ -87,6 +88,7 @@ class WritingBehind(SessionJob):
         store: Store,
         engine: Engine,
         versions: Versions,
+        room: Room,
         awake: AwakeSessions,
         journal: TurnJournal,
         door: Door,
@@ -95,6 +97,7 @@ class WritingBehind(SessionJob):
         self._store = store
         self._engine = engine
         self._versions = versions
+        self._room = room
         self._awake = awake
         self._journal = journal
         self._door = door
@@ -119,6 +122,9 @@ class WritingBehind(SessionJob):
         live = self._awake.get(uri)
         if live is None or not self._is_due(live):
             return None
+        return await self._room.after(partial(self._look_at, live))
+
+    async def _look_at(self, live: Session) -> float | None:
         async with self._thread.piece():
             if not self._is_due(live):  # any more
                 return None

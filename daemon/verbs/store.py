@@ -45,6 +45,8 @@ async def _maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceRe
         uri = parse_reference(request.session)  # one that is gone may have left bytes to erase
         async with parts.sessions.residency.turn(uri):
             return await to_the_end(_forget(parts, uri, dry_run=request.dry_run))
+    if request.operation == "strip" and request.session is None:
+        return await parts.upkeep.run(parts.store.room.plan)
     if request.operation == "strip" and request.session is not None:
         if VERSION_MARK not in request.session:
             return await _strip(parts, parts.sessions.resolve(request.session), None, dry_run=request.dry_run)
@@ -95,7 +97,7 @@ async def import_bundle(parts: Parts, request: api.ImportRequest) -> SleepResult
                 session=str(owner),
             )
         adopting = partial(parts.store.disk.adopt_incoming, handed, as_uri=wanted)
-        receipt = await to_the_end(parts.upkeep.run(adopting))
+        receipt = await to_the_end(parts.store.room.after(lambda: parts.upkeep.run(adopting)))
         await parts.sessions.learn_words(owner)
     return SleepResult.of(receipt, seconds=time.monotonic() - started)
 

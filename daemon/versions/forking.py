@@ -17,6 +17,7 @@ from ...memvid.store import IndexRow, Receipt, Store, VersionDraft
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent
 from ..api.session import Origin
+from ..disk.making_room import Room
 from ..models.models import LoadedModel
 from ..sessions.unprocessed_tail import without_answers, without_unread
 from ..stored import FORKED_FROM, origin_of
@@ -59,9 +60,10 @@ class Forked:
 class Forking:
     """Makes forks; in the store alone, if possible."""
 
-    def __init__(self, store: Store, versions: Versions) -> None:
+    def __init__(self, store: Store, versions: Versions, room: Room) -> None:
         self._store = store
         self._versions = versions
+        self._room = room
 
     def is_whole(self, order: ForkOrder) -> bool:
         """Whether all blocks of the other's version are there, so that a fork can refer to them. Raises StoreError."""
@@ -72,7 +74,7 @@ class Forking:
         """Write the first version of a new session, with all of the other's tokens. The caller holds both turns. Raises
         StoreError: the other version is damaged or gone, or there is no room for the fork."""
         draft = await self._versions.threads.on_io(lambda: self._refer_to_all(order))
-        return Forked(await self._versions.write(draft), 0)
+        return Forked(await self._room.after(lambda: self._versions.write(draft)), 0)
 
     async def cut_off(self, order: ForkOrder, model: LoadedModel, emit: OnEvent) -> Forked:
         """Write the first version of a new session, at an earlier token. The caller holds both turns, and memory for

@@ -137,8 +137,11 @@ class TurnJournal:
                 self._flushing = asyncio.ensure_future(self._flush())
             try:
                 await written
+                return
             except LimitExceeded:
-                await to_the_end(self._versions.sleep(session, ignore, cause="journal"))
+                pass
+        # Not between turns: a write behind waits there, and the sleep may have to wait for that to make room.
+        await to_the_end(self._versions.sleep(session, ignore, cause="journal"))
 
     def _record_of(self, session: Session, *, relying: bool) -> JournalRecord:
         """relying: its tokens stand behind the blocks of the last version that it was woken from or put to sleep as."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...errors import TorporError
 from ...memvid.answers import Lossy, PartDiffers
+from ...memvid.disk.paths import undoing
 from ...memvid.errors import Corruption
 from ...memvid.format.manifest import UNREAD
 from ...memvid.store import Store
@@ -106,7 +107,7 @@ class Waking:
         ended = partial(_end_of_wake, order.cause)
         with tell_wake(self._bus, uri, order.cause, order.version, ended) as tell_end:
             try:
-                with await self._threads.on_io(lambda: self._store.open_session(uri, order.version)) as reader:
+                with await self._threads.on_io(partial(self._open, uri, order)) as reader:
                     woken = await self._wake(reader, order, model, emit)
             except Corruption:
                 if order.cause != "heal":
@@ -114,6 +115,13 @@ class Waking:
                 raise
             tell_end(woken)
         return woken
+
+    def _open(self, uri: SessionUri, order: WakeOrder) -> BundleReader:
+        reader = self._store.open_session(uri, order.version)
+        if order.cause != "heal":
+            with undoing(reader.close):
+                self._store.note_use(reader.bundle_id)
+        return reader
 
     async def look(self, uri: SessionUri, order: WakeOrder, model: LoadedModel) -> tuple[BundleReader, Prospect | None]:
         """The prospect of a wake, from the manifest and block headers alone; None for a version with only a ledger.

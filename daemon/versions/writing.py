@@ -29,6 +29,7 @@ from ...memvid.uri import SessionUri, not_found
 from ...snapshot.capture import Cut, cut
 from ...snapshot.lossy import LossyTokens
 from ..api.events import OnEvent
+from ..disk.making_room import Room
 from ..disk.store_threads import StoreThreads, reporter
 from ..disk.upkeep_thread import UpkeepThread
 from ..engine.engine import Engine
@@ -82,6 +83,7 @@ class Versions:
         store: Store,
         engine: Engine,
         upkeep: UpkeepThread,
+        room: Room,
         door: Door,
         bus: Bus,
         *,
@@ -96,6 +98,7 @@ class Versions:
         self._engine = engine
         self._bus = bus
         self._upkeep = upkeep
+        self._room = room
 
     async def write(self, draft: VersionDraft, run: Run | None = None) -> Receipt:
         """Write a version. run: where, if not on the thread of writes. Raises as `Store.write_bundle`."""
@@ -105,13 +108,16 @@ class Versions:
 
     async def sleep(self, session: Session, emit: OnEvent, *, cause: SleepCause, terms: Terms = ORDINARY) -> Receipt:
         """Make the session's state durable; it stays in memory, clean. On failure it is as it was. cause: for the
-        events.
+        events. Where the store's budget leaves no room, some is made first.
 
         Raises:
             SnapshotError: the state cannot be kept.
             StoreError: it could not be made durable, for example without room on the disk.
             StopDeadline: the daemon stops, and its time is over. ServiceClosed: it stops, and this may wait.
         """
+        return await self._room.after(partial(self._sleep, session, emit, cause, terms))
+
+    async def _sleep(self, session: Session, emit: OnEvent, cause: SleepCause, terms: Terms) -> Receipt:
         async with session.versioning:
             with tell_sleep(self._bus, session, cause) as tell_end:
                 receipt = await self._with_remedies(session, partial(self._write_all, session, emit, terms))

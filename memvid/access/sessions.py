@@ -7,6 +7,7 @@ from typing import Final
 
 from ..answers import Finding
 from ..checking.promised import require_same_as_row
+from ..disk.clock import now_ns
 from ..disk.paths import Closing, undoing
 from ..errors import BundleMissing, SessionNotFound
 from ..folder.marks import Marks, findings_of_missing
@@ -58,6 +59,10 @@ class Sessions(Closing):
         with undoing(reader.close):
             require_same_as_row(row, uri, reader.manifest, reader.path)
         return reader
+
+    def note_use(self, bundle_id: str) -> None:
+        """A version is used now, and no new one tells of it."""
+        self._core.index.note_use(bundle_id, now_ns())
 
     def open_bundle(self, bundle_id: str) -> BundleReader:
         """Open a version by its bundle id, of any owner: for inspection. The bundle id is still recomputed. Raises

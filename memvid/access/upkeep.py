@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 from ..answers import MaintenanceReport, UsageReport
 from ..disk.budget import Budget, default_store_bytes
@@ -15,6 +15,7 @@ from ..folder.scrub_mark import ScrubMark, load_mark, save_mark
 from ..folder.store_file import load_store_file, write_store_file
 from ..format.records import Progress, VerifyReport, VersionKey
 from ..maintenance.repack_plan import RepackPolicy
+from ..maintenance.strip_plan import RoomPolicy
 from ..uri import SessionUri
 from .sessions import Sessions
 
@@ -154,6 +155,46 @@ class Upkeep(Sessions):
         if not rows:
             rows = [self.require_session(uri, None)]
         return stripping.strip(self._core, rows, dry_run=dry_run)
+
+    def plan_room(self, policy: RoomPolicy = RoomPolicy(), busy: Collection[SessionUri] = ()) -> MaintenanceReport:
+        """What goes next where the store has too little room, in order, and why: first the sessions that are deleted
+        unasked, then all strips that there can be. busy: the sessions in use. Works in a store opened for reading.
+
+        Raises:
+            CorruptMarks, MarksLost, StoreIoError
+        """
+        from ..maintenance import stripping
+
+        return stripping.plan_room(self._core, policy, busy)
+
+    def make_room(
+        self,
+        most_bytes: int,
+        policy: RoomPolicy,
+        busy: Callable[[], Collection[SessionUri]],
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> MaintenanceReport:
+        """Let go what nothing needs, and strip what `plan_room` has first, until the store holds no more than so many
+        bytes, or nothing more may go. busy: tells the sessions in use; asked on this thread. should_stop: is called
+        between steps; each leaves a sound store.
+
+        Raises:
+            CorruptMarks, MarksLost, LimitExceeded, NoSpace
+            ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
+        """
+        from ..maintenance import stripping
+
+        return stripping.make_room(self._core, most_bytes, policy, busy, should_stop)
+
+    def unused(
+        self, policy: RoomPolicy, busy: Collection[SessionUri], uri: SessionUri | None = None
+    ) -> list[SessionUri]:
+        """The sessions that nobody named and nobody has used for long, which are deleted unasked; or that one alone, if
+        it is one. Raises CorruptMarks, MarksLost, StoreIoError."""
+        from ..maintenance import stripping
+
+        return stripping.unused(self._core, policy, busy, uri)
 
     def repack(
         self,

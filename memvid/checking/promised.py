@@ -25,7 +25,8 @@ def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, path
     _require(ParentMismatch, path, "parent", row.parent, manifest.parent)
     _require(IndexMismatch, path, "identity", row.identity_digest.hex(), manifest.identity.digest.hex())
     _require(IndexMismatch, path, "token_count", row.token_count, manifest.token_count)
-    facts = dataclasses.replace(row_of(manifest, row.bundle_id, 0), bundle_bytes=row.bundle_bytes)
+    told = row_of(manifest, row.bundle_id, 0)
+    facts = dataclasses.replace(told, bundle_bytes=row.bundle_bytes, used_ns=row.used_ns)  # no manifest tells these
     _require(IndexMismatch, path, "facts", row, facts)
 
 

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 
 from ..disk.budget import Meter
+from ..disk.clock import now_ns
 from ..disk.durable import TempFile
 from ..errors import ReadBackFailed, StoreError
 from ..folder.store_file import VERSIONS
@@ -120,6 +121,7 @@ class Intake:
                 for pack, pack_id in packs:
                     core.publish_pack(pack, pack_id)
                 core.index.add(row)
+            core.index.note_use(draft.bundle_id, now_ns())  # its date is that of another store
             room.settle()  # after the files count: for a moment they count twice, which never exceeds it
         return True
 

@@ -24,7 +24,8 @@ class IndexRow:
 
     `bundle_bytes` is what it wrote, or of a stripped one what is left of that; `logical_bytes` the size of its raw
     state. `unread_tokens`: tokens of its ledger without state. `lossy` is None for an exact one. `unnamed`: whether
-    nobody had chosen the session's name when it was written; its newest version tells.
+    nobody had chosen the session's name when it was written; its newest version tells. `used_ns`: when it was woken or
+    imported last, as far as the index was not lost since; 0 for never.
     """
 
     uri: SessionUri
@@ -41,6 +42,7 @@ class IndexRow:
     unread_tokens: int = 0
     lossy: Lossy | None = None
     unnamed: bool = False
+    used_ns: int = 0
 
     @property
     def ledger_tokens(self) -> int:

@@ -57,7 +57,7 @@ _NEAR: Final = 200
 _KEY: Final = struct.Struct(">q")
 _COLUMNS: Final = (
     "namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, logical_bytes, "
-    "created_ns, model, labels, unread_tokens, lossy_bits, lossy_tokens, unnamed"
+    "created_ns, model, labels, unread_tokens, lossy_bits, lossy_tokens, unnamed, used_ns"
 )
 _EXCLUDED: Final = ", ".join(f"excluded.{column}" for column in _COLUMNS.split(", "))
 _ANY_NUMBER: Final = (1 << 63) - 1
@@ -69,7 +69,7 @@ CREATE TABLE versions (
     bundle_id BLOB NOT NULL UNIQUE, parent BLOB, identity_digest BLOB NOT NULL, token_count INTEGER NOT NULL,
     bundle_bytes INTEGER NOT NULL, logical_bytes INTEGER NOT NULL, created_ns INTEGER NOT NULL, model TEXT NOT NULL,
     labels TEXT NOT NULL, unread_tokens INTEGER NOT NULL, lossy_bits INTEGER, lossy_tokens INTEGER,
-    unnamed INTEGER NOT NULL) STRICT;
+    unnamed INTEGER NOT NULL, used_ns INTEGER NOT NULL) STRICT;
 CREATE INDEX by_session ON versions (namespace, name, version);
 CREATE TABLE packs (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, size_bytes INTEGER NOT NULL) STRICT;
 CREATE TABLE blocks (
@@ -272,6 +272,12 @@ class Index(Closing):
             self._connection.execute("DELETE FROM written WHERE day < ?", (day - _WRITTEN_DAYS,))
             self._changes = max(self._changes, 1)
 
+    def note_use(self, bundle_id: str, at_ns: int) -> None:
+        """A version is used, and no new one tells of it."""
+        with self._transaction():
+            self._connection.execute("UPDATE versions SET used_ns = ? WHERE bundle_id = ?", (at_ns, _blob(bundle_id)))
+            self._changes = max(self._changes, 1)
+
     # --- blocks and packs
 
     def packs_of(self, block_id: bytes, *, stripped: bool = False) -> list[str]:
@@ -400,10 +406,11 @@ class Index(Closing):
             found.update((row.bundle_id, row) for row in self._rows(f"WHERE bundle_id IN ({marks})", tuple(some)))
         return found
 
-    def written_on(self, day: int) -> int:
-        """The bytes that were written on a day (from 1970), as far as the index's file was not lost since."""
-        rows = self._select("SELECT size_bytes FROM written WHERE day = ?", (day,))
-        return int(rows[0][0]) if rows else 0
+    def written(self) -> dict[int, int]:
+        """The bytes that were written, by day (from 1970), as far as the index's file was not lost since."""
+        return {
+            int(day): int(size_bytes) for day, size_bytes in self._select("SELECT day, size_bytes FROM written", ())
+        }
 
     # --- SQLite
 
@@ -493,14 +500,14 @@ def _columns_of(row: IndexRow) -> tuple[Any, ...]:
     return (
         row.uri.namespace, row.uri.name, row.version, _blob(row.bundle_id), parent, row.identity_digest,
         row.token_count, row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels),
-        row.unread_tokens, *lossy, int(row.unnamed),
+        row.unread_tokens, *lossy, int(row.unnamed), row.used_ns,
     )  # fmt: skip
 
 
 def _row_in(columns: tuple[Any, ...], path: str) -> IndexRow:
     """A row that was read (_COLUMNS), as a value. Written out, for a listing does it for every session."""
     namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created = columns[:10]
-    model, labels, unread, bits, lossy_tokens, unnamed = columns[10:]
+    model, labels, unread, bits, lossy_tokens, unnamed, used = columns[10:]
     try:
         if not all(type(number) in (int, NoneType) for number in (bits, lossy_tokens)):
             raise TypeError("a number is none")
@@ -514,7 +521,7 @@ def _row_in(columns: tuple[Any, ...], path: str) -> IndexRow:
         raise _failed(path, f"it holds a row that is not valid: {error}") from error
     return IndexRow(
         uri, version, own, before, identity, tokens, file_bytes, raw_bytes, created, model, names,
-        unread_tokens=unread, lossy=lossy, unnamed=bool(unnamed),
+        unread_tokens=unread, lossy=lossy, unnamed=bool(unnamed), used_ns=used,
     )  # fmt: skip
 
 

@@ -6,15 +6,25 @@ versions that the next repack strips.
 
 The manifest stays, with its id, tags and receipt, and so do the blocks' headers, which have the tokens. A version whose
 blocks come back, since another one needs them, is whole again.
+
+Where a store has too little room, the plan says which versions are stripped (`strip_plan.py`). First goes what nothing
+needs. Then the plan's first steps are taken, a part at a time, but for versions that a tag, a use or a turn has come to
+since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
 
 from ..answers import MaintenanceReport
-from ..errors import BlockMissing
+from ..disk.clock import now_ns
+from ..errors import BlockMissing, StoreError
 from ..folder.folder import manifest_name
+from ..folder.journals_beside import bases_beside
 from ..folder.marks import Marks
 from ..format.records import IndexRow
 from ..recovery.replaying import keep_turns_behind
@@ -24,7 +34,11 @@ from ..writing.maintenance_run import MaintenanceRun
 from ..writing.removal import packs_with
 from ..writing.stripped import count_stripped
 from .repack import repack_packs
-from .repack_plan import CLEARING
+from .repack_plan import CLEARING, RepackPolicy
+from .strip_plan import Planned, RoomPolicy, Stock, plan_deletes, plan_strips
+
+_UNNEEDED: Final = RepackPolicy(max_packs=CLEARING.max_packs)
+"""What nothing needs leaves the disk, where it is more than a quarter of a pack."""
 
 
 def strip(core: StoreCore, rows: Sequence[IndexRow], *, dry_run: bool) -> MaintenanceReport:
@@ -43,11 +57,119 @@ def strip(core: StoreCore, rows: Sequence[IndexRow], *, dry_run: bool) -> Mainte
             run.tell(path, BlockMissing.code, f"{what} header. `torpor verify {row.uri}` says what to put back.")
         if row.bundle_id not in before:
             run.did("strip", path, 0, "Its tokens and text stay; its keys and values are not needed any more.", row)
-    ids = [row.bundle_id for row in rows]
-    repack_packs(run, packs_with(core, ids), CLEARING, strips=ids if dry_run else ())
-    if not dry_run:
-        _count(core, {row.uri for row in rows})
+    _let_go(run, rows)
     return run.report()
+
+
+def _let_go(run: MaintenanceRun, rows: Sequence[IndexRow]) -> None:
+    """Let keys and values of stripped versions leave the disk."""
+    ids = [row.bundle_id for row in rows]
+    repack_packs(run, packs_with(run.core, ids), CLEARING, strips=ids if run.dry_run else ())
+    if not run.dry_run:
+        _count(run.core, {row.uri for row in rows})
+
+
+def plan_room(core: StoreCore, policy: RoomPolicy, busy: Collection[SessionUri]) -> MaintenanceReport:
+    """See `Store.plan_room`."""
+    core.require_open()
+    run = MaintenanceRun(core, "strip", dry_run=True)
+    stock, now = _stock(core, busy), now_ns()
+    for step in plan_deletes(stock, policy, now):
+        size_bytes = sum(row.bundle_bytes for row in step.rows)
+        run.freed("remove", _path(core, step.rows[-1]), size_bytes, step.reason, step.rows[-1])
+    for step in _strips(core, stock, policy, now):
+        _tell(run, step)
+        run.bytes_freed += step.bytes_freed
+    return run.report()
+
+
+def unused(
+    core: StoreCore, policy: RoomPolicy, busy: Collection[SessionUri], uri: SessionUri | None
+) -> list[SessionUri]:
+    """See `Store.unused`."""
+    core.require_open()
+    rows = None if uri is None else core.index.versions(uri)
+    return [step.uri for step in plan_deletes(_stock(core, busy, rows), policy, now_ns())]
+
+
+def make_room(
+    core: StoreCore,
+    most_bytes: int,
+    policy: RoomPolicy,
+    busy: Callable[[], Collection[SessionUri]],
+    should_stop: Callable[[], bool],
+) -> MaintenanceReport:
+    """See `Store.make_room`."""
+    core.begin_upkeep(dry_run=False)
+    run, held_bytes = MaintenanceRun(core, "strip", dry_run=False), core.folder.held_bytes
+    if held_bytes() > most_bytes:
+        repack_packs(run, None, _UNNEEDED, should_stop=should_stop)  # tells of needs that are not known
+    while (before := held_bytes()) > most_bytes and not (run.problems or should_stop()):
+        _take(run, _first(core, before - most_bytes, policy, busy()), busy)
+        if held_bytes() >= before:
+            break  # nothing may go, or what went is still read
+    return run.report()
+
+
+def _first(core: StoreCore, too_much: int, policy: RoomPolicy, busy: Collection[SessionUri]) -> list[Planned]:
+    """The first steps of the plan, as many as free so many bytes."""
+    steps = list[Planned]()
+    for step in _strips(core, _stock(core, busy), policy, now_ns()):
+        steps.append(step)
+        too_much -= step.bytes_freed
+        if too_much <= 0:
+            break
+    return steps
+
+
+def _take(run: MaintenanceRun, steps: Sequence[Planned], busy: Callable[[], Collection[SessionUri]]) -> None:
+    """Strip what is planned, but for what has to stay since."""
+    core, taken = run.core, list[Planned]()
+    with core.committing(), core.journaling():
+        now = _stock(core, busy(), rows=())
+        for step in steps:
+            left = tuple(row for row in step.rows if core.index.knows(row.bundle_id) and not now.keeps(row))
+            taken.append(replace(step, rows=left))
+        _mark(run, rows := [row for step in taken for row in step.rows])
+    for step in taken:
+        _tell(run, step)
+    _let_go(run, rows)
+
+
+def _tell(run: MaintenanceRun, step: Planned) -> None:
+    """Tell of a strip: what it frees with the last of its versions."""
+    for row in step.rows:
+        run.did("strip", _path(run.core, row), step.bytes_freed if row is step.rows[-1] else 0, step.reason, row)
+
+
+def _stock(core: StoreCore, busy: Collection[SessionUri], rows: Sequence[IndexRow] | None = None) -> Stock:
+    """What the store has now. rows: None for all."""
+    return Stock(
+        core.index.all_rows() if rows is None else rows,
+        Marks.load(core.folder),
+        {*busy, *core.journal.uris()},
+        bases_beside(core.journal).union(core.bases().values()),
+        core.index.written(),
+    )
+
+
+def _strips(core: StoreCore, stock: Stock, policy: RoomPolicy, now: int) -> Iterator[Planned]:
+    core.needs.read_ahead()
+    held, bytes_of = {*core.pins.blocks(), *core.needs.ends()}, partial(_bytes_beyond_head, core)
+    return plan_strips(stock, policy, now, blocks_of=core.needs.of, held=held, bytes_of=bytes_of)
+
+
+def _bytes_beyond_head(core: StoreCore, block_id: bytes) -> int:
+    """The bytes of a block in a pack without its header, which stays; 0 where no pack has it whole."""
+    for name in core.index.packs_of(block_id):
+        with contextlib.suppress(StoreError), core.files.holding(name) as file:
+            if (frame := file.frames.get(block_id)) is not None:
+                return frame.frame_bytes - frame.head_bytes
+    return 0
+
+
+def _path(core: StoreCore, row: IndexRow) -> str:
+    return core.folder.path_of(manifest_name(row.bundle_id))
 
 
 def _with_turns_kept(core: StoreCore, rows: Sequence[IndexRow]) -> list[IndexRow]:

@@ -137,7 +137,7 @@ def usage(core: StoreCore) -> UsageReport:
         shared_bytes=tally.shared_bytes,
         unneeded_bytes=tally.unneeded_bytes,
         unreadable_bytes=tally.unreadable_bytes,
-        written_today_bytes=core.index.written_on(utc_day(now_ns())),
+        written_today_bytes=core.index.written().get(utc_day(now_ns()), 0),
         free_bytes=free_bytes_of(core.folder.packs_fd, core.path),
         sessions=tuple(SessionUsage(str(uri), **asdict(one)) for uri, one in sorted(tally.sessions.items())),
         problems=tuple(tally.problems),

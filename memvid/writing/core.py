@@ -81,7 +81,7 @@ class StoreCore:
         self.account = Account(
             budget,
             held_bytes=folder.held_bytes,
-            written_on=lambda day: self.index.written_on(day),
+            written_on=lambda day: self.index.written().get(day, 0),
             free_bytes=lambda: free_bytes_of(folder.packs_fd, folder.path),
         )
         if budget.max_store_bytes is not None:

@@ -110,6 +110,11 @@ class Needs:
                 self._read(bundle_id)
             return self._of.get(bundle_id, ())
 
+    def ends(self) -> set[bytes]:
+        """The records of last positions that stay when their versions are stripped, of the manifests read so far."""
+        with self._lock:
+            return {self._of[each][-1] for each in self._with_end}
+
     def _read(self, bundle_id: str) -> Finding | None:
         try:
             manifest = self._read_manifest(bundle_id)

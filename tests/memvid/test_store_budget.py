@@ -74,7 +74,7 @@ def test_a_sleep_that_cannot_fit_is_refused_with_its_size_before_any_of_it_is_wr
                 with pytest.raises(BudgetExceeded) as refusal:
                     sleep(store, 600)
         assert raw < refusal.value.details["needed"] < whole
-        assert store.index.written_on(utc_day(time.time_ns())) == 0
+        assert store.index.written().get(utc_day(time.time_ns()), 0) == 0
         sleep(store, 300)
 
 
@@ -108,7 +108,7 @@ def test_what_the_store_holds_is_kept_up_with_through_everything_that_changes_it
 def test_a_day_s_writes_are_counted_across_openings_and_with_the_day_they_begin_anew(store_path: Path) -> None:
     with Store.open(store_path, writable=True) as store:
         first = sleep(store, 300)
-        assert store.index.written_on(utc_day(time.time_ns())) == first.bytes_written
+        assert store.index.written().get(utc_day(time.time_ns()), 0) == first.bytes_written
     budget = Budget(max_bytes_per_day=first.bytes_written + 100)
     with Store.open(store_path, writable=True, budget=budget) as store:
         store.delete_session(URI)  # what was written is written
@@ -126,7 +126,7 @@ def test_what_a_refused_sleep_wrote_counts_for_the_day(store_path: Path) -> None
     with Store.open(store_path, writable=True, budget=Budget(max_bytes_per_day=40_000)) as store:
         with pytest.raises(BudgetExceeded):
             sleep(store, 2000, compressed=True)  # of what is compressed nobody knows ahead how long it is
-        written = store.index.written_on(utc_day(time.time_ns()))
+        written = store.index.written().get(utc_day(time.time_ns()), 0)
         assert 16_000 < written <= 40_000
         assert store.find_session(URI) is None
         assert (names(store_path), list(store_path.rglob("*.tmp"))) == (set(), [])
@@ -213,7 +213,7 @@ def test_a_last_sleep_goes_beyond_the_budget_and_counts(store_path: Path, budget
     with Store.open(store_path, writable=True, budget=budget) as store:
         receipt = write(store, drafts(300), 300, beyond="budgets")
         assert store._core.folder.held_bytes() == receipt.bytes_written
-        assert store.index.written_on(utc_day(time.time_ns())) == receipt.bytes_written
+        assert store.index.written().get(utc_day(time.time_ns()), 0) == receipt.bytes_written
         with pytest.raises(BudgetExceeded):
             sleep(store, 1, uri=OTHER_URI)
         require_untouched(store, store_path, 300, 1)

@@ -144,9 +144,12 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
             "zzz = 1",
             "zzz: this key is not known. The keys here are aliases, batch, daily_write_budget, durability",
         ),
-        ("zzz = 1", "http, idle_sleep, keep_days, keep_free, keep_last, load, max_waiting, memory_budget, model_ttl"),
+        (
+            "zzz = 1",
+            "http, idle_sleep, keep_days, keep_free, keep_last, keep_unnamed, load, max_waiting, memory_budget",
+        ),
         ("zzz = 1", "models, on_model_change, prefix_reuse, scrub_rate"),
-        ("zzz = 1", "scrub_rate, stop_within, store_budget"),
+        ("zzz = 1", "scrub_rate, stop_within, store_budget, strip_named"),
     ],
 )
 def test_a_key_that_is_not_known_is_told_with_the_closest_one(file: Path, text: str, told: str) -> None:

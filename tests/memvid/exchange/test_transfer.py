@@ -656,13 +656,13 @@ def test_an_import_that_has_no_room_is_refused_with_its_size_and_uses_up_nothing
             with pytest.raises(errors.BudgetExceeded) as refusal:
                 small.import_file(target, as_uri=as_uri)
             assert refusal.value.details["needed"] == size
-        assert small.index.written_on(today) == 0
+        assert small.index.written().get(today, 0) == 0
         assert not list((tmp_path / "small").rglob("*.tmp"))
     with Store.open(tmp_path / "small", writable=True, budget=Budget(max_bytes_per_day=size)) as small:
         small.import_file(target, as_uri=as_uri)
     with Store.open(tmp_path / "has-it", writable=True) as full:
         sleep(full, 600, uri=OTHER_URI)
-        held = full.index.written_on(today)
+        held = full.index.written().get(today, 0)
     with Store.open(tmp_path / "has-it", writable=True, budget=Budget(max_bytes_per_day=held + 4096)) as full:
         assert full.import_file(target, as_uri=as_uri).blocks_reused == len(first.entries)
 

@@ -139,19 +139,19 @@ def test_bytes_written_are_counted_by_day_and_kept(store: Store) -> None:
     for number in range(18):  # past a writing of the file
         total += sleep(store, 10, seed=number).bytes_written
     with reopened(store) as again:
-        assert again.index.written_on(day) == total
+        assert again.index.written().get(day, 0) == total
         again._core.count_written(day, 7)
     with Store.open(store.path, writable=True) as third:
-        assert third.index.written_on(day) == total + 7
+        assert third.index.written().get(day, 0) == total + 7
 
 
 def test_days_long_ago_are_forgotten(index: Index) -> None:
     index.add_written(100, 5)
     index.add_written(100, 5)
     index.add_written(499, 1)
-    assert (index.written_on(100), index.written_on(499)) == (10, 1)
+    assert (index.written().get(100, 0), index.written().get(499, 0)) == (10, 1)
     index.add_written(501, 1)
-    assert index.written_on(100) == 0
+    assert index.written().get(100, 0) == 0
 
 
 def test_the_file_is_written_now_and_then_and_when_the_store_closes(store: Store, store_path: Path) -> None:

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torpor.memvid.answers import MaintenanceReport
+from torpor.memvid.disk.clock import now_ns
 from torpor.memvid.errors import BlockMissing
+from torpor.memvid.format.manifest import UNNAMED
 from torpor.memvid.maintenance import stripping
 from torpor.memvid.maintenance.repack_plan import CLEARING
-from torpor.memvid.store import Store
+from torpor.memvid.maintenance.strip_plan import RoomPolicy
+from torpor.memvid.store import Receipt, Store
+from torpor.memvid.uri import SessionUri
+from torpor.memvid.writing import sleeping
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.cut_off import stores_cut_off
-from torpor.tests.memvid.store_making import FORK_URI, URI, ledger, reopened, require_awake, sleep, token_ids, turn
+from torpor.tests.memvid.store_making import (
+    FORK_URI,
+    URI,
+    drafts,
+    ledger,
+    reopened,
+    require_awake,
+    sleep,
+    state,
+    token_ids,
+    turn,
+    write,
+)
 
 
 def packs_bytes(store: Store) -> int:
@@ -182,3 +201,127 @@ def test_a_strip_leaves_the_bytes_that_a_fork_needs_as_they_are(store: Store) ->
     wrote = store.versions(URI)[0].bundle_bytes
     store.strip(URI)
     assert wrote * 3 / 4 < store.versions(URI)[0].bundle_bytes <= wrote
+
+
+# --- room
+
+
+def sleep_unnamed(store: Store, name: str, days_ago: float, *, unnamed: bool = True, **how: Any) -> Receipt:
+    at_ns = now_ns() - int(days_ago * 24 * 3600 * 10**9)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sleeping, "now_ns", lambda: at_ns)
+        session = {"model": "demo", "labels": [], **({UNNAMED: True} if unnamed else {})}
+        seed = how.pop("seed", sum(map(ord, name)))
+        return write(store, drafts(600, seed=seed), 600, uri=SessionUri("default", name), session=session, **how)
+
+
+@pytest.fixture
+def crowded(store: Store) -> Store:
+    """Five sessions that nobody named, the later ones used later; the newest a moment ago."""
+    for number, days_ago in enumerate((9, 7, 5, 3, 0)):
+        sleep_unnamed(store, f"s{number}", days_ago)
+    return store
+
+
+def _nobody() -> tuple[SessionUri, ...]:
+    return ()
+
+
+def make_room(store: Store, most_bytes: int, policy: RoomPolicy = RoomPolicy()) -> MaintenanceReport:
+    return store.make_room(most_bytes, policy, _nobody)
+
+
+def stripped_in(store: Store) -> list[str]:
+    return [uri.name for page in store.index.iter_uris(9) for uri in page if store.marks(uri).stripped]
+
+
+def test_room_is_made_by_the_head_of_the_plan_and_no_more_is_stripped_than_is_needed(crowded: Store) -> None:
+    plan, before = crowded.plan_room(), crowded.held_bytes
+    assert [action.session for action in plan.actions] == [f"torpor://default/s{number}" for number in range(4)]
+    most = before - plan.actions[0].size_bytes - 1
+    report = make_room(crowded, most)
+    assert [each for each in report.actions if each.kind == "strip"] == list(plan.actions[:2])
+    assert (stripped_in(crowded), crowded.held_bytes <= most) == (["s0", "s1"], True)
+    assert crowded.plan_room().actions == plan.actions[2:]
+    assert make_room(crowded, most).actions == ()
+    with Store.open(crowded.path, writable=False) as beside:
+        assert beside.plan_room().actions == plan.actions[2:]
+
+
+def test_what_nothing_needs_goes_before_anything_is_stripped(crowded: Store) -> None:
+    for name in ("s0", "s4"):  # a fork needs a part of what they wrote
+        with crowded.open_session(SessionUri("default", name)) as reader:
+            first, parent = reader.entries[:1], reader.bundle_id
+        write(crowded, [state(256)], 256, uri=SessionUri("default", f"fork-{name}"), reused=first, parent=parent)
+        crowded.delete_session(SessionUri("default", name))
+    report = make_room(crowded, crowded.held_bytes - 1)
+    assert {action.kind for action in report.actions} == {"rewrite"}
+    assert stripped_in(crowded) == []
+
+
+def test_what_comes_to_stay_meanwhile_stays(crowded: Store) -> None:
+    """A tag, or a use, between the plan and the strip."""
+
+    def busy() -> list[SessionUri]:
+        asked.append(len(asked))
+        if len(asked) == 1:
+            return []
+        crowded.tag(SessionUri("default", "s0"), 1, "kept")
+        return [SessionUri("default", "s1")]
+
+    asked: list[int] = []
+    crowded.make_room(0, RoomPolicy(), busy)
+    assert stripped_in(crowded) == ["s2", "s3"]
+
+
+def test_nothing_is_stripped_in_vain(crowded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = making.pack_of(crowded, sleep_unnamed(crowded, "x", 2))
+    manifest = next(Path(crowded.path, "versions").iterdir())
+    manifest.rename(manifest.with_suffix(".away"))  # so what it needs is not known, and no pack may go
+    report = make_room(crowded, 0)
+    assert ([problem.code for problem in report.problems], report.actions) == (["bundle_missing"], ())
+    manifest.with_suffix(".away").rename(manifest)
+    with monkeypatch.context() as patched:
+        patched.setattr(stripping, "repack_packs", lambda *_, **__: None)  # no room for the packs without
+        make_room(crowded, crowded.held_bytes - 1)
+    assert stripped_in(crowded) == ["s0"]
+    assert pack.exists()
+
+
+def test_room_that_is_cut_off_leaves_versions_whole_or_stripped_and_another_one_goes_on(
+    crowded: Store, tmp_path: Path
+) -> None:
+    most = crowded.held_bytes // 2
+    for again in stores_cut_off(crowded, tmp_path / "cut", lambda: make_room(crowded, most)):
+        assert again.verify(deep=True).ok
+        make_room(again, most)
+        assert again.held_bytes <= most
+        assert "s4" not in stripped_in(again)
+        for uri in (each for page in again.index.iter_uris(9) for each in page):
+            with again.open_session(uri) as reader:
+                assert len(reader.tokens()) == 4 * 600
+
+
+def test_sessions_that_nobody_used_for_long_are_told_and_a_use_is_remembered(crowded: Store, store_path: Path) -> None:
+    day = now_ns() // (24 * 3600 * 10**9)
+    for ago in range(9):
+        crowded.index.add_written(day - ago, 1)
+    assert [each.name for each in crowded.unused(RoomPolicy(delete_after_days=6), ())] == ["s0", "s1"]
+    (told,) = [
+        action for action in crowded.plan_room(RoomPolicy(delete_after_days=8)).actions if action.kind == "remove"
+    ]
+    assert (told.session, told.reason) == (
+        "torpor://default/s0",
+        "nobody named it, and the store was in use on 9 days without it",
+    )
+    crowded.note_use(crowded.find_session(SessionUri("default", "s0")).bundle_id)
+    with reopened(crowded) as store:
+        assert [each.name for each in store.unused(RoomPolicy(delete_after_days=6), ())] == ["s1"]
+        assert [action.session for action in store.plan_room().actions] == [f"torpor://default/s{n}" for n in (1, 2, 3)]
+
+
+def test_an_import_is_a_use(crowded: Store, store_path: Path, tmp_path: Path) -> None:
+    crowded.export_session(SessionUri("default", "s0"), None, tmp_path / "s0.mvb")
+    crowded.delete_session(SessionUri("default", "s0"))
+    crowded.import_file(tmp_path / "s0.mvb")
+    assert crowded.plan_room().actions[0].session == "torpor://default/s1"

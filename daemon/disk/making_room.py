@@ -1,0 +1,115 @@
+"""Room in the store: where its budget leaves none, what was used longest ago is stripped, and the work is done again.
+
+The store decides what goes (`memvid/maintenance/strip_plan.py`). Here is when, and which sessions are in use.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import Final, TypeVar
+
+from ...errors import TorporError
+from ...memvid.answers import MaintenanceReport
+from ...memvid.disk.budget import STORE_BYTES
+from ...memvid.errors import BudgetExceeded
+from ...memvid.maintenance.strip_plan import RoomPolicy
+from ...memvid.store import Store
+from ...memvid.uri import SessionUri, parse_reference
+from ..events.bus import Bus
+from ..events.events import VersionsStripped
+from ..options.current import CurrentOptions
+from .upkeep_thread import UpkeepThread
+
+_LOG = logging.getLogger(__name__)
+
+FULL: Final = 0.9
+"""From this part of its budget on a store is made smaller behind the sleeps, so that the next ones need not wait."""
+
+ENOUGH: Final = 0.8
+"""So much smaller that the next look at all of its versions is some sleeps away."""
+
+Result = TypeVar("Result")
+
+
+class Room:
+    """Makes room in a store. awake: the sessions in memory, which are in use."""
+
+    def __init__(
+        self,
+        store: Store,
+        thread: UpkeepThread,
+        awake: Collection[SessionUri],
+        bus: Bus,
+        options: CurrentOptions,
+    ) -> None:
+        self._store = store
+        self._thread = thread
+        self._awake = awake
+        self._bus = bus
+        self._options = options
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the store is nearly as large as it may be."""
+        most = self._store.budget.max_store_bytes
+        return most is not None and self._store.held_bytes > FULL * most
+
+    def plan(self) -> MaintenanceReport:
+        """What goes next, and why. For any thread."""
+        return self._store.plan_room(self._policy, list(self._awake))
+
+    def unused(self, uri: SessionUri | None = None) -> list[SessionUri]:
+        """The sessions that nobody named and nobody has used for long; that one alone, if it is one. For any thread."""
+        return self._store.unused(self._policy, list(self._awake), uri)
+
+    async def after(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Do work that writes. Where the store's budget refuses it, make room and do it once more. The caller holds
+        nothing that a piece of upkeep waits for. Raises as the work."""
+        try:
+            return await work()
+        except BudgetExceeded as error:
+            if error.details["which"] != STORE_BYTES or not await self._is_made(error.details["needed"]):
+                raise
+        return await work()
+
+    async def _is_made(self, needed: int) -> bool:
+        try:
+            return await self.make(needed)
+        except TorporError as error:  # the refusal of the work says what to do
+            _LOG.warning("making room failed: %s: %s", error.code, error.message)
+            return False
+
+    async def make(self, needed: int = 0) -> bool:
+        """Strip what was used longest ago, until there is room for so many bytes and for some sleeps more. Whether
+        there is for these bytes. Raises ServiceClosed: the daemon stops. And as `Store.make_room`."""
+        most = self._store.budget.max_store_bytes
+        if most is None:
+            return True
+        making = partial(
+            self._store.make_room,
+            int(min(ENOUGH * most, most - needed)),
+            self._policy,
+            lambda: list(self._awake),
+        )
+        report, _ = await self._thread.repack(lambda should_stop: making(should_stop=should_stop), is_order=True)
+        self._tell(report)
+        return self._store.held_bytes + needed <= most
+
+    def _tell(self, report: MaintenanceReport) -> None:
+        versions, bytes_freed = Counter[str](), Counter[str]()
+        for action in report.actions:
+            if action.kind == "strip" and action.session is not None:
+                versions[action.session] += 1
+                bytes_freed[action.session] += action.size_bytes
+        for session, count in versions.items():
+            self._bus.publish(VersionsStripped(parse_reference(session), count, bytes_freed[session]))
+        for problem in report.problems:
+            _LOG.warning("making room: %s: %s", problem.code, problem.message)
+
+    @property
+    def _policy(self) -> RoomPolicy:
+        now = self._options.now
+        return RoomPolicy(now.strip_named, now.keep_unnamed or None)
