@@ -35,6 +35,8 @@ COMMANDS = (
             "Start a daemon in the background if none answers, and return once it does; leave one that answers as it "
             "is."),
     Command(_SYSTEM, "stop", "serve.stop.stop", "Stop the daemon, after it has put every awake session to sleep."),
+    Command(_SYSTEM, "service", "serve.service.service",
+            "Install a daemon as a service of this user, under systemd or launchd, or remove it."),
     Command(_SYSTEM, "events", "commands.events.events",
             "Show the daemon's events from now on: reads and writes, sleeps, wakes, evictions, waits."),
     Command(_SYSTEM, "stats", "commands.stats.stats",

@@ -1,0 +1,183 @@
+"""`torpor service`: a daemon that starts with the user's login and comes back after a crash, by systemd or launchd."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import plistlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from ...memvid.disk.location import default_store_path
+from ...places import expanded
+from ...socket_api.errors import DaemonUnreachable
+from ...socket_api.wire.address import default_socket_path
+from ..errors import InvalidUsage, NothingToDo
+from ..exit_codes import OK
+from ..reach import background
+from ..reach.consent import YesOption, has_consent
+from ..reach.daemon_link import connect, nobody_is_there
+from ..reach.options import JsonOption, argument, option
+from ..view.output import Output, plain
+from . import last_options
+from .serve_parameters import arguments_of, given_of, takes
+
+_UNITS: Final = Path(__file__).parent / "units"
+_NAME: Final = "torpor"
+_MOST_CHARS: Final = 600
+_BARE: Final = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
+
+ActionArgument = Annotated[Literal["install", "uninstall"], argument("install|uninstall", "Write and enable, or undo.")]
+DryRunOption = Annotated[bool, option("--dry-run", "Show the file and the commands, and do nothing.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a supervisor reads of a service. begin, end: the commands that enable and start it, and that undo that."""
+
+    path: Path
+    text: str
+    begin: tuple[tuple[str, ...], ...]
+    end: tuple[tuple[str, ...], ...]
+
+
+@takes("model", "config", "http", "store", "socket")
+def service(
+    action: ActionArgument,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    **values: Any,
+) -> int:
+    """Install shows and writes a unit of systemd for this user, or a job of launchd, and starts it. The service has the
+    options of the daemon that runs now, and those given here; other settings can stand in the file of --config. A file
+    that is there and says something else is replaced only if you agree. Uninstall stops the service and removes the
+    file.
+
+    [bold]Examples[/]
+
+    [cyan]torpor service install --dry-run[/]
+    [cyan]torpor service install --config ~/agents/torpor.toml[/]
+    [cyan]torpor service uninstall[/]
+    """
+    output, given, installs = Output(as_json=as_json), given_of(values), action == "install"
+    socket = given.get("socket") or default_socket_path()
+    unit = unit_of({"store": default_store_path(), **last_options.recall(socket), **given, "socket": socket})
+    before = unit.path.read_text(encoding="utf-8") if unit.path.exists() else None
+    if before is None and not installs:
+        raise NothingToDo(f"There is no service to remove: {unit.path} is not there.", path=str(unit.path))
+    if installs and not as_json:
+        _show(output, unit, before)
+    is_running = installs and _is_running(socket)
+    commands = (*((("torpor", "stop"),) if is_running else ()), *(unit.begin if installs else unit.end))
+    question = f"Replace {unit.path}?" if installs else f"Stop the service and remove {unit.path}?"
+    agreed = not dry_run and (
+        yes
+        or (installs and before in (None, unit.text))
+        or has_consent(question, f"change {unit.path}", as_json=as_json)
+    )
+    problem = None
+    if agreed and installs:
+        _write(unit)
+        problem = f"A daemon answers on {socket} already." if is_running else _run(commands)
+    elif agreed:
+        problem = _run(commands)
+        unit.path.unlink()
+    if as_json:
+        facts = {"action": action, "path": str(unit.path), "text": unit.text, "written": agreed, "problem": problem}
+        output.document("service", facts | {"commands": [shlex.join(each) for each in commands]})
+    else:
+        _tell(output, action, commands, problem, agreed=agreed)
+    return OK.number
+
+
+def unit_of(options: Mapping[str, Any]) -> Unit:
+    """The unit of a daemon with these options, for the supervisor of this system. Raises InvalidUsage: there is none
+    that Torpor knows."""
+    command = [sys.executable, "-P", "-m", "torpor.cli.main", "serve", *arguments_of(options)]
+    if sys.platform == "darwin":
+        path = expanded("~/Library/LaunchAgents") / f"{_NAME}.plist"
+        document = plistlib.loads((_UNITS / "torpor.plist").read_bytes())
+        document |= {"ProgramArguments": command, "StandardErrorPath": str(background.default_log_path())}
+        domain = f"gui/{os.getuid()}"
+        begin = (("launchctl", "bootstrap", domain, str(path)),)
+        return Unit(path, plistlib.dumps(document).decode(), begin, (("launchctl", "bootout", f"{domain}/{_NAME}"),))
+    if sys.platform != "linux":
+        raise InvalidUsage(f"torpor service knows systemd and launchd, and no supervisor of {sys.platform}.")
+    lines = (_UNITS / "torpor.service").read_text(encoding="utf-8").splitlines()
+    if "config" not in options:  # without a file, the signal of a reload stops the daemon
+        lines = [line for line in lines if not line.startswith("ExecReload=")]
+    started = f"ExecStart={' '.join(map(_systemd_word, command))}"
+    text = "\n".join(started if line.startswith("ExecStart=") else line for line in lines)
+    reload, switch = ("systemctl", "--user", "daemon-reload"), ("systemctl", "--user")
+    folder = expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "systemd" / "user"
+    return Unit(
+        folder / f"{_NAME}.service",
+        f"{text}\n",
+        (reload, (*switch, "enable", "--now", _NAME)),
+        ((*switch, "disable", "--now", _NAME), reload),
+    )
+
+
+def _systemd_word(word: str) -> str:
+    """A word of a command line as systemd reads it."""
+    if _BARE.fullmatch(word):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'.replace("%", "%%").replace("$", "$$")
+
+
+def _show(output: Output, unit: Unit, before: str | None) -> None:
+    """The file, or how it differs from the one that is there."""
+    path, lines = str(unit.path), unit.text.splitlines()
+    output.line(f"[bold]{plain(path)}[/]")
+    if before not in (None, unit.text):
+        lines = list(difflib.unified_diff((before or "").splitlines(), lines, "there", "new", lineterm=""))
+    for line in lines:
+        output.line(plain(line))
+
+
+def _tell(output: Output, action: str, commands: Sequence[Sequence[str]], problem: str | None, *, agreed: bool) -> None:
+    if agreed and problem is None:
+        output.line("The service runs, and starts with your login." if action == "install" else "The service is gone.")
+        if action == "install" and sys.platform == "linux":
+            output.remark('Without a login it ends, unless you run this once: [cyan]loginctl enable-linger "$USER"[/]')
+        return
+    if problem is not None:
+        output.remark(f"[yellow]{plain(problem)}[/]")
+    output.remark("These commands are left to run:" if agreed else "Nothing was changed. These commands would run:")
+    for command in commands:
+        output.remark(f"  [cyan]{plain(shlex.join(command))}[/]")
+
+
+def _write(unit: Unit) -> None:
+    unit.path.parent.mkdir(parents=True, exist_ok=True)
+    aside = unit.path.with_name(f".{unit.path.name}.{os.getpid()}")
+    aside.write_text(unit.text, encoding="utf-8")
+    aside.replace(unit.path)
+
+
+def _is_running(socket: Path) -> bool:
+    try:
+        connect(socket).close()
+    except DaemonUnreachable as error:
+        return not nobody_is_there(error)
+    return True
+
+
+def _run(commands: Sequence[Sequence[str]]) -> str | None:
+    """Run one command after the other; why one of them failed, and the others were not tried."""
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            return f"{command[0]} cannot be run: {error.strerror}."
+        if done.returncode:
+            return f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr.strip()[-_MOST_CHARS:]}"
+    return None
