@@ -12,8 +12,8 @@ from ..engine.guiding import Guide
 def measured(by: Measure, parent: Guide, attempt: Guide) -> float | None:
     """The measure of an attempt, forked from a parent; None where it has none."""
     if by == "perplexity":
-        found = perplexity_of(attempt.mean_logprob)
-        return found if math.isfinite(found) else None
+        perplexity = perplexity_of(attempt.mean_logprob)
+        return perplexity if math.isfinite(perplexity) else None
     count = attempt.measured - parent.measured
     return (attempt.logprob_sum - parent.logprob_sum) / count if by == "mean_logprob" and count else None
 

@@ -69,7 +69,7 @@ class Dress:
 def map_of(branch: Branch) -> dict[str, Any]:
     """A branch as the session map of its version has it."""
     guide, form = branch.guide, branch.constraint
-    told = {
+    entry = {
         "position": branch.position,
         "fork_head": branch.fork_head,
         "step": branch.step,
@@ -81,12 +81,12 @@ def map_of(branch: Branch) -> dict[str, Any]:
         "accepted": array("I", branch.accepted).tobytes(),
         "logits": None if guide.replaced is None else np.asarray(guide.replaced).astype("<f4").tobytes(),
     }
-    return {BRANCH: told}
+    return {BRANCH: entry}
 
 
-def map_of_root(branches: Sequence[Branch], kept: Sequence[tuple[SessionUri, int, str]]) -> dict[str, Any]:
+def map_of_root(branches: Sequence[Branch], versions: Sequence[tuple[SessionUri, int, str]]) -> dict[str, Any]:
     """The root of a tree as the session map of its version has it. branches: the root first, and each behind its
-    parent. kept: the versions of all but the root."""
+    parent. versions: those of all but the root."""
     place = {each: at for at, each in enumerate(branches)}
     listed = [
         {
@@ -95,16 +95,16 @@ def map_of_root(branches: Sequence[Branch], kept: Sequence[tuple[SessionUri, int
             "bundle": bytes.fromhex(bundle_id),
             "parent": None if each.parent is None else place[each.parent],
         }
-        for each, (uri, version, bundle_id) in zip(branches[1:], kept, strict=True)
+        for each, (uri, version, bundle_id) in zip(branches[1:], versions, strict=True)
     ]
     return {TREE: listed, **map_of(branches[0])}
 
 
-def planted_in(kept: Mapping[str, Any]) -> list[Planted]:
+def planted_in(session_map: Mapping[str, Any]) -> list[Planted]:
     """The branches of a stored tree but the root, each behind its parent; none for a version that is no tree.
 
     Raises MalformedSnapshot: `map_of_root` does not make this."""
-    stored = kept.get(TREE, [])
+    stored = session_map.get(TREE, [])
     try:
         if len(stored) >= MAX_BRANCHES:
             raise ValueError(f"{len(stored) + 1} branches")
@@ -113,10 +113,10 @@ def planted_in(kept: Mapping[str, Any]) -> list[Planted]:
         raise _malformed(f"{type(error).__name__}: {error}") from error
 
 
-def dress_in(kept: Mapping[str, Any], vocabulary: int) -> Dress:
+def dress_in(session_map: Mapping[str, Any], vocabulary: int) -> Dress:
     """What a branch had, from the session map of its version. Raises MalformedSnapshot: `map_of` does not make this."""
     try:
-        return _dress(kept[BRANCH], vocabulary)
+        return _dress(session_map[BRANCH], vocabulary)
     except _WRONG as error:
         raise _malformed(f"{type(error).__name__}: {error}") from error
 

@@ -73,10 +73,10 @@ class Stepping:
 
     async def produce(self, branches: Sequence[Branch], logprobs: int | None, *, logits: bool) -> list[Produced]:
         """What each would draw. Raises InvalidConstraint, GenerationFailed."""
-        found = [await self._engine.call(partial(_produced, each, logprobs)) for each in branches]
+        draws = [await self._engine.call(partial(_produced, each, logprobs)) for each in branches]
         if not logits:
-            return found
-        return [replace(each, logits=branch.logits().to_send()) for branch, each in zip(branches, found, strict=True)]
+            return draws
+        return [replace(each, logits=branch.logits().to_send()) for branch, each in zip(branches, draws, strict=True)]
 
     async def set_logits(self, branches: Sequence[Branch], values: NDArray[np.float32]) -> None:
         """Let branches draw from other logits at this step."""
@@ -94,12 +94,12 @@ class Stepping:
         matchers = await self._engine.call(lambda: [_accepted(branch, token) for branch, token in tokens])
         _revoke([branch for branch, _ in tokens])
         undo = await self._undo([branch for branch, _ in tokens])
-        found = await self._all_or_none(
+        new_logits = await self._all_or_none(
             [self._engine.run(_decode(branch, token), writes=True) for branch, token in tokens], undo
         )
 
         def enter() -> None:
-            for (branch, token), logits in zip(tokens, found, strict=True):
+            for (branch, token), logits in zip(tokens, new_logits, strict=True):
                 state = branch.live.state
                 branch.guide.commit(branch.head(), token)
                 state.tokens.append(token)
@@ -165,8 +165,8 @@ class _Writing:
         live, number = self.branch.live, self.branch.number
 
         def on_token(token: int | None, piece: Piece) -> None:
-            told = self.written.logprobs_of(token)
-            event = TokenEvent(token, piece.text, piece.channel, piece.call, told, number)
+            logprobs = self.written.logprobs_of(token)
+            event = TokenEvent(token, piece.text, piece.channel, piece.call, logprobs, number)
             loop.call_soon_threadsafe(emit, event)
 
         return generation.write(live.model, live.state, self.order, self.written, on_token)
@@ -200,10 +200,10 @@ def walk(matcher: Matcher, tokens: Sequence[int]) -> None:
 
 def _copy(engine: Engine, source: LiveState, model: LoadedModel) -> LiveState:
     engine.release(source)
-    found = fork(source, model.branch_caches())
-    found.last_logits = source.last_logits  # evaluated, and never written to
-    found.random_key, found.computed_tokens = initial_key(), source.computed_tokens
-    return found
+    copy = fork(source, model.branch_caches())
+    copy.last_logits = source.last_logits  # evaluated, and never written to
+    copy.random_key, copy.computed_tokens = initial_key(), source.computed_tokens
+    return copy
 
 
 def _undo(branch: Branch) -> Callable[[], None]:

@@ -120,10 +120,10 @@ class Branch:
 
     def subtree(self) -> list[Branch]:
         """It and all below it, each before its parent."""
-        found = [self]
-        for each in found:
-            found += each.children  # the list grows while it is walked
-        return found[::-1]
+        branches = [self]
+        for each in branches:
+            branches += each.children  # the list grows while it is walked
+        return branches[::-1]
 
 
 @dataclass(slots=True, eq=False)
@@ -279,12 +279,12 @@ class Forest:
         named."""
         going = dict.fromkeys(each for branch in branches for each in branch.subtree())
         for branch in branches if not subtree else ():
-            if left := [child.number for child in branch.children if child not in branches]:
+            if others := [child.number for child in branch.children if child not in branches]:
                 raise BranchHasChildren(
-                    f"Branch {branch.number} has children: {', '.join(map(str, left[:_MAX_TOLD]))}. Prune them first, "
-                    "or prune the whole subtree.",
+                    f"Branch {branch.number} has children: {', '.join(map(str, others[:_MAX_TOLD]))}. Prune them "
+                    "first, or prune the whole subtree.",
                     branch=branch.number,
-                    children=left[:_MAX_TOLD],
+                    children=others[:_MAX_TOLD],
                 )
         return list(going)
 

@@ -120,14 +120,14 @@ class Lending:
             raise TypeError("a function that waits cannot borrow logits: copy them with numpy.array, and pass the copy")
         self._borrowers += 1
         try:
-            found = look(view)
+            result = look(view)
         finally:
             self._borrowers -= 1
-        if inspect.isawaitable(found) or inspect.isgenerator(found) or inspect.isasyncgen(found):
-            if inspect.iscoroutine(found) or inspect.isgenerator(found):
-                found.close()
+        if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+            if inspect.iscoroutine(result) or inspect.isgenerator(result):
+                result.close()
             raise TypeError("the function gave what looks at the logits later: let it return its result")
-        return found
+        return result
 
     def revoke(self, branch: int) -> None:
         """Take all views back, before anything overwrites what they show. Raises LogitsLent: a function looks at

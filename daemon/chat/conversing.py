@@ -176,9 +176,9 @@ def _system(text: str, *, instructed: int = 0) -> Message:
     return {**message_of("system", text), **({"instructed": instructed} if instructed else {})}
 
 
-def behind_kept(messages: Sequence[Message], kept: int, at: int, ledger: Sequence[int]) -> Place:
+def behind_kept(messages: Sequence[Message], count: int, at: int, ledger: Sequence[int]) -> Place:
     """Where the rest of a transcript stands, whose first `kept` messages end at a token of a ledger."""
-    called = bool(kept and messages[kept - 1].get("tool_calls"))
+    called = bool(count and messages[count - 1].get("tool_calls"))
     return Place(at, ledger[at - 1] if at else None, turn_open=True, called=called)
 
 
@@ -232,8 +232,8 @@ class Conversing:
                 token_count=held,
             )
         known = Dialogue.of(live).before(at)
-        told = await in_pieces(digested(messages, known.text_map.turns))
-        new = said_behind(known, root, place.instructions, told, live.model.marks, place.volatile)
+        messages = await in_pieces(digested(messages, known.text_map.turns))
+        new = said_behind(known, root, place.instructions, messages, live.model.marks, place.volatile)
         where = await self.place(live.model, known, new, root, again=goes_on)
         ids, lengths = await self._encoded(live, new, where, root)
         if new[-1]["role"] == "assistant":  # nothing is to be answered, so no turn is opened
@@ -282,20 +282,20 @@ class Conversing:
         ledger, known = live.state.tokens, live.chat.text_map
         whole = spoken(await in_pieces(digested(messages)), live.chat.system)
         shown_root = await self._encoder.shown_root(live.model, root)
-        found = await self._encoder.aside(lambda: standing(known, whole, shown_root))
-        before, is_field = known.cut(found.at), "instructed" in whole[0]
-        new = with_volatile(before, whole[found.kept :], volatile, is_field=is_field)
-        place = behind_kept(whole, found.kept, found.at, ledger)
+        overlap = await self._encoder.aside(lambda: standing(known, whole, shown_root))
+        before, is_field = known.cut(overlap.at), "instructed" in whole[0]
+        new = with_volatile(before, whole[overlap.kept :], volatile, is_field=is_field)
+        place = behind_kept(whole, overlap.kept, overlap.at, ledger)
         ids, lengths = await self._encoded(live, new, place, root) if new else ([], ())
-        end = found.at + len(ids)
+        end = overlap.at + len(ids)
         before = before.begun(shown_root).changed(before.root_at_end(live.chat.root), root).asked_with(whole[0])
-        extend = partial(before.extended, new, start=found.at, end=end, lengths=lengths)
+        extend = partial(before.extended, new, start=overlap.at, end=end, lengths=lengths)
         text_map = await self._encoder.aside(extend)
         opening = len(whole) - len(messages)
-        common = max(0, found.common - opening)
-        counts = [count + opening - found.kept for count in marked]
-        marks = await self._marks(live, new, place, ids, root, [each for each in counts if each > 0 or not found.at])
-        return _without_known(live, NewTurn(found.at, ids, text_map, root, common, marks=marks), request)
+        common = max(0, overlap.common - opening)
+        counts = [count + opening - overlap.kept for count in marked]
+        marks = await self._marks(live, new, place, ids, root, [each for each in counts if each > 0 or not overlap.at])
+        return _without_known(live, NewTurn(overlap.at, ids, text_map, root, common, marks=marks), request)
 
     async def _encoded(
         self, live: Session, new: Sequence[Message], place: Place, root: Root
@@ -358,15 +358,15 @@ class Conversing:
         had = len(live.state.tokens)
         if not turn.at:
             async with self._residency.models.using(live.model.name, use) as model:
-                kept = await to_the_end(self._residency.putting_away.put_away(live, emit, "rewind"))
+                receipt = await to_the_end(self._residency.putting_away.put_away(live, emit, "rewind"))
                 back = await self._begin_anew(live, model)
         else:
             if live.is_mere_look:
                 self._residency.standing.row_of_awake(live)  # raises if there is nothing to go back in
-            kept = await to_the_end(self._residency.putting_away.put_away(live, emit, "rewind"))
-            await self._residency.bring_back(use, WakeOrder(kept.version, turn.at), emit)
+            receipt = await to_the_end(self._residency.putting_away.put_away(live, emit, "rewind"))
+            await self._residency.bring_back(use, WakeOrder(receipt.version, turn.at), emit)
             back = self._residency.awake[live.uri]
-        self._bus.publish(SessionRewound(live.uri, kept.version, had, turn.at))
+        self._bus.publish(SessionRewound(live.uri, receipt.version, had, turn.at))
         return back
 
     async def _begin_anew(self, live: Session, model: LoadedModel) -> Session:

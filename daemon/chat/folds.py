@@ -343,8 +343,8 @@ class Folds:
         asking = await self._encoder.messages(live.model, [message_of("user", REQUEST)], opening, live.chat.root)
         wanted = len(asking) + _MORE_AT_ANOTHER_PLACE + (order.summarize or 0)
         at = summarised_end(old, order.tail, wanted, live.model.context_tokens)
-        kept = await to_the_end(self._residency.putting_away.put_away(live, emit, "fold"))
-        await self._residency.bring_back(use, WakeOrder(kept.version, at), emit)
+        receipt = await to_the_end(self._residency.putting_away.put_away(live, emit, "fold"))
+        await self._residency.bring_back(use, WakeOrder(receipt.version, at), emit)
         return self._residency.awake[use.uri]
 
     def _tell(self, uri: SessionUri, full: _Source, result: FoldResult) -> None:

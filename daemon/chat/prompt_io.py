@@ -138,16 +138,16 @@ class Exchanges:
         begins = len(live.state.tokens) + to_read
         count = to_read + next_end(begins, begins + to_write - has_written) - begins
         live.state.checkpoints.mark(marks)
-        found = await self._room_for(use, live, count, emit)
-        found.state.checkpoints.mark(marks)  # it may have left memory and come back
-        return found
+        live = await self._room_for(use, live, count, emit)
+        live.state.checkpoints.mark(marks)  # it may have left memory and come back
+        return live
 
     async def _room_for(self, use: Use, live: Session, count: int, emit: OnEvent) -> Session:
         identity = live.model.identity  # holds nothing else of a model that may be unloaded meanwhile
-        found = await self._residency.room_for(use, count, emit)
-        require_same_model(identity, found.model, found.uri)
-        await self._journal.make_room(found, count)
-        return found
+        live = await self._residency.room_for(use, count, emit)
+        require_same_model(identity, live.model, live.uri)
+        await self._journal.make_room(live, count)
+        return live
 
     async def read(
         self,
@@ -305,11 +305,11 @@ class Exchanges:
         try:
             return await self._room_for(use, live, room.wanted(), emit)
         except (MemoryBudgetExceeded, NotEnoughMemory, StoreError):
-            found = self._residency.awake.get(use.uri)
-            if found is None:
+            session = self._residency.awake.get(use.uri)
+            if session is None:
                 raise
             room.is_last = True
-            return found
+            return session
 
     async def _run(self, steps: AnySteps[None], is_done: Callable[[], bool], *, writes: bool = False) -> None:
         """Run steps. A cancellation after they are done is ignored."""

@@ -90,8 +90,8 @@ class Recalling:
         """Refuse a turn whose last `count` messages could not be told from their tokens. Raises InvalidTranscript."""
         tokens = live.state.tokens[: turn.at] + array("I", turn.ids)
         known, turns = Dialogue(live.uri, live.model.name, tokens, turn.text_map, turn.root), len(turn.text_map.turns)
-        told = await self.messages(live.model, known, turns - count, turns - 1)
-        if not all(each.certain for each in told):
+        messages = await self.messages(live.model, known, turns - count, turns - 1)
+        if not all(each.certain for each in messages):
             raise InvalidTranscript(
                 "The words of these messages could not be told again: the model's template writes some of them, most "
                 "often a call, in a form that nothing reads back. Give them as a part of the dialogue that a request "
@@ -106,18 +106,19 @@ class Recalling:
             for at, turn in enumerate(known.text_map.turns)
             if turn.answer in said and turn.proves(said[turn.answer])
         }
-        told = {answer: each for answer, at in marks.items() for each in await self.messages(model, known, at, at)}
-        own = {answer: _with_ids(each) for answer, each in told.items() if each.certain}
-        return {answer: each for answer, each in own.items() if _ids_of(said[answer]) in ([], _ids_of(each))}
+        messages = {answer: each for answer, at in marks.items() for each in await self.messages(model, known, at, at)}
+        words = {answer: _with_ids(each) for answer, each in messages.items() if each.certain}
+        return {answer: each for answer, each in words.items() if _ids_of(said[answer]) in ([], _ids_of(each))}
 
     def _of_asleep(self, uri: SessionUri) -> Dialogue:
         with self._store.open_session(uri) as reader:
-            kept, unread = reader.manifest.session, unread_in(reader.manifest.session, uri)
+            entries, unread = reader.manifest.session, unread_in(reader.manifest.session, uri)
             tokens = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
             try:
-                model, root, text_map = str(kept["model"]), Root.from_text(kept.get(ROOT)), text_map_in(kept, uri)
-                midway = Interrupted.from_map(kept.get(INTERRUPTED), len(tokens))
-                system, opened_at = opening_in(kept, len(tokens))
+                model, root = str(entries["model"]), Root.from_text(entries.get(ROOT))
+                text_map = text_map_in(entries, uri)
+                midway = Interrupted.from_map(entries.get(INTERRUPTED), len(tokens))
+                system, opened_at = opening_in(entries, len(tokens))
                 return Dialogue(uri, model, tokens, text_map, root, system, opened_at, midway)
             except KeyError as error:
                 raise MalformedSnapshot(
@@ -141,13 +142,13 @@ def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterato
             there = replace(known, root=known.text_map.root_at(behind, known.root))
             messages = _group(model, there, read, start, turns[at].role if at < len(turns) else "user")
             for number, (turn, message) in enumerate(zip(read, messages, strict=False), behind):
-                told = _naming_calls(turn, message)
-                calls[number] = told.tool_calls
+                message = _naming_calls(turn, message)
+                calls[number] = message.tool_calls
                 if number in answered:
-                    told = _answering(told, answered[number], calls)
+                    message = _answering(message, answered[number], calls)
                 if is_told:
-                    instructed = known.text_map.instructed_in(number, last) if told.role == "system" else 0
-                    yield replace(told, number=number, instructed=instructed)
+                    instructed = known.text_map.instructed_in(number, last) if message.role == "system" else 0
+                    yield replace(message, number=number, instructed=instructed)
         start = end
 
 
@@ -176,27 +177,27 @@ def _group(
 ) -> list[RecalledMessage]:
     """Messages that end at one token. following: the role of the message behind them."""
     if not turns[0].own:
-        read = list(_read(model, known, turns, start, following))
+        messages = list(_read(model, known, turns, start, following))
         # Older text maps do not tell which answers are the model's own.
-        if read[0].certain or not start or [turn.role for turn in turns] != ["assistant"]:
-            return read
-    told, finished = _answer(model, known, turns[0], start), turns[0].finished
-    return [told if finished is None else replace(told, finished=finished)]
+        if messages[0].certain or not start or [turn.role for turn in turns] != ["assistant"]:
+            return messages
+    message, finished = _answer(model, known, turns[0], start), turns[0].finished
+    return [message if finished is None else replace(message, finished=finished)]
 
 
 def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> RecalledMessage:
     """An answer, as it was shown."""
     readings = _readings(partial(_decoded, model, known, turn, start))
     first = next(readings)
-    found: RecalledMessage | None = None
+    answer: RecalledMessage | None = None
     for each in chain([first], readings):
         if turn.proves(_as_message(each)):
-            found = found or each
+            answer = answer or each
             # The digest tells nothing of the blanks around the words, and a stop string may be of those.
             if blanks_around(each.content) == turn.blanks:
-                found = each
+                answer = each
                 break
-    return replace(first, certain=False) if found is None else replace(found, pieces=tuple(_pieces_of(found)))
+    return replace(first, certain=False) if answer is None else replace(answer, pieces=tuple(_pieces_of(answer)))
 
 
 def _readings(decoded: Callable[..., RecalledMessage]) -> Iterator[RecalledMessage]:
@@ -214,10 +215,10 @@ def _readings(decoded: Callable[..., RecalledMessage]) -> Iterator[RecalledMessa
             yield replace(whole, content=text[:size], finished=True)
 
 
-def _pieces_of(told: RecalledMessage) -> Iterator[RecalledPiece]:
+def _pieces_of(message: RecalledMessage) -> Iterator[RecalledPiece]:
     """The pieces of as much of an answer as counts: of its text a beginning, of its calls the first."""
-    chars, calls = len(told.content), len(told.tool_calls)
-    for piece in told.pieces:
+    chars, calls = len(message.content), len(message.tool_calls)
+    for piece in message.pieces:
         if piece.channel == "text" and chars:
             yield replace(piece, text=piece.text[:chars])
             chars -= min(chars, len(piece.text))
@@ -230,8 +231,8 @@ def _pieces_of(told: RecalledMessage) -> Iterator[RecalledPiece]:
 
 def _joined(pieces: Iterable[Piece]) -> Iterator[RecalledPiece]:
     """Each call alone, and what stands together in another channel as one."""
-    told = (piece for piece in pieces if piece.call is not None or (piece.text and piece.channel != "call"))
-    for (channel, call), group in groupby(told, key=lambda piece: (piece.channel, piece.call)):
+    pieces = (piece for piece in pieces if piece.call is not None or (piece.text and piece.channel != "call"))
+    for (channel, call), group in groupby(pieces, key=lambda piece: (piece.channel, piece.call)):
         yield RecalledPiece(channel, "".join(piece.text for piece in group), call)
 
 
@@ -264,14 +265,14 @@ def _decoded(
     )
 
 
-def _as_message(told: RecalledMessage) -> Message:
-    calls = [{"name": call.name, "arguments": call.arguments} for call in told.tool_calls]
-    return {**message_of(told.role, told.content, calls), "reasoning": told.reasoning}
+def _as_message(message: RecalledMessage) -> Message:
+    calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+    return {**message_of(message.role, message.content, calls), "reasoning": message.reasoning}
 
 
-def _with_ids(told: RecalledMessage) -> Message:
-    calls = [{"name": call.name, "arguments": call.arguments, "id": call.id} for call in told.tool_calls]
-    return {**message_of(told.role, told.content, calls), "reasoning": told.reasoning}
+def _with_ids(message: RecalledMessage) -> Message:
+    calls = [{"name": call.name, "arguments": call.arguments, "id": call.id} for call in message.tool_calls]
+    return {**message_of(message.role, message.content, calls), "reasoning": message.reasoning}
 
 
 def _ids_of(message: Message) -> list[str]:
@@ -286,25 +287,25 @@ def _read(
     end = turns[-1].end
     # They were not answered, and the answer has no token.
     unanswered = len(turns) > 1 and turns[-1].proves(message_of("assistant", ""))
-    found = _told_apart(model, known, turns, start, following)
-    if found is None and unanswered:
-        found = _told_apart(model, known, turns[:-1], start, following)
-    if found is None:
+    words = _told_apart(model, known, turns, start, following)
+    if words is None and unanswered:
+        words = _told_apart(model, known, turns[:-1], start, following)
+    if words is None:
         text = str(model.tokenizer.decode(list(known.tokens[start:end])))
         yield RecalledMessage("user", text, start=start, end=end, certain=False)
         return
     made, told_as = 0, known.root.told_as
-    for turn, message in zip(turns, found, strict=False):
-        own = []
+    for turn, message in zip(turns, words, strict=False):
+        calls = []
         for name, arguments in message.calls:
             made += 1
             named = id_of_call(f"{known.uri} {start}".encode(), made)
-            own.append(ToolCall(name, arguments, named, told_as.get(name, "")))
+            calls.append(ToolCall(name, arguments, named, told_as.get(name, "")))
         yield RecalledMessage(
             turn.role,
             message.words,
             reasoning=message.reasoning,
-            tool_calls=tuple(own),
+            tool_calls=tuple(calls),
             start=start,
             end=turn.end,
         )
@@ -329,13 +330,15 @@ def _told_apart(
     """The words of messages that were read together, all proven; None if they cannot be told apart. following: as of
     `_group`."""
     end = turns[-1].end
-    named: list[Message] = [{**message_of(turn.role, f"{_WORDS}{at:08}")} for at, turn in enumerate(turns)]
+    placeholders: list[Message] = [{**message_of(turn.role, f"{_WORDS}{at:08}")} for at, turn in enumerate(turns)]
     before = known.before(start)
     place = replace(before.end, turn_open=True, follows=before.asked)
     text = str(model.tokenizer.decode(list(known.tokens[start:end])))
     # A template may show the last answer otherwise than one that another turn follows.
-    followed = [*named, message_of(following, f"{_WORDS}{len(turns):08}")] if turns[-1].role == "assistant" else named
-    for form in (named, written(named, ()), followed, written(followed, ())):
+    followed = list(placeholders)
+    if turns[-1].role == "assistant":
+        followed.append(message_of(following, f"{_WORDS}{len(turns):08}"))
+    for form in (placeholders, written(placeholders, ()), followed, written(followed, ())):
         with suppress(TemplateUnusable):
             shown = rendered(model, form, place, known.root)
             around = _BETWEEN.split(shown)[: len(turns) + 1]
@@ -346,8 +349,8 @@ def _told_apart(
                 around[-1] = around[-1].partition(closing)[0] + closing
             for last in _kept_of(around[-1], text):
                 for each in ([*around[:-1], last], _bared(model, turns, [*around[:-1], last])):
-                    if (found := _between(model, known, turns, text, each)) is not None:
-                        return found
+                    if (words := _between(model, known, turns, text, each)) is not None:
+                        return words
     return None
 
 
@@ -376,15 +379,15 @@ def _between(
     that grows as the text does."""
     if not text.startswith(around[0]):
         return None
-    found, at = list[_Words](), len(around[0])
+    words, at = list[_Words](), len(around[0])
     for turn, behind in zip(turns, around[1:], strict=True):
-        is_last = len(found) == len(turns) - 1
-        words = _proven(model, known, turn, text, at, _ends(text, at, behind, is_last=is_last))
-        if words is None:
+        is_last = len(words) == len(turns) - 1
+        part = _proven(model, known, turn, text, at, _ends(text, at, behind, is_last=is_last))
+        if part is None:
             return None
-        found.append(words[0])
-        at = words[1] + len(behind)
-    return found
+        words.append(part[0])
+        at = part[1] + len(behind)
+    return words
 
 
 def _ends(text: str, at: int, behind: str, *, is_last: bool) -> Iterator[int]:
@@ -419,8 +422,8 @@ def _proven(
 
 def _parsed(model: LoadedModel, root: Root, text: str) -> _Words:
     """A rendered message of the model, read as the model's own words are."""
-    channels, told = Channels(model.marks, root, str, any_tool=True), Written()
+    channels, answer = Channels(model.marks, root, str, any_tool=True), Written()
     for piece in (*channels.push(text), *channels.finish()):
-        told.add(piece)
-    calls = tuple((call.name, dict(call.arguments)) for call in told.calls)
-    return _Words(told.text.strip(), told.reasoning.strip(), calls)
+        answer.add(piece)
+    calls = tuple((call.name, dict(call.arguments)) for call in answer.calls)
+    return _Words(answer.text.strip(), answer.reasoning.strip(), calls)

@@ -26,10 +26,10 @@ class Aside:
         self._idle: list[_Thread] = []
         self._closed = False
 
-    async def run(self, work: Callable[[], Result], told: Callable[[BaseException], Exception]) -> Result:
+    async def run(self, work: Callable[[], Result], as_error: Callable[[BaseException], Exception]) -> Result:
         """The result of the work, which runs to its end even if no caller waits any more.
 
-        told: makes the waiting caller's error from an error of the work.
+        as_error: makes the waiting caller's error from an error of the work.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -50,7 +50,7 @@ class Aside:
                 results.append(work())
                 loop.call_soon_threadsafe(settle, None)
             except BaseException as error:  # noqa: BLE001 - any error belongs to the waiting caller
-                loop.call_soon_threadsafe(settle, told(error))
+                loop.call_soon_threadsafe(settle, as_error(error))
 
         thread.inbox.put(do)
         await done

@@ -107,8 +107,8 @@ class Channels:
     def push(self, text: str) -> Iterator[Piece]:
         """The pieces that are certain with this text."""
         self._held += text
-        while (found := self._next_mark()) is not None:
-            at, mark = found
+        while (hit := self._next_mark()) is not None:
+            at, mark = hit
             before, self._held = self._held[:at], self._held[at + len(mark) :]
             yield from self._passed(before, mark)
         yield from self._certain()
@@ -138,8 +138,8 @@ class Channels:
         if self.channel == "call":
             end = self._end.find(self._held)
             return None if end < 0 else (end, self._marks.call[1])
-        found = [(at, mark) for mark in self._wanted() if (at := self._held.find(mark)) >= 0]
-        return min((each for each in found if self._is_mark(*each)), default=None)
+        hits = [(at, mark) for mark in self._wanted() if (at := self._held.find(mark)) >= 0]
+        return min((each for each in hits if self._is_mark(*each)), default=None)
 
     def _is_mark(self, at: int, mark: str) -> bool:
         """Whether what reads like a mark is one: behind text that has begun, none begins thinking, and none at all in
@@ -297,14 +297,14 @@ class Shown:
         else:
             yield from self._passed(self._channels.push(self._marked.finish()))
             yield from self._passed(self._channels.finish(is_cut=is_cut))
-        if not self.stopped_by and (left := self._stops.finish()):
-            yield Piece("text", left)
+        if not self.stopped_by and (rest := self._stops.finish()):
+            yield Piece("text", rest)
 
     def _passed(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         for piece in pieces:
             # What stands on both sides of a call or a thought is no one text.
-            if (piece.channel == "reasoning" or piece.call is not None) and (left := self._stops.finish()):
-                yield Piece("text", left)
+            if (piece.channel == "reasoning" or piece.call is not None) and (rest := self._stops.finish()):
+                yield Piece("text", rest)
             if piece.channel != "text":
                 self._has_called = self._has_called or piece.call is not None
                 yield piece

@@ -43,10 +43,10 @@ class Constrained:
         too long."""
         if channel == "reasoning":
             return self._thinking
-        found = np.zeros_like(self._thinking) if self._matcher is None else self._matcher.allowed()
+        allowed = np.zeros_like(self._thinking) if self._matcher is None else self._matcher.allowed()
         if self._opening:
-            found[self._opening[0]] = True
-        return found
+            allowed[self._opening[0]] = True
+        return allowed
 
     def accept(self, token: int, channel: Channel) -> bool:
         """Go on behind a token; False if it must not come there, though it was allowed. Raises InvalidConstraint: this

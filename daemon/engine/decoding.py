@@ -41,7 +41,7 @@ from ..options.serve_options import ServeOptions
 from .alone import tried
 from .asking import Decode
 from .sampler import can_draw
-from .token_rounds import MOST_FAILURES, BranchRounds, Found, SessionRounds
+from .token_rounds import MOST_FAILURES, BranchRounds, Outcomes, SessionRounds
 
 _LOG = logging.getLogger(__name__)
 
@@ -143,17 +143,17 @@ class _Batch:
             tokens = [0 if state is None else asked[id(state)].token for state in self.rows]
             put_back = batches.keep(self.caches, self.like)
             logits = self.model.run_batch(tokens, self.caches)
-            mine = logits if len(held) == len(tokens) else logits[mx.array(held)]
-            are_sound = mx.all(can_draw(mine))
-            found = [mine[row] for row in range(len(held))]
-            mx.eval(found, are_sound, batches.arrays(self.caches))
+            logits_in_use = logits if len(held) == len(tokens) else logits[mx.array(held)]
+            are_sound = mx.all(can_draw(logits_in_use))
+            rows = [logits_in_use[row] for row in range(len(held))]
+            mx.eval(rows, are_sound, batches.arrays(self.caches))
             if are_sound.item():
                 for state in self.states:
                     state.computed_tokens += 1
                     state.passes.add(UNREPEATABLE)
                 self.width += 1
                 self.idle_rows += len(tokens) - len(held)
-                return found
+                return rows
             self._tell_failed(GenerationFailed.code)
         except BaseException as error:  # noqa: BLE001 - the failing state raises it again, alone
             _LOG.warning("A batch of %d sessions of model %r failed: %s", len(held), self.model.name, error)
@@ -201,12 +201,12 @@ class _Batch:
         states = [*self.states, *joining]
         rooms = [self.rooms.pop(id(state)) for state in states]
         try:
-            found = batches.take_apart(self.caches, held, rooms, merged, range(len(joining)))
+            all_caches = batches.take_apart(self.caches, held, rooms, merged, range(len(joining)))
         except BaseException as error:  # noqa: BLE001 - there is no memory to give them back to
             _LOG.error("The state of %d sessions is lost: %s: %s", len(states), type(error).__name__, error)
             self._lose(states)
             return
-        for state, caches in zip(states, found, strict=True):
+        for state, caches in zip(states, all_caches, strict=True):
             self._give_back(state, lambda caches=caches: caches)  # type: ignore[misc]
         self.caches, self.rows = [], []
 
@@ -273,32 +273,32 @@ class Decoder:
     def decode(self, asked: Sequence[Decode], along: Sequence[Decode] = ()) -> list[mx.array | BaseException | None]:
         """Decode one token for each; returns the logits or the error of each. along: decoded if they fit the calls of
         the others; None for one that did not."""
-        found: Found = {}
+        outcomes: Outcomes = {}
         for rounds in self._rounds:
-            rounds.decode(asked, along, found)
-        left, beside = ([each for each in them if id(each.state) not in found] for them in (asked, along))
-        self._decode_in_batches(left, beside, found)
+            rounds.decode(asked, along, outcomes)
+        rest, beside = ([each for each in them if id(each.state) not in outcomes] for them in (asked, along))
+        self._decode_in_batches(rest, beside, outcomes)
         for each in asked:
-            if id(each.state) not in found:
-                found[id(each.state)] = tried(each)
+            if id(each.state) not in outcomes:
+                outcomes[id(each.state)] = tried(each)
         # An error's traceback refers to this frame, so the frame must not keep the error.
-        return [found.pop(id(each.state), None) for each in (*asked, *along)]
+        return [outcomes.pop(id(each.state), None) for each in (*asked, *along)]
 
-    def _decode_in_batches(self, asked: Sequence[Decode], along: Sequence[Decode], found: Found) -> None:
+    def _decode_in_batches(self, asked: Sequence[Decode], along: Sequence[Decode], outcomes: Outcomes) -> None:
         by_state = {id(each.state): each for each in (*asked, *along)}
         try:
             self._settle(asked, along)
         except BaseException as error:  # noqa: BLE001 - a state without a batch decodes alone
             _LOG.warning("Batches could not be settled: %s: %s", type(error).__name__, error)
-        found.update((key, lost(each.state)) for key, each in by_state.items() if each.state.is_lost)
+        outcomes.update((key, lost(each.state)) for key, each in by_state.items() if each.state.is_lost)
         self._batches = [batch for batch in self._batches if batch.states]
         for batch in self._batches_with(asked):
             rows = batch.decode(by_state)
             if rows is not None:
                 self._batched_tokens += len(rows)
-                found.update((id(state), row) for state, row in zip(batch.states, rows, strict=True))
+                outcomes.update((id(state), row) for state, row in zip(batch.states, rows, strict=True))
                 continue
-            self._take_apart(batch, by_state, found)
+            self._take_apart(batch, by_state, outcomes)
 
     def release(self, states: Sequence[LiveState]) -> None:
         """Give states that are in a batch their caches back. A batch of one is dissolved."""
@@ -389,13 +389,13 @@ class Decoder:
                 _LOG.warning("Model %r does not decode in batches; its sessions decode one by one.", model.name)
         return self._fit[digest]
 
-    def _take_apart(self, batch: _Batch, by_state: dict[int, Decode], found: Found) -> None:
+    def _take_apart(self, batch: _Batch, by_state: dict[int, Decode], outcomes: Outcomes) -> None:
         """Decode each state of a failed batch alone; if none fails, the batch is at fault."""
         states = list(batch.states)
         self.release(states)
         for state in states:
-            found[id(state)] = lost(state) if state.is_lost else tried(by_state[id(state)])
-        if not any(isinstance(found[id(state)], BaseException) for state in states):
+            outcomes[id(state)] = lost(state) if state.is_lost else tried(by_state[id(state)])
+        if not any(isinstance(outcomes[id(state)], BaseException) for state in states):
             digest = batch.model.identity.digest
             self._failures[digest] += 1
             self._fit[digest] = self._failures[digest] < MOST_FAILURES
@@ -414,8 +414,8 @@ def is_fit_for_batches(model: LoadedModel) -> bool:
         together = _decoded_together(model, prompts, steps)
         return all(
             difference(one, other) <= tolerance
-            for mine, its in zip(alone, together, strict=True)
-            for one, other in zip(mine, its, strict=True)
+            for ours, theirs in zip(alone, together, strict=True)
+            for one, other in zip(ours, theirs, strict=True)
         )
     except Exception as error:  # noqa: BLE001 - models are code of many authors, and may raise any error
         _LOG.warning("Model %r cannot decode a batch: %s: %s", model.name, type(error).__name__, error)
@@ -437,11 +437,11 @@ def _decoded_together(
 
 def _decoded(model: LoadedModel, caches: list[Any], steps: Sequence[int]) -> list[mx.array]:
     """The logits after each step."""
-    found = []
+    logits = []
     for token in steps:
-        found.append(model.run([token], caches)[0, -1])
-        mx.eval(found, arrays_of(caches))
-    return found
+        logits.append(model.run([token], caches)[0, -1])
+        mx.eval(logits, arrays_of(caches))
+    return logits
 
 
 def _read(model: LoadedModel, prompt: Sequence[int]) -> list[Any]:

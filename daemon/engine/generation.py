@@ -76,9 +76,9 @@ def require_room(
     """Refuse tokens that do not fit the context behind `held` ones, before anything is computed (QC1, QX15). Raises
     ContextOverflow: with both sizes; the session or branch is as it was."""
     if held + wanted_tokens > model.context_tokens:
-        left = max(0, model.context_tokens - held)
-        fitting = f"At most {format_count(left)} more fit" if left else "No more fit"
-        way = f"{', or' if left else ';'} {_ROOMIER[of]}" if held else "; a shorter text fits"
+        room = max(0, model.context_tokens - held)
+        fitting = f"At most {format_count(room)} more fit" if room else "No more fit"
+        way = f"{', or' if room else ';'} {_ROOMIER[of]}" if held else "; a shorter text fits"
         raise ContextOverflow(
             f"The {of} holds {format_plural(held, 'token')} and {format_count(wanted_tokens)} more were asked for, "
             f"but the context of model {model.name!r} ends at {format_count(model.context_tokens)}. "
@@ -127,7 +127,7 @@ def read(
     Raises GenerationFailed: the model failed."""
     yield from require_valid(model, tokens)
     require_room(model, len(state.tokens), len(tokens))
-    held, done, kept = len(state.tokens), 0, 0
+    held, done, whole = len(state.tokens), 0, 0
     undo_all = put_back = state.kept()
     try:
         for size, wants_logits in reading(model, state, len(tokens)):
@@ -140,10 +140,10 @@ def read(
                 model.extend(chunk, state)
                 mx.eval(arrays_of(state.caches))
             if done < len(tokens):
-                if by_block and (done - kept >= BLOCK_TOKENS if model.layout.by_token else wants_logits):
-                    state.tokens.extend(tokens[kept:done])
+                if by_block and (done - whole >= BLOCK_TOKENS if model.layout.by_token else wants_logits):
+                    state.tokens.extend(tokens[whole:done])
                     state.last_logits = logits if wants_logits else None
-                    kept, put_back = done, state.kept()
+                    whole, put_back = done, state.kept()
                     if not model.layout.by_token:  # two copies of whole state are reserved, and no third
                         undo_all = put_back
                 on_tokens(done, len(tokens))
@@ -151,14 +151,14 @@ def read(
                 yield SOON if done == len(tokens) - 1 else None
     except GeneratorExit:
         put_back()
-        if kept and state.last_logits is None:
+        if whole and state.last_logits is None:
             _find_logits_or(undo_all, model, state)
         raise
     except BaseException as error:
         undo_all()
         raise_as_failure(error, held)
         raise
-    state.tokens.extend(tokens[kept:])
+    state.tokens.extend(tokens[whole:])
     state.last_logits = logits
     on_tokens(len(tokens), len(tokens))
 
@@ -431,7 +431,7 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder, wr
     try:
         drawn, head = next_draw(state, order, written), state.last_logits
         head = head if order.guide is None else order.guide.head(head)
-        told = written.telling.of(head, drawn.token) if written.telling is not None else None
+        logprobs = written.telling.of(head, drawn.token) if written.telling is not None else None
     except Exception as error:
         raise_as_failure(error, held)
         raise
@@ -453,8 +453,8 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder, wr
         order.guide.commit(head, drawn.token)
     if order.prove:
         written.proofs.append(proof)
-    if told is not None:
-        written.logprobs.append(told)
+    if logprobs is not None:
+        written.logprobs.append(logprobs)
     return drawn.token
 
 

@@ -28,8 +28,8 @@ class Bias:
     @classmethod
     def of(cls, given: Iterable[TokenBias]) -> Bias:
         """From the biases of tokens. The last of a token counts."""
-        found = {each.token: -np.inf if each.bias is None else each.bias for each in given}
-        return cls(np.array(list(found), np.int64), np.array(list(found.values()), np.float32))
+        by_token = {each.token: -np.inf if each.bias is None else each.bias for each in given}
+        return cls(np.array(list(by_token), np.int64), np.array(list(by_token.values()), np.float32))
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -65,14 +65,14 @@ def likeliest(values: NDArray[Any], count: int) -> list[int]:
     least = np.partition(values, len(values) - count)[len(values) - count]
     above = np.flatnonzero(values > least)
     equal = np.flatnonzero(values == least)[: count - len(above)]
-    found = np.concatenate((above, equal))
-    order = np.lexsort((found, -values[found]))
-    return [int(token) for token in found[order]]
+    tokens = np.concatenate((above, equal))
+    order = np.lexsort((tokens, -values[tokens]))
+    return [int(token) for token in tokens[order]]
 
 
 def _normalised(values: NDArray[Any]) -> NDArray[np.float64]:
     """Log-probabilities `[vocabulary]` of float32 logits."""
     wide = values.astype(np.float64)
     highest = np.max(wide)
-    found: NDArray[np.float64] = wide - (highest + np.log(np.exp(wide - highest).sum()))
-    return found
+    logprobs: NDArray[np.float64] = wide - (highest + np.log(np.exp(wide - highest).sum()))
+    return logprobs

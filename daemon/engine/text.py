@@ -92,7 +92,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], signs: Mapping[str, str] = MappingProxyType({})) -> None:
         self._stops = {stop: stop for stop in stops if stop}
         for sign, name in signs.items():
-            self._stops |= {stop.replace(name, sign): told for stop, told in self._stops.items()}
+            self._stops |= {stop.replace(name, sign): original for stop, original in self._stops.items()}
         self._unsigned = str.maketrans(dict.fromkeys(signs))
         self._held = ""
         self.found: str | None = None

@@ -38,7 +38,7 @@ _FEWEST: Final = 2
 MOST_FAILURES: Final = 3
 """Calls for several states of a model that may fail, without a failing state in them, before there are no more."""
 
-Found = dict[int, mx.array | BaseException]
+Outcomes = dict[int, mx.array | BaseException]
 """The logits or the error of each state that was decoded, by its id."""
 
 
@@ -52,7 +52,7 @@ class TokenRounds:
         self._failures: Counter[bytes] = Counter()
         self.tokens = 0
 
-    def decode(self, asked: Sequence[Decode], along: Sequence[Decode], found: Found) -> None:
+    def decode(self, asked: Sequence[Decode], along: Sequence[Decode], outcomes: Outcomes) -> None:
         """Decode those that can go into one call with others; the rest is to decode otherwise. along: where they fit
         the calls of those that are asked for."""
         for model in {id(each.model): each.model for each in asked}.values():
@@ -66,7 +66,7 @@ class TokenRounds:
                 if taken < _FEWEST:
                     break
                 more = max(0, taken - len(first))
-                self._decode_round(model, [*first[:taken], *beside[:more]], rows, found)
+                self._decode_round(model, [*first[:taken], *beside[:more]], rows, outcomes)
                 first, beside = first[taken:], beside[more:]
 
     def _takes(self, asked: Decode) -> bool:
@@ -81,20 +81,20 @@ class TokenRounds:
         """What the ledger says of a token that was read in such a call, as `Passes` has it."""
         raise NotImplementedError
 
-    def _decode_round(self, model: LoadedModel, asked: Sequence[Decode], rows: int, found: Found) -> None:
+    def _decode_round(self, model: LoadedModel, asked: Sequence[Decode], rows: int, outcomes: Outcomes) -> None:
         states = [each.state for each in asked]
         put_back = [state.kept(one_token=True) for state in states]
         try:
             size = self._pass_of(model, rows)
             logits = model.run_round([each.token for each in asked], [state.caches for state in states], rows)
             are_sound = mx.all(can_draw(logits))
-            said = [copied(logits[row]) for row in range(len(states))]  # a row alone would keep all in memory
-            mx.eval(said, are_sound, [arrays_of(state.caches) for state in states])
+            copies = [copied(logits[row]) for row in range(len(states))]  # a row alone would keep all in memory
+            mx.eval(copies, are_sound, [arrays_of(state.caches) for state in states])
             if are_sound.item():
-                for state, mine in zip(states, said, strict=True):
+                for state, copy in zip(states, copies, strict=True):
                     state.computed_tokens += 1
                     state.passes.add(size)
-                    found[id(state)] = mine
+                    outcomes[id(state)] = copy
                 self.tokens += len(states)
                 return
             code = GenerationFailed.code
@@ -104,8 +104,8 @@ class TokenRounds:
         for each in put_back:
             each()
         self._tell(BatchFailed(None, model.name, len(states), code))
-        found.update((id(one.state), tried(one)) for one in asked)
-        if not any(isinstance(found[id(state)], BaseException) for state in states):
+        outcomes.update((id(one.state), tried(one)) for one in asked)
+        if not any(isinstance(outcomes[id(state)], BaseException) for state in states):
             self._failures[model.identity.digest] += 1
 
 

@@ -57,30 +57,30 @@ class Chat:
         }
 
     @classmethod
-    def from_map(cls, kept: Mapping[str, Any], token_count: int, unread: Unread | None) -> Chat:
+    def from_map(cls, entries: Mapping[str, Any], token_count: int, unread: Unread | None) -> Chat:
         """The chat of a session's first tokens, before the unread end of its ledger, from its session map. Raises
         KeyError, TypeError, ValueError: `to_map` does not make this."""
-        text_map = TextMap.from_map(kept.get(TEXT_MAP)).cut(token_count)
-        system, opened_at = opening_in(kept, token_count + (len(unread.tokens) if unread else 0))
+        text_map = TextMap.from_map(entries.get(TEXT_MAP)).cut(token_count)
+        system, opened_at = opening_in(entries, token_count + (len(unread.tokens) if unread else 0))
         return cls(
             system=system,
-            root=(unread.text_map if unread else text_map).root_at_end(Root.from_text(kept.get(ROOT))),
+            root=(unread.text_map if unread else text_map).root_at_end(Root.from_text(entries.get(ROOT))),
             opened_at=opened_at,
             # At the end of a chat it is the assistant's turn.
-            turn_open=of_type(kept["turn_open"], "turn_open", bool) or text_map.end == token_count,
+            turn_open=of_type(entries["turn_open"], "turn_open", bool) or text_map.end == token_count,
             text_map=text_map,
         )
 
 
-def opening_in(kept: Mapping[str, Any], end: int) -> tuple[str | None, int | None]:
+def opening_in(entries: Mapping[str, Any], end: int) -> tuple[str | None, int | None]:
     """`Chat.system` and `Chat.opened_at` from a session map. end: the tokens of the ledger. Raises KeyError, TypeError,
     ValueError: `Chat.to_map` does not make this map."""
     # In older snapshots, a system text that had been said is only in the text map.
-    text = kept["system"] if OPENED in kept else kept["system"] or own_system_of(kept.get(TEXT_MAP))
+    text = entries["system"] if OPENED in entries else entries["system"] or own_system_of(entries.get(TEXT_MAP))
     system = None if text is None else of_type(text, "system", str)
-    if OPENED not in kept:
-        return system, 0 if kept["system"] is None else None
-    at = None if kept[OPENED] is None else of_type(kept[OPENED], OPENED, int)
+    if OPENED not in entries:
+        return system, 0 if entries["system"] is None else None
+    at = None if entries[OPENED] is None else of_type(entries[OPENED], OPENED, int)
     if at is not None and at < 0:
         raise ValueError(f"a chat has begun at token {at}")
     return system, at if at is not None and at < end else None

@@ -252,14 +252,14 @@ def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place, root
     # own signs and a client's word, too.
     def marked(seams: Collection[Seam]) -> _Marked:
         marks = _Marks(model, seams)
-        told, under = [marks.of_message(message) for message in messages], marks.of_root(root)
-        return _Marked(rendered(model, told, place, under), marks.words, marks.seams)
+        copies, under = [marks.of_message(message) for message in messages], marks.of_root(root)
+        return _Marked(rendered(model, copies, place, under), marks.words, marks.seams)
 
-    found = marked(())
-    if found.seams:
-        found = marked(_seams_that_show(marked, found.text(), found.seams))
+    form = marked(())
+    if form.seams:
+        form = marked(_seams_that_show(marked, form.text(), form.seams))
     # A template writes the first token itself, so none is added.
-    return _encode_around(model, found) if found.words else model.encode(found.marked, opening=False)
+    return _encode_around(model, form) if form.words else model.encode(form.marked, opening=False)
 
 
 def _seams_that_show(
@@ -302,10 +302,10 @@ def _shown_root(model: LoadedModel, root: Root) -> bytes:
     with_root = shown(root)
     if with_root == shown(NO_ROOT) and any(with_root):
         return b""
-    told = with_root if any(with_root) else [root.to_text()]
+    texts = with_root if any(with_root) else [root.to_text()]
     if _undated(model, root.to_text()) != root.to_text():  # that date is the client's own word
-        told = [*told, root.to_text()]
-    return blake3("\0".join(told).encode("utf-8", "surrogatepass")).digest(16)
+        texts = [*texts, root.to_text()]
+    return blake3("\0".join(texts).encode("utf-8", "surrogatepass")).digest(16)
 
 
 def _rendered_or_none(model: LoadedModel, messages: Sequence[Message], root: Root) -> str:
@@ -378,7 +378,7 @@ def _answer_end(model: LoadedModel, messages: Sequence[Message], place: Place, i
 def _alike(one: Sequence[int], other: Sequence[int]) -> int:
     """How many first tokens are the same."""
     pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (mine, its) in pairs if mine != its), min(len(one), len(other)))
+    return next((at for at, (first, second) in pairs if first != second), min(len(one), len(other)))
 
 
 def _end_tokens_in(model: LoadedModel, text: str) -> int:
@@ -407,14 +407,14 @@ class _Marked:
         return "".join(self.words.get(piece, piece) for piece in _MARKS.split(self.marked))
 
 
-def _encode_around(model: LoadedModel, found: _Marked) -> list[int]:
+def _encode_around(model: LoadedModel, form: _Marked) -> list[int]:
     """The tokens of a template's text. A control token counts where no mark stands in it. What stands between two of
     them is plain text if it spells others."""
     parts: list[list[str]] = [[]]  # a text and a control token in turns
     names = any_of(model.control_texts)
-    for piece in _MARKS.split(found.marked):
-        if piece in found.words:
-            parts[-1].append(found.words[piece])
+    for piece in _MARKS.split(form.marked):
+        if piece in form.words:
+            parts[-1].append(form.words[piece])
             continue
         first, *rest = names.split(piece)
         parts[-1].append(first)
@@ -441,13 +441,13 @@ class _Marks:
         self._wanted = wanted
 
     def of_message(self, message: Message) -> Message:
-        found: dict[str, Any] = {**message, "content": self._of_content(message)}
+        copy: dict[str, Any] = {**message, "content": self._of_content(message)}
         for name in ("reasoning", "tool_call_id"):
             if name in message:
-                found[name] = self._of_text(message[name])
+                copy[name] = self._of_text(message[name])
         if "tool_calls" in message:
-            found["tool_calls"] = [self._of_record(call) for call in message["tool_calls"]]
-        return found
+            copy["tool_calls"] = [self._of_record(call) for call in message["tool_calls"]]
+        return copy
 
     def of_root(self, root: Root) -> Root:
         return Root(tuple(map(self._of_record, root.tools)), self._of_record(root.arguments))

@@ -49,7 +49,7 @@ class Interrupted:
         if len(stored["request"]) != DIGEST_BYTES or len(seed) not in (0, _SEED_BYTES):
             raise ValueError(f"{INTERRUPTED} has a digest or a seed of a size that cannot be")
         places = {name: value for name, value in stored.items() if name != "random_key"}
-        found = cls(**places, seed=int.from_bytes(seed, "little") if seed else None)
-        if not 0 <= found.begins_at <= min(found.answer_at, found.end) <= max(found.answer_at, found.end) <= MAX_TOKENS:
+        entry = cls(**places, seed=int.from_bytes(seed, "little") if seed else None)
+        if not 0 <= entry.begins_at <= min(entry.answer_at, entry.end) <= max(entry.answer_at, entry.end) <= MAX_TOKENS:
             raise ValueError(f"{INTERRUPTED} has a position that cannot be")
-        return found if found.end == end else None
+        return entry if entry.end == end else None

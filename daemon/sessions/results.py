@@ -142,13 +142,13 @@ class Results:
 
 def calls_answered(turns: Sequence[Turn], first: int, last: int) -> dict[int, Called]:
     """The calls that results answer, by the numbers of the results' turns, which are from `first` to `last`."""
-    found, rows = dict[int, Called](), _Rows()
+    called, rows = dict[int, Called](), _Rows()
     asked = {number for number in range(first, last + 1) if turns[number].role == "tool"}
     for number, turn in enumerate(turns[: max(asked, default=-1) + 1]):
         rows.add(number, turn.role, turn.calls, is_empty=is_empty(turn))
         if number in asked:
-            found[number] = rows.called(turn.beyond)
-    return found
+            called[number] = rows.called(turn.beyond)
+    return called
 
 
 def is_empty(turn: Turn) -> bool:
@@ -175,8 +175,8 @@ def told_ids(turn: Turn, ids: Sequence[str]) -> list[str]:
 
 
 def _call_digest(call_id: str) -> bytes:
-    told = _TOLD_CALL.fullmatch(call_id)
-    return bytes.fromhex(told[1]) if told else hashed(call_id)[:CALL_BYTES]
+    hit = _TOLD_CALL.fullmatch(call_id)
+    return bytes.fromhex(hit[1]) if hit else hashed(call_id)[:CALL_BYTES]
 
 
 _TOLD_CALL: Final = re.compile(f"call_([0-9a-f]{{{2 * CALL_BYTES}}})")

@@ -93,20 +93,20 @@ class _Digested(dict[str, Any]):
 def digested(messages: Sequence[Message], before: Sequence[Turn] = ()) -> Pieces[tuple[Message, ...]]:
     """The messages with their digests, which are made once then, however often they are compared. before: the turns
     before the messages, whose calls these may answer."""
-    found: list[Message] = []
+    copies: list[Message] = []
     made = chars = 0
     results = yield from Results.behind(before)
     for at, message in enumerate(messages, 1):
         exact = results.push(message)
         if isinstance(message, _Digested) and (message["role"] != "tool" or message.said.exact == exact):
-            found.append(message)
+            copies.append(message)
         else:
-            found.append((yield from _digested(message, exact)))
+            copies.append((yield from _digested(message, exact)))
             made, chars = made + 1, chars + len(message["content"])
         if made == _MESSAGES_AT_ONCE or chars > _CHARS_AT_ONCE or at % _KNOWN_AT_ONCE == 0:
             made = chars = 0
             yield
-    return tuple(found)
+    return tuple(copies)
 
 
 def _digested(message: Message, exact: bytes) -> Pieces[_Digested]:

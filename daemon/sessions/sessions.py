@@ -263,7 +263,7 @@ class Session:
         model: LoadedModel,
         state: LiveState,
         durable: Durable,
-        kept: Mapping[str, Any],
+        entries: Mapping[str, Any],
         restored_tokens: int,
     ) -> Session:
         """A session from its restored state and the map of `to_map`. restored_tokens: how many of its first tokens were
@@ -274,7 +274,7 @@ class Session:
             InvalidSampling: its sampling parameters are out of range.
         """
         try:
-            sampling, unread = sampling_of(kept), _unread_behind(len(state.tokens), kept)
+            sampling, unread = sampling_of(entries), _unread_behind(len(state.tokens), entries)
             sampling.require_known(model.layout.vocabulary)
             end = len(state.tokens) + (len(unread.tokens) if unread else 0)
             return cls(
@@ -282,19 +282,19 @@ class Session:
                 model=model,
                 state=state,
                 sampling=sampling,
-                labels=tuple(of_type(label, "a label", str) for label in of_type(kept["labels"], "labels", list)),
-                chat=Chat.from_map(kept, len(state.tokens), unread),
-                durability="none" if kept.get(DURABILITY) == "none" else None,
-                unnamed=kept.get(UNNAMED) is True,
-                created_ns=_time_ns(kept, "created_ns"),
+                labels=tuple(of_type(label, "a label", str) for label in of_type(entries["labels"], "labels", list)),
+                chat=Chat.from_map(entries, len(state.tokens), unread),
+                durability="none" if entries.get(DURABILITY) == "none" else None,
+                unnamed=entries.get(UNNAMED) is True,
+                created_ns=_time_ns(entries, "created_ns"),
                 durable=durable,
                 unchanged_tokens=durable.token_count,
                 dirty=False,
-                acknowledged=kept if unread else None,
-                loss=lossy_in(kept.get(LOSSY)),
-                provenance=_woken_here(provenance_in(kept), model, len(state.tokens), restored_tokens),
+                acknowledged=entries if unread else None,
+                loss=lossy_in(entries.get(LOSSY)),
+                provenance=_woken_here(provenance_in(entries), model, len(state.tokens), restored_tokens),
                 unread=unread,
-                interrupted=Interrupted.from_map(kept.get(INTERRUPTED), end),
+                interrupted=Interrupted.from_map(entries.get(INTERRUPTED), end),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedSnapshot(
@@ -302,9 +302,9 @@ class Session:
             ) from error
 
 
-def tree_in(kept: Mapping[str, Any]) -> dict[str, Any]:
+def tree_in(entries: Mapping[str, Any]) -> dict[str, Any]:
     """What a session map says of a branch and of those below it, for a version of the same tokens."""
-    return {key: kept[key] for key in (TREE, BRANCH) if key in kept}
+    return {key: entries[key] for key in (TREE, BRANCH) if key in entries}
 
 
 def _woken_here(provenance: Provenance, model: LoadedModel, token_count: int, restored_tokens: int) -> Provenance:
@@ -315,28 +315,28 @@ def _woken_here(provenance: Provenance, model: LoadedModel, token_count: int, re
     return replace(provenance, slept_by=slept_by, differs=differs, elsewhere_tokens=min(elsewhere, restored_tokens))
 
 
-def _unread_behind(count: int, kept: Mapping[str, Any]) -> Unread | None:
+def _unread_behind(count: int, entries: Mapping[str, Any]) -> Unread | None:
     """The unread end of the ledger, if it follows the restored tokens: not after a repair's cut or at an earlier
     token."""
-    unread = Unread.from_map(kept.get(UNREAD))
+    unread = Unread.from_map(entries.get(UNREAD))
     return unread if unread is not None and unread.start == count else None
 
 
-def sampling_of(kept: Mapping[str, Any]) -> Sampling:
+def sampling_of(entries: Mapping[str, Any]) -> Sampling:
     """A session's sampling parameters, from the map of `Session.to_map`.
 
     Raises:
         MalformedSnapshot: there are none.
         InvalidSampling: they are out of range.
     """
-    stored = kept.get("sampling")
+    stored = entries.get("sampling")
     if type(stored) is not dict:
         raise MalformedSnapshot("The snapshot lacks the sampling parameters that a session needs.")
     return Sampling.from_map(stored)
 
 
-def _time_ns(kept: Mapping[str, Any], name: str) -> int:
-    value = of_type(kept[name], name, int)
+def _time_ns(entries: Mapping[str, Any], name: str) -> int:
+    value = of_type(entries[name], name, int)
     if not 0 <= value <= MAX_TIME_NS:
         raise ValueError(f"{name} is {value}, not a time from 0 to {MAX_TIME_NS}")
     return value

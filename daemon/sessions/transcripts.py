@@ -295,7 +295,7 @@ class TextMap:
     def to_map(self) -> dict[str, Any]:
         lines = (_LINE.pack(_line_role_of(turn), turn.end, turn.digest) for turn in self.turns)
         answers = b"".join(_ANSWER.pack(at, turn.answer) for at, turn in enumerate(self.turns) if turn.answer)
-        found = {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
+        entries = {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
         beyond = packed_beyond(self.turns)
         more: dict[str, Any] = {
             _ANSWERS: answers,
@@ -309,7 +309,7 @@ class TextMap:
         runs = b"".join(_RUN.pack(count, texts.index(text)) for count, text in self.roots)
         more[_ROOTS] = [runs, *texts] if runs else []
         more[_INSTRUCTED] = b"".join(_RUN.pack(*each) for each in self.instructed)
-        return {**found, **{name: packed for name, packed in more.items() if packed}}
+        return {**entries, **{name: packed for name, packed in more.items() if packed}}
 
     @classmethod
     def from_map(cls, stored: object) -> TextMap:
@@ -423,17 +423,17 @@ def standing(text_map: TextMap, messages: Sequence[Message], root: bytes = b"") 
     turns = text_map.said if text_map.root == root else ()
     pairs = enumerate(zip(turns, messages, strict=False))
     common = next((at for at, (turn, message) in pairs if not turn.is_mark_of(message)), min(len(turns), len(messages)))
-    for kept in range(min(common, len(messages) - 1), 0, -1):
-        is_end = kept == len(turns) or turns[kept].end > turns[kept - 1].end
-        if is_end and goes_on(messages, kept):
-            return Standing(common, kept, turns[kept - 1].end)
+    for count in range(min(common, len(messages) - 1), 0, -1):
+        is_end = count == len(turns) or turns[count].end > turns[count - 1].end
+        if is_end and goes_on(messages, count):
+            return Standing(common, count, turns[count - 1].end)
     return Standing(common, 0, 0)
 
 
-def goes_on(messages: Sequence[Message], kept: int) -> bool:
+def goes_on(messages: Sequence[Message], count: int) -> bool:
     """Whether a conversation can go on behind so many messages of a transcript: at its end, at the assistant's turn, or
     behind an answer. Not between two answers: a template may make them one turn."""
-    is_answer, *next_is_answer = [message["role"] == "assistant" for message in messages[kept - 1 : kept + 1]]
+    is_answer, *next_is_answer = [message["role"] == "assistant" for message in messages[count - 1 : count + 1]]
     return not is_answer if not next_is_answer else is_answer and not next_is_answer[0]
 
 
@@ -483,11 +483,11 @@ def _roots_of(stored: object, turns: int) -> tuple[tuple[int, str], ...]:
 def _instructed_of(packed: object, turns: int, chars: int) -> tuple[tuple[int, int], ...]:
     if type(packed) is not bytes or len(packed) % _RUN.size or len(packed) > (turns + 1) * _RUN.size:
         raise ValueError(f"{TEXT_MAP} has instructions of a wrong length")
-    found = tuple(_RUN.iter_unpack(packed))
-    counts = [count for count, _ in found]
-    if counts != sorted(set(counts)) or any(count > turns or size > chars for count, size in found):
+    runs = tuple(_RUN.iter_unpack(packed))
+    counts = [count for count, _ in runs]
+    if counts != sorted(set(counts)) or any(count > turns or size > chars for count, size in runs):
         raise ValueError(f"{TEXT_MAP} has instructions that its system text has not")
-    return found
+    return runs
 
 
 def _with_answers(turns: list[Turn], packed: object) -> list[Turn]:

@@ -87,14 +87,14 @@ def with_calls(turns: list[Turn], packed: object) -> list[Turn]:
     """The turns with those of `packed_calls`. Raises ValueError: that does not make them."""
     if type(packed) is not bytes:
         raise ValueError("text_map has calls of a wrong type")
-    at = kept = 0
+    at = id_count = 0
     while at < len(packed):
         if at + _CALLS_OF.size > len(packed):
             raise ValueError("text_map has calls of a wrong length")
         turn, count = _CALLS_OF.unpack_from(packed, at)
         begins, at = at + _CALLS_OF.size, at + _CALLS_OF.size + count * CALL_BYTES
-        kept += count
-        if not count or at > len(packed) or kept > MAX_CALL_IDS:
+        id_count += count
+        if not count or at > len(packed) or id_count > MAX_CALL_IDS:
             raise ValueError("text_map has calls of a wrong length")
         if turn >= len(turns) or turns[turn].role != "assistant" or turns[turn].calls:
             raise ValueError("text_map has calls at a turn that cannot have them")

@@ -34,37 +34,37 @@ _DAMAGED: Final = "damaged"
 """A field that is written only if it is true."""
 
 
-def unread_in(kept: Mapping[str, Any], uri: SessionUri) -> Unread | None:
+def unread_in(entries: Mapping[str, Any], uri: SessionUri) -> Unread | None:
     """Read the unread end of a ledger from a session map. Raises MalformedSnapshot: `to_map` does not make this."""
     try:
-        return Unread.from_map(kept.get(UNREAD))
+        return Unread.from_map(entries.get(UNREAD))
     except (KeyError, ValueError) as error:
         raise MalformedSnapshot(
             f"The end of the ledger of {uri} is not of the form that this version writes: {error}.", session=str(uri)
         ) from error
 
 
-def text_map_in(kept: Mapping[str, Any], uri: SessionUri) -> TextMap:
+def text_map_in(entries: Mapping[str, Any], uri: SessionUri) -> TextMap:
     """The text map of the whole ledger of a version. Raises ValueError, MalformedSnapshot: `to_map` makes none such."""
-    unread = unread_in(kept, uri)
-    return TextMap.from_map(kept.get(TEXT_MAP)) if unread is None else unread.text_map
+    unread = unread_in(entries, uri)
+    return TextMap.from_map(entries.get(TEXT_MAP)) if unread is None else unread.text_map
 
 
-def without_answers(kept: Mapping[str, Any], uri: SessionUri, answers: Sequence[bytes]) -> dict[str, Any]:
+def without_answers(entries: Mapping[str, Any], uri: SessionUri, answers: Sequence[bytes]) -> dict[str, Any]:
     """A session map without the ids of answers; as it is, where it is malformed: its wake reports that."""
     if not answers:
-        return dict(kept)
+        return dict(entries)
     try:
-        unread, text_map = unread_in(kept, uri), TextMap.from_map(kept.get(TEXT_MAP)).without_answers(answers)
+        unread, text_map = unread_in(entries, uri), TextMap.from_map(entries.get(TEXT_MAP)).without_answers(answers)
     except (MalformedSnapshot, ValueError):
-        return dict(kept)
+        return dict(entries)
     behind = unread and replace(unread, text_map=unread.text_map.without_answers(answers))
-    return {**kept, TEXT_MAP: text_map.to_map(), **({UNREAD: behind.to_map()} if behind else {})}
+    return {**entries, TEXT_MAP: text_map.to_map(), **({UNREAD: behind.to_map()} if behind else {})}
 
 
-def without_unread(kept: Mapping[str, Any]) -> dict[str, Any]:
+def without_unread(entries: Mapping[str, Any]) -> dict[str, Any]:
     """A session map without the unread end of a ledger, for a session at an earlier token."""
-    return {name: value for name, value in kept.items() if name != UNREAD}
+    return {name: value for name, value in entries.items() if name != UNREAD}
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,10 +72,10 @@ class Words:
     controls: frozenset[int]
 
 
-def explain(expected: Sequence[int], found: Sequence[int], at: int, words: Words) -> Explanation:
-    """Why two ledgers differ at token `at`. expected: the stored tokens; found: the requested ones."""
-    shown = [words.decode(side[max(0, at - BEFORE_TOKENS) : at + BEHIND_TOKENS]) for side in (expected, found)]
-    cause = _cause_of(expected, found, at, words)
+def explain(expected: Sequence[int], requested: Sequence[int], at: int, words: Words) -> Explanation:
+    """Why two ledgers differ at token `at`. expected: the stored tokens."""
+    shown = [words.decode(side[max(0, at - BEFORE_TOKENS) : at + BEHIND_TOKENS]) for side in (expected, requested)]
+    cause = _cause_of(expected, requested, at, words)
     return Explanation(shown[0], shown[1], cause, REMEDIES[cause])
 
 
@@ -96,26 +96,26 @@ def volatile_pattern(before: str, now: str) -> str | None:
     return None
 
 
-def with_setting(told: Explanation, pattern: str) -> Explanation:
+def with_setting(explanation: Explanation, pattern: str) -> Explanation:
     """An explanation whose remedy has the setting with a pattern, too."""
     text = json.dumps(pattern, ensure_ascii=False) if "'" in pattern else f"'{pattern}'"
-    remedy = f"{told.remedy} Or name that line in the daemon's configuration, and it is said later: volatile = [{text}]"
-    return replace(told, remedy=remedy)
+    setting = f"Or name that line in the daemon's configuration, and it is said later: volatile = [{text}]"
+    return replace(explanation, remedy=f"{explanation.remedy} {setting}")
 
 
-def _cause_of(expected: Sequence[int], found: Sequence[int], at: int, words: Words) -> Cause:
-    if at >= len(found):
+def _cause_of(expected: Sequence[int], requested: Sequence[int], at: int, words: Words) -> Cause:
+    if at >= len(requested):
         return "goes_on"
-    start = _start_of_message(found, at, words.controls)
-    sides = [words.decode(side[start : _end_of_message(side, at, words.controls)]) for side in (expected, found)]
+    start = _start_of_message(requested, at, words.controls)
+    sides = [words.decode(side[start : _end_of_message(side, at, words.controls)]) for side in (expected, requested)]
     old, new = sides
-    if old == new and found[at] not in words.controls and expected[at] not in words.controls:
+    if old == new and requested[at] not in words.controls and expected[at] not in words.controls:
         return "tokenization"
     if old != new and (cause := _cause_of_texts(old, new)) is not None:
         return cause
-    if _differ_in_controls(expected, found, at, words):
+    if _differ_in_controls(expected, requested, at, words):
         return "template"
-    if start == 0 or found[start - 1] not in words.controls:
+    if start == 0 or requested[start - 1] not in words.controls:
         return "other_text"
     return "system_text" if new.lstrip().startswith("system") else "message"
 
@@ -129,13 +129,13 @@ def _cause_of_texts(old: str, new: str) -> Cause | None:
     return "reordered" if Counter(_WORDS.findall(old)) == Counter(_WORDS.findall(new)) else None
 
 
-def _differ_in_controls(expected: Sequence[int], found: Sequence[int], at: int, words: Words) -> bool:
+def _differ_in_controls(expected: Sequence[int], requested: Sequence[int], at: int, words: Words) -> bool:
     """Whether the texts from `at` on are the same without control tokens."""
-    if expected[at] not in words.controls and found[at] not in words.controls:
+    if expected[at] not in words.controls and requested[at] not in words.controls:
         return False
     plain = [
         words.decode([token for token in side[at : at + MESSAGE_TOKENS] if token not in words.controls]).split()
-        for side in (expected, found)
+        for side in (expected, requested)
     ]
     shorter = min(len(plain[0]), len(plain[1]))
     return shorter > 0 and plain[0][:shorter] == plain[1][:shorter]
