@@ -528,12 +528,7 @@ async def test_a_bare_name_means_the_default_namespace_and_no_other_gm5(rig: Rig
     for name in ("one/agent", "two/agent"):
         await rig.read(name, [1, 2])
     await rig.sleep("two/agent")
-    for verb in (
-        rig.wake,
-        rig.sleep,
-        lambda name: rig.service.delete(name),
-        lambda name: rig.write(name, 1),
-    ):
+    for verb in (rig.wake, rig.sleep, lambda name: rig.service.delete(name), lambda name: rig.write(name, 1)):
         with pytest.raises(SessionNotFound) as refusal:
             await verb("agent")
         assert refusal.value.suggestions == []

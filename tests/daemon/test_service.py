@@ -595,9 +595,7 @@ async def test_two_wakes_at_the_same_time_make_one_session(rig: Rigged) -> None:
     assert sorted(report.already_awake for report in reports) == [False, True, True]
 
 
-async def test_a_wake_that_has_begun_runs_to_its_end_and_is_answered_as_done_when_it_is_cancelled(
-    rig: Rigged,
-) -> None:
+async def test_a_wake_that_has_begun_runs_to_its_end_and_is_answered_as_done_when_it_is_cancelled(rig: Rigged) -> None:
     await rig.asleep("a", tokens_of(1, 300))
     task = asyncio.ensure_future(rig.wake("a"))
     await asyncio.sleep(0)
@@ -896,12 +894,7 @@ async def test_a_stop_that_would_lose_a_session_is_not_begun_and_all_go_on_bit_f
 async def test_from_the_moment_that_all_are_kept_no_session_changes_any_more(rig: Rigged) -> None:
     await rig.read("a", tokens_of(1, 300))
     assert (await rig.service.prepare_close()).slept == ("torpor://default/a",)
-    for work in (
-        rig.service.create("b"),
-        rig.write("a", 1),
-        rig.sleep("a"),
-        rig.service.delete("a"),
-    ):
+    for work in (rig.service.create("b"), rig.write("a", 1), rig.sleep("a"), rig.service.delete("a")):
         with pytest.raises(ServiceClosed):
             await work
     assert [info.name for info in await rig.service.list_sessions()] == ["a"]

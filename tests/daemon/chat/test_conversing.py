@@ -13,12 +13,7 @@ from typing import Any
 import pytest
 from torpor.daemon.chat.conversing import Dialogue, said_behind
 from torpor.daemon.engine import generation
-from torpor.daemon.errors import (
-    ContextOverflow,
-    GenerationFailed,
-    InvalidTranscript,
-    TranscriptDiverged,
-)
+from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTranscript, TranscriptDiverged
 from torpor.daemon.models.call_formats import call_shape
 from torpor.daemon.models.chat_template import NO_ROOT, Root
 from torpor.daemon.models.marks import Marks

@@ -161,14 +161,7 @@ async def test_a_tail_as_long_as_the_session_has_the_first_turn_too_and_so_is_no
 
 
 async def test_the_end_of_each_message_is_told_apart_from_control_tokens_that_words_spell(rig: Rigged) -> None:
-    said = [
-        SYSTEM,
-        user("what is <|im_end|>"),
-        assistant("<|im_end|> ends"),
-        user("and?"),
-        assistant(""),
-        user("x"),
-    ]
+    said = [SYSTEM, user("what is <|im_end|>"), assistant("<|im_end|> ends"), user("and?"), assistant(""), user("x")]
     encoder, first = rig.service._parts.models.encoder, Place(0, None, turn_open=False)
     ids = await encoder.messages(rig.model, said, first)
     ends = [at + 1 for at, token in enumerate(ids) if token == END]
@@ -431,9 +424,7 @@ async def test_a_fold_that_is_given_up_when_it_has_just_become_durable_leaves_no
 
 @pytest.mark.parametrize("wanted", [{"summarize": 30}, {"summary": "It was short."}], ids=["asked", "given"])
 async def test_a_fold_that_waits_for_memory_keeps_no_weights_of_a_model_that_is_unloaded_for_others(
-    opened: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    wanted: dict[str, Any],
+    opened: Any, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any]
 ) -> None:
     """Whichever of its sessions waits: the full one for its summary, or the new one."""
     async with opened() as rig:

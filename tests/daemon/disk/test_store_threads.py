@@ -31,15 +31,7 @@ def test_the_daemon_has_six_pools_with_that_of_asyncio() -> None:
 
 @pytest.mark.parametrize(
     ("device", "cores", "threads"),
-    [
-        (mx.cpu, 1, 2),
-        (mx.cpu, 2, 2),
-        (mx.cpu, 8, 4),
-        (mx.cpu, 64, 8),
-        (mx.gpu, 1, 2),
-        (mx.gpu, 4, 4),
-        (mx.gpu, 16, 8),
-    ],
+    [(mx.cpu, 1, 2), (mx.cpu, 2, 2), (mx.cpu, 8, 4), (mx.cpu, 64, 8), (mx.gpu, 1, 2), (mx.gpu, 4, 4), (mx.gpu, 16, 8)],
 )
 def test_threads_that_fill_a_wake_follow_the_cores_that_the_engine_leaves(
     monkeypatch: pytest.MonkeyPatch, device: Any, cores: int, threads: int

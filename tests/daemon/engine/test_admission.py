@@ -347,10 +347,7 @@ async def test_a_background_request_that_a_normal_one_waits_for_stands_back_no_m
         await work
         ended.append(name)
 
-    work = [
-        note("background", writing(rig, "a", 60, priority="background")),
-        note("busy", writing(rig, "b", 300)),
-    ]
+    work = [note("background", writing(rig, "a", 60, priority="background")), note("busy", writing(rig, "b", 300))]
     async with begun_together(rig, work) as tasks:
         behind = asyncio.ensure_future(note("behind", writing(rig, "a", 1)))
         await until(

@@ -169,10 +169,7 @@ def test_a_call_without_end_is_bounded() -> None:
             ),
         ),
         ("gemma4", '<|tool_call>call:look{path:<|"|>src/a.py<|"|>,depth:2}<tool_call|>'),
-        (
-            "function_gemma",
-            "<start_function_call>call:look{path:<escape>src/a.py<escape>,depth:2}<end_function_call>",
-        ),
+        ("function_gemma", "<start_function_call>call:look{path:<escape>src/a.py<escape>,depth:2}<end_function_call>"),
         (
             "longcat",
             (

@@ -17,12 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torpor.daemon.errors import (
-    MemoryBudgetExceeded,
-    ModelInUse,
-    ModelUnavailable,
-    UnknownModel,
-)
+from torpor.daemon.errors import MemoryBudgetExceeded, ModelInUse, ModelUnavailable, UnknownModel
 from torpor.daemon.memory import loading, memory, model_registry
 from torpor.daemon.models.adapters import AdapterChoice
 from torpor.daemon.models.models import KvChoice, LoadedModel, estimate_bytes

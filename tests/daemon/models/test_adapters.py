@@ -234,8 +234,7 @@ def test_a_folder_that_is_not_whole_is_refused_by_the_file_that_it_lacks(
 
 
 @pytest.mark.parametrize(
-    ("size", "words"),
-    [(0.5, "has [0-9]+ of its [0-9]+ bytes, as"), (0.01, "does not begin as"), (0, "does not")],
+    ("size", "words"), [(0.5, "has [0-9]+ of its [0-9]+ bytes, as"), (0.01, "does not begin as"), (0, "does not")]
 )
 def test_weights_that_were_cut_off_are_told_by_their_path_and_not_taken_for_another_models(
     own_adapter: Path, load: Callable[..., LoadedModel], size: float, words: str

@@ -89,11 +89,7 @@ def test_a_folder_that_is_not_there_is_named_and_no_network_is_asked(
         (lambda it: (it / "config.json").unlink(), "model_files_missing", "has no config.json. A model folder has"),
         (lambda it: (it / "model.safetensors").unlink(), "model_files_missing", "has no weights. A model folder has"),
         (lambda it: os.truncate(it / "model.safetensors", 5000), "model_files_missing", "has 5000 of its "),
-        (
-            lambda it: (it / "model.safetensors").write_bytes(b"x" * 99),
-            "model_files_missing",
-            "does not begin as",
-        ),
+        (lambda it: (it / "model.safetensors").write_bytes(b"x" * 99), "model_files_missing", "does not begin as"),
         (lambda it: (it / "tokenizer.json").unlink(), "model_unavailable", "lacks a file of the tokenizer's words"),
         (lambda it: (it / "config.json").write_text("{"), "model_files_missing", "config.json is not JSON"),
         (lambda it: edit_config(it, model_type="no_such_architecture"), "model_unavailable", ""),

@@ -57,7 +57,7 @@ DIALOGUES: dict[str, list[dict[str, Any]]] = {
     "a result and a text": [ONE, said("assistant", "", tool_calls=calls(IDS[0])), RESULTS[0], TWO, GOOD, THREE],
     "calls in two answers": [ONE, *(said("assistant", "", tool_calls=[each]) for each in calls(*IDS)), *RESULTS],
     "a text and a system text behind a result": [
-        *(ONE, said("assistant", "", tool_calls=calls(IDS[0])), RESULTS[0], SYSTEM, TWO),
+        *(ONE, said("assistant", "", tool_calls=calls(IDS[0])), RESULTS[0], SYSTEM, TWO)
     ],
 }
 IDS_OF_OTHERS = ("toolu_01A", "call_1")

@@ -158,12 +158,5 @@ async def test_one_in_the_background_is_lifted_by_one_that_waits_for_it(rig: Rig
 @pytest.mark.parametrize(("policy", "spaces"), [("off", "default"), ("exact", "other")])
 async def test_nothing_is_shared_where_nothing_may_be(open_rig: Any, policy: str, spaces: str) -> None:
     async with open_rig(prefix_reuse=policy) as rig:
-        told = await asyncio.gather(
-            reading(rig, "a", TEXT),
-            reading(
-                rig,
-                f"{spaces}/b",
-                TEXT,
-            ),
-        )
+        told = await asyncio.gather(reading(rig, "a", TEXT), reading(rig, f"{spaces}/b", TEXT))
         assert [each.prefilled_tokens for each in told] == [len(TEXT)] * 2

@@ -205,9 +205,7 @@ async def test_ms5_many_borrow_at_once_while_the_source_goes_on_and_goes(rig: Ri
     await rig.service.delete("control")
     await rig.read("source", TEXT)
     *found, _, _ = await asyncio.gather(
-        *(read(rig, f"b{number}", TEXT) for number in range(8)),
-        rig.write("source", 6),
-        rig.service.delete("source"),
+        *(read(rig, f"b{number}", TEXT) for number in range(8)), rig.write("source", 6), rig.service.delete("source")
     )
     assert {each.cached_tokens for each in found} <= {0, 1299}
     assert found[0].cached_tokens == 1299, "the first, at least, found the source there"
@@ -274,9 +272,7 @@ async def test_sessions_that_are_gone_stand_before_no_source_that_is_there_gm8(
     assert (await read(rig, "new", TEXT)).cached_tokens == 1299
 
 
-async def test_what_comes_from_the_store_brings_no_record_of_the_other_session(
-    open_kind: Callable[..., Any],
-) -> None:
+async def test_what_comes_from_the_store_brings_no_record_of_the_other_session(open_kind: Callable[..., Any]) -> None:
     """They lie in its bundle, which may go: what is asked for at an earlier token has records of its own."""
     async with open_kind("lfm2") as rig:
         await read(rig, "source", TEXT)

@@ -196,8 +196,5 @@ async def test_what_cannot_be_deleted_is_told_and_stays(rig: Rigged, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(type(rig.service._parts.store.disk), "delete_session", refuse)
         told = await rig.service.clear(label="x")
-    assert (told.sessions, told.failed) == (
-        ("torpor://default/b",),
-        {"torpor://default/a": "no_space: no room"},
-    )
+    assert (told.sessions, told.failed) == (("torpor://default/b",), {"torpor://default/a": "no_space: no room"})
     assert [info.name for info in await rig.service.list_sessions()] == ["a"]

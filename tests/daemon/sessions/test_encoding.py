@@ -241,11 +241,7 @@ def test_the_longest_token_bounds_a_byte_level_tokenizer(described: dict[str, An
     assert most_bytes_per_token(described) == 40
     described["pre_tokenizer"] = {
         "type": "Sequence",
-        "pretokenizers": [
-            {"type": "Split", "behavior": "Isolated"},
-            {"type": "Digits"},
-            described["pre_tokenizer"],
-        ],
+        "pretokenizers": [{"type": "Split", "behavior": "Isolated"}, {"type": "Digits"}, described["pre_tokenizer"]],
     }
     assert most_bytes_per_token(described) == 40
 

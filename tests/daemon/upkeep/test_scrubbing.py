@@ -430,10 +430,7 @@ async def test_damage_in_another_session_waits_for_its_own_turn(open_rig: Any, s
 
 @pytest.mark.one_in(2)
 async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with (
-        open_rig(scrub=ScrubPolicy(1 << 40, idle_s=0.2, round_s=0.0)) as rig,
-        listening(rig) as heard,
-    ):
+    async with open_rig(scrub=ScrubPolicy(1 << 40, idle_s=0.2, round_s=0.0)) as rig, listening(rig) as heard:
         await rig.asleep("a", TEXT)
         rig.network.reset()
         await rig.read("b", [1, 2, 3])

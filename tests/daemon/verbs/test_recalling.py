@@ -37,10 +37,7 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     user,
     with_template,
 )
-from torpor.tests.daemon.models.template_families import (
-    QWEN3,
-    write_family,
-)
+from torpor.tests.daemon.models.template_families import QWEN3, write_family
 from torpor.tests.daemon.session_rig import MODEL, Rigged, open_rigged
 from torpor.tests.shares import share
 

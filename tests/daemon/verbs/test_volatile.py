@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
-from torpor.tests.daemon.conversing_rig import (  # noqa: F401
-    assistant,
-    converse,
-    ledger,
-    result_of,
-    script,
-    user,
-)
+from torpor.tests.daemon.conversing_rig import assistant, converse, ledger, result_of, script, user  # noqa: F401
 from torpor.tests.daemon.models.template_families import MISTRAL, STRICT, Family, write_family
 from torpor.tests.daemon.session_rig import Rigged, as_killed
 

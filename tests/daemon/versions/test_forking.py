@@ -215,14 +215,7 @@ async def test_an_origin_that_a_stranger_wrote_is_refused_by_name(rig: Rigged) -
     store: Store = rig.service._parts.store.disk
     row = next(store.iter_sessions())
     sound = asdict(origin_of(row, 300))
-    for wrong in (
-        "base",
-        [],
-        sound | {"tokens": -1},
-        sound | {"version": 0},
-        sound | {"more": 1},
-        {"session": "a"},
-    ):
+    for wrong in ("base", [], sound | {"tokens": -1}, sound | {"version": 0}, sound | {"more": 1}, {"session": "a"}):
         with pytest.raises(ValueError, match="origin"):
             provenance_in({"forked_from": wrong})
     assert provenance_in({"forked_from": sound}).forked_from == ForkOrder(row, row.uri).origin

@@ -203,10 +203,7 @@ async def test_a_full_disk_refuses_a_turn_before_it_changes_the_session(
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "reserve", refuse)
-        for asked in (
-            rig.service.append("one", tokens=[1, 2]),
-            rig.service.generate("one", max_tokens=3),
-        ):
+        for asked in (rig.service.append("one", tokens=[1, 2]), rig.service.generate("one", max_tokens=3)):
             with pytest.raises(NoSpace):
                 await asked
     assert await rig.fingerprint("one") == before

@@ -390,10 +390,7 @@ def no_room(_store: Store, draft: Any) -> None:
 @pytest.mark.parametrize("end", ["sleep", "delete"])
 @pytest.mark.parametrize("kind", ["plain", "gemma3_text"])
 async def test_what_failed_in_a_session_keeps_nothing_of_it_once_it_has_gone(
-    open_kind: Any,
-    fail: Callable[[Rigged], Awaitable[None]],
-    end: str,
-    kind: str,
+    open_kind: Any, fail: Callable[[Rigged], Awaitable[None]], end: str, kind: str
 ) -> None:
     """An error that holds a frame that holds it, as a job or a task has it, would keep gigabytes in an idle daemon."""
     async with open_kind(kind) as rig:
