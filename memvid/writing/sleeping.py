@@ -264,13 +264,13 @@ class _Sleep:
             created_ns=now_ns(),
             blocks=tuple(entries),
             session=session if covered is None else {**session, COVERS: covered},
-            environment={**environment(), WRITTEN_BYTES: str(self._pack_bytes() + self._stand_in_bytes())},
+            environment={**environment(), WRITTEN_BYTES: str(self._pack_bytes() + self._stand_in_bytes(entries))},
         )
 
-    def _stand_in_bytes(self) -> int:
+    def _stand_in_bytes(self, entries: Sequence[BlockEntry]) -> int:
         """What the version before has written, where it ends in a ledger alone: it goes, and its blocks are this one's
-        then."""
-        parent = self._request.parent or ""
+        then, if this one has blocks."""
+        parent = self._request.parent if entries and self._request.parent else ""
         row = self._core.index.rows_of([parent]).get(parent)
         return row.bundle_bytes if row is not None and row.uri == self._request.uri and row.unread_tokens else 0
 
