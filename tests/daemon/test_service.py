@@ -28,7 +28,7 @@ from torpor.daemon.errors import (
 from torpor.daemon.residency import stopping
 from torpor.daemon.sessions.sessions import MAX_WAITING
 from torpor.errors import TorporError
-from torpor.memvid.errors import InvalidUri, SessionNotFound, StoreIoError
+from torpor.memvid.errors import InvalidUri, SessionNotFound
 from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store
 from torpor.snapshot.errors import NoSuchPosition
@@ -606,42 +606,6 @@ async def test_a_wake_that_has_begun_runs_to_its_end_and_is_answered_as_done_whe
 
 
 # --- delete
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("awake", [True, False])
-async def test_a_deleted_session_is_gone_from_memory_and_disk(open_rig: Any, store: Any, awake: bool) -> None:
-    async with open_rig() as rig:
-        await rig.asleep("a", tokens_of(1, 300))
-        await rig.write("a", 2)
-        await rig.sleep("a")
-        if awake:
-            await rig.wake("a")
-        result = await rig.service.delete("a")
-        assert result.versions_deleted == 2
-        assert result.bytes_freed > 0
-        assert not await rig.service.list_sessions()
-        assert [*manifests(store), *packs(store)] == []
-        with pytest.raises(SessionNotFound):
-            await rig.wake("a")
-    async with open_rig() as rig:
-        assert not await rig.service.list_sessions()
-
-
-async def test_a_delete_that_fails_leaves_the_session_in_memory(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
-    await rig.asleep("a", tokens_of(1, 300))
-    await rig.write("a", 5)
-    before = await rig.fingerprint("a")
-
-    def fail(_uri: object) -> None:
-        raise StoreIoError("the disk is gone")
-
-    monkeypatch.setattr(rig.service._parts.store.disk, "delete_session", fail)
-    with pytest.raises(StoreIoError):
-        await rig.service.delete("a")
-    monkeypatch.undo()
-    assert await rig.fingerprint("a") == before
-    assert (await rig.sleep("a")).token_count == 305
 
 
 async def test_a_delete_takes_its_turn_among_what_writes(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:

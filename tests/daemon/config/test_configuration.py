@@ -140,10 +140,7 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
     [
         ("memory_budgets = 1", "wrong at memory_budgets: this key is not known; memory_budget is, if that was meant"),
         ("[models.a]\npath = 'x'\nkvbits = 8", "models.a.kvbits: this key is not known; kv_bits is, if that was meant"),
-        (
-            "zzz = 1",
-            "zzz: this key is not known. The keys here are aliases, batch, daily_write_budget, durability",
-        ),
+        ("zzz = 1", "zzz: this key is not known. The keys here are aliases, batch, daily_write_budget, durability"),
         (
             "zzz = 1",
             "http, idle_sleep, keep_days, keep_free, keep_last, keep_unnamed, load, max_waiting, memory_budget",

@@ -17,11 +17,11 @@ from torpor.daemon.disk.upkeep_thread import UpkeepThread
 from torpor.daemon.errors import ServiceClosed, SessionExists
 from torpor.daemon.upkeep.retaining import Retaining
 from torpor.memvid.answers import Action, Finding, MaintenanceReport
-from torpor.memvid.errors import BundleMissing, NameTaken, SessionNotFound, StoreIoError, TagTaken
+from torpor.memvid.errors import BundleMissing, NameTaken, SessionNotFound, StoreIoError
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
-from torpor.tests.daemon.session_rig import DEADLINE_S, Gate, Rigged, packs, tokens_of, until
+from torpor.tests.daemon.session_rig import DEADLINE_S, Gate, Rigged, manifests, packs, tokens_of, until
 
 NOTHING = MaintenanceReport("repack", False)
 
@@ -91,15 +91,19 @@ async def test_an_operation_whose_client_leaves_runs_to_its_end_threat_46(rig: R
     assert held.done == ["operation ended"]
 
 
+def wait_for(should_stop: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not should_stop():
+        assert time.monotonic() < deadline, "nobody told it to stop"
+        time.sleep(0.001)
+
+
 async def test_a_stop_cuts_a_repack_short(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
 
     def repack(_store: Store, *_: Any, should_stop: Callable[[], bool], **__: Any) -> MaintenanceReport:
         begun.set()
-        deadline = time.monotonic() + DEADLINE_S
-        while not should_stop():
-            assert time.monotonic() < deadline, "nobody told it to stop"
-            time.sleep(0.001)
+        wait_for(should_stop)
         return NOTHING
 
     monkeypatch.setattr(Store, "repack", repack)
@@ -120,10 +124,8 @@ async def test_a_repack_stops_for_a_sleep_without_room_goes_on_after_it_and_repo
     def repack(_store: Store, *_: Any, should_stop: Callable[[], bool], **__: Any) -> MaintenanceReport:
         number = len(told)
         begun.set()
-        deadline = time.monotonic() + DEADLINE_S
-        while not number and not should_stop():
-            assert time.monotonic() < deadline, "nobody told it to stop"
-            time.sleep(0.001)
+        if not number:
+            wait_for(should_stop)
         told.append(should_stop())
         action = Action("rewrite", f"/{number}", "torpor://default/a", 1, 5, "why")
         return MaintenanceReport("repack", False, (action,), 0, 7, 8, (found,))
@@ -227,22 +229,32 @@ async def test_forgetting_a_session_that_never_slept_drops_it_from_memory_and_jo
         await rig.sleep("a")
 
 
+def removed(rig: Rigged, how: str) -> Any:
+    """The removal of a session, when it is awaited."""
+    return rig.service.delete("a") if how == "delete" else rig.service.maintain(operation="forget", session="a")
+
+
 @pytest.mark.parametrize("awake", [True, False])
-async def test_a_forgotten_session_is_gone_from_memory_and_disk(rig: Rigged, store: Path, awake: bool) -> None:
-    await rig.asleep("a", tokens_of(1, 300))
-    await rig.write("a", 2)
-    await rig.sleep("a")
-    if awake:
-        await rig.wake("a")
-    plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
-    assert plan.actions
-    assert any(not action.path for action in plan.actions) == awake
-    assert len((await rig.service.show("a")).versions) == 2
-    result = await rig.service.maintain(operation="forget", session="a")
-    assert result.problems == ()
-    assert result.bytes_freed > 0
-    assert not await rig.service.list_sessions()
-    assert packs(store) == list((store / "versions").iterdir()) == []
+@pytest.mark.parametrize("how", ["delete", "forget"])
+async def test_a_removed_session_is_gone_from_memory_and_disk(
+    open_rig: Any, store: Path, how: str, awake: bool
+) -> None:
+    async with open_rig() as rig:
+        await rig.asleep("a", tokens_of(1, 300))
+        await rig.write("a", 2)
+        await rig.sleep("a")
+        if awake:
+            await rig.wake("a")
+        plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
+        assert [not action.path for action in plan.actions].count(True) == awake
+        assert len((await rig.service.show("a")).versions) == 2
+        result = await removed(rig, how)
+        assert (result.problems, result.bytes_freed > 0) == ((), True)
+        assert [*await rig.service.list_sessions(), *packs(store), *manifests(store)] == []
+        with pytest.raises(SessionNotFound):
+            await rig.wake("a")
+    async with open_rig() as rig:
+        assert not await rig.service.list_sessions()
 
 
 async def test_a_forget_of_a_session_that_is_gone_is_passed_on_for_what_it_has_left(
@@ -262,7 +274,10 @@ async def test_a_forget_of_a_session_that_is_gone_is_passed_on_for_what_it_has_l
     assert asked == [SessionUri("default", "a"), SessionUri("work", "b")]
 
 
-async def test_a_forget_that_fails_leaves_the_session_in_memory(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["delete", "forget"])
+async def test_a_removal_that_fails_leaves_the_session_in_memory(
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     await rig.asleep("a", tokens_of(1, 300))
     await rig.write("a", 5)
     before = await rig.fingerprint("a")
@@ -270,9 +285,10 @@ async def test_a_forget_that_fails_leaves_the_session_in_memory(rig: Rigged, mon
     def fail(*_: object, **__: object) -> None:
         raise StoreIoError("the disk is gone")
 
-    monkeypatch.setattr(Store, "forget", fail)
+    for name in ("forget", "delete_session"):
+        monkeypatch.setattr(Store, name, fail)
     with pytest.raises(StoreIoError):
-        await rig.service.maintain(operation="forget", session="a")
+        await removed(rig, how)
     monkeypatch.undo()
     assert await rig.fingerprint("a") == before
     assert (await rig.sleep("a")).token_count == 305
@@ -310,21 +326,6 @@ async def test_a_tagged_version_is_woken_by_its_tag(rig: Rigged) -> None:
         assert (woken.version, woken.token_count) == (1, 300), reference
     with pytest.raises(SessionNotFound):
         await rig.service.wake("a@never")
-
-
-async def test_marks_are_set_and_taken_off(rig: Rigged) -> None:
-    await rig.asleep("a", [1, 2])
-    await rig.service.mark("a", tag="x")
-    assert (await rig.service.mark("a", pinned=True)).tags == ("x",)
-    await rig.write("a", 1)
-    await rig.sleep("a")
-    with pytest.raises(TagTaken):
-        await rig.service.mark("a", tag="x")
-    assert (await rig.service.mark("a", tag="x", move=True)).version == 2
-    await rig.service.mark("a@1", tag="x", move=True)
-    left = await rig.service.mark("a", untag="x")
-    assert (left.version, left.tags, left.pinned) == (1, (), True)
-    assert (await rig.service.mark("a@1", pinned=False)).pinned is False
 
 
 async def test_a_prune_leaves_the_newest_and_what_is_marked(rig: Rigged) -> None:
@@ -381,53 +382,41 @@ async def test_a_sleeping_session_survives_every_operation_bit_for_bit(rig: Rigg
 
 async def handed_over(rig: Rigged, tmp_path: Path, name: str = "a") -> str:
     """The id of the exported session, put where a client of the daemon puts one."""
-    store, file = rig.service._parts.store.disk, tmp_path / "exported.mvb"
+    store, file = rig.service._parts.store.disk, tmp_path / f"{len(list(tmp_path.iterdir()))}.mvb"
     await asyncio.to_thread(store.export_session, SessionUri("default", name), None, file)
     return hand_over(store.path, str(file))
 
 
-async def test_an_import_under_the_name_of_another_session_is_refused(rig: Rigged, tmp_path: Path) -> None:
-    await rig.asleep("a", tokens_of(1, 300))
-    bundle_id = await handed_over(rig, tmp_path)
-    slept = await rig.asleep("b", tokens_of(2, 300))
-    with pytest.raises(NameTaken, match="torpor rm torpor://default/b"):
-        await rig.service.import_bundle(bundle_id=bundle_id, session="b")
-    assert (await rig.service.show("b")).info.bundle_id == slept.bundle_id
-
-
-async def test_an_imported_session_wakes_bit_for_bit_under_another_name(
+async def test_an_imported_session_wakes_bit_for_bit_under_another_name_or_its_own(
     rig: Rigged, store: Path, tmp_path: Path
 ) -> None:
     await rig.read("a", tokens_of(1, 300))
     before = await rig.fingerprint("a")
-    await rig.sleep("a")
+    slept = await rig.sleep("a")
     receipt = await rig.service.import_bundle(bundle_id=await handed_over(rig, tmp_path), session="b")
     assert (receipt.session, receipt.version, receipt.token_count) == ("torpor://default/b", 1, 300)
-    await rig.wake("b")
-    assert await rig.fingerprint("b") == before
-    assert list((store / "incoming").iterdir()) == []
-
-
-async def test_a_session_that_was_lost_is_imported_under_its_own_name(rig: Rigged, tmp_path: Path) -> None:
-    await rig.read("a", tokens_of(1, 300))
-    before = await rig.fingerprint("a")
-    slept = await rig.sleep("a")
     bundle_id = await handed_over(rig, tmp_path)
     await rig.service.delete("a")
     assert (await rig.service.import_bundle(bundle_id=bundle_id)).bundle_id == slept.bundle_id
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == before
+    for name in "ab":
+        await rig.wake(name)
+        assert await rig.fingerprint(name) == before
+    assert list((store / "incoming").iterdir()) == []
 
 
-async def test_nothing_is_imported_over_a_session_that_is_awake(rig: Rigged, tmp_path: Path) -> None:
+async def test_nothing_is_imported_over_another_session_or_one_that_is_awake(rig: Rigged, tmp_path: Path) -> None:
     await rig.asleep("a", tokens_of(1, 300))
     bundle_id = await handed_over(rig, tmp_path)
+    other = await rig.asleep("other", tokens_of(2, 300))
+    with pytest.raises(NameTaken, match="torpor rm torpor://default/other"):
+        await rig.service.import_bundle(bundle_id=bundle_id, session="other")
     await rig.wake("a")
     await rig.read("b", [1, 2])
     for session in (None, "a", "b"):
         with pytest.raises(SessionExists):
             await rig.service.import_bundle(bundle_id=bundle_id, session=session)
     assert len((await rig.service.show("a")).versions) == 1
+    assert (await rig.service.show("other")).info.bundle_id == other.bundle_id
 
 
 async def test_an_id_that_nobody_handed_over_is_missing(rig: Rigged) -> None:
