@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.chat.folds import REQUEST
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.tests.daemon.conversing_rig import assistant, converse, ledger, result_of, script, user  # noqa: F401
@@ -138,6 +139,19 @@ async def test_marks_of_a_client_stand_where_they_stood(open_kind: Any) -> None:
         await converse(rig, said, "a", checkpoints=(2,))
         (mark,) = [at for at in rig.live("a").state.checkpoints.positions if at % CHECKPOINT_TOKENS]
         assert mark > 700
+
+
+async def test_a_fold_keeps_them_with_its_tail(rig: Rigged) -> None:
+    said = [user("q" * 300), assistant("a"), user("on"), assistant("b")]
+    await converse(rig, [told_at(1), *said[:1]], "a")
+    held = len(ledger(rig))
+    await converse(rig, [told_at(2), *said[:3]], "b")
+    folded = await rig.service.fold("a", name="b", summary="So far.", tail=len(ledger(rig)) - held)
+    asked = [told_at(2), user(REQUEST), assistant("So far."), *said[2:], user("and")]
+    told = await converse(rig, asked, "c", name="b")
+    assert told.session == "torpor://default/b"
+    assert told.prefilled_tokens == told.token_count - len(told.tokens) - folded.token_count
+    assert [text_of(rig, "b").count(f"time: {hour}:00") for hour in (1, 2)] == [0, 1]
 
 
 async def test_why_names_the_setting_that_would_have_saved_a_reading(open_rig: Any) -> None:
