@@ -40,7 +40,7 @@ class Interrupted(CliError):
 
 
 class DoctorFailed(CliError):
-    """The examination of the machine gave no report."""
+    """An examination of the machine gave no report."""
 
 
 class DaemonStartFailed(CliError):

@@ -57,7 +57,7 @@ HOLDS: dict[str, tuple[str, ...]] = {
             "prefixes",
             "memory",
         ),
-        *("residency", "branches", "chat", "config", "upkeep", "parts", "verbs", "service", "doctor"),
+        *("residency", "branches", "chat", "config", "upkeep", "parts", "verbs", "service", "available", "doctor"),
     ),
     "socket_api": ("limits", "errors", "wire", "client", "mcp", "server", "http", "main"),
     "cli": (

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,17 +13,14 @@ from ...memvid.units import format_bytes, format_count, format_plural
 from ...socket_api.client.client import Client
 from ...socket_api.client.link import start_command
 from ...socket_api.wire.address import default_socket_path
-from ..errors import DoctorFailed
 from ..reach.background import default_log_path
 from ..reach.daemon_link import find_ended_daemon, find_mismatch, nobody_is_there
+from ..reach.examining import examine
 from ..reach.options import JsonOption, SocketOption, StoreOption
 from ..reach.store_view import describe_holder, find_holder, open_store
 from ..view.disk import budgets_in, remark_on_room
 from ..view.formatting import format_seconds
 from ..view.output import Output, facts_table, plain
-
-EXAMINATION_TIMEOUT_S = 120.0  # importing MLX and fifteen small products take seconds even on a slow machine
-MAX_STDERR_CHARS = 600  # shown of a failed examination's last output
 
 
 def doctor(socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False) -> None:
@@ -58,22 +52,8 @@ def doctor(socket: SocketOption = None, store: StoreOption = None, as_json: Json
 
 
 def examine_machine() -> dict[str, Any]:
-    """Run the examination in a process of its own, as it imports MLX, and give its report. Raises DoctorFailed: it gave
-    none."""
-    command = [sys.executable, "-P", "-m", "torpor.daemon.doctor"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=EXAMINATION_TIMEOUT_S, check=False)
-        report = json.loads(done.stdout)
-    except subprocess.TimeoutExpired as error:
-        raise DoctorFailed(f"The examination took more than {EXAMINATION_TIMEOUT_S:.0f} s and was ended.") from error
-    except ValueError as error:
-        words = done.stderr.strip()[-MAX_STDERR_CHARS:]
-        raise DoctorFailed(
-            f"The examination ended with status {done.returncode} and no report: {words}", status=done.returncode
-        ) from error
-    if not isinstance(report, dict):
-        raise DoctorFailed("The examination's report is not one JSON object.")
-    return report
+    """The report on MLX. Raises DoctorFailed: there is none."""
+    return examine("doctor")
 
 
 def _examine_daemon(socket: Path | None) -> dict[str, Any]:

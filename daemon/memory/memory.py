@@ -59,9 +59,10 @@ DEFAULT_SHARE: Final = 0.7
 """The default share of available memory for sessions. The rest is for one model call, and for other programs."""
 
 
-def default_budget(weights_bytes: int) -> int:
-    """The loaded models, and a share of the memory that is available beside them."""
-    return weights_bytes + int(DEFAULT_SHARE * available_bytes())
+def default_budget(weights_bytes: int, unloaded_bytes: int = 0) -> int:
+    """The models, and a share of the memory that is available beside them. unloaded_bytes: of the models that are not
+    in memory yet."""
+    return weights_bytes + int(DEFAULT_SHARE * max(0, available_bytes() - unloaded_bytes))
 
 
 def require_models_fit(weights_bytes: int, budget: int) -> None:

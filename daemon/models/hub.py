@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
-from huggingface_hub import HfApi, constants, hf_hub_url, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_url, scan_cache_dir, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -65,6 +65,15 @@ class _File:
     digest: str
 
 
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model in the cache. folder: None if it is not whole."""
+
+    name: str
+    disk_bytes: int
+    folder: Path | None
+
+
 def cached(name: str) -> Path | None:
     """The folder of a model that is whole in the cache; None if it is not. No network is asked."""
     try:
@@ -73,6 +82,37 @@ def cached(name: str) -> Path | None:
     except (LocalEntryNotFoundError, HFValidationError, ModelFilesMissing):
         return None
     return None if missing_weights(folder) else folder
+
+
+def models_in_cache() -> list[CachedModel]:
+    """What the cache has of models that mlx-lm may load, by name. No network is asked."""
+    if not Path(constants.HF_HUB_CACHE).is_dir():
+        return []
+    scan = scan_cache_dir(constants.HF_HUB_CACHE)
+    sizes = {
+        repo.repo_id: repo.size_on_disk
+        for repo in scan.repos
+        if repo.repo_type == "model" and any(_is_known(config) for config in _configs_of(repo))
+    }
+    for part in scan.incomplete_files:
+        kind, _, name = part.file_path.parent.parent.name.partition(constants.REPO_ID_SEPARATOR)
+        if kind == "models":
+            name = name.replace(constants.REPO_ID_SEPARATOR, "/", 1)
+            sizes[name] = sizes.get(name, 0) + part.size_on_disk
+    return [CachedModel(name, size, cached(name)) for name, size in sorted(sizes.items())]
+
+
+def _configs_of(repo: Any) -> Iterator[Path]:
+    for revision in repo.revisions:
+        yield from (file.file_path for file in revision.files if file.file_name == CONFIG_FILE)
+
+
+def _is_known(config: Path) -> bool:
+    try:
+        _require_known(config.name, config)
+    except ModelUnavailable:
+        return False
+    return True
 
 
 def fetch(name: str, on_bytes: OnBytes) -> Path:

@@ -270,6 +270,30 @@ def load_model(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a model that is not loaded would take. context_tokens: its longest ledger; layout: of its caches."""
+
+    weights_bytes: int
+    context_tokens: int
+    layout: CacheLayout
+
+
+def foresee(folder: Path) -> Prospect:
+    """Look ahead at a model. It is built, and reads one token, but nothing of it is evaluated: so arrays have their
+    shapes and no memory, and no weights are read. Raises as `load_model`."""
+    require_model_files(folder)
+    try:
+        network, config = mlx_lm.utils.load_model(folder, lazy=True, trust_remote_code=False)
+        _settle_dtype(network)
+        caches = _new_caches(network, None)
+        vocabulary = int(network(mx.array([[0]]), cache=caches).shape[-1])
+    except Exception as error:  # as of `_load`
+        raise ModelUnavailable(f"The model in {folder} cannot be built: {_first_line(error)}.") from error
+    layout = layout_of(caches, vocabulary)
+    return Prospect(estimate_bytes(folder.name, str(folder)), _context_tokens(config), layout)
+
+
 def look_at(name: str, source: str, adapter: AdapterChoice | None) -> None:
     """Check the folders of a model and its adapter without loading them. A model on the hub is not checked. Raises
     ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing."""
