@@ -45,6 +45,8 @@ KeepDaysOption = Annotated[
 ]
 
 
+PlanOption = Annotated[bool, option("--plan", "Show what goes next where the store needs room, and why.")]
+
 FromOption = Annotated[
     list[Path] | None,
     option("--from FOLDER", "Take what the store lacks from the files in FOLDER. Can be repeated. No daemon may run."),
@@ -100,20 +102,31 @@ def prune(
     session: OnlySessionArgument = None,
     keep_last: KeepLastOption = None,
     keep_days: KeepDaysOption = None,
+    plan: PlanOption = False,
     dry_run: DryRunOption = False,
     socket: SocketOption = None,
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """The newest version of a session always stays, and so does every version that has a tag or is pinned. Look at
-    [cyan]--dry-run[/] first: it lists what would go, and why the rest stays.
+    [cyan]--dry-run[/] first: it lists what would go, and why the rest stays. --plan tells what a daemon does unasked:
+    which keys and values go next, in that order, once the store has reached its budget. It does nothing. Without a
+    daemon it goes by the settings of one without options.
 
     [bold]Examples[/]
 
     [cyan]torpor prune --keep-last 5 --dry-run[/]
     [cyan]torpor prune notes --keep-last 1 --keep-days 30[/]
+    [cyan]torpor prune --plan[/]
     """
     output = Output(as_json=as_json)
+    if plan:
+        if session is not None or keep_last is not None or keep_days is not None:
+            raise InvalidUsage(
+                "--plan is for the whole store, and says what goes by no rule of yours; leave the others out."
+            )
+        report = carry_out(output, MaintainRequest("strip", dry_run=True), socket, store)
+        return write_report(output, "prune", report, nothing="nothing may go now")
     if keep_last is None and keep_days is None:
         raise InvalidUsage("Say what to keep: --keep-last N, --keep-days D, or both.")
     order = MaintainRequest("prune", session=session, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)

@@ -20,6 +20,12 @@ _NOT_TAKEN: Final = {
     "unreadable": "it cannot be read",
 }
 
+_RECOMPUTED: Final = {
+    "stripped": "it was stripped, as the store needed room or somebody asked for it. To keep a session whole, pin it "
+    "(`torpor pin`), or give the store more (`torpor serve --store-budget`).",
+    "ledger": "its last version ended in its ledger alone, as behind a crash, a short stop or a single question.",
+}
+
 
 def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOption = False) -> None:
     """A hit reused the whole prefix. Where a request, or the beginning of a new session, left the known prefix, this
@@ -47,6 +53,8 @@ def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOpti
             output.line(f"    {plain(reuse.remedy or '')}")
             if reuse.became is not None:
                 output.line(f"    {_what_became(reuse)}")
+        if reuse.recomputed_tokens:
+            output.line(f"    {_recomputed(reuse)}")
         for line in reuse.volatile:
             output.line(f"    volatile, so it is said later: {plain(neutralise(line))}")
 
@@ -55,6 +63,12 @@ def _what_became(reuse: Reuse) -> str:
     if reuse.became == "refused":
         return "It was refused, and nothing was changed."
     return f"The session went back to token {reuse.position}, and went on from there."
+
+
+def _recomputed(reuse: Reuse) -> str:
+    count = format_plural(reuse.recomputed_tokens, "token")
+    reason = _RECOMPUTED.get(reuse.recomputed_because or "", reuse.recomputed_because)
+    return f"{count} of the session read again{f': {plain(reason)}' if reason else ''}"
 
 
 def _taken_over(reuse: Reuse, session: str) -> str:

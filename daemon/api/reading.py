@@ -101,6 +101,8 @@ class Reuse(Result):
         read. None where some were, or none had to be; a newer daemon may have other words.
     volatile: the first lines of those that a client's system text has anew with each request, each cut short: they
         stand behind what was read before.
+    recomputed_tokens: tokens that the session had already and that were computed again for this request.
+        recomputed_because: as of `WakeResult`; a newer daemon may have other words.
     """
 
     verb: str
@@ -119,6 +121,8 @@ class Reuse(Result):
     cached_tokens: Count = 0
     not_taken: str | None = None
     volatile: tuple[str, ...] = ()
+    recomputed_tokens: Count = 0
+    recomputed_because: str | None = None
 
 
 class WhyResult(Result):

@@ -17,6 +17,9 @@ from .session import Look, Provenance, SessionInfo
 
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 
+Because = Literal["stripped", "ledger"]
+"""Why tokens of a session are computed again: its version was stripped, or ended in a ledger alone."""
+
 
 class Written(Result):
     """The receipt of a version: it exists only once the state is durable, and tells what the next wake gives."""
@@ -60,8 +63,8 @@ class SleepResult(Written):
 
 class WakeResult(Result):
     """The report of a wake. tokens_prefilled: tokens that the model computed; zero, unless an earlier token was asked
-    for, or the version was stripped or had a ledger alone behind it. provenance: of the session; as `recomputed` also
-    what this wake computed again with the same bits.
+    for, or the version was `stripped` or had a `ledger` alone behind it, which recomputed_because tells. provenance: of
+    the session; as `recomputed` also what this wake computed again with the same bits.
 
     canary: the proof that the state computes the same as the slept one, and its seconds.
     lossy: None where all of it is exact.
@@ -83,6 +86,7 @@ class WakeResult(Result):
     lossy: Lossy | None = None
     look: Look | None = None
     unreadable: tuple[Finding, ...] = ()
+    recomputed_because: Because | None = None
 
 
 class WakePlanResult(Result):

@@ -164,6 +164,8 @@ class SessionParts:
             try:
                 with self.reasons.of_what_reads(uri):
                     yield use, live
+                because = None if use.woken is None else use.woken.recomputed_because
+                self.reasons.recomputed(uri, use.recomputed_tokens, because)
             except LeftMidway:
                 await self.acknowledge(uri, unnamed=unnamed)
                 raise

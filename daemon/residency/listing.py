@@ -24,7 +24,7 @@ from ...snapshot.state import token_array
 from ..api.process import ModelInfo
 from ..api.sampling import Sampling
 from ..api.session import Look, SessionDetail, SessionInfo
-from ..api.waking import WakeResult
+from ..api.waking import Because, WakeResult
 from ..disk.maintenance import MAX_PROBLEMS_TOLD
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
@@ -165,9 +165,10 @@ def wake_result(
     canary: Verdict = "not_run",
     canary_seconds: float = 0.0,
     unreadable: Sequence[Finding] = (),
+    because: Because | None = None,
 ) -> WakeResult:
     """The report of a wake. tokens_prefilled: tokens that the model computed. newest: the session's newest version.
-    unreadable: manifests that cannot be read. One may be a newer version."""
+    unreadable: manifests that cannot be read. One may be a newer version. because: of `Woken`."""
     return WakeResult(
         session=str(live.uri),
         version=live.durable.version if live.durable else None,
@@ -183,6 +184,7 @@ def wake_result(
         lossy=live.loss,
         look=look_of(live, newest),
         unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]),
+        recomputed_because=because,
     )
 
 

@@ -265,6 +265,7 @@ class Residency:
             canary=woken.canary,
             canary_seconds=woken.canary_seconds,
             unreadable=unreadable,
+            because=woken.because,
         )
         return use.woken
 

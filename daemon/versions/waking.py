@@ -34,6 +34,7 @@ from ...snapshot.lossy import worst
 from ...snapshot.state import LiveState, token_array
 from ..api.events import OnEvent
 from ..api.session import Recomputed
+from ..api.waking import Because
 from ..disk.store_threads import StoreThreads, reporter
 from ..engine.engine import Engine, Steps
 from ..engine.generation import find_logits, read_again, replay
@@ -51,12 +52,14 @@ from .version import digest_of
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """A woken session, the bytes read for it, and the canary's verdict."""
+    """A woken session, the bytes read for it, and the canary's verdict. because: why tokens of it are computed again,
+    if some are."""
 
     session: Session
     bytes_read: int
     canary: Verdict
     canary_seconds: float
+    because: Because | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,8 @@ class Waking:
             count = plan.target_tokens - plan.resumed_tokens
             again = Recomputed(durable.version, plan.resumed_tokens, count, restored.same_end, damaged=False)
             session.provenance = session.provenance.computed_again(None if restored.same_end else again)
-        return Woken(session, plan.read_bytes, restored.canary, restored.canary_seconds)
+        because: Because | None = "stripped" if restored.same_end is not None else _because_of(session)
+        return Woken(session, plan.read_bytes, restored.canary, restored.canary_seconds, because)
 
     async def _restore(
         self, reader: BundleReader, prospect: Prospect, model: LoadedModel, begun: float, emit: OnEvent
@@ -257,7 +261,11 @@ class Waking:
         require_same(manifest.identity, model.identity, model=model.name)
         state = await self.begin(model, initial_key)
         session = Session.woken(manifest.uri, model, state, durable_of(reader), kept, 0)
-        return Woken(session, 0, canary="not_run", canary_seconds=0.0)
+        return Woken(session, 0, canary="not_run", canary_seconds=0.0, because=_because_of(session))
+
+
+def _because_of(session: Session) -> Because | None:
+    return "ledger" if session.unread is not None and session.unread.tokens else None
 
 
 def _read_on(session: Session, unread: Unread) -> Steps[None]:

@@ -326,7 +326,8 @@ def _tool(tool: OfferedTool) -> dict[str, Any] | None:
 
 def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
     """The tokens of an answer: those that were cached and those that were computed (`cache_write_tokens`) add up to
-    the prompt's. `recomputed_tokens` are those of the latter that the session had before."""
+    the prompt's. `recomputed_tokens` are those of the latter that the session had before; `recomputed_because` says
+    why."""
     prompt, written = answered.prompt_tokens, len(answered.result.tokens)
     return {
         "prompt_tokens": prompt,
@@ -335,7 +336,7 @@ def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
         "prompt_tokens_details": {
             "cached_tokens": answered.cached_tokens,
             "cache_write_tokens": answered.computed_tokens,
-            "recomputed_tokens": answered.recomputed_tokens,
+            **answered.recomputed,
         },
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }

@@ -422,8 +422,8 @@ class _Events(Telling):
             "usage": usage,
         }
 
-    def _input_of(self, answered: Answered) -> dict[str, int]:
-        return self._input(answered.prompt_tokens, answered.cached_tokens, answered.recomputed_tokens)
+    def _input_of(self, answered: Answered) -> dict[str, Any]:
+        return {**self._input(answered.prompt_tokens, answered.cached_tokens, 0), **answered.recomputed}
 
     def _input(self, tokens: int, cached: int, recomputed: int) -> dict[str, int]:
         """The tokens before the answer. The first three add up. recomputed: those that the session had, of the ones

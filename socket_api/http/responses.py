@@ -403,7 +403,7 @@ class _Events(Telling):
             "input_tokens_details": {
                 "cached_tokens": answered.cached_tokens,
                 "cache_write_tokens": answered.computed_tokens,
-                "recomputed_tokens": answered.recomputed_tokens,
+                **answered.recomputed,
             },
             "output_tokens": len(answered.result.tokens),
             "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},

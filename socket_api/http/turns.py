@@ -148,6 +148,13 @@ class Answered:
         return self.result.recomputed_tokens
 
     @property
+    def recomputed(self) -> dict[str, Any]:
+        """The same as usage tells it, with the reason where there is one."""
+        woken = self.result.woken
+        because = None if woken is None else woken.recomputed_because
+        return {"recomputed_tokens": self.recomputed_tokens, **({"recomputed_because": because} if because else {})}
+
+    @property
     def cached_tokens(self) -> int:
         """How many of them were not computed for this answer: the session had them, or took them over."""
         return max(0, self.prompt_tokens - self.computed_tokens)

@@ -74,7 +74,9 @@ async def test_a_stripped_session_goes_on_as_one_that_was_kept_and_the_answer_sa
         assert "s0" in stripped(rig)
         result = await rig.service.generate("s0", max_tokens=5, prove=True, on_event=lambda _: None)
         control = await rig.service.generate("control", max_tokens=5, prove=True, on_event=lambda _: None)
-        assert result.recomputed_tokens == 300
+        assert (result.recomputed_tokens, result.woken.recomputed_because) == (300, "stripped")
+        (told,) = (await rig.service.why("s0")).requests[-1:]
+        assert (told.recomputed_tokens, told.recomputed_because) == (300, "stripped")
         assert (result.tokens, result.final_logits_blake3) == (control.tokens, control.final_logits_blake3)
         assert await rig.fingerprint("s0") == await rig.fingerprint("control")
 
