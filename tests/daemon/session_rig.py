@@ -18,7 +18,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +366,11 @@ class Rigged:
         await self.service.create(name, **create)
         await self.service.append(name, tokens=tokens)
 
+    async def read_each(self, names: Iterable[str], tokens: list[int], **create: Any) -> None:
+        """New sessions that have read the same tokens."""
+        for name in names:
+            await self.read(name, tokens, **create)
+
     async def write(self, name: str, count: int, **options: Any) -> tuple[tuple[int, ...], tuple[str, ...], str]:
         """What a generation gives: tokens, a digest of the logits of each, and of the logits after the last."""
         result = await self.service.generate(name, max_tokens=count, prove=True, **options)
@@ -380,6 +385,11 @@ class Rigged:
         """A new session that has read the tokens, and sleeps; the receipt."""
         await self.read(name, tokens, **create)
         return await self.sleep(name)
+
+    async def woken(self, name: str, tokens: list[int], **create: Any) -> Any:
+        """A new session that has read the tokens, slept and woken; the report of the wake."""
+        await self.asleep(name, tokens, **create)
+        return await self.wake(name)
 
     async def wake(self, name: str, version: int | None = None, **order: Any) -> Any:
         return await self.service.wake(name, version=version, **order)
@@ -472,6 +482,12 @@ async def all_begun(rig: Rigged, work: Sequence[Any]) -> list[asyncio.Task[Any]]
     async with begun_together(rig, work) as tasks:
         pass
     return tasks
+
+
+async def cancelled(task: asyncio.Future[Any]) -> None:
+    """The end of what was cancelled, and says so."""
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def given_up(rig: Rigged, work: Any, call: int = 1) -> Any:

@@ -28,8 +28,7 @@ async def test_a_sleep_past_a_budget_leaves_the_session_awake_and_as_it_was(
     open_rig: Any, store: Path, budget: dict[str, int], which: str
 ) -> None:
     async with open_rig(close=False, **budget) as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(4, 300))
+        await rig.read_each(("a", "control"), tokens_of(4, 300))
         before = await rig.fingerprint("a")
         with pytest.raises(BudgetExceeded) as refusal:
             await rig.sleep("a")

@@ -26,8 +26,7 @@ SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy"
 async def test_a_session_goes_on_after_sleep_as_if_it_had_never_slept_t11(
     rig: Rigged, count: int, sampling: Sampling
 ) -> None:
-    for name in ("sleeper", "control"):
-        await rig.read(name, tokens_of(count, count), sampling=sampling)
+    await rig.read_each(("sleeper", "control"), tokens_of(count, count), sampling=sampling)
     before = await rig.fingerprint("sleeper")
     receipt = await rig.sleep("sleeper")
     assert receipt.token_count == count
@@ -43,8 +42,7 @@ async def test_a_session_goes_on_after_sleep_as_if_it_had_never_slept_t11(
 @pytest.mark.one_in(2)
 @SAMPLINGS
 async def test_many_rounds_of_sleep_change_nothing_t11(rig: Rigged, sampling: Sampling) -> None:
-    for name in ("sleeper", "control"):
-        await rig.read(name, tokens_of(1, 200), sampling=sampling)
+    await rig.read_each(("sleeper", "control"), tokens_of(1, 200), sampling=sampling)
     for round_, written in enumerate((1, 20, 30, 3, 45)):
         await rig.sleep_and_wake("sleeper")
         assert await rig.write("sleeper", written) == await rig.write("control", written), round_
@@ -69,8 +67,7 @@ async def test_a_cache_of_odd_capacity_wakes_exactly(rig: Rigged) -> None:
 
 async def test_a_request_wakes_a_session_by_itself_and_prefills_only_what_is_new(rig: Rigged) -> None:
     """#26676: what the model is asked to compute is counted, not believed."""
-    for name in ("sleeper", "control"):
-        await rig.read(name, tokens_of(1, 600))
+    await rig.read_each(("sleeper", "control"), tokens_of(1, 600))
     await rig.sleep("sleeper")
     rig.network.reset()
     first = await rig.service.generate("sleeper", max_tokens=5)
@@ -111,8 +108,7 @@ async def test_a_second_sleep_writes_only_what_is_new(rig: Rigged) -> None:
 async def test_a_delta_sleep_after_a_wake_refers_to_the_full_blocks_that_the_wake_read(
     rig: Rigged, count: int, rounds: int
 ) -> None:
-    for name in ("sleeper", "control"):
-        await rig.read(name, tokens_of(1, count))
+    await rig.read_each(("sleeper", "control"), tokens_of(1, count))
     await rig.sleep("sleeper")
     for _ in range(rounds):
         await rig.write("sleeper", 2)
@@ -134,8 +130,7 @@ async def test_changed_sampling_alone_makes_a_new_version_of_the_same_blocks(rig
 
 @pytest.mark.one_in(2)
 async def test_an_earlier_version_wakes_as_it_was(rig: Rigged) -> None:
-    for name in ("sleeper", "control"):
-        await rig.read(name, tokens_of(1, 600), sampling=SAMPLED)
+    await rig.read_each(("sleeper", "control"), tokens_of(1, 600), sampling=SAMPLED)
     await rig.sleep("sleeper")
     await rig.write("sleeper", 40)
     await rig.sleep("sleeper")

@@ -240,8 +240,7 @@ async def test_bytes_that_rot_between_the_check_of_heads_and_the_reading_are_ref
 @contextlib.asynccontextmanager
 async def unharmed_but(rig: Rigged, _changed: set[Path]) -> AsyncIterator[None]:
     """A session that is awake does not change while the body runs."""
-    for name in ("bystander", "twin"):
-        await rig.read(name, tokens_of(77, 300))
+    await rig.read_each(("bystander", "twin"), tokens_of(77, 300))
     yield
     assert await rig.write("bystander", 8) == await rig.write("twin", 8)
 
@@ -525,8 +524,7 @@ async def test_an_unknown_session_is_named_and_close_names_are_suggested(rig: Ri
 
 async def test_a_bare_name_means_the_default_namespace_and_no_other_gm5(rig: Rigged) -> None:
     """It reaches no session of another one, and none of those makes it mean anything else."""
-    for name in ("one/agent", "two/agent"):
-        await rig.read(name, [1, 2])
+    await rig.read_each(("one/agent", "two/agent"), [1, 2])
     await rig.sleep("two/agent")
     for verb in (rig.wake, rig.sleep, lambda name: rig.service.delete(name), lambda name: rig.write(name, 1)):
         with pytest.raises(SessionNotFound) as refusal:
@@ -597,8 +595,7 @@ async def test_no_room_for_a_sleep_leaves_session_and_store_as_they_were_threat_
     rig: Rigged, store: Path, disk: Disk, room: int
 ) -> None:
     await sleeping(rig, "old")
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(4, 300))
+    await rig.read_each(("a", "control"), tokens_of(4, 300))
     before, files = await rig.fingerprint("a"), contents(store)
     disk.room = room
     with pytest.raises(NoSpace):
@@ -639,8 +636,7 @@ async def test_a_failed_flush_is_never_acknowledged_and_the_session_lives_on_thr
     open_rig: Any, store: Path, disk: Disk, durability: str
 ) -> None:
     async with open_rig(durability=durability) as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(4, 300))
+        await rig.read_each(("a", "control"), tokens_of(4, 300))
         disk.broken = True
         with pytest.raises(TorporError) as refusal:
             await rig.sleep("a")

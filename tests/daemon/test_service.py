@@ -40,6 +40,7 @@ from torpor.tests.daemon.session_rig import (
     SAMPLED,
     Rigged,
     Writing,
+    cancelled,
     given_up,
     ignore,
     manifests,
@@ -152,8 +153,7 @@ async def test_a_session_that_generate_was_to_make_is_not_there_if_nothing_was_r
 
 
 async def test_generate_reads_its_text_first(rig: Rigged) -> None:
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(1, 20))
+    await rig.read_each(("a", "control"), tokens_of(1, 20))
     result = await rig.service.generate("a", text="more", max_tokens=5)
     await rig.service.append("control", text="more")
     assert result.prefilled_tokens == 4
@@ -284,8 +284,7 @@ async def test_a_request_that_fails_or_is_given_up_before_anything_is_committed_
     rig: Rigged,
 ) -> None:
     """Its settings, its random key and its being clean included."""
-    await rig.asleep("a", tokens_of(1, 30))
-    await rig.wake("a")
+    await rig.woken("a", tokens_of(1, 30))
     before = await rig.fingerprint("a")
     for verb in ("generate", "generate after a text", "chat", "given up"):
         rig.network.fail_at(1)
@@ -299,8 +298,7 @@ async def test_a_request_that_fails_or_is_given_up_before_anything_is_committed_
 
 
 async def test_a_write_that_fails_at_its_first_token_keeps_what_was_read_and_not_the_settings(rig: Rigged) -> None:
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(1, 30))
+    await rig.read_each(("a", "control"), tokens_of(1, 30))
     await rig.service.append("control", text="hello")
     rig.network.fail_at(3)  # "hell", "o", the first token
     await refused(rig, "generate after a text")
@@ -309,8 +307,7 @@ async def test_a_write_that_fails_at_its_first_token_keeps_what_was_read_and_not
 
 
 async def test_a_token_that_was_drawn_stays_though_the_next_fails(rig: Rigged) -> None:
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(1, 30))
+    await rig.read_each(("a", "control"), tokens_of(1, 30))
     await rig.write("control", 1, sampling=SAMPLED)
     rig.network.fail_at(2)
     await refused(rig, "generate")
@@ -348,8 +345,7 @@ async def test_the_random_numbers_of_the_process_do_not_touch_a_session(rig: Rig
     """Someone else who draws from mlx's global random state must not change what a seeded session writes."""
     import mlx.core as mx
 
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
+    await rig.read_each(("a", "control"), tokens_of(1, 20), sampling=SAMPLED)
     await rig.write("control", 20)
     for _ in range(4):
         await rig.service._parts.models.engine.call(lambda: mx.eval(mx.random.normal((3,))))
@@ -358,8 +354,7 @@ async def test_the_random_numbers_of_the_process_do_not_touch_a_session(rig: Rig
 
 
 async def test_requests_for_one_session_take_turns_in_the_order_of_their_coming(rig: Rigged) -> None:
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(1, 20))
+    await rig.read_each(("a", "control"), tokens_of(1, 20))
     task, gate = await held(rig, "a")
     appending = asyncio.ensure_future(rig.service.append("a", tokens=[7, 8]))
     writing = asyncio.ensure_future(rig.write("a", 2))
@@ -373,8 +368,7 @@ async def test_requests_for_one_session_take_turns_in_the_order_of_their_coming(
 
 
 async def test_one_request_too_many_is_told_that_the_session_is_busy_and_nothing_happens_qx18(rig: Rigged) -> None:
-    for name in ("a", "control", "other"):
-        await rig.read(name, tokens_of(1, 20))
+    await rig.read_each(("a", "control", "other"), tokens_of(1, 20))
     task, gate = await held(rig, "a", 1)
     waiting = [asyncio.ensure_future(rig.write("a", 1)) for _ in range(MAX_WAITING)]
     await asyncio.sleep(0)
@@ -426,8 +420,7 @@ async def test_an_unchanged_session_whose_file_is_gone_is_written_again_before_i
     open_rig: Any, store: Any, stop: bool, folder: str
 ) -> None:
     async with open_rig() as rig:
-        await rig.asleep("a", tokens_of(1, 300))
-        await rig.wake("a")
+        await rig.woken("a", tokens_of(1, 300))
         before = await rig.fingerprint("a")
         (lost,) = store.glob(f"{folder}/*")
         lost.unlink()
@@ -444,8 +437,7 @@ async def test_an_unchanged_session_whose_file_is_gone_is_written_again_before_i
 async def test_a_request_that_is_given_up_while_it_waits_for_its_turn_is_not_carried_out(
     rig: Rigged, verb: str
 ) -> None:
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(1, 20))
+    await rig.read_each(("a", "control"), tokens_of(1, 20))
     if verb == "wake":
         await rig.sleep("a")
     uri = rig.service._parts.sessions.resolve("a")
@@ -474,8 +466,7 @@ async def test_two_sleeps_at_the_same_time_make_one_version_threat_49(rig: Rigge
 
 
 async def test_a_sleep_waits_for_the_generation_that_is_running_threat_50(rig: Rigged) -> None:
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(1, 20))
+    await rig.read_each(("a", "control"), tokens_of(1, 20))
     task, gate = await held(rig, "a", 10)
     sleeping = asyncio.ensure_future(rig.sleep("a"))
     await asyncio.sleep(0)
@@ -489,8 +480,7 @@ async def test_a_sleep_waits_for_the_generation_that_is_running_threat_50(rig: R
 
 
 async def test_a_request_during_a_sleep_waits_and_wakes_the_session_again_threat_50(rig: Rigged) -> None:
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(1, 300))
+    await rig.read_each(("a", "control"), tokens_of(1, 300))
     sleeping = asyncio.ensure_future(rig.sleep("a"))
     await until(lambda: bool(rig.service._parts.sessions.residency.turns.in_use()))
     written = await rig.write("a", 10)
@@ -503,8 +493,7 @@ async def test_a_sleep_runs_to_its_end_when_the_client_goes_away_threat_46(rig: 
     task = asyncio.ensure_future(rig.sleep("a"))
     await asyncio.sleep(0)
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     assert not rig.is_awake("a")
     again = await rig.sleep("a")
     assert (again.version, again.token_count, again.bytes_written) == (1, 600, 0)
@@ -655,8 +644,7 @@ async def test_a_request_does_not_list_the_store_to_find_its_session(
 
 
 async def test_sessions_are_listed_by_name_and_by_namespace(rig: Rigged) -> None:
-    for name in ("b/x", "a/y", "a/x"):
-        await rig.read(name, [1, 2])
+    await rig.read_each(("b/x", "a/y", "a/x"), [1, 2])
     await rig.sleep("a/y")
     listed = await rig.service.list_sessions()
     assert [(info.session, info.state) for info in listed] == [
@@ -669,8 +657,7 @@ async def test_sessions_are_listed_by_name_and_by_namespace(rig: Rigged) -> None
 
 
 async def test_status_counts_sessions_and_names_models(rig: Rigged, store: Any) -> None:
-    for name in ("a", "b", "c"):
-        await rig.read(name, [1, 2])
+    await rig.read_each(("a", "b", "c"), [1, 2])
     await rig.sleep("a")
     await rig.sleep_and_wake("b")
     status = await rig.service.status()
@@ -686,8 +673,7 @@ async def test_status_counts_sessions_and_names_models(rig: Rigged, store: Any) 
 
 async def test_a_stop_puts_every_changed_session_to_sleep(open_rig: Any) -> None:
     async with open_rig() as rig:
-        for name in ("a", "b", "clean"):
-            await rig.read(name, tokens_of(1, 50), sampling=SAMPLED)
+        await rig.read_each(("a", "b", "clean"), tokens_of(1, 50), sampling=SAMPLED)
         await rig.sleep_and_wake("clean")
         before = await rig.fingerprint("a")
         report = await rig.service.close()
@@ -702,8 +688,7 @@ async def test_a_stop_puts_every_changed_session_to_sleep(open_rig: Any) -> None
 async def test_a_stop_reports_the_sessions_that_could_not_be_kept_and_keeps_the_others(
     rig: Rigged, full_disk: Any
 ) -> None:
-    for name in ("a", "b"):
-        await rig.read(name, [1, 2, 3])
+    await rig.read_each(("a", "b"), [1, 2, 3])
     full_disk("b")
     report = await rig.service.close()
     assert report.slept == ("torpor://default/a",)
@@ -741,8 +726,7 @@ async def test_an_unforeseen_failure_of_one_sleep_does_not_cost_the_other_sessio
     from torpor.daemon.versions import writing
 
     async with open_rig() as rig:
-        for name in ("a", "b", "c"):
-            await rig.read(name, [1, 2, 3])
+        await rig.read_each(("a", "b", "c"), [1, 2, 3])
         victim = rig.live("b").state
         cut = writing.cut
 
@@ -762,8 +746,7 @@ async def test_an_unforeseen_failure_of_one_sleep_does_not_cost_the_other_sessio
 
 async def test_a_stop_waits_for_what_is_running_and_refuses_what_comes_after(open_rig: Any) -> None:
     async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 20))
+        await rig.read_each(("a", "control"), tokens_of(1, 20))
         task, gate = await held(rig, "a", 5)
         waiting = [asyncio.ensure_future(rig.write("a", 1)) for _ in range(MAX_WAITING)]
         await asyncio.sleep(0)
@@ -809,16 +792,14 @@ async def test_stopping_twice_is_stopping_once(rig: Rigged) -> None:
 async def test_a_stop_runs_to_its_end_when_whoever_asked_is_cancelled(open_rig: Any) -> None:
     """The next to ask is told what became of the sessions, and not that there were none."""
     async with open_rig() as rig:
-        for name in ("a", "b"):
-            await rig.read(name, tokens_of(1, 300))
+        await rig.read_each(("a", "b"), tokens_of(1, 300))
         writing, gate = await held(rig, "a", 2)
         closing = asyncio.ensure_future(rig.service.close())
         await asyncio.sleep(0)
         closing.cancel()
         await asyncio.sleep(0)
         gate.open()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
+        await cancelled(closing)
         await writing
         report = await rig.service.close()
         assert sorted(report.slept) == ["torpor://default/a", "torpor://default/b"]
@@ -833,8 +814,7 @@ async def test_a_stop_that_would_lose_a_session_is_not_begun_and_all_go_on_bit_f
 ) -> None:
     disk = full_disk("a")
     async with open_rig() as rig:
-        for name in ("a", "b", "control"):
-            await rig.read(name, tokens_of(1, 300), sampling=SAMPLED)
+        await rig.read_each(("a", "b", "control"), tokens_of(1, 300), sampling=SAMPLED)
         await rig.service.create("empty", system="Be brief.")
         for _ in range(2):
             before = [await rig.fingerprint(name) for name in ("a", "b")]
@@ -897,8 +877,7 @@ async def test_a_stop_that_overtakes_the_trying_waits_for_it_and_tells_of_what_i
 ) -> None:
     full_disk("full")
     async with open_rig() as rig:
-        for name in ("a", "full"):
-            await rig.read(name, tokens_of(1, 20))
+        await rig.read_each(("a", "full"), tokens_of(1, 20))
         task, gate = await held(rig, "full", 2)
         preparing = asyncio.ensure_future(rig.service.prepare_close())
         await asyncio.sleep(0)
@@ -915,8 +894,7 @@ async def test_from_the_beginning_of_a_stop_its_time_runs_and_no_work_is_begun_t
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_rig(stop_within=0) as rig:
-        for name in ("a", "b"):
-            await rig.read(name, tokens_of(1, 300))
+        await rig.read_each(("a", "b"), tokens_of(1, 300))
         writing = Writing(monkeypatch, "a")
         sleeping = asyncio.ensure_future(rig.sleep("a"))
         await writing.gate.reached()

@@ -12,7 +12,17 @@ from torpor.daemon.errors import MemoryBudgetExceeded
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.store import Store
 from torpor.tests.daemon.conversing_rig import converse, ledger, user
-from torpor.tests.daemon.session_rig import HELD, SAMPLED, Rigged, all_begun, listening, tokens_of, until, writing
+from torpor.tests.daemon.session_rig import (
+    HELD,
+    SAMPLED,
+    Rigged,
+    all_begun,
+    cancelled,
+    listening,
+    tokens_of,
+    until,
+    writing,
+)
 
 
 async def told(rig: Rigged) -> Any:
@@ -35,8 +45,7 @@ def test_room_ends_at_a_step_or_at_the_ceiling(tokens: int, end: int) -> None:
 
 async def test_a_ceiling_far_above_the_budget_is_no_demand(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + 9 * HELD) as rig:
-        for name in "abcdefgh":
-            await rig.read(name, tokens_of(1, 50))
+        await rig.read_each("abcdefgh", tokens_of(1, 50))
         results = await asyncio.gather(*(writing(rig, name, 1_900, stop=STOP) for name in "abcdefgh"))
         assert {each.finish_reason for each in results} == {"stop"}
         assert (await told(rig)).slept_by_pressure == 0
@@ -98,8 +107,7 @@ async def test_a_client_that_leaves_while_its_answer_waits_loses_nothing_of_it(o
             await until(lambda: rig.service._parts.models.memory.info().waiting == 1)
             held = ledger(rig)
             task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            await cancelled(task)
             assert ledger(rig) == held
         result = await converse(rig, said, max_tokens=600)
         assert result.session == "torpor://default/a"

@@ -35,7 +35,7 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     user,
     with_template,
 )
-from torpor.tests.daemon.session_rig import END, Rigged, given_up, listening, tokens_of
+from torpor.tests.daemon.session_rig import END, Rigged, cancelled, given_up, listening, tokens_of
 
 # Opens the assistant's turn with a scaffold that no earlier turn is rendered with, and drops what those thought.
 THINKING = (
@@ -774,8 +774,7 @@ async def test_a_going_back_behind_which_nothing_was_read_is_undone(rig: Rigged,
             asked = len(rig.model.encode(rig.model.render(messages, True), opening=False))
             assert (await leaving).token_count == len(ledger(rig)) == asked + 1
             return
-        with pytest.raises(asyncio.CancelledError):
-            await leaving
+        await cancelled(leaving)
     rig.network.reset()
     await rig.wake("a")
     assert await rig.fingerprint("a") == was

@@ -91,10 +91,10 @@ def cannot_sleep(rig: Rigged, name: str, monkeypatch: pytest.MonkeyPatch) -> thr
     """From now on a session cannot be put to sleep, until the event is set."""
     may_sleep, put_away = threading.Event(), rig.service._parts.sessions.residency.putting_away.put_away
 
-    async def failing(live: Session, *args: Any) -> object:
+    async def failing(live: Session, *args: Any, **how: Any) -> object:
         if live.uri.name == name and not may_sleep.is_set():
             raise OSError("no disk")
-        return await put_away(live, *args)
+        return await put_away(live, *args, **how)
 
     monkeypatch.setattr(rig.service._parts.sessions.residency.putting_away, "put_away", failing)
     return may_sleep
@@ -208,8 +208,7 @@ async def test_a_budget_that_no_model_in_memory_fits_into_is_refused(followed: F
 
 async def test_a_smaller_budget_puts_to_sleep_what_no_longer_fits(followed: Followed) -> None:
     async with followed('memory_budget = "64MiB"\n[models.one]\npath = "ONE"') as (rig, write):
-        for name in "abc":
-            await rig.read(name, tokens_of(1, 50))
+        await rig.read_each("abc", tokens_of(1, 50))
         told = (await rig.service.status()).memory
         budget = told.weights_bytes + told.sessions_bytes // 2
         write(f'memory_budget = {budget}\n[models.one]\npath = "ONE"')

@@ -324,8 +324,7 @@ async def test_background_sessions_on_another_model_wait_too(store: Path, tiny_m
 @pytest.mark.one_in(2)
 async def test_in_the_background_a_session_writes_the_very_same(rig: Rigged) -> None:
     """Standing back changes when something is computed, and not what."""
-    for each in ("a", "a-alone"):
-        await rig.read(each, tokens_of(3, 300), sampling=SAMPLED)
+    await rig.read_each(("a", "a-alone"), tokens_of(3, 300), sampling=SAMPLED)
     await rig.read("busy", tokens_of(4, 300))
     alone = await rig.write("a-alone", 30)
     tasks = await all_begun(
@@ -339,8 +338,7 @@ async def test_in_the_background_a_session_writes_the_very_same(rig: Rigged) -> 
 
 @pytest.mark.one_in(2)
 async def test_a_background_request_that_a_normal_one_waits_for_stands_back_no_more(rig: Rigged) -> None:
-    for name in "ab":
-        await rig.read(name, tokens_of(1, 50))
+    await rig.read_each("ab", tokens_of(1, 50))
     ended: list[str] = []
 
     async def note(name: str, work: Any) -> None:
@@ -378,9 +376,9 @@ async def test_who_makes_room_for_a_background_request_does_not_stand_back(
         residency, asked = rig.service._parts.sessions.residency, []
         put_away = residency.putting_away.put_away
 
-        async def watched(*args: Any) -> Any:
+        async def watched(*args: Any, **how: Any) -> Any:
             asked.append(current().stands_back())
-            return await put_away(*args)
+            return await put_away(*args, **how)
 
         monkeypatch.setattr(residency.putting_away, "put_away", watched)
         await rig.write("b", CHUNK, priority="background")
@@ -506,8 +504,7 @@ async def test_who_has_the_memory_that_a_normal_request_waits_for_stands_back_no
 @pytest.mark.one_in(2)
 async def test_half_of_those_who_may_wait_are_normal_ones_whoever_comes_first(open_rig: Any) -> None:
     async with open_rig(max_waiting=6) as rig:
-        for name in "ab":
-            await rig.read(name, tokens_of(1, 50))
+        await rig.read_each("ab", tokens_of(1, 50))
         async with held_up(rig, "a"):
             waiting = [asyncio.ensure_future(writing(rig, "a", 1, priority="background")) for _ in range(3)]
             await until(lambda: rig.service._parts.queue.info().waiting == 3)
@@ -526,8 +523,7 @@ async def test_half_of_those_who_may_wait_are_normal_ones_whoever_comes_first(op
 @pytest.mark.one_in(2)
 async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(open_rig: Any) -> None:
     async with open_rig(max_waiting=2) as rig:
-        for name in "ab":
-            await rig.read(name, tokens_of(1, 256))
+        await rig.read_each("ab", tokens_of(1, 256))
         await rig.sleep("b")
         async with held_up(rig, "a"):  # the first of two may be in the background
             queue = (await rig.service.status()).queue

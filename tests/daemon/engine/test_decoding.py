@@ -167,8 +167,7 @@ async def test_in_a_deterministic_daemon_each_reply_is_to_the_bit_that_of_the_se
     prompts = {name: tokens_of(at, 300 + 17 * at) for at, name in enumerate(NAMES)}
     async with open_rig(batch=1) as rig:
         for name, prompt in prompts.items():
-            for each in (name, f"{name}-alone"):
-                await rig.read(each, prompt, sampling=SAMPLED)
+            await rig.read_each((name, f"{name}-alone"), prompt, sampling=SAMPLED)
         await together(rig, dict.fromkeys(NAMES, 12))
         assert set(rig.network.rows) == {1}
         for name in NAMES:
@@ -177,8 +176,7 @@ async def test_in_a_deterministic_daemon_each_reply_is_to_the_bit_that_of_the_se
 
 
 async def test_a_proven_generation_decodes_alone_beside_a_batch(rig: Rigged) -> None:
-    for name in (*NAMES, "control"):
-        await rig.read(name, tokens_of(7, 300), sampling=SAMPLED)
+    await rig.read_each((*NAMES, "control"), tokens_of(7, 300), sampling=SAMPLED)
     rig.network.reset()
     work = [rig.write("a", 20), *(writing(rig, name, 30) for name in NAMES[1:])]
     proven, *others = await all_begun(rig, work)

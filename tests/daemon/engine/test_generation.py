@@ -21,7 +21,7 @@ from torpor.daemon.engine.generation import WriteOrder, Written, read, write
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.snapshot.caches import length
-from torpor.tests.daemon.session_rig import SAMPLED, Rigged, given_up, tokens_of
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, cancelled, given_up, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -110,8 +110,7 @@ async def test_a_session_that_failed_can_sleep_and_wakes_as_the_control(rig: Rig
 @pytest.mark.one_in(2)
 async def test_a_failure_in_one_session_leaves_another_that_writes_alone_lp10(rig: Rigged) -> None:
     await two_alike(rig)
-    for name in ("other", "other-control"):
-        await rig.read(name, tokens_of(3, 100))
+    await rig.read_each(("other", "other-control"), tokens_of(3, 100))
     rig.network.reset()
     writing = asyncio.ensure_future(rig.write("other", 60))
     victim = rig.live("a").state.caches
@@ -163,8 +162,7 @@ def spoiled(logits: mx.array) -> mx.array:
 async def test_logits_that_are_nan_fail_the_generation_instead_of_giving_token_0(
     rig: Rigged, sampling: Sampling
 ) -> None:
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(8, 20), sampling=sampling)
+    await rig.read_each(("a", "control"), tokens_of(8, 20), sampling=sampling)
     rig.network.reset()
     rig.network.after = lambda number, logits: spoiled(logits) if number == 4 else logits
     with pytest.raises(GenerationFailed, match="NaN"):
@@ -284,8 +282,7 @@ async def test_a_request_given_up_while_it_waits_for_its_turn_does_nothing(rig: 
     await asyncio.sleep(0)
     gate.open()
     await first
-    with pytest.raises(asyncio.CancelledError):
-        await second
+    await cancelled(second)
     assert len(rig.network.calls) == 3
     rig.network.reset()
     await rig.write("control", 3)
@@ -319,8 +316,7 @@ async def test_a_text_that_just_fits_is_read_and_the_full_session_still_answers(
 
 @pytest.mark.one_in(2)
 async def test_every_way_in_checks_the_room_before_it_computes_qx15(rig: Rigged) -> None:
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(8, 2040), sampling=SAMPLED)
+    await rig.read_each(("a", "control"), tokens_of(8, 2040), sampling=SAMPLED)
     before, service, other = await rig.fingerprint("a"), rig.service, Sampling(seed=5)
     rig.network.reset()
     for request in (

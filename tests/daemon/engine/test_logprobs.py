@@ -65,8 +65,7 @@ async def test_five_of_bfloat16_come_in_order_lp2(rig: Rigged) -> None:
 
 
 async def test_the_drawn_token_alone_is_as_it_is_among_others_lp3_lp6(rig: Rigged) -> None:
-    for name in ("alone", "among"):
-        await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
+    await rig.read_each(("alone", "among"), tokens_of(1, 20), sampling=SAMPLED)
     alone, among = [(await told(rig, *each, count=20)).logprobs for each in (("alone", 0), ("among", 20))]
     assert all(not each.top for each in alone)
     assert [each.logprob for each in alone] == [each.logprob for each in among]
@@ -94,8 +93,7 @@ def test_equal_ones_come_by_the_lower_id_lp5() -> None:
 
 
 async def test_no_token_and_no_kv_differs_with_them_lp7(rig: Rigged) -> None:
-    for name in ("with", "without"):
-        await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
+    await rig.read_each(("with", "without"), tokens_of(1, 20), sampling=SAMPLED)
     found = await told(rig, "with", 20, 40)
     free = await rig.service.generate("without", max_tokens=40)
     assert free.tokens == found.tokens
@@ -129,8 +127,7 @@ async def test_a_fault_in_one_request_leaves_the_other_lp10(open_rig: Any, monke
         return of(self, logits, token)
 
     async with open_rig(batch=4) as rig:
-        for name in ("a", "b", "control"):
-            await rig.read(name, tokens_of(1, 20))
+        await rig.read_each(("a", "b", "control"), tokens_of(1, 20))
         alone = await told(rig, "control", 3, 40)
         monkeypatch.setattr(Logprobs, "of", fail)
         failing = asyncio.ensure_future(told(rig, "a", 7, 40))

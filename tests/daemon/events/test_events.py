@@ -129,8 +129,7 @@ async def test_a_wake_that_is_refused_is_told(open_rig: Any, store: Path) -> Non
 async def test_pressure_and_idling_and_a_stop_are_told_as_causes_of_sleeps(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + 700_000, close=False) as rig:
         async with listening(rig) as heard:
-            for name in ("a", "b", "c"):
-                await rig.read(name, tokens_of(1, 200))
+            await rig.read_each(("a", "b", "c"), tokens_of(1, 200))
             await rig.service.append("a", tokens=[1])
             await until(lambda: len(heard.of("request_finished")) == 7)
             with pytest.raises(MemoryBudgetExceeded):

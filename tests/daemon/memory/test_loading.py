@@ -30,6 +30,7 @@ from torpor.tests.daemon.session_rig import (
     SAMPLED,
     Gate,
     Rigged,
+    cancelled,
     fingerprint_of,
     ignore,
     tokens_of,
@@ -184,8 +185,7 @@ async def test_a_request_that_is_aborted_while_its_model_loads_leaves_a_model_th
         first.cancel()
         await asyncio.sleep(0)
         loads.gate.open()
-        with pytest.raises(asyncio.CancelledError):
-            await first
+        await cancelled(first)
         await second
         await rig.service.append("b", tokens=tokens_of(1, 20))
         assert loads.names == ["two"], "what the first had begun was of use to the second"
@@ -477,8 +477,7 @@ async def test_one_that_waits_gives_its_model_up_for_the_one_before_it(opened: O
 
 async def test_one_that_lost_its_model_while_it_waited_loads_it_again(opened: Opened, weights: int) -> None:
     async with opened(memory_budget=weights + 430_000) as rig:
-        for name in "bc":
-            await rig.read(name, tokens_of(1, 20), model="two")
+        await rig.read_each("bc", tokens_of(1, 20), model="two")
         await rig.sleep("b")
         memory = rig.service._parts.models.memory
         async with rig.service._parts.sessions.residency.turn(rig.live("c").uri):
@@ -495,8 +494,7 @@ async def test_one_that_lost_its_model_while_it_waited_loads_it_again(opened: Op
 async def test_a_pinned_model_stays_where_sessions_used_later_go(opened: Opened, weights: int) -> None:
     async with opened(one={"pinned": True}, memory_budget=2 * weights + ROOM) as rig:
         await rig.service.load_model(model="one")
-        for name in "ab":
-            await rig.read(name, tokens_of(1, 50), model="two")
+        await rig.read_each("ab", tokens_of(1, 50), model="two")
         assert (rig.is_awake("a"), loaded(rig)) == (False, ["one", "two"])
         (one, _) = (await rig.service.status()).models
         assert one.pinned
@@ -648,8 +646,7 @@ async def test_the_same_files_under_two_names_are_one_identity_and_with_an_adapt
 
 async def test_sessions_that_wrote_in_one_batch_do_not_keep_their_model(opened: Opened) -> None:
     async with opened(batch=8) as rig:
-        for name in "ab":
-            await rig.read(name, tokens_of(1, 50), model="two")
+        await rig.read_each("ab", tokens_of(1, 50), model="two")
         writing = (rig.service.generate(name, max_tokens=20) for name in "ab")
         await asyncio.gather(*writing)
         assert (await rig.service.status()).batched_tokens > 0
@@ -745,8 +742,7 @@ async def test_a_download_is_told_and_ends_with_its_request_and_goes_on_with_the
             loading_it = asyncio.ensure_future(rig.service.load_model("two", on_event=events.append))
             await until(lambda: any(event.done > size // 4 for event in events))
             loading_it.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await loading_it
+            await cancelled(loading_it)
             hub.goes_on.set()
             (part,) = tmp_path.glob("cache/*/blobs/*.incomplete")
             await until(lambda: is_free(part))

@@ -137,8 +137,7 @@ async def test_values_that_are_no_numbers_are_refused_at_wake_threat_11(
 async def test_the_canary_leaves_no_trace_in_a_session_that_goes_on(open_kind: Any, kind: str) -> None:
     """At a sleep that leaves the session awake as at a wake: it writes what it would have written."""
     async with open_kind(kind) as rig:
-        for name in ("control", "s"):
-            await rig.read(name, tokens_of(1, 300))
+        await rig.read_each(("control", "s"), tokens_of(1, 300))
         session = rig.live("s")
         before = await rig.fingerprint("s")
         for _ in range(3):

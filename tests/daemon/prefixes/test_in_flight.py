@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torpor.daemon.errors import GenerationFailed
 from torpor.tests.daemon.conversing_rig import converse, script, user  # noqa: F401
-from torpor.tests.daemon.session_rig import MODEL, Gate, Rigged, reply_with, tokens_of, until
+from torpor.tests.daemon.session_rig import MODEL, Gate, Rigged, cancelled, reply_with, tokens_of, until
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -55,8 +55,7 @@ async def test_a_new_session_that_is_left_while_its_beginning_is_taken_over_is_g
     task.cancel()
     await asyncio.sleep(0)
     gate.open()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     assert [each.name for each in await rig.service.list_sessions()] == ["first"]
     told = await reading(rig, "new", TEXT, labels=("nightly",))
     assert told.cached_tokens > 1000
@@ -138,8 +137,7 @@ async def test_one_that_waits_may_leave(rig: Rigged) -> None:
     second, third = reading(rig, "b", TEXT), reading(rig, "c", TEXT)
     await all_wait(rig, 3)
     second.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await second
+    await cancelled(second)
     gate.open()
     assert [(await each).prefilled_tokens for each in (first, third)] == [len(TEXT), 1]
     assert rig.live("b").state.tokens[:].tolist() == []

@@ -13,7 +13,7 @@ from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.prefixes.reuse import _MOST_SOURCES, PrefixReuse, read_alike
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.restore import Filling
-from torpor.tests.daemon.session_rig import SAMPLED, Gate, Rigged, manifest_of, tokens_of
+from torpor.tests.daemon.session_rig import SAMPLED, Gate, Rigged, cancelled, manifest_of, tokens_of
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -158,8 +158,7 @@ async def test_a_request_that_is_given_up_while_a_prefix_is_read_waits_for_the_t
     asking.cancel()
     await asyncio.sleep(0)
     gate.open()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
+    await cancelled(asking)
     assert ended, "the file was closed under the thread that reads it"
     monkeypatch.undo()
     assert (rig.live("b").state.tokens.tolist(), rig.live("b").state.is_consistent) == ([], True)

@@ -32,6 +32,7 @@ from torpor.tests.daemon.session_rig import (
     SAMPLED,
     STEP,
     Rigged,
+    cancelled,
     flip,
     held_up,
     manifest_of,
@@ -140,8 +141,7 @@ async def test_a_session_that_has_not_changed_is_dropped_and_nothing_is_written(
     open_rig: Any, weights: int, store: Path
 ) -> None:
     async with open_rig(memory_budget=weights + most(50) + HELD) as rig:
-        await rig.asleep("a", tokens_of(1, 50))
-        await rig.wake("a")
+        await rig.woken("a", tokens_of(1, 50))
         files = [*manifests(store), *packs(store)]
         await rig.read("b", tokens_of(2, 50))
         await rig.read("c", tokens_of(3, 50))
@@ -278,8 +278,7 @@ async def test_a_waiter_that_is_given_up_gives_its_place_and_its_turn_back(open_
             second = asyncio.ensure_future(rig.wake("c"))
             await waits(rig, 2)
             first.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await first
+            await cancelled(first)
             await waits(rig, 1)
             assert not rig.is_awake("b")
         await second
@@ -481,8 +480,7 @@ async def test_a_fork_whose_source_cannot_sleep_to_make_room_is_refused_with_the
 ) -> None:
     """The source is the only one that could make room; it is asked once, and not for ever."""
     async with open_rig(memory_budget=weights + most(600) + HELD) as rig:
-        await rig.asleep("a", tokens_of(1, 500))
-        await rig.wake("a")
+        await rig.woken("a", tokens_of(1, 500))
         tried, order_of_fork = [], forking_verbs._order_of_fork
 
         async def unreadable(live: Any) -> bool:
@@ -702,8 +700,7 @@ async def test_what_the_budget_has_and_the_system_has_not_is_refused_before_it_i
 
 async def test_a_wake_tells_of_a_manifest_that_may_be_a_newer_version(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
-        await rig.asleep("a", tokens_of(1, 8))
-        await rig.wake("a")
+        await rig.woken("a", tokens_of(1, 8))
         await rig.service.append("a", tokens=tokens_of(2, 8))
         newest = manifest_of(store, (await rig.sleep("a")).bundle_id)
     flip(newest, 200)

@@ -86,8 +86,7 @@ def flip_a_bit(store: Path, block_id: bytes) -> None:
 async def test_rot_in_a_block_that_a_sleep_would_refer_to_is_written_anew_from_memory(
     rig: Rigged, store: Path, nothing_counts_as_read: None
 ) -> None:
-    for name in ("sleeper", "control"):
-        await rig.read(name, tokens_of(1, 700))
+    await rig.read_each(("sleeper", "control"), tokens_of(1, 700))
     first = await rig.sleep("sleeper")
     await rig.write("sleeper", 3)
     flip_a_bit(store, rig.live("sleeper").durable.entries[1].id)
@@ -107,8 +106,7 @@ async def test_what_was_just_found_good_is_not_read_again(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     """A second sleep costs what is new."""
-    await rig.asleep("a", tokens_of(1, 700))
-    await rig.wake("a")
+    await rig.woken("a", tokens_of(1, 700))
     if after == "a scrub":
         rig.live("a").last_read = LastRead()
         place = place_of(rig.live("a").uri)
@@ -134,8 +132,7 @@ async def test_a_session_whose_blocks_nobody_has_read_reads_them_at_its_sleep(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of a branch that became a session."""
-    await rig.asleep("a", tokens_of(1, 700))
-    await rig.wake("a")
+    await rig.woken("a", tokens_of(1, 700))
     rig.live("a").last_read = LastRead()
     await rig.write("a", 3)
     blocks = {entry.id for entry in rig.live("a").durable.entries[:2]}

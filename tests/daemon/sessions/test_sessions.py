@@ -71,8 +71,7 @@ async def test_only_so_many_wait_for_one_session_qx18() -> None:
 
 
 async def test_what_is_kept_of_a_session_makes_it_again(rig: Rigged) -> None:
-    await rig.asleep("a", tokens_of(1, 10), sampling=SAMPLED, labels=["x"], system="S")
-    await rig.wake("a")
+    await rig.woken("a", tokens_of(1, 10), sampling=SAMPLED, labels=["x"], system="S")
     live = rig.live("a")
     again = Session.woken(live.uri, live.model, live.state, live.durable, live.to_map(), 10)
     again.provenance = live.provenance  # the backend is not in the map, but beside it

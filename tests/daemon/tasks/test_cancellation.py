@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from torpor.daemon.tasks.cancellation import settled, to_the_end
+from torpor.tests.daemon.session_rig import cancelled
 
 
 async def test_work_runs_to_its_end_when_the_caller_is_cancelled_again_and_again() -> None:
@@ -23,8 +24,7 @@ async def test_work_runs_to_its_end_when_the_caller_is_cancelled_again_and_again
     await asyncio.sleep(0)
     assert not task.done()
     gate.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     assert log == ["done"]
 
 
@@ -52,8 +52,7 @@ async def test_an_error_after_a_cancellation_is_dropped_quietly() -> None:
     task.cancel()
     await asyncio.sleep(0)
     gate.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
 
 
 async def test_a_future_that_is_itself_cancelled_counts_as_settled() -> None:
@@ -75,7 +74,6 @@ async def test_several_wait_for_one_task_and_one_that_is_cancelled_does_not_end_
     first.cancel()
     await asyncio.sleep(0)
     gate.set()
-    with pytest.raises(asyncio.CancelledError):
-        await first
+    await cancelled(first)
     assert await second == 7
     assert await to_the_end(task) == 7

@@ -12,7 +12,7 @@ from torpor.daemon.api.events import ProgressEvent
 from torpor.daemon.errors import ServiceClosed
 from torpor.daemon.upkeep import analyst
 from torpor.memvid.errors import AmbiguousVersion, BundleMismatch, SessionNotFound
-from torpor.tests.daemon.session_rig import Gate, Rigged, hold_calls, manifest_of, tokens_of, until
+from torpor.tests.daemon.session_rig import Gate, Rigged, cancelled, hold_calls, manifest_of, tokens_of, until
 
 
 def document(result: Any) -> dict[str, Any]:
@@ -79,8 +79,7 @@ async def test_a_version_is_named_and_compared_with_its_parent(rig: Rigged) -> N
 
 
 async def test_a_parent_that_was_pruned_is_told(rig: Rigged) -> None:
-    await rig.asleep("a", tokens_of(1, 300))
-    await rig.wake("a")
+    await rig.woken("a", tokens_of(1, 300))
     await rig.service.append("a", tokens=tokens_of(2, 5))
     await rig.sleep("a")
     await rig.service.maintain(operation="prune", keep_last=1)
@@ -112,8 +111,7 @@ async def test_an_analysis_that_nobody_waits_for_ends_at_its_next_step(rig: Rigg
     left = asyncio.ensure_future(rig.service.analyze("a", on_event=told.append))
     await held.reached()
     left.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await left
+    await cancelled(left)
     held.open()
     assert (await rig.service.analyze("a")).version == 1  # the thread is free again
     assert told == []

@@ -122,8 +122,7 @@ async def test_a_repair_that_heals_still_tells_that_marks_were_lost(rig: Rigged,
 async def test_an_awake_session_without_room_on_the_disk_is_kept_by_a_later_repair(
     rig: Rigged, store: Path, full_disk: Any
 ) -> None:
-    await rig.asleep("a", TEXT)
-    await rig.wake("a")
+    await rig.woken("a", TEXT)
     await asyncio.to_thread(damage, store, "a", span=1)
     async with _no_space(rig, full_disk):
         assert (await rig.service.maintain(operation="repair")).problems
@@ -446,8 +445,7 @@ async def test_a_planned_repair_tells_of_the_healing(rig: Rigged, store: Path) -
 
 async def test_a_planned_repair_tells_of_what_the_healing_leaves(rig: Rigged, store: Path) -> None:
     for seed, name in enumerate("ab"):
-        await rig.asleep(name, tokens_of(seed, 1300))
-        await rig.wake(name)
+        await rig.woken(name, tokens_of(seed, 1300))
         await rig.service.append(name, tokens=tokens_of(2, 300))
         await rig.sleep(name)
     await asyncio.to_thread(damage, store, "a", span=1)  # of both versions

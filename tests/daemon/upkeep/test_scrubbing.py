@@ -286,8 +286,7 @@ async def test_what_cannot_be_healed_now_is_tried_in_each_round(
 
 async def test_a_session_that_is_awake_is_not_touched_and_loses_nothing(open_rig: Any, store: Path) -> None:
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
-        await rig.asleep("a", TEXT)
-        await rig.wake("a")
+        await rig.woken("a", TEXT)
         before = await rig.fingerprint("a")
         await asyncio.to_thread(damage, store, "a")
         await told(heard, "store_repaired")
@@ -340,8 +339,7 @@ async def test_an_awake_session_that_cannot_be_kept_now_is_kept_another_time(
     rig: Rigged, store: Path, full_disk: Any
 ) -> None:
     async with listening(rig) as heard:
-        await rig.asleep("a", TEXT)
-        await rig.wake("a")
+        await rig.woken("a", TEXT)
         damage(store, "a", span=1)
         disk = full_disk()
         await mend(rig)
@@ -536,8 +534,7 @@ async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_h
     open_rig: Any, store: Path
 ) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.asleep("a", TEXT)
-        await rig.wake("a")
+        await rig.woken("a", TEXT)
         await rig.service.append("a", tokens=tokens_of(9, 40))
         assert list((await rig.service.close()).ledgers)
     async with open_rig() as rig, listening(rig) as heard:

@@ -49,8 +49,7 @@ async def test_a_changed_file_refuses_new_wakes_and_sessions_and_serves_what_is_
     weights = own_tiny_model / "model.safetensors"
     before = weights.read_bytes()
     async with open_rig(own_tiny_model) as rig:
-        for name in ("awake", "asleep"):
-            await rig.read(name, tokens_of(1, 50), sampling=SAMPLED)
+        await rig.read_each(("awake", "asleep"), tokens_of(1, 50), sampling=SAMPLED)
         await rig.service.create("empty")
         await rig.sleep("asleep")
         weights.write_bytes(before[:-4] + bytes(4))

@@ -339,8 +339,7 @@ async def test_a_look_is_not_written_and_what_goes_on_from_it_is(rig: Rigged) ->
 async def test_it_rests_for_long_behind_each_write(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "REST", 1e6)
     async with open_rig() as rig, listening(rig) as heard:
-        for name in ("one", "two"):
-            await rig.read(name, tokens_of(1, 600))
+        await rig.read_each(("one", "two"), tokens_of(1, 600))
         await until(lambda: bool(heard.of("blocks_written")))
         await asyncio.sleep(0.1)
         assert len(heard.of("blocks_written")) == 1

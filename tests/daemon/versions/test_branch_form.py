@@ -63,8 +63,7 @@ async def test_a_wake_at_an_earlier_token_takes_the_form_that_the_session_had_th
 
 
 async def test_an_ordinary_session_keeps_its_form_beside_branches(rig: Rigged) -> None:
-    for name in ("before", "after", "branch"):
-        await rig.read(name, tokens_of(1, 150))
+    await rig.read_each(("before", "after", "branch"), tokens_of(1, 150))
     wanted = await rig.write("before", 30)
     await make_branch(rig, "branch")
     assert await rig.write("branch", 30) != wanted, "a branch has other last bits"

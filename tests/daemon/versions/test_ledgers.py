@@ -30,6 +30,7 @@ from torpor.tests.daemon.session_rig import (
     Gate,
     Rigged,
     Writing,
+    cancelled,
     given_up,
     listening,
     make_unreadable,
@@ -96,8 +97,7 @@ async def test_the_deepest_are_written_first_then_the_newest(open_rig: Any, monk
         await rig.read("deep", tokens_of(1, 600))
         await rig.read("old", tokens_of(2, 100))
         await rig.read("new", tokens_of(3, 100))
-        await rig.asleep("kept", tokens_of(4, 900))
-        await rig.wake("kept")
+        await rig.woken("kept", tokens_of(4, 900))
         await rig.service.append("kept", tokens=tokens_of(5, 50))
         writing = Writing(monkeypatch, "nobody")
         report = await rig.service.close()
@@ -188,8 +188,7 @@ async def test_where_not_even_a_ledger_can_be_kept_it_is_told_and_the_same_reaso
 
 async def test_a_ledger_relies_on_no_block_that_is_damaged(open_rig: Any, store: Path) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.asleep("a", tokens_of(1, 300))
-        await rig.wake("a")
+        await rig.woken("a", tokens_of(1, 300))
         await rig.write("a", 4)
         had = await rig.fingerprint("a")
         (pack,) = packs(store)
@@ -206,8 +205,7 @@ async def test_a_ledger_is_kept_whatever_became_of_the_version_that_it_would_res
     open_rig: Any, store: Path, gone: str
 ) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.asleep("a", tokens_of(1, 300))
-        await rig.wake("a")
+        await rig.woken("a", tokens_of(1, 300))
         if gone == "pruned":
             await rig.write("a", 4)
             await rig.sleep("a")
@@ -232,8 +230,7 @@ async def test_a_stop_needs_no_old_version_to_keep_what_is_in_memory(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, how: str, within: float
 ) -> None:
     async with open_rig(stop_within=within) as rig:
-        await rig.asleep("a", tokens_of(1, 300))
-        await rig.wake("a")
+        await rig.woken("a", tokens_of(1, 300))
         await rig.write("a", 40)
         had = await rig.fingerprint("a")
         readable = make_unreadable(packs(store)[0], how, monkeypatch)
@@ -393,8 +390,7 @@ async def test_a_session_whose_wake_is_given_up_before_its_ledger_is_read_does_n
         task = asyncio.ensure_future(asked)
         await asyncio.sleep(0)  # what is in the snapshot comes back first, and that is not stopped
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancelled(task)
         assert not rig.is_awake("a")
         assert (await rig.wake("a")).token_count == len(tokens)
 
@@ -403,8 +399,7 @@ async def a_ledger(open_rig: Any, held: int = 600, more: int = 40) -> list[int]:
     """The session `a`, of which so many tokens sleep with their state, and so many more as a ledger; all of them."""
     async with open_rig(stop_within=0) as rig:
         if held:
-            await rig.asleep("a", tokens_of(1, held))
-            await rig.wake("a")
+            await rig.woken("a", tokens_of(1, held))
             await rig.service.append("a", tokens=tokens_of(2, more))
         else:
             await rig.read("a", tokens_of(2, more))
@@ -515,8 +510,7 @@ async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any
 
 async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig: Any) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.asleep("a", tokens_of(1, 300), sampling=SAMPLED)
-        await rig.wake("a")
+        await rig.woken("a", tokens_of(1, 300), sampling=SAMPLED)
         live = rig.live("a")
         await rig.service._parts.sessions.exchanges.change_sampling(live, Sampling(seed=77))
         had = await rig.fingerprint("a")

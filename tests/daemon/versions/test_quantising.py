@@ -375,8 +375,7 @@ async def test_killed_on_the_way_it_has_done_all_or_nothing(
 
 async def test_other_sessions_write_while_one_is_quantised(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
     await asleep(rig)
-    for name in ("b", "control"):
-        await rig.read(name, tokens_of(3, 100))
+    await rig.read_each(("b", "control"), tokens_of(3, 100))
     order = asyncio.ensure_future(quantize(rig))
     assert await rig.write("b", 20) == await rig.write("control", 20)
     assert [action.kind for action in (await order).actions] == ["quantize"]

@@ -36,8 +36,7 @@ async def test_a_base_has_the_blocks_that_still_match_and_none_where_nothing_sle
 
 
 async def test_a_version_says_what_its_session_map_is_and_no_other(rig: Rigged) -> None:
-    await rig.asleep("a", tokens_of(1, 600))
-    await rig.wake("a")
+    await rig.woken("a", tokens_of(1, 600))
     live = rig.live("a")
     with rig.service._parts.store.disk.open_session(live.uri) as reader:
         assert is_said_by(reader.manifest, map_of(live))

@@ -58,8 +58,7 @@ async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
     note(restore.Filling, "_fill_spans")
     note(restore.Filling, "assemble")
     async with open_rig() as rig:
-        await rig.asleep("a", tokens_of(1, 300))
-        await rig.wake("a")
+        await rig.woken("a", tokens_of(1, 300))
     assert seen == {
         "cut": "torpor-engine",
         "write_bundle": "torpor-write",
@@ -81,8 +80,7 @@ async def held_write(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> tuple[asyn
 
 
 async def test_others_generate_while_a_session_is_being_written(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b", "control"):
-        await rig.read(name, tokens_of(1, 300))
+    await rig.read_each(("a", "b", "control"), tokens_of(1, 300))
     before = await rig.fingerprint("a")
     sleeping, gate = await held_write(rig, monkeypatch)
     assert await rig.write("b", 20) == await rig.write("control", 20)
@@ -95,8 +93,7 @@ async def test_others_generate_while_a_session_is_being_written(rig: Rigged, mon
 async def test_sleeps_that_wait_for_each_other_do_not_keep_a_wake_waiting(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("a", "b", "c", "asleep"):
-        await rig.read(name, tokens_of(1, 300))
+    await rig.read_each(("a", "b", "c", "asleep"), tokens_of(1, 300))
     await rig.sleep("asleep")
     sleeping, gate = await held_write(rig, monkeypatch)
     waiting = [asyncio.ensure_future(rig.sleep(name)) for name in ("b", "c")]
@@ -113,8 +110,7 @@ async def test_a_session_sleeps_even_if_what_it_would_refer_to_is_damaged_or_gon
     rig: Rigged, store: Path, monkeypatch: pytest.MonkeyPatch, damage: str, folder: str
 ) -> None:
     """All of it is in memory: it is written anew, and wakes whole."""
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(1, 600))
+    await rig.read_each(("a", "control"), tokens_of(1, 600))
     await rig.sleep("a")
     await rig.wake("a")
     (path,) = (store / folder).iterdir()
@@ -136,8 +132,7 @@ async def test_a_session_sleeps_even_if_what_it_would_refer_to_is_damaged_or_gon
 
 async def test_a_disk_that_fails_to_write_is_asked_once(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what cannot be read is done without."""
-    await rig.asleep("a", tokens_of(1, 600))
-    await rig.wake("a")
+    await rig.woken("a", tokens_of(1, 600))
     await rig.write("a", 3)
     asked: list[int] = []
 
@@ -157,8 +152,7 @@ async def test_a_disk_that_fails_to_write_is_asked_once(rig: Rigged, monkeypatch
 async def test_what_an_unchanged_session_relies_on_is_looked_at_before_its_memory_is_freed(
     rig: Rigged, store: Path, folder: str
 ) -> None:
-    await rig.asleep("a", tokens_of(1, 600))
-    await rig.wake("a")
+    await rig.woken("a", tokens_of(1, 600))
     live = rig.live("a")
     assert await rig.service._parts.store.versions.is_kept(live)
     (path,) = (store / folder).iterdir()
@@ -172,8 +166,7 @@ async def test_a_session_that_is_being_written_is_held_until_it_is_durable(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threat 50: a request that comes meanwhile waits, and then wakes what was written."""
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(1, 300))
+    await rig.read_each(("a", "control"), tokens_of(1, 300))
     sleeping, gate = await held_write(rig, monkeypatch)
     writing = asyncio.ensure_future(rig.write("a", 5))
     await rig.write("control", 5)
@@ -187,8 +180,7 @@ async def test_a_cut_belongs_to_its_moment_even_if_the_cache_went_on_gm12(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine writes on in the very cache whose cut is waiting for the disk; the bundle has the bytes of the cut."""
-    for name in ("a", "control"):
-        await rig.read(name, tokens_of(1, 300))
+    await rig.read_each(("a", "control"), tokens_of(1, 300))
     sleeping, gate = await held_write(rig, monkeypatch)
     live = rig.live("a")
 
@@ -217,8 +209,7 @@ async def test_memory_that_cannot_be_had_fails_the_wake_and_nothing_else_threat_
     def fail(*_args: Any) -> Any:
         raise MemoryError("no memory left")
 
-    for name in ("a", "b", "control"):
-        await rig.read(name, tokens_of(1, 300))
+    await rig.read_each(("a", "b", "control"), tokens_of(1, 300))
     await rig.sleep("a")
     monkeypatch.setattr(restore if step == "allocate" else restore.Filling, step, fail)
     with pytest.raises(MemoryError):
@@ -240,8 +231,7 @@ async def test_progress_is_told_on_the_event_loop(rig: Rigged) -> None:
 
 async def test_a_wake_takes_no_turn_of_the_engine_but_two_short_ones(rig: Rigged) -> None:
     """Reading and hashing leave the engine to the sessions that write."""
-    for name in ("a", "b"):
-        await rig.read(name, tokens_of(1, 600))
+    await rig.read_each(("a", "b"), tokens_of(1, 600))
     await rig.sleep("a")
     calls = 0
     run = rig.service._parts.models.engine.run
