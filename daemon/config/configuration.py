@@ -75,12 +75,12 @@ def _model(place: str, name: str, table: object, beside: Callable[[str], str]) -
     values = _values(f"{place}.", _table(place, table), MODEL_OPTIONS)
     if "path" not in values:
         raise _Wrong(f"{place}.path", "it is missing; give a folder, or a name on the hub")
-    found = ModelOptions(**values)
-    if found.fuse and found.adapter is None:
+    model = ModelOptions(**values)
+    if model.fuse and model.adapter is None:
         raise _Wrong(place, "fuse is for an adapter, and there is none")
-    if "kv_group" in values and found.kv_bits is None:
+    if "kv_group" in values and model.kv_bits is None:
         raise _Wrong(place, "kv_group is for kv_bits, and there are none. Give both, or neither")
-    return replace(found, path=beside(found.path), adapter=found.adapter and beside(found.adapter))
+    return replace(model, path=beside(model.path), adapter=model.adapter and beside(model.adapter))
 
 
 def _table(place: str, found: object) -> dict[str, Any]:

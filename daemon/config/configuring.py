@@ -108,7 +108,7 @@ class Configuring:
     def _needed_bytes(self, settings: Settings) -> int:
         """The bytes of all loaded pinned models together, or of the largest loaded model if that is more."""
         loaded = {model.name: model.weights_bytes for model in self._shelf.loaded() if model.name in settings.models}
-        pinned = sum(taken for name, taken in loaded.items() if settings.models[name].pinned)
+        pinned = sum(size_bytes for name, size_bytes in loaded.items() if settings.models[name].pinned)
         return max(pinned, *loaded.values(), 0)
 
     async def _apply(self, settings: Settings) -> None:

@@ -33,8 +33,8 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     """
     path: Path | None = given.get("config")
     file = Configuration() if path is None else read_configuration(path)
-    said = {**file.options, **{name: value for name, value in given.items() if name in SERVE_OPTIONS}}
-    options = ServeOptions(**said)
+    values = {**file.options, **{name: value for name, value in given.items() if name in SERVE_OPTIONS}}
+    options = ServeOptions(**values)
     choices = {}
     for at, (name, model) in enumerate(_models_of(given, file).items()):
         policy = options.load if model.load is None or "load" in given else model.load
@@ -48,9 +48,9 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         )
     for alias, name in options.aliases:
         if name not in choices:
-            told = ", ".join(map(repr, choices))
+            names = ", ".join(map(repr, choices))
             raise InvalidConfiguration(
-                f"aliases: {alias!r} stands for {name!r}, and only {told} are served. Give it the name of a model.",
+                f"aliases: {alias!r} stands for {name!r}, and only {names} are served. Give it the name of a model.",
                 field="aliases",
             )
     return Settings(choices, options)
@@ -74,28 +74,28 @@ def _with(name: str, model: ModelOptions, over: dict[str, Any], given: Mapping[s
         over["fuse"] = given.get("fuse", False)
     if "kv_bits" in over:
         over.setdefault("kv_group", MODEL_OPTIONS["kv_group"].default)
-    found = replace(model, **over)
-    if "kv_group" in over and found.kv_bits is None:
+    model = replace(model, **over)
+    if "kv_group" in over and model.kv_bits is None:
         raise InvalidConfiguration(
             f"--kv-group is for --kv-bits, and {name!r} has none. Give both, or neither.", option="--kv-group"
         )
-    return found
+    return model
 
 
 def _require_served(flag: str | None, name: str, value: object, models: Mapping[str, ModelOptions]) -> str:
     """The name of a served model; an empty name means the only one."""
-    told = ", ".join(map(repr, models))
+    names = ", ".join(map(repr, models))
     if not name and len(models) == 1:
         return next(iter(models))
     if not name:
         raise InvalidConfiguration(
-            f"{flag} {value} does not say for which model: {told} are served. Write {flag} NAME={value} for each that "
+            f"{flag} {value} does not say for which model: {names} are served. Write {flag} NAME={value} for each that "
             "it is for.",
             option=flag,
         )
     if name not in models:
         raise UnknownModel(
-            f"{flag} is for {name!r}, and no such model is to be served, only {told}. Give it the name of a model.",
+            f"{flag} is for {name!r}, and no such model is to be served, only {names}. Give it the name of a model.",
             model=name,
             served=list(models),
         )

@@ -76,14 +76,14 @@ class Caller:
             InvalidRequest, InvalidSampling: a field is at fault.
             HttpRefused: a session is of another namespace.
         """
-        given = dict(params)
+        values = dict(params)
         if self.namespace is not None:
             for field in ("session", "name"):
-                if isinstance(given.get(field), str):
-                    given[field] = self._own(given[field])
+                if isinstance(values.get(field), str):
+                    values[field] = self._own(values[field])
             if any(each.name == "namespace" for each in fields(verb.request)):
-                given["namespace"] = self.namespace
-        return await in_pieces(load_request_in_pieces(verb, given))
+                values["namespace"] = self.namespace
+        return await in_pieces(load_request_in_pieces(verb, values))
 
     def _own(self, session: str) -> str:
         named = name_in(self.namespace or "", session)
@@ -144,8 +144,8 @@ class Tokens:
     def namespace_of(self, token: str) -> str | None:
         """The namespace of a token; None for an unknown one, and for every token while the file is not to be used."""
         try:
-            found = os.stat(self.path)
-            if _signature(found) != self._seen:
+            status = os.stat(self.path)
+            if _signature(status) != self._seen:
                 self._read()
         except (OSError, UnsafeTokenFile):
             return None
@@ -164,14 +164,14 @@ class Tokens:
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
-                found = os.fstat(file.fileno())
-                self._require_ours_alone(found)
+                status = os.fstat(file.fileno())
+                self._require_ours_alone(status)
                 text = file.read(MAX_TOKEN_FILE_BYTES + 1)
         except OSError as error:
             raise self._unsafe(f"cannot be read: {error.strerror}. Remove it, and start the daemon again") from error
         if len(text) > MAX_TOKEN_FILE_BYTES:
             raise self._unsafe(f"has more than {MAX_TOKEN_FILE_BYTES} bytes. Take lines out of it")
-        return _signature(found), self._parsed(text.decode("utf-8", errors="replace"))
+        return _signature(status), self._parsed(text.decode("utf-8", errors="replace"))
 
     def _parsed(self, text: str) -> list[tuple[str, str]]:
         lines = []

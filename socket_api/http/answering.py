@@ -126,8 +126,8 @@ class _Exchange:
             if not self._begun:
                 raise
             _LOG.error("fault in a stream", exc_info=error)
-            told = f"The answer failed by a fault of the daemon ({type(error).__name__}). See its log."
-            await self._tell_failure(InternalError(told))
+            problem = f"The answer failed by a fault of the daemon ({type(error).__name__}). See its log."
+            await self._tell_failure(InternalError(problem))
         finally:
             leaving.cancel()
             await works.give_up(work)
@@ -142,11 +142,11 @@ class _Exchange:
                         await self._wake.wait()
             if leaving.done():
                 raise ClientLeft
-            told = self._taken_events()
-            if not told and not work.done() and self._due_in_s() <= 0:
-                told = self._opening() or self._telling.silence()
-            if told:
-                await self._tell(told)
+            events = self._taken_events()
+            if not events and not work.done() and self._due_in_s() <= 0:
+                events = self._opening() or self._telling.silence()
+            if events:
+                await self._tell(events)
 
     def _due_in_s(self) -> float:
         """When an event is due at the latest. Not all that happens is told: a long reading may be silent."""
@@ -156,16 +156,16 @@ class _Exchange:
 
     def _taken_events(self) -> bytes:
         """What is told of the events that have come; often nothing."""
-        told = bytearray()
+        events = bytearray()
         while self._events:
             event = self._events.popleft()
             if isinstance(event, TokenEvent):
-                told += self._opening() + self._telling.token(event)
+                events += self._opening() + self._telling.token(event)
             elif isinstance(event, ProgressEvent) and event.stage == "prefill":
                 # A wake may come before; only behind it is the dialogue measured.
-                told += self._opening() + self._telling.progress(event)
+                events += self._opening() + self._telling.progress(event)
         self._waiting_bytes = 0
-        return bytes(told)
+        return bytes(events)
 
     def _opening(self) -> bytes:
         """The first events, unless they were told."""

@@ -157,5 +157,5 @@ def _no_route(request: Request, error: HTTPException) -> Response:
 @_handler
 def _fault(request: Request, error: Exception) -> Response:
     _LOG.error("fault in %s", request.url.path[:200])  # uvicorn logs the trace
-    told = InternalError(f"The request failed by a fault of the daemon ({type(error).__name__}). See its log.")
-    return errors.response(told, errors.dialect_of(request))
+    fault = InternalError(f"The request failed by a fault of the daemon ({type(error).__name__}). See its log.")
+    return errors.response(fault, errors.dialect_of(request))

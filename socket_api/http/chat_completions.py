@@ -159,14 +159,14 @@ class Sampled(Body):
 
     def sampling(self) -> dict[str, Any]:
         """As a verb takes it. OpenAI's seeds may be negative. Raises InvalidRequest: a key is no id of a token."""
-        found = {each.name: value for each in fields(Sampling) if (value := getattr(self, each.name)) is not None}
+        parameters = {each.name: value for each in fields(Sampling) if (value := getattr(self, each.name)) is not None}
         if self.seed is not None:
-            found["seed"] = self.seed % 2**64
+            parameters["seed"] = self.seed % 2**64
         if self.logit_bias is not None:
             if (odd := next((key for key in self.logit_bias if not _TOKEN.fullmatch(key)), None)) is not None:
                 raise fault_at("logit_bias", f'{odd!r:.64} is no token; its keys are ids of tokens, such as "15496"')
-            found["logit_bias"] = [{"token": int(key), "bias": bias} for key, bias in self.logit_bias.items()]
-        return found
+            parameters["logit_bias"] = [{"token": int(key), "bias": bias} for key, bias in self.logit_bias.items()]
+        return parameters
 
     def stops(self) -> tuple[str, ...]:
         """The texts that end an answer."""
@@ -252,11 +252,11 @@ def _also(body: ChatBody, left_out: Sequence[str]) -> Iterator[str]:
 
 def _marks(raw: Mapping[str, Any], body: ChatBody) -> Marks:
     """The marks of a request that has been checked."""
-    found = Marks()
+    marks = Marks()
     for count, message in enumerate(raw["messages"], 1):
-        found.add_of(message.get("content"), count)
-    found.keep(body.prompt_cache_options.ttl if body.prompt_cache_options else None)
-    return found
+        marks.add_of(message.get("content"), count)
+    marks.keep(body.prompt_cache_options.ttl if body.prompt_cache_options else None)
+    return marks
 
 
 def _strict(body: ChatBody) -> list[str]:
@@ -267,19 +267,19 @@ def _strict(body: ChatBody) -> list[str]:
 
 def _messages(given: Sequence[ChatMessage], inner: InnerJson, words: Words) -> list[dict[str, Any]]:
     """Messages as a verb takes them, without their empty fields."""
-    found = []
+    messages = []
     for at, message in enumerate(given):
         is_newest = message.role == "user" and at == len(given) - 1
         text = words.of(message.content, f"messages.{at}.content", is_newest=is_newest)
-        told: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text}
+        values: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text}
         if message.role == "assistant":
-            told["content"] = "\n".join(filter(None, (text, message.refusal, _spoken(message, words))))
-            told["reasoning"] = message.reasoning_content or message.reasoning
-            told["tool_calls"] = tuple(_call(at, each, inner) for each in _calls_of(message))
+            values["content"] = "\n".join(filter(None, (text, message.refusal, _spoken(message, words))))
+            values["reasoning"] = message.reasoning_content or message.reasoning
+            values["tool_calls"] = tuple(_call(at, each, inner) for each in _calls_of(message))
         if message.role == "tool":
-            told["tool_call_id"] = call_id_of(message.tool_call_id)
-        found.append({name: value for name, value in told.items() if value or name == "content"})
-    return found
+            values["tool_call_id"] = call_id_of(message.tool_call_id)
+        messages.append({name: value for name, value in values.items() if value or name == "content"})
+    return messages
 
 
 def _spoken(message: ChatMessage, words: Words) -> str:
@@ -397,23 +397,23 @@ class _Chunks(Telling):
         if not self._progress or measured is None:
             return b""
         before = max(0, measured.tokens - event.total)
-        told = {
+        counts = {
             "total": before + event.total,
             "cache": max(0, before - self.asking.recomputed_tokens),
             "processed": before + event.done,
             "time_ms": round(1000 * (time.monotonic() - self._begun)),
         }
-        return self._chunk({}, prompt_progress=told)
+        return self._chunk({}, prompt_progress=counts)
 
     def silence(self) -> bytes:
         return self._chunk({})
 
     def closing(self, answered: Answered) -> bytes:
-        told = self._chunk({}, answered.result.finish_reason, **told_seed(answered.result))
+        events = self._chunk({}, answered.result.finish_reason, **told_seed(answered.result))
         if self._usage:
             usage = usage_of(answered, self.reasoning_tokens)
-            told += event_bytes({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
-        return told + DONE
+            events += event_bytes({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
+        return events + DONE
 
     def failure(self, error: TorporError) -> bytes:
         return event_bytes(error_map(error, "openai"))
@@ -438,7 +438,7 @@ class _Chunks(Telling):
 
     def _told_call(self, call: ToolCall) -> dict[str, Any]:
         if takes_string(call.told_as):
-            given = {"name": call.name, "input": string_of(call.arguments)}
-            return {"id": call.id, "type": "custom", "custom": given}
+            custom = {"name": call.name, "input": string_of(call.arguments)}
+            return {"id": call.id, "type": "custom", "custom": custom}
         arguments = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
         return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

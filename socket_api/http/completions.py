@@ -168,21 +168,21 @@ class _Continuing(Asking):
     async def _own_name(self, named: str) -> str:
         """The name of a model that is perhaps named by an alias; the same for one that is not there."""
         status = await self.backend.ask(VERBS["status"], StatusRequest())
-        found = status.model_named(named)
-        return named if found is None else found.name
+        model = status.model_named(named)
+        return named if model is None else model.name
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:
         """Ask for as many tokens as fit, if those that were asked for do not."""
-        request, asked = request.told_to(self.emit), self._order.max_tokens
+        request, limit = request.told_to(self.emit), self._order.max_tokens
         try:
             return await self.backend.ask(VERBS["generate"], request)
         except TorporError as error:
             if error.code != "context_overflow" or error.details.get("at_least"):
                 raise
-            left = error.context_tokens - (error.token_count + error.wanted_tokens - asked)
-            if left < 1:
+            room = error.context_tokens - (error.token_count + error.wanted_tokens - limit)
+            if room < 1:
                 raise
-        return await self.backend.ask(VERBS["generate"], replace(request, max_tokens=left))
+        return await self.backend.ask(VERBS["generate"], replace(request, max_tokens=room))
 
 
 class _Texts(Telling):
@@ -195,8 +195,8 @@ class _Texts(Telling):
 
     def whole(self, answered: Answered) -> Mapping[str, Any]:
         result = answered.result
-        told = self._text(result.text, result.finish_reason, self._logprobs())
-        return {**told, "usage": usage_of(answered, self.reasoning_tokens), **told_seed(result)}
+        choice = self._text(result.text, result.finish_reason, self._logprobs())
+        return {**choice, "usage": usage_of(answered, self.reasoning_tokens), **told_seed(result)}
 
     def opening(self) -> bytes:
         return b""
@@ -210,11 +210,11 @@ class _Texts(Telling):
 
     def closing(self, answered: Answered) -> bytes:
         result = answered.result
-        told = event_bytes(self._text("", result.finish_reason, self._logprobs()) | told_seed(result))
+        events = event_bytes(self._text("", result.finish_reason, self._logprobs()) | told_seed(result))
         if self._usage:
             usage = usage_of(answered, self.reasoning_tokens)
-            told += event_bytes({**self._text(""), "choices": [], "usage": usage})
-        return told + DONE
+            events += event_bytes({**self._text(""), "choices": [], "usage": usage})
+        return events + DONE
 
     def failure(self, error: TorporError) -> bytes:
         return event_bytes(error_map(error, "openai"))

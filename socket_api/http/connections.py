@@ -180,8 +180,8 @@ class Connection(HttpToolsProtocol):
         unsent = self.transport.get_write_buffer_size() > 0
         if self.transport.is_closing() or self.flow.write_paused:
             return self._waits_since if unsent else None
-        asked = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        return None if asked or self.pipeline else self._waits_since
+        is_answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        return None if is_answering or self.pipeline else self._waits_since
 
     def _beside(self) -> list[Connection]:
         """The other connections to the same address: each address has places of its own."""
@@ -252,9 +252,9 @@ class Connection(HttpToolsProtocol):
             self._refuse(*self._refusal)
 
     def _head_without_offer(self) -> bytes:
-        kept = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
+        lines = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
         version = self.parser.get_http_version().encode("ascii")
-        return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, version, b"".join(kept))
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, version, b"".join(lines))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

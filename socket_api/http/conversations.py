@@ -108,12 +108,12 @@ async def create(request: Request) -> Response:
         system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
         opening = {"system": system} if system else {}
         labels = (LABEL, *_labels_of(body.metadata or {}))
-        wanted = {"session": name, "labels": labels, "model": body.model, "unnamed": True, **opening}
+        params = {"session": name, "labels": labels, "model": body.model, "unnamed": True, **opening}
         async with taken_back(desk_of(request).backend, request.state.caller, name):
-            made = await desk_of(request).ask(request, VERBS["create"], wanted)
+            session = await desk_of(request).ask(request, VERBS["create"], params)
             if messages:
                 await _append(request, name, messages)
-        return JSONResponse(_told(name, made.labels), headers=_ignored(body, dialogue))
+        return JSONResponse(_told(name, session.labels), headers=_ignored(body, dialogue))
 
 
 async def retrieve(request: Request) -> Response:
@@ -153,21 +153,21 @@ async def add_items(request: Request) -> Response:
         if not messages:
             raise fault_at("items", "there are none; give what the conversation goes on with")
         await _append(request, name, messages)
-        told = (await _ask(request, VERBS["recall"], name)).messages
-        new = told[-len(messages) :]
+        history = (await _ask(request, VERBS["recall"], name)).messages
+        new = history[-len(messages) :]
         require_certain(new)
-        items, added = _items_of(name, told), sum(1 for _ in read_items(new, name))
+        items, added = _items_of(name, history), sum(1 for _ in read_items(new, name))
         page = page_of(items[len(items) - added :], {"order": "asc", "limit": "100"})
         return JSONResponse(page, headers=_ignored(body, dialogue))
 
 
 async def retrieve_item(request: Request) -> Response:
     """An item of a conversation."""
-    wanted = in_path(request, "item_id")
+    item_id = in_path(request, "item_id")
     for item in await _items(request):
-        if item["id"] == wanted:
+        if item["id"] == item_id:
             return JSONResponse(item)
-    raise HttpRefused(f"The conversation has no item {wanted!r:.100}.", status=404)
+    raise HttpRefused(f"The conversation has no item {item_id!r:.100}.", status=404)
 
 
 async def delete_item(request: Request) -> Response:
@@ -199,9 +199,9 @@ async def _append(request: Request, name: str, messages: Sequence[Mapping[str, A
 
 async def _items(request: Request) -> list[dict[str, Any]]:
     name = _named(request)
-    told = (await _ask(request, VERBS["recall"], name)).messages
-    require_certain(told)
-    return _items_of(name, told)
+    history = (await _ask(request, VERBS["recall"], name)).messages
+    require_certain(history)
+    return _items_of(name, history)
 
 
 def _items_of(name: str, messages: Sequence[RecalledMessage]) -> list[dict[str, Any]]:

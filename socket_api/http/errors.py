@@ -101,12 +101,12 @@ its store are, and what of theirs is damaged, depends on all namespaces."""
 
 def told_to(caller: Caller, error: TorporError) -> TorporError:
     """An error as its caller may be told it: with its code, and without figures and files of other namespaces."""
-    told = None if caller.is_owner else _TO_OTHERS.get(status_of(error))
-    if told is None:
+    reason = None if caller.is_owner else _TO_OTHERS.get(status_of(error))
+    if reason is None:
         return error
     _LOG.warning("told a client without its reason: %s: %s", error.code, error.message)
     general = copy.copy(error)
-    general.args, general.message, general.details = (told,), told, {}
+    general.args, general.message, general.details = (reason,), reason, {}
     return general
 
 
@@ -124,8 +124,8 @@ def error_map(error: TorporError, dialect: Dialect) -> dict[str, Any]:
         return {"type": "error", "error": {"type": kind.anthropic, "message": _message(error, dialect)}}
     code = {"http_refused": kind.code, **_OPENAI_CODES}.get(error.code, error.code)
     param = error.details.get("field")
-    told = {"message": _message(error, dialect), "type": kind.openai, "param": param, "code": code}
-    return {"error": told}
+    facts = {"message": _message(error, dialect), "type": kind.openai, "param": param, "code": code}
+    return {"error": facts}
 
 
 def response(error: TorporError, dialect: Dialect) -> JSONResponse:
@@ -145,10 +145,10 @@ def new_request_id() -> str:
 def _message(error: TorporError, dialect: Dialect) -> str:
     if error.code != "context_overflow" or "context_tokens" not in error.details:
         return error.message
-    limit, asked = error.context_tokens, error.token_count + error.wanted_tokens
+    limit, size = error.context_tokens, error.token_count + error.wanted_tokens
     if dialect == "anthropic":
-        return f"prompt is too long: {asked} tokens > {limit} maximum"
+        return f"prompt is too long: {size} tokens > {limit} maximum"
     return (
-        f"This model's maximum context length is {limit} tokens. However, your messages have {asked} tokens. Send"
+        f"This model's maximum context length is {limit} tokens. However, your messages have {size} tokens. Send"
         " fewer, or begin a new session with a summary."
     )

@@ -73,8 +73,8 @@ class InnerJson:
         words = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         if words.strip() in ("", "null"):
             return {}
-        found = self.find(words) if isinstance(given, str) else given
-        return found if are_arguments(found) else string_arguments(words)
+        value = self.find(words) if isinstance(given, str) else given
+        return value if are_arguments(value) else string_arguments(words)
 
 
 def string_arguments(text: str | None) -> dict[str, Any]:
@@ -89,13 +89,13 @@ def object_of(body: bytes) -> dict[str, Any]:
     if not body.strip():
         return {}
     try:
-        found = _value_of(body, measure)
+        value = _value_of(body, measure)
     except ValueError as error:  # its text tells the place and what was expected, and nothing of the body
         raise InvalidRequest(f"The body is not JSON: {error}.", field="body") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InvalidRequest("The body is no JSON object.", field="body")
-    _require_finite(found)
-    return found
+    _require_finite(value)
+    return value
 
 
 def require_bounded(body: bytes) -> _Measure:
@@ -165,13 +165,13 @@ def _long(raw: bytes, begins: int, ends: Mapping[int, int]) -> Any:
     opening, closing = raw[begins : begins + 1], raw[last : last + 1]
     items, members = list[Any](), dict[str, Any]()
     for run in _runs(raw, begins, ends):
-        found = _read(opening + run.of(raw, ends) + closing, run.begins)
-        if not found and raw[begins + 1 : last].strip():
+        value = _read(opening + run.of(raw, ends) + closing, run.begins)
+        if not value and raw[begins + 1 : last].strip():
             raise ValueError(f"nothing stands in front of a comma or an end, behind byte {run.begins}")
-        if isinstance(found, list):
-            items += found if run.inner is None else [_long(raw, run.inner, ends)]
+        if isinstance(value, list):
+            items += value if run.inner is None else [_long(raw, run.inner, ends)]
         else:
-            members |= found if run.inner is None else {next(iter(found)): _long(raw, run.inner, ends)}
+            members |= value if run.inner is None else {next(iter(value)): _long(raw, run.inner, ends)}
     return items if opening == b"[" else members
 
 
@@ -242,11 +242,11 @@ def _read(raw: bytes, behind: int = 0) -> Any:
 
 
 def _without_halves(raw: bytes) -> bytes:
-    found = bytearray(raw)
+    copy = bytearray(raw)
     for escape in _ESCAPE.finditer(raw):
         if escape[1]:
-            found[slice(*escape.span(1))] = b"ufffd"
-    return bytes(found)
+            copy[slice(*escape.span(1))] = b"ufffd"
+    return bytes(copy)
 
 
 def _require_finite(body: dict[str, Any]) -> None:

@@ -57,14 +57,14 @@ def _new_manager(desk: Desk) -> Any:
         ) from error
 
     async def ask(request: Request, verb: Verb[Any, Any], params: Mapping[str, Any]) -> Result:
-        asked = await request.state.caller.request_of(verb, params)
+        order = await request.state.caller.request_of(verb, params)
         try:
-            found: Result = await desk.works.answer(verb, asked, request.receive)
+            result: Result = await desk.works.answer(verb, order, request.receive)
         except ClientLeft:  # the package would log it as a fault of ours
             raise HttpRefused("The client has left.", status=408) from None
         except TorporError as error:
             raise told_to(request.state.caller, error) from error
-        return found
+        return result
 
     # Whole answers: for a stream the package leaves a task in the loop that never ends.
     return StreamableHTTPSessionManager(

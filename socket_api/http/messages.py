@@ -329,8 +329,8 @@ def _tool(tool: OfferedTool) -> dict[str, Any]:
 def _session_of(metadata: Metadata | None) -> str | None:
     """The conversation that Claude Code names within the id of its user."""
     user = metadata.user_id if metadata is not None else None
-    found = InnerJson().find(user) if user is not None and user.startswith("{") else None
-    session = found.get("session_id") if isinstance(found, dict) else None
+    facts = InnerJson().find(user) if user is not None and user.startswith("{") else None
+    session = facts.get("session_id") if isinstance(facts, dict) else None
     return session if isinstance(session, str) else None
 
 
@@ -369,10 +369,10 @@ class _Events(Telling):
             return self._close() + self._call(event.call)
         if not event.text or event.channel == "call":
             return b""
-        told = b"" if self._block == event.channel else self._close() + self._open(event.channel)
+        opening = b"" if self._block == event.channel else self._close() + self._open(event.channel)
         if event.channel == "text":
-            return told + self._delta("text_delta", text=event.text)
-        return told if self._hides_thinking else told + self._delta("thinking_delta", thinking=event.text)
+            return opening + self._delta("text_delta", text=event.text)
+        return opening if self._hides_thinking else opening + self._delta("thinking_delta", thinking=event.text)
 
     def silence(self) -> bytes:
         return _event("ping")
@@ -403,9 +403,9 @@ class _Events(Telling):
     def _call(self, call: ToolCall) -> bytes:
         start = _event("content_block_start", index=self._blocks, content_block={**_opened_call(call), "input": {}})
         arguments = json.dumps(call.arguments, ensure_ascii=False)
-        told = start + self._delta("input_json_delta", partial_json=arguments)
+        events = start + self._delta("input_json_delta", partial_json=arguments)
         self._block = "call"
-        return told + self._close()
+        return events + self._close()
 
     def _delta(self, kind: str, **said: str) -> bytes:
         return _event("content_block_delta", index=self._blocks, delta={"type": kind, **said})

@@ -24,20 +24,21 @@ def routes() -> list[Route]:
 
 def _named(name: str, status: StatusResult) -> ModelInfo:
     """A model by its name, or by an alias. Raises HttpRefused: it is not served."""
-    found = status.model_named(name)
-    if found is None:
+    model = status.model_named(name)
+    if model is None:
         served = ", ".join(each.name for each in status.models)
         raise HttpRefused(f"There is no model {name!r:.200}. Those that are served: {served}.", status=404)
-    return found
+    return model
 
 
 async def _list(request: Request) -> Response:
     status, dialect, desk = await status_of(request), dialect_of(request), desk_of(request)
-    told = [_told(each, status, dialect, desk) for each in status.models]
+    models = [_told(each, status, dialect, desk) for each in status.models]
     if dialect == "anthropic":
-        ends = {"first_id": told[0]["id"], "last_id": told[-1]["id"]} if told else {"first_id": None, "last_id": None}
-        return JSONResponse({"data": told, "has_more": False, **ends})
-    return JSONResponse({"object": "list", "data": told})
+        ids = [each["id"] for each in models] or [None]
+        ends = {"first_id": ids[0], "last_id": ids[-1]}
+        return JSONResponse({"data": models, "has_more": False, **ends})
+    return JSONResponse({"object": "list", "data": models})
 
 
 async def _show(request: Request) -> Response:

@@ -70,15 +70,15 @@ def _of_dialects(schemas: Schemas, dialects: Sequence[Route]) -> Iterator[tuple[
 
 def _of_sessions(schemas: Schemas) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for each in sessions.ROUTES:
-        taken = schemas.fields_of(each.verb.request)
-        named = [_parameter("session", "path", taken.pop("session")[0])] if each.names_session else []
+        fields = schemas.fields_of(each.verb.request)
+        parameters = [_parameter("session", "path", fields.pop("session")[0])] if each.names_session else []
         if each.method == "GET":
-            named += [_parameter(name, "query", schema) for name, (schema, _) in taken.items()]
-            taken = {}
-        said = inspect.cleandoc(each.verb.request.__doc__ or "").split("\n\n")[0]
-        operation = _operation(said, schemas.schema_of(each.verb.result, "serialization"), named)
+            parameters += [_parameter(name, "query", schema) for name, (schema, _) in fields.items()]
+            fields = {}
+        summary = inspect.cleandoc(each.verb.request.__doc__ or "").split("\n\n")[0]
+        operation = _operation(summary, schemas.schema_of(each.verb.result, "serialization"), parameters)
         if each.method == "POST":
-            body = object_of(taken)
+            body = object_of(fields)
             operation["requestBody"] = {"required": bool(body["required"]), "content": {_JSON: {"schema": body}}}
         yield each.path, each.method, operation
 

@@ -47,8 +47,8 @@ async def filled(request: Request, raw: dict[str, Any], room_bytes: int, *, fiel
             raise not_found(str(named or ""), place)
         if answer_id not in known:
             known[answer_id] = await _said_at(request, answer_id, named, place)
-        messages, found = known[answer_id]
-        if (item := found.get(named)) is None:
+        messages, items_by_id = known[answer_id]
+        if (item := items_by_id.get(named)) is None:
             raise not_found(named, place)
         require_certain(messages if is_read(named) else messages[-1:])  # else the last one is the answer
         taken_bytes += memory_of(item)
@@ -69,28 +69,28 @@ def _is_reference(item: object) -> bool:
 async def _said_at(request: Request, answer_id: str, named: str, place: str) -> _Said:
     """What was said up to an answer, behind the stored response before it; or in a conversation, whose own items are
     named after it."""
-    told = await _found(said_behind_stored(request, answer_id))
-    if told is None and is_read(named):
-        told = await _found(_recalled(request, {"session": f"conv_{answer_id}"}))
-    if told is None:
+    recall = await _found(said_behind_stored(request, answer_id))
+    if recall is None and is_read(named):
+        recall = await _found(_recalled(request, {"session": f"conv_{answer_id}"}))
+    if recall is None:
         raise not_found(named, place)
-    return told.messages, {item["id"]: item for item in read_items(told.messages, answer_id)}
+    return recall.messages, {item["id"]: item for item in read_items(recall.messages, answer_id)}
 
 
 async def said_behind_stored(request: Request, answer_id: str) -> RecallResult:
     """What was said up to an answer, behind the stored response before it. Raises as `recall`."""
-    told = await _recalled(request, {"answer_id": answer_id})
-    while told.after is not None and not is_stored(told.after):
-        earlier = await _recalled(request, {"answer_id": told.after})
-        if earlier.messages[-1].number >= told.messages[0].number:  # no daemon has written this
-            return replace(told, after=None)
-        told = replace(told, messages=(*earlier.messages, *told.messages), after=earlier.after)
-    return told
+    recall = await _recalled(request, {"answer_id": answer_id})
+    while recall.after is not None and not is_stored(recall.after):
+        earlier = await _recalled(request, {"answer_id": recall.after})
+        if earlier.messages[-1].number >= recall.messages[0].number:  # no daemon has written this
+            return replace(recall, after=None)
+        recall = replace(recall, messages=(*earlier.messages, *recall.messages), after=earlier.after)
+    return recall
 
 
 async def _recalled(request: Request, params: Mapping[str, str]) -> RecallResult:
-    told: RecallResult = await desk_of(request).ask(request, VERBS["recall"], params)
-    return told
+    recall: RecallResult = await desk_of(request).ask(request, VERBS["recall"], params)
+    return recall
 
 
 async def _found(said: Awaitable[RecallResult]) -> RecallResult | None:

@@ -101,25 +101,25 @@ class Bodies:
         """As `read`, what is made of the body. The body goes: fields without effect take no room from others while the
         answer is written. Raises as `read` and `make`."""
         async with self._held() as held:
-            found, size_bytes = await self._made(await self._filled(request, held, fill), make)
+            value, size_bytes = await self._made(await self._filled(request, held, fill), make)
             self._budget.give_back(held, but_bytes=size_bytes)
-            yield found
+            yield value
 
     async def _made(self, body: tuple[dict[str, Any], int], make: Callable[[dict[str, Any]], T]) -> tuple[T, int]:
-        given, size_bytes = body
-        return await self._worked(size_bytes, lambda: with_memory(make(given)))
+        values, size_bytes = body
+        return await self._worked(size_bytes, lambda: with_memory(make(values)))
 
     async def _filled(self, request: Request, held: Held, fill: Fill | None) -> tuple[dict[str, Any], int]:
         """The body with what it only names, and the bytes of both."""
         raw = await self._whole(request, held)
         size_bytes = len(raw)
-        given = await self._worked(size_bytes, lambda: object_of(raw))
+        values = await self._worked(size_bytes, lambda: object_of(raw))
         if fill is not None:
-            given, more_bytes = await fill(request, given, MAX_BODY_BYTES - size_bytes)
+            values, more_bytes = await fill(request, values, MAX_BODY_BYTES - size_bytes)
             await self._take(held, size_bytes, more_bytes)
             size_bytes += more_bytes
         self._budget.complete(held)
-        return given, size_bytes
+        return values, size_bytes
 
     async def _worked(self, size_bytes: int, work: Callable[[], T]) -> T:
         """Work over a body of a size."""
@@ -179,17 +179,17 @@ def with_memory(value: T) -> tuple[T, int]:
 
 def memory_of(value: object) -> int:
     """The bytes that the texts, lists and numbers in a value take, about; in records, those of their fields."""
-    found, left = 0, [value]
-    while left:
-        each = left.pop()
-        found += sys.getsizeof(each)
+    size_bytes, values = 0, [value]
+    while values:
+        each = values.pop()
+        size_bytes += sys.getsizeof(each)
         if is_dataclass(each):
-            left += [getattr(each, field.name) for field in fields(each)]
+            values += [getattr(each, field.name) for field in fields(each)]
         elif isinstance(each, Mapping):
-            left += [*each.keys(), *each.values()]
+            values += [*each.keys(), *each.values()]
         elif isinstance(each, list | tuple):
-            left += each
-    return found
+            values += each
+    return size_bytes
 
 
 def int_of(header: str | None) -> int:
@@ -228,34 +228,34 @@ class Body(BaseModel):
 def read_fields(kind: type[B], raw: Mapping[str, Any]) -> B:
     """Check a request. What is long is checked in pieces: no other thread goes on while one is checked. Raises
     InvalidRequest: with the first field at fault."""
-    read: TypeAdapter[B] = _reader(kind)
-    given = {name: raw[name] for name in kind.model_fields.keys() & raw.keys()}
-    ignored = dict(islice(((name, value) for name, value in raw.items() if name not in given), MAX_IGNORED_KEPT))
-    long = {name: value for name, value in given.items() if type(value) is list and len(value) > _ITEMS_AT_ONCE}
-    found = {name: _read_list(name, reader, long[name]) for name, reader in _lists(kind).items() if name in long}
-    short = {name: value[-1:] if name in found else value for name, value in given.items()}
-    return checked("request", read.validate_python, {**short, **ignored}).model_copy(update=found)
+    values = {name: raw[name] for name in kind.model_fields.keys() & raw.keys()}
+    ignored = dict(islice(((name, value) for name, value in raw.items() if name not in values), MAX_IGNORED_KEPT))
+    long = {name: value for name, value in values.items() if type(value) is list and len(value) > _ITEMS_AT_ONCE}
+    lists = {name: _read_list(name, reader, long[name]) for name, reader in _lists(kind).items() if name in long}
+    short = {name: value[-1:] if name in lists else value for name, value in values.items()}
+    whole: TypeAdapter[B] = _reader(kind)
+    return checked("request", whole.validate_python, {**short, **ignored}).model_copy(update=lists)
 
 
 def _read_list(name: str, reader: TypeAdapter[list[Any]], items: list[Any]) -> list[Any]:
-    found: list[Any] = []
+    values: list[Any] = []
     for start in range(0, len(items), _ITEMS_AT_ONCE):
         piece = items[start : start + _ITEMS_AT_ONCE]
-        found += checked("request", reader.validate_python, piece, within=(name, start))
-    return found
+        values += checked("request", reader.validate_python, piece, within=(name, start))
+    return values
 
 
 @cache
 def _lists(kind: type[Body]) -> dict[str, TypeAdapter[list[Any]]]:
     """Readers of the fields of a request that are lists of any length."""
-    found = {}
+    readers = {}
     for name, declared in kind.model_fields.items():
-        given = declared.annotation
-        for each in get_args(given) if get_origin(given) in (Union, UnionType) else (given,):
+        annotation = declared.annotation
+        for each in get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,):
             of, *marks = get_args(each) if get_origin(each) is Annotated else (each, *declared.metadata)
             if get_origin(of) is list and not any(getattr(mark, "max_length", None) for mark in _told_by(marks)):
-                found[name] = TypeAdapter(of, config=ConfigDict(strict=True))
-    return found
+                readers[name] = TypeAdapter(of, config=ConfigDict(strict=True))
+    return readers
 
 
 def _told_by(marks: Iterable[Any]) -> Iterator[Any]:
@@ -314,8 +314,8 @@ class Words:
         for at, part in enumerate(content if isinstance(content, list) else [content]):
             text = words_in(part)
             if text is None and is_newest:
-                told = _kind_of(part)
-                raise fault_at(field, f"part {at} is {told}; this model reads text alone")
+                kind = _kind_of(part)
+                raise fault_at(field, f"part {at} is {kind}; this model reads text alone")
             texts.append(self.line_for(part) if text is None else text)
         return "\n".join(texts)
 
@@ -394,10 +394,10 @@ def constraint_of(form: Mapping[str, Any] | None, field: str) -> Mapping[str, st
 def choice_of(choice: object, *, strict: Sequence[str], parallel: bool | None = None) -> Mapping[str, Any] | None:
     """The choice of tools of a `tool_choice`. strict: the names of the tools whose calls are to match their schemas.
     parallel: False if an answer may have one call alone. Raises InvalidRequest: it has no such form."""
-    found = _choice_of(choice, strict=strict)
-    if parallel is not False or (found or {}).get("mode", "auto") != "auto":  # elsewhere there is one, or none
-        return found
-    return {"mode": "auto", **(found or {}), "parallel": False}
+    rule = _choice_of(choice, strict=strict)
+    if parallel is not False or (rule or {}).get("mode", "auto") != "auto":  # elsewhere there is one, or none
+        return rule
+    return {"mode": "auto", **(rule or {}), "parallel": False}
 
 
 def _choice_of(choice: object, *, strict: Sequence[str]) -> Mapping[str, Any] | None:
@@ -427,10 +427,10 @@ def has_no_effect(choice: object) -> bool:
 def _of_mode(mode: str, names: tuple[str, ...], *, strict: Sequence[str]) -> Mapping[str, Any] | None:
     if mode not in _MODES:
         raise _unknown()
-    found: dict[str, Any] = {"mode": _MODES[mode], "names": names}
-    if found["mode"] == "auto":
+    rule: dict[str, Any] = {"mode": _MODES[mode], "names": names}
+    if rule["mode"] == "auto":
         return {"mode": "auto", "strict": tuple(strict)} if strict else None
-    return found
+    return rule
 
 
 def _name_in(choice: object) -> str:
@@ -484,10 +484,10 @@ class Marks:
 
     def keep(self, ttl: object) -> None:
         """Take a time over: of a mark, or of all."""
-        found = _TIME.fullmatch(ttl) if isinstance(ttl, str) else None
-        if found is not None:
-            asked = float(min(int(found[1]) * _SECONDS[found[2]], MAX_KEEP_AWAKE_S))
-            self.keep_awake_s = max(asked, self.keep_awake_s or 0.0)
+        match = _TIME.fullmatch(ttl) if isinstance(ttl, str) else None
+        if match is not None:
+            seconds = float(min(int(match[1]) * _SECONDS[match[2]], MAX_KEEP_AWAKE_S))
+            self.keep_awake_s = max(seconds, self.keep_awake_s or 0.0)
 
 
 # --- tools that take a string

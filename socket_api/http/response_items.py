@@ -93,10 +93,10 @@ class _Offer:
     def to_map(self) -> dict[str, Any]:
         """The tool as a verb takes it, with what `call_item` tells calls of it by."""
         parameters = STRING_PARAMETERS if self.tool.type == CUSTOM else self.tool.parameters or {}
-        told = {"name": self.flat_name, "description": self.tool.description or "", "parameters": parameters}
+        tool = {"name": self.flat_name, "description": self.tool.description or "", "parameters": parameters}
         if self.tool.type != CUSTOM and self.namespace is None:
-            return told
-        return {**told, "told_as": f"{self.tool.type}:{self.namespace or ''}"}
+            return tool
+        return {**tool, "told_as": f"{self.tool.type}:{self.namespace or ''}"}
 
 
 class Toolbox:
@@ -211,10 +211,10 @@ class Dialogue:
 
 def answer_of_response(response_id: str, field: str = "response_id") -> str:
     """The id of the answer that a response is. Raises PreviousResponseNotFound: no stored response has such an id."""
-    found = _RESPONSE.fullmatch(response_id)
-    if found is None or not is_stored(found[1]):
+    match = _RESPONSE.fullmatch(response_id)
+    if match is None or not is_stored(match[1]):
         raise not_found(response_id, field)
-    return found[1]
+    return match[1]
 
 
 def not_found(named: str, field: str) -> PreviousResponseNotFound:
@@ -320,12 +320,12 @@ def call_item(call: ToolCall, item_id: str) -> dict[str, Any]:
     """A call as it is told: by what its tool was offered as, also when it is recalled."""
     namespace = call.told_as.partition(":")[2]
     name = call.name.removeprefix(_flat(namespace, ""))
-    told = {"id": item_id, "type": _called(call.told_as), "status": "completed", "call_id": call.id, "name": name}
+    item = {"id": item_id, "type": _called(call.told_as), "status": "completed", "call_id": call.id, "name": name}
     if namespace:
-        told["namespace"] = namespace
+        item["namespace"] = namespace
     if takes_string(call.told_as):
-        return {**told, "input": string_of(call.arguments)}
-    return {**told, "arguments": _json(call.arguments)}
+        return {**item, "input": string_of(call.arguments)}
+    return {**item, "arguments": _json(call.arguments)}
 
 
 def _called(told_as: str) -> str:
@@ -341,8 +341,8 @@ def reasoning_item(item_id: str, text: str, sealed: str) -> dict[str, Any]:
 
 def message_item(item_id: str, text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """A text of the model."""
-    told = {"id": item_id, "type": "message", "status": "completed", "role": "assistant"}
-    return {**told, "content": [text_part(text, logprobs)]}
+    item = {"id": item_id, "type": "message", "status": "completed", "role": "assistant"}
+    return {**item, "content": [text_part(text, logprobs)]}
 
 
 def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:

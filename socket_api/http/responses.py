@@ -141,10 +141,10 @@ def _made(raw: Mapping[str, Any]) -> tuple[Order, Turn, _Place]:
 
 async def retrieve(request: Request) -> Response:
     """A response, told from its tokens. They do not tell which of them were cached, nor what else the request had."""
-    told, answer_id = await _recalled(request)
-    last = told.messages[-1]
+    recall, answer_id = await _recalled(request)
+    last = recall.messages[-1]
     require_certain([last])
-    facts: dict[str, Any] = {"previous_response_id": f"resp_{told.after}" if told.after else None}
+    facts: dict[str, Any] = {"previous_response_id": f"resp_{recall.after}" if recall.after else None}
     facts["usage"] = {
         "input_tokens": last.start,
         "output_tokens": last.end - last.start,
@@ -154,14 +154,14 @@ async def retrieve(request: Request) -> Response:
     if not last.finished:
         facts |= cut_off(output)
     status = "completed" if last.finished else "incomplete"
-    return JSONResponse(response_map(answer_id, status, told.model, output, **facts))
+    return JSONResponse(response_map(answer_id, status, recall.model, output, **facts))
 
 
 async def input_items(request: Request) -> Response:
     """The messages since the response before, told from their tokens."""
-    told, answer_id = await _recalled(request)
-    require_certain(told.messages[:-1])
-    items = list(read_items(told.messages[:-1], answer_id))
+    recall, answer_id = await _recalled(request)
+    require_certain(recall.messages[:-1])
+    items = list(read_items(recall.messages[:-1], answer_id))
     return JSONResponse(page_of(items, request.query_params))
 
 
@@ -295,8 +295,9 @@ class _Events(Telling):
         return self._ended(answered)
 
     def opening(self) -> bytes:
-        told = self._response("in_progress")
-        return self._event("response.created", response=told) + self._event("response.in_progress", response=told)
+        response = self._response("in_progress")
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
 
     def token(self, event: TokenEvent) -> bytes:
         self.untold.add(event)
@@ -304,28 +305,28 @@ class _Events(Telling):
             return self._close() + self._call(event.call)
         if not event.text or event.channel == "call":
             return b""
-        told = b"" if self._open == event.channel else self._close() + self._begin(event.channel)
+        opening = b"" if self._open == event.channel else self._close() + self._begin(event.channel)
         self._text += event.text
         if self._open == "text":
-            return told + self._delta(event.text)
-        return told + self._about("response.reasoning_summary_text.delta", summary_index=0, delta=event.text)
+            return opening + self._delta(event.text)
+        return opening + self._about("response.reasoning_summary_text.delta", summary_index=0, delta=event.text)
 
     def silence(self) -> bytes:
         return self._event("response.in_progress", response=self._response("in_progress"))
 
     def closing(self, answered: Answered) -> bytes:
-        told = self._end(answered)
+        events = self._end(answered)
         response = self._ended(answered)
-        return told + self._event(f"response.{response['status']}", response=response)
+        return events + self._event(f"response.{response['status']}", response=response)
 
     def _end(self, answered: Answered) -> bytes:
         """End the last item; an answer that says nothing has an empty text."""
-        told = b"" if self._items or self._open else self._begin("text")
-        return told + self._close(is_cut=answered.result.finish_reason == "length")
+        events = b"" if self._items or self._open else self._begin("text")
+        return events + self._close(is_cut=answered.result.finish_reason == "length")
 
     def failure(self, error: TorporError) -> bytes:
-        told = error_map(error, "openai")["error"]
-        failed = self._response("failed", error={"code": told["code"], "message": told["message"]})
+        facts = error_map(error, "openai")["error"]
+        failed = self._response("failed", error={"code": facts["code"], "message": facts["message"]})
         return self._event("response.failed", response=failed)
 
     def _delta(self, text: str) -> bytes:
@@ -338,10 +339,10 @@ class _Events(Telling):
         """Open an item."""
         self._open, self._text, self._logprobs = channel, "", []
         if channel == "text":
-            told = self._added({**self._message(""), "content": []})
-            return told + self._about("response.content_part.added", content_index=0, part=text_part(""))
-        told = self._added({**self._reasoning(""), "summary": []})
-        return told + self._about("response.reasoning_summary_part.added", summary_index=0, part=_summary(""))
+            events = self._added({**self._message(""), "content": []})
+            return events + self._about("response.content_part.added", content_index=0, part=text_part(""))
+        events = self._added({**self._reasoning(""), "summary": []})
+        return events + self._about("response.reasoning_summary_part.added", summary_index=0, part=_summary(""))
 
     def _close(self, *, is_cut: bool = False) -> bytes:
         """End the open item, if there is one. is_cut: whether the limit of tokens cut it off."""
@@ -349,26 +350,26 @@ class _Events(Telling):
             return b""
         text = self._text
         if self._open == "text":
-            told = self._about("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
+            events = self._about("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
             part = text_part(text, self._logprobs)
-            told += self._about("response.content_part.done", content_index=0, part=part)
-            told += self._done({**self._message(text), **({"status": "incomplete"} if is_cut else {})})
+            events += self._about("response.content_part.done", content_index=0, part=part)
+            events += self._done({**self._message(text), **({"status": "incomplete"} if is_cut else {})})
         else:
-            told = self._about("response.reasoning_summary_text.done", summary_index=0, text=text)
-            told += self._about("response.reasoning_summary_part.done", summary_index=0, part=_summary(text))
-            told += self._done(self._reasoning(text))
+            events = self._about("response.reasoning_summary_text.done", summary_index=0, text=text)
+            events += self._about("response.reasoning_summary_part.done", summary_index=0, part=_summary(text))
+            events += self._done(self._reasoning(text))
         self._open = None
-        return told
+        return events
 
     def _call(self, call: ToolCall) -> bytes:
         item = call_item(call, self._item_id("fc"))
         field, kind = ("input", "custom_tool_call_input")
         if item["type"] == "function_call":
             field, kind = ("arguments", "function_call_arguments")
-        told = self._added({**item, field: ""})
-        told += self._about(f"response.{kind}.delta", delta=item[field])
-        told += self._about(f"response.{kind}.done", **{field: item[field]})
-        return told + self._done(item)
+        events = self._added({**item, field: ""})
+        events += self._about(f"response.{kind}.delta", delta=item[field])
+        events += self._about(f"response.{kind}.done", **{field: item[field]})
+        return events + self._done(item)
 
     def _added(self, item: Mapping[str, Any]) -> bytes:
         item = {**item, "status": "in_progress"}
@@ -441,11 +442,11 @@ def _echo(body: ResponsesBody, conversation: str | None) -> dict[str, Any]:
 
 def _is_short(value: object) -> bool:
     """Whether a value has few characters as JSON. One that has more is looked at no further."""
-    left, waiting = _MOST_REPEATED_CHARS, [value]
+    room, waiting = _MOST_REPEATED_CHARS, [value]
     while waiting:
         each = waiting.pop()
-        left -= len(each) if isinstance(each, str | list | Mapping) else 1
-        if left < 0:
+        room -= len(each) if isinstance(each, str | list | Mapping) else 1
+        if room < 0:
             return False
         if isinstance(each, Mapping):
             waiting += each.keys()

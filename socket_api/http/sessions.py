@@ -68,5 +68,5 @@ async def _answer(route: SessionRoute, request: Request) -> Response:
         if route.names_session:
             params["session"] = in_path(request, "session")
         result = await desk.ask(request, route.verb, params)
-        told = await in_pieces(wire_map(route.verb, result))
-        return JSONResponse(told if request.state.caller.is_owner else without_others(told))
+        values = await in_pieces(wire_map(route.verb, result))
+        return JSONResponse(values if request.state.caller.is_owner else without_others(values))

@@ -70,8 +70,8 @@ class Telling(ABC):
 def event_bytes(data: Mapping[str, Any], name: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n" if name else ""
-    told = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_LINE_ENDS)
-    return f"{head}data: {told}\n\n".encode()
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_LINE_ENDS)
+    return f"{head}data: {text}\n\n".encode()
 
 
 # --- tools that take a string
@@ -84,9 +84,9 @@ def takes_string(told_as: str) -> bool:
 
 def string_of(arguments: Mapping[str, Any]) -> str:
     """The string of a call; all of its arguments as JSON, where a model has given others."""
-    given = arguments.get("input")
-    is_alone = isinstance(given, str) and len(arguments) == 1
-    return str(given) if is_alone else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    text = arguments.get("input")
+    is_alone = isinstance(text, str) and len(arguments) == 1
+    return str(text) if is_alone else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
 
 
 # --- log-probabilities
@@ -126,8 +126,8 @@ class Untold:
 
     def take(self) -> list[Told]:
         """All of them; they count as told then."""
-        told, self._told = self._told, []
-        return told
+        tokens, self._told = self._told, []
+        return tokens
 
     def _find(self, text: str) -> None:
         """Find the tokens of what comes next of the text, in time that its length and theirs bound."""
@@ -137,10 +137,10 @@ class Untold:
         while done < len(whole) and (self._left or self._waiting):
             token = None if self._left else self._waiting.popleft()
             own = self._left if token is None else _bytes_of(token)
-            found = _shared(own, whole, done)
-            if token is not None and (found is not None or _is_part(own)):
+            shared = _shared(own, whole, done)
+            if token is not None and (shared is not None or _is_part(own)):
                 self._told.append(Told(token, chars - _is_within(whole, done)))
-            own_size, size = found or (len(own), 0)
+            own_size, size = shared or (len(own), 0)
             self._left = own[own_size:]
             chars += _count_begun(whole[done : done + size])
             done += size
@@ -156,43 +156,43 @@ class Untold:
     def _drop_hidden(self, text: bytes) -> None:
         """Drop what waits before the text, and within it, and is not shown: a mark may have the words of the text
         behind it. So the text is looked for from its end."""
-        kept: deque[TokenLogprobs] = deque()
+        rest: deque[TokenLogprobs] = deque()
         end, is_behind = len(text), True
         for token in reversed(self._waiting):
             own = _bytes_of(token)
             size = _shared_ending(own, text, end, is_cut=is_behind)
             end, is_behind = end - size, is_behind and not size
             if size or is_behind or _is_part(own):
-                kept.appendleft(token)
+                rest.appendleft(token)
             elif not end:
                 break
-        self._waiting = kept
+        self._waiting = rest
         if not text.endswith(self._left, 0, end):
             self._left = b""
 
 
 def each_of(told: Sequence[Told]) -> list[dict[str, Any]]:
     """As chats and responses have them: a list of tokens, each with the likeliest in its place."""
-    found = [each.likelihood for each in told]
-    return [{**_one(each), "top_logprobs": [_one(other) for other in each.top]} for each in found]
+    likelihoods = [each.likelihood for each in told]
+    return [{**_one(each), "top_logprobs": [_one(other) for other in each.top]} for each in likelihoods]
 
 
 def _one(likelihood: Likelihood) -> dict[str, Any]:
     """bytes: null where nobody knows those of a part of a character."""
     is_known = likelihood.part_bytes is not None or _REPLACEMENT not in likelihood.text
-    told = list(_bytes_of(likelihood)) if is_known else None
-    return {"token": _name(likelihood), "logprob": likelihood.logprob, "bytes": told}
+    values = list(_bytes_of(likelihood)) if is_known else None
+    return {"token": _name(likelihood), "logprob": likelihood.logprob, "bytes": values}
 
 
 def columns_of(told: Sequence[Told]) -> Mapping[str, Any]:
     """As the older API has them: a list of each fact. The drawn token is always among the likeliest."""
-    found = [each.likelihood for each in told]
+    likelihoods = [each.likelihood for each in told]
     return {
-        "tokens": [_name(each, "bytes:") for each in found],
-        "token_logprobs": [each.logprob for each in found],
+        "tokens": [_name(each, "bytes:") for each in likelihoods],
+        "token_logprobs": [each.logprob for each in likelihoods],
         # Of tokens with one text the likeliest counts.
         "top_logprobs": [
-            {_name(other, "bytes:"): other.logprob for other in (each, *reversed(each.top))} for each in found
+            {_name(other, "bytes:"): other.logprob for other in (each, *reversed(each.top))} for each in likelihoods
         ],
         "text_offset": [each.offset for each in told],
     }

@@ -71,8 +71,8 @@ def is_stored(answer_id: str) -> bool:
 
 def answer_in(minted: str | None) -> str | None:
     """The answer's id in an id that we made of it; None for another text."""
-    found = _MINTED.fullmatch(minted or "")
-    return found[1] if found is not None else None
+    match = _MINTED.fullmatch(minted or "")
+    return match[1] if match is not None else None
 
 
 def time_of(answer_id: str) -> int:
@@ -119,10 +119,10 @@ class Turn:
 
     def under(self, headers: Mapping[str, str]) -> Turn:
         """The turn as the headers of its request want it. Raises HttpRefused."""
-        wanted = headers.get(VOLATILE_HEADER)
-        if wanted not in (None, _OFF):
+        word = headers.get(VOLATILE_HEADER)
+        if word not in (None, _OFF):
             raise HttpRefused(f"{VOLATILE_HEADER} is {_OFF!r} or left out, and this is neither.", status=400)
-        return self if wanted is None else replace(self, volatile="")
+        return self if word is None else replace(self, volatile="")
 
     def asking(self, backend: Backend, caller: Caller, headers: Mapping[str, str], model: str, emit: OnEvent) -> Asking:
         """The requests that answer it."""
@@ -270,9 +270,9 @@ def name_for(headers: Mapping[str, str], in_body: str | None) -> SessionName:
     """The name under which a client's conversation begins: the one it gives on purpose, or one made of its own id."""
     if (chosen := headers.get(SESSION_HEADER)) is not None:
         return SessionName(chosen, unnamed=False)
-    given = next((headers[name] for name in _NAMING if headers.get(name)), None) or in_body
+    own_id = next((headers[name] for name in _NAMING if headers.get(name)), None) or in_body
     agent = headers.get(_AGENT)
-    return SessionName(_as_name(f"{given}-{agent}" if given and agent else given) if given else ANY_CONVERSATION)
+    return SessionName(_as_name(f"{own_id}-{agent}" if own_id and agent else own_id) if own_id else ANY_CONVERSATION)
 
 
 def _dialogue(turn: Turn, session: str, model: str) -> dict[str, Any]:

@@ -131,8 +131,8 @@ class Desk:
     async def ask(self, request: Request, verb: Verb[Any, R], params: Mapping[str, Any]) -> R:
         """Carry out a verb for the caller of a request, whose body has been read. Raises InvalidRequest, HttpRefused,
         ClientLeft, and as the service."""
-        asked = await request.state.caller.request_of(verb, params)
-        return await self.works.answer(verb, asked, request.receive)
+        order = await request.state.caller.request_of(verb, params)
+        return await self.works.answer(verb, order, request.receive)
 
     async def default_model(self) -> str:
         """The name of the first model, which is the same as long as the daemon runs."""
