@@ -17,6 +17,7 @@ def downloads_on(output: Output) -> Iterator[Callable[[str, int, int], None]]:
         bars: dict[str, OnProgress] = {}
 
         def on_download(model: str, done: int, total: int) -> None:
+            output.notice({"event": "download", "model": model, "done_bytes": done, "total_bytes": total})
             if model not in bars:
                 shown.close()
                 here = f", {format_bytes(done)} of it is here" if done * 100 > total else ""

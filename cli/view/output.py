@@ -3,8 +3,8 @@
 Rules:
 - stdout holds what was asked for and nothing else; piped, it is plain text, and a table is one line a row, its cells
   set apart by a tab.
-- stderr holds what happens meanwhile: drawn live on a terminal, silent with `--json`. No line of it is broken inside a
-  word; piped, none is broken at all.
+- stderr holds what happens meanwhile: drawn live on a terminal; with `--json` silent, but for notices that a program
+  waits for. No line of it is broken inside a word; piped, none is broken at all.
 - Every JSON document and error object carries `schema_version`; ids are never shortened there.
 
 Knows nothing of sessions, stores or sockets.
@@ -73,6 +73,11 @@ class Output:
         """Write a remark to stderr; nothing with `--json`."""
         if not self.as_json:
             _print_lines(self.stderr, markup)
+
+    def notice(self, facts: Mapping[str, Any]) -> None:
+        """With `--json`, write an object on one line of stderr."""
+        if self.as_json:
+            _write_json(sys.stderr, facts)
 
     def show(self, drawn: RenderableType) -> None:
         """Draw data on stdout: as wide as the terminal; with none, every row and text as one line."""

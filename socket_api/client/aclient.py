@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from ...daemon.api.events import NoticeEvent, Reporting, ignore
+from ...daemon.api.events import NoticeEvent, OnEvent, Reporting, ignore
 from ...daemon.api.process import SubscribeRequest
 from ...daemon.api.reading import ChatRequest, GenerateRequest
 from ...daemon.api.records import Request
@@ -67,14 +67,18 @@ class AsyncClient(DaemonVerbs, Awaiting):
         *,
         store: str | os.PathLike[str] | None = None,
         config: str | os.PathLike[str] | None = None,
+        models: Mapping[str, str] | None = None,
         namespace: str | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        on_event: OnEvent = ignore,
     ) -> Self:
-        """A client that starts a daemon in the background when it connects, if none answers. store, config: for a
-        daemon that is started. `connect` then also raises DaemonNotStarted: with the reason; nothing is left running.
+        """A client that starts a daemon in the background when it connects, if none answers; as `Client.ensure`, and
+        on_event is called on another thread. `connect` then also raises DaemonNotStarted.
         """
         client = cls(socket_path, namespace=namespace, timeout_s=timeout_s)
-        client._start = partial(ensure_daemon, client.socket_path, store=store, config=config)
+        client._start = partial(
+            ensure_daemon, client.socket_path, store=store, config=config, models=models, on_event=on_event
+        )
         return client
 
     # --- asking

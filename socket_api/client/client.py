@@ -11,6 +11,7 @@ while a stream is open.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,16 +71,19 @@ class Client(DaemonVerbs, Blocking):
         *,
         store: str | os.PathLike[str] | None = None,
         config: str | os.PathLike[str] | None = None,
+        models: Mapping[str, str] | None = None,
         namespace: str | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        on_event: OnEvent = ignore,
     ) -> Self:
         """Connect to the daemon on that socket. If none answers, start one in the background first, as `torpor ensure`
-        does. store, config: for a daemon that is started.
+        does. store, config, models: for a daemon that is started; models are folders or hub names, by name. on_event:
+        called with the progress of their download.
 
         Raises:
-            DaemonNotStarted: with the reason; nothing is left running.
+            DaemonNotStarted: with the reason; nothing is left running. Also where a daemon runs without these models.
         """
-        socket = ensure_daemon(socket_path, store=store, config=config)
+        socket = ensure_daemon(socket_path, store=store, config=config, models=models, on_event=on_event)
         return cls(socket, namespace=namespace, timeout_s=timeout_s)
 
     # --- asking

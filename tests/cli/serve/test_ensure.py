@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torpor.cli.reach.background import is_running
@@ -150,6 +151,10 @@ def test_an_interrupted_download_leaves_no_process_and_goes_on_at_the_next_start
         assert not [line for line in running.splitlines() if str(short_path) in line and "detached" in line]
         hub.goes_on.set()
         hub.asked.clear()
-        again = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (again.returncode, "of it is here)" in again.stderr) == (0, True)
+        events: list[Any] = []
+        with Client.ensure(models={"m": "owner/tiny"}, on_event=events.append) as daemon:
+            assert daemon.status().models[0].resident
+        assert (events[0].done >= 1 << 20, events[-1].done) == (True, events[-1].total)
         assert [first >= 1 << 20 for name, first in hub.asked if name == weights] == [True]
+        with pytest.raises(DaemonNotStarted, match=r"serves m=.*, and --model names other=owner/tiny"):
+            Client.ensure(models={"other": "owner/tiny"})
