@@ -170,7 +170,7 @@ def test_no_more_are_stripped_than_a_store_may_mark(monkeypatch: pytest.MonkeyPa
         ({"marks": Marks(STORE).pin(THREE[0].uri, bundle("cache", 1))}, False),
         ({"marks": Marks(STORE).strip(THREE[0].uri, [bundle("cache", 1), bundle("cache", 2)])}, True),
     ],
-    ids=str,
+    ids=lambda each: ",".join(each) if isinstance(each, dict) else None,
 )
 def test_a_session_that_nobody_named_is_deleted_once_the_store_was_in_use_long_enough_without_it(
     changes: dict[str, Any], goes: bool

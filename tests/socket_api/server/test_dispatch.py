@@ -11,7 +11,7 @@ from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.verbs import VERBS
 from torpor.socket_api.server.dispatch import call
 
-ROOT = BranchInfo(1, None, (), 3, 3, 0, Sampling(), 0, 0, False, 0, None, 64)
+ROOT = BranchInfo(1, None, (), 3, 3, 0, Sampling(), 0, False, 0, None, 64)
 
 
 def test_what_was_done_is_answered_as_done_gm7() -> None:
