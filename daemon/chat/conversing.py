@@ -150,7 +150,7 @@ def root_of(before: Root, tools: Sequence[Mapping[str, Any]] | None, arguments: 
 
 
 def said_behind(
-    known: Dialogue,
+    dialogue: Dialogue,
     root: Root,
     instructions: str | None,
     messages: Sequence[Message],
@@ -159,13 +159,13 @@ def said_behind(
 ) -> list[Message]:
     """New messages with what changes there: instructions, volatile lines, and the tools of another root, in the model's
     own form of calls. It stands behind the results of calls, which templates want next to them."""
-    messages = with_volatile(known.text_map, messages, volatile, is_field=True)
-    said = "" if instructions is None or known.text_map.says(instructions) else instructions
-    opening = known.unsaid or ""
-    if not known.tokens:
+    messages = with_volatile(dialogue.text_map, messages, volatile, is_field=True)
+    said = "" if instructions is None or dialogue.text_map.says(instructions) else instructions
+    opening = dialogue.unsaid or ""
+    if not dialogue.tokens:
         text = "\n\n".join(filter(None, (said, opening)))
         return [*([_system(text, instructed=len(said))] if text else []), *messages]
-    others = canonical(list(root.shown_tools)) != canonical(list(known.root.shown_tools))
+    others = canonical(list(root.shown_tools)) != canonical(list(dialogue.root.shown_tools))
     fields = [*([offer_of(root.shown_tools, call_shape(marks))] if others else []), *([said] if said else [])]
     changes = [*([_system(opening)] if opening else []), *(_system(text, instructed=len(text)) for text in fields)]
     results = len(list(takewhile(lambda message: message["role"] == "tool", messages)))
@@ -185,8 +185,8 @@ def behind_kept(messages: Sequence[Message], count: int, at: int, ledger: Sequen
 def _without_known(live: Session, turn: NewTurn, request: bytes | None) -> NewTurn:
     """The turn behind those of its tokens that the ledger has; with the answer so far, if it was given up."""
     ledger = live.state.tokens
-    known = tokens_in_common(ledger[turn.at :], turn.ids)
-    rest = replace(turn, at=turn.at + known, ids=turn.ids[known:], begins_at=turn.at)
+    count = tokens_in_common(ledger[turn.at :], turn.ids)
+    rest = replace(turn, at=turn.at + count, ids=turn.ids[count:], begins_at=turn.at)
     midway = live.left_midway
     if midway is None or midway.request != request or rest.ids or midway.answer_at != rest.at:
         return rest
@@ -231,15 +231,15 @@ class Conversing:
                 position=place.at,
                 token_count=held,
             )
-        known = Dialogue.of(live).before(at)
-        messages = await in_pieces(digested(messages, known.text_map.turns))
-        new = said_behind(known, root, place.instructions, messages, live.model.marks, place.volatile)
-        where = await self.place(live.model, known, new, root, again=goes_on)
+        dialogue = Dialogue.of(live).before(at)
+        messages = await in_pieces(digested(messages, dialogue.text_map.turns))
+        new = said_behind(dialogue, root, place.instructions, messages, live.model.marks, place.volatile)
+        where = await self.place(live.model, dialogue, new, root, again=goes_on)
         ids, lengths = await self._encoded(live, new, where, root)
         if new[-1]["role"] == "assistant":  # nothing is to be answered, so no turn is opened
             ids = ids[: await self._encoder.answer_end(live.model, new, where, ids, root)]
             lengths = [min(each, len(ids)) for each in lengths]
-        before = known.text_map.begun(await self._encoder.shown_root(live.model, root)).changed(known.root, root)
+        before = dialogue.text_map.begun(await self._encoder.shown_root(live.model, root)).changed(dialogue.root, root)
         at = where.held
         before = before.ending(at) if where.follows else before.answered(at)
         extend = partial(before.extended, new, start=at, end=at + len(ids), lengths=lengths)
@@ -254,18 +254,18 @@ class Conversing:
             )
 
     async def place(
-        self, model: LoadedModel, known: Dialogue, new: Sequence[Message], root: Root, *, again: bool = False
+        self, model: LoadedModel, dialogue: Dialogue, new: Sequence[Message], root: Root, *, again: bool = False
     ) -> Place:
         """Where new messages stand behind what is known: in a turn that was opened for an answer, or in place of as
         much of it as the template writes otherwise where they follow. again: the request was given up, so what is
         taken back is gone already."""
-        if known.asked is not None:
+        if dialogue.asked is not None:
             with suppress(TemplateUnusable):
-                back = [] if again else await self._encoder.taken_back(model, known.asked, new, root)
-                at = len(known.tokens) - len(back)
-                if list(known.tokens[at:]) == back:
-                    return Place(at, known.tokens[at - 1], turn_open=True, follows=known.asked)
-        return known.end
+                back = [] if again else await self._encoder.taken_back(model, dialogue.asked, new, root)
+                at = len(dialogue.tokens) - len(back)
+                if list(dialogue.tokens[at:]) == back:
+                    return Place(at, dialogue.tokens[at - 1], turn_open=True, follows=dialogue.asked)
+        return dialogue.end
 
     async def transcript(
         self,
@@ -279,23 +279,23 @@ class Conversing:
         """The new part of a transcript. request: by which a request that was given up is known again. marked: behind
         how many of the messages the client has marks. volatile: lines that it has beside them. Raises TemplateUnusable,
         ContextOverflow."""
-        ledger, known = live.state.tokens, live.chat.text_map
+        ledger, text_map = live.state.tokens, live.chat.text_map
         whole = spoken(await in_pieces(digested(messages)), live.chat.system)
         shown_root = await self._encoder.shown_root(live.model, root)
-        overlap = await self._encoder.aside(lambda: standing(known, whole, shown_root))
-        before, is_field = known.cut(overlap.at), "instructed" in whole[0]
+        overlap = await self._encoder.aside(lambda: standing(text_map, whole, shown_root))
+        before, is_field = text_map.cut(overlap.at), "instructed" in whole[0]
         new = with_volatile(before, whole[overlap.kept :], volatile, is_field=is_field)
         place = behind_kept(whole, overlap.kept, overlap.at, ledger)
         ids, lengths = await self._encoded(live, new, place, root) if new else ([], ())
         end = overlap.at + len(ids)
         before = before.begun(shown_root).changed(before.root_at_end(live.chat.root), root).asked_with(whole[0])
         extend = partial(before.extended, new, start=overlap.at, end=end, lengths=lengths)
-        text_map = await self._encoder.aside(extend)
+        new_map = await self._encoder.aside(extend)
         opening = len(whole) - len(messages)
         common = max(0, overlap.common - opening)
         counts = [count + opening - overlap.kept for count in marked]
         marks = await self._marks(live, new, place, ids, root, [each for each in counts if each > 0 or not overlap.at])
-        return _without_known(live, NewTurn(overlap.at, ids, text_map, root, common, marks=marks), request)
+        return _without_known(live, NewTurn(overlap.at, ids, new_map, root, common, marks=marks), request)
 
     async def _encoded(
         self, live: Session, new: Sequence[Message], place: Place, root: Root

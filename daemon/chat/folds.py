@@ -148,10 +148,10 @@ async def folded(encoder: Encoder, model: LoadedModel, old: Exhausted, summary: 
     said = len(opening) + len(answer)
     said += said < len(ids) and ids[said] in model.end_tokens
     root = await encoder.shown_root(model, old.root)
-    known = TextMap().begun(root).extended(asked, start=0, end=len(opening))
-    known = known.extended([message_of("assistant", summary)], start=len(opening), end=said)
-    known = known.followed_by(turns, len(ids) - len(old.tokens))
-    return Fold(ids, len(rest), known, turn_open=old.turn_open if rest else True)
+    text_map = TextMap().begun(root).extended(asked, start=0, end=len(opening))
+    text_map = text_map.extended([message_of("assistant", summary)], start=len(opening), end=said)
+    text_map = text_map.followed_by(turns, len(ids) - len(old.tokens))
+    return Fold(ids, len(rest), text_map, turn_open=old.turn_open if rest else True)
 
 
 async def _first_turn(encoder: Encoder, model: LoadedModel, old: Exhausted, opening: Sequence[int]) -> FirstTurn | None:

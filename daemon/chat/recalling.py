@@ -65,7 +65,7 @@ class Recalling:
     _residency: Residency
     _journal: TurnJournal
 
-    async def known(self, uri: SessionUri, *, past_look: bool = False) -> Dialogue:
+    async def dialogue(self, uri: SessionUri, *, past_look: bool = False) -> Dialogue:
         """The words of a session, which stays asleep if it sleeps. past_look: those of its newest version while it is
         only looked at. Raises SessionNotFound, and the errors of a damaged bundle."""
 
@@ -73,24 +73,25 @@ class Recalling:
             live = self._residency.awake.get(uri)
             return None if live is None or (past_look and live.is_mere_look) else Dialogue.of(live)
 
-        if (known := of_awake()) is not None:
-            return known
+        if (dialogue := of_awake()) is not None:
+            return dialogue
         async with self._residency.turn(uri):
-            if (known := of_awake()) is not None:
-                return known
+            if (dialogue := of_awake()) is not None:
+                return dialogue
             await self._journal.replay(uri)
             self._residency.standing.require_row(uri)
             return await self._threads.on_io(partial(self._of_asleep, uri))
 
-    async def messages(self, model: LoadedModel, known: Dialogue, first: int, last: int) -> list[RecalledMessage]:
+    async def messages(self, model: LoadedModel, dialogue: Dialogue, first: int, last: int) -> list[RecalledMessage]:
         """The messages from number `first` to `last`; the first of a read that is told is the first of it."""
-        return await self._encoder.with_words(model, lambda _: list(_told(model, known, first, last)))
+        return await self._encoder.with_words(model, lambda _: list(_told(model, dialogue, first, last)))
 
     async def require_certain(self, live: Session, turn: NewTurn, count: int) -> None:
         """Refuse a turn whose last `count` messages could not be told from their tokens. Raises InvalidTranscript."""
         tokens = live.state.tokens[: turn.at] + array("I", turn.ids)
-        known, turns = Dialogue(live.uri, live.model.name, tokens, turn.text_map, turn.root), len(turn.text_map.turns)
-        messages = await self.messages(live.model, known, turns - count, turns - 1)
+        dialogue = Dialogue(live.uri, live.model.name, tokens, turn.text_map, turn.root)
+        end = len(turn.text_map.turns)
+        messages = await self.messages(live.model, dialogue, end - count, end - 1)
         if not all(each.certain for each in messages):
             raise InvalidTranscript(
                 "The words of these messages could not be told again: the model's template writes some of them, most "
@@ -98,15 +99,12 @@ class Recalling:
                 "answers, or leave them out. Nothing was read."
             )
 
-    async def own(self, model: LoadedModel, known: Dialogue, said: Mapping[bytes, Message]) -> dict[bytes, Message]:
+    async def own(self, model: LoadedModel, dialogue: Dialogue, said: Mapping[bytes, Message]) -> dict[bytes, Message]:
         """Answers as the model wrote them, by their ids; those alone that were said in these words, with these ids of
         calls."""
-        marks = {
-            turn.answer: at
-            for at, turn in enumerate(known.text_map.turns)
-            if turn.answer in said and turn.proves(said[turn.answer])
-        }
-        messages = {answer: each for answer, at in marks.items() for each in await self.messages(model, known, at, at)}
+        turns, read = enumerate(dialogue.text_map.turns), partial(self.messages, model, dialogue)
+        places = {turn.answer: at for at, turn in turns if turn.answer in said and turn.proves(said[turn.answer])}
+        messages = {answer: each for answer, at in places.items() for each in await read(at, at)}
         words = {answer: _with_ids(each) for answer, each in messages.items() if each.certain}
         return {answer: each for answer, each in words.items() if _ids_of(said[answer]) in ([], _ids_of(each))}
 
@@ -130,8 +128,8 @@ class Recalling:
                 ) from error
 
 
-def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterator[RecalledMessage]:
-    turns, at, start = known.text_map.turns, 0, 0
+def _told(model: LoadedModel, dialogue: Dialogue, first: int, last: int) -> Iterator[RecalledMessage]:
+    turns, at, start = dialogue.text_map.turns, 0, 0
     answered, calls = calls_answered(turns, first, last), dict[int, Sequence[ToolCall]]()
     answers = {number for called in answered.values() for number in called.answers}  # for the ids of their calls
     for end, group in groupby(turns, key=lambda turn: turn.end):
@@ -139,7 +137,7 @@ def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterato
         behind, at = at, at + len(read)
         is_told = first < at and behind <= last
         if is_told or not answers.isdisjoint(range(behind, at)):
-            there = replace(known, root=known.text_map.root_at(behind, known.root))
+            there = replace(dialogue, root=dialogue.text_map.root_at(behind, dialogue.root))
             messages = _group(model, there, read, start, turns[at].role if at < len(turns) else "user")
             for number, (turn, message) in enumerate(zip(read, messages, strict=False), behind):
                 message = _naming_calls(turn, message)
@@ -147,7 +145,7 @@ def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterato
                 if number in answered:
                     message = _answering(message, answered[number], calls)
                 if is_told:
-                    instructed = known.text_map.instructed_in(number, last) if message.role == "system" else 0
+                    instructed = dialogue.text_map.instructed_in(number, last) if message.role == "system" else 0
                     yield replace(message, number=number, instructed=instructed)
         start = end
 
@@ -173,21 +171,21 @@ def _answering(message: RecalledMessage, called: Called, calls: Mapping[int, Seq
 
 
 def _group(
-    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, following: Role
+    model: LoadedModel, dialogue: Dialogue, turns: Sequence[Turn], start: int, following: Role
 ) -> list[RecalledMessage]:
     """Messages that end at one token. following: the role of the message behind them."""
     if not turns[0].own:
-        messages = list(_read(model, known, turns, start, following))
+        messages = list(_read(model, dialogue, turns, start, following))
         # Older text maps do not tell which answers are the model's own.
         if messages[0].certain or not start or [turn.role for turn in turns] != ["assistant"]:
             return messages
-    message, finished = _answer(model, known, turns[0], start), turns[0].finished
+    message, finished = _answer(model, dialogue, turns[0], start), turns[0].finished
     return [message if finished is None else replace(message, finished=finished)]
 
 
-def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> RecalledMessage:
+def _answer(model: LoadedModel, dialogue: Dialogue, turn: Turn, start: int) -> RecalledMessage:
     """An answer, as it was shown."""
-    readings = _readings(partial(_decoded, model, known, turn, start))
+    readings = _readings(partial(_decoded, model, dialogue, turn, start))
     first = next(readings)
     answer: RecalledMessage | None = None
     for each in chain([first], readings):
@@ -237,19 +235,19 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[RecalledPiece]:
 
 
 def _decoded(
-    model: LoadedModel, known: Dialogue, turn: Turn, start: int, *, is_cut: bool, is_plain: bool
+    model: LoadedModel, dialogue: Dialogue, turn: Turn, start: int, *, is_cut: bool, is_plain: bool
 ) -> RecalledMessage:
     """What the tokens of an answer say. is_cut: whether one without an end token was cut off. is_plain: as of
     `Shown`."""
-    ledger, pieces = list(known.tokens[:start]), list[Piece]()
+    ledger, pieces = list(dialogue.tokens[:start]), list[Piece]()
     answer, finished = Written(), False
-    shown = Shown(model, ledger, known.root, (), is_plain=is_plain, answer=turn.answer)
-    for token in known.tokens[start : turn.end]:
+    shown = Shown(model, ledger, dialogue.root, (), is_plain=is_plain, answer=turn.answer)
+    for token in dialogue.tokens[start : turn.end]:
         ledger.append(token)  # grows while it is shown: the ids of calls follow from it
         said = [] if token in model.end_tokens else list(shown.push(token))
         finished = token in model.end_tokens or any(piece.call is not None for piece in said)
         pieces += said
-    pieces += shown.finish(is_cut=is_cut and known.tokens[turn.end - 1] not in model.end_tokens)
+    pieces += shown.finish(is_cut=is_cut and dialogue.tokens[turn.end - 1] not in model.end_tokens)
     for piece in pieces:
         answer.add(piece)
     return RecalledMessage(
@@ -281,25 +279,25 @@ def _ids_of(message: Message) -> list[str]:
 
 
 def _read(
-    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, following: Role
+    model: LoadedModel, dialogue: Dialogue, turns: Sequence[Turn], start: int, following: Role
 ) -> Iterator[RecalledMessage]:
     """Messages that were read together. following: as of `_group`."""
     end = turns[-1].end
     # They were not answered, and the answer has no token.
     unanswered = len(turns) > 1 and turns[-1].proves(message_of("assistant", ""))
-    words = _told_apart(model, known, turns, start, following)
+    words = _told_apart(model, dialogue, turns, start, following)
     if words is None and unanswered:
-        words = _told_apart(model, known, turns[:-1], start, following)
+        words = _told_apart(model, dialogue, turns[:-1], start, following)
     if words is None:
-        text = str(model.tokenizer.decode(list(known.tokens[start:end])))
+        text = str(model.tokenizer.decode(list(dialogue.tokens[start:end])))
         yield RecalledMessage("user", text, start=start, end=end, certain=False)
         return
-    made, told_as = 0, known.root.told_as
+    made, told_as = 0, dialogue.root.told_as
     for turn, message in zip(turns, words, strict=False):
         calls = []
         for name, arguments in message.calls:
             made += 1
-            named = id_of_call(f"{known.uri} {start}".encode(), made)
+            named = id_of_call(f"{dialogue.uri} {start}".encode(), made)
             calls.append(ToolCall(name, arguments, named, told_as.get(name, "")))
         yield RecalledMessage(
             turn.role,
@@ -325,31 +323,31 @@ class _Words:
 
 
 def _told_apart(
-    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, following: Role
+    model: LoadedModel, dialogue: Dialogue, turns: Sequence[Turn], start: int, following: Role
 ) -> list[_Words] | None:
     """The words of messages that were read together, all proven; None if they cannot be told apart. following: as of
     `_group`."""
     end = turns[-1].end
     placeholders: list[Message] = [{**message_of(turn.role, f"{_WORDS}{at:08}")} for at, turn in enumerate(turns)]
-    before = known.before(start)
+    before = dialogue.before(start)
     place = replace(before.end, turn_open=True, follows=before.asked)
-    text = str(model.tokenizer.decode(list(known.tokens[start:end])))
+    text = str(model.tokenizer.decode(list(dialogue.tokens[start:end])))
     # A template may show the last answer otherwise than one that another turn follows.
     followed = list(placeholders)
     if turns[-1].role == "assistant":
         followed.append(message_of(following, f"{_WORDS}{len(turns):08}"))
     for form in (placeholders, written(placeholders, ()), followed, written(followed, ())):
         with suppress(TemplateUnusable):
-            shown = rendered(model, form, place, known.root)
+            shown = rendered(model, form, place, dialogue.root)
             around = _BETWEEN.split(shown)[: len(turns) + 1]
             if len(around) != len(turns) + 1:
                 continue
-            if turns[-1].role == "assistant" and known.tokens[end - 1] in model.end_tokens:
-                closing = str(model.tokenizer.decode([known.tokens[end - 1]]))
+            if turns[-1].role == "assistant" and dialogue.tokens[end - 1] in model.end_tokens:
+                closing = str(model.tokenizer.decode([dialogue.tokens[end - 1]]))
                 around[-1] = around[-1].partition(closing)[0] + closing
             for last in _kept_of(around[-1], text):
                 for each in ([*around[:-1], last], _bared(model, turns, [*around[:-1], last])):
-                    if (words := _between(model, known, turns, text, each)) is not None:
+                    if (words := _between(model, dialogue, turns, text, each)) is not None:
                         return words
     return None
 
@@ -373,7 +371,7 @@ def _bared(model: LoadedModel, turns: Sequence[Turn], around: Sequence[str]) -> 
 
 
 def _between(
-    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], text: str, around: Sequence[str]
+    model: LoadedModel, dialogue: Dialogue, turns: Sequence[Turn], text: str, around: Sequence[str]
 ) -> list[_Words] | None:
     """The words of each message in a text, between those of the template; None if one is not proven. It takes time
     that grows as the text does."""
@@ -382,7 +380,7 @@ def _between(
     words, at = list[_Words](), len(around[0])
     for turn, behind in zip(turns, around[1:], strict=True):
         is_last = len(words) == len(turns) - 1
-        part = _proven(model, known, turn, text, at, _ends(text, at, behind, is_last=is_last))
+        part = _proven(model, dialogue, turn, text, at, _ends(text, at, behind, is_last=is_last))
         if part is None:
             return None
         words.append(part[0])
@@ -404,7 +402,7 @@ def _ends(text: str, at: int, behind: str, *, is_last: bool) -> Iterator[int]:
 
 
 def _proven(
-    model: LoadedModel, known: Dialogue, turn: Turn, text: str, at: int, ends: Iterable[int]
+    model: LoadedModel, dialogue: Dialogue, turn: Turn, text: str, at: int, ends: Iterable[int]
 ) -> tuple[_Words, int] | None:
     """The words that a digest proves, and where they end."""
     proof, begins = WordsProof(turn), at
@@ -414,7 +412,7 @@ def _proven(
         if (blanks := proof.proven_with()) is not None:
             return _Words(text[begins:end].strip().join(blanks)), end
         if turn.role == "assistant" and number < _MOST_PARSED:
-            parsed = _parsed(model, known.root, text[begins:end])
+            parsed = _parsed(model, dialogue.root, text[begins:end])
             if turn.proves(parsed.as_message(turn.role)):
                 return replace(parsed, words=parsed.words.strip().join(turn.blanks)), end
     return None

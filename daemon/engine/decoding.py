@@ -338,10 +338,10 @@ class Decoder:
         return sorted(waiting, key=lambda state: len(state.tokens))
 
     def _admit(self, model: LoadedModel, states: list[LiveState], along: Sequence[Decode]) -> None:
-        beside, yielding = self._waiting(model, along), {id(each.state) for each in along}
+        joinable, yielding = self._waiting(model, along), {id(each.state) for each in along}
         running = [batch for batch in self._batches if batch.model is model]
-        unread = [batch for batch in running if all(id(state) in yielding for state in batch.states)]
-        if not (states or beside or unread) or (not running and len(states) + len(beside) < 2):
+        idle = [batch for batch in running if all(id(state) in yielding for state in batch.states)]
+        if not (states or joinable or idle) or (not running and len(states) + len(joinable) < 2):
             return
         if not self._is_fit(model):
             return
@@ -354,11 +354,11 @@ class Decoder:
             else:
                 fresh = _Batch(model, model.new_caches(), self._tell)
                 joining[id(fresh)] = (fresh, [state])
-        for batch in unread:
+        for batch in idle:
             if not joining[id(batch)][1]:
                 del joining[id(batch)]
                 self.release(batch.states)  # so that they can join a batch that decodes
-        for state in beside:
+        for state in joinable:
             if (place := self._place_in(joining, state)) is not None:
                 place.append(state)
         for batch, more in joining.values():

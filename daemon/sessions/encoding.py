@@ -36,8 +36,8 @@ _NFC_SHRINKS_AT_MOST = 4
 
 # Stands for a message's text while a template is rendered, with a number of fixed width: no template strips or moves
 # it.
-_MARK = "torporwordsplaceholder2b6e"
-_MARKS = re.compile(f"({_MARK}[0-9]{{8}})")
+_PLACEHOLDER = "torporwordsplaceholder2b6e"
+_PLACEHOLDERS = re.compile(f"({_PLACEHOLDER}[0-9]{{8}})")
 # An assistant's text that begins with its thinking, as some clients send it: templates look for these tags. Any other
 # tag is quoted.
 _THINKING = re.compile(r"(\s*<think>)(.*?)(?:(</think>)(.*))?", re.DOTALL)
@@ -250,20 +250,20 @@ def rendered(model: LoadedModel, messages: Sequence[Message], place: Place, root
 def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place, root: Root) -> list[int]:
     # If a text spells a control token, only the template's own control tokens count. A template may join one out of its
     # own signs and a client's word, too.
-    def marked(seams: Collection[Seam]) -> _Marked:
-        marks = _Marks(model, seams)
-        copies, under = [marks.of_message(message) for message in messages], marks.of_root(root)
-        return _Marked(rendered(model, copies, place, under), marks.words, marks.seams)
+    def form_with(seams: Collection[Seam]) -> _Form:
+        blanks = _Placeholders(model, seams)
+        copies, under = [blanks.of_message(message) for message in messages], blanks.of_root(root)
+        return _Form(rendered(model, copies, place, under), blanks.words, blanks.seams)
 
-    form = marked(())
+    form = form_with(())
     if form.seams:
-        form = marked(_seams_that_show(marked, form.text(), form.seams))
+        form = form_with(_seams_that_show(form_with, form.filled(), form.seams))
     # A template writes the first token itself, so none is added.
-    return _encode_around(model, form) if form.words else model.encode(form.marked, opening=False)
+    return _encode_around(model, form) if form.words else model.encode(form.text, opening=False)
 
 
 def _seams_that_show(
-    marked: Callable[[Collection[Seam]], _Marked], text: str, seams: Collection[Seam]
+    form_with: Callable[[Collection[Seam]], _Form], text: str, seams: Collection[Seam]
 ) -> frozenset[Seam]:
     """Those seams that change nothing in a template's text; a word that a template compares or sorts by may. Raises
     TemplateUnusable: too many do."""
@@ -275,7 +275,7 @@ def _seams_that_show(
                 "Too many words of the tools or messages are parts of control tokens' names, and the model's chat "
                 "template goes by them. Give them other names."
             )
-        if marked(some).text() == text:
+        if form_with(some).filled() == text:
             return list(some)
         half = len(some) // 2
         return shown(some[:half]) + shown(some[half:]) if half else []
@@ -285,14 +285,14 @@ def _seams_that_show(
 
 def _shown_root(model: LoadedModel, root: Root) -> bytes:
     """`Encoder.shown_root`: render a talk that has all kinds of messages with the root and without one."""
-    call = {"name": _MARK, "arguments": {}, "id": "placehold"}
+    call = {"name": _PLACEHOLDER, "arguments": {}, "id": "placehold"}
     talk: list[Message] = [
-        {"role": "system", "content": _MARK},
-        {"role": "user", "content": _MARK},
-        {"role": "assistant", "content": _MARK, "reasoning": _MARK},
-        {"role": "user", "content": _MARK},
-        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning": _MARK},
-        {"role": "tool", "content": _MARK, "tool_call_id": "placehold"},
+        {"role": "system", "content": _PLACEHOLDER},
+        {"role": "user", "content": _PLACEHOLDER},
+        {"role": "assistant", "content": _PLACEHOLDER, "reasoning": _PLACEHOLDER},
+        {"role": "user", "content": _PLACEHOLDER},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning": _PLACEHOLDER},
+        {"role": "tool", "content": _PLACEHOLDER, "tool_call_id": "placehold"},
     ]
 
     def shown(under: Root) -> list[str]:
@@ -327,9 +327,9 @@ def _lengths(
     model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int], root: Root
 ) -> Sequence[int]:
     """`Encoder.lengths`: count the template's end tokens behind each message, and find them in `ids`."""
-    names = [f"{_MARK}{at:08}" for at in range(len(messages))]
+    names = [f"{_PLACEHOLDER}{at:08}" for at in range(len(messages))]
     named: list[Message] = [{**message, "content": name} for message, name in zip(messages, names, strict=True)]
-    pieces = _MARKS.split(rendered(model, named, place, root))
+    pieces = _PLACEHOLDERS.split(rendered(model, named, place, root))
     if pieces[1::2] != names:
         return ()
     behind = [_end_tokens_in(model, piece) for piece in pieces[::2]]
@@ -359,9 +359,9 @@ def _answer_end(model: LoadedModel, messages: Sequence[Message], place: Place, i
     families the next role ends a turn."""
     *before, last = messages
     calls = last.get("tool_calls", ())
-    named: Message = {**last, "content": _MARK if last["content"] or not calls else ""}
+    named: Message = {**last, "content": _PLACEHOLDER if last["content"] or not calls else ""}
     if calls:
-        named = {**named, "tool_calls": [{**call, "name": _MARK} for call in calls]}
+        named = {**named, "tool_calls": [{**call, "name": _PLACEHOLDER} for call in calls]}
     others = _encoded(model, [*before, named], place, root)
     behind = _alike(ids[::-1], others[::-1])
     ends = [at + 1 for at in range(len(ids) - behind, len(ids)) if ids[at] in model.end_tokens]
@@ -394,25 +394,25 @@ def _goes_on_at(model: LoadedModel, messages: Sequence[Message], behind: Place, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Marked:
-    """A template's text with marks in it. words: what they stand for. seams: where a client's word begins or ends that
-    may be a part of a control token's name."""
+class _Form:
+    """A template's text with placeholders in it. words: what they stand for. seams: where a client's word begins or
+    ends that may be a part of a control token's name."""
 
-    marked: str
+    text: str
     words: Mapping[str, str]
     seams: Collection[Seam]
 
-    def text(self) -> str:
-        """The text without marks."""
-        return "".join(self.words.get(piece, piece) for piece in _MARKS.split(self.marked))
+    def filled(self) -> str:
+        """The text with the words in their places."""
+        return "".join(self.words.get(piece, piece) for piece in _PLACEHOLDERS.split(self.text))
 
 
-def _encode_around(model: LoadedModel, form: _Marked) -> list[int]:
-    """The tokens of a template's text. A control token counts where no mark stands in it. What stands between two of
-    them is plain text if it spells others."""
+def _encode_around(model: LoadedModel, form: _Form) -> list[int]:
+    """The tokens of a template's text. A control token counts where no placeholder stands in it. What stands between
+    two of them is plain text if it spells others."""
     parts: list[list[str]] = [[]]  # a text and a control token in turns
     names = any_of(model.control_texts)
-    for piece in _MARKS.split(form.marked):
+    for piece in _PLACEHOLDERS.split(form.text):
         if piece in form.words:
             parts[-1].append(form.words[piece])
             continue
@@ -430,9 +430,9 @@ def _encode_around(model: LoadedModel, form: _Marked) -> list[int]:
     return tokens + model.encode("".join(own), opening=False)
 
 
-class _Marks:
-    """Puts marks in place of control tokens (and marks) that texts spell, as a template writes the text around them in
-    its way; and empty ones at the wanted seams. words: what the marks stand for. seams: those that were found."""
+class _Placeholders:
+    """Puts placeholders where texts spell control tokens (or placeholders), as a template writes the text around them
+    in its way; and empty ones at the wanted seams. words: what they stand for. seams: all that there are."""
 
     def __init__(self, model: LoadedModel, wanted: Collection[Seam]) -> None:
         self.words: dict[str, str] = {}
@@ -477,26 +477,27 @@ class _Marks:
         core = text.strip()
         joins = edges_of(self._model.control_texts).joins(core)
         before, behind = (self._seam(core, at) if joins[at] else "" for at in range(2))
-        if any(each in core for each in (_MARK, *tags)) or self._model.holds_control(core):
-            names = any_of(self._model.control_texts.union((_MARK, *tags)))
-            marked = names.sub(lambda found: self._marked(found[0]), core)
+        if any(each in core for each in (_PLACEHOLDER, *tags)) or self._model.holds_control(core):
+            names = any_of(self._model.control_texts.union((_PLACEHOLDER, *tags)))
+            form = names.sub(lambda name: self._without_name(name[0]), core)
         else:
-            marked = core
-        if marked == core and not before and not behind:
+            form = core
+        if form == core and not before and not behind:
             return text
         size = len(text) - len(text.lstrip())
-        return f"{text[:size]}{before}{marked}{behind}{text[size + len(core) :]}"
+        return f"{text[:size]}{before}{form}{behind}{text[size + len(core) :]}"
 
     def _seam(self, text: str, at: int) -> str:
         self.seams.add((text, at))
-        return self._mark("") if (text, at) in self._wanted else ""
+        return self._placeholder("") if (text, at) in self._wanted else ""
 
-    def _marked(self, name: str) -> str:
-        """A control token's name, behind marks but for signs that a template may escape."""
-        return "".join(each if at % 2 else self._mark(each) for at, each in enumerate(_ESCAPED.split(name)) if each)
+    def _without_name(self, name: str) -> str:
+        """A placeholder for a control token's name, but for signs that a template may escape."""
+        parts = enumerate(_ESCAPED.split(name))
+        return "".join(each if at % 2 else self._placeholder(each) for at, each in parts if each)
 
-    def _mark(self, text: str) -> str:
-        name = f"{_MARK}{len(self.words):08}"
+    def _placeholder(self, text: str) -> str:
+        name = f"{_PLACEHOLDER}{len(self.words):08}"
         self.words[name] = text
         return name
 

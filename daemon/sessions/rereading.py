@@ -1,8 +1,8 @@
 """Chooses the stored blocks that a sleep reads again before it refers to them.
 
 A block was sound when it was written, woken or scrubbed, and may be damaged on the disk since. While its session is
-awake, the state is in memory too; later, a version that refers to a damaged block never wakes. So a sleep first reads
-blocks unread for long, for a moment, and writes damaged ones again from memory.
+awake, the state is in memory too; later, a version that refers to a damaged block never wakes. So a sleep spends a
+moment on reading those that were not read for long, and writes damaged ones again from memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class LastRead:
         now = time.time()
         self._at.update((block.id, now) for block in blocks)
 
-    def keep(self, blocks: Iterable[BlockEntry], unread: Collection[bytes]) -> None:
-        """Set the session's blocks; all but the `unread` ones have just been read or written."""
+    def keep(self, blocks: Iterable[BlockEntry], reused: Collection[bytes]) -> None:
+        """Set the session's blocks; all but the `reused` ones have just been read or written."""
         now = time.time()
-        self._at = {block.id: self._at.get(block.id, 0.0) if block.id in unread else now for block in blocks}
+        self._at = {block.id: self._at.get(block.id, 0.0) if block.id in reused else now for block in blocks}
 
     def doubted(self, blocks: Sequence[BlockEntry], scrubbed_s: float) -> tuple[BlockEntry, ...]:
         """The blocks to read again, unread for longest first. scrubbed_s: when the scrub last read all of them."""

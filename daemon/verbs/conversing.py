@@ -62,9 +62,9 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
     wanted, model = parse_reference(request.session), parts.models.place_for(request.model).name
     digest = await parts.models.encoder.aside(partial(_digest_of, request, model))
     if request.at_end:
-        known = await _known(parts, request, wanted, model)
+        dialogue = await _dialogue(parts, request, wanted, model)
         behind = Behind(None, request.instructions, request.volatile)
-        return await _chat(parts, request, known.uri, None, digest, behind)
+        return await _chat(parts, request, dialogue.uri, None, digest, behind)
     await parts.sessions.heads.learned()
     request, chain = await _as_thought(parts, request, wanted, model)
     for midway in parts.sessions.heads.left_midway(wanted.namespace, digest)[:_MOST_TRIED]:
@@ -135,23 +135,23 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     wanted, root = parse_reference(request.session), _root_of(request)
     model = parts.models.place_for(request.model).name
     await parts.sessions.heads.learned()
-    known = await _known(parts, request, wanted, model) if request.after or request.at_end else None
+    dialogue = await _dialogue(parts, request, wanted, model) if request.after or request.at_end else None
     named, claim = model, parts.sessions.claim(_fresh(wanted))
-    if known is not None:
-        model, root = known.model, root_of(known.root, request.tools, request.template_arguments)
+    if dialogue is not None:
+        model, root = dialogue.model, root_of(dialogue.root, request.tools, request.template_arguments)
     async with parts.models.loading.using(model, claim) as loaded:
         choice = request.tool_choice or FREE
         unheld = await parts.models.encoder.unheld(loaded, AnswerForm(None, choice, root.tools))
-        if known is None:
+        if dialogue is None:
             tokens, cached = await _size(parts, request, wanted, loaded)
         else:
             # A client that hears of them asks `converse` without them.
             asked = replace(request, tool_choice=request.tool_choice and choice.without_strict(unheld))
             digest = await parts.models.encoder.aside(partial(_digest_of, asked, named))
-            before, cached = known.for_retry(digest), len(known.tokens)
+            before, cached = dialogue.for_retry(digest), len(dialogue.tokens)
             told = await in_pieces(digested(request.messages, before.text_map.turns))
             messages = said_behind(before, root, request.instructions, told, loaded.marks, request.volatile)
-            place = await parts.sessions.conversing.place(loaded, before, messages, root, again=before is not known)
+            place = await parts.sessions.conversing.place(loaded, before, messages, root, again=before is not dialogue)
             ids = await parts.models.encoder.messages(loaded, messages, place, root) if messages else []
             tokens = place.held + len(ids)
         return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model, tuple(sorted(unheld)))
@@ -175,13 +175,13 @@ async def _size_again(parts: Parts, request: MeasureRequest, head: Head, model: 
     """As `_size`, of a transcript without volatile lines that a session has read already. It may have opened another
     turn for the answer, so what stands behind the answer before is read again, or compared."""
     messages, root = request.messages, _root_of(request)
-    known = await parts.sessions.recalling.known(head.uri, past_look=True)
-    found = standing(known.text_map, messages, await parts.models.encoder.shown_root(model, root))
-    place = behind_kept(messages, found.kept, found.at, known.tokens)
-    ids = await parts.models.encoder.messages(model, messages[found.kept :], place, root)
+    dialogue = await parts.sessions.recalling.dialogue(head.uri, past_look=True)
+    overlap = standing(dialogue.text_map, messages, await parts.models.encoder.shown_root(model, root))
+    place = behind_kept(messages, overlap.kept, overlap.at, dialogue.tokens)
+    ids = await parts.models.encoder.messages(model, messages[overlap.kept :], place, root)
     # The last one is computed again, for the logits behind it.
-    again = min(tokens_in_common(known.tokens[found.at :], ids), len(ids) - 1)
-    return found.at + len(ids), found.at + max(again, 0)
+    again = min(tokens_in_common(dialogue.tokens[overlap.at :], ids), len(ids) - 1)
+    return overlap.at + len(ids), overlap.at + max(again, 0)
 
 
 async def _place_behind(
@@ -201,8 +201,8 @@ async def _behind_head(parts: Parts, request: AnyAsked, head: Head) -> Sequence[
     messages = request.messages[head.messages :]
     if not request.volatile:
         return messages
-    known = await parts.sessions.recalling.known(head.uri, past_look=True)
-    return with_volatile(known.before(head.at).text_map, messages, request.volatile)
+    dialogue = await parts.sessions.recalling.dialogue(head.uri, past_look=True)
+    return with_volatile(dialogue.before(head.at).text_map, messages, request.volatile)
 
 
 def _anew(request: AnyAsked) -> Sequence[Message]:
@@ -210,16 +210,16 @@ def _anew(request: AnyAsked) -> Sequence[Message]:
     return with_volatile(TextMap(), request.messages, request.volatile)
 
 
-async def _known(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> Dialogue:
+async def _dialogue(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> Dialogue:
     """The words before the messages of a request that goes on somewhere. Raises AnswerNotFound, SessionNotFound."""
     if request.at_end:
-        known = await parts.sessions.recalling.known(parts.sessions.resolve(str(wanted)))
-        _require_model(request, model, known.model)
-        return known
+        dialogue = await parts.sessions.recalling.dialogue(parts.sessions.resolve(str(wanted)))
+        _require_model(request, model, dialogue.model)
+        return dialogue
     heads = _heads(parts, request, wanted, model)
     if not heads:
         raise answer_not_found(request.after or "")
-    return (await parts.sessions.recalling.known(heads[0].uri, past_look=True)).before(heads[0].at)
+    return (await parts.sessions.recalling.dialogue(heads[0].uri, past_look=True)).before(heads[0].at)
 
 
 def _require_model(request: AnyAsked, wanted: str, found: str) -> None:
@@ -291,11 +291,11 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
     chain = await parts.models.encoder.aside(partial(chain_of, messages))
     if not any("answer_id" in message for message in messages):
         return request, chain
-    known = max((head.messages for head in _heads(parts, request, wanted, model, chain)), default=0)
+    count = max((head.messages for head in _heads(parts, request, wanted, model, chain)), default=0)
     of: dict[SessionUri, dict[bytes, int]] = {}
     for at, message in enumerate(messages):
         answer = bytes.fromhex(message.get("answer_id") or "")
-        heads = parts.sessions.heads.behind(wanted.namespace, answer) if answer and at >= known else []
+        heads = parts.sessions.heads.behind(wanted.namespace, answer) if answer and at >= count else []
         uris = [head.uri for head in heads if head.model == model]
         if uris:
             of.setdefault(next((uri for uri in uris if uri in of), uris[0]), {})[answer] = at
@@ -306,8 +306,8 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
         for uri, answers in list(of.items())[:_MOST_TRIED]:
             with suppress(TorporError):  # deleted meanwhile, or damaged
                 said = {answer: messages[at] for answer, at in answers.items()}
-                known_there = await parts.sessions.recalling.known(uri, past_look=True)
-                for answer, own in (await parts.sessions.recalling.own(loaded, known_there, said)).items():
+                dialogue = await parts.sessions.recalling.dialogue(uri, past_look=True)
+                for answer, own in (await parts.sessions.recalling.own(loaded, dialogue, said)).items():
                     at = answers[answer]
                     messages[at] = {**own, "answer_id": messages[at]["answer_id"], RECALLED: True}
     return replace(request, messages=messages), await parts.models.encoder.aside(partial(chain_of, messages))

@@ -19,20 +19,21 @@ from .session import require_no_look
 async def recall(parts: Parts, request: RecallRequest) -> RecallResult:
     """Raises SessionNotFound, AnswerNotFound, the errors of a damaged bundle and of the model's load."""
     if request.session is not None:
-        known = await parts.sessions.recalling.known(parts.sessions.resolve(request.session))
-        told = await _told(parts, known, 0, len(known.text_map.turns) - 1)
-        return told if known.unsaid is None else replace(told, messages=(*told.messages, _unsaid(known, known.unsaid)))
+        dialogue = await parts.sessions.recalling.dialogue(parts.sessions.resolve(request.session))
+        result = await _result(parts, dialogue, 0, len(dialogue.text_map.turns) - 1)
+        unsaid = () if dialogue.unsaid is None else (_unsaid(dialogue, dialogue.unsaid),)
+        return replace(result, messages=(*result.messages, *unsaid))
     assert request.answer_id is not None
     heads = await find_answer(parts, request.namespace, request.answer_id)
     # A fold has the answer behind a summary, and so fewer tokens before it than the session in which it was given.
     best = min(heads, key=lambda head: (-head.at, not head.is_last, str(head.uri)))
-    known = await parts.sessions.recalling.known(best.uri, past_look=True)
-    turns, answer = known.text_map.turns, bytes.fromhex(request.answer_id)
+    dialogue = await parts.sessions.recalling.dialogue(best.uri, past_look=True)
+    turns, answer = dialogue.text_map.turns, bytes.fromhex(request.answer_id)
     last = max((at for at, turn in enumerate(turns) if turn.answer == answer), default=None)
     if last is None:
         raise answer_not_found(request.answer_id)
     before = next((at for at in range(last - 1, -1, -1) if turns[at].answer), -1)
-    return await _told(parts, known, before + 1, last)
+    return await _result(parts, dialogue, before + 1, last)
 
 
 @answers(DisownRequest, queued=True)
@@ -55,10 +56,10 @@ async def disown(parts: Parts, request: DisownRequest) -> DisownResult:
     return DisownResult(request.answer_id, tuple(done))
 
 
-def _unsaid(known: Dialogue, text: str) -> RecalledMessage:
+def _unsaid(dialogue: Dialogue, text: str) -> RecalledMessage:
     """The system text that stands before the next message."""
-    end = len(known.tokens)
-    return RecalledMessage("system", text, start=end, end=end, number=len(known.text_map.turns))
+    end = len(dialogue.tokens)
+    return RecalledMessage("system", text, start=end, end=end, number=len(dialogue.text_map.turns))
 
 
 async def find_answer(parts: Parts, namespace: str | None, answer_id: str) -> list[Head]:
@@ -78,9 +79,9 @@ def answer_not_found(answer_id: str) -> AnswerNotFound:
     )
 
 
-async def _told(parts: Parts, known: Dialogue, first: int, last: int) -> RecallResult:
-    claim = parts.sessions.claim(SessionUri(known.uri.namespace, "recall"))
-    async with parts.models.loading.using(known.model, claim) as model:
-        messages = await parts.sessions.recalling.messages(model, known, first, last)
-    after = known.text_map.turns[first - 1].answer.hex() or None if first else None
-    return RecallResult(str(known.uri), known.model, tuple(messages), after)
+async def _result(parts: Parts, dialogue: Dialogue, first: int, last: int) -> RecallResult:
+    claim = parts.sessions.claim(SessionUri(dialogue.uri.namespace, "recall"))
+    async with parts.models.loading.using(dialogue.model, claim) as model:
+        messages = await parts.sessions.recalling.messages(model, dialogue, first, last)
+    after = dialogue.text_map.turns[first - 1].answer.hex() or None if first else None
+    return RecallResult(str(dialogue.uri), dialogue.model, tuple(messages), after)
