@@ -5,6 +5,7 @@ A process of its own, so that the command line, which shows the answer, never im
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import json
 import os
@@ -21,6 +22,7 @@ from ..snapshot import blas  # isort: skip
 import mlx.core as mx
 
 from .. import __version__
+from .upkeep.suspending import why_not
 
 PRODUCT_SIZE = 512
 _PRODUCTS = 15
@@ -55,6 +57,7 @@ def examine() -> dict[str, Any]:
             "product": f"{PRODUCT_SIZE}x{PRODUCT_SIZE}x{PRODUCT_SIZE} float32",
             "advice": _wheel_advice() or (None if fast or not on_linux_cpu else _advice(library)),
         },
+        "suspend": asyncio.run(why_not()),
     }
 
 

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "snapshot": ({"memvid"}, {"mlx", "mlx_lm", "numpy", "blake3", "platformdirs"}),
     "daemon": (
         {"snapshot", "memvid"},
-        {"mlx", "mlx_lm", "huggingface_hub", "numpy", "blake3", "llguidance", "pydantic", "pydantic_core"},
+        {"mlx", "mlx_lm", "huggingface_hub", "numpy", "blake3", "llguidance", "pydantic", "pydantic_core", "dbus_fast"},
     ),
     "socket_api": (
         set(),

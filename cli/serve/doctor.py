@@ -93,6 +93,7 @@ def render_doctor(machine: dict[str, Any], daemon: dict[str, Any], files: dict[s
     facts.add_row("BLAS", describe_blas(machine))
     if blas.get("reason"):
         facts.add_row("", f"[dim]{plain(str(blas['reason']))}[/]")
+    facts.add_row("suspend", _describe_suspend(machine.get("suspend")))
     facts.add_row("daemon", _describe_daemon(daemon, files))
     facts.add_row("log", f"{plain(log)}, unless --log named another")
     facts.add_row("store", _describe_store(files))
@@ -133,6 +134,11 @@ def _describe_daemon(daemon: dict[str, Any], files: dict[str, Any]) -> str:
 
 def _describe_http(http: dict[str, Any] | None) -> str:
     return "" if http is None else f"; HTTP on {plain(http['url'] or http['socket'])}"
+
+
+def _describe_suspend(why_not: str | None) -> str:
+    """What happens before the system suspends. why_not: why sessions stay awake then."""
+    return "sessions sleep first" if why_not is None else f"sessions stay awake: {plain(why_not)}"
 
 
 def _describe_budgets(disk: dict[str, Any] | None) -> str:

@@ -17,6 +17,7 @@ from ..upkeep.healing import Healing
 from ..upkeep.idling import Idling
 from ..upkeep.making_room import DeletingUnused
 from ..upkeep.single_questions import SingleQuestions
+from ..upkeep.suspending import Suspending
 from ..upkeep.unloading import Unloading
 from ..upkeep.watching import Watching
 from .models import ModelParts
@@ -48,10 +49,12 @@ class UpkeepParts:
         self.single_questions = SingleQuestions(loop, sessions.awake, models.idle_sleeps)
         self.unloading = Unloading(loop, shelf, weights)
         self.watching = Watching(loop, shelf, models.loader.digests, weights, bus, options)
+        self.suspending = Suspending(models.idle_sleeps)
 
     def start(self) -> None:
-        """Begin with the jobs."""
+        """Begin with the jobs, and follow the system."""
         self.loop.start()
+        self.suspending.start()
 
     async def carry_out(self, order: Order) -> MaintenanceReport:
         """Carry out an order, after earlier ones. Raises as the store's operation, and ServiceClosed."""
@@ -69,4 +72,5 @@ class UpkeepParts:
     async def close(self) -> None:
         """Begin nothing more, and wait for what runs, which must not meet a closed store."""
         self.analyst.close()
+        await self.suspending.close()
         await self.loop.close()

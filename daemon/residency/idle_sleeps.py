@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 
@@ -10,6 +12,7 @@ from ..api.events import ignore
 from ..events.events import SleepCause
 from ..memory.memory import Memory
 from ..sessions.sessions import Turns
+from ..tasks.cancellation import to_the_end
 from ..tasks.door import Door
 from ..versions.writing import Terms
 from .awake import AwakeSessions
@@ -29,9 +32,19 @@ class IdleSleeps:
         `PuttingAway.put_away_idle`."""
         try:
             async with self._turns.take(uri):
-                return await self._putting_away.put_away_idle(uri, cause)
+                return await to_the_end(self._putting_away.put_away_idle(uri, cause))
         finally:
             self._memory.look_again()
+
+    async def put_all_away(self, cause: SleepCause, within_s: float) -> None:
+        """Put all sessions to sleep, those in use last, behind their requests. Begins none after so many seconds. One
+        that fails stays awake, as its event tells."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                in_use = self._turns.in_use()
+                for uri in sorted(self._awake, key=lambda uri: uri in in_use):
+                    with contextlib.suppress(Exception):
+                        await self.put_away(uri, cause)
 
     async def put_away_idle(self, uri: SessionUri) -> None:
         """Put an idle session to sleep, unless it is used now, a client wants it awake, or the daemon stops: a stop has
