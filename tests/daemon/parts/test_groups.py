@@ -19,8 +19,9 @@ DAEMON = Path(__file__).resolve().parents[3] / "daemon"
 VERBS, PARTS = DAEMON / "verbs", DAEMON / "parts"
 GROUPS = ("store", "models", "sessions", "upkeep")
 MOST_PARTS = 17
-MOST_BESIDE_GROUPS = 6
-"""What all groups share: the bus, the queue, the door, the options, the configuration file, the time of the start."""
+MOST_BESIDE_GROUPS = 7
+"""What all groups share: the bus, the queue, the door, the options, the configuration file, where HTTP is served, the
+time of the start."""
 
 DEEPEST = 3
 """A group, a part of it, and what the part offers."""
