@@ -39,9 +39,8 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
             forked = await to_the_end(parts.store.forking.refer_to_all(order))
         await parts.sessions.learn_words(wanted)
     seconds = time.monotonic() - started
-    result = ForkResult.of(
-        forked.receipt, seconds=seconds, forked_from=order.origin, tokens_prefilled=forked.computed_tokens
-    )
+    computed = use.recomputed_tokens + forked.computed_tokens
+    result = ForkResult.of(forked.receipt, seconds=seconds, forked_from=order.origin, tokens_prefilled=computed)
     parts.bus.publish(
         SessionForked(
             wanted,

@@ -97,7 +97,10 @@ async def test_what_is_kept_as_a_ledger_leaves_memory_without_a_byte_more(
         assert (made.token_count, made.tokens_prefilled) == (300, 1), "the logits there"
     async with open_rig() as rig:
         assert [row.token_count for row in rows(rig, "stopped")] == [0]
-        assert (await rig.wake("stopped")).tokens_prefilled == 604
+        woken = await rig.wake("stopped")
+        assert (woken.tokens_prefilled, woken.recomputed_because) == (604, "ledger")
+        early = await rig.service.fork("idle", name="other", at_token=300)
+        assert early.tokens_prefilled == 604 + 1, "it was computed to be cut"
 
 
 async def test_what_goes_on_or_has_a_name_is_kept_whole(open_rig: Callable[..., Any]) -> None:
