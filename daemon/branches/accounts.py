@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Account:
-    """What each of some holders has. total: the bytes of all together."""
+    """Memory by its holders, what several hold counted once. total: the bytes of all together."""
 
     total: int = 0
     _held: dict[int, tuple[int, Mapping[int, int]]] = field(default_factory=dict)

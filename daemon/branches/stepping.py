@@ -46,7 +46,7 @@ class Stepping:
         self._engine = engine
 
     async def copies(self, source: LiveState, model: LoadedModel, count: int) -> list[LiveState]:
-        """So many states of their own that stand where another stands. Their draws follow from seed and place."""
+        """Copies of a state, `count` of them. Their draws follow from seed and place."""
         return [await self._engine.call(lambda: _copy(self._engine, source, model)) for _ in range(count)]
 
     async def read(self, texts: Sequence[tuple[Branch, Sequence[int]]], emit: OnEvent) -> None:

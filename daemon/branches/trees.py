@@ -275,8 +275,8 @@ class Forest:
         self._memory.trees[tree.number] = tree.account.total
 
     def prunable(self, branches: Sequence[Branch], *, subtree: bool) -> list[Branch]:
-        """What goes with some branches, each before its parent. Raises BranchHasChildren: others would go that are not
-        named."""
+        """The branches that end with these, each before its parent. Raises BranchHasChildren: others would end that are
+        not named."""
         going = dict.fromkeys(each for branch in branches for each in branch.subtree())
         for branch in branches if not subtree else ():
             if others := [child.number for child in branch.children if child not in branches]:

@@ -177,13 +177,13 @@ def _system(text: str, *, instructed: int = 0) -> Message:
 
 
 def behind_kept(messages: Sequence[Message], count: int, at: int, ledger: Sequence[int]) -> Place:
-    """Where the rest of a transcript stands, whose first `kept` messages end at a token of a ledger."""
+    """Where the rest of a transcript stands, whose first `count` messages end at a token of a ledger."""
     called = bool(count and messages[count - 1].get("tool_calls"))
     return Place(at, ledger[at - 1] if at else None, turn_open=True, called=called)
 
 
-def _without_known(live: Session, turn: NewTurn, request: bytes | None) -> NewTurn:
-    """The turn behind those of its tokens that the ledger has; with the answer so far, if it was given up."""
+def _rest_of(live: Session, turn: NewTurn, request: bytes | None) -> NewTurn:
+    """What the ledger has not yet of a turn; with the answer so far, if it was given up."""
     ledger = live.state.tokens
     count = tokens_in_common(ledger[turn.at :], turn.ids)
     rest = replace(turn, at=turn.at + count, ids=turn.ids[count:], begins_at=turn.at)
@@ -243,7 +243,7 @@ class Conversing:
         at = where.held
         before = before.ending(at) if where.follows else before.answered(at)
         extend = partial(before.extended, new, start=at, end=at + len(ids), lengths=lengths)
-        return _without_known(live, NewTurn(at, ids, await self._encoder.aside(extend), root), request)
+        return _rest_of(live, NewTurn(at, ids, await self._encoder.aside(extend), root), request)
 
     def require_told(self, live: Session, turn: NewTurn) -> None:
         """Refuse a turn that nothing could tell again. Raises InvalidTranscript."""
@@ -256,9 +256,9 @@ class Conversing:
     async def place(
         self, model: LoadedModel, dialogue: Dialogue, new: Sequence[Message], root: Root, *, again: bool = False
     ) -> Place:
-        """Where new messages stand behind what is known: in a turn that was opened for an answer, or in place of as
-        much of it as the template writes otherwise where they follow. again: the request was given up, so what is
-        taken back is gone already."""
+        """Where new messages stand behind a dialogue: at its end, or in the turn that was opened there for an answer.
+        They then take the place of those tokens of it that the template does not write before them. again: the request
+        was given up before, so these tokens are gone already."""
         if dialogue.asked is not None:
             with suppress(TemplateUnusable):
                 back = [] if again else await self._encoder.taken_back(model, dialogue.asked, new, root)
@@ -295,7 +295,7 @@ class Conversing:
         common = max(0, overlap.common - opening)
         counts = [count + opening - overlap.kept for count in marked]
         marks = await self._marks(live, new, place, ids, root, [each for each in counts if each > 0 or not overlap.at])
-        return _without_known(live, NewTurn(overlap.at, ids, new_map, root, common, marks=marks), request)
+        return _rest_of(live, NewTurn(overlap.at, ids, new_map, root, common, marks=marks), request)
 
     async def _encoded(
         self, live: Session, new: Sequence[Message], place: Place, root: Root
@@ -314,8 +314,8 @@ class Conversing:
         root: Root,
         counts: Sequence[int],
     ) -> list[int]:
-        """Where the first so many of new messages end: up to there their tokens stay, whatever follows. None for a
-        model that goes back to every token as it is."""
+        """The places at which the first so many (`counts`) of new messages end: up to there their tokens are the same
+        whatever follows. None for a model that goes back to every token anyway."""
         ends: list[int] = []
         for count in () if live.model.layout.by_token else counts:
             beginning = new[: count + any(VOLATILE in each for each in new[:count])]

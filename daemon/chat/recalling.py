@@ -50,7 +50,7 @@ _BETWEEN: Final = re.compile(f"{_WORDS}[0-9]{{8}}")
 _MOST_ENDS: Final = 4096
 """Places at which a message may end that are tried: where its words spell what the template writes behind it."""
 
-_MOST_KEPT: Final = 4
+_MOST_CLOSINGS: Final = 4
 """Beginnings of what stands behind a message that are tried at the end of a text."""
 
 _MOST_PARSED: Final = 8
@@ -83,7 +83,7 @@ class Recalling:
             return await self._threads.on_io(partial(self._of_asleep, uri))
 
     async def messages(self, model: LoadedModel, dialogue: Dialogue, first: int, last: int) -> list[RecalledMessage]:
-        """The messages from number `first` to `last`; the first of a read that is told is the first of it."""
+        """The messages from number `first` to `last`, with all that were read together with one of them."""
         return await self._encoder.with_words(model, lambda _: list(_told(model, dialogue, first, last)))
 
     async def require_certain(self, live: Session, turn: NewTurn, count: int) -> None:
@@ -345,21 +345,21 @@ def _told_apart(
             if turns[-1].role == "assistant" and dialogue.tokens[end - 1] in model.end_tokens:
                 closing = str(model.tokenizer.decode([dialogue.tokens[end - 1]]))
                 around[-1] = around[-1].partition(closing)[0] + closing
-            for last in _kept_of(around[-1], text):
-                for each in ([*around[:-1], last], _bared(model, turns, [*around[:-1], last])):
+            for last in _closings(around[-1], text):
+                for each in ([*around[:-1], last], _without_scaffold(model, turns, [*around[:-1], last])):
                     if (words := _between(model, dialogue, turns, text, each)) is not None:
                         return words
     return None
 
 
-def _kept_of(behind: str, text: str) -> Iterator[str]:
-    """How much of what the template writes behind a message may stand at the end of a text: all, or less where a turn
-    was left open or taken back."""
+def _closings(behind: str, text: str) -> Iterator[str]:
+    """What of the words that the template writes behind a message may stand at the end of a text: all, or a beginning
+    where a turn was left open or taken back."""
     shorter = (behind[:size] for size in range(len(behind) - 1, -1, -1))
-    return chain([behind], islice((each for each in shorter if text.endswith(each)), _MOST_KEPT))
+    return chain([behind], islice((each for each in shorter if text.endswith(each)), _MOST_CLOSINGS))
 
 
-def _bared(model: LoadedModel, turns: Sequence[Turn], around: Sequence[str]) -> list[str]:
+def _without_scaffold(model: LoadedModel, turns: Sequence[Turn], around: Sequence[str]) -> list[str]:
     """What stands around messages, without the marks next to the assistant's that no channel shows: a template may
     write others around calls."""
     bared = list(around)

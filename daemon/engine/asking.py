@@ -17,8 +17,8 @@ class Decode:
     evaluated together with the caches; or an error is thrown into it, and the state is as before. From then on the
     caches belong to the decoder, until the step ends.
 
-    alone: not in one call with tokens of others. behind: further work on the caches after the token, given its logits,
-        before it counts; only with `alone`.
+    alone: not in one call with tokens of others. behind: work on the caches, given the logits, once the token is in
+        them and before it counts; only with `alone`.
     """
 
     model: LoadedModel

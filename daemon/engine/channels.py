@@ -33,8 +33,8 @@ _FIRST_SIGN: Final = 0xD800
 
 
 class MarkedText:
-    """The text that each committed token adds, with some control tokens written out. names: of control tokens.
-    written: those that are written out. signs: a character for each of some others, which stands for it in the text."""
+    """The text that each committed token adds, with some control tokens written out. names: of control tokens. written:
+    those that are written out. signs: for some others, the character that stands for each in the text."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ class Channels:
         yield from self._certain()
 
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
-        """The rest, after the last text. is_cut: whether more was to come: then neither a call that has begun is shown,
-        nor an answer that has come no further than into a mark."""
+        """The rest, after the last text. is_cut: whether more was to come. Then a call that has only begun is not
+        shown, nor an answer that ends within its first mark."""
         rest, self._held = self._held, ""
         if self.channel == "call":
             yield from self._call_or_text(rest, "", is_cut=is_cut)
@@ -142,8 +142,8 @@ class Channels:
         return min((each for each in hits if self._is_mark(*each)), default=None)
 
     def _is_mark(self, at: int, mark: str) -> bool:
-        """Whether what reads like a mark is one: behind text that has begun, none begins thinking, and none at all in
-        a plain answer."""
+        """Whether what reads like a mark is one. Once text has begun, none begins thinking, and in a plain answer there
+        are no more marks."""
         if self.channel != "text" or not (self._is_plain or mark in (self._marks.reasoning or ())):
             return True
         return not self._held[:at].strip()

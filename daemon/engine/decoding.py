@@ -372,7 +372,7 @@ class Decoder:
         return next((more for batch, more in joining.values() if batch.has_room([*more, state], self._most_rows)), None)
 
     def _place_given_up(self, joining: _Joining, state: LiveState, yielding: Collection[int]) -> list[LiveState] | None:
-        """As `_place_in`, after a state that is only decoded along has left."""
+        """As `_place_in`, in a batch that another state leaves, which was only decoded along."""
         for batch, more in joining.values():
             for other in batch.states:
                 if id(other) in yielding and batch.has_room([*more, state], self._most_rows, without=other):

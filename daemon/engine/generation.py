@@ -90,7 +90,8 @@ def require_room(
 
 
 def count_to_write(model: LoadedModel, held: int, asked: int | None, *, fitting: bool = False) -> int:
-    """The most tokens to write behind `held`: as asked, else the default as far as it fits. fitting: as asked, too."""
+    """The most tokens to write behind `held` ones: as many as were asked for, or else the default as far as it fits.
+    fitting: what was asked for counts only as far as it fits, too."""
     if asked is not None and not fitting:
         return asked
     return max(1, min(asked or DEFAULT_MAX_TOKENS, model.context_tokens - held))
@@ -120,9 +121,9 @@ def read(
     """Read tokens to the end of the ledger: all of them, or none if it fails or is given up. on_tokens: called with the
     tokens read, and all.
 
-    by_block: if it is given up, the whole blocks stay that were read: 256 tokens each, or the length of a model call
-    where that is longer; for caches that cannot be cut, what was read up to the last checkpoint. The calls that read
-    the rest are then the same as without the break.
+    by_block: where it is given up, whole blocks of what was read stay: 256 tokens each, or the length of a model call
+    where that is longer. Of caches that cannot be cut, all up to the last checkpoint stays. The calls that read the
+    rest are then the same as without the break.
 
     Raises GenerationFailed: the model failed."""
     yield from require_valid(model, tokens)
@@ -406,7 +407,7 @@ def find_logits(model: LoadedModel, state: LiveState) -> None:
 
 
 def next_draw(state: LiveState, order: WriteOrder, written: Written) -> Draw:
-    """The next token. One that the grammar refuses only once it is drawn is drawn again without it."""
+    """The next token. Where the grammar refuses it only after the draw, another one is drawn."""
     assert state.last_logits is not None
     logits, allowed = state.last_logits, written.bound.allowed(written.channel) if written.bound is not None else None
     answer_at, biases = len(state.tokens) - len(written.tokens), [order.bias]
@@ -423,8 +424,8 @@ def next_draw(state: LiveState, order: WriteOrder, written: Written) -> Draw:
 
 
 def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder, written: Written) -> WritingSteps[int]:
-    """Draw one token, and commit it unless it is an end token that is not kept, with what is told of the logits before
-    it."""
+    """Draw one token, commit it, and note its proof and its log-probabilities. An end token that is not kept is only
+    drawn."""
     assert state.last_logits is not None
     held = len(state.tokens)
     proof = logits_digest(state.last_logits) if order.prove else ""

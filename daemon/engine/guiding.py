@@ -27,7 +27,7 @@ class Bias:
 
     @classmethod
     def of(cls, given: Iterable[TokenBias]) -> Bias:
-        """From the biases of tokens. The last of a token counts."""
+        """From a list of biases, of which the last one of a token counts."""
         by_token = {each.token: -np.inf if each.bias is None else each.bias for each in given}
         return cls(np.array(list(by_token), np.int64), np.array(list(by_token.values()), np.float32))
 

@@ -53,8 +53,8 @@ class TokenRounds:
         self.tokens = 0
 
     def decode(self, asked: Sequence[Decode], along: Sequence[Decode], outcomes: Outcomes) -> None:
-        """Decode those that can go into one call with others; the rest is to decode otherwise. along: where they fit
-        the calls of those that are asked for."""
+        """Decode those that can go into one call with others, and leave the rest. along: decoded where a call for the
+        others has room."""
         for model in {id(each.model): each.model for each in asked}.values():
             if self._failures[model.identity.digest] >= MOST_FAILURES:
                 continue

@@ -39,8 +39,8 @@ class Interrupted:
 
     @classmethod
     def from_map(cls, stored: object, end: int) -> Interrupted | None:
-        """Read the map of `to_map`; None without one, and for a ledger of other than its tokens. Raises ValueError:
-        `to_map` does not make this."""
+        """Read the map of `to_map`; None where there is none, or where the ledger does not end as it says. Raises
+        ValueError: `to_map` does not make this."""
         if stored is None:
             return None
         if type(stored) is not dict or {name: type(value) for name, value in stored.items()} != _FIELDS:

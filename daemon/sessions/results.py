@@ -132,7 +132,7 @@ class Results:
         return made
 
     def push(self, message: Message) -> bytes:
-        """The next message. `exact` of a result; nothing for others, and for a result in order."""
+        """Take the next message. Gives the `exact` of a result that is not in order; nothing for any other message."""
         is_silent = message["role"] == "assistant" and not message.get("tool_calls") and not message["content"].strip()
         self._rows.add(0, message["role"], ids_of_calls(message), is_empty=is_silent)
         if message["role"] != "tool":

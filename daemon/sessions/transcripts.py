@@ -129,9 +129,9 @@ class TextMap:
     """The committed messages of a session, from the beginning of its ledger. system: the text that opened its chat,
     unless it is too long to keep. root: the digest of what stands before it; empty for nothing. disowned: the ids that
     were taken from answers of the session, the newest last: older versions still have them. roots: those that the
-    session had before its own, each as its text behind the number of first turns for which it, or one before it, held.
-    instructed: how many of the first characters of `system` a request had as instructions, behind the number of turns
-    before it; the newest last.
+    session had before its own, each as a number of turns and its text. It held up to so many turns, from where the one
+    before it ended. instructed: the number of turns before a request, and how many of the first characters of `system`
+    it had as instructions; the newest last.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -256,8 +256,8 @@ class TextMap:
         return self.instructed[-1][1] if self.instructed else 0
 
     def asked_with(self, opening: Message) -> TextMap:
-        """The map for a request that begins with this message, which may have other instructions than those before in
-        the same words."""
+        """The map for a request that begins with this message: a system text, of which now another part may be
+        instructions."""
         chars = opening.get("instructed", 0)
         if not self.turns or self.system is None or chars == self._instructed_chars:
             return self

@@ -14,8 +14,8 @@ _STRIPPED: Final = ("", "\n", " ", "\n\n")
 
 
 class WordsProof:
-    """Tells whether text that comes in pieces is the words of a message, whose blanks a template may have stripped, in
-    time that grows as the text does."""
+    """Tells whether a text that comes in pieces is the words of a message. A template may have stripped blanks around
+    them. It takes time in proportion to the text."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -42,7 +42,7 @@ class WordsProof:
         self._core.update(core.encode("utf-8", "surrogatepass"))
 
     def proven_with(self) -> tuple[str, str] | None:
-        """The blanks around the text with which it is the words. None: it is not."""
+        """The blanks that, around the text, make it the words of the message; None if none do."""
         before, behind = self._turn.blanks
         if self._turn.role == "assistant":
             return (before, behind) if self._is_with("") else None
