@@ -72,7 +72,7 @@ class HasRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """An answer while it is written. begins: the place of its first token. own_key: the session's random key before it."""
+    """An answer while it is written. begins: the place of its first token. own_key: the random key before it."""
 
     order: WriteOrder
     written: Written
