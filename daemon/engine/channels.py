@@ -171,9 +171,9 @@ class Channels:
                 yield from self._shown(self._marks.call[0] + body)
             return
         keep = max((overlap(self._held, mark) for mark in self._wanted()), default=0)
-        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        if shown:
-            yield from self._shown(shown)
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        if text:
+            yield from self._shown(text)
 
     def _shown(self, text: str) -> Iterator[Piece]:
         if self.channel == "reasoning":
@@ -209,15 +209,15 @@ class Channels:
             return None
 
     def _call(self, parsed: Mapping[str, Any]) -> ToolCall:
-        name, arguments, given = parsed["name"], parsed.get("arguments"), parsed.get("id")
+        name, arguments, own_id = parsed["name"], parsed.get("arguments"), parsed.get("id")
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
         if not (self._any_tool or name in self._told_as) or not isinstance(arguments, dict | None):
             raise ValueError("no call of an offered tool")
         require_carried(arguments)
         self._named += 1
-        is_own = isinstance(given, str) and 0 < len(given) <= MAX_CALL_ID_CHARS and given.isprintable()
-        named = str(given) if is_own and given not in self._ids else self._name_call(self._named)
+        is_own = isinstance(own_id, str) and 0 < len(own_id) <= MAX_CALL_ID_CHARS and own_id.isprintable()
+        named = str(own_id) if is_own and own_id not in self._ids else self._name_call(self._named)
         self._ids.add(named)
         return ToolCall(name, arguments or {}, named, self._told_as.get(name, ""))
 

@@ -118,13 +118,13 @@ class _Batch:
 
     def close_ranks(self) -> None:
         """Copy the rows in use, so that no other is computed."""
-        held = [row for row, state in enumerate(self.rows) if state is not None]
+        places = [row for row, state in enumerate(self.rows) if state is not None]
         try:
-            batches.retain(self.caches, held)
+            batches.retain(self.caches, places)
         except BaseException:
             self._lose(self.states)
             raise
-        self.rows = [self.rows[row] for row in held]
+        self.rows = [self.rows[row] for row in places]
         self.width = max(len(state.tokens) for state in self.states)
         self.idle_rows = 0
 
@@ -138,25 +138,25 @@ class _Batch:
         """The logits of each state, in order, after its token. asked: by the state's id. None if the call failed for
         any state: then the batch is as it was."""
         put_back = None
-        held = [row for row, state in enumerate(self.rows) if state is not None]
+        places = [row for row, state in enumerate(self.rows) if state is not None]
         try:
             tokens = [0 if state is None else asked[id(state)].token for state in self.rows]
             put_back = batches.keep(self.caches, self.like)
             logits = self.model.run_batch(tokens, self.caches)
-            logits_in_use = logits if len(held) == len(tokens) else logits[mx.array(held)]
+            logits_in_use = logits if len(places) == len(tokens) else logits[mx.array(places)]
             are_sound = mx.all(can_draw(logits_in_use))
-            rows = [logits_in_use[row] for row in range(len(held))]
+            rows = [logits_in_use[row] for row in range(len(places))]
             mx.eval(rows, are_sound, batches.arrays(self.caches))
             if are_sound.item():
                 for state in self.states:
                     state.computed_tokens += 1
                     state.passes.add(UNREPEATABLE)
                 self.width += 1
-                self.idle_rows += len(tokens) - len(held)
+                self.idle_rows += len(tokens) - len(places)
                 return rows
             self._tell_failed(GenerationFailed.code)
         except BaseException as error:  # noqa: BLE001 - the failing state raises it again, alone
-            _LOG.warning("A batch of %d sessions of model %r failed: %s", len(held), self.model.name, error)
+            _LOG.warning("A batch of %d sessions of model %r failed: %s", len(places), self.model.name, error)
             self._tell_failed(code_of(error))
         if put_back is not None:
             put_back()
@@ -197,11 +197,11 @@ class _Batch:
 
     def _dissolve(self, merged: batches.Batch | None = None, joining: Sequence[LiveState] = ()) -> None:
         """Give all states their caches back, also those about to join, in a batch of their own."""
-        held = [row for row, state in enumerate(self.rows) if state is not None]
+        places = [row for row, state in enumerate(self.rows) if state is not None]
         states = [*self.states, *joining]
         rooms = [self.rooms.pop(id(state)) for state in states]
         try:
-            all_caches = batches.take_apart(self.caches, held, rooms, merged, range(len(joining)))
+            all_caches = batches.take_apart(self.caches, places, rooms, merged, range(len(joining)))
         except BaseException as error:  # noqa: BLE001 - there is no memory to give them back to
             _LOG.error("The state of %d sessions is lost: %s: %s", len(states), type(error).__name__, error)
             self._lose(states)

@@ -237,22 +237,22 @@ class Engine:
             job.request.waits |= bool(ahead) and job not in ahead
         if not (turns and writing):
             self._lead_s = 0.0
-        begun = self._clock()
+        start = self._clock()
         if writing and (not turns or self._lead_s > 0):
             served = self._decode_round(writing)
-            taken = self._clock() - begun
-            self._lead_s -= taken * _pieces_to_tokens(turns, writing)
+            seconds = self._clock() - start
+            self._lead_s -= seconds * _pieces_to_tokens(turns, writing)
         elif turns:
             served = self._do_piece(turns[0])
-            taken = self._clock() - begun
-            self._lead_s += taken
+            seconds = self._clock() - start
+            self._lead_s += seconds
         else:
             return
         self._lead_s = max(-_MOST_OWED_S, min(_MOST_LEAD_S, self._lead_s))
         for job in served:
             job.request.stood_back_s += self._ahead_s - job.passed_s
-            job.passed_s = self._ahead_s + (taken if ahead else 0.0)
-        self._ahead_s += taken if ahead else 0.0
+            job.passed_s = self._ahead_s + (seconds if ahead else 0.0)
+        self._ahead_s += seconds if ahead else 0.0
 
     def _stands_back(self, job: _Job) -> bool:
         return not job.cancelled and job.request.stands_back(self._ahead_s - job.passed_s)

@@ -128,7 +128,7 @@ def read(
     Raises GenerationFailed: the model failed."""
     yield from require_valid(model, tokens)
     require_room(model, len(state.tokens), len(tokens))
-    held, done, whole = len(state.tokens), 0, 0
+    before, done, whole = len(state.tokens), 0, 0
     undo_all = put_back = state.kept()
     try:
         for size, wants_logits in reading(model, state, len(tokens)):
@@ -136,7 +136,7 @@ def read(
             done += size
             if wants_logits:
                 logits = logits_after(model, state, chunk)
-                take_checkpoint(model, state, held + done, chunk[-1], logits)
+                take_checkpoint(model, state, before + done, chunk[-1], logits)
             else:
                 model.extend(chunk, state)
                 mx.eval(arrays_of(state.caches))
@@ -157,7 +157,7 @@ def read(
         raise
     except BaseException as error:
         undo_all()
-        raise_as_failure(error, held)
+        raise_as_failure(error, before)
         raise
     state.tokens.extend(tokens[whole:])
     state.last_logits = logits
@@ -178,8 +178,8 @@ def reading(model: LoadedModel, state: LiveState, count: int) -> Iterator[tuple[
     The last token is read alone: only its logits are needed, and the others' are never computed. So is the last one
     before each checkpoint.
     """
-    held = len(state.tokens)
-    position, end = held, held + count
+    before = len(state.tokens)
+    position, end = before, before + count
     while position < end:
         stop = end if model.layout.by_token else min(end, state.checkpoints.next_due(position))
         while position < stop - 1:
@@ -314,10 +314,10 @@ def write(
     ends before, it stops with `written.ended` false, and steps with the same `written` go on. Raises GenerationFailed:
     the model failed. InvalidConstraint: the grammar did. Tokens committed before stay."""
     begun, room = [] if written.shown else order.begun, room or Room()
-    held = len(state.tokens) - len(begun)
-    require_room(model, held, order.max_tokens - len(written.tokens))
+    before = len(state.tokens) - len(begun)
+    require_room(model, before, order.max_tokens - len(written.tokens))
     if written.shown is None:
-        _begin(model, order, written, state.tokens[:held])
+        _begin(model, order, written, state.tokens[:before])
     ends = False
     for at, token in enumerate(begun):
         if written.bound is not None:
@@ -330,11 +330,11 @@ def write(
             if room.is_last:
                 break
             return
-        drawn = yield from _draw_and_commit(model, state, order, written)
-        if drawn in model.end_tokens and not order.keep_end:
+        token_id = yield from _draw_and_commit(model, state, order, written)
+        if token_id in model.end_tokens and not order.keep_end:
             written.finish_reason = "stop"
             break
-        ends = _show(model, order, written, drawn, on_token)
+        ends = _show(model, order, written, token_id, on_token)
     assert written.shown is not None
     is_cut = written.finish_reason == "length"
     _tell(written, None, written.shown.finish(is_cut=is_cut), on_token)
@@ -394,12 +394,12 @@ def find_logits(model: LoadedModel, state: LiveState) -> None:
     sleeps refer to the snapshot's blocks.
 
     Raises GenerationFailed: the model failed; the state is not to be used."""
-    held, passes = len(state.tokens), state.passes.copy()
+    length, passes = len(state.tokens), state.passes.copy()
     try:
-        with without_last(state.caches, held):
+        with without_last(state.caches, length):
             logits = logits_after(model, state, state.tokens[-1:])
     except BaseException as error:
-        raise_as_failure(error, held)
+        raise_as_failure(error, length)
         raise
     finally:
         state.passes = passes
@@ -415,11 +415,11 @@ def next_draw(state: LiveState, order: WriteOrder, written: Written) -> Draw:
         logits, answer_at, biases = guide.head(logits), guide.answer_at, [order.bias, guide.steer]
     logits, allowed = biased(logits, allowed, biases)
     while True:
-        drawn = draw(order.sampling, logits, state.tokens, state.random_key, allowed, answer_at=answer_at)
-        if written.bound is None or written.bound.accept(drawn.token, written.channel):
-            return drawn
+        choice = draw(order.sampling, logits, state.tokens, state.random_key, allowed, answer_at=answer_at)
+        if written.bound is None or written.bound.accept(choice.token, written.channel):
+            return choice
         assert allowed is not None
-        allowed[drawn.token] = False
+        allowed[choice.token] = False
         require_some(allowed)
 
 
@@ -427,36 +427,36 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder, wr
     """Draw one token, commit it, and note its proof and its log-probabilities. An end token that is not kept is only
     drawn."""
     assert state.last_logits is not None
-    held = len(state.tokens)
+    before = len(state.tokens)
     proof = logits_digest(state.last_logits) if order.prove else ""
     try:
-        drawn, head = next_draw(state, order, written), state.last_logits
+        choice, head = next_draw(state, order, written), state.last_logits
         head = head if order.guide is None else order.guide.head(head)
-        logprobs = written.telling.of(head, drawn.token) if written.telling is not None else None
+        logprobs = written.telling.of(head, choice.token) if written.telling is not None else None
     except Exception as error:
-        raise_as_failure(error, held)
+        raise_as_failure(error, before)
         raise
-    if drawn.token in model.end_tokens and not order.keep_end:
-        return drawn.token
-    takes_checkpoint = not model.layout.by_token and state.checkpoints.is_due(held + 1)
+    if choice.token in model.end_tokens and not order.keep_end:
+        return choice.token
+    takes_checkpoint = not model.layout.by_token and state.checkpoints.is_due(before + 1)
 
     def keep_checkpoint(logits: mx.array) -> None:
-        state.random_key = drawn.next_key
-        take_checkpoint(model, state, held + 1, drawn.token, logits)
+        state.random_key = choice.next_key
+        take_checkpoint(model, state, before + 1, choice.token, logits)
 
     logits = yield Decode(
-        model, state, drawn.token, order.alone or takes_checkpoint, keep_checkpoint if takes_checkpoint else None
+        model, state, choice.token, order.alone or takes_checkpoint, keep_checkpoint if takes_checkpoint else None
     )
-    state.random_key = drawn.next_key
-    state.tokens.append(drawn.token)
+    state.random_key = choice.next_key
+    state.tokens.append(choice.token)
     state.last_logits = logits
     if order.guide is not None:
-        order.guide.commit(head, drawn.token)
+        order.guide.commit(head, choice.token)
     if order.prove:
         written.proofs.append(proof)
     if logprobs is not None:
         written.logprobs.append(logprobs)
-    return drawn.token
+    return choice.token
 
 
 def replay(

@@ -37,8 +37,8 @@ class Logprobs:
         values = np.asarray(logits)
         logprobs = _normalised(values)
         top = tuple(self._likelihood(each, logprobs) for each in likeliest(values, self._top))
-        mine = self._likelihood(token, logprobs)
-        return TokenLogprobs(mine.token, mine.text, mine.logprob, mine.part_bytes, top)
+        own = self._likelihood(token, logprobs)
+        return TokenLogprobs(own.token, own.text, own.logprob, own.part_bytes, top)
 
     def _likelihood(self, token: int, logprobs: NDArray[np.float64]) -> Likelihood:
         if token not in self._texts:

@@ -106,17 +106,17 @@ class StopStrings:
         if hits:
             first, stop = min(hits)
             self.found = self._stops[stop]
-            shown, self._held = self._held[:first], ""
-            return shown.translate(self._unsigned)
+            output, self._held = self._held[:first], ""
+            return output.translate(self._unsigned)
         keep = max(overlap(self._held, stop) for stop in self._stops)
         cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
-        return shown.translate(self._unsigned)
+        output, self._held = self._held[:cut], self._held[cut:]
+        return output.translate(self._unsigned)
 
     def finish(self) -> str:
         """The text held back that turned out not to be a stop string."""
-        shown, self._held = self._held, ""
-        return shown.translate(self._unsigned)
+        output, self._held = self._held, ""
+        return output.translate(self._unsigned)
 
 
 def overlap(text: str, stop: str) -> int:

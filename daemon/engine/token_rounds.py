@@ -62,12 +62,12 @@ class TokenRounds:
                 [each for each in them if each.model is model and self._takes(each)] for them in (asked, along)
             )
             while first and (count := min(len(first) + len(beside), self._most_rows)) >= _FEWEST:
-                taken, rows = self._rows_for(model, count)
-                if taken < _FEWEST:
+                size, rows = self._rows_for(model, count)
+                if size < _FEWEST:
                     break
-                more = max(0, taken - len(first))
-                self._decode_round(model, [*first[:taken], *beside[:more]], rows, outcomes)
-                first, beside = first[taken:], beside[more:]
+                more = max(0, size - len(first))
+                self._decode_round(model, [*first[:size], *beside[:more]], rows, outcomes)
+                first, beside = first[size:], beside[more:]
 
     def _takes(self, asked: Decode) -> bool:
         """Whether the state is of the kind, and may be in one call with others."""

@@ -194,12 +194,12 @@ class Loading:
             with tell_load(self._bus, place.name, reserved) as tell_end:
                 model = await self._loader.load(place.name, choice, reserved)
                 tell_end(model.weights_bytes)
-            taken = model.weights_bytes
-            missing = max(0, taken - reserved)
+            size = model.weights_bytes
+            missing = max(0, size - reserved)
             if missing and not self._memory.take_free(claim, missing):
                 del model
                 gc.collect()
-                self._bus.publish(ModelUnloaded(None, place.name, taken, "pressure"))
+                self._bus.publish(ModelUnloaded(None, place.name, size, "pressure"))
                 return missing
             self._shelf.put(place, model)
             self._memory.release(claim, reserved + missing)  # at once: from now on it counts as loaded

@@ -205,11 +205,11 @@ class Memory:
         return True
 
     async def _wait(self, use: Claim, answer: asyncio.Future[bool]) -> bool:
-        begun, wanted = time.monotonic(), use.wanted
+        start, wanted = time.monotonic(), use.wanted
         use.request.waits = True
         self._bus.publish(MemoryAwaited(use.uri, wanted, max(0, self._free), self.line.waiting.index(use)))
         granted = await answer
-        self._bus.publish(MemoryGranted(use.uri, wanted, granted, time.monotonic() - begun))
+        self._bus.publish(MemoryGranted(use.uri, wanted, granted, time.monotonic() - start))
         return granted
 
     def settle(self, use: Claim) -> None:
@@ -280,8 +280,8 @@ class Memory:
 
     @property
     def _free(self) -> int:
-        held = self._shelf.weights_bytes() + self._sessions() + sum(self.trees.values())
-        return self.budget - held - self._reserved
+        held_bytes = self._shelf.weights_bytes() + self._sessions() + sum(self.trees.values())
+        return self.budget - held_bytes - self._reserved
 
     def _sessions(self) -> int:
         return sum(session.stay.held_bytes for session in self._awake.values())
@@ -336,9 +336,9 @@ class Memory:
 
     def _plan(self, first: Claim, yielding: Collection[Claim] = ()) -> tuple[SessionUri | str, ...]:
         """The sessions and models to evict. yielding: waiting requests that may lose the models they hold."""
-        held = self.budget - self._free
+        held_bytes = self.budget - self._free
         residents, models = self._residents(first, yielding), self._shelf.residents(yielding)
-        return plan_eviction(residents, held, first.wanted, self.budget, models)
+        return plan_eviction(residents, held_bytes, first.wanted, self.budget, models)
 
     def _residents(self, first: Claim, yielding: Collection[Claim]) -> Iterator[Resident]:
         with_turn = self._turns.in_use()
@@ -356,9 +356,9 @@ class Memory:
             while (
                 self.line.waiting
                 and self.line.waiting[0].wanted > self._free
-                and (chosen := self._plan(self.line.waiting[0]))
+                and (plan := self._plan(self.line.waiting[0]))
             ):
-                await self._let_leave(chosen[0])
+                await self._let_leave(plan[0])
                 self.look_again()
         finally:
             self._evicting = None
@@ -369,10 +369,10 @@ class Memory:
         """Evict idle sessions and models until the budget holds the rest."""
         no_request = Claim(None, -1)
         try:
-            while self._free < 0 and (chosen := self._plan(no_request)):
-                await self._let_leave(chosen[0])
-                if not isinstance(chosen[0], str) and chosen[0] in self._awake:
-                    no_request.unslept[chosen[0]] = "it stays awake"
+            while self._free < 0 and (plan := self._plan(no_request)):
+                await self._let_leave(plan[0])
+                if not isinstance(plan[0], str) and plan[0] in self._awake:
+                    no_request.unslept[plan[0]] = "it stays awake"
         finally:
             self._evicting = None
             self.look_again()
@@ -381,9 +381,9 @@ class Memory:
         """Unload a model that only requests behind the first one hold."""
         try:
             first = self.line.waiting[0] if self.line.waiting else None
-            chosen = self._plan(first, self.line.waiting[1:]) if first and first.wanted > self._free else ()
-            if chosen:
-                await self._let_leave(chosen[0])
+            plan = self._plan(first, self.line.waiting[1:]) if first and first.wanted > self._free else ()
+            if plan:
+                await self._let_leave(plan[0])
         finally:
             self._evicting = None
             self._keep_to_budget()
@@ -404,27 +404,29 @@ class Memory:
         """Refuse a request that would not fit even with all sessions asleep that can be; none is put to sleep for
         it."""
         grown = self._session_of(use) if use.grows else None
-        needed, held = ({grown.model.name}, grown.stay.held_bytes + use.reserved) if grown is not None else (set(), 0)
-        if held + self._shelf.staying_bytes(needed, use) + wanted > self.budget:
+        needed, held_bytes = (
+            ({grown.model.name}, grown.stay.held_bytes + use.reserved) if grown is not None else (set(), 0)
+        )
+        if held_bytes + self._shelf.staying_bytes(needed, use) + wanted > self.budget:
             raise self._refusal(use, wanted)
 
     def _refusal(self, use: Claim, wanted: int) -> MemoryBudgetExceeded:
-        held, weights = self.budget - self._free, self._shelf.weights_bytes()
-        self._bus.publish(MemoryRefused(use.uri, wanted, held, self.budget))
-        told = list(use.unslept.items())[:MAX_REASONS_TOLD]
+        held_bytes, weights = self.budget - self._free, self._shelf.weights_bytes()
+        self._bus.publish(MemoryRefused(use.uri, wanted, held_bytes, self.budget))
+        unslept = list(use.unslept.items())[:MAX_REASONS_TOLD]
         # The message goes to the client, who may know nothing of the sessions of another namespace.
-        own = [(uri, why) for uri, why in told if use.uri is not None and uri.namespace == use.uri.namespace]
+        own = [(uri, why) for uri, why in unslept if use.uri is not None and uri.namespace == use.uri.namespace]
         reasons = [f"{uri} cannot be put to sleep ({why})" for uri, why in own]
         why = f" {'; '.join(reasons)}." if reasons else ""
         slept = ", put sessions to sleep" if self._sessions() else ""
         return MemoryBudgetExceeded(
             f"{use.what or use.uri} needs {format_bytes(wanted)} more memory. The budget is "
-            f"{format_bytes(self.budget)}; {format_bytes(held)} of it is taken, {format_bytes(weights)} by the "
+            f"{format_bytes(self.budget)}; {format_bytes(held_bytes)} of it is taken, {format_bytes(weights)} by the "
             f"models.{why} Ask for fewer tokens{slept}, or give the daemon a larger memory budget.",
             session=None if use.uri is None else str(use.uri),
             wanted_bytes=wanted,
-            held_bytes=held,
+            held_bytes=held_bytes,
             weights_bytes=weights,
             budget_bytes=self.budget,
-            unslept={str(uri): why for uri, why in told},
+            unslept={str(uri): why for uri, why in unslept},
         )

@@ -112,15 +112,15 @@ class Shelf:
     def take_over(self, choices: Mapping[str, ModelChoice]) -> None:
         """Serve these models from now on, in this order. A loaded model with another choice, or with none, stays until
         it is dropped."""
-        kept = dict(self.places)
+        earlier = dict(self.places)
         self.places.clear()
         for name, choice in choices.items():
-            place = kept.pop(name, None) or Place(name, choice)
+            place = earlier.pop(name, None) or Place(name, choice)
             if place.loaded_as is None and not choice.is_same_model(place.choice):
                 place.facts, place.problem, place.changed = None, None, ()
             place.choice, place.leaving = choice, False
             self.places[name] = place
-        for name, place in kept.items():
+        for name, place in earlier.items():
             place.leaving = True
             self.places[name] = place
 
@@ -198,9 +198,9 @@ class Shelf:
         """The models in memory. yielding: claims that may lose the models they hold."""
         for place in self.places.values():
             if place.model is not None:
-                held = any(claim not in yielding for claim in place.holders)
+                is_held = any(claim not in yielding for claim in place.holders)
                 size = place.model.weights_bytes
-                yield ResidentModel(place.name, size, place.last_used, place.choice.pinned or held)
+                yield ResidentModel(place.name, size, place.last_used, place.choice.pinned or is_held)
 
     def _gone(self, freed: Callable[[], None]) -> Callable[[weakref.ref[object]], None]:
         def gone(network: weakref.ref[object]) -> None:

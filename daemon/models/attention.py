@@ -92,9 +92,7 @@ class _OfSessions(RoundLayer):
 
     def attention(self, queries: mx.array, scale: float) -> mx.array:
         rows = zip(mx.split(queries, self.rows), self._held, self.caches, strict=True)
-        return mx.concatenate(
-            [_plain(query, *held, cache=cache, scale=scale, mask=None) for query, held, cache in rows]
-        )
+        return mx.concatenate([_plain(query, *kv, cache=cache, scale=scale, mask=None) for query, kv, cache in rows])
 
     def _append(self, keys: Sequence[mx.array], values: Sequence[mx.array]) -> None:
         self._held = [cache.update_and_fetch(*row) for cache, *row in zip(self.caches, keys, values, strict=True)]
@@ -142,8 +140,8 @@ def attend(
         return over_segments(queries, [cache], scale)
     if isinstance(cache, RoundLayer):
         raise NoRound("attention over gathered keys")
-    found: mx.array = _plain(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
-    return found
+    mixed: mx.array = _plain(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+    return mixed
 
 
 def over_segments(queries: mx.array, caches: Sequence[Any], scale: float) -> mx.array:
@@ -152,21 +150,21 @@ def over_segments(queries: mx.array, caches: Sequence[Any], scale: float) -> mx.
     rows, heads, count = *queries.shape[:2], len(caches)
     ends = _Ends(caches)
     groups: list[_Group | _Ends] = [*_groups(caches), ends]
-    mine = (queries[:count] * scale).reshape(count, ends.keys[0].shape[1], -1, queries.shape[3])
-    scores = [group.scores(_taken(mine, group.rows)) for group in groups]
-    highest = mx.full(mine.shape[:3], -mx.inf)
+    scaled = (queries[:count] * scale).reshape(count, ends.keys[0].shape[1], -1, queries.shape[3])
+    scores = [group.scores(_taken(scaled, group.rows)) for group in groups]
+    highest = mx.full(scaled.shape[:3], -mx.inf)
     for group, each in zip(groups, scores, strict=True):
         highest = _put(highest, group.rows, mx.maximum(_taken(highest, group.rows), group.highest(each)))
     below = [group.below(each, _taken(highest, group.rows)) for group, each in zip(groups, scores, strict=True)]
-    sums, mixed = mx.zeros(mine.shape[:3]), mx.zeros(mine.shape)
+    sums, mixed = mx.zeros(scaled.shape[:3]), mx.zeros(scaled.shape)
     for group, weights in zip(groups, _exponentials(below), strict=True):
         added = functools.partial(group.added, is_first=group is groups[0])
         sums = _put(sums, group.rows, added(_taken(sums, group.rows), weights.sum(-1)))
         mixed = _put(mixed, group.rows, added(_taken(mixed, group.rows), group.mix(weights)))
-    found = (mixed / sums[..., None]).reshape(count, heads, 1, -1)
+    answers = (mixed / sums[..., None]).reshape(count, heads, 1, -1)
     if count < rows:
-        found = mx.concatenate([found, mx.zeros((rows - count, *found.shape[1:]))])
-    return found.astype(queries.dtype)
+        answers = mx.concatenate([answers, mx.zeros((rows - count, *answers.shape[1:]))])
+    return answers.astype(queries.dtype)
 
 
 def _exponentials(arrays: list[mx.array]) -> list[mx.array]:
@@ -176,8 +174,8 @@ def _exponentials(arrays: list[mx.array]) -> list[mx.array]:
         return [mx.exp(each) for each in arrays]
     mx.eval(arrays)
     for each in arrays:
-        seen = np.array(each, copy=False)
-        np.exp(seen, out=seen)
+        numbers = np.array(each, copy=False)
+        np.exp(numbers, out=numbers)
     return arrays
 
 
@@ -186,11 +184,11 @@ def _taken(array: mx.array, rows: mx.array | None) -> mx.array:
     return array if rows is None else array[rows]
 
 
-def _put(array: mx.array, rows: mx.array | None, found: mx.array) -> mx.array:
+def _put(array: mx.array, rows: mx.array | None, numbers: mx.array) -> mx.array:
     """An array with other numbers in some of its rows, None for all."""
     if rows is None:
-        return found
-    array[rows] = found
+        return numbers
+    array[rows] = numbers
     return array
 
 
@@ -239,8 +237,8 @@ class _Ends:
 
     def scores(self, queries: mx.array) -> mx.array:
         """`[segments, heads, queries a head, 64]`, minus infinity where there is no token."""
-        mine = mx.split(queries, len(self.keys))
-        scores = [each @ keys.swapaxes(-1, -2) for each, keys in zip(mine, self.keys, strict=True)]
+        by_row = mx.split(queries, len(self.keys))
+        scores = [each @ keys.swapaxes(-1, -2) for each, keys in zip(by_row, self.keys, strict=True)]
         return mx.where(_is_there(self._tokens), mx.concatenate(scores).astype(mx.float32), -mx.inf)
 
     def highest(self, scores: mx.array) -> mx.array:
@@ -265,10 +263,10 @@ class _Ends:
         """As of `_Group`."""
         if self._places.of is None:
             return before + parts
-        found = mx.concatenate([before[None], parts[self._places.common]]).sum(0)
+        sums = mx.concatenate([before[None], parts[self._places.common]]).sum(0)
         for rows, segments in self._places.further:
-            found = _put(found, rows, found[rows] + parts[segments])
-        return found
+            sums = _put(sums, rows, sums[rows] + parts[segments])
+        return sums
 
 
 class _Places(NamedTuple):
@@ -296,20 +294,20 @@ def _places_of(counts: tuple[int, ...]) -> _Places:
     further = [(np.flatnonzero(row < ends[-1]), row[row < ends[-1]]) for row in padded[min(counts) :]]
     of = None if max(counts) == 1 else mx.array(np.repeat(np.arange(len(counts)), counts))
     common = mx.array(padded[: min(counts)])
-    found = _Places(ends[:-1], of, mx.array(padded), common, [(mx.array(one), mx.array(two)) for one, two in further])
-    mx.eval(found)  # other threads have other streams
-    return found
+    places = _Places(ends[:-1], of, mx.array(padded), common, [(mx.array(one), mx.array(two)) for one, two in further])
+    mx.eval(places)  # other threads have other streams
+    return places
 
 
 def _groups(caches: Sequence[Any]) -> list[_Group]:
     """The groups in an order in which each row meets its segments from the first to the last."""
-    found: dict[Any, tuple[Any, list[int]]] = {}
+    parts: dict[Any, tuple[Any, list[int]]] = {}
     for row, cache in enumerate(caches):
         for part in cache.parts:
-            found.setdefault((part.run.place, part.segments), (part, []))[1].append(row)
+            parts.setdefault((part.run.place, part.segments), (part, []))[1].append(row)
     everybody = list(range(len(caches)))
     return [
-        _Group(part.keys, part.values, None if rows == everybody else mx.array(rows)) for part, rows in found.values()
+        _Group(part.keys, part.values, None if rows == everybody else mx.array(rows)) for part, rows in parts.values()
     ]
 
 
@@ -317,7 +315,7 @@ def _groups(caches: Sequence[Any]) -> list[_Group]:
 def _is_there(tokens: tuple[int, ...]) -> mx.array:
     """Which places of tails with so many tokens have one, bool `[segments, 1, 1, 64]`."""
     places = np.arange(SEGMENT_TOKENS)
-    found = [places + start < count for count in tokens for start in range(0, count, SEGMENT_TOKENS)]
-    there = mx.array(np.stack(found)[:, None, None])
+    rows = [places + start < count for count in tokens for start in range(0, count, SEGMENT_TOKENS)]
+    there = mx.array(np.stack(rows)[:, None, None])
     mx.eval(there)  # other threads have other streams
     return there

@@ -75,18 +75,18 @@ def call_shape(marks: Marks) -> str:
 
 def _parameters(tool: Schema) -> Schema:
     schema = binding(tool.get("parameters") or {"properties": {}})
-    known = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     schema = joined(schema, schema)
     named = resolved(reference_of(schema), schema)
     if isinstance(named, Mapping):
-        schema = {**known, **named}
+        schema = {**definitions, **named}
     return schema if {"type", "$ref", "anyOf", "oneOf", "allOf"} & schema.keys() else {"type": "object", **schema}
 
 
 def _properties(schema: Schema) -> dict[str, tuple[Schema, bool]]:
     """The properties of a schema of an object, and whether each is required. Raises NotForcible: it has more."""
-    known = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-    if more := sorted(schema.keys() - known):
+    words = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+    if more := sorted(schema.keys() - words):
         raise NotForcible(f"this model's form of calls cannot be held to {more[0]!r} of an object")
     if schema.get("type") != "object":
         raise NotForcible("its parameters are not of one type 'object'")
@@ -153,8 +153,8 @@ def _write_pythonic(rules: Rules, name: str, schema: Schema, _: Marks) -> str:
         if keyword.iskeyword(key) or not key.isidentifier():
             raise NotForcible(f"{key!r} is no name of Python, in which this model writes calls")
         with rules.at(f"property {key!r:.80}"):
-            said = rules.json(value, json_allowed_escapes=_PYTHON_ESCAPES)
-        items.append((f"{rules.literal(f'{key}=')} {said}", required))
+            text = rules.json(value, json_allowed_escapes=_PYTHON_ESCAPES)
+        items.append((f"{rules.literal(f'{key}=')} {text}", required))
     return f"{rules.literal(f'[{name}(')} {rules.listed(items, rules.literal(','))} {rules.literal(')]')}"
 
 
@@ -167,10 +167,10 @@ def _write_tagged(tags: Tags, rules: Rules, name: str, schema: Schema, _: Marks)
         return rules.literal(tags.empty.replace("NAME", name))
     for key, (value, required) in properties.items():
         with rules.at(f"property {key!r:.80}"):
-            said = (
+            argument = (
                 f"({rules.literal(tags.opens.replace('KEY', key) + tags.before)} {_tagged_value(tags, rules, value)})"
             )
-        arguments.append(said if required else f"{said}?")
+        arguments.append(argument if required else f"{argument}?")
     head, tail = (rules.literal(each.replace("NAME", name)) for each in (tags.head, tags.tail))
     return " ".join([head, *arguments, tail])
 
@@ -186,9 +186,9 @@ def _tagged_value(tags: Tags, rules: Rules, schema: Schema) -> str:
     others = [each for each in options if kinds_of(each, rules.root) != {"string"}]
     unlike = [_LIKE[kind] for kind in sorted(kinds & _LIKE.keys())] if len(kinds) > 1 else []
     unlike += [_CDATA] if tags.cdata else []
-    said = [f"{rules.json(each)} {close}" for each in others]
-    said += [_tagged_text(tags, rules, each, unlike, close) for each in options if each not in others]
-    return f"({' | '.join(said)})"
+    forms = [f"{rules.json(each)} {close}" for each in others]
+    forms += [_tagged_text(tags, rules, each, unlike, close) for each in options if each not in others]
+    return f"({' | '.join(forms)})"
 
 
 def _tagged_text(tags: Tags, rules: Rules, schema: Schema, unlike: Sequence[str], close: str) -> str:

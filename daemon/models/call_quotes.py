@@ -26,8 +26,8 @@ class Quote:
             at = _PLAIN[self.closes].match(text, at, upto).end()  # type: ignore[union-attr]  # it matches no text, too
             is_closed = text.startswith(self.closes, at, upto)
             return at + len(self.closes) * is_closed, is_closed
-        found = text.find(self.closes, at, upto)
-        return (max(at, upto - len(self.closes) + 1), False) if found < 0 else (found + len(self.closes), True)
+        place = text.find(self.closes, at, upto)
+        return (max(at, upto - len(self.closes) + 1), False) if place < 0 else (place + len(self.closes), True)
 
 
 _PLAIN: Final = {mark: re.compile(rf"(?s:[^{mark[0]}\\]+|\\.|(?!{mark}){mark[0]})*+") for mark in _MARKS}

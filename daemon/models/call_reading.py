@@ -45,14 +45,14 @@ def read_calls(marks: Marks, body: str, tools: Sequence[Mapping[str, Any]], *, i
     error: it is no call."""
     form = _form_of(marks.parser, body)
     if form is None:
-        found = _read_by_parser(marks, body, tools, is_ended=is_ended)
+        calls = _read_by_parser(marks, body, tools, is_ended=is_ended)
     elif not is_ended and marks.call[1] and not form.closes_itself:
         raise NoCall("it may have had more arguments")
     else:
-        found = form.read(body, {tool["name"]: tool.get("parameters") or {} for tool in tools})
-    if not found:
+        calls = form.read(body, {tool["name"]: tool.get("parameters") or {} for tool in tools})
+    if not calls:
         raise NoCall("there is none in it")
-    return found
+    return calls
 
 
 def require_carried(value: object, depth: int = 0) -> None:
@@ -83,10 +83,10 @@ def _read_by_parser(marks: Marks, body: str, tools: Sequence[Mapping[str, Any]],
     """As mlx-lm's parser reads it, for a form that is not known here."""
     offered = [{"type": "function", "function": dict(tool)} for tool in tools]
     try:
-        found = marks.parse(body.strip(), offered)
+        calls = marks.parse(body.strip(), offered)
     except Exception:  # noqa: BLE001 - a parser may raise any error for what a model writes
-        found = marks.parse(marks.call[0] + body + marks.call[1] * is_ended, offered)
-    return found if isinstance(found, list) else [found]
+        calls = marks.parse(marks.call[0] + body + marks.call[1] * is_ended, offered)
+    return calls if isinstance(calls, list) else [calls]
 
 
 # --- where a call ends
@@ -138,10 +138,10 @@ class CallEnd:
 
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise NoCall("a key stands twice")
-    return found
+    return values
 
 
 def _refused(constant: str) -> None:
@@ -245,19 +245,19 @@ def _each(body: str, one: Callable[[str, int], tuple[Call, int]]) -> list[Call]:
 
 
 def _read_json(body: str, _: Schemas) -> list[Call]:
-    found = _JSON.decode(body.strip())
-    return [_call_of(each) for each in (found if isinstance(found, list) else [found])]
+    document = _JSON.decode(body.strip())
+    return [_call_of(each) for each in (document if isinstance(document, list) else [document])]
 
 
-def _call_of(said: Any) -> Call:
+def _call_of(document: Any) -> Call:
     """A call that a model wrote as an object."""
-    if not isinstance(said, dict) or said.keys() - {"name", "arguments", "parameters", "id", "type"}:
+    if not isinstance(document, dict) or document.keys() - {"name", "arguments", "parameters", "id", "type"}:
         raise NoCall("it has more than a name, arguments and an id")
-    if said.get("type", "function") != "function" or {"arguments", "parameters"} <= said.keys():
+    if document.get("type", "function") != "function" or {"arguments", "parameters"} <= document.keys():
         raise NoCall("it is no call of a function, or has two sets of arguments")
-    arguments = _unwrapped(said.get("arguments", said.get("parameters")))
-    given = {"id": said["id"]} if "id" in said else {}
-    return {"name": said.get("name"), "arguments": {} if arguments in (None, "") else arguments, **given}
+    arguments = _unwrapped(document.get("arguments", document.get("parameters")))
+    own_id = {"id": document["id"]} if "id" in document else {}
+    return {"name": document.get("name"), "arguments": {} if arguments in (None, "") else arguments, **own_id}
 
 
 def _unwrapped(arguments: Any) -> Any:
@@ -277,8 +277,8 @@ def _read_mistral(body: str, _: Schemas) -> list[Call]:
         return _each(body, _mistral_call)
     calls: list[Call] = []
     while at < len(body):
-        found, at = _json_at(body, _matched(_MISTRAL_MARK, body, at).end())
-        calls += map(_call_of, found)
+        call, at = _json_at(body, _matched(_MISTRAL_MARK, body, at).end())
+        calls += map(_call_of, call)
     return calls
 
 
@@ -334,19 +334,19 @@ def _kimi_k3_call(body: str, at: int) -> tuple[Call, int]:
 def _k3_arguments(body: str, at: int) -> tuple[dict[str, Any], int]:
     pairs = []
     while opened := _K3_ARGUMENT.match(body, at):
-        said, end = _attributes(opened[1]), body.find(_K3_ARGUMENT_END, opened.end())
+        attributes, end = _attributes(opened[1]), body.find(_K3_ARGUMENT_END, opened.end())
         text = body[opened.end() : end]
         if end < 0 or "<|open|>argument" in text:
             raise NoCall("an argument is not closed")
-        value = text if said.get("type", "string") == "string" else _LENIENT.decode(text.strip())
-        pairs.append((said["key"], value))
+        value = text if attributes.get("type", "string") == "string" else _LENIENT.decode(text.strip())
+        pairs.append((attributes["key"], value))
         at = _skip(body, end + len(_K3_ARGUMENT_END))
     return _once(pairs), at
 
 
 def _attributes(text: str) -> dict[str, str]:
-    found = [(key, value.replace("&quot;", '"').replace("&amp;", "&")) for key, value in _ATTRIBUTE.findall(text)]
-    return _once(found)
+    pairs = [(key, value.replace("&quot;", '"').replace("&amp;", "&")) for key, value in _ATTRIBUTE.findall(text)]
+    return _once(pairs)
 
 
 def _read_pythonic(body: str, _: Schemas) -> list[Call]:
@@ -442,16 +442,16 @@ class _Bare:
         return (name, value), at
 
     def _items(self, body: str, at: int, end: str, one: Callable[[str, int], tuple[Any, int]]) -> tuple[list[Any], int]:
-        found: list[Any] = []
+        items: list[Any] = []
         at = _skip(body, at + 1)
         while not body.startswith(end, at):
-            if found:
+            if items:
                 if not body.startswith(",", at):
                     raise NoCall("a comma is missing")
                 at = _skip(body, at + 1)
             item, at = one(body, at)
-            found.append(item)
-        return found, _skip(body, at + 1)
+            items.append(item)
+        return items, _skip(body, at + 1)
 
 
 _BARE_HEAD: Final = re.compile(r"call:\s*([\w.-]+)(?=\{)")
@@ -496,8 +496,8 @@ class _Tagged:
             if end < 0:
                 raise NoCall("a section is not closed")
             text, end = body[section.end() : end], _skip(body, end + len(_CDATA_END))
-        elif (not is_text or tags.quoted == "always") and (found := self._json(body, at, allowed)):
-            return found
+        elif (not is_text or tags.quoted == "always") and (value_and_end := self._json(body, at, allowed)):
+            return value_and_end
         else:
             end = body.find(tags.closes, at)
             text = body[at : max(at, end)].removeprefix(tags.before).removesuffix(tags.before)
@@ -532,9 +532,9 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 def _matched(pattern: re.Pattern[str], body: str, at: int) -> re.Match[str]:
-    if at < 0 or (found := pattern.match(body, at)) is None:
+    if at < 0 or (match := pattern.match(body, at)) is None:
         raise NoCall(f"the form has no place for {body[at:]!r:.80}")
-    return found
+    return match
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,10 @@ def check(model: LoadedModel, state: LiveState, expected: Expectation) -> Verdic
         CanaryFailed: it does not agree.
         GenerationFailed: the model failed on it.
     """
-    found = take(model, state)
-    if found is None:
-        found = _logits_of_last(model, state)
-    return agree(expected, found, compute_dtype=model.compute_dtype, position=len(state.tokens))
+    logits = take(model, state)
+    if logits is None:
+        logits = _logits_of_last(model, state)
+    return agree(expected, logits, compute_dtype=model.compute_dtype, position=len(state.tokens))
 
 
 def _logits_of_last(model: LoadedModel, state: LiveState) -> mx.array:

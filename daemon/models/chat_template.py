@@ -64,10 +64,10 @@ class Root:
         if stored is None:
             return NO_ROOT
         try:
-            found = json.loads(stored) if type(stored) is str else None
+            document = json.loads(stored) if type(stored) is str else None
         except RecursionError as error:
             raise ValueError("a root is nested too deep") from error
-        match found:
+        match document:
             case {"tools": list(tools), "arguments": dict(arguments)} if all(type(tool) is dict for tool in tools):
                 return cls(tuple(tools), arguments)
         raise ValueError("a root has other fields than tools and arguments")
@@ -91,9 +91,9 @@ def renderer(tokenizer: Any, rules: TurnRules) -> Render:
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateUnusable("This model has no chat template; use append and generate instead.")
         _require_free(tokenizer, root.arguments)
-        told, tools = as_taken(messages, root.shown_tools, rules)
+        dialogue, tools = as_taken(messages, root.shown_tools, rules)
         try:
-            return _applied(tokenizer, told, open_turn, tools, root.arguments)
+            return _applied(tokenizer, dialogue, open_turn, tools, root.arguments)
         except Exception as error:
             raise TemplateUnusable(f"The model's chat template refused the message: {error}.") from error
 
@@ -121,11 +121,11 @@ def _applied(
 
 def _as_templates_take(message: Message) -> dict[str, Any]:
     """A message with the names of fields that templates know."""
-    found = {"role": message["role"], "content": message["content"]}
+    fields = {"role": message["role"], "content": message["content"]}
     if message.get("reasoning"):
-        found["reasoning_content"] = message["reasoning"]
+        fields["reasoning_content"] = message["reasoning"]
     if message.get("tool_calls"):
-        found["tool_calls"] = [
+        fields["tool_calls"] = [
             {
                 "type": "function",
                 "id": call.get("id", ""),
@@ -134,8 +134,8 @@ def _as_templates_take(message: Message) -> dict[str, Any]:
             for call in message["tool_calls"]
         ]
     if message.get("tool_call_id"):
-        found["tool_call_id"] = message["tool_call_id"]
-    return found
+        fields["tool_call_id"] = message["tool_call_id"]
+    return fields
 
 
 def _require_free(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
@@ -143,8 +143,8 @@ def _require_free(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
     if not arguments:
         return
     inner = getattr(tokenizer, "_tokenizer", tokenizer)
-    taken = {*inspect.signature(inner.apply_chat_template).parameters, "messages", "bos_token", "eos_token"}
-    if refused := sorted(taken & arguments.keys()):
+    reserved = {*inspect.signature(inner.apply_chat_template).parameters, "messages", "bos_token", "eos_token"}
+    if refused := sorted(reserved & arguments.keys()):
         raise TemplateUnusable(
             f"The daemon sets {', '.join(refused)} itself. Give only arguments that the model's template reads, such "
             "as enable_thinking."
@@ -268,15 +268,15 @@ def following(
     if not is_shown:
         raise TemplateUnusable("The model's chat template shows a message in another way once others follow.")
     # A template may join neighbors of one role: then they go on within the message before.
-    kept = (each for each in (opened, closed) if whole.startswith(each) and opened.startswith(each))
-    alike = len(next(kept, None) or _common(closed, whole))
+    beginnings = (each for each in (opened, closed) if whole.startswith(each) and opened.startswith(each))
+    alike = len(next(beginnings, None) or _common(closed, whole))
     alike = next((each.start() for each in names.finditer(opened) if each.start() < alike < each.end()), alike)
     return opened[alike:], whole[alike:]
 
 
 def _common(one: str, other: str) -> str:
     pairs = zip(one, other, strict=False)
-    return "".join(mine for mine, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return "".join(character for character, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _leading_results(messages: Sequence[Message]) -> list[Message]:
@@ -289,8 +289,8 @@ def _call_of(result: Message) -> dict[str, Any]:
 
 
 def _after_placeholder(text: str) -> str:
-    _, found, rest = text.partition(_ASSISTANT)  # the first: a message may quote it
-    if not found:
+    _, mark, rest = text.partition(_ASSISTANT)  # the first: a message may quote it
+    if not mark:
         raise TemplateUnusable(
             "The model's chat template does not show the assistant's words; use append and generate."
         )

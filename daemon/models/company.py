@@ -62,7 +62,7 @@ class Company:
                 mx.eval(network(mx.arange(count)[None] % vocabulary, cache=caches), arrays_of(caches))
                 self._trials.append((row % vocabulary, _copied(caches)))
             alone = [_decoded(network, _copied(caches), [token] * 2) for token, caches in self._trials]
-            self._alone = [_bits(said[0]) for said in alone]
+            self._alone = [_bits(logits[0]) for logits in alone]
             pairs = zip(alone, self._together(network), strict=False)
             self.in_rounds = all(difference(*each) <= tolerance for pair in pairs for each in zip(*pair, strict=True))
         except Exception as error:  # noqa: BLE001 - models are code of many authors, and may raise any error
@@ -81,25 +81,25 @@ class Company:
         first = run_round(network, tokens, rows, len(rows))
         mx.eval(first, [arrays_of(caches) for caches in rows])
         each = zip(first, tokens, rows, strict=True)
-        return [[said, *_decoded(network, caches, [token])] for said, token, caches in each]
+        return [[logits, *_decoded(network, caches, [token])] for logits, token, caches in each]
 
     def _is_as_alone(self, network: Any, rows: int) -> bool:
         for start in range(0, len(self._trials), rows):
             chosen = [(start + row) % len(self._trials) for row in range(rows)]
             tokens, states = zip(*(self._trials[each] for each in chosen), strict=True)
-            said = run_round(network, tokens, [_copied(caches) for caches in states], rows)
-            if [_bits(row) for row in said] != [self._alone[each] for each in chosen]:
+            logits = run_round(network, tokens, [_copied(caches) for caches in states], rows)
+            if [_bits(row) for row in logits] != [self._alone[each] for each in chosen]:
                 return False
         return True
 
 
 def _decoded(network: Any, caches: list[Any], tokens: Sequence[int]) -> list[mx.array]:
     """The logits after each token, read alone."""
-    found = []
+    logits = []
     for token in tokens:
-        found.append(network(mx.array([[token]]), cache=caches)[0, -1].astype(mx.float32))
-        mx.eval(found, arrays_of(caches))
-    return found
+        logits.append(network(mx.array([[token]]), cache=caches)[0, -1].astype(mx.float32))
+        mx.eval(logits, arrays_of(caches))
+    return logits
 
 
 def _bits(logits: mx.array) -> bytes:
@@ -108,13 +108,13 @@ def _bits(logits: mx.array) -> bytes:
 
 def _copied(caches: Sequence[Any]) -> list[Any]:
     """Plain caches of their own, with room for no more than one token."""
-    found = []
+    copies = []
     for cache in caches:
-        kind, mine = kind_of(cache), type(cache)()
+        kind, own = kind_of(cache), type(cache)()
         if not kind.is_empty(cache):
-            held = int(cache.offset)
+            count = int(cache.offset)
             kind.fill(
-                mine, held, {name: with_room(each, held, held + 1) for name, each in kind.spans(cache).items()}, None
+                own, count, {name: with_room(each, count, count + 1) for name, each in kind.spans(cache).items()}, None
             )
-        found.append(mine)
-    return found
+        copies.append(own)
+    return copies

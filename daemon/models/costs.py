@@ -65,10 +65,10 @@ class _Together:
         if not isinstance(schema, Mapping):
             return 0
         parts = parts_of({key: value for key, value in schema.items() if key not in _JOINING})
-        found = max([self._weight(schema), *(self.of(part) for _, part in parts)])
-        found += sum(map(self.of, schema.get("allOf", ())))
-        found += sum(max(map(self.of, schema.get(word, ())), default=0) for word in ("anyOf", "oneOf"))
-        return found + (self._behind(schema["$ref"]) if "$ref" in schema else 0)
+        weight = max([self._weight(schema), *(self.of(part) for _, part in parts)])
+        weight += sum(map(self.of, schema.get("allOf", ())))
+        weight += sum(max(map(self.of, schema.get(word, ())), default=0) for word in ("anyOf", "oneOf"))
+        return weight + (self._behind(schema["$ref"]) if "$ref" in schema else 0)
 
     def _behind(self, reference: str) -> float:
         if reference not in self._known:

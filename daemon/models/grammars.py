@@ -121,11 +121,11 @@ class _Search:
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Work within takes of the time."""
-        begun = time.thread_time()
+        start = time.thread_time()
         try:
             yield
         finally:
-            self._left_s -= time.thread_time() - begun
+            self._left_s -= time.thread_time() - start
 
 
 class Grammars:
@@ -160,10 +160,10 @@ class Grammars:
         def without(names: frozenset[str]) -> AnswerForm:
             return replace(form, unheld=names)
 
-        unheld, found = yield from self._let_go(form.tools, free if is_needed else (), without, marks, search)
-        if isinstance(found, Matcher):
-            return found
-        raise (yield from self._with_place(without(unheld), marks, found, search)) from None
+        unheld, result = yield from self._let_go(form.tools, free if is_needed else (), without, marks, search)
+        if isinstance(result, Matcher):
+            return result
+        raise (yield from self._with_place(without(unheld), marks, result, search)) from None
 
     def unheld(self, form: AnswerForm, marks: Marks) -> Steps[frozenset[str]]:
         """Which of the strict tools the model cannot be held to. Behind `describe`."""
@@ -186,18 +186,18 @@ class Grammars:
         """Of the named tools, those that are not held: none, if that can be; else each that cannot be by itself, or
         that no time is left for; else all. And the matcher without them, or why there is none."""
         unheld: frozenset[str] = frozenset()
-        found = yield from self._tried(without(unheld), marks, search)
-        if names and not isinstance(found, Matcher):
+        result = yield from self._tried(without(unheld), marks, search)
+        if names and not isinstance(result, Matcher):
             alone = set()
             for tool in (each for each in tools if each["name"] in names):
                 one = AnswerForm(None, ToolChoice(mode="required"), (tool,))
                 if search.is_over or not isinstance((yield from self._tried(one, marks, search)), Matcher):
                     alone.add(tool["name"])
             for unheld in filter(None, dict.fromkeys((frozenset(alone), frozenset(names)))):
-                found = yield from self._tried(without(unheld), marks, search)
-                if isinstance(found, Matcher):
+                result = yield from self._tried(without(unheld), marks, search)
+                if isinstance(result, Matcher):
                     break
-        return unheld, found
+        return unheld, result
 
     def _tried(self, form: AnswerForm, marks: Marks, search: _Search) -> Steps[Matcher | InvalidConstraint]:
         yield
@@ -210,17 +210,17 @@ class Grammars:
     def _matcher(self, form: AnswerForm, marks: Marks) -> Matcher:
         words = self._read()
         grammar, guards, _ = self._grammar_of(form, marks)
-        found = self._compiled.get(grammar)
-        if found is None:
-            found = _compiled(words, grammar)
-            Matcher(words, found.deep_copy(), self._vocabulary).allowed()  # raises if no token may come first
-            self._compiled[grammar] = found
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = _compiled(words, grammar)
+            Matcher(words, compiled.deep_copy(), self._vocabulary).allowed()  # raises if no token may come first
+            self._compiled[grammar] = compiled
         self._compiled.move_to_end(grammar)
         while len(self._compiled) > MOST_KEPT:
             self._compiled.popitem(last=False)
         is_plain = form.constraint is not None or form.choice.mode == "required"
         mark = words.decode_bytes(words.tokenize_str(marks.call[0], parse_special=True)) if is_plain else b""
-        return Matcher(words, found.deep_copy(), self._vocabulary, guards=guards, mark=mark, is_plain=is_plain)
+        return Matcher(words, compiled.deep_copy(), self._vocabulary, guards=guards, mark=mark, is_plain=is_plain)
 
     def _with_place(
         self, form: AnswerForm, marks: Marks, error: InvalidConstraint, search: _Search
@@ -231,8 +231,8 @@ class Grammars:
         except InvalidConstraint:  # the refusal itself, which has a place
             return error
         for place, schema in parts:
-            if (found := (yield from _fault_in(self._read(), schema, schema, search))) is not None:
-                return _refusal(": ".join([place, *found]))
+            if (path := (yield from _fault_in(self._read(), schema, schema, search))) is not None:
+                return _refusal(": ".join([place, *path]))
         return error
 
     def _grammar_of(self, form: AnswerForm, marks: Marks) -> tuple[str, tuple[bytes, ...], _Parts]:
@@ -283,9 +283,9 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """Another one at the same place."""
-        found = copy.copy(self)
-        found._walker = self._walker.deep_copy()
-        return found
+        other = copy.copy(self)
+        other._walker = self._walker.deep_copy()
+        return other
 
     @property
     def is_at_end(self) -> bool:
@@ -298,12 +298,12 @@ class Matcher:
         bits = np.frombuffer(self._walker.compute_bitmask(), np.uint8)
         if self._walker.is_error():
             raise _refusal(self._walker.get_error())
-        found = np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
-        require_some(found)
-        if (token := self._in_place_of(found)) is not None:
-            found[:] = False
-            found[token] = True
-        return found
+        mask = np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
+        require_some(mask)
+        if (token := self._in_place_of(mask)) is not None:
+            mask[:] = False
+            mask[token] = True
+        return mask
 
     def _in_place_of(self, allowed: Allowed) -> int | None:
         """The plain token in place of a control token that alone is allowed and is not taken; None if there is no such
@@ -321,21 +321,21 @@ class Matcher:
         call. Raises InvalidConstraint: it is not allowed, or this takes too long."""
         if self._guards:
             new = self._words.decode_bytes([token])
-            head, said = (self._head + new)[: len(self._mark)], self._tail + new
-            if self._mark.startswith(head) and any(self._is_free(said, guard) for guard in self._guards):
+            head, tail = (self._head + new)[: len(self._mark)], self._tail + new
+            if self._mark.startswith(head) and any(self._is_free(tail, guard) for guard in self._guards):
                 return False
-            self._head, self._tail = head, said[1 - max(map(len, self._guards)) :]
+            self._head, self._tail = head, tail[1 - max(map(len, self._guards)) :]
         if not self._walker.consume_token(token):
             raise _refusal(self._walker.get_error())
         return True
 
-    def _is_free(self, said: bytes, guard: bytes) -> bool:
+    def _is_free(self, tail: bytes, guard: bytes) -> bool:
         """Whether a guard ends in the last token at a place where any text may stand, and the answer may not end: where
         its last character could be another, and another could follow."""
-        at = said.find(guard)
+        at = tail.find(guard)
         if at < 0 or at + len(guard) <= len(self._tail):
             return False
-        upto = said[len(self._tail) : at + len(guard)]
+        upto = tail[len(self._tail) : at + len(guard)]
         return all(self._is_within(other + _OTHER) for other in (upto[:-1], upto))
 
     def _is_within(self, text: bytes) -> bool:
@@ -414,9 +414,9 @@ def _free(marks: Marks, literal: Literal) -> str:
 def _mixed(mark: str, literal: Literal, calls: CallRules) -> str:
     """The rules of calls in free text."""
     first, *rest = _PIECE.findall(literal(mark))
-    begun = f"call_begun: call_free {' '.join(rest)} {calls.body}\n{calls.rules}"
+    call = f"call_begun: call_free {' '.join(rest)} {calls.body}\n{calls.rules}"
     opens = f"call_free: free {first}" if first.startswith("<[") else f"call_free[suffix={first}]: CALL_FREE"
-    return f"{opens}\n{begun}"
+    return f"{opens}\n{call}"
 
 
 def _source_of(constraint: Constraint) -> tuple[dict[str, Any], _Parts]:
@@ -430,8 +430,8 @@ def _source_of(constraint: Constraint) -> tuple[dict[str, Any], _Parts]:
             raise _refusal(str(error)) from None
         return {"name": "answer", "lark_grammar": constraint.lark}, ()
     if constraint.regex is not None:
-        found = json.loads(LLMatcher.grammar_from_regex(constraint.regex))
-        return {**found["grammars"][0], "name": "answer"}, ()
+        document = json.loads(LLMatcher.grammar_from_regex(constraint.regex))
+        return {**document["grammars"][0], "name": "answer"}, ()
     try:
         schema = json.loads(constraint.json_schema or "")
     except (ValueError, RecursionError) as error:
@@ -460,8 +460,8 @@ def _fault_in(words: LLTokenizer, schema: Schema, root: Schema, search: _Search)
     else:
         return None
     for place, part in parts_of(schema):
-        if (found := (yield from _fault_in(words, part, root, search))) is not None:
-            return [place, *found]
+        if (path := (yield from _fault_in(words, part, root, search))) is not None:
+            return [place, *path]
     return [reason]
 
 
@@ -493,13 +493,13 @@ def _compiled(words: LLTokenizer, grammar: str) -> LLMatcher:
         max_grammar_size=_MOST_SYMBOLS,
         verbose_errors=False,
     )
-    found = LLMatcher(words, grammar, log_level=0, limits=limits)
-    if found.is_error():
-        raise _refusal(found.get_error())
-    return found
+    matcher = LLMatcher(words, grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise _refusal(matcher.get_error())
+    return matcher
 
 
 def _refusal(reason: str) -> InvalidConstraint:
     reason = _LISTING.split(reason)[0]
-    told = " ".join(reason.split())[:_MOST_REASON_CHARS].rstrip(".")
-    return InvalidConstraint(f"The answer cannot be held to what was asked: {told}.", reason=told)
+    sentence = " ".join(reason.split())[:_MOST_REASON_CHARS].rstrip(".")
+    return InvalidConstraint(f"The answer cannot be held to what was asked: {sentence}.", reason=sentence)

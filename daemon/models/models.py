@@ -318,10 +318,10 @@ def estimate_bytes(
     sizes: dict[str, int] = {}
     for file in files:
         try:
-            found = tensor_bytes(file)
+            of_file = tensor_bytes(file)
         except (NotWhole, OSError) as error:
             raise ModelUnavailable(f"{file} cannot be read: {error}.", model=name, path=str(file)) from error
-        for kind, size in found.items():
+        for kind, size in of_file.items():
             sizes[kind] = sizes.get(kind, 0) + size
     half = sum(size for kind, size in sizes.items() if kind in _HALF_IN_FILES)
     return sum(sizes.values()) + (half if _widens() else 0)

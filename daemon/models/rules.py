@@ -158,9 +158,9 @@ class Rules:
             return self.named(reference, lambda named: self.json(named, **form))
         if "const" in schema or "enum" in schema:
             return self._values(values_of(schema))
-        found = alternatives(schema)
-        if len(found) > 1 or found[0] is not schema:
-            return f"({' | '.join(self.json(each, **form) for each in found)})"
+        options = alternatives(schema)
+        if len(options) > 1 or options[0] is not schema:
+            return f"({' | '.join(self.json(each, **form) for each in options)})"
         kind, beside = schema.get("type"), schema.keys() - {"type", "$defs", "definitions"}
         if kind == "object" and beside <= {"properties", "required", "additionalProperties"}:
             return self._object(schema, form)
@@ -193,10 +193,10 @@ class Rules:
         be one of `alternatives`, which is new, though what stands in it is the root's."""
         if of_constants not in self._beyond:
             self._beyond[of_constants] = leading_to(self.root, partial(self._is_fault, of_constants=of_constants))
-        known = self._beyond[of_constants]
-        if id(schema) in known or self._is_fault(schema, of_constants=of_constants):
+        beyond = self._beyond[of_constants]
+        if id(schema) in beyond or self._is_fault(schema, of_constants=of_constants):
             return True
-        return any(id(part) in known for part in within(schema, self.root))
+        return any(id(part) in beyond for part in within(schema, self.root))
 
     def _is_fault(self, schema: Schema, *, of_constants: bool) -> bool:
         """As above, of what stands in no schema within it."""
@@ -338,41 +338,41 @@ def _away_from_zero(schema: Any) -> Any:
     zero there."""
     if not isinstance(schema, Mapping):
         return schema
-    found = changed_within(schema, _away_from_zero)
+    result = changed_within(schema, _away_from_zero)
     for open_bound, bound, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
-        others = (sign * each for name in _BOUNDS if name != open_bound for each in _numbers(found.get(name)))
+        others = (sign * each for name in _BOUNDS if name != open_bound for each in _numbers(result.get(name)))
         nearest = min((each for each in others if each > 0), default=1)
-        if is_number(found.get(open_bound)) and found[open_bound] == 0 and nearest < 1:
-            del found[open_bound]
-            found[bound] = sign * nearest / _NEAR_ZERO
-    return found
+        if is_number(result.get(open_bound)) and result[open_bound] == 0 and nearest < 1:
+            del result[open_bound]
+            result[bound] = sign * nearest / _NEAR_ZERO
+    return result
 
 
-def _closed(schema: Any, root: Any, left: Iterator[int]) -> Any:
+def _closed(schema: Any, root: Any, budget: Iterator[int]) -> Any:
     """A schema that allows less: objects have no properties beyond those named, and numbers are within bounds, also
-    where a value may be any. root: what its references are of. left: how many schemas may be closed yet. Raises
-    NotForcible: more are joined."""
+    where a value may be any. root: what its references are of. budget: has an item for each schema that may be closed
+    yet. Raises NotForcible: more are joined."""
     if schema is True:
         return _ANY
     if not isinstance(schema, Mapping):
         return schema
-    if next(left, None) is None:
+    if next(budget, None) is None:
         raise NotForcible(f"its references join more than {_MOST_CLOSED} schemas; make it simpler")
-    found = changed_within(joined(schema, root), partial(_closed, root=root, left=left))
-    if not _SAY_WHICH & found.keys():
-        found["type"] = sorted(ANY_KIND)
-    kinds = found.get("type")
+    result = changed_within(joined(schema, root), partial(_closed, root=root, budget=budget))
+    if not _SAY_WHICH & result.keys():
+        result["type"] = sorted(ANY_KIND)
+    kinds = result.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    if "object" in kinds and "allOf" not in found:
-        found.setdefault("additionalProperties", False if "properties" in found else _ANY)
-    if "array" in kinds and "prefixItems" not in found:
-        found.setdefault("items", _ANY)
-    if {"number", "integer"} & set(map(str, kinds)) and not {"enum", "const"} & found.keys():
+    if "object" in kinds and "allOf" not in result:
+        result.setdefault("additionalProperties", False if "properties" in result else _ANY)
+    if "array" in kinds and "prefixItems" not in result:
+        result.setdefault("items", _ANY)
+    if {"number", "integer"} & set(map(str, kinds)) and not {"enum", "const"} & result.keys():
         least, most = (-_WIDEST, _WIDEST) if "number" in kinds else (_LEAST, _MOST)
-        if any(abs(each) >= _WIDEST for name in _BOUNDS for each in _numbers(found.get(name))):
+        if any(abs(each) >= _WIDEST for name in _BOUNDS for each in _numbers(result.get(name))):
             least, most = _LEAST, 2**62
-        if not {"minimum", "exclusiveMinimum"} & found.keys():
-            found["minimum"] = least
-        if not {"maximum", "exclusiveMaximum"} & found.keys():
-            found["maximum"] = most
-    return found
+        if not {"minimum", "exclusiveMinimum"} & result.keys():
+            result["minimum"] = least
+        if not {"maximum", "exclusiveMaximum"} & result.keys():
+            result["maximum"] = most
+    return result

@@ -41,24 +41,24 @@ def kinds_of(schema: Any, root: Any) -> frozenset[str]:
 def of_property(schema: Any, key: str, root: Any) -> Any:
     """What a schema says of the value of a property, as a schema: in itself, or in the schemas that it names or joins.
     True where it says nothing. Which properties a pattern means is not looked at, for that may take for ever."""
-    said = _of_property(schema, key, root, set())
-    return True if said is None else said
+    rule = _of_property(schema, key, root, set())
+    return True if rule is None else rule
 
 
 def _of_property(schema: Any, key: str, root: Any, seen: set[str]) -> Any:
     """As `of_property`; None where it says nothing. seen: the references that were followed, each once."""
     if not isinstance(schema, Mapping):
         return None
-    found = [_of_named(schema, key)]
-    found += [_of_property(part, key, root, seen) for part in _listed(schema, "allOf")]
+    rules = [_of_named(schema, key)]
+    rules += [_of_property(part, key, root, seen) for part in _listed(schema, "allOf")]
     for word in ("anyOf", "oneOf"):
         options = (_of_property(part, key, root, seen) for part in _listed(schema, word))
-        found.append(_under("anyOf", [each for each in options if each not in (None, False)]))
+        rules.append(_under("anyOf", [each for each in options if each not in (None, False)]))
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference not in seen:
         seen.add(reference)
-        found.append(_of_property(resolved(reference, root), key, root, seen))
-    return _under("allOf", [each for each in found if each is not None])
+        rules.append(_of_property(resolved(reference, root), key, root, seen))
+    return _under("allOf", [each for each in rules if each is not None])
 
 
 def _of_named(schema: Schema, key: str) -> Any:
@@ -76,8 +76,8 @@ def _under(word: str, schemas: list[Any]) -> Any:
 
 
 def _listed(schema: Schema, word: str) -> list[Any]:
-    found = schema.get(word)
-    return found if isinstance(found, list) else []
+    value = schema.get(word)
+    return value if isinstance(value, list) else []
 
 
 class NotForcible(Exception):
@@ -95,9 +95,9 @@ def placed(place: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What the value of a keyword is. told: in words. fits: whether a value is that, but for the schemas in it."""
+    """What the value of a keyword is. words: what it is. fits: whether a value is that, but for the schemas in it."""
 
-    told: str
+    words: str
     fits: Callable[[Any], bool]
 
 
@@ -170,14 +170,14 @@ def binding(schema: Any) -> Any:
     bound = {key: value for key, value in schema.items() if _may_bind(key, value)}
     for key, value in bound.items():
         if key in _SHAPES and not _SHAPES[key].fits(value):
-            raise NotForcible(f"{key!r} has to be {_SHAPES[key].told}")
+            raise NotForcible(f"{key!r} has to be {_SHAPES[key].words}")
         if _SHAPES.get(key) is _COUNT:
             bound[key] = int(value)  # 5.0 is an integer, as JSON has it
     if bound.get("format", "") not in _FORMATS:
         bound.pop("format", None)
-    found = changed_within(_with_required(bound), binding)
-    is_nullable = schema.get("nullable") is True and "type" in found and None in found.get("enum", (None,))
-    return {"anyOf": [found, {"type": "null"}]} if is_nullable else found
+    strict = changed_within(_with_required(bound), binding)
+    is_nullable = schema.get("nullable") is True and "type" in strict and None in strict.get("enum", (None,))
+    return {"anyOf": [strict, {"type": "null"}]} if is_nullable else strict
 
 
 def _with_required(schema: dict[str, Any]) -> dict[str, Any]:
@@ -196,12 +196,12 @@ def _may_bind(key: str, value: Any) -> bool:
 
 def changed_within(schema: Schema, change: Callable[[Any], Any]) -> dict[str, Any]:
     """A schema with each schema right within it changed. Raises NotForcible: as `change`, with the place."""
-    found = {key: copy(value) for key, value in schema.items()}
+    result = {key: copy(value) for key, value in schema.items()}
     for key, slot, place, part in _slots(schema):
-        holder, at = (found, key) if slot is None else (found[key], slot)
+        holder, at = (result, key) if slot is None else (result[key], slot)
         with placed(place):
             holder[at] = change(part)
-    return found
+    return result
 
 
 def parts_of(schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -227,17 +227,17 @@ def resolved(reference: object, root: Any) -> Any:
     """The schema within a schema that a reference names; None if it names none there."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
-    found, steps = root, iter(part.replace("~1", "/").replace("~0", "~") for part in reference[1:].split("/")[1:])
+    place, steps = root, iter(part.replace("~1", "/").replace("~0", "~") for part in reference[1:].split("/")[1:])
     for key in steps:
-        found, shape = found.get(key) if isinstance(found, Mapping) else None, _SHAPES.get(key, _ANYTHING)
+        place, shape = place.get(key) if isinstance(place, Mapping) else None, _SHAPES.get(key, _ANYTHING)
         if shape is _NAMED:
-            found = found.get(next(steps, None)) if isinstance(found, Mapping) else None
-        elif isinstance(found, list) and shape in (_SOME, _ONE_OR_SOME):
+            place = place.get(next(steps, None)) if isinstance(place, Mapping) else None
+        elif isinstance(place, list) and shape in (_SOME, _ONE_OR_SOME):
             at = next(steps, "")
-            found = found[int(at)] if at.isdecimal() and int(at) < len(found) else None
+            place = place[int(at)] if at.isdecimal() and int(at) < len(place) else None
         elif shape not in (_ONE, _ONE_OR_SOME):
             return None
-    return found if isinstance(found, Mapping | bool) else None
+    return place if isinstance(place, Mapping | bool) else None
 
 
 def leading_to(root: Schema, is_fault: Callable[[Schema], bool]) -> set[int]:
@@ -255,13 +255,13 @@ def leading_to(root: Schema, is_fault: Callable[[Schema], bool]) -> set[int]:
                 holders[id(part)] = []
                 waiting.append(part)
             holders[id(part)].append(id(schema))
-    found: set[int] = set()
+    places: set[int] = set()
     while faults:
         at = faults.pop()
-        if at not in found:
-            found.add(at)
+        if at not in places:
+            places.add(at)
             faults += holders[at]
-    return found
+    return places
 
 
 def within(schema: Schema, root: Schema) -> Iterator[Schema]:
@@ -295,10 +295,10 @@ def joined(schema: Any, root: Any) -> Any:
     closed = [part for part in parts if part.get("additionalProperties", True) is not True]
     if any(part["additionalProperties"] is not False or part.get("properties", {}) != properties for part in closed):
         return schema
-    found = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    whole = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     required = list(dict.fromkeys(key for part in parts for key in part.get("required", ())))
-    found |= {"type": "object", "properties": properties, "required": required}
-    return {**found, "additionalProperties": False} if closed else found
+    whole |= {"type": "object", "properties": properties, "required": required}
+    return {**whole, "additionalProperties": False} if closed else whole
 
 
 _OF_PROPERTIES: Final = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
@@ -363,9 +363,9 @@ def alternatives(schema: Any, behind: Any = None, seen: set[str] | None = None) 
     return [schema]
 
 
-def _some(found: list[Any]) -> list[Any]:
+def _some(options: list[Any]) -> list[Any]:
     """Those of alternatives that allow a value; a schema of none if no one does."""
-    return [each for each in found if not isinstance(each, Mapping) or each.get("enum") != []] or [{"enum": []}]
+    return [each for each in options if not isinstance(each, Mapping) or each.get("enum") != []] or [{"enum": []}]
 
 
 def _of_both_types(schema: Mapping[str, Any], option: Any) -> Any:
@@ -407,10 +407,10 @@ def values_of(schema: Mapping[str, Any]) -> list[Any]:
         listed = [each for each in listed if (kind_of(each), each) == (kind_of(wanted), wanted)]
     limits = [(fits, schema[name]) for name, fits in _LIMITS.items() if name in schema]
     kinds = _wide(_typed(schema))
-    found = [each for each in listed if kind_of(each) in kinds and all(fits(each, limit) for fits, limit in limits)]
-    if not found:
+    values = [each for each in listed if kind_of(each) in kinds and all(fits(each, limit) for fits, limit in limits)]
+    if not values:
         raise NotForcible("it allows no value")
-    return found
+    return values
 
 
 def texts_of(schema: Any, root: Any) -> frozenset[str] | None:
@@ -421,14 +421,14 @@ def texts_of(schema: Any, root: Any) -> frozenset[str] | None:
         options = alternatives(binding(schema), behind)
     except NotForcible:
         return None
-    found: set[str] = set()
+    texts: set[str] = set()
     for each in options:
         if "string" in kinds_of(each, behind):
-            said = [each["const"]] if "const" in each else each.get("enum")
-            if said is None:
+            values = [each["const"]] if "const" in each else each.get("enum")
+            if values is None:
                 return None
-            found.update(one for one in said if isinstance(one, str))
-    return frozenset(found)
+            texts.update(one for one in values if isinstance(one, str))
+    return frozenset(texts)
 
 
 def _of_its_kind(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -436,8 +436,8 @@ def _of_its_kind(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     kinds, listed = _wide(_typed(schema)), schema.get("enum")
     if "const" in schema and kind_of(schema["const"]) not in kinds:
         return {**schema, "enum": []}
-    kept = [each for each in listed if kind_of(each) in kinds] if isinstance(listed, list) else listed
-    return schema if kept == listed else {**schema, "enum": kept}
+    values = [each for each in listed if kind_of(each) in kinds] if isinstance(listed, list) else listed
+    return schema if values == listed else {**schema, "enum": values}
 
 
 class _Kinds:
@@ -469,8 +469,8 @@ class _Kinds:
 
 
 def _typed(schema: Mapping[str, Any]) -> frozenset[str]:
-    said = schema.get("type")
-    kinds = frozenset(each for each in (said if isinstance(said, list) else [said]) if isinstance(each, str))
+    types = schema.get("type")
+    kinds = frozenset(each for each in (types if isinstance(types, list) else [types]) if isinstance(each, str))
     return (kinds | {"null"} if schema.get("nullable") is True else kinds) if kinds & ANY_KIND else ANY_KIND
 
 

@@ -79,8 +79,8 @@ class Sharing:
         prompt = [at % vocabulary for at in range(1, _TRIAL_TOKENS + 1)]
         try:
             plain, shared = new_caches(), [shareable(cache) for cache in new_caches()]
-            wanted, found = (_said(network, caches, prompt) for caches in (plain, shared))
-            if not all(difference(*each) <= tolerance for each in zip(wanted, found, strict=True)):
+            plain_logits, shared_logits = (_said(network, caches, prompt) for caches in (plain, shared))
+            if not all(difference(*each) <= tolerance for each in zip(plain_logits, shared_logits, strict=True)):
                 raise ValueError("with shared caches it says something else")
             if not _adds_up_in_order():
                 raise ValueError("sums depend on where runs end")
@@ -119,15 +119,15 @@ class Sharing:
     def _bits(self, network: Any, rows: int) -> bytes | None:
         """The logits of each token of the trial, in calls of so many rows; None if they differ beside other tokens."""
         caches, tokens = self._trial
-        found: dict[int, bytes] = {}
+        bits: dict[int, bytes] = {}
         for order in (tokens, tokens[::-1]):
             for start in range(0, len(order), rows):
-                read = [order[(start + row) % len(order)] for row in range(rows)]
-                branches = [[_forked(cache) for cache in caches] for _ in read]
-                said = [row.tobytes() for row in np.asarray(run_round(network, read, branches, rows))]
-                if any(found.setdefault(*each) != each[1] for each in zip(read, said, strict=True)):
+                row_tokens = [order[(start + row) % len(order)] for row in range(rows)]
+                branches = [[_forked(cache) for cache in caches] for _ in row_tokens]
+                row_bits = [row.tobytes() for row in np.asarray(run_round(network, row_tokens, branches, rows))]
+                if any(bits.setdefault(*each) != each[1] for each in zip(row_tokens, row_bits, strict=True)):
                     return None
-        return b"".join(found[token] for token in tokens)
+        return b"".join(bits[token] for token in tokens)
 
     @property
     def least_rows(self) -> int:
@@ -168,19 +168,19 @@ def difference(one: mx.array, other: mx.array) -> float:
         wide = logits.astype(mx.float32)
         return wide - mx.logsumexp(wide)
 
-    mine, its = probabilities(one), probabilities(other)
-    return float(np.asarray(mx.max(mx.where(mine == its, 0, mx.abs(mine - its)))))
+    first, second = probabilities(one), probabilities(other)
+    return float(np.asarray(mx.max(mx.where(first == second, 0, mx.abs(first - second)))))
 
 
 def _said(network: Any, caches: list[Any], prompt: Sequence[int]) -> list[mx.array]:
     """The logits of two single tokens behind a prompt."""
     network(mx.array(list(prompt))[None], cache=caches)
     mx.eval(arrays_of(caches))
-    found = []
+    logits = []
     for token in prompt[:2]:
-        found.append(network(mx.array([[token]]), cache=caches)[0, -1])
-        mx.eval(found, arrays_of(caches))
-    return found
+        logits.append(network(mx.array([[token]]), cache=caches)[0, -1])
+        mx.eval(logits, arrays_of(caches))
+    return logits
 
 
 def _route_of(cache: Any) -> Route:
@@ -200,7 +200,7 @@ def _adds_up_in_order() -> bool:
     tokens, shape = 5 * SEGMENT_TOKENS + 7, (1, 2, 5 * SEGMENT_TOKENS + 7, 32)
     keys, values = (mx.random.normal(shape, key=mx.random.key(number)) for number in (1, 2))
     queries = mx.random.normal((2, 4, 1, 32), key=mx.random.key(3))
-    found = []
+    results = []
     for ends in ((tokens,), (2 * SEGMENT_TOKENS, tokens), (SEGMENT_TOKENS, 4 * SEGMENT_TOKENS, tokens)):
         cache, start = SharedKVCache(), 0
         for end in ends:
@@ -209,5 +209,5 @@ def _adds_up_in_order() -> bool:
         beside = _forked(cache)
         beside.append(keys[:, :, :1], values[:, :, :1])
         alone, together = (over_segments(queries[:count], [cache, beside][:count], 0.2) for count in (1, 2))
-        found += [alone, together[:1]]
-    return all(bool(mx.array_equal(each.view(mx.uint32), found[0].view(mx.uint32)).item()) for each in found)
+        results += [alone, together[:1]]
+    return all(bool(mx.array_equal(each.view(mx.uint32), results[0].view(mx.uint32)).item()) for each in results)

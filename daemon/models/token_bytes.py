@@ -21,7 +21,7 @@ _FALLBACK: Final = re.compile("<0x([0-9A-F]{2})>")
 def part_bytes(tokenizer: Any, token: int) -> bytes | None:
     """The bytes of a token that decoding alone shows as no whole characters. None: its name does not tell them."""
     name = tokenizer.convert_ids_to_tokens(token) or ""
-    if (found := _FALLBACK.fullmatch(name)) is not None:
-        return bytes.fromhex(found[1])
-    known = [BYTE_SYMBOLS[each] for each in name if each in BYTE_SYMBOLS]
-    return bytes(known) if known and len(known) == len(name) else None
+    if (fallback := _FALLBACK.fullmatch(name)) is not None:
+        return bytes.fromhex(fallback[1])
+    symbols = [BYTE_SYMBOLS[each] for each in name if each in BYTE_SYMBOLS]
+    return bytes(symbols) if symbols and len(symbols) == len(name) else None

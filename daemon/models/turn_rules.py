@@ -74,21 +74,21 @@ def as_taken(messages: Messages, tools: Tools, rules: TurnRules) -> tuple[list[d
     """A dialogue and its tools as a template takes them. Tools that it does not know are told as texts. A system text
     where it takes none goes before the first user's, or is a marked text of the user behind that. What may not be two
     turns is one."""
-    told = [dict(message) for message in messages]
+    dialogue = [dict(message) for message in messages]
     roles = {message["role"] for message in messages}
     called = bool(tools) or any(message.get("tool_calls") for message in messages)
     if not rules.tools and (called or ("tool" in roles and not rules.result)):
-        told, tools = written(told, tools), ()
+        dialogue, tools = written(dialogue, tools), ()
     if not rules.later_system:
-        told[1:] = [_marked(message) for message in told[1:]]
-    if told[0]["role"] == "system" and not rules.system:
-        told[:2] = _before_user(told[0], told[1:2])
-    first = next((at for at, message in enumerate(told) if message["role"] != "system"), None)
-    if first is not None and told[first]["role"] == "assistant" and not rules.answer_first:
-        told.insert(first, {"role": "user", "content": ""})
+        dialogue[1:] = [_marked(message) for message in dialogue[1:]]
+    if dialogue[0]["role"] == "system" and not rules.system:
+        dialogue[:2] = _before_user(dialogue[0], dialogue[1:2])
+    first = next((at for at, message in enumerate(dialogue) if message["role"] != "system"), None)
+    if first is not None and dialogue[first]["role"] == "assistant" and not rules.answer_first:
+        dialogue.insert(first, {"role": "user", "content": ""})
     if not rules.any_id:
-        told = [_with_short_ids(message) for message in told]
-    return _with_one_turn_each(told, rules), tools
+        dialogue = [_with_short_ids(message) for message in dialogue]
+    return _with_one_turn_each(dialogue, rules), tools
 
 
 def _marked(message: dict[str, Any]) -> dict[str, Any]:
@@ -106,12 +106,12 @@ def _before_user(system: dict[str, Any], following: list[dict[str, Any]]) -> lis
 
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
     """A message with ids of nine letters and digits: its own, or others that follow from them."""
-    found = dict(message)
-    if "tool_call_id" in found:
-        found["tool_call_id"] = _short_id(found["tool_call_id"])
-    if found.get("tool_calls"):
-        found["tool_calls"] = [{**call, "id": _short_id(call.get("id", ""))} for call in found["tool_calls"]]
-    return found
+    result = dict(message)
+    if "tool_call_id" in result:
+        result["tool_call_id"] = _short_id(result["tool_call_id"])
+    if result.get("tool_calls"):
+        result["tool_calls"] = [{**call, "id": _short_id(call.get("id", ""))} for call in result["tool_calls"]]
+    return result
 
 
 def _short_id(own: str) -> str:
@@ -120,24 +120,24 @@ def _short_id(own: str) -> str:
 
 
 def _with_one_turn_each(messages: list[dict[str, Any]], rules: TurnRules) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     for message in messages:
-        pair = (found[-1]["role"] if found else "", message["role"])
+        pair = (turns[-1]["role"] if turns else "", message["role"])
         if pair in _IN_A_ROW and pair not in rules.in_a_row:
-            found[-1] = _joined(found[-1], message)
+            turns[-1] = _joined(turns[-1], message)
         else:
-            found.append(message)
-    return found
+            turns.append(message)
+    return turns
 
 
 def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Two messages as one of the first one's role: their words, a blank line between them, and their calls."""
-    found = {**one, "content": "\n\n".join(filter(None, (one["content"], other["content"])))}
+    turn = {**one, "content": "\n\n".join(filter(None, (one["content"], other["content"])))}
     if thoughts := [each["reasoning"] for each in (one, other) if each.get("reasoning")]:
-        found["reasoning"] = "\n\n".join(thoughts)
+        turn["reasoning"] = "\n\n".join(thoughts)
     if calls := [call for each in (one, other) for call in each.get("tool_calls", ())]:
-        found["tool_calls"] = calls
-    return found
+        turn["tool_calls"] = calls
+    return turn
 
 
 # --- dialogues of placeholders

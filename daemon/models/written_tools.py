@@ -25,14 +25,14 @@ _RESULT: Final = "The tool says:\n"
 
 def written(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages with tools as texts: only roles that every template knows."""
-    found = [_plain(message) for message in messages]
+    texts = [_plain(message) for message in messages]
     if not tools:
-        return found
+        return texts
     offer = offer_of(tools, _SHAPE)
-    if found and found[0]["role"] == "system":
-        found[0]["content"] = f"{found[0]['content']}\n\n{offer}"
-        return found
-    return [{"role": "system", "content": offer}, *found]
+    if texts and texts[0]["role"] == "system":
+        texts[0]["content"] = f"{texts[0]['content']}\n\n{offer}"
+        return texts
+    return [{"role": "system", "content": offer}, *texts]
 
 
 def offer_of(tools: Sequence[Mapping[str, Any]], shape: str) -> str:
