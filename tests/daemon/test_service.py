@@ -62,14 +62,11 @@ async def held(rig: Rigged, name: str, count: int = 3) -> tuple[asyncio.Task[Any
 # --- create
 
 
-async def test_a_new_session_is_awake_and_empty(rig: Rigged) -> None:
+async def test_a_new_session_is_awake_and_empty_and_named_by_name_namespace_or_uri(rig: Rigged) -> None:
     info = await rig.service.create("a", labels=["x"], sampling=SAMPLED)
     assert (info.session, info.state, info.token_count, info.version) == ("torpor://default/a", "awake", 0, None)
     assert (info.labels, info.sampling, info.model) == (("x",), SAMPLED, MODEL)
-
-
-async def test_a_session_is_named_by_name_namespace_or_uri(rig: Rigged) -> None:
-    for name, uri in (("a", "default/a"), ("work/a", "work/a"), ("torpor://work/b.c-d_e", "work/b.c-d_e")):
+    for name, uri in (("b", "default/b"), ("work/a", "work/a"), ("torpor://work/b.c-d_e", "work/b.c-d_e")):
         assert (await rig.service.create(name)).session == f"torpor://{uri}"
 
 
@@ -105,20 +102,13 @@ async def test_what_could_never_be_slept_is_refused_at_creation(rig: Rigged) -> 
 # --- empty sessions
 
 
-async def test_an_empty_session_has_no_next_token_and_stays_as_it_is(rig: Rigged) -> None:
+async def test_an_empty_session_cannot_write_or_sleep_and_nothing_is_stored_gm4(rig: Rigged, store: Any) -> None:
     await rig.service.create("a")
-    with pytest.raises(EmptyContext):
-        await rig.service.generate("a", max_tokens=3, sampling=SAMPLED)
+    for work in (rig.service.generate("a", max_tokens=3, sampling=SAMPLED), rig.sleep("a")):
+        with pytest.raises(EmptyContext):
+            await work
     assert rig.live("a").sampling == Sampling(), "a refusal changes nothing, the sampling included"
-    assert rig.network.calls == []
-
-
-async def test_an_empty_session_cannot_sleep_and_nothing_is_stored_gm4(rig: Rigged, store: Any) -> None:
-    await rig.service.create("a")
-    with pytest.raises(EmptyContext):
-        await rig.sleep("a")
-    assert rig.is_awake("a")
-    assert [*manifests(store), *packs(store)] == []
+    assert [*rig.network.calls, *manifests(store), *packs(store)] == []
     assert (await rig.service.delete("a")).versions_deleted == 0
     assert not await rig.service.list_sessions()
 
@@ -163,18 +153,12 @@ async def test_generate_reads_its_text_first(rig: Rigged) -> None:
 # --- seeds and settings
 
 
-async def test_the_same_seed_gives_the_same_tokens_and_another_seed_others_br10(rig: Rigged) -> None:
-    settings = {"a": Sampling(1.0, seed=1), "b": Sampling(1.0, seed=1), "c": Sampling(1.0, seed=2)}
-    for name, sampling in settings.items():
-        await rig.read(name, tokens_of(1, 20), sampling=sampling)
-    a, b, c = [(await rig.write(name, 30))[0] for name in settings]
-    assert a == b != c
-
-
-async def test_a_seed_does_not_matter_to_greedy_tokens_br10(rig: Rigged) -> None:
-    for seed in (1, 2):
-        await rig.read(f"s{seed}", tokens_of(1, 20), sampling=Sampling(seed=seed))
-    assert await rig.write("s1", 30) == await rig.write("s2", 30)
+async def test_the_same_seed_gives_the_same_tokens_and_another_others_but_for_greedy_ones_br10(rig: Rigged) -> None:
+    for name, temperature, seed in (("a", 1.0, 1), ("b", 1.0, 1), ("c", 1.0, 2), ("d", 0.0, 1), ("e", 0.0, 2)):
+        await rig.read(name, tokens_of(1, 20), sampling=Sampling(temperature, seed=seed))
+    a, b, c, d, e = [await rig.write(name, 30) for name in "abcde"]
+    assert a[0] == b[0] != c[0]
+    assert d == e
 
 
 async def test_the_sampling_of_a_request_holds_for_it_alone_and_overrides_what_it_names(rig: Rigged) -> None:
@@ -237,6 +221,7 @@ async def test_without_a_number_some_tokens_are_written_as_far_as_they_fit(rig: 
 
 
 async def test_set_changes_what_it_names_for_good(rig: Rigged) -> None:
+    """A seed that it names begins the random numbers anew."""
     await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, top_p=0.9, seed=1))
     await rig.write("a", 5)
     before = await rig.fingerprint("a")
@@ -248,11 +233,6 @@ async def test_set_changes_what_it_names_for_good(rig: Rigged) -> None:
     assert rig.live("a").sampling == Sampling(0.5, top_p=0.9, seed=1)
     same = await rig.service.set("a", sampling=Sampling(temperature=0.5))
     assert not same.dirty
-
-
-async def test_set_with_a_seed_begins_the_random_numbers_anew(rig: Rigged) -> None:
-    await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, seed=1))
-    await rig.write("a", 5)
     await rig.service.set("a", sampling=Sampling(seed=7))
     await rig.read("b", tokens_of(1, 20), sampling=Sampling(1.0, seed=7))
     assert (await rig.fingerprint("a")).random_key == (await rig.fingerprint("b")).random_key
@@ -398,11 +378,12 @@ async def test_sleep_frees_the_memory_and_says_what_is_durable(rig: Rigged) -> N
     assert events[-1].done == events[-1].total
 
 
-async def test_sleeping_again_gives_the_same_receipt_and_writes_nothing_threat_46(rig: Rigged) -> None:
+async def test_sleeping_again_or_twice_at_once_gives_the_same_receipt_and_writes_nothing_threats_46_and_49(
+    rig: Rigged,
+) -> None:
     await rig.read("a", tokens_of(1, 600))
     for version in (1, 2):
-        slept = await rig.sleep("a")
-        asleep = await rig.sleep("a")
+        slept, asleep = await asyncio.gather(rig.sleep("a"), rig.sleep("a"))
         await rig.wake("a")
         clean = await rig.sleep("a")
         assert asleep == replace(clean, already_asleep=True)
@@ -457,14 +438,6 @@ async def test_a_request_that_is_given_up_while_it_waits_for_its_turn_is_not_car
     ]
 
 
-async def test_two_sleeps_at_the_same_time_make_one_version_threat_49(rig: Rigged) -> None:
-    await rig.read("a", tokens_of(1, 300))
-    receipts = await asyncio.gather(*(rig.sleep("a") for _ in range(4)))
-    assert {receipt.version for receipt in receipts} == {1}
-    assert {receipt.bundle_id for receipt in receipts} == {receipts[0].bundle_id}
-    assert len((await rig.service.show("a")).versions) == 1
-
-
 async def test_a_sleep_waits_for_the_generation_that_is_running_threat_50(rig: Rigged) -> None:
     await rig.read_each(("a", "control"), tokens_of(1, 20))
     task, gate = await held(rig, "a", 10)
@@ -503,23 +476,22 @@ async def test_a_sleep_runs_to_its_end_when_the_client_goes_away_threat_46(rig: 
 
 
 @pytest.mark.usefixtures("short_calls")
-async def test_a_wake_reports_what_it_read(rig: Rigged) -> None:
+async def test_a_wake_reports_what_it_read_and_of_several_at_once_one_reads(rig: Rigged) -> None:
     receipt = await rig.asleep("a", tokens_of(1, 600))
     events: list[Any] = []
-    report = await rig.service.wake("a", on_event=events.append)
+    reports = await asyncio.gather(rig.service.wake("a", on_event=events.append), rig.wake("a"), rig.wake("a"))
+    report = reports[0]
     assert (report.version, report.bundle_id, report.token_count) == (1, receipt.bundle_id, 600)
     assert report.bytes_read == receipt.logical_bytes == 600 * ROW + LOGITS + 8 + 3 * 8
+    assert [(each.already_awake, each.bytes_read) for each in reports[1:]] == [(True, 0)] * 2
     assert not report.already_awake
     assert [event.stage for event in events] == ["wake"] * 2
     assert (events[-1].done, events[-1].total) == (report.bytes_read, report.bytes_read)
-
-
-async def test_waking_a_session_that_is_awake_reads_nothing(rig: Rigged) -> None:
-    await rig.read("a", tokens_of(1, 30))
-    before = await rig.fingerprint("a")
-    report = await rig.wake("a")
+    await rig.read("b", tokens_of(1, 30))
+    before = await rig.fingerprint("b")
+    report = await rig.wake("b")
     assert (report.already_awake, report.bytes_read, report.version) == (True, 0, None)
-    assert await rig.fingerprint("a") == before
+    assert await rig.fingerprint("b") == before
 
 
 async def test_an_earlier_version_that_was_woken_and_not_used_leaves_the_newest_the_newest(open_rig: Any) -> None:
@@ -576,12 +548,6 @@ async def test_another_version_of_a_session_that_is_awake_is_refused(rig: Rigged
     with pytest.raises(SessionAwake, match="has changed"):
         await rig.wake("a", version=2)
     assert (await rig.fingerprint("a")).offsets == (32, 32)
-
-
-async def test_two_wakes_at_the_same_time_make_one_session(rig: Rigged) -> None:
-    await rig.asleep("a", tokens_of(1, 300))
-    reports = await asyncio.gather(*(rig.wake("a") for _ in range(3)))
-    assert sorted(report.already_awake for report in reports) == [False, True, True]
 
 
 async def test_a_wake_that_has_begun_runs_to_its_end_and_is_answered_as_done_when_it_is_cancelled(rig: Rigged) -> None:
@@ -672,13 +638,15 @@ async def test_status_counts_sessions_and_names_models(rig: Rigged, store: Any) 
 
 
 async def test_a_stop_puts_every_changed_session_to_sleep(open_rig: Any) -> None:
+    """One that has read nothing ends with the daemon, and is no failure."""
     async with open_rig() as rig:
         await rig.read_each(("a", "b", "clean"), tokens_of(1, 50), sampling=SAMPLED)
+        await rig.service.create("empty", system="Be brief.")
         await rig.sleep_and_wake("clean")
         before = await rig.fingerprint("a")
         report = await rig.service.close()
         assert sorted(report.slept) == ["torpor://default/a", "torpor://default/b"]
-        assert report.failed == {}
+        assert (report.failed, report.empty) == ({}, ("torpor://default/empty",))
     async with open_rig() as rig:
         await rig.wake("a")
         assert await rig.fingerprint("a") == before
@@ -711,13 +679,6 @@ async def test_what_becomes_of_the_copy_of_the_index_meanwhile_harms_nothing(ope
         for name in "ab":
             await rig.wake(name)
         assert [await rig.fingerprint(name) for name in "ab"] == wanted
-
-
-async def test_a_session_that_has_read_nothing_ends_with_the_daemon_and_is_no_failure(rig: Rigged) -> None:
-    await rig.service.create("empty", system="Be brief.")
-    await rig.read("a", [1, 2, 3])
-    report = await rig.service.close()
-    assert (report.slept, report.failed, report.empty) == (("torpor://default/a",), {}, ("torpor://default/empty",))
 
 
 async def test_an_unforeseen_failure_of_one_sleep_does_not_cost_the_other_sessions_theirs(

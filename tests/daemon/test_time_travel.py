@@ -35,23 +35,6 @@ async def control_at(rig: Rigged, name: str, turns: list[int], more: int) -> tup
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_session_sleeps_and_wakes_with_nothing_computed_and_goes_on_alike_t11(
-    open_kind: Any, kind: str
-) -> None:
-    async with open_kind(kind) as rig:
-        for count in (1, 255, 256, 257, 700):
-            name = f"s{count}"
-            await rig.read(name, TOKENS[:count])
-            _, wanted = await control_at(rig, f"c{count}", [count], 16)
-            before = await rig.fingerprint(name)
-            report = await rig.sleep_and_wake(name)
-            assert (report.tokens_prefilled, report.canary) == (0, "same_bits")
-            assert await rig.fingerprint(name) == before
-            assert await rig.write(name, 16) == wanted
-
-
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_woken_where_a_turn_ended_is_what_it_was_then(open_kind: Any, kind: str) -> None:
     """MS2, MS4: a longer stored state is taken only where it can be cut back, else what is missing is computed.
 

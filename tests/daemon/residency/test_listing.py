@@ -19,7 +19,7 @@ from torpor.tests.daemon.session_rig import HELD, MODEL, SAMPLED, Rigged, manife
 LAYERS = ("kv/1 k, v 2xnx24 float32",) * 2
 
 
-async def test_a_session_in_memory_is_shown_with_its_size_and_whether_it_has_changed(rig: Rigged) -> None:
+async def test_a_session_is_listed_with_its_size_and_whether_it_has_changed(rig: Rigged) -> None:
     await rig.read("work/a", tokens_of(1, 20), labels=["x"], sampling=SAMPLED)
     (info,) = await rig.service.list_sessions()
     assert (info.session, info.namespace, info.name) == ("torpor://work/a", "work", "a")
@@ -34,11 +34,8 @@ async def test_a_session_in_memory_is_shown_with_its_size_and_whether_it_has_cha
     assert info.stored_bytes == receipt.bytes_written
     await rig.write("work/a", 1)
     assert (await rig.service.list_sessions())[0].dirty
-
-
-async def test_a_session_on_disk_is_shown_as_the_index_knows_it(rig: Rigged) -> None:
     receipt = await rig.asleep("a", tokens_of(1, 20), labels=["x", "y"])
-    (info,) = await rig.service.list_sessions()
+    info = (await rig.service.list_sessions())[0]
     assert (info.state, info.model, info.token_count, info.dirty) == ("asleep", MODEL, 20, False)
     assert (info.version, info.bundle_id, info.stored_bytes) == (1, receipt.bundle_id, receipt.bytes_written)
     assert (info.labels, info.resident_bytes) == (("x", "y"), 0)
@@ -74,6 +71,7 @@ async def test_the_end_of_a_long_text_begins_with_a_whole_character(rig: Rigged)
 
 
 async def test_versions_are_listed_oldest_first_and_the_lineage_newest_first(rig: Rigged) -> None:
+    """Of a look from the version that is looked at, and past versions that were left."""
     await rig.read("a", tokens_of(1, 300))
     receipts = [await rig.sleep("a")]
     for _ in range(2):
@@ -85,26 +83,12 @@ async def test_versions_are_listed_oldest_first_and_the_lineage_newest_first(rig
     assert [version.parent for version in detail.versions] == [None, receipts[0].bundle_id, receipts[1].bundle_id]
     assert detail.lineage == tuple(receipt.bundle_id for receipt in reversed(receipts))
     assert [version.token_count for version in detail.versions] == [300, 301, 302]
-
-
-async def test_a_lineage_follows_the_parents_past_versions_that_were_left(rig: Rigged) -> None:
-    """Version 3 goes on from version 1: version 2 is not among its ancestors."""
-    first = await rig.asleep("a", tokens_of(1, 300))
-    await rig.write("a", 1)
-    await rig.sleep("a")
     await rig.wake("a", version=1)
+    detail, first = await rig.service.show("a"), receipts[0].bundle_id
+    assert (detail.info.bundle_id, detail.lineage) == (first, (first,))
     await rig.write("a", 2)
-    third = await rig.sleep("a")
-    assert (await rig.service.show("a")).lineage == (third.bundle_id, first.bundle_id)
-
-
-async def test_the_lineage_of_a_look_is_that_of_the_version_looked_at(rig: Rigged) -> None:
-    first = await rig.asleep("a", tokens_of(1, 300))
-    await rig.write("a", 1)
-    await rig.sleep("a")
-    await rig.wake("a", version=1)
-    detail = await rig.service.show("a")
-    assert (detail.info.bundle_id, detail.lineage) == (first.bundle_id, (first.bundle_id,))
+    fourth = await rig.sleep("a")
+    assert (await rig.service.show("a")).lineage == (fourth.bundle_id, first)
 
 
 async def test_what_a_session_takes_on_the_disk_is_what_all_its_versions_wrote(rig: Rigged, store: Path) -> None:

@@ -58,14 +58,10 @@ async def test_what_is_read_again_is_told_and_makes_the_stripped_version_whole(r
     assert store_now.verify(deep=True).ok
 
 
-async def test_an_awake_session_is_not_stripped(rig: Rigged) -> None:
-    await rig.woken("agent", tokens_of(1, 300))
+async def test_of_a_session_that_sleeps_one_version_is_stripped_and_what_others_share_stays(rig: Rigged) -> None:
+    await rig.woken("agent", tokens_of(1, 600))
     with pytest.raises(SessionAwake):
         await rig.service.maintain("strip", session="agent")
-
-
-async def test_one_version_is_stripped_and_what_others_share_stays(rig: Rigged) -> None:
-    await rig.woken("agent", tokens_of(1, 600))
     await rig.write("agent", 5)
     await rig.sleep("agent")
     await rig.service.maintain("strip", session="agent@1")
