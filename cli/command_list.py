@@ -34,6 +34,8 @@ COMMANDS = (
     Command(_SYSTEM, "ensure", "serve.ensure.ensure",
             "Start a daemon in the background if none answers, and return once it does; leave one that answers as it "
             "is."),
+    Command(_SYSTEM, "launch", "launch.launch.launch",
+            "Start a coding agent on this daemon: Claude Code, Codex and others, with nothing to set up."),
     Command(_SYSTEM, "stop", "serve.stop.stop", "Stop the daemon, after it has put every awake session to sleep."),
     Command(_SYSTEM, "service", "serve.service.service",
             "Install a daemon as a service of this user, under systemd or launchd, or remove it."),

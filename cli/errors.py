@@ -57,6 +57,14 @@ class DaemonStillRunning(CliError):
     """A daemon that was asked to stop has not ended within the time given."""
 
 
+class AgentMissing(CliError):
+    """The program of an agent that was to be launched is not installed."""
+
+
+class HttpNotServed(CliError):
+    """A daemon answers, but not over HTTP."""
+
+
 class DemoDaemonFailed(CliError):
     """A daemon of the demo did not start, or ended when it should not have."""
 

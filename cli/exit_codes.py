@@ -33,11 +33,12 @@ NO_SPACE = ExitStatus(9, "no space", "no room on disk, in memory or in the budge
 NO_STORE = ExitStatus(10, "no store", "there is no store at that path")
 LOCKED = ExitStatus(11, "locked", "another daemon owns the store or the socket")
 UNREACHABLE = ExitStatus(12, "unreachable", "no daemon answers on the socket, or none could be started")
+NOT_INSTALLED = ExitStatus(13, "not installed", "the agent to launch is not installed")
 INTERRUPTED = ExitStatus(130, "interrupted", "Ctrl-C; the session is at its last committed token")
 
 STATUSES: tuple[ExitStatus, ...] = (
     OK, ERROR, USAGE, PARTIAL, NOT_FOUND, INTEGRITY, INCOMPATIBLE, BUSY, NO_SPACE, NO_STORE, LOCKED, UNREACHABLE,
-    INTERRUPTED,
+    NOT_INSTALLED, INTERRUPTED,
 )  # fmt: skip
 
 _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
@@ -109,7 +110,8 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (NO_SPACE, ("budget_exceeded", "memory_budget_exceeded", "no_space")),
     (NO_STORE, ("no_store", "not_a_store")),
     (LOCKED, ("port_in_use", "socket_in_use", "store_locked")),
-    (UNREACHABLE, ("connection_lost", "daemon_not_started", "daemon_unreachable")),
+    (UNREACHABLE, ("connection_lost", "daemon_not_started", "daemon_unreachable", "http_not_served")),
+    (NOT_INSTALLED, ("agent_missing",)),
     (INTERRUPTED, ("cancelled",)),
 )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Write the tables of docs/reference/ from the code: commands, settings, errors, events, the Python client.
+"""Write the tables of docs/reference/ from the code: commands, settings, errors, events, the Python client. And the
+settings of coding agents in docs/how-to/clients.md.
 
     python scripts/reference.py           write what is stale
     python scripts/reference.py --check   name what is stale, and end with status 1 if anything is
@@ -24,6 +25,8 @@ import torpor.snapshot.errors
 import torpor.socket_api.errors  # noqa: F401 - imported for their classes, as the three above
 from torpor.cli import exit_codes
 from torpor.cli.command_list import COMMANDS, Command
+from torpor.cli.launch.agents import AGENTS
+from torpor.cli.launch.filling import EXAMPLE, exports_of, filled, text_of
 from torpor.cli.reach.options import NAMESPACE_PARAMETER, takes_namespace
 from torpor.cli.registry import function_of
 from torpor.daemon.api.verb import Verb
@@ -35,6 +38,7 @@ from typer.models import ArgumentInfo
 from verb_reference import reference
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+OF_AGENTS = REFERENCE.parent / "how-to" / "clients.md"
 REGION = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->", re.DOTALL)
 LAYERS = {"memvid": "store", "snapshot": "model state", "daemon": "daemon", "socket_api": "socket", "cli": "command"}
 
@@ -59,7 +63,7 @@ def page_with_chapters(text: str) -> str:
 
 def stale_pages() -> Iterator[tuple[Path, str]]:
     """Each page whose tables are not those of the code, with what it should be."""
-    for page in sorted(REFERENCE.glob("*.md")):
+    for page in (*sorted(REFERENCE.glob("*.md")), OF_AGENTS):
         text = page.read_text(encoding="utf-8")
         fresh = page_with_tables(page_with_chapters(text) if page.name == "commands.md" else text)
         if fresh != text:
@@ -284,7 +288,22 @@ def _parameters(method: Callable[..., Any]) -> str:
     return ", ".join(needed) + (f"[{', ' if needed else ''}{', '.join(optional)}]" if optional else "")
 
 
+# --- coding agents
+
+
+def _agent(name: str) -> list[str]:
+    """What a user sets by hand."""
+    agent = AGENTS[name]
+    lines = []
+    if agent.settings_path:
+        suffix = agent.settings_path.rpartition(".")[2]
+        lines += [f"`{agent.settings_path}`:", "", f"```{suffix}", *text_of(agent, EXAMPLE).splitlines(), "```", ""]
+    shell = [*exports_of(agent, EXAMPLE), *([filled(agent.usage, EXAMPLE)] if agent.usage else [])]
+    return [*lines, "```sh", *shell, "```"] if shell else lines[:-1]
+
+
 TABLES: dict[str, Callable[..., list[str]]] = {
+    "agent": _agent,
     "panels": _panels,
     "command": _command,
     "configuration": _configuration,

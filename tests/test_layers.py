@@ -59,9 +59,21 @@ HOLDS: dict[str, tuple[str, ...]] = {
         ),
         *("residency", "branches", "chat", "config", "upkeep", "parts", "verbs", "service", "available", "doctor"),
     ),
-    "socket_api": ("limits", "errors", "wire", "client", "mcp", "server", "http", "main"),
+    "socket_api": ("limits", "errors", "tokens", "wire", "client", "mcp", "server", "http", "main"),
     "cli": (
-        *("exit_codes", "view", "errors", "reach", "serve", "demo", "commands", "command_list", "registry", "detached"),
+        *(
+            "exit_codes",
+            "view",
+            "errors",
+            "reach",
+            "serve",
+            "launch",
+            "demo",
+            "commands",
+            "command_list",
+            "registry",
+            "detached",
+        ),
         *("main", "tied"),
     ),
 }

@@ -43,7 +43,7 @@ def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) ->
     """
     output, given = Output(as_json=as_json), given_of(values)
     config = given.get("config")
-    daemon, started = found_or_started(output, given, log)
+    daemon, started = find_or_start(output, given, log)
     with daemon:
         if not started:
             told = daemon.status().config
@@ -53,13 +53,13 @@ def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) ->
         return _tell(output, daemon, started=started)
 
 
-def found_or_started(
+def find_or_start(
     output: Output, given: Mapping[str, Any], log: Path | None = None, unless_given: Mapping[str, Any] | None = None
 ) -> tuple[Client, bool]:
     """A daemon that answers and serves the models of `given`, and whether it was started for that.
 
-    given: options of a daemon. log: of one that is started. unless_given: its options where neither `given` names them
-    nor a daemon that ended without a stop had others.
+    given: options of a daemon. log: of one that is started. unless_given: its options where neither `given` names them,
+    nor a daemon that ended without a stop had others, nor a file may have them.
 
     Raises:
         DaemonStartFailed: none answers, and none could be started.
@@ -75,7 +75,8 @@ def found_or_started(
                 output.remark(f"[yellow]{plain(ended.message)}[/]")
                 had = last_options.recall(socket)
                 _tell_what_it_had(output, had, given)
-            options = {"store": default_store_path(), **(unless_given or {}), **had, **given, "socket": socket}
+            more = {} if "config" in {**had, **given} else unless_given or {}
+            options = {"store": default_store_path(), **more, **had, **given, "socket": socket}
             try:
                 with downloads_on(output) as on_download:
                     begun = background.start(arguments_of(options), log, on_download)

@@ -20,9 +20,10 @@ from ...daemon.api.process import HttpInfo
 from ..errors import PortInUse
 from ..server.descriptors import BESIDE_CONNECTIONS, raise_limit
 from ..server.dispatch import Backend
+from ..tokens import Tokens, default_tokens_path
 from ..wire.listener import Listener, open_listener, require_free
 from ..wire.peer import FindPeerUid, peer_uid
-from .access import Access, Tokens, default_tokens_path
+from .access import Access
 from .app import app_of
 from .connections import Config, Connection, HttpLimits
 from .work import Desk

@@ -25,7 +25,8 @@ def told_in(text: str) -> Iterator[tuple[str, str]]:
     """Each command in backticks or on a line of its own, with each long option that follows."""
     text = re.sub(r' "\n\s*f?"', " ", text)  # a message that goes on in the next line
     for command, rest in re.findall(r"(?:`|^)torpor ([a-z-]+)\b([^`\n|&;#]*)", text, re.MULTILINE):
-        yield from ((command, option) for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", rest))
+        own, _, _ = rest.partition(" -- ")  # what follows is another program's
+        yield from ((command, option) for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", own))
 
 
 @pytest.mark.parametrize("pattern", ["*.md", "docs/**/*.md", "memvid/**/*.py"])

@@ -84,7 +84,7 @@ def test_no_code_stands_in_the_table_twice() -> None:
 
 def test_every_status_of_the_table_is_one_of_the_documented_ones() -> None:
     numbers = [status.number for status in exit_codes.STATUSES]
-    assert numbers == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 130]
+    assert numbers == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 130]
     assert set(exit_codes.STATUS_OF_CODE.values()) <= set(exit_codes.STATUSES)
 
 

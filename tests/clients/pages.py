@@ -17,4 +17,4 @@ FRAMEWORKS = tuple((name, language) for kind, name, language, _ in _BLOCKS.finda
 def documented(name: str, front: Front) -> str:
     """What the page says for a client or a framework."""
     (block,) = (block for _, its_name, _, block in _BLOCKS.findall(_PAGE) if its_name == name)
-    return str(block).replace("http://127.0.0.1:8080", front.url).replace("$TORPOR_TOKEN", front.token)
+    return str(block).replace("http://127.0.0.1:8677", front.url).replace("$TORPOR_TOKEN", front.token)

@@ -53,7 +53,7 @@ def test_the_first_lines_of_a_page_start_a_daemon_and_name_its_token(folder: Pat
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     known = {"PATH": f"{Path(TORPOR).parent}:{os.environ['PATH']}", "HOME": str(folder)}
-    commands = lines.replace("8080", str(port)) + 'printf "token %s" "${TORPOR_TOKEN-$TOKEN}"'
+    commands = lines.replace("8677", str(port)) + 'printf "token %s" "${TORPOR_TOKEN-$TOKEN}"'
     done = subprocess.run(["sh", "-c", commands], capture_output=True, text=True, env=known, check=False)
     try:
         headers = {"authorization": f"Bearer {done.stdout.rpartition('token ')[2]}"}

@@ -17,7 +17,7 @@ from torpor.errors import TorporError
 from torpor.memvid.errors import BudgetExceeded, CorruptBundle
 from torpor.records import Result
 from torpor.socket_api.errors import UnsafeTokenFile
-from torpor.socket_api.http.access import Tokens
+from torpor.socket_api.tokens import Tokens
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread, asked
 
 LONG = "a-token-of-some-length"

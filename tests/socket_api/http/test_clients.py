@@ -17,7 +17,7 @@ import httpx2
 import pytest
 import torpor
 from torpor.socket_api import Client
-from torpor.socket_api.http.access import Tokens
+from torpor.socket_api.tokens import Tokens
 from torpor.tests.socket_api.http.serving import QUESTIONS, Served, serving, working
 from torpor.tests.socket_api.real_daemon import until
 

@@ -1,0 +1,159 @@
+"""What an agent gets: its record, filled in with what is true of a daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any, Final
+
+from .agents import Agent
+
+VARIABLE: Final = "TORPOR_TOKEN"
+"""Where each agent finds the token, whatever else it is told."""
+
+HTTP_PORT: Final = 8677
+"""Of a daemon that a launch starts, unless an option names another: "TORP" on the keys of a telephone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What agents are told of a daemon: its base URL without `/v1`, a token and the file that has it, the name of a
+    model, and how many tokens its context holds."""
+
+    url: str
+    token: str
+    tokens: str
+    model: str
+    context: int
+
+    @property
+    def answer(self) -> int:
+        """The most tokens of an answer: a quarter of the context."""
+        return self.context // 4
+
+
+EXAMPLE: Final = Facts(
+    f"http://127.0.0.1:{HTTP_PORT}", f"${VARIABLE}", "$HOME/.config/torpor/http-tokens", "demo", 32_768
+)
+"""What documents show, and a dry run where no daemon is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How an agent is started: its command, what is added to the environment, and the file that it reads, if any."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    file: Path | None
+    text: str
+
+    def write(self) -> None:
+        """Write the file, for this user alone."""
+        if self.file is not None:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self.file, self.text, 0o600)
+
+
+def start_of(agent: Agent, facts: Facts, folder: Path, more: Sequence[str] = ()) -> Start:
+    """How an agent is started. folder: for its file. more: arguments that its user gives."""
+    settings = settings_of(agent, facts)
+    text = text_of(agent, facts)
+    file = folder / ("torpor.js" if agent.script else Path(agent.settings_path or "none").name)
+    values = {**_values(facts), "settings": text.rstrip(), "file": str(file), "folder": str(folder)}
+    given = {**agent.environment, **agent.launch_environment}
+    reads_file = any(place in each for each in (*given.values(), *agent.arguments) for place in ("$file", "$folder"))
+    arguments = [Template(each).substitute(values) for each in agent.arguments]
+    if agent.each_setting:
+        arguments += [part for each in _leaves(settings) for part in (agent.each_setting, each)]
+    return Start(
+        [agent.command, *arguments, *more],
+        {VARIABLE: facts.token, **{name: Template(each).substitute(values) for name, each in given.items()}},
+        file if reads_file else None,
+        Template(agent.script).substitute(values) if agent.script else text,
+    )
+
+
+def settings_of(agent: Agent, facts: Facts) -> dict[str, Any]:
+    """An agent's settings, as its file would have them."""
+    filled: dict[str, Any] = _filled(agent.settings, _values(facts))
+    return filled
+
+
+def text_of(agent: Agent, facts: Facts) -> str:
+    """An agent's settings as the text of its file. JSON is YAML, too."""
+    settings = settings_of(agent, facts)
+    if (agent.settings_path or "").endswith(".toml"):
+        return "\n".join(_toml(settings)).lstrip() + "\n"
+    return json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+
+
+def exports_of(agent: Agent, facts: Facts) -> list[str]:
+    """What its user types into a shell, beside the settings."""
+    return [f"export {name}={_quoted(filled(each, facts))}" for name, each in agent.environment.items()]
+
+
+def filled(text: str, facts: Facts) -> str:
+    """A text of the table with the facts in it."""
+    return Template(text).substitute(_values(facts))
+
+
+def write_whole(path: Path, text: str, mode: int) -> None:
+    """Write a file so that whoever reads it finds all of the old text, or all of the new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(
+        os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "w", encoding="utf-8"
+    ) as file:
+        file.write(text)
+    aside.replace(path)
+
+
+def _values(facts: Facts) -> dict[str, str]:
+    return {
+        "url": facts.url,
+        "token": facts.token,
+        "tokens": facts.tokens,
+        "model": facts.model,
+        "context": str(facts.context),
+        "answer": str(facts.answer),
+    }
+
+
+def _filled(value: Any, values: Mapping[str, str]) -> Any:
+    """A value of settings with each text filled in; one that is a number alone is a number."""
+    if isinstance(value, Mapping):
+        return {_filled(name, values): _filled(each, values) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_filled(each, values) for each in value]
+    if value in ("$context", "$answer"):
+        return int(values[value[1:]])
+    return Template(value).substitute(values) if isinstance(value, str) else value
+
+
+def _leaves(settings: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Each value with its dotted key, as `a.b="c"`."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}={json.dumps(value)}"
+
+
+def _toml(settings: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Lines of TOML: the values of a table, then the tables in it."""
+    tables = {name: value for name, value in settings.items() if isinstance(value, Mapping)}
+    values = [f"{name} = {json.dumps(value)}" for name, value in settings.items() if name not in tables]
+    if values and path:
+        yield from ("", f"[{path}]")
+    yield from values
+    for name, value in tables.items():
+        yield from _toml(value, f"{path}.{name}".lstrip("."))
+
+
+def _quoted(text: str) -> str:
+    """A word for a shell, in which a variable stays one."""
+    return text if text == f"${VARIABLE}" else shlex.quote(text)

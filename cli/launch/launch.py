@@ -1,0 +1,275 @@
+"""`torpor launch`: start a coding agent on this daemon."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from platformdirs import user_state_path
+
+from ...daemon.api.process import StatusResult
+from ...memvid.units import format_count, format_plural
+from ...places import user_folder
+from ...socket_api.client.client import Client
+from ...socket_api.tokens import OWNERS, Tokens
+from ..errors import AgentMissing, HttpNotServed, InvalidUsage
+from ..exit_codes import OK
+from ..reach.consent import YesOption, has_consent
+from ..reach.daemon_link import find_daemon
+from ..reach.options import JsonOption, argument, option
+from ..serve.ensure import find_or_start
+from ..serve.serve_parameters import given_of, takes
+from ..view.output import Output, plain, rows_table, typed
+from .agents import AGENTS, KEY_COMMAND, Agent
+from .figures import Figures, figures_of
+from .filling import EXAMPLE, HTTP_PORT, VARIABLE, Facts, Start, exports_of, filled, start_of
+from .running import run
+from .user_settings import change_of
+
+VERSION_TIMEOUT_S: Final = 20.0
+_HIDDEN: Final = "…"
+_VERSION: Final = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
+
+AgentArgument = Annotated[str | None, argument("AGENT", f"One of {', '.join(AGENTS)}.")]
+OwnArguments = Annotated[list[str] | None, argument("-- ARGS...", "Arguments of the agent's own.")]
+ListOption = Annotated[bool, option("--list", "List the agents: which are installed, and what each gets.")]
+DryOption = Annotated[bool, option("--dry-run", "Show environment, file and command as a shell would have them.")]
+TokenOption = Annotated[bool, option("--show-token", "With --dry-run: show the token, too.")]
+WriteOption = Annotated[
+    bool, option("--write-config", "Put the settings into the agent's own file, after a look at the change.")
+]
+
+
+@takes("model", "config", "store", "socket", "http")
+def launch(
+    agent: AgentArgument = None,
+    arguments: OwnArguments = None,
+    listed: ListOption = False,
+    dry_run: DryOption = False,
+    show_token: TokenOption = False,
+    write_config: WriteOption = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    **values: Any,
+) -> int:
+    """The agent gets the daemon's address and token, the model and its context by its environment, its arguments or a
+    file of Torpor's own; its user's files stay as they are. A daemon that answers is used as it is. If none does, one
+    starts with HTTP on port 8677, and goes on when the agent has ended. Signals go to the agent, and its exit status is
+    that of this command. At the end a line on stderr tells what was read meanwhile, and what was not read again.
+
+    [bold]Examples[/]
+
+    [cyan]torpor launch claude[/]
+    [cyan]torpor launch codex --model qwen=~/models/Qwen3-4B[/]
+    [cyan]torpor launch pi -- -p "What is in this folder?"[/]
+    [cyan]torpor launch opencode --dry-run[/]
+    """
+    output, given = Output(as_json=as_json), given_of(values)
+    if listed:
+        _tell_agents(output)
+        return OK.number
+    chosen = _agent_named(agent)
+    folder = user_folder(user_state_path) / "launch" / chosen.name
+    if dry_run:
+        facts = _facts_now(output, chosen, given)
+        if not show_token:
+            facts = replace(facts, token=_HIDDEN)
+        _tell_start(output, start_of(chosen, facts, folder, arguments or ()), is_hidden=not show_token)
+        return OK.number
+    program = shutil.which(chosen.command)
+    if program is None and not write_config:
+        raise AgentMissing(
+            f"{chosen.title} is not installed, or {chosen.command} is not on your PATH. Install it with"
+            f" `{chosen.install}`, then run this again.",
+            agent=chosen.name,
+        )
+    daemon, started = find_or_start(output, given, unless_given={"http": HTTP_PORT})
+    with daemon:
+        facts = _facts_of(daemon, chosen, given)
+        if started:
+            output.remark(
+                f"[dim]torpor serves {plain(facts.model)} on {plain(facts.url)}, until[/] {typed('torpor stop')}"
+            )
+        if write_config:
+            return _write(output, chosen, facts, yes=yes)
+        _remark_on_context(output, chosen, facts)
+        before = figures_of(daemon, facts.token)
+    start = start_of(chosen, facts, folder, arguments or ())
+    start.write()
+    status = run([str(program), *start.command[1:]], start.environment)
+    _tell_end(output, chosen, facts, before, given, status)
+    return status
+
+
+def _agent_named(name: str | None) -> Agent:
+    if name is None:
+        raise InvalidUsage(f"Name an agent: {', '.join(AGENTS)}. `torpor launch --list` tells which are installed.")
+    if name not in AGENTS:
+        close = difflib.get_close_matches(name, AGENTS, n=1)
+        meant = f" Did you mean {close[0]}?" if close else ""
+        raise InvalidUsage(
+            f"{name!r} is no agent that Torpor knows.{meant} Known are {', '.join(AGENTS)}; any other is set up by hand"
+            " (docs/how-to/clients.md).",
+            agent=name,
+        )
+    return AGENTS[name]
+
+
+def _facts_now(output: Output, agent: Agent, given: Mapping[str, Any]) -> Facts:
+    """As `_facts_of`, without a start or a load; where no daemon answers, an example."""
+    daemon = find_daemon(given.get("socket"))
+    if daemon is not None:
+        with daemon:
+            return _facts_in(daemon.status(), daemon.socket_path, agent, given)
+    output.remark("[dim]no daemon answers: this is an example[/]")
+    return replace(EXAMPLE, model=next(iter(given.get("model") or {}), EXAMPLE.model))
+
+
+def _facts_of(daemon: Client, agent: Agent, given: Mapping[str, Any]) -> Facts:
+    """What the agent is told. Loads the model, of which nothing else is known. Raises HttpNotServed, InvalidUsage, and
+    the errors of a load."""
+    facts = _facts_in(daemon.status(), daemon.socket_path, agent, given)
+    return replace(facts, context=daemon.load_model(facts.model).context_tokens or facts.context)
+
+
+def _facts_in(status: StatusResult, socket: Path, agent: Agent, given: Mapping[str, Any]) -> Facts:
+    http = status.http
+    if http is None or http.url is None or http.tokens is None:
+        first = f"put `http = {HTTP_PORT}` into {status.config.path}, and " if status.config else ""
+        raise HttpNotServed(
+            f"The daemon on {socket} does not serve HTTP, which {agent.title} needs. To have it, {first}stop the daemon"
+            " (`torpor stop`: its sessions sleep, and wake at their next use), then run this again.",
+            socket=str(socket),
+        )
+    token = Tokens(Path(http.tokens)).token_of(OWNERS)
+    if token is None:
+        raise InvalidUsage(
+            f"{http.tokens} has no token of the namespace {OWNERS}. Add a line for it, or remove the file."
+        )
+    model = status.model_named(next(iter(given.get("model") or {}), "")) or status.models[0]
+    return Facts(http.url, token, http.tokens, model.name, model.context_tokens or EXAMPLE.context)
+
+
+def _remark_on_context(output: Output, agent: Agent, facts: Facts) -> None:
+    if agent.prompt_tokens is not None and agent.prompt_tokens > facts.context:
+        output.remark(
+            f"[yellow]{plain(facts.model)} holds {format_count(facts.context)} tokens, and {agent.title} begins with"
+            f" some {format_count(agent.prompt_tokens)}[/]: it may be refused. Serve a model with more (--model"
+            " NAME=PATH, after [cyan]torpor stop[/]), or have the agent offer fewer tools."
+        )
+
+
+def _tell_end(
+    output: Output, agent: Agent, facts: Facts, before: Figures, given: Mapping[str, Any], status: int
+) -> None:
+    """One line of what the daemon did while the agent ran."""
+    daemon = find_daemon(given.get("socket"))
+    if daemon is None:
+        output.remark(
+            "[yellow]the daemon does not answer any more[/]; what it answered is kept, and the next launch starts it"
+        )
+        return
+    with daemon:
+        spent = figures_of(daemon, facts.token).since(before)
+    if output.as_json:
+        output.document("launch", {"agent": agent.name, "status": status, **asdict(spent)})
+    else:
+        output.remark(f"[dim]{spent.told(agent.title)}[/]")
+
+
+def _write(output: Output, agent: Agent, facts: Facts, *, yes: bool) -> int:
+    """Show a change of the user's file, ask, and make it."""
+    change = change_of(agent, facts)
+    lines = list(change.lines())
+    for line in lines:
+        color = {"+": "green", "-": "red"}.get(line[:1], "dim")
+        output.line(f"[{color}]{plain(line)}[/]")
+    if not lines:
+        output.remark(f"{plain(change.path)} has these settings already")
+    elif yes or has_consent(f"Write this to {change.path}?", "write it", as_json=output.as_json):
+        change.write()
+        output.remark(f"written to {plain(change.path)}")
+    else:
+        return OK.number
+    if agent.environment or VARIABLE in change.after:
+        output.line(f"export {VARIABLE}=$({plain(filled(KEY_COMMAND, facts))})")
+        for line in exports_of(agent, replace(facts, token=EXAMPLE.token)):
+            output.line(plain(line))
+    output.line(plain(filled(agent.usage or agent.command, facts)))
+    return OK.number
+
+
+def _tell_start(output: Output, start: Start, *, is_hidden: bool) -> None:
+    """Write a start as lines for a shell."""
+    if output.as_json:
+        file = {"path": str(start.file), "text": start.text} if start.file else None
+        output.document(
+            "launch", {"environment": dict(start.environment), "command": list(start.command), "file": file}
+        )
+        return
+    for name, value in start.environment.items():
+        output.line(f"export {name}={plain(shlex.quote(value))}")
+    if start.file is not None:
+        output.line(f"cat > {plain(shlex.quote(str(start.file)))} <<'END'")
+        for line in start.text.splitlines():
+            output.line(plain(line))
+        output.line("END")
+    output.line(plain(shlex.join(start.command)))
+    if is_hidden:
+        output.remark("[dim]the token is hidden; --show-token shows it[/]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """An agent as a list shows it. path: where its program lies; version: what that says; both None where it is not
+    installed."""
+
+    agent: str
+    title: str
+    path: str | None
+    version: str | None
+    gets: str
+    install: str
+
+
+def _tell_agents(output: Output) -> None:
+    with output.progress("asking for versions"), ThreadPoolExecutor() as pool:
+        agents = list(pool.map(_listed, AGENTS.values()))
+    if output.as_json:
+        output.document("launch", {"agents": [asdict(each) for each in agents]})
+        return
+    table = rows_table("AGENT", "VERSION", "GETS", "INSTALL WITH", whole=("AGENT", "VERSION"), first_to_go=("GETS",))
+    for each in agents:
+        version = f"[green]{plain(each.version or 'installed')}[/]" if each.path else "[dim]not installed[/]"
+        table.add_row(plain(each.agent), version, each.gets, "" if each.path else plain(each.install))
+    output.show(table)
+
+
+def _listed(agent: Agent) -> _Listed:
+    path = shutil.which(agent.command)
+    start = start_of(agent, EXAMPLE, Path())
+    gets = [format_plural(len(start.environment), "variable")]
+    gets += [format_plural(len(start.command) - 1, "argument")] if len(start.command) > 1 else []
+    gets += ["a file"] if start.file else []
+    return _Listed(agent.name, agent.title, path, _version_of(path) if path else None, ", ".join(gets), agent.install)
+
+
+def _version_of(program: str) -> str | None:
+    """The version that a program tells; None if it tells none in time."""
+    command: Sequence[str] = (program, "--version")
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = _VERSION.search((done.stdout + done.stderr).decode("utf-8", "replace"))
+    return version[0] if version else None
