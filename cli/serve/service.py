@@ -33,18 +33,21 @@ _NAME: Final = "torpor"
 _MOST_CHARS: Final = 600
 _BARE: Final = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 
+Words = tuple[str, ...]
+"""A command."""
+
 ActionArgument = Annotated[Literal["install", "uninstall"], argument("install|uninstall", "Write and enable, or undo.")]
 DryRunOption = Annotated[bool, option("--dry-run", "Show the file and the commands, and do nothing.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a supervisor reads of a service. begin, end: the commands that enable and start it, and that undo that."""
+    """What a supervisor reads of a service. begin, end: the commands that enable and start it, and that undo all."""
 
     path: Path
     text: str
-    begin: tuple[tuple[str, ...], ...]
-    end: tuple[tuple[str, ...], ...]
+    begin: tuple[Words, ...]
+    end: tuple[Words, ...]
 
 
 @takes("model", "config", "http", "store", "socket")
@@ -69,31 +72,31 @@ def service(
     output, given, installs = Output(as_json=as_json), given_of(values), action == "install"
     socket = given.get("socket") or default_socket_path()
     unit = unit_of({"store": default_store_path(), **last_options.recall(socket), **given, "socket": socket})
-    before = unit.path.read_text(encoding="utf-8") if unit.path.exists() else None
+    before = unit.path.read_text(encoding="utf-8", errors="replace") if unit.path.exists() else None
     if before is None and not installs:
         raise NothingToDo(f"There is no service to remove: {unit.path} is not there.", path=str(unit.path))
     if installs and not as_json:
         _show(output, unit, before)
     is_running = installs and _is_running(socket)
-    commands = (*((("torpor", "stop"),) if is_running else ()), *(unit.begin if installs else unit.end))
+    left = list(unit.begin if installs else unit.end)
     question = f"Replace {unit.path}?" if installs else f"Stop the service and remove {unit.path}?"
     agreed = not dry_run and (
         yes
         or (installs and before in (None, unit.text))
         or has_consent(question, f"change {unit.path}", as_json=as_json)
     )
-    problem = None
+    problem = f"A daemon answers on {socket} already." if is_running else None
     if agreed and installs:
         _write(unit)
-        problem = f"A daemon answers on {socket} already." if is_running else _run(commands)
+    if is_running:
+        left.insert(0, ("torpor", "stop"))
     elif agreed:
-        problem = _run(commands)
-        unit.path.unlink()
+        left, problem = _run(left)
     if as_json:
-        facts = {"action": action, "path": str(unit.path), "text": unit.text, "written": agreed, "problem": problem}
-        output.document("service", facts | {"commands": [shlex.join(each) for each in commands]})
+        facts = {"action": action, "path": str(unit.path), "text": unit.text, "done": agreed, "problem": problem}
+        output.document("service", facts | {"left": [shlex.join(each) for each in left]})
     else:
-        _tell(output, action, commands, problem, agreed=agreed)
+        _tell(output, action, left, problem, agreed=agreed)
     return OK.number
 
 
@@ -107,7 +110,8 @@ def unit_of(options: Mapping[str, Any]) -> Unit:
         document |= {"ProgramArguments": command, "StandardErrorPath": str(background.default_log_path())}
         domain = f"gui/{os.getuid()}"
         begin = (("launchctl", "bootstrap", domain, str(path)),)
-        return Unit(path, plistlib.dumps(document).decode(), begin, (("launchctl", "bootout", f"{domain}/{_NAME}"),))
+        end = (("launchctl", "bootout", f"{domain}/{_NAME}"), ("rm", str(path)))
+        return Unit(path, plistlib.dumps(document).decode(), begin, end)
     if sys.platform != "linux":
         raise InvalidUsage(f"torpor service knows systemd and launchd, and no supervisor of {sys.platform}.")
     lines = (_UNITS / "torpor.service").read_text(encoding="utf-8").splitlines()
@@ -115,14 +119,11 @@ def unit_of(options: Mapping[str, Any]) -> Unit:
         lines = [line for line in lines if not line.startswith("ExecReload=")]
     started = f"ExecStart={' '.join(map(_systemd_word, command))}"
     text = "\n".join(started if line.startswith("ExecStart=") else line for line in lines)
-    reload, switch = ("systemctl", "--user", "daemon-reload"), ("systemctl", "--user")
-    folder = expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "systemd" / "user"
-    return Unit(
-        folder / f"{_NAME}.service",
-        f"{text}\n",
-        (reload, (*switch, "enable", "--now", _NAME)),
-        ((*switch, "disable", "--now", _NAME), reload),
-    )
+    path = expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "systemd" / "user" / f"{_NAME}.service"
+    reload = ("systemctl", "--user", "daemon-reload")
+    begin = (reload, ("systemctl", "--user", "enable", "--now", _NAME))
+    end = (("systemctl", "--user", "disable", "--now", _NAME), ("rm", str(path)), reload)
+    return Unit(path, f"{text}\n", begin, end)
 
 
 def _systemd_word(word: str) -> str:
@@ -143,16 +144,16 @@ def _show(output: Output, unit: Unit, before: str | None) -> None:
         output.line(plain(line))
 
 
-def _tell(output: Output, action: str, commands: Sequence[Sequence[str]], problem: str | None, *, agreed: bool) -> None:
-    if agreed and problem is None:
+def _tell(output: Output, action: str, left: Sequence[Words], problem: str | None, *, agreed: bool) -> None:
+    if agreed and not left:
         output.line("The service runs, and starts with your login." if action == "install" else "The service is gone.")
         if action == "install" and sys.platform == "linux":
             output.remark('Without a login it ends, unless you run this once: [cyan]loginctl enable-linger "$USER"[/]')
         return
     if problem is not None:
         output.remark(f"[yellow]{plain(problem)}[/]")
-    output.remark("These commands are left to run:" if agreed else "Nothing was changed. These commands would run:")
-    for command in commands:
+    output.remark("These commands are left to run:" if agreed else "Nothing was changed. It takes these commands:")
+    for command in left:
         output.remark(f"  [cyan]{plain(shlex.join(command))}[/]")
 
 
@@ -171,13 +172,17 @@ def _is_running(socket: Path) -> bool:
     return True
 
 
-def _run(commands: Sequence[Sequence[str]]) -> str | None:
-    """Run one command after the other; why one of them failed, and the others were not tried."""
+def _run(commands: Sequence[Words]) -> tuple[list[Words], str | None]:
+    """Run one command after the other: those that failed, and why the first of them did."""
+    failed, why = [], None
     for command in commands:
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
+            last_words = done.stderr.strip().rpartition("\n")[2]
+            problem = f"ended with status {done.returncode}: {last_words[:_MOST_CHARS]}"
         except OSError as error:
-            return f"{command[0]} cannot be run: {error.strerror}."
-        if done.returncode:
-            return f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr.strip()[-_MOST_CHARS:]}"
-    return None
+            done, problem = None, f"cannot be run: {error.strerror}"
+        if done is None or done.returncode:
+            failed.append(command)
+            why = why or f"{shlex.join(command)} {problem}"
+    return failed, why

@@ -62,8 +62,8 @@ def test_it_is_written_started_and_removed(torpor: Torpor, path: Path, systemctl
 
 def test_a_dry_run_shows_all_and_does_nothing(torpor: Torpor, path: Path, systemctl: Callable[[], list[str]]) -> None:
     shown = torpor("service", "install", "--dry-run", "--json").document
-    assert (shown["path"], shown["written"], shown["problem"]) == (str(path), False, None)
-    assert shown["commands"] == [f"systemctl {each}" for each in BEGIN]
+    assert (shown["path"], shown["done"], shown["problem"]) == (str(path), False, None)
+    assert shown["left"] == [f"systemctl {each}" for each in BEGIN]
     assert (path.exists(), systemctl()) == (False, [])
 
 
@@ -87,6 +87,8 @@ def test_where_systemd_does_not_answer_the_commands_are_said(torpor: Torpor, pat
     assert (installed.status, path.exists()) == (0, True)
     assert "systemctl --user daemon-reload ended with status 1: no bus" in installed.err
     assert installed.err.endswith("  systemctl --user daemon-reload\n  systemctl --user enable --now torpor\n")
+    removed = torpor("service", "uninstall", "--yes", "--json").document
+    assert (removed["done"], removed["left"], path.exists()) == (True, [f"systemctl {each}" for each in END], False)
 
 
 def test_it_takes_over_the_options_of_the_daemon_that_runs_and_leaves_that_to_be_stopped(
@@ -103,7 +105,7 @@ def test_it_takes_over_the_options_of_the_daemon_that_runs_and_leaves_that_to_be
     assert " serve --store /there --socket" in installed["text"]
     assert " --idle-sleep 60 " in installed["text"]
     assert " --http 8080" in installed["text"]
-    assert installed["commands"][0] == "torpor stop"
+    assert installed["left"] == ["torpor stop", *(f"systemctl {each}" for each in BEGIN)]
     assert installed["problem"] == f"A daemon answers on {socket} already."
     assert systemctl() == []
 
