@@ -55,7 +55,7 @@ class ConverseRequest(Reporting):
     instructions: with `after` or `at_end`, a system text, which is said unless it was the last that was.
     durable: give the answer once it is durable, though the daemon serves with another `--durability`.
     volatile: lines that change with each request, such as the time. They are said before the newest question, unless
-        they are the last that were said so. None: those lines of the opening system text, or of `instructions`, that
+        they are the last that were said so. None: those lines of the opening system texts, or of `instructions`, that
         the daemon's configuration names are taken from there. Empty: none are.
     labels: of a session that begins for it, anew or as a fork. unnamed: as of `create`.
     checkpoints: behind how many of the messages, of a whole transcript, a model that cannot go back to every token is

@@ -9,6 +9,7 @@ ledger where they were read. No transcript has them there, so what compares tran
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from ..models.chat_template import Message
 from ..sessions.said import VOLATILE
@@ -25,14 +26,21 @@ def parted(text: str, is_volatile: Callable[[str], bool]) -> tuple[str, str]:
     return "\n".join(rest), "\n".join(lines)
 
 
-def opening_parted(opening: Message, is_volatile: Callable[[str], bool]) -> tuple[Message, str]:
-    """A system's message without its volatile lines, and these."""
-    text, chars = opening["content"], opening.get("instructed", 0)
-    sides = [parted(side, is_volatile) for side in (text[:chars], text[chars:])]
-    (fields, _), (words, _) = sides
-    lines = "\n".join(each for _, each in sides if each)
-    instructed = {"instructed": len(fields)} if fields else {}
-    return {**message_of("system", fields + words), **instructed}, lines
+def opening_parted(messages: Sequence[Message], is_volatile: Callable[[str], bool]) -> tuple[Sequence[Message], str]:
+    """A transcript without the volatile lines of the system texts that open it, and these. None are, if those texts are
+    long all together."""
+    opening, lines = list[Message](), list[str]()
+    texts = list(takewhile(lambda each: each["role"] == "system", messages))
+    if sum(len(each["content"]) for each in texts) > MAX_SYSTEM_CHARS:
+        return messages, ""
+    for message in texts:
+        text, chars = message["content"], message.get("instructed", 0)
+        fields, of_fields = parted(text[:chars], is_volatile)
+        words, of_words = parted(text[chars:], is_volatile)
+        instructed = {"instructed": len(fields)} if fields else {}
+        opening.append({**message_of("system", fields + words), **instructed})
+        lines += filter(None, (of_fields, of_words))
+    return [*opening, *messages[len(opening) :]], "\n".join(lines)
 
 
 def with_volatile(

@@ -19,8 +19,8 @@ MAX_LINE_CHARS: Final = 1024
 KNOWN_VOLATILE: Final = (
     # Claude Code: a checksum of the conversation.
     r"^x-anthropic-billing-header:",
-    # opencode, Crush, pi, aider, goose and others: what day it is, and what time.
-    r"(?i)^\s*(- )?((the )?current (date|time|date and time|datetime)|today('s date)?)( is\b|:).*\d",
+    # opencode, Crush, pi, aider, goose, Pydantic AI and others: what day it is, and what time.
+    r"(?i)^\s*(- )?((the |current |the current )(date|time|date and time|datetime)|today('s date)?)( is\b|:).*\d",
     # Claude Code, Crush and others: the state of a repository.
     r"^gitStatus: ",
     r"^Git status \(snapshot ",

@@ -95,15 +95,14 @@ async def _prepared(parts: Parts, request: Asked) -> Asked:
 
 
 def _parted(request: Asked, is_volatile: Callable[[str], bool]) -> Asked:
-    """The request without the volatile lines of its system text, and with these."""
+    """The request without the volatile lines of the system texts that open it, and with these."""
     if request.instructions is not None:
         rest, lines = parted(request.instructions, is_volatile)
         return replace(request, instructions=rest or None, volatile=lines)
-    opening, *others = request.messages
-    if opening["role"] != "system" or request.after or request.at_end:
+    if request.after or request.at_end:
         return request
-    opening, lines = opening_parted(opening, is_volatile)
-    return replace(request, messages=(opening, *others), volatile=lines) if lines else request
+    messages, lines = opening_parted(request.messages, is_volatile)
+    return replace(request, messages=messages, volatile=lines)
 
 
 class _Attempt:

@@ -34,9 +34,13 @@ def test_lines_go_and_all_others_stay_as_they_are(text: str, stays: str, goes: s
 
 def test_what_a_field_of_the_request_said_is_still_told_apart() -> None:
     opening = {**message_of("system", "now 3\nBe brief.\n\nnow 4\nEnd."), "instructed": len("now 3\nBe brief.")}
-    left, goes = opening_parted(opening, is_clock)
-    assert (left, goes) == ({**message_of("system", "Be brief.\n\nEnd."), "instructed": 9}, "now 3\nnow 4")
-    assert opening_parted(message_of("system", "now 3"), is_clock) == (message_of("system", ""), "now 3")
+    rest = {**message_of("system", "Be brief.\n\nEnd."), "instructed": len("Be brief.")}
+    clock, empty = message_of("system", "now 5"), message_of("system", "")
+    lines = "now 3\nnow 4\nnow 5"
+    assert opening_parted([opening, clock, USER, clock], is_clock) == ([rest, empty, USER, clock], lines)
+    long = message_of("system", "x" * MAX_SYSTEM_CHARS)
+    for others in ([USER, clock], [clock, long], [SYSTEM, USER]):
+        assert opening_parted(others, is_clock) == (others, "")
 
 
 @pytest.mark.parametrize(

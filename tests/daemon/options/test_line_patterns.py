@@ -14,6 +14,7 @@ VOLATILE = (
     "Current date and time: Saturday, November 22, 2026 at 10:00:31 AM GMT",  # pi
     "- Current date: 2026-11-22",  # aider
     "The current date is 2026-11-22 10:00:31.",  # goose
+    "The date is 2026-11-22.",  # Pydantic AI
     "Today: 2026-11-22; current working directory: '/home'.",
     "gitStatus: This is the git status at the start of the conversation.",
     "Git status (snapshot at conversation start - may be outdated):",  # Crush
@@ -23,7 +24,14 @@ VOLATILE = (
 )
 STAYING = (
     *("", "You are a coding agent.", "Never guess today's date.", "The current date is not known to you.", "Today"),
-    *("Current directory: /home/2026", "Status of the work: 3 of 4", "A  b c", "   indented", "- M a.py"),
+    *(
+        "Current directory: /home/2026",
+        "Status of the work: 3 of 4",
+        "Time: 5 min",
+        "A  b c",
+        "   indented",
+        "- M a.py",
+    ),
     *("deadbeef", "Commit 1f17483 was reverted.", "I  am", "Current date: " + "9" * MAX_LINE_CHARS, "Today: 1\ud800"),
 )
 
