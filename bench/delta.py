@@ -91,7 +91,7 @@ class Sleeper:
                 reused=reused,
                 blocks=self._memory.drafts(self._ledger, first=len(reused) * BLOCK_TOKENS),
                 session={},
-                token_count=len(self._ledger) // TOKEN_BYTES,
+                block_tokens=len(self._ledger) // TOKEN_BYTES,
             )
         )
         return self._last

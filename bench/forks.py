@@ -101,7 +101,7 @@ def _write(
             reused=reused,
             blocks=drafts,
             session={},
-            token_count=len(ledger) // 4,
+            block_tokens=len(ledger) // 4,
         )
     )
     return receipt, len(drafts)

@@ -75,7 +75,7 @@ def _write(store: Store, uri: SessionUri, ledger: bytes, drafts: Callable[..., A
             reused=reused,
             blocks=drafts(ledger, first=len(reused) * BLOCK_TOKENS),
             session={"model": "none", "labels": ["bench"]},
-            token_count=len(ledger) // TOKEN_BYTES,
+            block_tokens=len(ledger) // TOKEN_BYTES,
         )
     )
 

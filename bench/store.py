@@ -176,7 +176,7 @@ class Bench:
                 reused=(),
                 blocks=self._source.drafts(ledger),
                 session={},
-                token_count=self.case.tokens,
+                block_tokens=self.case.tokens,
             )
         )
         return receipt.bytes_written

@@ -236,7 +236,7 @@ class Reading:
                 reused=(),
                 blocks=snapshot.drafts(),
                 session={},
-                token_count=snapshot.token_count,
+                block_tokens=snapshot.token_count,
             )
         )
 

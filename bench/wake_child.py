@@ -185,10 +185,10 @@ class Sleep:
                 reused=snapshot.reused,
                 blocks=snapshot.drafts(),
                 session={},
-                token_count=snapshot.token_count,
+                block_tokens=snapshot.token_count,
             )
         )
-        self.durable, self._parent, self._unchanged = receipt.entries, receipt.bundle_id, receipt.token_count
+        self.durable, self._parent, self._unchanged = receipt.entries, receipt.bundle_id, receipt.block_tokens
         self.written_bytes = receipt.bytes_written
 
     def mlx_lm(self) -> None:

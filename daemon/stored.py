@@ -12,10 +12,11 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ..errors import TorporError
+from ..memvid.answers import VersionInfo
 from ..memvid.folder.versions import lineage_of
 from ..memvid.format.manifest import ELSEWHERE, Manifest
 from ..memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES, MAX_TOKENS, MAX_VERSION
-from ..memvid.store import IndexRow, Store
+from ..memvid.store import Store
 from .api.sampling import Sampling
 from .api.session import Origin, Provenance, Recomputed, SessionDetail, SessionInfo
 
@@ -38,12 +39,12 @@ SAMPLING: Final = "sampling"
 """The key of how the session draws its tokens."""
 
 
-def stored_bytes_of(versions: Sequence[IndexRow]) -> int:
+def stored_bytes_of(versions: Sequence[VersionInfo]) -> int:
     """The bytes of all versions of a session: each row tells of the new part of its version alone."""
     return sum(row.bundle_bytes for row in versions)
 
 
-def info_of_stored(row: IndexRow, stored_bytes: int, sampling: Sampling | None = None) -> SessionInfo:
+def info_of_stored(row: VersionInfo, stored_bytes: int, sampling: Sampling | None = None) -> SessionInfo:
     """A session on disk, by the row of a version, the last one as a rule. stored_bytes: of all versions. sampling: from
     its manifest, if that was read."""
     return SessionInfo(
@@ -52,7 +53,7 @@ def info_of_stored(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
         name=row.uri.name,
         state="asleep",
         model=row.model,
-        token_count=row.ledger_tokens,
+        token_count=row.token_count,
         version=row.version,
         bundle_id=row.bundle_id,
         resident_bytes=0,
@@ -68,7 +69,7 @@ def info_of_stored(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
 
 
 def detail_of_stored(
-    store: Store, row: IndexRow, manifest: Manifest, *, layers: Sequence[str], tail_text: str = ""
+    store: Store, row: VersionInfo, manifest: Manifest, *, layers: Sequence[str], tail_text: str = ""
 ) -> SessionDetail:
     """A session on disk, in full, by a version and its manifest. What no version of this program writes into a session
     map is left out: a wake refuses it."""
@@ -90,7 +91,7 @@ def detail_of_stored(
 # --- provenance in a session map
 
 
-def origin_of(row: IndexRow, tokens: int) -> Origin:
+def origin_of(row: VersionInfo, tokens: int) -> Origin:
     """The origin at a token of a stored version."""
     return Origin(str(row.uri), row.version, row.bundle_id, tokens)
 

@@ -1,6 +1,6 @@
 """What the store answers that goes to the screen and over the wire as it is: findings, reports and marks.
 
-Sessions are named by their URIs as text, versions by their ids as hex. `records.py` of `format` has what stays within.
+Sessions are named by their URIs as text, versions by their ids in hex. `records.py` of `format` has what stays within.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..records import Count, Result
+from .uri import SessionUri
 
 
 class Finding(Result):
@@ -83,31 +84,6 @@ class DeleteReport(Result):
     problems_left_out: Count = 0
 
 
-class VersionInfo(Result):
-    """One sleep of a session, with its marks. stripped: it needs no keys and values."""
-
-    version: int
-    bundle_id: str
-    parent: str | None
-    token_count: Count
-    bundle_bytes: Count
-    logical_bytes: Count
-    created_ns: int
-    tags: tuple[str, ...] = ()
-    pinned: bool = False
-    stripped: bool = False
-
-
-class MarkedVersion(Result):
-    """The marks of one version; `version` is None for one that is gone. A version with a mark is never pruned."""
-
-    session: str
-    version: int | None
-    bundle_id: str
-    tags: tuple[str, ...]
-    pinned: bool
-
-
 class Lossy(Result):
     """The loss of a session: the keys and values of its first `tokens` tokens were once kept in `bits` bits, and all
     later tokens were computed from those."""
@@ -118,6 +94,60 @@ class Lossy(Result):
     def within(self, token_count: int) -> Lossy | None:
         """The loss of a session that is cut back to its first tokens."""
         return Lossy(self.bits, min(self.tokens, token_count)) if token_count else None
+
+
+class VersionInfo(Result):
+    """One version of a session, as the index tells of it. `session` is a URI; parent: the version before it, by its
+    bundle id; identity: the digest of it, in hex.
+
+    token_count: its whole ledger, of which the last `unread_tokens` have no state. bundle_bytes: what it wrote, or of a
+    stripped one what is left of that; logical_bytes: its raw state. lossy: None for an exact one. unnamed: nobody had
+    chosen the session's name when it was written; its newest version tells. used_ns: when it was woken or imported
+    last, as far as the index was not lost since; 0 for never.
+    """
+
+    session: str
+    version: int
+    bundle_id: str
+    parent: str | None
+    identity: str
+    token_count: Count
+    unread_tokens: Count
+    bundle_bytes: Count
+    logical_bytes: Count
+    created_ns: int
+    model: str
+    labels: tuple[str, ...]
+    lossy: Lossy | None
+    unnamed: bool
+    used_ns: int
+
+    @property
+    def uri(self) -> SessionUri:
+        return SessionUri.parse(self.session)
+
+    @property
+    def block_tokens(self) -> int:
+        """The tokens in its blocks: those with state."""
+        return self.token_count - self.unread_tokens
+
+
+class ShownVersion(VersionInfo):
+    """A version with its marks. stripped: it needs no keys and values."""
+
+    tags: tuple[str, ...]
+    pinned: bool
+    stripped: bool
+
+
+class MarkedVersion(Result):
+    """The marks of one version; `version` is None for one that is gone. A version with a mark is never pruned."""
+
+    session: str
+    version: int | None
+    bundle_id: str
+    tags: tuple[str, ...]
+    pinned: bool
 
 
 class PartDiffers(Result):

@@ -32,7 +32,7 @@ from .disk.paths import undoing, whole_path
 from .folder.folder import StoreFolder
 from .folder.journal import Journal
 from .folder.store_file import load_store_uuid, open_existing_root, open_or_make_root
-from .format.records import IndexRow, OpenReport, Progress, Receipt, VersionKey
+from .format.records import OpenReport, Progress, Receipt, VersionKey
 from .recovery.opening import bring_in_line, claim, load_index
 from .recovery.replaying import keep_turns_behind, replay
 from .uri import SessionUri
@@ -184,4 +184,4 @@ def _import_upkeep() -> None:
     from .recovery import carrying_over, repair  # noqa: F401
 
 
-__all__ = ["DeleteReport", "IndexRow", "OpenReport", "Progress", "Receipt", "Store", "VersionDraft"]
+__all__ = ["DeleteReport", "OpenReport", "Progress", "Receipt", "Store", "VersionDraft"]

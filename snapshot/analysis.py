@@ -47,7 +47,7 @@ def drift_from(version: StoredVersion, parent: StoredVersion) -> dict[str, Any]:
             "session": str(manifest.uri),
             "version": manifest.version,
             "bundle_id": parent.reader.bundle_id,
-            "token_count": manifest.token_count,
+            "token_count": manifest.block_tokens,
         },
         "common_tokens": common,
         "blocks": {"common": len(shared), "same": same, "same_share": rounded(same / len(shared)) if shared else None},
@@ -174,7 +174,7 @@ def analyze(
         "slept_ns": manifest.created_ns,
         "model": manifest.model,
         "identity": dict(manifest.identity.parts),
-        "token_count": manifest.token_count,
+        "token_count": manifest.block_tokens,
         "layers": layers,
         "drift": drift,
     }

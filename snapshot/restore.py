@@ -241,7 +241,7 @@ def _planned(
         ),
         has_canary=has_canary,
         end=at_end,
-        ends_within=held < target < reader.manifest.token_count and layout.by_token,
+        ends_within=held < target < reader.manifest.block_tokens and layout.by_token,
     )
 
 
@@ -252,7 +252,7 @@ def _held(reader: BundleReader, spans: Sequence[BlockEntry], target: int) -> int
 
 
 def _target(reader: BundleReader, at: int | None) -> int:
-    held, unread = reader.manifest.token_count, reader.manifest.unread_tokens
+    held, unread = reader.manifest.block_tokens, reader.manifest.unread_tokens
     if not held and not unread:
         raise MalformedSnapshot("The bundle holds no tokens.", bundle_id=reader.bundle_id)
     if at is None:
@@ -342,7 +342,7 @@ class Filling:
         # before it went on elsewhere, and is so again, may come from another.
         manifest = reader.manifest
         device = circumstances_in(manifest.session.get("backend")).get("device", "cpu")
-        is_told = state.start == manifest.token_count and state.start > tokens_from_elsewhere(manifest.session)
+        is_told = state.start == manifest.block_tokens and state.start > tokens_from_elsewhere(manifest.session)
         if not self.plan.has_canary:
             # the last token is run again alone: the same bits only if it was read alone
             is_exact = is_told and self.plan.passes.cut(state.start).ends_alone

@@ -117,7 +117,7 @@ class StoredVersion:
         self._on_bytes = on_bytes
         self.spans = [entry for entry in reader.entries if entry.kind == "span"]
         states = [entry for entry in reader.entries if entry.kind == "state"]
-        self.token_count = reader.manifest.token_count
+        self.token_count = reader.manifest.block_tokens
         # A version that ends in a ledger has its last record at an earlier position: that one is left out.
         self.state = states[-1] if states and states[-1].start == self.token_count else None
         # as without a loss: blocks differ in it

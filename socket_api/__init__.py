@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from ..daemon.api.session import SessionDetail, SessionInfo
     from ..daemon.api.store import ClearResult, StatsResult
     from ..daemon.api.waking import SleepResult, WakeResult, WarmResult
-    from ..memvid.answers import Action, DeleteReport, Finding, MaintenanceReport, MarkedVersion, VersionInfo
+    from ..memvid.answers import (
+        Action,
+        DeleteReport,
+        Finding,
+        MaintenanceReport,
+        MarkedVersion,
+        ShownVersion,
+        VersionInfo,
+    )
     from .client.aclient import AsyncClient, AsyncSubscription, AsyncTextStream
     from .client.client import Client, Subscription, TextStream
     from .errors import (
@@ -60,6 +68,7 @@ __all__ = [
     "SessionDetail",
     "SessionEvent",
     "SessionInfo",
+    "ShownVersion",
     "ShutdownResult",
     "SleepResult",
     "StatsResult",

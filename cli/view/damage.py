@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import TorporError
+from ...memvid.answers import VersionInfo
 from ...memvid.checking.wholeness import AGAIN
 from ...memvid.errors import BundleMissing
 from ...memvid.folder.folder import manifest_name
-from ...memvid.format.records import DamagedVersion, IndexRow, VerifyReport
+from ...memvid.format.records import DamagedVersion, VerifyReport
 from ...memvid.store import Store
 from ...memvid.units import format_count
 from ...memvid.uri import VERSION_MARK, SessionUri
@@ -113,7 +114,7 @@ def naming_the_intact_in(store_path: Path, session: str) -> Iterator[None]:
         raise
 
 
-def _has_newest_tokens(store: Store, newest: IndexRow, damaged: Mapping[str, DamagedVersion]) -> bool:
+def _has_newest_tokens(store: Store, newest: VersionInfo, damaged: Mapping[str, DamagedVersion]) -> bool:
     """Whether the newest version is damaged in its keys and values alone. A stripped one counts as whole then."""
     if newest.bundle_id not in damaged and newest.bundle_id not in store.marks_to_show(newest.uri).stripped:
         return False
@@ -133,9 +134,9 @@ def _damage_of(
         damage, manifest = damaged.get(row.bundle_id), "sound"
         if damage is not None and not damage.blocks:
             manifest = "missing" if _manifest_path(store, damage) in missing else "damaged"
-        whole_up_to = row.token_count if damage is None else damage.whole_up_to
+        whole_up_to = row.block_tokens if damage is None else damage.whole_up_to
         is_whole, bundle_id = damage is None, row.bundle_id
-        states.append(VersionState(row.version, row.token_count, is_whole, whole_up_to, manifest, bundle_id))
+        states.append(VersionState(row.version, row.block_tokens, is_whole, whole_up_to, manifest, bundle_id))
     mending = f"{_COMPUTING} " if rows and _has_newest_tokens(store, rows[-1], damaged) else ""
     goes_on = f"{mending}{_how_it_goes_on(uri, rows, damaged)}"
     return SessionDamage(str(uri), tuple(states), _to_put_back(store, damaged), goes_on)
@@ -163,7 +164,7 @@ def _manifest_path(store: Store, version: DamagedVersion) -> str:
 
 
 def _how_it_goes_on(
-    uri: SessionUri, rows: Sequence[IndexRow], damaged: Mapping[str, DamagedVersion], *, told: str = ""
+    uri: SessionUri, rows: Sequence[VersionInfo], damaged: Mapping[str, DamagedVersion], *, told: str = ""
 ) -> str:
     """What can be woken although some versions are not whole. told: an error that may say a part of it already."""
     times = Counter(row.version for row in rows)
@@ -189,7 +190,7 @@ def _how_it_goes_on(
     return " ".join([*ways, "What sleeps then is the newest."])
 
 
-def _named(version: IndexRow | DamagedVersion, times: Mapping[int, int]) -> str:
+def _named(version: VersionInfo | DamagedVersion, times: Mapping[int, int]) -> str:
     """A version behind an `@`: by its number, or by its id where several have the number."""
     return str(version.version) if times[version.version] == 1 else format_id(version.bundle_id)
 
@@ -199,5 +200,5 @@ def _usable(damage: DamagedVersion) -> tuple[int, bool, int]:
     return damage.whole_up_to, not damage.is_stripped, damage.version
 
 
-def _whole(rows: Sequence[IndexRow], damaged: Mapping[str, DamagedVersion]) -> list[IndexRow]:
+def _whole(rows: Sequence[VersionInfo], damaged: Mapping[str, DamagedVersion]) -> list[VersionInfo]:
     return [row for row in rows if row.bundle_id not in damaged]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import Literal
 
-from ...memvid.answers import Lossy, PartDiffers, VersionInfo
+from ...memvid.answers import Lossy, PartDiffers, ShownVersion
 from ...records import Count, Result
 from .sampling import Sampling
 
@@ -115,7 +115,7 @@ class SessionDetail(Result):
     that may differ."""
 
     info: SessionInfo
-    versions: tuple[VersionInfo, ...]
+    versions: tuple[ShownVersion, ...]
     tail_text: str
     layers: tuple[str, ...]
     lineage: tuple[str, ...]

@@ -38,7 +38,7 @@ from ..residency.putting_away import require_read
 from ..residency.residency import Residency
 from ..sessions.chats import Chat
 from ..sessions.encoding import Encoder, Place
-from ..sessions.sessions import Durable, Session
+from ..sessions.sessions import Session
 from ..sessions.transcripts import NewTurn, TextMap, Turn, message_of, spoken, without_thinking
 from ..stored import origin_of
 from ..tasks.cancellation import to_the_end
@@ -248,7 +248,7 @@ class Folds:
                 labels=live.labels if order.labels is None else tuple(order.labels),
                 chat=Chat(live.chat.system, live.chat.root, None if live.chat.opened_at is None else 0),
                 durability=live.durability,
-                durable=Durable(row.version, row.bundle_id, None, 0, ()),
+                durable=Receipt(row.uri, row.version, row.bundle_id, None, 0, 0, ()),
                 provenance=Provenance(folded_from=origin),
             )
             full = _Source(source, live.model.identity, row.model, origin, begin)

@@ -287,7 +287,7 @@ class Heads:
     def _read(self, uri: SessionUri) -> tuple[str, TextMap, int, Interrupted | None]:
         with self._store.open_session(uri) as reader:
             kept: Mapping[str, Any] = reader.manifest.session
-            unread, tokens = unread_in(kept, uri), reader.manifest.token_count
+            unread, tokens = unread_in(kept, uri), reader.manifest.block_tokens
             try:
                 text_map = text_map_in(kept, uri)
                 end = tokens if unread is None else unread.start + len(unread.tokens)

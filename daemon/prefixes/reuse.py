@@ -144,7 +144,7 @@ class PrefixReuse:
         tried: list[SessionUri] = []
         ledgers = []
         for uri in match.sources if match else ():
-            if awake_of(uri) is None and (row := self._store.find_session(uri)) is not None and not row.token_count:
+            if awake_of(uri) is None and (row := self._store.find_session(uri)) is not None and not row.block_tokens:
                 ledgers.append(uri)
                 continue
             tried.append(uri)
@@ -348,7 +348,7 @@ class PrefixReuse:
             tokens = await self._versions.threads.on_io(partial(self._ledger_of, uri, row.version))
             now = self._store.find_session(uri)
             if uri not in self._tree and now is not None and now.bundle_id == row.bundle_id:
-                self._tree.put(uri, row.identity_digest, token_array(tokens))
+                self._tree.put(uri, bytes.fromhex(row.identity), token_array(tokens))
 
     def _ledger_of(self, uri: SessionUri, version: int) -> bytes:
         with self._store.open_session(uri, version) as reader:

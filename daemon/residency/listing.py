@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from ...memvid.answers import Finding, VersionInfo
+from ...memvid.answers import Finding, ShownVersion, VersionInfo
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.manifest import LOSSY
-from ...memvid.store import IndexRow, Receipt, Store
+from ...memvid.store import Receipt, Store
 from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
 from ...snapshot.canary import Verdict
@@ -32,7 +32,6 @@ from ..sessions.sessions import Session
 from ..sessions.unprocessed_tail import unread_in
 from ..stored import SAMPLING, detail_of_stored, info_of_stored, provenance_in, stored_bytes_of
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
-from ..versions.waking import durable_of
 
 Stored = TypeVar("Stored")
 
@@ -75,7 +74,7 @@ def _problem_of(place: Place) -> str | None:
     return waits if place.stays_for is None else f"{waits}; {place.stays_for}"
 
 
-def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: int = 0) -> SessionInfo:
+def info_of_awake(live: Session, newest: VersionInfo | None = None, stored_bytes: int = 0) -> SessionInfo:
     """A session in memory. newest: its last durable version; stored_bytes: of all versions."""
     return SessionInfo(
         session=str(live.uri),
@@ -99,7 +98,7 @@ def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: i
     )
 
 
-def detail_of_awake(live: Session, rows: Sequence[IndexRow], versions: tuple[VersionInfo, ...]) -> SessionDetail:
+def detail_of_awake(live: Session, rows: Sequence[VersionInfo], versions: tuple[ShownVersion, ...]) -> SessionDetail:
     """A session in memory, in full. rows, versions: of it, oldest first; of a look, its own is an earlier one."""
     own = next((row for row in rows if live.durable and row.version == live.durable.version), None)
     return SessionDetail(
@@ -114,7 +113,7 @@ def detail_of_awake(live: Session, rows: Sequence[IndexRow], versions: tuple[Ver
     )
 
 
-def detail_of_asleep(store: Store, row: IndexRow, models: Collection[LoadedModel]) -> SessionDetail:
+def detail_of_asleep(store: Store, row: VersionInfo, models: Collection[LoadedModel]) -> SessionDetail:
     """A session on disk, in full, by its newest version.
 
     models: the resident ones. The text is given only if the session's own model is among them, under any name: another
@@ -125,7 +124,7 @@ def detail_of_asleep(store: Store, row: IndexRow, models: Collection[LoadedModel
         MalformedSnapshot: it is sound, but not of this program's form.
         InvalidSampling: its sampling parameters are out of range.
     """
-    model = next((model for model in models if model.identity.digest == row.identity_digest), None)
+    model = next((model for model in models if model.identity.digest.hex() == row.identity), None)
     with store.open_session(row.uri, row.version) as reader:
         kept, unread = reader.manifest.session, unread_in(reader.manifest.session, row.uri)
         if not (reader.entries or unread) or not isinstance(kept.get(SAMPLING), dict):
@@ -140,23 +139,23 @@ def detail_of_asleep(store: Store, row: IndexRow, models: Collection[LoadedModel
         return detail_of_stored(store, row, reader.manifest, layers=_layers(row.uri, reader), tail_text=tail)
 
 
-def receipt_of_asleep(store: Store, row: IndexRow) -> Receipt:
+def receipt_of_asleep(store: Store, row: VersionInfo) -> Receipt:
     """The receipt of a sleep that has nothing to write, for the session sleeps at this version; reads the disk. Raises
     StoreError: the bundle is missing, damaged, or not what the index says."""
     with store.open_session(row.uri, row.version) as reader:
-        return durable_of(reader).receipt(row.uri)
+        return reader.receipt()
 
 
-def look_of(live: Session, newest: IndexRow | None) -> Look | None:
+def look_of(live: Session, newest: VersionInfo | None) -> Look | None:
     """The look of a session, or None if it is at the end of its newest version."""
     if not live.is_mere_look or live.durable is None or newest is None:
         return None
-    return Look(live.durable.version, len(live.state.tokens), newest.version, newest.ledger_tokens)
+    return Look(live.durable.version, len(live.state.tokens), newest.version, newest.token_count)
 
 
 def wake_result(
     live: Session,
-    newest: IndexRow | None,
+    newest: VersionInfo | None,
     *,
     seconds: float,
     bytes_read: int = 0,
@@ -188,7 +187,7 @@ def wake_result(
     )
 
 
-def _require_told(row: IndexRow, what: str, read: Callable[[Stored], object], stored: Stored) -> None:
+def _require_told(row: VersionInfo, what: str, read: Callable[[Stored], object], stored: Stored) -> None:
     try:
         read(stored)
     except ValueError as error:

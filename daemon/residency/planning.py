@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...memvid.format.records import IndexRow
+from ...memvid.answers import VersionInfo
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
@@ -70,9 +70,9 @@ class Planning:
     ) -> WakePlanResult:
         """unread: tokens behind all blocks; the wake computes them in any case."""
         manifest = reader.manifest
-        target = manifest.token_count if prospect is None else prospect.plan.target_tokens
-        at_token = None if target == manifest.token_count else target
-        needed = model.layout.tokens_to_wake(manifest.token_count + unread, at_token)
+        target = manifest.block_tokens if prospect is None else prospect.plan.target_tokens
+        at_token = None if target == manifest.block_tokens else target
+        needed = model.layout.tokens_to_wake(manifest.block_tokens + unread, at_token)
         told = WakePlanResult(
             session=str(manifest.uri),
             version=manifest.version,
@@ -109,7 +109,7 @@ class Planning:
         )
 
 
-def require_as_ordered(live: Session, order: WakeOrder, stored: IndexRow | None) -> None:
+def require_as_ordered(live: Session, order: WakeOrder, stored: VersionInfo | None) -> None:
     """Refuse an order for another version or position than that of the awake session, for a position that it does not
     have, and, if strict, for a session that something else computed.
 
@@ -121,7 +121,7 @@ def require_as_ordered(live: Session, order: WakeOrder, stored: IndexRow | None)
     version, held = live.durable.version if live.durable else None, len(live.state.tokens)
     what, slept = f"{live.uri}, which is awake,", held
     if stored is not None and (order.version is not None or not live.dirty):
-        what, slept = f"Version {stored.version} of {live.uri}", stored.ledger_tokens
+        what, slept = f"Version {stored.version} of {live.uri}", stored.token_count
     if order.at_token is not None and order.at_token > slept:
         raise no_such_position(what, slept, order.at_token, is_awake=True)
     changed = live.dirty or (live.is_cut_short and order.at_token is None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...memvid.store import IndexRow, Receipt, Store
+from ...memvid.answers import VersionInfo
+from ...memvid.store import Receipt, Store
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent, ignore
 from ..engine.buffers import Buffers
@@ -44,7 +45,7 @@ class PuttingAway:
         awake."""
         if live.durable is not None and await self._is_durable(live, as_ledger=as_ledger):
             with tell_sleep(self._bus, live, cause) as tell_end:
-                tell_end(receipt := live.durable.receipt(live.uri))
+                tell_end(receipt := live.durable.repeated())
         else:
             receipt = await self.keep(live, emit, cause)
         if not stays:
@@ -73,9 +74,9 @@ class PuttingAway:
             self._standing.row_of_awake(live)
             await self._versions.require_kept(live)
             self._awake.drop(live.uri)
-            tell_end(live.durable.receipt(live.uri))
+            tell_end(live.durable.repeated())
 
-    async def keep_changed(self, live: Session, emit: OnEvent, cause: SleepCause) -> IndexRow:
+    async def keep_changed(self, live: Session, emit: OnEvent, cause: SleepCause) -> VersionInfo:
         """As `keep`, unless its newest version is up to date. Gives the version. Raises as `keep` and
         `Standing.row_of_awake`."""
         if not await self._is_durable(live):

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
+from ...memvid.answers import VersionInfo
 from ...memvid.errors import StoreError
-from ...memvid.store import IndexRow, Store
+from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ...snapshot.memory import require_available
 from ..api.events import OnEvent
@@ -157,7 +158,7 @@ class Residency:
 
     @asynccontextmanager
     async def room_to_wake(
-        self, use: Use, row: IndexRow, at_token: int | None = None, *, times: int = 1
+        self, use: Use, row: VersionInfo, at_token: int | None = None, *, times: int = 1
     ) -> AsyncIterator[LoadedModel]:
         """Hold the model of a version, with memory to wake it beside all awake sessions, `times` over. at_token: how
         many of its tokens; None: all.
@@ -270,7 +271,7 @@ class Residency:
         return use.woken
 
 
-def _bytes_to_wake(place: Place, row: IndexRow, at_token: int | None) -> int:
+def _bytes_to_wake(place: Place, row: VersionInfo, at_token: int | None) -> int:
     assert place.model is not None
     layout = place.model.layout
-    return layout.most_bytes(layout.tokens_to_wake(row.ledger_tokens, at_token), PREFILL_CHUNK_TOKENS)
+    return layout.most_bytes(layout.tokens_to_wake(row.token_count, at_token), PREFILL_CHUNK_TOKENS)

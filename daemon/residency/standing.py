@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ...memvid.answers import VersionInfo
 from ...memvid.errors import SessionNotFound
-from ...memvid.store import IndexRow, Store
+from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..errors import SessionExists
 from ..sessions.sessions import Session
@@ -15,19 +16,19 @@ class Standing:
         self._store = store
         self._awake = awake
 
-    def row_of(self, uri: SessionUri, version: int | None) -> IndexRow:
+    def row_of(self, uri: SessionUri, version: int | None) -> VersionInfo:
         """The row of a version; of the newest if the index does not have it (the wake then refuses it)."""
         newest = self.require_row(uri)
         if version in (None, newest.version):
             return newest
         return next((row for row in self._store.versions(uri) if row.version == version), newest)
 
-    def find_row(self, uri: SessionUri, version: int | None) -> IndexRow | None:
+    def find_row(self, uri: SessionUri, version: int | None) -> VersionInfo | None:
         """The row of a version, by default of the newest; None for a session that has no version. Raises
         SessionNotFound: it has others, and not that one."""
         return None if self._store.find_session(uri) is None else self._store.require_session(uri, version)
 
-    def row_of_awake(self, live: Session) -> IndexRow:
+    def row_of_awake(self, live: Session) -> VersionInfo:
         """The version that an awake session is durable as; for a look this is not the newest. Raises SessionNotFound:
         it is a look, and that version is not stored any more."""
         durable, rows = live.durable, self._store.versions(live.uri)
@@ -49,7 +50,7 @@ class Standing:
         newest = self._store.find_session(uri)
         if newest is None or at_token is None or version not in (None, newest.version):
             return False
-        return newest.token_count < at_token <= newest.ledger_tokens
+        return newest.block_tokens < at_token <= newest.token_count
 
     def is_free(self, uri: SessionUri) -> bool:
         """Whether a new session may have a name: no session has it, awake, asleep or in the journal."""
@@ -60,7 +61,7 @@ class Standing:
         if not self.is_free(uri):
             raise session_exists(uri)
 
-    def require_row(self, uri: SessionUri, version: int | str | None = None) -> IndexRow:
+    def require_row(self, uri: SessionUri, version: int | str | None = None) -> VersionInfo:
         """The row of a session's version, the newest if none is named. Raises SessionNotFound: there is none, or it was
         deleted while this request waited for its turn. JournalWaits: it could not be made of the journal's turns."""
         return self._store.require_session(uri, version)

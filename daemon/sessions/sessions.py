@@ -27,7 +27,7 @@ from ..api.session import OwnDurability, Provenance
 from ..engine.admission import Request, current
 from ..errors import SessionBusy
 from ..models.models import LoadedModel
-from ..stored import map_of_provenance, provenance_in
+from ..stored import BACKEND, map_of_provenance, provenance_in
 from .chats import Chat, of_type
 from .interrupted import INTERRUPTED, Interrupted
 from .rereading import LastRead
@@ -43,54 +43,6 @@ TREE = "tree"
 BRANCH = "branch"
 # And for the choice of a session to throw away.
 DURABILITY = "durability"
-
-
-@dataclass(frozen=True, slots=True)
-class Durable:
-    """The last snapshot of a session: made by a sleep, or read by a wake.
-
-    entries: its chain of blocks, for the next sleep to refer to. unread_tokens: tokens of its ledger behind them.
-    backend: of what computed them.
-    """
-
-    version: int
-    bundle_id: str
-    parent: str | None
-    token_count: int
-    entries: tuple[BlockEntry, ...]
-    unread_tokens: int = 0
-    backend: object = None
-
-    @property
-    def ledger_tokens(self) -> int:
-        """All tokens of its ledger, as a wake gives them back."""
-        return self.token_count + self.unread_tokens
-
-    @property
-    def logical_bytes(self) -> int:
-        """The raw bytes of the whole state."""
-        return sum(entry.raw_bytes for entry in self.entries)
-
-    def receipt(self, uri: SessionUri) -> Receipt:
-        """The receipt of a sleep that has nothing to write, and reuses all blocks (threat 46: a second request is
-        safe)."""
-        return Receipt(
-            uri, self.version, self.bundle_id, self.parent, self.token_count, 0, 0, len(self.entries), self.entries,
-            self.unread_tokens,
-        )  # fmt: skip
-
-    @classmethod
-    def of(cls, receipt: Receipt, backend: object) -> Durable:
-        """The snapshot of a sleep."""
-        return cls(
-            receipt.version,
-            receipt.bundle_id,
-            receipt.parent,
-            receipt.token_count,
-            receipt.entries,
-            receipt.unread_tokens,
-            backend,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +64,7 @@ class Stay:
 class Session:
     """A session with its state in memory.
 
+    durable: its last version: made by a sleep, or read by a wake. durable_by: the backend that computed its blocks.
     unchanged_tokens: leading tokens whose KV still equals that of the durable snapshot.
     chat: what its tokens say as a chat.
     durability: as of `create`.
@@ -140,7 +93,8 @@ class Session:
     durability: OwnDurability | None = None
     unnamed: bool = False
     created_ns: int = field(default_factory=now_ns)
-    durable: Durable | None = None
+    durable: Receipt | None = None
+    durable_by: object = None
     unchanged_tokens: int = 0
     dirty: bool = True
     acknowledged: Mapping[str, Any] | None = None
@@ -174,13 +128,13 @@ class Session:
     @property
     def is_cut_short(self) -> bool:
         """Whether it holds fewer tokens than the snapshot that it was woken from."""
-        return self.durable is not None and len(self.state.tokens) < self.durable.ledger_tokens
+        return self.durable is not None and len(self.state.tokens) < self.durable.token_count
 
     def holds_all_of(self, version: str) -> bool:
         """Whether all of a stored version is in memory as it was written. version: its bundle id."""
         if self.durable is None or self.durable.bundle_id != version or self.is_cut_short:
             return False
-        return not self.dirty or self.unchanged_tokens >= self.durable.token_count
+        return not self.dirty or self.unchanged_tokens >= self.durable.block_tokens
 
     @property
     def is_mere_look(self) -> bool:
@@ -235,8 +189,8 @@ class Session:
     def became(self, receipt: Receipt, reused: Iterable[BlockEntry], backend: object) -> None:
         """Note a version that has the session up to the last token of its blocks. reused: the blocks that were neither
         read nor written for it. backend: of what computed them."""
-        self.durable = Durable.of(receipt, backend)
-        self.unchanged_tokens = receipt.token_count
+        self.durable, self.durable_by = receipt, backend
+        self.unchanged_tokens = receipt.block_tokens
         self.rewound = False
         self.last_read.keep(receipt.entries, {block.id for block in reused})
 
@@ -262,7 +216,7 @@ class Session:
         uri: SessionUri,
         model: LoadedModel,
         state: LiveState,
-        durable: Durable,
+        durable: Receipt,
         entries: Mapping[str, Any],
         restored_tokens: int,
     ) -> Session:
@@ -288,7 +242,8 @@ class Session:
                 unnamed=entries.get(UNNAMED) is True,
                 created_ns=_time_ns(entries, "created_ns"),
                 durable=durable,
-                unchanged_tokens=durable.token_count,
+                durable_by=entries.get(BACKEND),
+                unchanged_tokens=durable.block_tokens,
                 dirty=False,
                 acknowledged=entries if unread else None,
                 loss=lossy_in(entries.get(LOSSY)),

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Final
 
+from ...memvid.answers import VersionInfo
 from ...memvid.errors import BundleMissing
-from ...memvid.format.records import IndexRow
 from ...memvid.store import Store
 from ...memvid.writing.reader import BundleReader
 from ...snapshot.analysis import DEFAULT_KIND, analyze, encode
@@ -33,7 +33,7 @@ class Analyst:
 
     async def analyze(
         self, version: str, *, kind: str | None, labels: Sequence[str] | None, emit: OnEvent
-    ) -> tuple[IndexRow, str]:
+    ) -> tuple[VersionInfo, str]:
         """A version, and its artifact as JSON. To cancel the task stops the work at its next step.
 
         Raises:
@@ -49,7 +49,7 @@ class Analyst:
             self._require_wanted(left)
             loop.call_soon_threadsafe(emit, ProgressEvent("analyze", done, total))
 
-        def work() -> tuple[IndexRow, str]:
+        def work() -> tuple[VersionInfo, str]:
             self._require_wanted(left)
             return self._analyze(version, kind or DEFAULT_KIND, labels, report)
 
@@ -65,7 +65,7 @@ class Analyst:
 
     def _analyze(
         self, version: str, kind: str, labels: Sequence[str] | None, report: Callable[[int, int], None]
-    ) -> tuple[IndexRow, str]:
+    ) -> tuple[VersionInfo, str]:
         row = self._store.resolve_version(version)
         with ExitStack() as stack:
             reader = stack.enter_context(self._store.open_session(row.uri, row.bundle_id))

@@ -30,13 +30,13 @@ from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
 from ...errors import TorporError
-from ...memvid.answers import Action, MaintenanceReport
+from ...memvid.answers import Action, MaintenanceReport, VersionInfo
 from ...memvid.checking.check import exhausted
 from ...memvid.errors import CorruptBlock, Corruption, SessionNotFound, StoreError
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.manifest import LOSSY
 from ...memvid.format.records import DamagedVersion, VerifyReport
-from ...memvid.store import IndexRow, Receipt, Store, VersionDraft
+from ...memvid.store import Receipt, Store, VersionDraft
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
@@ -56,13 +56,12 @@ from ..events.events import HealFailed, SessionHealed, StoreRepaired
 from ..memory.model_registry import Shelf
 from ..models.models import LoadedModel
 from ..residency.residency import Residency
-from ..sessions.sessions import Durable, Session, tree_in
+from ..sessions.sessions import Session, tree_in
 from ..sessions.unprocessed_tail import unread_in
 from ..tasks.cancellation import to_the_end
 from ..tasks.door import Door
 from ..versions.orders import WakeOrder
 from ..versions.version import with_fewer_blocks
-from ..versions.waking import durable_of
 from ..versions.writing import Terms, Versions
 from .loop import NOW, Job, Upkeep
 
@@ -275,7 +274,7 @@ class Healing(Job[SessionUri]):
             SessionHealed(
                 uri,
                 version=receipt.version,
-                tokens=receipt.ledger_tokens,
+                tokens=receipt.token_count,
                 recomputed_tokens=told.tokens,
                 same_logits=told.same_logits,
                 bytes_written=receipt.bytes_written,
@@ -310,12 +309,12 @@ class Healing(Job[SessionUri]):
                     return tree_in(reader.manifest.session)
         return {}
 
-    async def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
+    async def _lead_on(self, uri: SessionUri, row: VersionInfo, receipt: Receipt, recomputed_from: int) -> None:
         """Move a session that was woken at an earlier token of the damaged version onto the new one, and its turns in
         the journal with it."""
         live = self._residency.awake.get(uri)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
-            live.durable = Durable.of(receipt, dict(live.model.backend))
+            live.durable, live.durable_by = receipt, dict(live.model.backend)
             live.unchanged_tokens = min(live.unchanged_tokens, recomputed_from)
             await self._residency.journal.acknowledge(live)
 
@@ -332,13 +331,13 @@ class Healing(Job[SessionUri]):
             with self._store.open_session(uri, version) as reader:
                 broken = self._broken(reader, damaged)
                 end = min(
-                    (entry.start for entry in broken if entry.kind == "span"), default=reader.manifest.token_count
+                    (entry.start for entry in broken if entry.kind == "span"), default=reader.manifest.block_tokens
                 )
                 return tuple(entry for entry in reader.entries if entry.end <= end and entry not in broken)
         except (Corruption, SessionNotFound):
             return None
 
-    def _look(self, row: IndexRow, damaged: DamagedVersion) -> _Found | None:
+    def _look(self, row: VersionInfo, damaged: DamagedVersion) -> _Found | None:
         with self._store.open_session(row.uri, row.version) as reader:
             tokens = token_array(reader.tokens())
             return _look(reader, tokens, self._broken(reader, damaged))
@@ -354,22 +353,22 @@ class Healing(Job[SessionUri]):
                     broken.append(entry)
         return broken
 
-    async def _heal_ledger(self, row: IndexRow, found: _Found) -> Action:
+    async def _heal_ledger(self, row: VersionInfo, found: _Found) -> Action:
         """Move the damaged part into the ledger behind it; the next use computes it."""
         draft = await self._versions.threads.on_io(lambda: self._with_fewer_blocks(row, found))
         receipt = await self._versions.write(draft)
         self._versions.tell_ledger(receipt, CorruptBlock.code)
-        await self._lead_on(row.uri, row, receipt, receipt.token_count)
+        await self._lead_on(row.uri, row, receipt, receipt.block_tokens)
         self.healed += 1
         _LOG.warning("%s was damaged before its ledger, and has more of it in version %d", row.uri, receipt.version)
         return _healing(row.uri, receipt.version, "Its next use computes the damaged part again.")
 
-    def _with_fewer_blocks(self, row: IndexRow, found: _Found) -> VersionDraft:
+    def _with_fewer_blocks(self, row: VersionInfo, found: _Found) -> VersionDraft:
         with self._store.open_session(row.uri, row.version) as reader:
             return with_fewer_blocks(reader, found.first_broken, found.records)
 
     async def _compute(
-        self, row: IndexRow, found: _Found, last: BlockEntry, model: LoadedModel
+        self, row: VersionInfo, found: _Found, last: BlockEntry, model: LoadedModel
     ) -> tuple[Receipt, Recomputed]:
         """Write a new version of a sleeping session, with the damaged part computed again."""
         reader = await self._versions.threads.on_io(lambda: self._store.open_session(row.uri, row.version))
@@ -379,7 +378,7 @@ class Healing(Job[SessionUri]):
             start = found.start(end.passes, by_token=model.layout.by_token)
             state = await self._state_at(start, row, reader, model)
             same = await self._engine.run(self._unless_stopping(read_again(model, state, found.tokens, end)))
-            session = Session.woken(row.uri, model, state, durable_of(reader), reader.manifest.session, start)
+            session = Session.woken(row.uri, model, state, reader.receipt(), reader.manifest.session, start)
             terms = Terms(may_wait=True, covers=False, branch=tree_in(reader.manifest.session))
         finally:
             reader.close()
@@ -389,7 +388,7 @@ class Healing(Job[SessionUri]):
         receipt = await self._versions.sleep(session, ignore, cause="heal", terms=terms)
         return receipt, again
 
-    async def _state_at(self, start: int, row: IndexRow, reader: BundleReader, model: LoadedModel) -> LiveState:
+    async def _state_at(self, start: int, row: VersionInfo, reader: BundleReader, model: LoadedModel) -> LiveState:
         """The session's state after `start` tokens."""
         if start:
             order = WakeOrder(row.version, start, cause="heal")

@@ -40,7 +40,7 @@ from ..engine.engine import Engine, Steps
 from ..events.bus import Bus
 from ..events.events import BlocksWritten
 from ..residency.awake import AwakeSessions
-from ..sessions.sessions import Durable, Session
+from ..sessions.sessions import Session
 from ..tasks.door import Door
 from ..versions.journal import TurnJournal
 from ..versions.version import with_more_blocks
@@ -61,7 +61,7 @@ class _Write:
     nothing half done on the disk."""
 
     live: Session
-    durable: Durable | None
+    durable: Receipt | None
     permit: _Permit = field(default_factory=lambda: _Permit())
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -158,7 +158,7 @@ class WritingBehind(SessionJob):
                     reused=copy.reused,
                     blocks=copy.drafts,
                     session=lambda: asyncio.run_coroutine_threadsafe(said(), loop).result(),
-                    token_count=copy.end,
+                    block_tokens=copy.end,
                     on_progress=lambda *_: writing.permit.require(),
                     before_publishing=writing.permit.use,
                 )
@@ -173,7 +173,7 @@ class WritingBehind(SessionJob):
             BlocksWritten(
                 live.uri,
                 receipt.version,
-                receipt.ledger_tokens,
+                receipt.token_count,
                 receipt.unread_tokens,
                 receipt.bytes_written,
                 seconds,
@@ -260,7 +260,7 @@ def _tokens_of(acknowledged: Mapping[str, Any]) -> int:
 
 
 def _written(live: Session) -> int:
-    return min(live.durable.token_count, live.unchanged_tokens) if live.durable else 0
+    return min(live.durable.block_tokens, live.unchanged_tokens) if live.durable else 0
 
 
 def _full(token_count: int) -> int:

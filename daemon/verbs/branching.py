@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ...memvid.answers import VersionInfo
 from ...memvid.disk.clock import now_ns
 from ...memvid.errors import SessionNotFound
 from ...memvid.format.manifest import require_session_map
-from ...memvid.store import IndexRow, Receipt
+from ...memvid.store import Receipt
 from ...memvid.units import format_bytes
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ...snapshot.forking import share
@@ -52,7 +53,7 @@ async def tree(parts: Parts, request: api.TreeRequest) -> api.BranchInfo:
     return info_of(await (_plant_session(parts, request) if row is None else _plant_version(parts, row, request)))
 
 
-async def _version_to_plant(parts: Parts, session: str) -> IndexRow | None:
+async def _version_to_plant(parts: Parts, session: str) -> VersionInfo | None:
     """The version that is named, or that has the session's whole tree; None for the session as it stands."""
     if VERSION_MARK in session:
         return await parts.store.version_numbered(session)
@@ -65,7 +66,7 @@ async def _version_to_plant(parts: Parts, session: str) -> IndexRow | None:
     return row if TREE in await _session_map(parts, row) else None
 
 
-async def _session_map(parts: Parts, row: IndexRow) -> Mapping[str, Any]:
+async def _session_map(parts: Parts, row: VersionInfo) -> Mapping[str, Any]:
     """The session map of a version."""
 
     def look() -> Mapping[str, Any]:
@@ -82,7 +83,7 @@ async def _plant_session(parts: Parts, request: api.TreeRequest) -> Branch:
             return await planting.enter_async_context(parts.sessions.forest.planting(await _copy_of(parts, live)))
 
 
-async def _plant_version(parts: Parts, row: IndexRow, request: api.TreeRequest) -> Branch:
+async def _plant_version(parts: Parts, row: VersionInfo, request: api.TreeRequest) -> Branch:
     async with AsyncExitStack() as planting:
         async with _woken_apart(parts, row, request) as live:
             root = await planting.enter_async_context(parts.sessions.forest.planting(live))
@@ -94,7 +95,7 @@ async def _plant_version(parts: Parts, row: IndexRow, request: api.TreeRequest) 
 
 
 async def _grow_again(
-    parts: Parts, row: IndexRow, request: api.TreeRequest, root: Branch, stored: Sequence[Planted]
+    parts: Parts, row: VersionInfo, request: api.TreeRequest, root: Branch, stored: Sequence[Planted]
 ) -> None:
     """Give a root the branches of its stored tree."""
     branches = [root]
@@ -127,7 +128,7 @@ async def _dress(parts: Parts, branch: Branch, kept: Mapping[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def _woken_apart(parts: Parts, row: IndexRow, request: api.TreeRequest) -> AsyncIterator[Session]:
+async def _woken_apart(parts: Parts, row: VersionInfo, request: api.TreeRequest) -> AsyncIterator[Session]:
     """A version as a session that nobody finds, with memory for it until it is counted elsewhere."""
     async with parts.sessions.residency.turn(row.uri) as use, parts.sessions.residency.room_to_wake(use, row) as model:
         order = WakeOrder(row.version, cause="fork")

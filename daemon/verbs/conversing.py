@@ -415,7 +415,7 @@ async def _take_back(parts: Parts, name: SessionUri, token_count: int) -> None:
     """Delete a fork that has no more tokens than it was made with: its retry may have found it, and goes on in it."""
     async with parts.sessions.residency.turn(name):
         live, row = parts.sessions.awake.get(name), parts.store.disk.find_session(name)
-        held = len(live.state.tokens) if live is not None else row.ledger_tokens if row is not None else 0
+        held = len(live.state.tokens) if live is not None else row.token_count if row is not None else 0
         if held <= token_count:
             await parts.sessions.delete_session(name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...memvid.store import IndexRow
+from ...memvid.answers import VersionInfo
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from ..events.events import SessionForked
@@ -32,7 +32,7 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
             row = await parts.store.version_numbered(request.session)
         order = await to_the_end(_order_of_fork(parts, use, source, row, request))
         is_whole = await parts.store.on_io(lambda: parts.store.forking.is_whole(order))
-        if order.at_token not in (None, order.row.token_count) or not is_whole:
+        if order.at_token not in (None, order.row.block_tokens) or not is_whole:
             async with parts.sessions.residency.room_to_wake(use, order.row, order.at_token) as model:
                 forked = await to_the_end(parts.store.forking.cut_off(order, model, request.emit))
         else:
@@ -67,7 +67,7 @@ async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
 
 
 async def _order_of_fork(
-    parts: Parts, use: Use, source: SessionUri, row: IndexRow | None, request: ForkRequest
+    parts: Parts, use: Use, source: SessionUri, row: VersionInfo | None, request: ForkRequest
 ) -> ForkOrder:
     """The version to fork; a changed awake session is saved as one first."""
     at_token, labels = request.at_token, None if request.labels is None else tuple(request.labels)

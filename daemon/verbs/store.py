@@ -124,7 +124,7 @@ async def analyze(parts: Parts, request: api.AnalyzeRequest) -> api.AnalysisResu
         session=str(row.uri),
         version=row.version,
         bundle_id=row.bundle_id,
-        token_count=row.token_count,
+        token_count=row.block_tokens,
         awake_tokens=len(live.state.tokens) if live is not None else None,
         artifact=artifact,
         seconds=time.monotonic() - started,

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ...memvid.answers import VersionInfo
 from ...memvid.disk.clock import now_ns
 from ...memvid.format.manifest import UNNAMED
-from ...memvid.store import IndexRow, Receipt, Store, VersionDraft
+from ...memvid.store import Receipt, Store, VersionDraft
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent
 from ..api.session import Origin
@@ -32,7 +33,7 @@ class ForkOrder:
     """The order of a fork. at_token: None for all of the version's tokens. labels: None for those of the version.
     unnamed: as of `fork`."""
 
-    row: IndexRow
+    row: VersionInfo
     uri: SessionUri
     at_token: int | None = None
     labels: tuple[str, ...] | None = None
@@ -41,7 +42,7 @@ class ForkOrder:
     @property
     def tokens(self) -> int:
         """The number of tokens of the fork."""
-        return self.row.ledger_tokens if self.at_token is None else self.at_token
+        return self.row.token_count if self.at_token is None else self.at_token
 
     @property
     def origin(self) -> Origin:

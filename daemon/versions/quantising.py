@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ...memvid.answers import Action, Lossy, MaintenanceReport
+from ...memvid.answers import Action, Lossy, MaintenanceReport, VersionInfo
 from ...memvid.folder.marks import SessionMarks
 from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.format.records import Receipt
-from ...memvid.store import IndexRow, Store
+from ...memvid.store import Store
 from ...memvid.units import format_bytes
 from ...memvid.writing.reader import BundleReader
 from ...snapshot.layout import CANARY_KIND, CacheLayout
@@ -50,7 +50,7 @@ class Plan:
     partial block, and records of state.
     """
 
-    row: IndexRow
+    row: VersionInfo
     left: str | None = None
     start: int = 0
     end: int = 0
@@ -64,7 +64,9 @@ class Plan:
         return self.after + self.again
 
 
-def plan_spans(row: IndexRow, spans: Sequence[Span], packed_bytes: int, states: Sequence[tuple[int, int]] = ()) -> Plan:
+def plan_spans(
+    row: VersionInfo, spans: Sequence[Span], packed_bytes: int, states: Sequence[tuple[int, int]] = ()
+) -> Plan:
     """Plan the full blocks to quantize: from the first one that is not done, as each block names the one before it.
     packed_bytes: raw bytes of a full block afterwards. states: the position and later raw bytes of each record of
     state."""
@@ -97,7 +99,7 @@ class Quantising:
         self._engine = engine
         self._versions = versions
 
-    async def mark_on(self, row: IndexRow) -> Plan | None:
+    async def mark_on(self, row: VersionInfo) -> Plan | None:
         """A plan to leave a marked version as it is; else None. Raises StoreError: the marks cannot be read."""
 
         def look() -> Plan | None:
@@ -106,7 +108,7 @@ class Quantising:
 
         return await self._versions.threads.on_io(look)
 
-    async def plan(self, row: IndexRow, bits: int, model: LoadedModel | None) -> Plan:
+    async def plan(self, row: VersionInfo, bits: int, model: LoadedModel | None) -> Plan:
         """Plan for a session, by its last version; reads block headers if needed. model: maybe without its weights;
         None if it is not served.
 
@@ -116,8 +118,8 @@ class Quantising:
         """
         return await self._versions.threads.on_io(lambda: self._plan(row, bits, model))
 
-    def _plan(self, row: IndexRow, bits: int, model: LoadedModel | None) -> Plan:
-        if model is None or model.identity.digest != row.identity_digest:
+    def _plan(self, row: VersionInfo, bits: int, model: LoadedModel | None) -> Plan:
+        if model is None or model.identity.digest.hex() != row.identity:
             return Plan(row, "its model is not served here")
         if not any(choose(exact, bits) for exact in model.layout.span_slots(BLOCK_TOKENS)):
             return Plan(row, "none of its caches can be kept in few bits")
@@ -140,7 +142,7 @@ class Quantising:
         return await self._versions.sleep(session, ignore, cause="quantize", terms=terms)
 
 
-def _mark_on(row: IndexRow, marks: SessionMarks) -> str | None:
+def _mark_on(row: VersionInfo, marks: SessionMarks) -> str | None:
     """Why a marked version is left, with the command that takes the mark away; None without a mark."""
     name = f"{row.uri.namespace}/{row.uri.name}"
     if row.bundle_id in marks.pins:

@@ -54,10 +54,10 @@ class Base:
         if durable is None:
             return cls.none(session)
         blocks = durable.entries if blocks is None else blocks
-        if session.unchanged_tokens < durable.token_count:
+        if session.unchanged_tokens < durable.block_tokens:
             records = [entry.start for entry in blocks if entry.kind == "state"]
             blocks = plan_reuse(blocks, session.unchanged_tokens, records)
-        return cls(durable.bundle_id, blocks, durable.backend if blocks else dict(session.model.backend))
+        return cls(durable.bundle_id, blocks, session.durable_by if blocks else dict(session.model.backend))
 
     @classmethod
     def none(cls, session: Session) -> Base:
@@ -129,7 +129,7 @@ def ledger_of(session: Session, base: Base) -> VersionDraft:
         reused=base.blocks,
         blocks=(),
         session=map_behind(session, base),
-        token_count=base.held,
+        block_tokens=base.held,
         beyond="reserve",
     )
 
@@ -144,7 +144,7 @@ def copy_of(reader: BundleReader, uri: SessionUri, kept: Mapping[str, Any]) -> V
         reused=reader.entries,
         blocks=(),
         session=kept,
-        token_count=manifest.token_count,
+        block_tokens=manifest.block_tokens,
     )
 
 
@@ -166,7 +166,7 @@ def with_fewer_blocks(reader: BundleReader, sound_tokens: int, records: Sequence
         reused=base.blocks,
         blocks=(),
         session=_with_rest(manifest.session, less),
-        token_count=base.held,
+        block_tokens=base.held,
         beyond="reserve",
         covers=False,
     )

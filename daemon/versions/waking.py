@@ -43,7 +43,7 @@ from ..events.bus import Bus
 from ..events.events import LedgerRead, WakeCause, WakeEnded, WakeVerified
 from ..models import canary
 from ..models.models import LoadedModel
-from ..sessions.sessions import Durable, Session
+from ..sessions.sessions import Session
 from ..sessions.tracing import tell_wake
 from ..sessions.unprocessed_tail import Unread, text_map_in, without_answers, without_unread
 from .orders import WakeOrder
@@ -164,7 +164,7 @@ class Waking:
         kept = kept if order.at_token is None else without_unread(kept)
         prospect = await self._look(reader, order, model)
         plan, restored = prospect.plan, await self._restore(reader, prospect, model, begun, emit)
-        durable = durable_of(reader)
+        durable = reader.receipt()
         wake = partial(Session.woken, uri, model, restored.state, durable, kept, plan.resumed_tokens)
         session = await self._threads.on_io(wake)
         session.last_read.note(plan.spans)
@@ -260,7 +260,7 @@ class Waking:
         manifest = reader.manifest
         require_same(manifest.identity, model.identity, model=model.name)
         state = await self.begin(model, initial_key)
-        session = Session.woken(manifest.uri, model, state, durable_of(reader), kept, 0)
+        session = Session.woken(manifest.uri, model, state, reader.receipt(), kept, 0)
         return Woken(session, 0, canary="not_run", canary_seconds=0.0, because=_because_of(session))
 
 
@@ -324,13 +324,4 @@ def disowned_of(store: Store, uri: SessionUri) -> tuple[bytes, ...]:
 def is_ledger_alone(reader: BundleReader, order: WakeOrder) -> bool:
     """Whether a version has only a ledger, to be read again as a whole."""
     manifest = reader.manifest
-    return not manifest.token_count and UNREAD in manifest.session and order.at_token is None
-
-
-def durable_of(reader: BundleReader) -> Durable:
-    """The snapshot of a reader, as the last one of a session."""
-    manifest = reader.manifest
-    return Durable(
-        manifest.version, reader.bundle_id, manifest.parent, manifest.token_count, reader.entries,
-        manifest.unread_tokens, manifest.session.get("backend"),
-    )  # fmt: skip
+    return not manifest.block_tokens and UNREAD in manifest.session and order.at_token is None

@@ -123,7 +123,7 @@ class Versions:
                 receipt = await self._with_remedies(session, partial(self._write_all, session, emit, terms))
                 tell_end(receipt)
             session.dirty, session.acknowledged = False, None
-            session.state.checkpoints.became_durable(checkpoints_in(receipt.entries, receipt.token_count))
+            session.state.checkpoints.became_durable(checkpoints_in(receipt.entries, receipt.block_tokens))
         return receipt
 
     async def keep_ledger(self, session: Session, why: str) -> None:
@@ -140,7 +140,7 @@ class Versions:
 
     def tell_ledger(self, receipt: Receipt, why: str) -> None:
         """Tell of a version that ends in a ledger. why: the code of the error behind it."""
-        version, tokens, unread = receipt.version, receipt.ledger_tokens, receipt.unread_tokens
+        version, tokens, unread = receipt.version, receipt.token_count, receipt.unread_tokens
         self._bus.publish(LedgerKept(receipt.uri, version, tokens, unread, receipt.bytes_written, why))
 
     async def is_kept(self, session: Session) -> bool:
@@ -243,7 +243,7 @@ class Versions:
                 reused=snapshot.reused,
                 blocks=snapshot.drafts(),
                 session={**map_of(session), **terms.branch},
-                token_count=snapshot.token_count,
+                block_tokens=snapshot.token_count,
                 on_progress=on_progress,
                 beyond=None if terms.last is None else "budgets",
                 doubted=doubted,

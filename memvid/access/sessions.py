@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
-from ..answers import Finding
+from ..answers import Finding, VersionInfo
 from ..checking.promised import require_same_as_row
 from ..disk.clock import now_ns
 from ..disk.paths import Closing, undoing
@@ -13,7 +13,7 @@ from ..errors import BundleMissing, SessionNotFound
 from ..folder.marks import Marks, findings_of_missing
 from ..folder.versions import ambiguous, describe_versions, select_version
 from ..format.blocks import BlockEntry
-from ..format.records import IndexRow, OpenReport, VersionKey
+from ..format.records import OpenReport, VersionKey
 from ..uri import SessionUri, not_found, parse_reference, parse_version_reference
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader
@@ -85,7 +85,7 @@ class Sessions(Closing):
             return wanted
         raise error
 
-    def find_session(self, uri: SessionUri, version: VersionKey | None = None) -> IndexRow | None:
+    def find_session(self, uri: SessionUri, version: VersionKey | None = None) -> VersionInfo | None:
         """The row of a version, the latest if none is named, also of one that was put back a moment ago."""
         self._core.look_if_changed()
         return self.index.find(uri, version)
@@ -98,12 +98,12 @@ class Sessions(Closing):
         """The versions of a session that only a tag or a pin tells of."""
         return findings_of_missing(self._core.folder, self.index.knows, uri)
 
-    def versions(self, uri: SessionUri) -> list[IndexRow]:
+    def versions(self, uri: SessionUri) -> list[VersionInfo]:
         """All versions of a session, oldest first, with what was put back a moment ago."""
         self._core.look_if_changed()
         return self.index.versions(uri)
 
-    def iter_sessions(self) -> Iterator[IndexRow]:
+    def iter_sessions(self) -> Iterator[VersionInfo]:
         """The latest version of each session, by URI."""
         for page in self.index.iter_listed(None, 100):
             yield from (row for row, _ in page)
@@ -120,7 +120,7 @@ class Sessions(Closing):
         self._core.require_open()
         return self._core.read_again()
 
-    def resolve_version(self, text: str) -> IndexRow:
+    def resolve_version(self, text: str) -> VersionInfo:
         """The one version that `text` means: a session as `resolve` reads it, and after an `@` a version number, a tag,
         or 8 or more hex digits of a bundle id; without it the latest version.
 
@@ -136,14 +136,14 @@ class Sessions(Closing):
         marks = Marks.load(folder) if selector.tag is not None else Marks(folder.uuid)
         return select_version(uri, self.index.versions(uri), marks, selector)
 
-    def require_numbered(self, row: IndexRow) -> IndexRow:
+    def require_numbered(self, row: VersionInfo) -> VersionInfo:
         """Refuse a version that its number does not mean, for who goes on by the number. Raises AmbiguousVersion."""
         rivals = [each for each in self.index.versions(row.uri) if each.version == row.version]
         if rivals[-1:] not in ([], [row]):  # the number means the youngest
             raise ambiguous(row.uri, str(row.version), rivals)
         return row
 
-    def require_session(self, uri: SessionUri, version: VersionKey | None = None) -> IndexRow:
+    def require_session(self, uri: SessionUri, version: VersionKey | None = None) -> VersionInfo:
         """The row of a version, of the newest if none is named.
 
         Raises:
@@ -155,7 +155,9 @@ class Sessions(Closing):
             raise self._not_found(uri, version)
         return row
 
-    def _not_found(self, uri: SessionUri, version: VersionKey | None, but: IndexRow | None = None) -> SessionNotFound:
+    def _not_found(
+        self, uri: SessionUri, version: VersionKey | None, but: VersionInfo | None = None
+    ) -> SessionNotFound:
         """The error for a session or version that is not there; `but`: its last row, from an index that is too old.
         Raises JournalWaits."""
         versions = [row.version for row in self.index.versions(uri) if not but]

@@ -6,11 +6,11 @@ reported. `folder/marks.py` defines marks.
 
 from __future__ import annotations
 
-from ..answers import VersionInfo
+from ..answers import ShownVersion, VersionInfo
 from ..errors import PUT_BACK, BundleMissing, MarksLost, SessionNotFound
 from ..folder.folder import manifest_name
 from ..folder.marks import Marks, SessionMarks, VersionMarks, marks_in
-from ..format.records import IndexRow, VersionKey
+from ..format.records import VersionKey
 from ..uri import SessionUri, parse_version_reference
 from .sessions import Sessions
 
@@ -18,7 +18,7 @@ from .sessions import Sessions
 class Tagging(Sessions):
     """An open store, asked for tags and pins."""
 
-    def tag(self, uri: SessionUri, version: VersionKey | None, tag: str, *, move: bool = False) -> IndexRow:
+    def tag(self, uri: SessionUri, version: VersionKey | None, tag: str, *, move: bool = False) -> VersionInfo:
         """Let a tag name a version, the latest if none is named. `move` takes the tag from another version.
 
         Raises:
@@ -42,7 +42,7 @@ class Tagging(Sessions):
         with self._core.committing():
             Marks.load(self._core.folder).untag(uri, tag).save(self._core.folder)
 
-    def pin(self, uri: SessionUri, version: VersionKey | None) -> IndexRow:
+    def pin(self, uri: SessionUri, version: VersionKey | None) -> VersionInfo:
         """Keep a version, the latest if none is named, against any retention. Raises as `tag` does."""
         with self._core.committing():
             row = self._require_manifest(uri, version)
@@ -81,7 +81,7 @@ class Tagging(Sessions):
         self._core.require_open()
         return (marks_in(self._core.folder) or Marks(self._core.folder.uuid)).session(uri)
 
-    def versions_to_show(self, uri: SessionUri) -> tuple[VersionInfo, ...]:
+    def versions_to_show(self, uri: SessionUri) -> tuple[ShownVersion, ...]:
         """All versions of a session, oldest first, with their marks as `marks_to_show` has them."""
         marks = self.marks_to_show(uri)
         return tuple(_shown(row, marks.of(row.bundle_id)) for row in self.versions(uri))
@@ -95,7 +95,7 @@ class Tagging(Sessions):
                 raise
             return Marks(self._core.folder.uuid)
 
-    def _require_manifest(self, uri: SessionUri, version: VersionKey | None) -> IndexRow:
+    def _require_manifest(self, uri: SessionUri, version: VersionKey | None) -> VersionInfo:
         """Refuse a mark on a version without a manifest: it keeps nothing."""
         row = self.require_session(uri, version)
         if not self._core.folder.has_manifest(row.bundle_id):
@@ -108,16 +108,5 @@ class Tagging(Sessions):
         return row
 
 
-def _shown(row: IndexRow, marks: VersionMarks) -> VersionInfo:
-    return VersionInfo(
-        version=row.version,
-        bundle_id=row.bundle_id,
-        parent=row.parent if row.parent else None,
-        token_count=row.ledger_tokens,
-        bundle_bytes=row.bundle_bytes,
-        logical_bytes=row.logical_bytes,
-        created_ns=row.created_ns,
-        tags=marks.tags,
-        pinned=marks.pinned,
-        stripped=marks.stripped,
-    )
+def _shown(row: VersionInfo, marks: VersionMarks) -> ShownVersion:
+    return ShownVersion(**vars(row), tags=marks.tags, pinned=marks.pinned, stripped=marks.stripped)

@@ -14,14 +14,14 @@ from collections.abc import Container, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..answers import Finding
+from ..answers import Finding, VersionInfo
 from ..errors import BundleMissing, StoreClosed, StoreError
 from ..folder.folder import manifest_name
 from ..folder.marks import findings_of_missing, stripped_in
 from ..folder.store_file import PACKS
 from ..format.manifest import Manifest
 from ..format.pack_writer import joined_block
-from ..format.records import DamagedVersion, IndexRow, Progress, VerifyReport
+from ..format.records import DamagedVersion, Progress, VerifyReport
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.reader import MOST_LOOKS
@@ -52,7 +52,7 @@ class _Suspect:
     """A version that was not found whole; without `manifest` for the reason `why`."""
 
     bundle_id: str
-    row: IndexRow | None
+    row: VersionInfo | None
     manifest: Manifest | None = None
     why: StoreError | None = None
 
@@ -101,7 +101,7 @@ class Check:
 
     # --- versions
 
-    def read_versions(self, rows: Iterable[IndexRow], others: Iterable[str]) -> None:
+    def read_versions(self, rows: Iterable[VersionInfo], others: Iterable[str]) -> None:
         """Check the manifests of these versions, and of those that the index does not tell of, against the blocks that
         were found."""
         self._stripped = stripped_in(self.core.folder)
@@ -110,7 +110,7 @@ class Check:
         for bundle_id in sorted(others):
             self._read_version(bundle_id, None)
 
-    def _read_version(self, bundle_id: str, row: IndexRow | None) -> None:
+    def _read_version(self, bundle_id: str, row: VersionInfo | None) -> None:
         self.bundles += 1
         try:
             manifest = self.planned.get(bundle_id) or self.core.read_manifest(bundle_id)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from typing import Final
 
-from ..answers import Finding
+from ..answers import Finding, VersionInfo
 from ..errors import PUT_BACK, AmbiguousVersion, Corruption, IndexFailed, LimitExceeded, StoreError
 from ..folder.folder import manifest_name
 from ..folder.journal import Journal
@@ -14,7 +14,6 @@ from ..folder.journal_findings import findings_beside, waiting_finding
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing
 from ..folder.store_file import JOURNAL, STORE_FILE, require_store_file
 from ..folder.versions import told_of_rivals
-from ..format.records import IndexRow
 from ..index.index import Index
 from ..uri import SessionUri
 from ..writing.core import StoreCore
@@ -43,9 +42,9 @@ def is_damage(fault: StoreError) -> bool:
     return isinstance(fault, Corruption | LimitExceeded)
 
 
-def findings_of_rivals(core: StoreCore, rows: Iterable[IndexRow]) -> list[Finding]:
+def findings_of_rivals(core: StoreCore, rows: Iterable[VersionInfo]) -> list[Finding]:
     """The findings that several versions of a session have one number."""
-    by_claim: dict[tuple[SessionUri, int], list[IndexRow]] = {}
+    by_claim: dict[tuple[SessionUri, int], list[VersionInfo]] = {}
     for row in sorted(rows, key=lambda row: row.bundle_id):
         by_claim.setdefault((row.uri, row.version), []).append(row)
     claims = (rivals for _, rivals in sorted(by_claim.items()) if len(rivals) > 1)
@@ -56,7 +55,7 @@ def findings_of_rivals(core: StoreCore, rows: Iterable[IndexRow]) -> list[Findin
     ]
 
 
-def _at_one_moment(core: StoreCore, rows: Iterable[IndexRow]) -> list[IndexRow]:
+def _at_one_moment(core: StoreCore, rows: Iterable[VersionInfo]) -> list[VersionInfo]:
     """Those of the versions whose manifests are there at one moment, between two looks. A daemon beside us may have
     deleted one and given its number to another."""
     there = [row for row in rows if core.folder.has_manifest(row.bundle_id)]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
+from ..answers import VersionInfo
 from ..errors import Corruption, IndexMismatch, OwnerMismatch, ParentMismatch, VersionMismatch
 from ..format.manifest import Manifest
-from ..format.records import IndexRow
 from ..index.index import row_of
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 
 
-def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, path: str) -> None:
+def require_same_as_row(row: VersionInfo, uri: SessionUri, manifest: Manifest, path: str) -> None:
     """Raise unless a manifest says what the index says of its version: neither is believed alone.
 
     Raises:
@@ -23,7 +23,7 @@ def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, path
     _require(OwnerMismatch, path, "owner", str(uri), str(manifest.uri))
     _require(VersionMismatch, path, "version", row.version, manifest.version)
     _require(ParentMismatch, path, "parent", row.parent, manifest.parent)
-    _require(IndexMismatch, path, "identity", row.identity_digest.hex(), manifest.identity.digest.hex())
+    _require(IndexMismatch, path, "identity", row.identity, manifest.identity.digest.hex())
     _require(IndexMismatch, path, "token_count", row.token_count, manifest.token_count)
     told = row_of(manifest, row.bundle_id, 0)
     facts = dataclasses.replace(told, bundle_bytes=row.bundle_bytes, used_ns=row.used_ns)  # no manifest tells these

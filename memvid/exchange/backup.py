@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
-from ..answers import Finding, MaintenanceReport
+from ..answers import Finding, MaintenanceReport, VersionInfo
 from ..disk import targets
 from ..disk.lock import StoreLock
 from ..disk.paths import closing_fd, whole_path
@@ -50,7 +50,7 @@ from ..folder.store_file import (
 from ..format.blocks import BlockEntry
 from ..format.frames import FrameReader
 from ..format.manifest import encode_manifest_file
-from ..format.records import IndexRow, Progress
+from ..format.records import Progress
 from ..units import format_bytes
 from ..uri import SessionUri
 from ..writing.core import StoreCore
@@ -112,7 +112,7 @@ def copy_versions(core: StoreCore, into: StoreCore, on_progress: Progress | None
     return run.report()
 
 
-def _lacks(into: StoreCore, row: IndexRow, *, is_stripped: bool) -> bool:
+def _lacks(into: StoreCore, row: VersionInfo, *, is_stripped: bool) -> bool:
     """Whether the backup lacks a version's manifest, or one of its blocks."""
     if not into.index.knows(row.bundle_id):
         return True
@@ -123,7 +123,7 @@ def _lacks(into: StoreCore, row: IndexRow, *, is_stripped: bool) -> bool:
     return not all(into.index.packs_of(entry.id, stripped=is_stripped) for entry in blocks)
 
 
-def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> int:
+def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[VersionInfo]) -> int:
     """The bytes that all these versions need in the backup. Raises NoSpace, before the first copy, if its disk has
     less."""
     needed: dict[bytes, int] = {}
@@ -157,16 +157,16 @@ def _frame_bytes(core: StoreCore, entry: BlockEntry) -> int:
     return 0
 
 
-def _others(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> dict[SessionUri, Finding]:
+def _others(core: StoreCore, into: StoreCore, missing: Sequence[VersionInfo]) -> dict[SessionUri, Finding]:
     """The sessions that cannot be copied, with the reason: nothing could tell them from versions of that name in the
     backup alone."""
-    of_session: dict[SessionUri, list[IndexRow]] = {}
+    of_session: dict[SessionUri, list[VersionInfo]] = {}
     for row in missing:
         of_session.setdefault(row.uri, []).append(row)
     return {uri: _refusal(into, uri) for uri, rows in of_session.items() if _has_another(core, into, uri, rows)}
 
 
-def _has_another(core: StoreCore, into: StoreCore, uri: SessionUri, missing: Sequence[IndexRow]) -> bool:
+def _has_another(core: StoreCore, into: StoreCore, uri: SessionUri, missing: Sequence[VersionInfo]) -> bool:
     """Whether the backup alone has a version with one of these numbers, or has a higher number than the store's newest
     version."""
     theirs_alone = [row for row in into.index.versions(uri) if not core.index.knows(row.bundle_id)]
@@ -187,7 +187,7 @@ def _refusal(into: StoreCore, uri: SessionUri) -> Finding:
     return Finding(into.path, NameTaken.code, message)
 
 
-def _copy_and_tell(run: MaintenanceRun, intake: Intake, row: IndexRow, *, is_stripped: bool) -> int:
+def _copy_and_tell(run: MaintenanceRun, intake: Intake, row: VersionInfo, *, is_stripped: bool) -> int:
     """Write one version into the backup; the bytes written, 0 if it was deleted meanwhile, or is not whole, which is
     told. Raises NoSpace, StoreIoError: the backup cannot be written."""
     core = run.core
@@ -210,7 +210,7 @@ def _copy_and_tell(run: MaintenanceRun, intake: Intake, row: IndexRow, *, is_str
     return 0
 
 
-def _tell_left_out(run: MaintenanceRun, row: IndexRow, error: StoreError) -> None:
+def _tell_left_out(run: MaintenanceRun, row: VersionInfo, error: StoreError) -> None:
     """Tell of each version that lacks a file which several need: the file alone does not say what is not copied."""
     path = run.core.folder.path_of(manifest_name(row.bundle_id))
     if error.details.get("path") == path:

@@ -29,7 +29,6 @@ from ..format.pack_writer import PackWriter
 from ..format.records import Receipt
 from ..index.index import row_of
 from ..writing.core import StoreCore
-from ..writing.sleeping import receipt_of
 
 Source = Callable[[BlockEntry, bool], AbstractContextManager[FrameReader]]
 """The file to copy a block from; True: with every byte of the block right. One that has its header alone
@@ -67,7 +66,7 @@ class Intake:
                 packs = stack.enter_context(self._packed(lacking, source, room))
                 if self._commit(draft, packs, {entry.id for entry in lacking}, room):
                     self.sound.update(entry.id for entry in lacking)
-                    return receipt_of(draft.manifest, draft.bundle_id, pack_bytes + draft.manifest_bytes, len(lacking))
+                    return Receipt.of(draft.manifest, draft.bundle_id, pack_bytes + draft.manifest_bytes, len(lacking))
         raise AssertionError("a version with all its blocks in its own pack is led right")
 
     def _has(self, block_id: bytes) -> bool:

@@ -108,7 +108,7 @@ def export_tensors(
         path=whole_path(target),
         kind=kind,
         labels=told,
-        token_count=manifest.token_count,
+        token_count=manifest.block_tokens,
         unread_tokens=manifest.unread_tokens,
         tensors=len(plan.tensors),
         file_bytes=temp.size_bytes,
@@ -116,7 +116,7 @@ def export_tensors(
 
 
 def _planned(reader: BundleReader) -> _Plan:
-    plan = _Plan(_Tensor("tokens", "", "uint32", 4, (reader.manifest.token_count,), None, name="tokens"))
+    plan = _Plan(_Tensor("tokens", "", "uint32", 4, (reader.manifest.block_tokens,), None, name="tokens"))
     runs: dict[str, list[_Tensor]] = {}
     for entry in _taken(reader):
         specs = [spec for spec, _ in reader.read_header(entry).slots]
@@ -143,7 +143,7 @@ def _taken(reader: BundleReader) -> Iterator[BlockEntry]:
     """The spans, and the state record at the end."""
     states = [entry for entry in reader.entries if entry.kind == "state"]
     yield from (entry for entry in reader.entries if entry.kind == "span")
-    if states and states[-1].start == reader.manifest.token_count:
+    if states and states[-1].start == reader.manifest.block_tokens:
         yield states[-1]
 
 
@@ -172,7 +172,7 @@ def _named(slot: str, runs: list[_Tensor], reader: BundleReader) -> list[_Tensor
     if len({tensor.dim is None for tensor in runs}) > 1:
         raise NotTensors(f"Slot {slot} is in spans and in a state record.", slot=slot)
     for tensor in runs:
-        whole = tensor.dim is None or (tensor.start, tensor.end) == (0, reader.manifest.token_count)
+        whole = tensor.dim is None or (tensor.start, tensor.end) == (0, reader.manifest.block_tokens)
         tensor.name = base if whole else f"{base}@{tensor.start}-{tensor.end}"
     return runs
 
@@ -188,7 +188,7 @@ def _header(reader: BundleReader, plan: _Plan, kind: str, labels: Sequence[str])
         "bundle_id": reader.bundle_id,
         "model": manifest.model,
         "identity": json.dumps(dict(manifest.identity.parts), sort_keys=True),
-        "token_count": str(manifest.token_count),
+        "token_count": str(manifest.block_tokens),
         "slot_kinds": json.dumps({each.name: each.kind for each in plan.tensors if each.kind}, sort_keys=True),
     }
     document: dict[str, object] = {"__metadata__": metadata}

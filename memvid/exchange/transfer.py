@@ -71,7 +71,7 @@ def export_version(
         version=manifest.version,
         bundle_id=reader.bundle_id,
         path=whole_path(target),
-        token_count=manifest.ledger_tokens,
+        token_count=manifest.token_count,
         blocks=len(manifest.blocks),
         logical_bytes=manifest.logical_bytes,
         file_bytes=temp.size_bytes,

@@ -23,8 +23,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ..answers import VersionInfo
 from ..errors import InvalidPolicy
-from ..format.records import IndexRow
 from ..limits import MAX_KEEP_DAYS, MAX_VERSION
 from ..uri import SessionUri
 from .marks import Marks
@@ -60,7 +60,7 @@ class Retention:
 class Kept:
     """A version that stays, with all reasons."""
 
-    row: IndexRow
+    row: VersionInfo
     reasons: tuple[str, ...]
 
 
@@ -69,11 +69,11 @@ class RetentionPlan:
     """By session, oldest version first: the order in which to drop."""
 
     keep: tuple[Kept, ...]
-    drop: tuple[IndexRow, ...]
+    drop: tuple[VersionInfo, ...]
 
 
 def plan_retention(
-    rows: Iterable[IndexRow],
+    rows: Iterable[VersionInfo],
     marks: Marks,
     retention: Retention,
     now_ns: int,
@@ -82,11 +82,11 @@ def plan_retention(
 ) -> RetentionPlan:
     """Decide for every version in `rows`: all versions of one or more sessions, in any order. `unsound` bundles cannot
     be woken; the more of them, the more stays. Turns in the journal stand behind the `bases`."""
-    sessions: defaultdict[SessionUri, list[IndexRow]] = defaultdict(list)
+    sessions: defaultdict[SessionUri, list[VersionInfo]] = defaultdict(list)
     for row in rows:
         sessions[row.uri].append(row)
     keep: list[Kept] = []
-    drop: list[IndexRow] = []
+    drop: list[VersionInfo] = []
     for _, versions in sorted(sessions.items()):
         versions.sort(key=lambda row: row.version)
         recent = _within_days(versions, retention.keep_days, now_ns, unsound)
@@ -105,7 +105,7 @@ def plan_retention(
     return RetentionPlan(tuple(keep), tuple(drop))
 
 
-def _reasons(row: IndexRow, newer: int, marks: Marks, retention: Retention) -> list[str]:
+def _reasons(row: VersionInfo, newer: int, marks: Marks, retention: Retention) -> list[str]:
     """Why a version stays, apart from its date and from being the newest; `newer` counts the later versions that can be
     woken and are whole."""
     marked = marks.of(row.bundle_id)
@@ -119,7 +119,7 @@ def _reasons(row: IndexRow, newer: int, marks: Marks, retention: Retention) -> l
 
 
 def _within_days(
-    versions: Sequence[IndexRow], days: float | None, now_ns: int, unsound: Collection[str]
+    versions: Sequence[VersionInfo], days: float | None, now_ns: int, unsound: Collection[str]
 ) -> dict[str, list[str]]:
     """Which versions their dates keep, by bundle id; `versions` are one session's, oldest first."""
     if days is None:
@@ -137,7 +137,7 @@ def _within_days(
     return kept
 
 
-def _dates(versions: Sequence[IndexRow], now_ns: int) -> list[int | None]:
+def _dates(versions: Sequence[VersionInfo], now_ns: int) -> list[int | None]:
     """The dates of versions as far as they can be believed: none before the versions that it follows."""
     dates: list[int | None] = []
     latest_ns = 0

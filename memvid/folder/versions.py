@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from ..answers import VersionInfo
 from ..errors import AmbiguousVersion, SessionNotFound
-from ..format.records import IndexRow
 from ..uri import VERSION_MARK, Selector, SessionUri
 from .marks import Marks
 
@@ -17,7 +17,7 @@ _SHORT_ID_DIGITS: Final = 12
 _MAX_LISTED: Final = 8
 
 
-def select_version(uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, selector: Selector) -> IndexRow:
+def select_version(uri: SessionUri, rows: Sequence[VersionInfo], marks: Marks, selector: Selector) -> VersionInfo:
     """The one version among a session's `rows` (all of them) that `selector` means.
 
     Raises:
@@ -33,7 +33,7 @@ def select_version(uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, sele
     return matches[0]
 
 
-def ambiguous(uri: SessionUri, text: str, found: Sequence[IndexRow]) -> AmbiguousVersion:
+def ambiguous(uri: SessionUri, text: str, found: Sequence[VersionInfo]) -> AmbiguousVersion:
     """The error for a text that means several versions."""
     are_rivals = len({row.version for row in found}) == 1
     return AmbiguousVersion(
@@ -44,7 +44,7 @@ def ambiguous(uri: SessionUri, text: str, found: Sequence[IndexRow]) -> Ambiguou
     )
 
 
-def told_of_rivals(rivals: Sequence[IndexRow]) -> str:
+def told_of_rivals(rivals: Sequence[VersionInfo]) -> str:
     """Where a manifest was put back whose number was given again."""
     uri, ids = rivals[0].uri, [row.bundle_id[:_SHORT_ID_DIGITS] for row in rivals]
     return (
@@ -55,7 +55,7 @@ def told_of_rivals(rivals: Sequence[IndexRow]) -> str:
     )
 
 
-def _means(selector: Selector, tagged: str | None, row: IndexRow) -> bool:
+def _means(selector: Selector, tagged: str | None, row: VersionInfo) -> bool:
     return (
         row.version == selector.number
         or row.bundle_id == tagged
@@ -63,14 +63,14 @@ def _means(selector: Selector, tagged: str | None, row: IndexRow) -> bool:
     )
 
 
-def _told_of_several(uri: SessionUri, matches: Sequence[IndexRow], text: str) -> str:
+def _told_of_several(uri: SessionUri, matches: Sequence[VersionInfo], text: str) -> str:
     shown = ", ".join(f"version {row.version} ({row.bundle_id})" for row in matches[:_MAX_LISTED])
     more = f" and {len(matches) - _MAX_LISTED} more" if len(matches) > _MAX_LISTED else ""
     return f"{uri}{VERSION_MARK}{text} means {len(matches)} versions: {shown}{more}. Give more digits of the id."
 
 
 def _no_version(
-    uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, selector: Selector, tagged: str | None
+    uri: SessionUri, rows: Sequence[VersionInfo], marks: Marks, selector: Selector, tagged: str | None
 ) -> SessionNotFound:
     if tagged is not None:
         why = (
@@ -109,7 +109,7 @@ def describe_versions(numbers: Sequence[int]) -> str:
     return f"version{'s' if len(numbers) > 1 else ''} {text}"
 
 
-def lineage_of(versions: Sequence[IndexRow], row: IndexRow) -> tuple[str, ...]:
+def lineage_of(versions: Sequence[VersionInfo], row: VersionInfo) -> tuple[str, ...]:
     """The bundle ids, in hex, from a version back along the parents: as far as they are versions of its session, and
     the first that is none, which was removed or is another session's."""
     by_id = {each.bundle_id: each for each in versions}

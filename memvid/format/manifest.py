@@ -58,13 +58,14 @@ ELSEWHERE: Final = "elsewhere"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`parent` is the bundle of the session's previous state."""
+    """`parent` is the bundle of the session's previous state. block_tokens: the tokens in its blocks; the file calls it
+    `token_count`."""
 
     uri: SessionUri
     version: int
     parent: str | None
     identity: Identity
-    token_count: int
+    block_tokens: int
     created_ns: int
     blocks: tuple[BlockEntry, ...]
     session: Mapping[str, Any]
@@ -107,21 +108,21 @@ class Manifest:
         return len(self.tail) // TOKEN_BYTES
 
     @property
-    def ledger_tokens(self) -> int:
+    def token_count(self) -> int:
         """All tokens of its ledger: a wake gives these back."""
-        return self.token_count + self.unread_tokens
+        return self.block_tokens + self.unread_tokens
 
     @property
     def lossy(self) -> Lossy | None:
         """The loss, at most the version's tokens; None if there is none, or another program wrote something else
         there."""
         told = self.session.get(LOSSY)
-        if not isinstance(told, Mapping) or told.keys() != {"bits", "tokens"} or not self.token_count:
+        if not isinstance(told, Mapping) or told.keys() != {"bits", "tokens"} or not self.block_tokens:
             return None
         bits, tokens = told["bits"], told["tokens"]
         if not all(type(value) is int and 0 < value <= MAX_TOKENS for value in (bits, tokens)):
             return None
-        return Lossy(bits, min(tokens, self.token_count))
+        return Lossy(bits, min(tokens, self.block_tokens))
 
     def encode(self) -> bytes:
         """The canonical bytes. Raises InvalidDraft, LimitExceeded: it may not be written."""
@@ -131,7 +132,7 @@ class Manifest:
             "version": self.version,
             "parent": None if self.parent is None else bytes.fromhex(self.parent),
             "identity": [[part, value] for part, value in self.identity.parts],
-            "token_count": self.token_count,
+            "token_count": self.block_tokens,
             "created_ns": self.created_ns,
             "blocks": b"".join(_encode_line(entry) for entry in self.blocks),
             "session": dict(self.session),
@@ -199,7 +200,7 @@ def end_record_of(manifest: Manifest) -> BlockEntry | None:
 def whole_before(manifest: Manifest, entry: BlockEntry) -> int:
     """How many of a version's first tokens it has without `entry`. The record of its last position has the logits
     there, so what lacks that is whole up to the token before."""
-    return min(entry.start, max(manifest.token_count - 1, 0))
+    return min(entry.start, max(manifest.block_tokens - 1, 0))
 
 
 def _encode_line(entry: BlockEntry) -> bytes:
@@ -226,7 +227,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
             version=integer_in(fields["version"], 1, MAX_VERSION),
             parent=None if fields["parent"] is None else bytes_in(fields["parent"], ID_BYTES).hex(),
             identity=identity_in(fields["identity"]),
-            token_count=token_count,
+            block_tokens=token_count,
             created_ns=integer_in(fields["created_ns"], 0, (1 << 63) - 1),
             blocks=_decode_blocks(fields["blocks"], min(MAX_BLOCKS, most_blocks(token_count))),
             session=map_in(fields["session"]),
@@ -235,7 +236,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         require_session_map(manifest.session)
     except (StoreError, ValueError, TypeError) as error:
         corrupt(path, "manifest", str(error).rstrip("."))
-    problem = require_chain(manifest.blocks, manifest.token_count)
+    problem = require_chain(manifest.blocks, manifest.block_tokens)
     if problem:
         corrupt(path, "manifest", problem)
     return manifest

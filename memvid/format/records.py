@@ -4,11 +4,12 @@ text: its hex digits. The id of a block is bytes."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..answers import Finding, Lossy
+from ..answers import Finding
 from ..uri import SessionUri
 from .blocks import BlockEntry
+from .manifest import Manifest
 
 Progress = Callable[[int, int], None]
 """Told how much is done, and how much there is to do."""
@@ -19,62 +20,48 @@ VersionKey = int | str
 
 
 @dataclass(frozen=True, slots=True)
-class IndexRow:
-    """One version of one session, from the index.
+class Receipt:
+    """A version that is in the store, and what writing it took: nothing, if it was there.
 
-    `bundle_bytes` is what it wrote, or of a stripped one what is left of that; `logical_bytes` the size of its raw
-    state. `unread_tokens`: tokens of its ledger without state. `lossy` is None for an exact one. `unnamed`: whether
-    nobody had chosen the session's name when it was written; its newest version tells. `used_ns`: when it was woken or
-    imported last, as far as the index was not lost since; 0 for never.
+    token_count: its whole ledger, of which the last `unread_tokens` stand behind the blocks. entries: the full chain,
+    ready to be the `reused` of the next version.
     """
 
     uri: SessionUri
     version: int
     bundle_id: str
     parent: str | None
-    identity_digest: bytes
     token_count: int
-    bundle_bytes: int
-    logical_bytes: int
-    created_ns: int
-    model: str
-    labels: tuple[str, ...]
-    unread_tokens: int = 0
-    lossy: Lossy | None = None
-    unnamed: bool = False
-    used_ns: int = 0
-
-    @property
-    def ledger_tokens(self) -> int:
-        """All tokens of its ledger: a wake gives these back."""
-        return self.token_count + self.unread_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """A durable sleep. `entries` is the full chain, ready to be the `reused` of the next sleep. unread_tokens: tokens
-    of its ledger behind that chain."""
-
-    uri: SessionUri
-    version: int
-    bundle_id: str
-    parent: str | None
-    token_count: int
-    bytes_written: int
-    blocks_new: int
-    blocks_reused: int
-    entries: tuple[BlockEntry, ...]
     unread_tokens: int
+    entries: tuple[BlockEntry, ...]
+    bytes_written: int = 0
+    blocks_new: int = 0
 
     @property
-    def ledger_tokens(self) -> int:
-        """All tokens of its ledger: a wake gives these back."""
-        return self.token_count + self.unread_tokens
+    def block_tokens(self) -> int:
+        """The tokens in its blocks."""
+        return self.token_count - self.unread_tokens
+
+    @property
+    def blocks_reused(self) -> int:
+        return len(self.entries) - self.blocks_new
 
     @property
     def logical_bytes(self) -> int:
         """The raw bytes of the whole state."""
         return sum(entry.raw_bytes for entry in self.entries)
+
+    @classmethod
+    def of(cls, manifest: Manifest, bundle_id: str, bytes_written: int = 0, blocks_new: int = 0) -> Receipt:
+        return cls(
+            manifest.uri, manifest.version, bundle_id, manifest.parent, manifest.token_count, manifest.unread_tokens,
+            manifest.blocks, bytes_written, blocks_new,
+        )  # fmt: skip
+
+    def repeated(self) -> Receipt:
+        """The receipt of a sleep that has nothing to write, and reuses all blocks (threat 46: a second request is
+        safe)."""
+        return replace(self, bytes_written=0, blocks_new=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,13 @@ from typing import Any, Final
 
 from blake3 import blake3
 
-from ..answers import Lossy
+from ..answers import Lossy, VersionInfo
 from ..disk import durable
 from ..disk.paths import FILE_MODE, Closing, list_names, read_small
 from ..errors import IndexFailed, StoreClosed, StoreError, StoreIoError
 from ..folder.folder import StoreFolder
 from ..format.manifest import Manifest
-from ..format.records import IndexRow, VersionKey
+from ..format.records import VersionKey
 from ..limits import MAX_INDEX_BYTES, MAX_VERSION
 from ..uri import SessionUri
 
@@ -91,23 +91,24 @@ class PackRow:
     stripped: tuple[bytes, ...] = ()
 
 
-def row_of(manifest: Manifest, bundle_id: str, manifest_bytes: int) -> IndexRow:
+def row_of(manifest: Manifest, bundle_id: str, manifest_bytes: int) -> VersionInfo:
     """The row of a version. manifest_bytes: the size of its manifest's file."""
-    return IndexRow(
-        uri=manifest.uri,
+    return VersionInfo(
+        session=str(manifest.uri),
         version=manifest.version,
         bundle_id=bundle_id,
         parent=manifest.parent,
-        identity_digest=manifest.identity.digest,
+        identity=manifest.identity.digest.hex(),
         token_count=manifest.token_count,
+        unread_tokens=manifest.unread_tokens,
         bundle_bytes=manifest_bytes + _written_with(manifest),
         logical_bytes=manifest.logical_bytes,
         created_ns=manifest.created_ns,
         model=manifest.model,
         labels=manifest.labels,
-        unread_tokens=manifest.unread_tokens,
         lossy=manifest.lossy,
         unnamed=manifest.unnamed,
+        used_ns=0,
     )
 
 
@@ -221,11 +222,11 @@ class Index(Closing):
 
     # --- changes
 
-    def add(self, row: IndexRow) -> None:
+    def add(self, row: VersionInfo) -> None:
         """Enter a version, or replace what is said of it."""
         self.add_all([row])
 
-    def add_all(self, rows: Iterable[IndexRow]) -> None:
+    def add_all(self, rows: Iterable[VersionInfo]) -> None:
         marks = ", ".join("?" * len(_COLUMNS.split(", ")))
         with self._transaction():
             for row in rows:
@@ -316,7 +317,7 @@ class Index(Closing):
     def knows(self, bundle_id: str) -> bool:
         return bool(self._select("SELECT 1 FROM versions WHERE bundle_id = ?", (_blob(bundle_id),)))
 
-    def find(self, uri: SessionUri, version: VersionKey | None = None) -> IndexRow | None:
+    def find(self, uri: SessionUri, version: VersionKey | None = None) -> VersionInfo | None:
         """A version of a session, the latest if none is named; None if there is none. By a number that two have, as a
         file that is put back after the index was lost can make them, the younger one."""
         where = "namespace = ? AND name = ?"
@@ -333,13 +334,13 @@ class Index(Closing):
             rows = self._rows(f"WHERE {where} ORDER BY version DESC, created_ns DESC, bundle_id DESC LIMIT 1", values)
         return rows[0] if rows else None
 
-    def versions(self, uri: SessionUri) -> list[IndexRow]:
+    def versions(self, uri: SessionUri) -> list[VersionInfo]:
         """All versions of a session, oldest first."""
         return self._rows(
             "WHERE namespace = ? AND name = ? ORDER BY version, created_ns, bundle_id", (uri.namespace, uri.name)
         )
 
-    def iter_listed(self, namespace: str | None, page_rows: int) -> Iterator[list[tuple[IndexRow, int]]]:
+    def iter_listed(self, namespace: str | None, page_rows: int) -> Iterator[list[tuple[VersionInfo, int]]]:
         """The latest version of each session of a namespace, or of all, with the bytes that all its versions wrote, in
         the order of their URIs: page by page, each fetched when it is asked for.
 
@@ -392,13 +393,13 @@ class Index(Closing):
             )
         return [SessionUri(uri.namespace, name) for (name,) in found]
 
-    def all_rows(self) -> list[IndexRow]:
+    def all_rows(self) -> list[VersionInfo]:
         """All versions, by session, oldest first."""
         return self._rows("ORDER BY namespace, name, version, created_ns, bundle_id", ())
 
-    def rows_of(self, bundle_ids: Iterable[str]) -> dict[str, IndexRow]:
+    def rows_of(self, bundle_ids: Iterable[str]) -> dict[str, VersionInfo]:
         """The rows of those of the bundles that are versions."""
-        found: dict[str, IndexRow] = {}
+        found: dict[str, VersionInfo] = {}
         wanted = list(map(_blob, bundle_ids))
         for at in range(0, len(wanted), _ASKED_AT_ONCE):
             some = wanted[at : at + _ASKED_AT_ONCE]
@@ -414,7 +415,7 @@ class Index(Closing):
 
     # --- SQLite
 
-    def _rows(self, tail: str, values: tuple[Any, ...]) -> list[IndexRow]:
+    def _rows(self, tail: str, values: tuple[Any, ...]) -> list[VersionInfo]:
         found = self._select(f"SELECT {_COLUMNS} FROM versions {tail}", values)
         return [_row_in(columns, self.path) for columns in found]
 
@@ -491,20 +492,20 @@ def block_key(block_id: bytes) -> int:
 
 
 _blob: Final = bytes.fromhex
-"""A bundle id as the database has it."""
+"""A digest as the database has it."""
 
 
-def _columns_of(row: IndexRow) -> tuple[Any, ...]:
-    lossy = (row.lossy.bits, row.lossy.tokens) if row.lossy else (None, None)
+def _columns_of(row: VersionInfo) -> tuple[Any, ...]:
+    uri, lossy = row.uri, (row.lossy.bits, row.lossy.tokens) if row.lossy else (None, None)
     parent = None if row.parent is None else _blob(row.parent)
     return (
-        row.uri.namespace, row.uri.name, row.version, _blob(row.bundle_id), parent, row.identity_digest,
-        row.token_count, row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels),
-        row.unread_tokens, *lossy, int(row.unnamed), row.used_ns,
+        uri.namespace, uri.name, row.version, _blob(row.bundle_id), parent, _blob(row.identity), row.block_tokens,
+        row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels), row.unread_tokens,
+        *lossy, int(row.unnamed), row.used_ns,
     )  # fmt: skip
 
 
-def _row_in(columns: tuple[Any, ...], path: str) -> IndexRow:
+def _row_in(columns: tuple[Any, ...], path: str) -> VersionInfo:
     """A row that was read (_COLUMNS), as a value. Written out, for a listing does it for every session."""
     namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created = columns[:10]
     model, labels, unread, bits, lossy_tokens, unnamed, used = columns[10:]
@@ -513,16 +514,16 @@ def _row_in(columns: tuple[Any, ...], path: str) -> IndexRow:
             raise TypeError("a number is none")
         if not len(bundle_id) == len(identity) == 32 or (parent is not None and len(parent) != 32):
             raise TypeError("an id has the wrong form")
-        own, before = bytes(bundle_id).hex(), None if parent is None else bytes(parent).hex()
+        own, of, before = bytes(bundle_id).hex(), bytes(identity).hex(), None if parent is None else bytes(parent).hex()
         names = () if labels == "[]" else _labels(labels)
         lossy = None if bits is None or lossy_tokens is None else Lossy(bits, lossy_tokens)
-        uri = SessionUri(namespace, name)
+        session = str(SessionUri(namespace, name))
+        return VersionInfo(
+            session, version, own, before, of, tokens + unread, unread, file_bytes, raw_bytes, created, model, names,
+            lossy, bool(unnamed), used,
+        )  # fmt: skip
     except (StoreError, TypeError, ValueError, RecursionError) as error:
         raise _failed(path, f"it holds a row that is not valid: {error}") from error
-    return IndexRow(
-        uri, version, own, before, identity, tokens, file_bytes, raw_bytes, created, model, names,
-        unread_tokens=unread, lossy=lossy, unnamed=bool(unnamed), used_ns=used,
-    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=256)

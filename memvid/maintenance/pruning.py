@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from typing import Final
 
-from ..answers import Finding, MaintenanceReport
+from ..answers import Finding, MaintenanceReport, VersionInfo
 from ..checking.promised import require_same_as_row
 from ..errors import BlockMissing, StoreClosed, StoreError, StoreIoError
 from ..folder.folder import manifest_name
@@ -32,7 +32,6 @@ from ..folder.journals_beside import bases_beside
 from ..folder.marks import Marks
 from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
 from ..format.manifest import Manifest, end_record_of
-from ..format.records import IndexRow
 from ..uri import SessionUri
 from ..writing import deletion
 from ..writing.core import StoreCore
@@ -118,7 +117,7 @@ def _covered(core: StoreCore, uri: SessionUri) -> dict[str, str]:
     return found
 
 
-def _covers(core: StoreCore, later: IndexRow, earlier: IndexRow, stripped: Container[str]) -> bool:
+def _covers(core: StoreCore, later: VersionInfo, earlier: VersionInfo, stripped: Container[str]) -> bool:
     if _problem(core, later, is_stripped=later.bundle_id in stripped) is not None:
         return False
     try:
@@ -151,7 +150,7 @@ def _plan_soundly(
     there are some are planned again, until all versions to keep were looked at."""
     plan, stripped, looked = planned(uris), Marks.load(core.folder).stripped, set[str]()
     keep: list[Kept] = []
-    drop: list[IndexRow] = []
+    drop: list[VersionInfo] = []
     while True:
         again: set[SessionUri] = set()
         for row in (one.row for one in plan.keep if one.row.bundle_id not in looked):
@@ -170,7 +169,7 @@ def _plan_soundly(
     return RetentionPlan(tuple(keep), tuple(drop))
 
 
-def _problem(core: StoreCore, row: IndexRow, *, is_stripped: bool) -> Finding | None:
+def _problem(core: StoreCore, row: VersionInfo, *, is_stripped: bool) -> Finding | None:
     """Why a version cannot be woken, by a look that reads no block.
 
     Raises:
@@ -203,9 +202,9 @@ def _require_blocks(core: StoreCore, block_ids: Sequence[bytes], path: str, *, s
 # --- the drop
 
 
-def _steps(drop: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
+def _steps(drop: Sequence[VersionInfo]) -> Iterator[list[VersionInfo]]:
     """The versions in runs that never split a session."""
-    step: list[IndexRow] = []
+    step: list[VersionInfo] = []
     for row in drop:
         if len(step) >= _STEP_VERSIONS and row.uri != step[-1].uri:
             yield step
@@ -215,7 +214,7 @@ def _steps(drop: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
         yield step
 
 
-def _drop(run: MaintenanceRun, step: Sequence[IndexRow], planned: _Planned) -> set[str]:
+def _drop(run: MaintenanceRun, step: Sequence[VersionInfo], planned: _Planned) -> set[str]:
     """Drop what is still planned. No turn is acknowledged behind one of these meanwhile. The packs that may have blocks
     of them."""
     core, wanted = run.core, {row.bundle_id for row in step}
@@ -242,12 +241,12 @@ def _remove(run: MaintenanceRun, packs: Collection[str], deletes: Collection[str
     run.problems += removed.problems
 
 
-def _manifest_bytes(core: StoreCore, row: IndexRow) -> int:
+def _manifest_bytes(core: StoreCore, row: VersionInfo) -> int:
     status = core.folder.status_of(manifest_name(row.bundle_id))
     return status.st_size if status is not None else 0
 
 
-def _path(core: StoreCore, row: IndexRow) -> str:
+def _path(core: StoreCore, row: VersionInfo) -> str:
     return core.folder.path_of(manifest_name(row.bundle_id))
 
 

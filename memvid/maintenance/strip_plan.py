@@ -23,10 +23,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ..answers import VersionInfo
 from ..disk.budget import utc_day
 from ..folder.marks import Marks
 from ..folder.retention import EARLIEST_NS
-from ..format.records import IndexRow
 from ..limits import MAX_STRIPS
 from ..units import format_plural
 from ..uri import SessionUri
@@ -52,24 +52,24 @@ class Stock:
     """What a store has. rows: all versions, by session, oldest first. busy: the sessions in use. bases: the versions
     behind which turns stand. days: those on which the store was written, counted from 1970."""
 
-    rows: Sequence[IndexRow]
+    rows: Sequence[VersionInfo]
     marks: Marks
     busy: Collection[SessionUri] = ()
     bases: Collection[str] = ()
     days: Collection[int] = ()
 
-    def keeps(self, row: IndexRow) -> bool:
+    def keeps(self, row: VersionInfo) -> bool:
         """Whether a version stays as it is, whatever its dates."""
         marked = self.marks.of(row.bundle_id)
         return marked.keeps or marked.stripped or row.uri in self.busy or row.bundle_id in self.bases
 
-    def used_ns(self, rows: Iterable[IndexRow], now_ns: int) -> int:
+    def used_ns(self, rows: Iterable[VersionInfo], now_ns: int) -> int:
         """When the newest use of these versions was."""
         dates = [date for row in rows for date in (row.created_ns, row.used_ns or row.created_ns)]
         return now_ns if any(not EARLIEST_NS <= date <= now_ns for date in dates) else max(dates)
 
-    def sessions(self) -> dict[SessionUri, list[IndexRow]]:
-        found: dict[SessionUri, list[IndexRow]] = {}
+    def sessions(self) -> dict[SessionUri, list[VersionInfo]]:
+        found: dict[SessionUri, list[VersionInfo]] = {}
         for row in self.rows:
             found.setdefault(row.uri, []).append(row)
         return found
@@ -81,7 +81,7 @@ class Planned:
     far as the packs tell."""
 
     uri: SessionUri
-    rows: tuple[IndexRow, ...]
+    rows: tuple[VersionInfo, ...]
     reason: str
     bytes_freed: int = 0
 
@@ -146,7 +146,7 @@ def _candidates(stock: Stock, policy: RoomPolicy, now_ns: int) -> Iterator[Plann
     """What may be stripped, in the order in which it goes, whether it frees anything or not."""
     found: list[tuple[int, int, Planned]] = []
 
-    def add(group: int, rows: Sequence[IndexRow], used_by: Sequence[IndexRow], reason: str) -> None:
+    def add(group: int, rows: Sequence[VersionInfo], used_by: Sequence[VersionInfo], reason: str) -> None:
         used_ns = stock.used_ns(used_by, now_ns)
         if rows and now_ns - used_ns >= RECENT_NS:
             told = f"{reason}, last used {_told_age(now_ns - used_ns)} ago"

@@ -20,13 +20,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from ..answers import MaintenanceReport
+from ..answers import MaintenanceReport, VersionInfo
 from ..disk.clock import now_ns
 from ..errors import BlockMissing, StoreError
 from ..folder.folder import manifest_name
 from ..folder.journals_beside import bases_beside
 from ..folder.marks import Marks
-from ..format.records import IndexRow
 from ..recovery.replaying import keep_turns_behind
 from ..uri import SessionUri
 from ..writing.core import StoreCore
@@ -41,7 +40,7 @@ _UNNEEDED: Final = RepackPolicy(max_packs=CLEARING.max_packs)
 """What nothing needs leaves the disk, where it is more than a quarter of a pack."""
 
 
-def strip(core: StoreCore, rows: Sequence[IndexRow], *, dry_run: bool) -> MaintenanceReport:
+def strip(core: StoreCore, rows: Sequence[VersionInfo], *, dry_run: bool) -> MaintenanceReport:
     """Strip these versions. See `Store.strip`."""
     core.begin_upkeep(dry_run=dry_run)
     run = MaintenanceRun(core, "strip", dry_run)
@@ -61,7 +60,7 @@ def strip(core: StoreCore, rows: Sequence[IndexRow], *, dry_run: bool) -> Mainte
     return run.report()
 
 
-def _let_go(run: MaintenanceRun, rows: Sequence[IndexRow]) -> None:
+def _let_go(run: MaintenanceRun, rows: Sequence[VersionInfo]) -> None:
     """Let keys and values of stripped versions leave the disk."""
     ids = [row.bundle_id for row in rows]
     repack_packs(run, packs_with(run.core, ids), CLEARING, strips=ids if run.dry_run else ())
@@ -142,7 +141,7 @@ def _tell(run: MaintenanceRun, step: Planned) -> None:
         run.did("strip", _path(run.core, row), step.bytes_freed if row is step.rows[-1] else 0, step.reason, row)
 
 
-def _stock(core: StoreCore, busy: Collection[SessionUri], rows: Sequence[IndexRow] | None = None) -> Stock:
+def _stock(core: StoreCore, busy: Collection[SessionUri], rows: Sequence[VersionInfo] | None = None) -> Stock:
     """What the store has now. rows: None for all."""
     return Stock(
         core.index.all_rows() if rows is None else rows,
@@ -168,11 +167,11 @@ def _bytes_beyond_head(core: StoreCore, block_id: bytes) -> int:
     return 0
 
 
-def _path(core: StoreCore, row: IndexRow) -> str:
+def _path(core: StoreCore, row: VersionInfo) -> str:
     return core.folder.path_of(manifest_name(row.bundle_id))
 
 
-def _with_turns_kept(core: StoreCore, rows: Sequence[IndexRow]) -> list[IndexRow]:
+def _with_turns_kept(core: StoreCore, rows: Sequence[VersionInfo]) -> list[VersionInfo]:
     """Make versions of the turns that stand behind these versions: they need their blocks. Where the versions are all
     of a session, its new one is stripped with them."""
     asked = {row.bundle_id for row in rows}
@@ -191,7 +190,7 @@ def _count(core: StoreCore, uris: Collection[SessionUri]) -> None:
         core.index.save(core.folder, always=True)
 
 
-def _mark(run: MaintenanceRun, rows: Sequence[IndexRow]) -> None:
+def _mark(run: MaintenanceRun, rows: Sequence[VersionInfo]) -> None:
     before = marks = Marks.load(run.core.folder)
     for row in rows:
         marks = marks.strip(row.uri, [row.bundle_id])

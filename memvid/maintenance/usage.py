@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from ..answers import Finding, SessionUsage, UsageReport
+from ..answers import Finding, SessionUsage, UsageReport, VersionInfo
 from ..checking.promised import still_missing
 from ..disk import durable
 from ..disk.budget import utc_day
@@ -27,7 +27,6 @@ from ..folder.marks import stripped_in
 from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, VERSIONS
 from ..format.layout import Frame
 from ..format.manifest import Manifest, end_record_of
-from ..format.records import IndexRow
 from ..index.index import INDEX_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore
@@ -91,12 +90,12 @@ class _Tally:
     def session(self, uri: SessionUri) -> _Session:
         return self.sessions.setdefault(uri, _Session())
 
-    def add_row(self, row: IndexRow, *, is_stripped: bool) -> None:
+    def add_row(self, row: VersionInfo, *, is_stripped: bool) -> None:
         """A session's rows come oldest first: the newest tells its tokens."""
         session = self.session(row.uri)
         session.versions += 1
         session.stripped_versions += is_stripped
-        session.token_count = row.ledger_tokens
+        session.token_count = row.token_count
         session.logical_bytes += row.logical_bytes
         session.stored_bytes += row.bundle_bytes
 
@@ -171,7 +170,7 @@ def _add_versions(core: StoreCore, stripped: frozenset[str], tally: _Tally) -> _
     return users
 
 
-def _add_rows(core: StoreCore, rows: Iterable[IndexRow], stripped: frozenset[str], tally: _Tally) -> None:
+def _add_rows(core: StoreCore, rows: Iterable[VersionInfo], stripped: frozenset[str], tally: _Tally) -> None:
     gone = {row.bundle_id for row in rows if not core.folder.has_manifest(row.bundle_id)}
     missing = still_missing(core, gone)
     for row in rows:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from ..answers import Finding
+from ..answers import Finding, VersionInfo
 from ..disk import durable
 from ..disk.paths import (
     closing_fd,
@@ -70,7 +70,6 @@ from ..folder.store_file import (
     write_store_file,
 )
 from ..format.manifest import encode_manifest_file
-from ..format.records import IndexRow
 from ..index.index import INDEX_FILE, Index
 from ..limits import MAX_MARKS_BYTES, MAX_NOTE_BYTES
 from .format_1 import (
@@ -166,7 +165,7 @@ class _Carrying:
     versions: dict[str, OldVersion] = field(default_factory=dict)
     damaged: dict[str, bytes] = field(default_factory=dict)
     misnamed: dict[str, str] = field(default_factory=dict)
-    missing: list[IndexRow] = field(default_factory=list)
+    missing: list[VersionInfo] = field(default_factory=list)
 
     def run(self) -> tuple[Finding, ...]:
         folder = self.folder

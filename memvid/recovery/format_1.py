@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..answers import Lossy
+from ..answers import Lossy, VersionInfo
 from ..disk.paths import list_names, read_at, read_small, stat_open
 from ..disk.sealed_json import UNDECODED, SealedFormat
 from ..errors import PUT_BACK, CorruptBundle, StoreError, Truncated, UnsupportedFormat
@@ -19,7 +19,6 @@ from ..folder.marks import MARKS_FILE, Marks, require_id, session_marks, uuid_in
 from ..folder.store_file import has_bundles, has_manifests, has_own_packs
 from ..format.manifest import Manifest, bundle_id_of, decode_manifest, encode_manifest_file
 from ..format.pack import Trailer
-from ..format.records import IndexRow
 from ..format.sealing import HEADER_BYTES
 from ..format_1 import TRAILER
 from ..limits import MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_NOTE_BYTES, MAX_NOTE_NODES, MAX_VERSION
@@ -119,27 +118,30 @@ def decode_old_marks(data: bytes, store_uuid: str, path: str) -> Marks:
     return Marks(store_uuid, {SessionUri.parse(text): session_marks(value) for text, value in sessions.items()})
 
 
-def decode_note(data: bytes, bundle_id: str) -> IndexRow:
+def decode_note(data: bytes, bundle_id: str) -> VersionInfo:
     """The version that a note tells of, which has no file under bundles/. Raises MALFORMED."""
     fields = _NOTE.decode(data, bundle_id)
     facts = fields["row"]
     if fields.get("bundle") != bundle_id:
         raise ValueError("it tells of another bundle")
     is_exact = facts["lossy_bits"] is None or facts["lossy_tokens"] is None
-    return IndexRow(
-        uri=SessionUri(_text(facts, "namespace"), _text(facts, "name")),
+    unread = _number(facts, "unread_tokens")
+    return VersionInfo(
+        session=str(SessionUri(_text(facts, "namespace"), _text(facts, "name"))),
         version=_number(facts, "version", 1, MAX_VERSION),
         bundle_id=bundle_id,
         parent=None if facts["parent"] is None else require_id(facts["parent"]),
-        identity_digest=bytes.fromhex(require_id(facts["identity_digest"])),
-        token_count=_number(facts, "token_count"),
+        identity=require_id(facts["identity_digest"]),
+        token_count=_number(facts, "token_count") + unread,
+        unread_tokens=unread,
         bundle_bytes=_number(facts, "bundle_bytes"),
         logical_bytes=_number(facts, "logical_bytes"),
         created_ns=_number(facts, "created_ns"),
         model=_text(facts, "model"),
         labels=tuple(str(label) for label in json.loads(_text(facts, "labels"))),
-        unread_tokens=_number(facts, "unread_tokens"),
         lossy=None if is_exact else Lossy(_number(facts, "lossy_bits"), _number(facts, "lossy_tokens")),
+        unnamed=False,
+        used_ns=0,
     )
 
 

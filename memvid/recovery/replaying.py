@@ -137,7 +137,7 @@ def _draft(record: JournalRecord, reused: tuple[BlockEntry, ...]) -> VersionDraf
         reused=reused,
         blocks=(),
         session=record.session,
-        token_count=record.held,
+        block_tokens=record.held,
         beyond="reserve",
         whole=False,
     )

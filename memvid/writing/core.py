@@ -14,7 +14,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from ..answers import Finding
+from ..answers import Finding, VersionInfo
 from ..disk.budget import UNLIMITED, Account, Beyond, Budget, Meter, utc_day
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
@@ -37,7 +37,6 @@ from ..folder.folder import StoreFolder, id_in, manifest_name, pack_name
 from ..folder.journal import Journal
 from ..folder.store_file import VERSIONS
 from ..format.manifest import Manifest, read_manifest
-from ..format.records import IndexRow
 from ..index.index import Index, row_of
 from ..limits import MAX_VERSION
 from ..uri import SessionUri
@@ -290,7 +289,7 @@ class StoreCore:
         self.folder.publish(temp, name)
 
     def publish_version(
-        self, packs: Sequence[tuple[TempFile, bytes]], temp: TempFile, bundle_id: str, row: IndexRow
+        self, packs: Sequence[tuple[TempFile, bytes]], temp: TempFile, bundle_id: str, row: VersionInfo
     ) -> None:
         """The point of no return of a version: its flushed packs get their names, then its flushed manifest, then the
         index tells of them. Call it while `committing`.

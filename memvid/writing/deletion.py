@@ -17,19 +17,18 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
-from ..answers import DeleteReport, Finding
+from ..answers import DeleteReport, Finding, VersionInfo
 from ..disk.paths import undoing
 from ..errors import CorruptMarks, DurabilityLost, MarksLost, StoreError
 from ..folder.folder import manifest_name
 from ..folder.journals_beside import require_beside
 from ..folder.marks import MARKS_FILE, Marks, marks_in
-from ..format.records import IndexRow
 from ..uri import SessionUri
 from .core import StoreCore
 from .removal import packs_with, remove_unneeded
 
 
-def delete_versions(core: StoreCore, uri: SessionUri, rows: Sequence[IndexRow], *, whole: bool) -> DeleteReport:
+def delete_versions(core: StoreCore, uri: SessionUri, rows: Sequence[VersionInfo], *, whole: bool) -> DeleteReport:
     """Delete versions of a session (`rows`, oldest first). whole: these are all, and its turns and its marks go too.
     Call it while `committing`.
 
@@ -81,7 +80,7 @@ def _drop(core: StoreCore, bundle_ids: Sequence[str]) -> int:
     return bytes_freed
 
 
-def _enter_again(core: StoreCore, rows: Iterable[IndexRow]) -> None:
+def _enter_again(core: StoreCore, rows: Iterable[VersionInfo]) -> None:
     with contextlib.suppress(StoreError):  # else the next opening finds it
         core.index.add_all(rows)
 

@@ -6,9 +6,8 @@ import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from ..answers import Action, Finding, MaintenanceReport
+from ..answers import Action, Finding, MaintenanceReport, VersionInfo
 from ..errors import StoreError
-from ..format.records import IndexRow
 from .core import StoreCore
 
 
@@ -28,12 +27,12 @@ class MaintenanceRun:
     def committing(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if self.dry_run else self.core.committing()
 
-    def did(self, kind: str, path: str, size_bytes: int, reason: str, of: IndexRow | None = None) -> None:
+    def did(self, kind: str, path: str, size_bytes: int, reason: str, of: VersionInfo | None = None) -> None:
         """`of`: the version that the file is, if it is known."""
         session, version = (str(of.uri), of.version) if of is not None else (None, None)
         self.actions.append(Action(kind, path, session, version, size_bytes, reason))
 
-    def freed(self, kind: str, path: str, size_bytes: int, reason: str, of: IndexRow | None = None) -> None:
+    def freed(self, kind: str, path: str, size_bytes: int, reason: str, of: VersionInfo | None = None) -> None:
         """As `did`, of a step that frees so many bytes."""
         self.did(kind, path, size_bytes, reason, of)
         self.bytes_freed += size_bytes

@@ -22,6 +22,7 @@ from ..errors import (
 from ..format.blocks import BlockEntry, BlockHeader, span_parents
 from ..format.frames import FrameReader, Head, require_promised
 from ..format.manifest import Manifest, whole_before
+from ..format.records import Receipt
 from ..limits import MAX_REMEMBERED_HEAD_BYTES
 from .frame_files import FrameFiles
 
@@ -76,6 +77,10 @@ class BundleReader(Closing):
             self._files.close()
             self._on_close()
 
+    def receipt(self) -> Receipt:
+        """The receipt of a sleep that would write nothing but this version."""
+        return Receipt.of(self.manifest, self.bundle_id)
+
     def read_header(self, entry: BlockEntry) -> BlockHeader:
         """The block's header, with its id recomputed; read once, then remembered, up to MAX_REMEMBERED_HEAD_BYTES. A
         stripped block has one too.
@@ -119,7 +124,7 @@ class BundleReader(Closing):
         the block headers. A stripped version has it too."""
         spans = [entry for entry in self.entries if entry.kind == "span" and entry.start >= start]
         ledger = b"".join(self.read_header(entry).tokens for entry in spans)
-        count = self.manifest.token_count - start
+        count = self.manifest.block_tokens - start
         if len(ledger) != 4 * count:
             raise CorruptBundle(
                 f"{self.path}: the blocks hold {len(ledger) // 4} tokens, not {count}.",
@@ -141,7 +146,7 @@ class BundleReader(Closing):
         for entry in self.entries:
             if not self.has(entry):
                 return whole_before(self.manifest, entry)
-        return self.manifest.token_count
+        return self.manifest.block_tokens
 
     @contextmanager
     def holding(self, entry: BlockEntry, *, checked: bool = False, stripped: bool = False) -> Iterator[FrameReader]:

@@ -72,7 +72,7 @@ class VersionDraft:
     reused: Sequence[BlockEntry]
     blocks: Iterable[BlockDraft]
     session: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-    token_count: int
+    block_tokens: int
     compressed: bool = False
     on_progress: Progress | None = None
     beyond: Beyond | None = None
@@ -87,8 +87,8 @@ def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
     core.begin_upkeep(dry_run=False)
     if not callable(request.session):
         require_session_map(request.session)
-    if not 0 <= request.token_count <= MAX_TOKENS:
-        raise LimitExceeded(f"a session has 0 to {MAX_TOKENS} tokens, not {request.token_count}.", limit=MAX_TOKENS)
+    if not 0 <= request.block_tokens <= MAX_TOKENS:
+        raise LimitExceeded(f"a session has 0 to {MAX_TOKENS} tokens, not {request.block_tokens}.", limit=MAX_TOKENS)
     with core.pinning() as pin, core.next_version(request.uri) as version, contextlib.ExitStack() as stack:
         core.pins.extend(pin, (entry.id for entry in request.reused))
         _require_reusable(core, request)
@@ -132,7 +132,7 @@ class _Sleep:
             drafts = list(drafts)
             self._require_room(drafts)
         entries = [*self._request.reused, *self._write_blocks(drafts)]
-        problem = require_chain(entries, self._request.token_count)
+        problem = require_chain(entries, self._request.block_tokens)
         if problem:
             raise InvalidDraft(f"The blocks of {self._request.uri} are not one chain: {problem}.")
         self._finish_pack()
@@ -161,7 +161,7 @@ class _Sleep:
                     self._request.before_publishing()
                 self._core.publish_version(self._packs, temp, bundle_id, row_of(manifest, bundle_id, len(data)))
                 self._room.settle()  # after the files count: for a moment they count twice, which never exceeds it
-        return receipt_of(manifest, bundle_id, self._pack_bytes() + len(data), len(self._written))
+        return Receipt.of(manifest, bundle_id, self._pack_bytes() + len(data), len(self._written))
 
     def _write_again(self, gone: Sequence[bytes]) -> None:
         """Blocks that left their packs before the commit: written from memory, or the sleep fails."""
@@ -201,7 +201,7 @@ class _Sleep:
     def _write_blocks(self, drafts: Iterable[BlockDraft]) -> Iterator[BlockEntry]:
         request = self._request
         held = max((entry.end for entry in request.reused if entry.kind == "span"), default=0)
-        done, total = 0, request.token_count - held
+        done, total = 0, request.block_tokens - held
         rest = self._prepared(drafts)
         for block in rest:
             self._write_block(block, rest)
@@ -260,7 +260,7 @@ class _Sleep:
             version=self._version,
             parent=request.parent,
             identity=request.identity,
-            token_count=request.token_count,
+            block_tokens=request.block_tokens,
             created_ns=now_ns(),
             blocks=tuple(entries),
             session=session if covered is None else {**session, COVERS: covered},
@@ -273,22 +273,6 @@ class _Sleep:
         parent = self._request.parent if entries and self._request.parent else ""
         row = self._core.index.rows_of([parent]).get(parent)
         return row.bundle_bytes if row is not None and row.uri == self._request.uri and row.unread_tokens else 0
-
-
-def receipt_of(manifest: Manifest, bundle_id: str, bytes_written: int, blocks_new: int) -> Receipt:
-    """The receipt of a version that is in the store."""
-    return Receipt(
-        uri=manifest.uri,
-        version=manifest.version,
-        bundle_id=bundle_id,
-        parent=manifest.parent,
-        token_count=manifest.token_count,
-        bytes_written=bytes_written,
-        blocks_new=blocks_new,
-        blocks_reused=len(manifest.blocks) - blocks_new,
-        entries=manifest.blocks,
-        unread_tokens=manifest.unread_tokens,
-    )
 
 
 def _require_reusable(core: StoreCore, request: VersionDraft) -> None:

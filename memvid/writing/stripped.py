@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Collection
 from dataclasses import replace
 
+from ..answers import VersionInfo
 from ..errors import StoreError
 from ..folder.folder import manifest_name
-from ..format.records import IndexRow
 from .core import StoreCore
 
 
@@ -28,7 +28,7 @@ def count_stripped(core: StoreCore, bundle_ids: Collection[str]) -> None:
     core.index.add_all(changed)
 
 
-def _bytes_left(core: StoreCore, row: IndexRow, own: set[bytes]) -> int:
+def _bytes_left(core: StoreCore, row: VersionInfo, own: set[bytes]) -> int:
     """The bytes of a manifest, and of these blocks in packs: of a pack with others, too, their part."""
     status = core.folder.status_of(manifest_name(row.bundle_id))
     bytes_left = status.st_size if status is not None else 0

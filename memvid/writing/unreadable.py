@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..answers import Finding
+from ..answers import Finding, VersionInfo
 from ..errors import BundleMissing, StoreError
-from ..format.records import IndexRow
 
 _ADVICE: Final = (
     "Put it back, or let `torpor repair --from FOLDER` take it from a backup; without one, {}. Until then no pack is "
@@ -14,13 +13,13 @@ _ADVICE: Final = (
 )
 
 
-def finding_of_missing(path: str, row: IndexRow) -> Finding:
+def finding_of_missing(path: str, row: VersionInfo) -> Finding:
     """The finding that a version has no manifest."""
     message = f"The manifest of version {row.version} of {row.uri} ({path}) is missing. {_advice_for(row)}"
     return Finding(path, BundleMissing.code, message, str(row.uri), row.version)
 
 
-def sentence_of(error: StoreError, path: str, row: IndexRow | None) -> str:
+def sentence_of(error: StoreError, path: str, row: VersionInfo | None) -> str:
     """What is told of a manifest that is missing or damaged by this error. row: the version that it is, if anything
     tells."""
     if isinstance(error, BundleMissing):
@@ -32,5 +31,5 @@ def sentence_of(error: StoreError, path: str, row: IndexRow | None) -> str:
     return f"{what} {unknown} {_ADVICE.format('move it away to do without that version')}"
 
 
-def _advice_for(row: IndexRow) -> str:
+def _advice_for(row: VersionInfo) -> str:
     return _ADVICE.format(f"delete the version (`torpor rm {row.uri}@{row.version}`)")

@@ -37,7 +37,7 @@ def sleep(opened: Store, memory: synthetic.CacheMemory, ledger: bytes) -> Any:
             reused=(),
             blocks=memory.drafts(ledger),
             session={},
-            token_count=len(ledger) // 4,
+            block_tokens=len(ledger) // 4,
         )
     )
 

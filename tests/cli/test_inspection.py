@@ -94,7 +94,7 @@ def test_show_tells_what_computed_a_session_as_far_as_that_is_short_text(
                 reused=(),
                 blocks=making.drafts(5),
                 session={"model": "m", "backend": kept},
-                token_count=5,
+                block_tokens=5,
             )
         )
     ran = torpor("show", "agent", "--store", short_path / "store", "--json")
@@ -177,7 +177,7 @@ def test_many_damaged_sessions_are_cut_for_people_and_not_in_json(made_store: Ma
                         reused=[entry for entry in reader.entries if entry.kind == "span" and entry.token_count == 256],
                         blocks=(),
                         session={},
-                        token_count=256,
+                        block_tokens=256,
                     )
                 )
     made_store.packs[0].unlink()

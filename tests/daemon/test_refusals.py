@@ -23,10 +23,10 @@ from torpor.daemon.models import canary
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
+from torpor.memvid.answers import VersionInfo
 from torpor.memvid.errors import CorruptBlock, DurabilityLost, NoSpace, SessionNotFound, StoreLocked
 from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.memvid.format.identity import Identity
-from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri
@@ -89,7 +89,7 @@ async def test_a_bundle_repointed_to_another_sessions_is_refused_gm2_gm3_threat_
     await sleeping(rig, "b", seed=2)
     find, others = Index.find, {"a": "b", "b": "a"}
 
-    def bent(self: Index, uri: SessionUri, version: int | None = None) -> IndexRow | None:
+    def bent(self: Index, uri: SessionUri, version: int | None = None) -> VersionInfo | None:
         row = find(self, SessionUri(uri.namespace, others.get(uri.name, uri.name)), version)
         return replace(row, uri=uri) if row else None
 
@@ -393,7 +393,7 @@ def hand_made(
             reused=(),
             blocks=blocks,
             session=session,
-            token_count=sum(block.kind == "span" for block in blocks),
+            block_tokens=sum(block.kind == "span" for block in blocks),
         )
     )
     return name

@@ -163,7 +163,7 @@ async def test_a_mere_look_never_stands_before_the_version_that_it_looks_at(
     with Store.open(store, writable=False) as opened:
         row = opened.find_session(SessionUri("default", "s"))
         assert row is not None
-        assert (row.version, row.token_count) == (1, 1300)
+        assert (row.version, row.block_tokens) == (1, 1300)
 
 
 @pytest.mark.one_in(2)

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 from unittest import mock
 
 from blake3 import blake3
+from torpor.memvid.answers import VersionInfo
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.disk.paths import closing_fd
@@ -26,7 +27,7 @@ from torpor.memvid.format.layout import Frame
 from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.format.pack import PackFile
 from torpor.memvid.format.pack_writer import PackWriter
-from torpor.memvid.format.records import IndexRow, Receipt
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri
@@ -146,7 +147,7 @@ def sleep_each(store: Store, *token_counts: int, before: Receipt | None = None, 
 def write(store: Store, blocks: Iterable[BlockDraft], token_count: int, **changes: Any) -> Receipt:
     """Put these blocks to sleep. changes: what differs from the draft of a first version."""
     first = {"uri": URI, "identity": IDENTITY, "parent": None, "reused": (), "session": {}}
-    return store.write_bundle(VersionDraft(blocks=blocks, token_count=token_count, **(first | changes)))
+    return store.write_bundle(VersionDraft(blocks=blocks, block_tokens=token_count, **(first | changes)))
 
 
 def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:
@@ -165,7 +166,7 @@ def sleep_planes(store: Store, uri: SessionUri, *, compressed: bool = True) -> R
 def turn(store: Store, tail: int, *, uri: SessionUri = URI, seed: int = 0) -> JournalRecord:
     """So many tokens behind the newest version of a session, or the first ones of a new session, for the journal."""
     row = store.find_session(uri)
-    held = row.token_count if row else 0
+    held = row.block_tokens if row else 0
     return JournalRecord(
         uri=uri,
         session={"model": "demo", UNREAD: {"tokens": token_ids(held, tail, seed)}},
@@ -200,7 +201,7 @@ def require_awake(
 ) -> None:
     """Wake a session and compare every byte with what was put to sleep."""
     with store.open_session(uri, version) as reader:
-        assert reader.manifest.token_count == token_count
+        assert reader.manifest.block_tokens == token_count
         assert reader.tokens() == token_ids(0, token_count, seed)
         assert contents(reader) == expected(token_count, seed=seed, **sizes)
 
@@ -219,11 +220,12 @@ def reopened(store: Store, *, anew: bool = False) -> Store:
     return Store.open(store.path, writable=True)
 
 
-def index_row(uri: SessionUri, version: int, bundle_id: str, **changes: Any) -> IndexRow:
+def index_row(uri: SessionUri, version: int, bundle_id: str, **changes: Any) -> VersionInfo:
     """The row of a version of so many tokens as its number."""
-    sizes = {"token_count": version, "bundle_bytes": 100, "logical_bytes": 1000, "created_ns": 1}
-    facts = {"parent": None, "identity_digest": b"\x11" * 32, "model": "demo", "labels": ()}
-    return IndexRow(uri=uri, version=version, bundle_id=bundle_id, **(sizes | facts | changes))  # type: ignore[arg-type]
+    sizes = {"token_count": version, "unread_tokens": 0, "bundle_bytes": 100, "logical_bytes": 1000, "created_ns": 1}
+    facts = {"parent": None, "identity": "11" * 32, "model": "demo", "labels": (), "lossy": None}
+    facts |= {"unnamed": False, "used_ns": 0}
+    return VersionInfo(session=str(uri), version=version, bundle_id=bundle_id, **(sizes | facts | changes))  # type: ignore[arg-type]
 
 
 # --- its files

@@ -178,7 +178,7 @@ def read_beside(path: str) -> int:
             for row in rows:
                 try:
                     with store.open_session(row.uri, row.version) as reader:
-                        tokens, count = reader.tokens(), row.token_count
+                        tokens, count = reader.tokens(), row.block_tokens
                         seed = next(seed for seed in range(3) if tokens == token_ids(0, count, seed))
                         require_right(reader, count, seed)
                     wakes += 1

@@ -146,7 +146,7 @@ def test_a_delete_that_is_cut_off_at_any_step_is_as_it_was_or_lacks_its_oldest_v
             assert again.opening.unreadable == (), "nothing of it is called missing"
             assert [row.version for row in again.versions(URI)] in ([1, 2, 3], [2, 3], [3], [])
             for row in again.versions(URI):
-                require_awake(again, row.token_count, version=row.version)
+                require_awake(again, row.block_tokens, version=row.version)
             require_awake(again, 700, uri=OTHER_URI)
             if again.can_be_deleted(URI):
                 again.delete_session(URI)
@@ -200,7 +200,7 @@ def test_a_delete_that_fails_at_any_step_leaves_whole_versions(store: Store, cal
         assert again.opening.unreadable == ()
         assert [row.version for row in again.versions(URI)] in ([1, 2, 3], [2, 3], [3], [])
         for row in again.versions(URI):
-            require_awake(again, row.token_count, version=row.version)
+            require_awake(again, row.block_tokens, version=row.version)
         require_awake(again, 700, uri=OTHER_URI)
         if again.can_be_deleted(URI):
             again.delete_session(URI)

@@ -277,7 +277,7 @@ def test_a_session_whose_manifest_cannot_be_read_may_be_there_and_is_once_it_is_
         damaged.write_bytes(whole)
         assert opened.resolve("agent") == URI
         with opened.open_session(URI) as reader:
-            assert reader.manifest.token_count == 10
+            assert reader.manifest.block_tokens == 10
         with pytest.raises(errors.SessionNotFound) as refusal:
             opened.resolve("another")
         assert "cannot be read" not in refusal.value.message

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torpor.memvid.answers import VersionInfo
 from torpor.memvid.errors import AmbiguousVersion, InvalidTag, InvalidUri, SessionNotFound
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.versions import describe_versions, select_version
-from torpor.memvid.format.records import IndexRow
 from torpor.memvid.uri import (
     Selector,
     SessionUri,
@@ -93,7 +93,7 @@ def test_any_text_is_a_name_or_a_typed_refusal(text: str) -> None:
 # --- references to a version
 
 
-def row(version: int, bundle_id: str) -> IndexRow:
+def row(version: int, bundle_id: str) -> VersionInfo:
     return index_row(WRITER, version, bundle_id.ljust(64, "0"))
 
 
@@ -108,7 +108,7 @@ ROWS = [
 MARKS = Marks("store").tag(WRITER, ROWS[0].bundle_id, "before-refactor").tag(WRITER, "99" * 32, "lost")
 
 
-def pick(selector: str, rows: list[IndexRow] = ROWS, marks: Marks = MARKS) -> int:
+def pick(selector: str, rows: list[VersionInfo] = ROWS, marks: Marks = MARKS) -> int:
     return select_version(WRITER, rows, marks, parse_selector(selector)).version
 
 

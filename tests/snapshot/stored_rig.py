@@ -52,7 +52,7 @@ def write(
             reused=reused,
             blocks=blocks,
             session=session,
-            token_count=token_count,
+            block_tokens=token_count,
             **options,
         )
     )

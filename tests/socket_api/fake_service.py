@@ -25,7 +25,7 @@ from torpor.daemon.errors import AnswerNotFound
 from torpor.daemon.events.bus import Bus, Subscription, Wanted
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.errors import TorporError
-from torpor.memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion, VersionInfo
+from torpor.memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion, ShownVersion
 from torpor.memvid.uri import SessionUri
 from torpor.records import Result
 
@@ -42,7 +42,7 @@ class FakeBusy(TorporError):
 class FakeSession:
     info: session.SessionInfo
     tokens: list[int] = field(default_factory=list)
-    versions: list[VersionInfo] = field(default_factory=list)
+    versions: list[ShownVersion] = field(default_factory=list)
     tags: dict[str, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
 
@@ -198,7 +198,26 @@ class FakeService(Verbs, Awaiting):
         request.emit(ProgressEvent("sleep", size, size))
         version = len(found.versions) + 1
         parent = found.versions[-1].bundle_id if found.versions else None
-        made = VersionInfo(version, f"{version:064x}", parent, len(found.tokens), size, size, version)
+        made = ShownVersion(
+            session=found.info.session,
+            version=version,
+            bundle_id=f"{version:064x}",
+            parent=parent,
+            identity="11" * 32,
+            token_count=len(found.tokens),
+            unread_tokens=0,
+            bundle_bytes=size,
+            logical_bytes=size,
+            created_ns=version,
+            model=found.info.model,
+            labels=found.info.labels,
+            lossy=None,
+            unnamed=False,
+            used_ns=0,
+            tags=(),
+            pinned=False,
+            stripped=False,
+        )
         found.versions.append(made)
         found.now(version=version, bundle_id=made.bundle_id, dirty=False)
         return waking.SleepResult(

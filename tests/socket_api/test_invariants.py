@@ -315,7 +315,7 @@ def test_qx4_what_is_saved_counts_as_many_tokens_as_the_session_has(daemon: Real
     with Store.open(daemon.store, writable=False) as store:
         uri = SessionUri.parse("torpor://default/saved")
         with store.open_session(uri) as reader:
-            assert reader.manifest.token_count == result.token_count
+            assert reader.manifest.block_tokens == result.token_count
             assert len(bytes(reader.tokens())) == 4 * result.token_count
 
 

@@ -66,7 +66,7 @@ def changed(store: Path, name: str, more: Mapping[str, Any] = MappingProxyType({
                 reused=reader.entries,
                 blocks=(),
                 session=told,
-                token_count=reader.manifest.token_count,
+                block_tokens=reader.manifest.block_tokens,
             )
         )
 

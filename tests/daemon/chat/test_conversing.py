@@ -17,9 +17,10 @@ from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTrans
 from torpor.daemon.models.call_formats import call_shape
 from torpor.daemon.models.chat_template import NO_ROOT, Root
 from torpor.daemon.models.marks import Marks
-from torpor.daemon.sessions.sessions import Durable, Session
+from torpor.daemon.sessions.sessions import Session
 from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.memvid.errors import SessionNotFound
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     SYSTEM,
@@ -306,7 +307,7 @@ async def test_a_session_that_slept_before_sessions_kept_their_system_text_has_i
     del kept["chat_opened_at"]
     first = {"turns": b"", "system": kept[TEXT_MAP]["system"]}
     older = {**kept, "system": None, TEXT_MAP: {**first, "own_system": True}}
-    woken = Session.woken(live.uri, live.model, live.state, Durable(1, "", None, 0, ()), older, 0)
+    woken = Session.woken(live.uri, live.model, live.state, Receipt(live.uri, 1, "", None, 0, 0, ()), older, 0)
     assert (woken.chat.system, woken.chat.opened_at) == (SYSTEM["content"], 0)
     transcripts = {**older, TEXT_MAP: {**first, "own_system": False}}
     assert Session.woken(live.uri, live.model, live.state, woken.durable, transcripts, 0).chat.system is None

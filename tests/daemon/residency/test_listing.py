@@ -142,7 +142,7 @@ def hand_made(rig: Rigged, name: str, slots: list[SlotSpec] | None, **session: A
             reused=(),
             blocks=blocks,
             session={"model": MODEL, "sampling": SAMPLED.to_map(), **session},
-            token_count=len(blocks),
+            block_tokens=len(blocks),
         )
     )
 

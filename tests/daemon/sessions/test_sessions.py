@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from torpor.daemon.errors import InvalidSampling, SessionBusy
-from torpor.daemon.sessions.sessions import MAX_WAITING, Durable, Session, Turns
+from torpor.daemon.sessions.sessions import MAX_WAITING, Session, Turns
+from torpor.memvid.format.records import Receipt
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
 from torpor.tests.daemon.session_rig import HELD, SAMPLED, Rigged, tokens_of
 
-DURABLE = Durable(1, "00" * 32, None, 1, ())
+DURABLE = Receipt(SessionUri("default", "a"), 1, "00" * 32, None, 1, 0, ())
 A, B = SessionUri("default", "a"), SessionUri("default", "b")
 
 
@@ -74,7 +75,7 @@ async def test_what_is_kept_of_a_session_makes_it_again(rig: Rigged) -> None:
     await rig.woken("a", tokens_of(1, 10), sampling=SAMPLED, labels=["x"], system="S")
     live = rig.live("a")
     again = Session.woken(live.uri, live.model, live.state, live.durable, live.to_map(), 10)
-    again.provenance = live.provenance  # the backend is not in the map, but beside it
+    again.provenance, again.durable_by = live.provenance, live.durable_by  # the backend stands beside the map
     assert again == live
     assert (again.dirty, again.unchanged_tokens) == (False, 10)
 

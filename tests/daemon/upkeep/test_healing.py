@@ -34,12 +34,12 @@ A = SessionUri("default", "a")
 
 def newest(rig: Any, name: str = "a") -> tuple[int, int]:
     row = rig.service._parts.store.disk.find_session(SessionUri("default", name))
-    return row.version, row.token_count
+    return row.version, row.block_tokens
 
 
 def counts(store: Path) -> dict[str, int]:
     with Store.open(store, writable=False) as opened:
-        return {row.uri.name: row.token_count for row in opened.iter_sessions()}
+        return {row.uri.name: row.block_tokens for row in opened.iter_sessions()}
 
 
 @asynccontextmanager
@@ -318,7 +318,7 @@ async def test_a_stop_waits_for_one_call_of_a_heal_and_the_next_daemon_heals(
         await close_in_the_midst(rig, gate)
         assert len(rig.network.calls) == 1
     with Store.open(store, writable=False) as opened:
-        assert [(row.version, row.token_count) for row in opened.versions(SessionUri("default", first))] == [(1, 1300)]
+        assert [(row.version, row.block_tokens) for row in opened.versions(SessionUri("default", first))] == [(1, 1300)]
     async with open_rig(scrub=RARE) as rig, listening(rig) as heard:
         await told(heard, "store_repaired")
         await rig.wake(first)

@@ -381,7 +381,7 @@ async def test_the_full_session_behind_an_earlier_token_is_healed_and_stays_the_
         await told(heard, "session_healed")
         assert len(rig.live("a").state.tokens) == 700 + 2 * writes
         row = rig.service._parts.store.disk.find_session(SessionUri("default", "a"))
-        assert (row.version, row.token_count) == (2, 1300)
+        assert (row.version, row.block_tokens) == (2, 1300)
         await rig.sleep("a")
         woken = await rig.wake("a", 2)
         assert woken.token_count == 1300

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torpor.daemon.upkeep import loop, writing_behind
 from torpor.daemon.upkeep.single_questions import QUIET_S
-from torpor.memvid.format.records import IndexRow
+from torpor.memvid.answers import VersionInfo
 from torpor.tests.daemon.session_rig import Rigged, as_killed, packs, tokens_of, until
 
 KINDS = ("qwen3", "gemma3_text")
@@ -23,13 +23,13 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "REST", 0)
 
 
-def rows(rig: Rigged, name: str) -> list[IndexRow]:
+def rows(rig: Rigged, name: str) -> list[VersionInfo]:
     return list(rig.service._parts.store.disk.versions(rig.service._parts.sessions.resolve(name)))
 
 
 def is_written_behind(rig: Rigged, name: str) -> bool:
     durable = rig.live(name).durable
-    return durable is not None and durable.token_count > 0
+    return durable is not None and durable.block_tokens > 0
 
 
 def ten_minutes_later(rig: Rigged) -> None:
@@ -49,7 +49,7 @@ async def ask(rig: Rigged, name: str = "q") -> Any:
 async def left_alone(rig: Rigged, name: str = "q") -> None:
     """Until its ledger alone is on the disk."""
     ten_minutes_later(rig)
-    await until(lambda: [row.token_count for row in rows(rig, name)] == [0])
+    await until(lambda: [row.block_tokens for row in rows(rig, name)] == [0])
 
 
 @pytest.mark.usefixtures("short_calls")
@@ -91,12 +91,12 @@ async def test_what_is_kept_as_a_ledger_leaves_memory_without_a_byte_more(
         assert [row.version for row in rows(rig, "idle")] == [rows(rig, "stopped")[0].version]
         assert not packs(store)
         await rig.sleep("asked")
-        assert rows(rig, "asked")[-1].token_count == 604, "who asks for a sleep gets one"
+        assert rows(rig, "asked")[-1].block_tokens == 604, "who asks for a sleep gets one"
         assert (await rig.service.fork("forked", name="fork")).tokens_prefilled == 0
         made = await rig.service.fork("back", name="early", at_token=300)
         assert (made.token_count, made.tokens_prefilled) == (300, 1), "the logits there"
     async with open_rig() as rig:
-        assert [row.token_count for row in rows(rig, "stopped")] == [0]
+        assert [row.block_tokens for row in rows(rig, "stopped")] == [0]
         woken = await rig.wake("stopped")
         assert (woken.tokens_prefilled, woken.recomputed_because) == (604, "ledger")
         early = await rig.service.fork("idle", name="other", at_token=300)
@@ -116,7 +116,7 @@ async def test_what_goes_on_or_has_a_name_is_kept_whole(open_rig: Callable[..., 
         await until(lambda: all(is_written_behind(rig, name) for name in kept))
         await ask(rig)
         ten_minutes_later(rig)
-        await until(lambda: rows(rig, "q")[-1].token_count == 0)
+        await until(lambda: rows(rig, "q")[-1].block_tokens == 0)
         assert all(is_written_behind(rig, name) for name in kept)
 
 
@@ -139,7 +139,7 @@ async def test_a_ledger_alone_hides_no_session_that_a_new_one_can_take_over(open
         for name in names:
             await ask(rig, name)
         ten_minutes_later(rig)
-        await until(lambda: all(rows(rig, name)[-1].token_count == 0 for name in names))
+        await until(lambda: all(rows(rig, name)[-1].block_tokens == 0 for name in names))
         for name in names:
             await rig.service._parts.models.idle_sleeps.put_away(rig.live(name).uri, "pressure")
         told = await rig.service.append("new", tokens=tokens_of(1, 600), create=True)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torpor.daemon.errors import SessionAwake
 from torpor.daemon.upkeep import loop, writing_behind
+from torpor.memvid.answers import VersionInfo
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.format.pack_writer import PackWriter
-from torpor.memvid.format.records import IndexRow
 from torpor.memvid.writing.core import StoreCore
 from torpor.tests.daemon.session_rig import SAMPLED, Gate, Rigged, as_killed, hold_calls, listening, tokens_of, until
 
@@ -29,14 +29,14 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing_behind, "BLOCKS_DUE", 1 << 20)
 
 
-def rows(rig: Rigged, name: str) -> list[IndexRow]:
+def rows(rig: Rigged, name: str) -> list[VersionInfo]:
     return list(rig.service._parts.store.disk.versions(rig.service._parts.sessions.resolve(name)))
 
 
-async def written(rig: Rigged, name: str, blocks: int) -> IndexRow:
+async def written(rig: Rigged, name: str, blocks: int) -> VersionInfo:
     """The newest version of a session, once that has so many full blocks, and the session stands behind it."""
     live = rig.live(name)
-    await until(lambda: live.durable is not None and live.durable.token_count >= 256 * blocks)
+    await until(lambda: live.durable is not None and live.durable.block_tokens >= 256 * blocks)
     return rows(rig, name)[-1]
 
 
@@ -66,20 +66,20 @@ async def test_a_kill_costs_less_than_a_block_and_what_was_said_since(open_kind:
         await rig.service.append("one", tokens=tokens_of(3, 655))
         await rig.write("one", 7)
         row = await written(rig, "one", 2)
-        assert row.token_count == (557 if kind in ("qwen3", "quantised") else 512)
-        assert row.ledger_tokens in (700, 707), "as far as it was acknowledged when its blocks were on the disk"
+        assert row.block_tokens == (557 if kind in ("qwen3", "quantised") else 512)
+        assert row.token_count in (700, 707), "as far as it was acknowledged when its blocks were on the disk"
         at_once, had = as_killed(store, "at once"), await rig.fingerprint("one")
         await rig.service.append("one", tokens=tokens_of(2, 20))
         later, went_on = as_killed(store, "later"), await rig.write("one", 9)
     async with open_kind(kind, store=at_once) as rig:
         woken = await rig.wake("one")
         assert woken.provenance.recomputed.same_logits
-        assert woken.provenance.recomputed.tokens == 707 - row.token_count
+        assert woken.provenance.recomputed.tokens == 707 - row.block_tokens
         assert await rig.fingerprint("one") == had
     async with open_kind(kind, store=later) as rig:
         assert rig.service._parts.store.disk.opening.turns_replayed == 1
         again = (await rig.wake("one")).provenance.recomputed
-        assert (again.same_logits, again.tokens) == (True, 727 - row.token_count)
+        assert (again.same_logits, again.tokens) == (True, 727 - row.block_tokens)
         assert await rig.write("one", 9) == went_on, "the sampler goes on where it stood"
 
 
@@ -138,7 +138,7 @@ async def test_no_request_waits_while_blocks_are_written_and_the_version_has_the
         at_once = as_killed(store)
         flushing.open()
         row = await written(rig, "one", 2)
-        assert (row.version, row.ledger_tokens, rig.service._parts.store.disk.acknowledged()) == (1, 602, [])
+        assert (row.version, row.token_count, rig.service._parts.store.disk.acknowledged()) == (1, 602, [])
         later, had = as_killed(store, "later"), await rig.fingerprint("one")
     for killed in (at_once, later):
         async with open_rig(store=killed) as rig:
@@ -158,7 +158,7 @@ async def test_a_turn_that_ends_while_the_version_is_published_goes_on_behind_it
         assert not asked.done()
         publishing.open()
         await asked
-        assert rows(rig, "one")[0].ledger_tokens == 600
+        assert rows(rig, "one")[0].token_count == 600
         killed, had = as_killed(store), await rig.fingerprint("one")
     async with open_rig(store=killed) as rig:
         woken = await rig.wake("one")
@@ -208,12 +208,12 @@ async def test_what_was_acknowledged_is_written_in_the_midst_of_the_next_turn(
         await asyncio.gather(*asked)
         went_on = await rig.fingerprint("one")
     assert in_its_midst
-    assert row.ledger_tokens == 600
+    assert row.token_count == 600
     async with open_kind(kind, store=killed) as rig:
         assert rig.service._parts.store.disk.opening.turns_replayed == 1, (
             "that of the other session, which has no version"
         )
-        assert (await rig.wake("one")).provenance.recomputed.tokens == 600 - row.token_count
+        assert (await rig.wake("one")).provenance.recomputed.tokens == 600 - row.block_tokens
         assert await rig.fingerprint("one") == had
     async with open_kind(kind, store=store) as rig:
         await rig.wake("one")
@@ -243,7 +243,7 @@ async def test_an_agent_that_never_rests_has_less_than_two_blocks_and_its_last_t
 
 
 def written_of(live: Any) -> int:
-    return live.durable.token_count if live.durable else 0
+    return live.durable.block_tokens if live.durable else 0
 
 
 @pytest.mark.parametrize("way", ["rm", "forget"])
@@ -287,7 +287,7 @@ async def test_without_room_it_is_tried_again_later_and_nobody_is_refused(
     monkeypatch.setattr(PackWriter, "finish", refuse)
     async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 600))
-        assert (await written(rig, "one", 2)).ledger_tokens == 600
+        assert (await written(rig, "one", 2)).token_count == 600
     assert caplog.text.count("write behind of torpor://default/one failed") == 2
 
 
@@ -332,7 +332,7 @@ async def test_a_look_is_not_written_and_what_goes_on_from_it_is(rig: Rigged) ->
     assert rows(rig, "one")[-1].version == newest
     await rig.service.append("one", tokens=tokens_of(3, 300))
     await until(lambda: rows(rig, "one")[-1].version > newest)
-    assert rows(rig, "one")[-1].ledger_tokens == 590
+    assert rows(rig, "one")[-1].token_count == 590
     assert newest in [row.version for row in rows(rig, "one")], "it went another way, so it stays"
 
 
@@ -392,7 +392,7 @@ async def test_the_state_of_a_session_that_is_written_is_as_it_was(rig: Rigged) 
     live, had = rig.live("one"), await rig.fingerprint("one")
     used = live.stay.last_used
     await rig.service._parts.sessions.writing_behind._write(live)
-    assert rows(rig, "one")[-1].token_count >= 512
+    assert rows(rig, "one")[-1].block_tokens >= 512
     assert (await rig.fingerprint("one"), live.stay.last_used, live.dirty) == (had, used, True)
     await rig.service._parts.sessions.writing_behind._write(live)
     assert len(rows(rig, "one")) == 1, "there is nothing more to write"

@@ -29,7 +29,7 @@ async def _work(digests: Path, store: Path) -> None:
         live = rig.live("agent")
 
         def left() -> int:
-            return len(live.state.tokens) - (live.durable.token_count if live.durable else 0)
+            return len(live.state.tokens) - (live.durable.block_tokens if live.durable else 0)
 
         for turn, count in enumerate(LONG_TURNS):
             await rig.service.append("agent", tokens=tokens_of(turn, count))

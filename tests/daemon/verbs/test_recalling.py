@@ -640,7 +640,7 @@ async def copied(rig: Rigged, name: str, session: dict[str, Any]) -> None:
                 reused=reader.entries,
                 blocks=(),
                 session=session,
-                token_count=reader.manifest.token_count,
+                block_tokens=reader.manifest.block_tokens,
             )
         )
 

@@ -69,7 +69,7 @@ async def test_a_fork_at_an_earlier_token_is_what_a_session_was_that_had_read_no
             base.offsets,
             base.logits,
         )
-        assert rig.live("base").durable.token_count == 600
+        assert rig.live("base").durable.block_tokens == 600
 
 
 @pytest.mark.one_in(2)

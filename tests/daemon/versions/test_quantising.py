@@ -17,12 +17,13 @@ from torpor.daemon.versions.quantising import Plan, Span, plan_spans
 from torpor.memvid.answers import Lossy
 from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound
 from torpor.memvid.format.blocks import BLOCK_TOKENS
-from torpor.memvid.store import IndexRow, Store
+from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.snapshot.errors import CanaryFailed, MalformedSnapshot
 from torpor.tests.daemon import session_rig
 from torpor.tests.daemon.session_rig import Rigged, crowded, ignore, lose_state, packs, tokens_of
+from torpor.tests.memvid.store_making import index_row
 
 HYBRIDS = ["gemma4_text", "kimi_linear"]
 KINDS = ["plain", "deepseek_v3", *HYBRIDS]
@@ -444,7 +445,7 @@ async def test_turns_that_became_no_version_when_their_session_lost_its_state_ar
 
 def test_a_plan_begins_at_the_first_full_block_that_is_not_done() -> None:
     done, new, last = Span(BLOCK_TOKENS, 40, True), Span(BLOCK_TOKENS, 128, False), Span(80, 60, False)
-    row = IndexRow(SessionUri("default", "s"), 3, "bb" * 32, None, b"i" * 32, 600, 0, 0, 0, "m", ())
+    row = index_row(SessionUri("default", "s"), 3, "bb" * 32, token_count=600)
     assert plan_spans(row, [done, new, done, new, last], 40) == Plan(row, None, 256, 1024, 128 + 40 + 128, 120, 60)
     assert plan_spans(row, [new], 40) == Plan(row, None, 0, 256, 128, 40)
     assert plan_spans(row, [done, last], 40).left == "its full blocks are kept in as few bits already"

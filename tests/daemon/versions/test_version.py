@@ -52,7 +52,7 @@ async def test_a_sleep_behind_a_ledger_follows_it_and_writes_the_rest(open_rig: 
         await rig.service._parts.store.versions.keep_ledger(live, "stop_deadline")
         assert live.durable is not None
         ledger = live.durable
-        assert (ledger.version, ledger.token_count, ledger.unread_tokens, live.dirty) == (2, 600, 40, True)
+        assert (ledger.version, ledger.block_tokens, ledger.unread_tokens, live.dirty) == (2, 600, 40, True)
         slept = await rig.sleep("a")
         assert (slept.version, slept.parent, slept.token_count) == (3, ledger.bundle_id, 640)
         assert slept.blocks_reused == 2

@@ -58,10 +58,10 @@ def require_whole(path: Path, counts: tuple[int, ...] = COUNTS, **sizes: int) ->
     with Store.open(path, writable=True) as store:
         assert (store.opening.unreadable, store.opening.index_rebuilt) == ((), None)
         assert store.verify(deep=True).findings == ()
-        assert [row.token_count for row in store.versions(URI)] == list(counts)
+        assert [row.block_tokens for row in store.versions(URI)] == list(counts)
         for row in store.versions(URI):
             with store.open_session(URI, row.version) as reader:
-                assert making.contents(reader) == making.expected(row.token_count, **sizes)
+                assert making.contents(reader) == making.expected(row.block_tokens, **sizes)
 
 
 def state_of(path: Path) -> dict[str, bytes]:
@@ -181,7 +181,7 @@ def test_a_backup_takes_nothing_away_for_a_session_that_was_begun_anew_and_copie
         store.delete_session(URI)
     assert back_up(source, copy).problems == ()
     with Store.open(copy, writable=True) as store:
-        assert [row.token_count for row in store.versions(URI)] == [40]
+        assert [row.block_tokens for row in store.versions(URI)] == [40]
         assert store.verify(deep=True).findings == ()
 
 
@@ -399,7 +399,7 @@ def test_a_backup_builds_no_version_on_blocks_of_its_own_that_have_rotted(source
     assert back_up(source, copy).problems == ()
     with Store.open(copy, writable=True) as store:
         for row in store.versions(URI):
-            require_awake(store, row.token_count, version=row.version)
+            require_awake(store, row.block_tokens, version=row.version)
         assert {finding.code for finding in store.verify(deep=True).findings} == {"corrupt_block"}
         assert store.repair().problems == ()
     require_whole(copy, (*COUNTS, 1500))

@@ -53,7 +53,7 @@ def sealed(folder: Path, drafts: Sequence[BlockDraft], *, claimed: int | None = 
         version=1,
         parent=None,
         identity=IDENTITY,
-        token_count=entries[-1].end,
+        block_tokens=entries[-1].end,
         created_ns=1,
         blocks=tuple(entry if claimed is None else dataclasses.replace(entry, raw_bytes=claimed) for entry in entries),
         session={},

@@ -59,7 +59,7 @@ def say(store: Store, tape: Tape, *also: Version | Mark, **counts: int) -> None:
     for name, count in counts.items():
         uri = uris[name]
         row = store.find_session(uri)
-        held, number = (row.token_count, row.version) if row else (0, 0)
+        held, number = (row.block_tokens, row.version) if row else (0, 0)
         records.append(making.turn(store, count - held, uri=uri, seed=_SEEDS[uri]))
         facts += _said(uri, count)
         facts.append(Version(uri, number + 1, held, seed=_SEEDS[uri], tail=count - held, is_optional=True))

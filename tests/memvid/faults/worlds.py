@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from torpor.memvid.answers import Finding
+from torpor.memvid.answers import Finding, VersionInfo
 from torpor.memvid.errors import NoSpace, StoreError
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.folder.marks import Marks
-from torpor.memvid.format.records import IndexRow
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
@@ -235,7 +234,7 @@ def _exactness(fact: Version) -> tuple[bool, bool, str]:
     return not fact.number, fact.whole is not None and not fact.is_stripped, str(fact)
 
 
-def _files_of(store: Store, row: IndexRow) -> object:
+def _files_of(store: Store, row: VersionInfo) -> object:
     """A version's files as they are, and where the index says that its blocks are."""
     core = store._core
     places = core.index.packs_with(core.needs.of(row.bundle_id))
@@ -244,15 +243,15 @@ def _files_of(store: Store, row: IndexRow) -> object:
     return row, tuple(stamps), tuple(sorted((name, tuple(sorted(blocks))) for name, blocks in places.items()))
 
 
-def _may_be(fact: Version, row: IndexRow) -> bool:
+def _may_be(fact: Version, row: VersionInfo) -> bool:
     is_it = fact.uri == row.uri and fact.number in (0, row.version)
-    return is_it and (fact.token_count, fact.tail) == (row.token_count, row.unread_tokens)
+    return is_it and (fact.token_count, fact.tail) == (row.block_tokens, row.unread_tokens)
 
 
-def _seen_as(store: Store, row: IndexRow, candidates: list[Version]) -> Version:
+def _seen_as(store: Store, row: VersionInfo, candidates: list[Version]) -> Version:
     """The fact that a row is. Raises what the last of them is not: Broken, StoreError."""
     if not candidates:
-        tokens = f"{row.token_count} and {row.unread_tokens} tokens"
+        tokens = f"{row.block_tokens} and {row.unread_tokens} tokens"
         raise Broken(f"version {row.version} of {row.uri} with {tokens} was never promised")
     for fact in candidates:
         try:
@@ -264,7 +263,7 @@ def _seen_as(store: Store, row: IndexRow, candidates: list[Version]) -> Version:
     raise AssertionError
 
 
-def require_right(store: Store, fact: Version, row: IndexRow | None = None) -> None:
+def require_right(store: Store, fact: Version, row: VersionInfo | None = None) -> None:
     """What must be there is exact; what may be missing is exact, or refused. row: which it is, where two versions of a
     session have one number, as when a deleted one was put back by hand."""
     with contextlib.ExitStack() as stack:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torpor.memvid.answers import VersionInfo
 from torpor.memvid.errors import InvalidPolicy
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import EARLIEST_NS, Retention, RetentionPlan, plan_retention
-from torpor.memvid.format.records import IndexRow
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.store_making import index_row
 
@@ -28,11 +28,11 @@ def id_of(uri: SessionUri, version: int) -> str:
     return f"{uri.name}-{version}".encode().ljust(32, b".").hex()
 
 
-def row(version: int, created_ns: int = NOW_NS, uri: SessionUri = SCOUT) -> IndexRow:
+def row(version: int, created_ns: int = NOW_NS, uri: SessionUri = SCOUT) -> VersionInfo:
     return index_row(uri, version, id_of(uri, version), created_ns=created_ns)
 
 
-def daily(count: int, until_ns: int = NOW_NS, uri: SessionUri = SCOUT) -> list[IndexRow]:
+def daily(count: int, until_ns: int = NOW_NS, uri: SessionUri = SCOUT) -> list[VersionInfo]:
     """Versions 1 to `count`, a day apart, the last of them made at `until_ns`."""
     return [row(number, until_ns - (count - number) * DAY_NS, uri) for number in range(1, count + 1)]
 
@@ -46,7 +46,7 @@ def dropped(plan: RetentionPlan) -> list[int]:
 
 
 def require_plan(
-    rows: list[IndexRow],
+    rows: list[VersionInfo],
     retention: Retention,
     wanted: list[int],
     reasons: dict[int, tuple[str, ...]],
@@ -123,7 +123,7 @@ UNWOKEN = ("no later version can be woken",)
     ],
 )  # fmt: skip
 def test_what_a_rule_keeps_and_why(
-    rows: list[IndexRow], retention: Retention, wanted: list[int], reasons: dict[int, tuple[str, ...]], more: Any
+    rows: list[VersionInfo], retention: Retention, wanted: list[int], reasons: dict[int, tuple[str, ...]], more: Any
 ) -> None:
     require_plan(rows, retention, wanted, reasons, **more)
 
@@ -191,7 +191,7 @@ IN_TEN_YEARS = row(6, NOW_NS + YEARS_NS)
     ],
 )  # fmt: skip
 def test_threat_37_a_date_that_cannot_be_believed_removes_nothing(
-    rows: list[IndexRow], retention: Retention, wanted: list[int], reasons: dict[int, tuple[str, ...]]
+    rows: list[VersionInfo], retention: Retention, wanted: list[int], reasons: dict[int, tuple[str, ...]]
 ) -> None:
     require_plan(rows, retention, wanted, reasons)
 
@@ -217,7 +217,7 @@ retentions = st.builds(
 
 @given(histories, retentions, clocks, st.sets(st.integers(1, 12)), st.randoms())
 def test_threat_37_whatever_the_clocks_say_what_must_stay_stays(
-    rows: list[IndexRow], retention: Retention, now_ns: int, pinned: set[int], random: Any
+    rows: list[VersionInfo], retention: Retention, now_ns: int, pinned: set[int], random: Any
 ) -> None:
     marks = NO_MARKS
     for version in pinned:
@@ -239,13 +239,13 @@ def test_threat_37_whatever_the_clocks_say_what_must_stay_stays(
 
 
 @given(histories, retentions, clocks)
-def test_a_second_prune_finds_nothing_more(rows: list[IndexRow], retention: Retention, now_ns: int) -> None:
+def test_a_second_prune_finds_nothing_more(rows: list[VersionInfo], retention: Retention, now_ns: int) -> None:
     left = [one.row for one in plan_retention(rows, NO_MARKS, retention, now_ns).keep]
     assert plan_retention(left, NO_MARKS, retention, now_ns).drop == ()
 
 
 @given(histories, st.integers(1, 12), clocks)
-def test_keeping_more_never_drops_what_keeping_less_kept(rows: list[IndexRow], last: int, now_ns: int) -> None:
+def test_keeping_more_never_drops_what_keeping_less_kept(rows: list[VersionInfo], last: int, now_ns: int) -> None:
     few = plan_retention(rows, NO_MARKS, Retention(keep_last=last, keep_days=2), now_ns)
     more = plan_retention(rows, NO_MARKS, Retention(keep_last=last + 1, keep_days=3), now_ns)
     assert set(dropped(more)) <= set(dropped(few))

@@ -239,7 +239,7 @@ class ReplayTarget(InStore):
                 manifest = reader.manifest
             require(manifest.session.get("covers") == digest(payload), "a version names another record")
             require(manifest.tail == tail_in(record.session), "a version has other turns")
-            require(manifest.token_count == record.held, "a version has other blocks")
+            require(manifest.block_tokens == record.held, "a version has other blocks")
             made.add(row.uri)
         return made
 

@@ -38,7 +38,7 @@ PLANTS: Final = (
     Plant("no depth limit on reading", "packing", "packing.py", "    if depth > MAX_DEPTH:\n        raise _Refused(f\"nesting is deeper than {MAX_DEPTH}\")\n    if isinstance(value, list):", "    if isinstance(value, list):"),
     Plant("struct.error escapes", "packing", "packing.py", "except struct.error as error", "except ZeroDivisionError as error"),
     Plant("version is not checked", "manifest", "manifest.py", 'integer_in(fields["version"], 1, MAX_VERSION)', 'fields["version"]'),
-    Plant("chain is not checked", "manifest", "manifest.py", "problem = require_chain(manifest.blocks, manifest.token_count)", "problem = None"),
+    Plant("chain is not checked", "manifest", "manifest.py", "problem = require_chain(manifest.blocks, manifest.block_tokens)", "problem = None"),
     Plant("TypeError escapes from a manifest", "manifest", "manifest.py", "except (StoreError, ValueError, TypeError) as error", "except (StoreError, ValueError) as error"),
     Plant("slot digest is not checked for length", "block_header", "blocks.py", "if not isinstance(shape, list) or not _is_id(digest):", "if not isinstance(shape, list):"),
     Plant("sizes wrap at 64 bits", "block_header", "blocks.py", "        size *= dim\n", "        size = (size * dim + (1 << 63)) % (1 << 64) - (1 << 63)\n"),

@@ -14,10 +14,10 @@ from random import Random
 from typing import Final
 
 from blake3 import blake3
+from torpor.memvid.answers import VersionInfo
 from torpor.memvid.errors import StoreError
 from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
 from torpor.memvid.folder.folder import id_in, manifest_name
-from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index import index
 from torpor.memvid.maintenance.repack_plan import RepackPolicy
 from torpor.memvid.store import Store
@@ -86,7 +86,7 @@ def write(path: Path, data: bytes) -> None:
     store_making.put(path, data)
 
 
-def all_rows(store: Store) -> list[IndexRow]:
+def all_rows(store: Store) -> list[VersionInfo]:
     return [row for latest in store.iter_sessions() for row in store.versions(latest.uri)]
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torpor.memvid.answers import VersionInfo
 from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import utc_day
 from torpor.memvid.errors import DurabilityLost, IndexFailed, SessionNotFound
-from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index.index import INDEX_FILE, Index, PackRow
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -19,7 +19,7 @@ from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, index_row, names, refusing, reopened, sleep
 
 
-def row(uri: SessionUri, version: int, *, created_ns: int = 1, salt: int = 0) -> IndexRow:
+def row(uri: SessionUri, version: int, *, created_ns: int = 1, salt: int = 0) -> VersionInfo:
     bundle_id = f"{uri.namespace}/{uri.name} {version} {salt}".encode().ljust(32, b".").hex()
     return index_row(uri, version, bundle_id, created_ns=created_ns, labels=("a", "b"))
 

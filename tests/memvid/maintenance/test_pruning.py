@@ -105,7 +105,7 @@ def test_one_session_can_be_pruned_alone_and_all_of_them_at_once(store: Store) -
     assert versions(store) == [4]
     assert len(store.versions(OTHER_URI)) == 2
     store.prune(LAST)
-    assert [row.token_count for row in store.versions(OTHER_URI)] == [30]
+    assert [row.block_tokens for row in store.versions(OTHER_URI)] == [30]
     with pytest.raises(errors.SessionNotFound):
         store.prune(LAST, SessionUri("default", "nobody"))
 
@@ -159,7 +159,7 @@ def test_many_sessions_are_pruned_in_steps_that_never_split_one(store: Store) ->
     ):
         report = store.prune(LAST)
     assert [len(call.args[1]) for call in dropped.call_args_list] == [4, 4, 2]
-    assert all([row.token_count for row in store.versions(uri)] == [7] for uri in uris)
+    assert all([row.block_tokens for row in store.versions(uri)] == [7] for uri in uris)
     assert report.bytes_freed == sum(action.size_bytes for action in report.actions)
 
 

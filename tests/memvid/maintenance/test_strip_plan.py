@@ -8,13 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from torpor.memvid.answers import VersionInfo
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import EARLIEST_NS
-from torpor.memvid.format.records import IndexRow
 from torpor.memvid.limits import MAX_STRIPS
 from torpor.memvid.maintenance import strip_plan
 from torpor.memvid.maintenance.strip_plan import RoomPolicy, Stock, plan_deletes, plan_strips
 from torpor.memvid.uri import SessionUri
+from torpor.tests.memvid.store_making import index_row
 
 HOUR = 3600 * 10**9
 DAY = 24 * HOUR
@@ -28,15 +29,14 @@ def bundle(name: str, version: int = 1) -> str:
     return f"{name}{version}".encode().ljust(32, b".").hex()
 
 
-def row(name: str, hours_ago: float, version: int = 1, *, unnamed: bool = True) -> IndexRow:
+def row(name: str, hours_ago: float, version: int = 1, *, unnamed: bool = True) -> VersionInfo:
     created = NOW - int(hours_ago * HOUR)
     uri = SessionUri("default", name)
-    return IndexRow(
-        uri, version, bundle(name, version), None, bytes(32), 1, SIZE, SIZE, created, "m", (), unnamed=unnamed
-    )
+    sizes = {"token_count": 1, "bundle_bytes": SIZE, "logical_bytes": SIZE}
+    return index_row(uri, version, bundle(name, version), **sizes, created_ns=created, unnamed=unnamed)
 
 
-def stock_of(*rows: IndexRow, used: Mapping[str, int] = MappingProxyType({}), **changes: Any) -> Stock:
+def stock_of(*rows: VersionInfo, used: Mapping[str, int] = MappingProxyType({}), **changes: Any) -> Stock:
     rows = tuple(replace(each, used_ns=used.get(each.bundle_id, 0)) for each in rows)
     return Stock(rows, **{"marks": Marks(STORE), **changes})
 

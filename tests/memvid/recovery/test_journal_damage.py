@@ -61,7 +61,7 @@ def _history(store: Store, made: Made) -> Iterator[None]:
     def say(uri: SessionUri, tail: int) -> None:
         row = store.find_session(uri)
         store.acknowledge([turn(store, tail, uri=uri, seed=SEEDS[uri])])
-        made.acknowledged.setdefault(uri, []).append((row.token_count if row else 0) + tail)
+        made.acknowledged.setdefault(uri, []).append((row.block_tokens if row else 0) + tail)
 
     def put(uri: SessionUri, count: int) -> None:
         sleep(store, count, uri=uri, seed=SEEDS[uri], layers=1, heads=1, dim=1)
@@ -92,7 +92,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         patch.setattr(journal, "_MOST_STEP_BYTES", 0)
         for _ in _history(store, made):
             made.files.append((folder / "store" / "journal" / journal.TURNS_FILE).read_bytes())
-            made.slept.append({row.uri: row.token_count for row in store.iter_sessions()})
+            made.slept.append({row.uri: row.block_tokens for row in store.iter_sessions()})
         shutil.copytree(folder / "store", made.path, ignore=shutil.ignore_patterns("lock"))
     return made
 

@@ -434,7 +434,7 @@ def test_what_turns_stand_behind_does_not_go_while_their_session_sleeps(
 
         assert making.write(store, making.drafts(320), 320, uri=OTHER_URI, session=beside).version == 1
         remove(store, URI)
-        assert [row.token_count for row in store.versions(OTHER_URI)] == [320]
+        assert [row.block_tokens for row in store.versions(OTHER_URI)] == [320]
 
 
 @pytest.mark.parametrize("with_index", [True, False])

@@ -547,11 +547,11 @@ def test_a_version_says_what_is_acknowledged_once_its_blocks_are_flushed_and_lea
         return {UNREAD: {"tokens": making.token_ids(812, 98)}}
 
     receipt = write(store, URI, drafts(812), 812, parent=first.bundle_id, session=said)
-    assert (receipt.ledger_tokens, store.acknowledged()) == (910, [])
+    assert (receipt.token_count, store.acknowledged()) == (910, [])
     assert store._core.journal.room == {URI: 5_000}
     with reopened(store) as again:
         row = again.require_session(URI)
-        assert (again.opening.turns_replayed, row.ledger_tokens) == (0, 910)
+        assert (again.opening.turns_replayed, row.token_count) == (0, 910)
 
 
 @pytest.mark.parametrize("covers", [True, False])
