@@ -122,7 +122,8 @@ class _Logind:
         return news
 
     def _take(self, message: Any) -> None:
-        if message.member == _SIGNAL and message.interface == _MANAGER:
+        """Take what is said to all: of that the bus passes on logind's alone. To us alone anybody may speak."""
+        if message.member == _SIGNAL and message.interface == _MANAGER and message.destination is None:
             self._news.put_nowait(bool(message.body[0]))
 
     def _take_end(self, connection: asyncio.Future[None]) -> None:

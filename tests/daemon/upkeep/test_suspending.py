@@ -38,6 +38,7 @@ class Logind:
         if message.member == "Get":
             return Message.new_method_return(message, "v", [Variant("t", int(self._delay_s * 1e6))])
         self.asked.append(message.body)
+        self._client = message.sender
         end, given = os.pipe()
         os.set_blocking(end, False)
         self._ends.append(end)
@@ -54,6 +55,12 @@ class Logind:
             return os.read(end, 1) == b""
         except BlockingIOError:
             return False
+
+    async def tell_alone(self) -> None:
+        """Tell the daemon of a suspend as anybody may."""
+        path, kind = "/org/freedesktop/login1", MessageType.SIGNAL
+        signal = Message(self._client, path, MANAGER, "PrepareForSleep", kind, signature="b", body=[True])
+        await self._bus.send(signal)
 
     async def tell(self, *, begins: bool) -> None:
         await self._bus.send(Message.new_signal("/org/freedesktop/login1", MANAGER, "PrepareForSleep", "b", [begins]))
@@ -141,6 +148,16 @@ async def test_a_session_that_cannot_sleep_holds_up_neither_the_others_nor_the_s
         await until(lambda: logind.locks() == 0)
         assert [rig.is_awake(name) for name in "ab"] == [True, False]
         disk.free()
+
+
+async def test_only_logind_is_believed(open_rig: Any, short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with logind_on(short_path, monkeypatch) as (logind, _), open_rig() as rig:
+        await until(lambda: logind.locks() == 1)
+        await rig.read("a", tokens_of(1, 30))
+        await logind.tell_alone()
+        await logind.tell(begins=False)  # behind that: the next lock
+        await until(lambda: len(logind.asked) == 2)
+        assert rig.is_awake("a")
 
 
 async def test_where_the_bus_goes_the_daemon_goes_on(
