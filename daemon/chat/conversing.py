@@ -39,7 +39,7 @@ from ..sessions.encoding import Encoder, Place
 from ..sessions.interrupted import Interrupted
 from ..sessions.said import VOLATILE, digested
 from ..sessions.sessions import Session
-from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, message_of, spoken, standing
+from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, message_of, overlap_of, spoken
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import in_pieces
 from ..versions.orders import WakeOrder
@@ -282,7 +282,7 @@ class Conversing:
         ledger, text_map = live.state.tokens, live.chat.text_map
         whole = spoken(await in_pieces(digested(messages)), live.chat.system)
         shown_root = await self._encoder.shown_root(live.model, root)
-        overlap = await self._encoder.aside(lambda: standing(text_map, whole, shown_root))
+        overlap = await self._encoder.aside(lambda: overlap_of(text_map, whole, shown_root))
         before, is_field = text_map.cut(overlap.at), "instructed" in whole[0]
         new = with_volatile(before, whole[overlap.kept :], volatile, is_field=is_field)
         place = behind_kept(whole, overlap.kept, overlap.at, ledger)

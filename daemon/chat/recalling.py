@@ -84,7 +84,7 @@ class Recalling:
 
     async def messages(self, model: LoadedModel, dialogue: Dialogue, first: int, last: int) -> list[RecalledMessage]:
         """The messages from number `first` to `last`, with all that were read together with one of them."""
-        return await self._encoder.with_words(model, lambda _: list(_told(model, dialogue, first, last)))
+        return await self._encoder.with_detokenizer(model, lambda _: list(_told(model, dialogue, first, last)))
 
     async def require_certain(self, live: Session, turn: NewTurn, count: int) -> None:
         """Refuse a turn whose last `count` messages could not be told from their tokens. Raises InvalidTranscript."""

@@ -197,7 +197,7 @@ class Reasons:
         return _diverged(verb, now, source, common, len(ledger), told, None)
 
     async def _explained(self, live: Session, expected: Sequence[int], found: Sequence[int], at: int) -> Explanation:
-        return await self._encoder.with_words(live.model, lambda words: explain(expected, found, at, words))
+        return await self._encoder.with_detokenizer(live.model, lambda reader: explain(expected, found, at, reader))
 
     def _remember(self, uri: SessionUri, reuse: Reuse) -> None:
         self._of.setdefault(uri, deque(maxlen=MAX_REQUESTS)).append(reuse)

@@ -29,7 +29,7 @@ from ..models.models import LoadedModel
 from ..models.token_bytes import BYTE_SYMBOLS
 from .compiling import GrammarThread
 from .sessions import Session
-from .why import Words
+from .why import Detokenizer
 
 # NFC makes a text at most 3.5 times shorter in UTF-8 (iota with dialytika and tonos; Hangul: 3 times).
 _NFC_SHRINKS_AT_MOST = 4
@@ -163,15 +163,15 @@ class Encoder:
         end token, or behind its words where the template sets none. Raises as `messages`."""
         return await self.aside(lambda: _answer_end(model, messages, place, ids, root))
 
-    async def with_words(self, model: LoadedModel, work: Callable[[Words], Result]) -> Result:
+    async def with_detokenizer(self, model: LoadedModel, work: Callable[[Detokenizer], Result]) -> Result:
         """Do work that needs a model's tokenizer; no other work uses it meanwhile."""
 
-        def with_tokenizer() -> Result:
+        def do() -> Result:
             vocabulary = model.tokenizer.get_vocab()
             controls = frozenset(vocabulary[text] for text in model.control_texts if text in vocabulary)
-            return work(Words(lambda tokens: str(model.tokenizer.decode(list(tokens))), controls))
+            return work(Detokenizer(lambda tokens: str(model.tokenizer.decode(list(tokens))), controls))
 
-        return await self.aside(with_tokenizer)
+        return await self.aside(do)
 
     async def matcher(self, model: LoadedModel, form: AnswerForm) -> Matcher | None:
         """A matcher for one answer; None if it is free. Its grammar is compiled on another thread: neither texts nor

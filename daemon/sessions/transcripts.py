@@ -363,7 +363,7 @@ def own_system_of(text_map: object) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Overlap:
     """A transcript compared with a text map. common: committed leading messages. kept: how many of them end where the
     conversation can go on. at: the tokens of the ledger up to there."""
 
@@ -414,7 +414,7 @@ def spoken(messages: Sequence[Message], system: str | None) -> list[Message]:
     return [*opening, *messages]
 
 
-def standing(text_map: TextMap, messages: Sequence[Message], root: bytes = b"") -> Standing:
+def overlap_of(text_map: TextMap, messages: Sequence[Message], root: bytes = b"") -> Overlap:
     """Compare a transcript with the committed messages. A conversation can go on behind an assistant's text. It cannot
     go on between messages that were read together, nor in a turn that was opened for the assistant, which another
     request may open in another way: their tokens have to be compared. With another root it cannot go on at all. root:
@@ -426,8 +426,8 @@ def standing(text_map: TextMap, messages: Sequence[Message], root: bytes = b"") 
     for count in range(min(common, len(messages) - 1), 0, -1):
         is_end = count == len(turns) or turns[count].end > turns[count - 1].end
         if is_end and goes_on(messages, count):
-            return Standing(common, count, turns[count - 1].end)
-    return Standing(common, 0, 0)
+            return Overlap(common, count, turns[count - 1].end)
+    return Overlap(common, 0, 0)
 
 
 def goes_on(messages: Sequence[Message], count: int) -> bool:

@@ -65,17 +65,17 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Detokenizer:
     """The tokenizer that this module uses. decode: with control tokens written out; controls: their ids."""
 
     decode: Callable[[Sequence[int]], str]
     controls: frozenset[int]
 
 
-def explain(expected: Sequence[int], requested: Sequence[int], at: int, words: Words) -> Explanation:
+def explain(expected: Sequence[int], requested: Sequence[int], at: int, reader: Detokenizer) -> Explanation:
     """Why two ledgers differ at token `at`. expected: the stored tokens."""
-    shown = [words.decode(side[max(0, at - BEFORE_TOKENS) : at + BEHIND_TOKENS]) for side in (expected, requested)]
-    cause = _cause_of(expected, requested, at, words)
+    shown = [reader.decode(side[max(0, at - BEFORE_TOKENS) : at + BEHIND_TOKENS]) for side in (expected, requested)]
+    cause = _cause_of(expected, requested, at, reader)
     return Explanation(shown[0], shown[1], cause, REMEDIES[cause])
 
 
@@ -103,19 +103,19 @@ def with_setting(explanation: Explanation, pattern: str) -> Explanation:
     return replace(explanation, remedy=f"{explanation.remedy} {setting}")
 
 
-def _cause_of(expected: Sequence[int], requested: Sequence[int], at: int, words: Words) -> Cause:
+def _cause_of(expected: Sequence[int], requested: Sequence[int], at: int, reader: Detokenizer) -> Cause:
     if at >= len(requested):
         return "goes_on"
-    start = _start_of_message(requested, at, words.controls)
-    sides = [words.decode(side[start : _end_of_message(side, at, words.controls)]) for side in (expected, requested)]
+    start = _start_of_message(requested, at, reader.controls)
+    sides = [reader.decode(side[start : _end_of_message(side, at, reader.controls)]) for side in (expected, requested)]
     old, new = sides
-    if old == new and requested[at] not in words.controls and expected[at] not in words.controls:
+    if old == new and requested[at] not in reader.controls and expected[at] not in reader.controls:
         return "tokenization"
     if old != new and (cause := _cause_of_texts(old, new)) is not None:
         return cause
-    if _differ_in_controls(expected, requested, at, words):
+    if _differ_in_controls(expected, requested, at, reader):
         return "template"
-    if start == 0 or requested[start - 1] not in words.controls:
+    if start == 0 or requested[start - 1] not in reader.controls:
         return "other_text"
     return "system_text" if new.lstrip().startswith("system") else "message"
 
@@ -129,12 +129,12 @@ def _cause_of_texts(old: str, new: str) -> Cause | None:
     return "reordered" if Counter(_WORDS.findall(old)) == Counter(_WORDS.findall(new)) else None
 
 
-def _differ_in_controls(expected: Sequence[int], requested: Sequence[int], at: int, words: Words) -> bool:
+def _differ_in_controls(expected: Sequence[int], requested: Sequence[int], at: int, reader: Detokenizer) -> bool:
     """Whether the texts from `at` on are the same without control tokens."""
-    if expected[at] not in words.controls and requested[at] not in words.controls:
+    if expected[at] not in reader.controls and requested[at] not in reader.controls:
         return False
     plain = [
-        words.decode([token for token in side[at : at + MESSAGE_TOKENS] if token not in words.controls]).split()
+        reader.decode([token for token in side[at : at + MESSAGE_TOKENS] if token not in reader.controls]).split()
         for side in (expected, requested)
     ]
     shorter = min(len(plain[0]), len(plain[1]))

@@ -37,7 +37,7 @@ from ..prefixes.prefixes import tokens_in_common
 from ..sessions.encoding import Place
 from ..sessions.said import RECALLED, digested
 from ..sessions.sessions import Session
-from ..sessions.transcripts import TextMap, standing
+from ..sessions.transcripts import TextMap, overlap_of
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import in_pieces
 from .answering import answers
@@ -175,7 +175,7 @@ async def _size_again(parts: Parts, request: MeasureRequest, head: Head, model: 
     turn for the answer, so what stands behind the answer before is read again, or compared."""
     messages, root = request.messages, _root_of(request)
     dialogue = await parts.sessions.recalling.dialogue(head.uri, past_look=True)
-    overlap = standing(dialogue.text_map, messages, await parts.models.encoder.shown_root(model, root))
+    overlap = overlap_of(dialogue.text_map, messages, await parts.models.encoder.shown_root(model, root))
     place = behind_kept(messages, overlap.kept, overlap.at, dialogue.tokens)
     ids = await parts.models.encoder.messages(model, messages[overlap.kept :], place, root)
     # The last one is computed again, for the logits behind it.

@@ -11,7 +11,7 @@ import pytest
 from torpor.daemon.sessions import turn_parts
 from torpor.daemon.sessions.results import Called, calls_answered
 from torpor.daemon.sessions.said import Said, digested
-from torpor.daemon.sessions.transcripts import TextMap, Turn, message_of, standing
+from torpor.daemon.sessions.transcripts import TextMap, Turn, message_of, overlap_of
 
 USER, ANSWER = message_of("user", "u1"), message_of("assistant", "a1")
 
@@ -46,11 +46,11 @@ def test_results_are_known_by_the_calls_that_they_answer_and_not_by_the_ids_of_t
 ) -> None:
     """Clients make new ids with each request, and a template may show them."""
     known = TextMap().extended(with_results("abc", "abc", text), start=0, end=9)
-    assert standing(TextMap.from_map(known.to_map()), with_results("abc", answered, text)).common == common
+    assert overlap_of(TextMap.from_map(known.to_map()), with_results("abc", answered, text)).common == common
     other = TextMap().extended(with_results("abc", answered, text), start=0, end=9)
     named = {"a": "call_1", "b": "call_2", "c": "call_3"}
     again = with_results([*named.values()], [named[each] for each in answered], text)
-    assert standing(TextMap.from_map(other.to_map()), again).common == len(again)
+    assert overlap_of(TextMap.from_map(other.to_map()), again).common == len(again)
 
 
 def test_calls_of_neighbouring_messages_are_answered_together() -> None:
@@ -60,13 +60,13 @@ def test_calls_of_neighbouring_messages_are_answered_together() -> None:
     known = TextMap().extended(in_one_piece([USER, *called, *results.values()]), start=0, end=9)
     for order, common in (("abc", 7), ("acb", 5), ("bca", 4)):
         asked = in_one_piece([USER, *called, *(results[each] for each in order)])
-        assert standing(known, asked).common == common
+        assert overlap_of(known, asked).common == common
 
 
 @pytest.mark.parametrize("ids", [("", "", ""), ("x", "y", "z"), ("a", "a", "a")])
 def test_results_whose_calls_are_not_known_count_in_their_order(ids: Sequence[str]) -> None:
     known = TextMap().extended(with_results(ids, "abc"), start=0, end=9)
-    assert standing(known, with_results(ids, "bca")).common == 6
+    assert overlap_of(known, with_results(ids, "bca")).common == 6
     alone = [{**message_of("tool", "20"), "tool_call_id": each} for each in "ba"]
     assert [Said.of(each) for each in in_one_piece(alone)] == [Said.of(each) for each in alone]
 
@@ -80,9 +80,9 @@ def test_results_that_come_in_another_request_are_known_by_the_calls_before_them
     alone = [dict(each) for each in whole[2:]]
     new = in_one_piece(in_one_piece(alone) if again else alone, known.turns)
     behind = known.extended(new, start=5, end=9)
-    assert standing(behind, whole).common == len(whole)
+    assert overlap_of(behind, whole).common == len(whole)
     for other in {"abc", "acb", "bac", "b", "c"} - {answered}:
-        assert standing(behind, with_results("abc", other)).common < len(whole)
+        assert overlap_of(behind, with_results("abc", other)).common < len(whole)
 
 
 def called(*ids: str) -> Any:
@@ -102,9 +102,9 @@ def test_results_behind_a_later_answer_are_known_by_their_calls_in_one_request_a
     for messages in (whole("b", "c")[:split], whole("b", "c")[split:]):
         new, at = in_one_piece(messages, known.turns), at + 9
         known = known.extended(new, start=at - 9, end=at)
-    assert standing(TextMap.from_map(known.to_map()), in_one_piece(whole("b", "c"))).common == 10
+    assert overlap_of(TextMap.from_map(known.to_map()), in_one_piece(whole("b", "c"))).common == 10
     for one, other, common in (("a", "c", 4), ("b", "a", 9), ("b", "d", 9), ("b", "x", 9), ("x", "c", 4)):
-        assert standing(known, in_one_piece(whole(one, other))).common == common
+        assert overlap_of(known, in_one_piece(whole(one, other))).common == common
     assert calls_answered(known.turns, 0, len(known.turns) - 1) == {4: Called([1], 1), 9: Called([6], 0)}
 
 

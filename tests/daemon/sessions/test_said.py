@@ -9,7 +9,7 @@ import pytest
 from torpor.daemon.api.dialogue import canonical
 from torpor.daemon.sessions import said as said_module
 from torpor.daemon.sessions.said import Said, digested
-from torpor.daemon.sessions.transcripts import TextMap, Turn, message_of, standing
+from torpor.daemon.sessions.transcripts import TextMap, Turn, message_of, overlap_of
 
 USER, ANSWER = message_of("user", "u1"), message_of("assistant", "a1")
 
@@ -147,6 +147,6 @@ def test_the_digests_of_a_long_transcript_are_made_in_pieces_and_once(monkeypatc
     assert [Said.of(each) for each in found] == [Said.of(each) for each in messages]
     monkeypatch.setattr(said_module, "hashed", lambda text: hashed.append(len(text)) or real(text))
     known = TextMap().extended(found, start=0, end=9)
-    assert standing(known, found).common == len(messages)
+    assert overlap_of(known, found).common == len(messages)
     assert len(list(digested(found))) == 1, "what has its digests is looked at in pieces, too"
     assert len(hashed) == made

@@ -15,11 +15,11 @@ from torpor.daemon.sessions.said import VOLATILE
 from torpor.daemon.sessions.transcripts import (
     MAX_SYSTEM_CHARS,
     MAX_TURNS,
-    Standing,
+    Overlap,
     TextMap,
     message_of,
+    overlap_of,
     spoken,
-    standing,
 )
 
 SYSTEM, USER, USER_2 = message_of("system", "S"), message_of("user", "u1"), message_of("user", "u2")
@@ -39,7 +39,7 @@ def test_no_transcript_has_the_volatile_lines_of_a_text_map() -> None:
     assert known.says("S")
     assert known.cut(15).says_volatile("10")
     assert known.turns[-1].chain == LONG.turns[-1].chain
-    assert standing(known, [SYSTEM, USER, ANSWER, USER_2, ANSWER_2, USER]) == Standing(5, 5, 25)
+    assert overlap_of(known, [SYSTEM, USER, ANSWER, USER_2, ANSWER_2, USER]) == Overlap(5, 5, 25)
 
 
 def test_a_text_map_tells_under_which_root_each_message_was_read() -> None:
@@ -84,9 +84,9 @@ TOOL = {"name": "look", "description": "", "parameters": {"b": 1, "a": 2}}
 def test_a_transcript_with_another_root_is_another_conversation() -> None:
     known = TextMap().begun(b"r" * 16).extended([USER], start=0, end=10)
     known = TextMap.from_map(known.extended([ANSWER], start=10, end=15).to_map())
-    assert standing(known, [USER, ANSWER, USER_2], b"r" * 16) == Standing(2, 2, 15)
+    assert overlap_of(known, [USER, ANSWER, USER_2], b"r" * 16) == Overlap(2, 2, 15)
     for other in (b"", b"o" * 16):
-        assert standing(known, [USER, ANSWER, USER_2], other) == Standing(0, 0, 0)
+        assert overlap_of(known, [USER, ANSWER, USER_2], other) == Overlap(0, 0, 0)
 
 
 OLDER_WORDS = ["hello", "why</think>hello", "<think>why", "<think>why</think>\n\nhello"]
@@ -106,7 +106,7 @@ def test_an_older_map_never_takes_an_answer_for_another_and_still_proves_its_wor
     older = TextMap.from_map(stored if version == 1 else {**stored, "version": 2, "root": b""})
     assert [(turn.role, turn.end) for turn in older.turns] == [("user", 10), ("assistant", 15)]
     for other in (*OLDER_WORDS, ""):
-        assert standing(older, [USER, message_of("assistant", other), USER_2]) == Standing(1, 0, 0)
+        assert overlap_of(older, [USER, message_of("assistant", other), USER_2]) == Overlap(1, 0, 0)
     assert older.turns[1].proves(message_of("assistant", text))
     assert not older.turns[1].proves(message_of("assistant", "another"))
     assert TextMap.from_map(older.to_map()) == older, "it is kept in the new form"
@@ -115,23 +115,23 @@ def test_an_older_map_never_takes_an_answer_for_another_and_still_proves_its_wor
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
-        ([SYSTEM, USER, ANSWER, USER_2, ANSWER_2, USER], Standing(5, 5, 25)),  # all, and one more
-        ([SYSTEM, USER, ANSWER, USER_2], Standing(4, 3, 15)),  # another answer: its turn may open in another way
-        ([SYSTEM, USER], Standing(2, 0, 0)),
-        ([SYSTEM, USER, ANSWER, USER], Standing(3, 3, 15)),  # another second question
-        ([SYSTEM, USER, ANSWER_2, USER_2], Standing(2, 0, 0)),  # another first answer: its question ends in its opening
-        ([SYSTEM, USER_2], Standing(1, 0, 0)),  # read together with the system's text
-        ([SYSTEM], Standing(1, 0, 0)),
-        ([USER, ANSWER, USER_2], Standing(0, 0, 0)),
-        ([SYSTEM, USER, ANSWER, ANSWER, USER_2], Standing(3, 0, 0)),  # a template may make two answers one turn
+        ([SYSTEM, USER, ANSWER, USER_2, ANSWER_2, USER], Overlap(5, 5, 25)),  # all, and one more
+        ([SYSTEM, USER, ANSWER, USER_2], Overlap(4, 3, 15)),  # another answer: its turn may open in another way
+        ([SYSTEM, USER], Overlap(2, 0, 0)),
+        ([SYSTEM, USER, ANSWER, USER], Overlap(3, 3, 15)),  # another second question
+        ([SYSTEM, USER, ANSWER_2, USER_2], Overlap(2, 0, 0)),  # another first answer: its question ends in its opening
+        ([SYSTEM, USER_2], Overlap(1, 0, 0)),  # read together with the system's text
+        ([SYSTEM], Overlap(1, 0, 0)),
+        ([USER, ANSWER, USER_2], Overlap(0, 0, 0)),
+        ([SYSTEM, USER, ANSWER, ANSWER, USER_2], Overlap(3, 0, 0)),  # a template may make two answers one turn
     ],
 )
-def test_a_transcript_is_kept_up_to_where_a_conversation_can_go_on(messages: list[Any], expected: Standing) -> None:
-    assert standing(LONG, messages) == expected
+def test_a_transcript_is_kept_up_to_where_a_conversation_can_go_on(messages: list[Any], expected: Overlap) -> None:
+    assert overlap_of(LONG, messages) == expected
 
 
 def test_an_empty_map_knows_nothing() -> None:
-    assert standing(TextMap(), [USER]) == Standing(0, 0, 0)
+    assert overlap_of(TextMap(), [USER]) == Overlap(0, 0, 0)
 
 
 def test_the_own_system_text_is_spoken_unless_the_transcript_says_one() -> None:

@@ -12,20 +12,20 @@ from torpor.daemon.sessions.why import (
     BEFORE_TOKENS,
     BEHIND_TOKENS,
     REMEDIES,
+    Detokenizer,
     Explanation,
-    Words,
     explain,
     volatile_pattern,
     with_setting,
 )
 
 CONTROLS = {"\1": 1, "\2": 2, "\3": 3}
-WORDS = Words(lambda tokens: "".join(map(chr, tokens)), frozenset(CONTROLS.values()))
+WORDS = Detokenizer(lambda tokens: "".join(map(chr, tokens)), frozenset(CONTROLS.values()))
 
 
-def told(expected: str, found: str, words: Words = WORDS) -> Explanation:
+def told(expected: str, found: str, reader: Detokenizer = WORDS) -> Explanation:
     one, other = [ord(each) for each in expected], [ord(each) for each in found]
-    return explain(one, other, tokens_in_common(one, other), words)
+    return explain(one, other, tokens_in_common(one, other), reader)
 
 
 def turns(*messages: str) -> str:
@@ -94,7 +94,7 @@ def test_another_template_is_told_by_its_control_tokens() -> None:
 
 def test_other_tokens_of_the_same_text_are_told() -> None:
     """As after an answer that the tokenizer would have cut otherwise: capital letters stand for two small ones."""
-    words = Words(lambda tokens: "".join(map(chr, tokens)).replace("A", "ab"), WORDS.controls)
+    words = Detokenizer(lambda tokens: "".join(map(chr, tokens)).replace("A", "ab"), WORDS.controls)
     assert told(turns("user\nxaby"), turns("user\nxAy"), words).cause == "tokenization"
 
 
@@ -124,7 +124,7 @@ def test_long_texts_without_control_tokens_are_compared_within_bounds(place: int
         decoded.append(len(tokens))
         return "".join(map(chr, tokens))
 
-    told("a" * place + "b" * 100_000, "a" * place + "c" * 100_000, Words(decode, WORDS.controls))
+    told("a" * place + "b" * 100_000, "a" * place + "c" * 100_000, Detokenizer(decode, WORDS.controls))
     assert max(decoded) <= 2 * 2048
 
 
