@@ -31,6 +31,8 @@ FULL: Final = 0.9
 ENOUGH: Final = 0.8
 """So much smaller that the next look at all of its versions is some sleeps away."""
 
+_TRIES: Final = 3
+
 Result = TypeVar("Result")
 
 
@@ -66,25 +68,29 @@ class Room:
         return self._store.unused(self._policy, list(self._awake), uri)
 
     async def after(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Do work that writes. Where the store's budget refuses it, make room and do it once more. The caller holds
-        nothing that a piece of upkeep waits for. Raises as the work."""
-        try:
-            return await work()
-        except BudgetExceeded as error:
-            if error.details["which"] != STORE_BYTES or not await self._is_made(error.details["needed"]):
-                raise
+        """Do work that writes. Where the store's budget refuses it, make room and do it again. The caller holds nothing
+        that a piece of upkeep waits for. Raises as the work."""
+        for _ in range(_TRIES):  # another one may take the room that was made
+            try:
+                return await work()
+            except BudgetExceeded as error:
+                if error.details["which"] != STORE_BYTES or not await self._is_made(error):
+                    raise
         return await work()
 
-    async def _is_made(self, needed: int) -> bool:
+    async def _is_made(self, refusal: BudgetExceeded) -> bool:
+        """Whether there is room now for what was refused, beside what others are writing."""
+        used, needed = refusal.details["used"], refusal.details["needed"]
         try:
-            return await self.make(needed)
+            return await self.make(max(1, used + needed - self._store.held_bytes))
         except TorporError as error:  # the refusal of the work says what to do
             _LOG.warning("making room failed: %s: %s", error.code, error.message)
             return False
 
     async def make(self, needed: int = 0) -> bool:
-        """Strip what was used longest ago, until there is room for so many bytes and for some sleeps more. Whether
-        there is for these bytes. Raises ServiceClosed: the daemon stops. And as `Store.make_room`."""
+        """Strip what was used longest ago, until there is room for so many bytes and for some sleeps more; nothing, if
+        there can be none for these. Whether there is for them. Raises ServiceClosed: the daemon stops. And as
+        `Store.make_room`."""
         most = self._store.budget.max_store_bytes
         if most is None:
             return True
@@ -93,6 +99,7 @@ class Room:
             int(min(ENOUGH * most, most - needed)),
             self._policy,
             lambda: list(self._awake),
+            or_nothing=most - needed if needed else None,
         )
         report, _ = await self._thread.repack(lambda should_stop: making(should_stop=should_stop), is_order=True)
         self._tell(report)

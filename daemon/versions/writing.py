@@ -115,13 +115,14 @@ class Versions:
             StoreError: it could not be made durable, for example without room on the disk.
             StopDeadline: the daemon stops, and its time is over. ServiceClosed: it stops, and this may wait.
         """
-        return await self._room.after(partial(self._sleep, session, emit, cause, terms))
+        with tell_sleep(self._bus, session, cause) as tell_end:
+            receipt = await self._room.after(partial(self._sleep, session, emit, terms))
+            tell_end(receipt)
+        return receipt
 
-    async def _sleep(self, session: Session, emit: OnEvent, cause: SleepCause, terms: Terms) -> Receipt:
+    async def _sleep(self, session: Session, emit: OnEvent, terms: Terms) -> Receipt:
         async with session.versioning:
-            with tell_sleep(self._bus, session, cause) as tell_end:
-                receipt = await self._with_remedies(session, partial(self._write_all, session, emit, terms))
-                tell_end(receipt)
+            receipt = await self._with_remedies(session, partial(self._write_all, session, emit, terms))
             session.dirty, session.acknowledged = False, None
             session.state.checkpoints.became_durable(checkpoints_in(receipt.entries, receipt.block_tokens))
         return receipt

@@ -173,11 +173,13 @@ class Upkeep(Sessions):
         policy: RoomPolicy,
         busy: Callable[[], Collection[SessionUri]],
         *,
+        or_nothing: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> MaintenanceReport:
         """Let go what nothing needs, and strip what `plan_room` has first, until the store holds no more than so many
-        bytes, or nothing more may go. busy: tells the sessions in use; asked on this thread. should_stop: is called
-        between steps; each leaves a sound store.
+        bytes, or nothing more may go. busy: tells the sessions in use; asked on this thread. or_nothing: where it could
+        not come down to so many, nothing is stripped in vain. should_stop: is called between steps; each leaves a sound
+        store.
 
         Raises:
             CorruptMarks, MarksLost, LimitExceeded, NoSpace
@@ -185,7 +187,7 @@ class Upkeep(Sessions):
         """
         from ..maintenance import stripping
 
-        return stripping.make_room(self._core, most_bytes, policy, busy, should_stop)
+        return stripping.make_room(self._core, most_bytes, policy, busy, or_nothing, should_stop)
 
     def unused(
         self, policy: RoomPolicy, busy: Collection[SessionUri], uri: SessionUri | None = None

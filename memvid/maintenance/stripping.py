@@ -96,6 +96,7 @@ def make_room(
     most_bytes: int,
     policy: RoomPolicy,
     busy: Callable[[], Collection[SessionUri]],
+    or_nothing: int | None,
     should_stop: Callable[[], bool],
 ) -> MaintenanceReport:
     """See `Store.make_room`."""
@@ -104,7 +105,10 @@ def make_room(
     if held_bytes() > most_bytes:
         repack_packs(run, None, _UNNEEDED, should_stop=should_stop)  # tells of needs that are not known
     while (before := held_bytes()) > most_bytes and not (run.problems or should_stop()):
-        _take(run, _first(core, before - most_bytes, policy, busy()), busy)
+        steps = _first(core, before - most_bytes, policy, busy())
+        if or_nothing is not None and before - sum(step.bytes_freed for step in steps) > or_nothing:
+            break
+        _take(run, steps, busy)
         if held_bytes() >= before:
             break  # nothing may go, or what went is still read
     return run.report()

@@ -64,6 +64,7 @@ async def test_a_sleep_without_room_has_what_was_used_longest_ago_stripped_as_pl
         assert went == [f"s{number}" for number in range(len(went))]
         assert 3 <= len(went) <= 5, "the newest is whole, and the named one"
         assert await planned(rig) == [f"s{number}" for number in range(len(went), 6)]
+    assert heard.of("sleep_failed") == []
     assert [len(heard.of("versions_stripped", name)) for name in (*went, "named")] == [1] * len(went) + [0]
 
 
@@ -91,6 +92,16 @@ async def test_a_sleep_is_refused_where_nothing_may_go(open_rig: Any) -> None:
         await rig.sleep("d")
         assert stripped(rig) == ["a"]
         assert disk_of(rig).held_bytes <= ROOM_OF_THREE
+        disk_of(rig).close()
+
+
+async def test_nothing_is_stripped_for_a_session_that_could_never_fit(open_rig: Any) -> None:
+    async with open_rig(store_budget=ROOM_OF_THREE, prefix_reuse="off", close=False) as rig:
+        await sleep(rig, "s0", "s1")
+        await rig.read("large", tokens_of(1, 1300))
+        with pytest.raises(BudgetExceeded):
+            await rig.sleep("large")
+        assert stripped(rig) == []
         disk_of(rig).close()
 
 

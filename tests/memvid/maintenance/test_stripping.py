@@ -288,6 +288,14 @@ def test_nothing_is_stripped_in_vain(crowded: Store, monkeypatch: pytest.MonkeyP
     assert pack.exists()
 
 
+def test_nothing_goes_for_what_could_not_fit(crowded: Store) -> None:
+    before = crowded.held_bytes
+    freed = sum(action.size_bytes for action in crowded.plan_room().actions)
+    for or_nothing, names in ((before - freed - 1, []), (before - freed, ["s0", "s1", "s2", "s3"])):
+        crowded.make_room(0, RoomPolicy(), _nobody, or_nothing=or_nothing)
+        assert stripped_in(crowded) == names
+
+
 def test_room_that_is_cut_off_leaves_versions_whole_or_stripped_and_another_one_goes_on(
     crowded: Store, tmp_path: Path
 ) -> None:
