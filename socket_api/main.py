@@ -20,6 +20,7 @@ from ..daemon.events.bus import Bus
 from ..daemon.events.events import Event, ModelDownloadProgress
 from ..daemon.options.serve_options import ServeOptions
 from ..daemon.service import Service
+from .server.notifying import tell_supervisor
 from .server.serving import serve_until_signal
 from .wire.address import default_socket_path
 
@@ -76,6 +77,7 @@ def run(
 
     def tell_download(event: Event) -> None:
         assert isinstance(event, ModelDownloadProgress)
+        tell_supervisor("EXTEND_TIMEOUT_USEC=60000000")  # a minute more for the start, each time
         if as_json:
             _print("", {"event": "download", **event.facts()}, as_json=True)
         else:

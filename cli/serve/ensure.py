@@ -99,7 +99,7 @@ def _require_served(daemon: Client, models: Mapping[str, str]) -> None:
     status = daemon.status()
     for name, source in models.items():
         served = status.model_named(name)
-        if served is not None and (not os.path.isdir(source) or _is_same(source, served.path)):
+        if served is not None and _is_of(source, served.path):
             continue
         there = ", ".join(f"{each.name}={each.path}" for each in status.models)
         raise InvalidUsage(
@@ -107,6 +107,13 @@ def _require_served(daemon: Client, models: Mapping[str, str]) -> None:
             " to use this daemon. To have the model, stop the daemon first (`torpor stop`), then run this again.",
             model=name,
         )
+
+
+def _is_of(source: str, path: str) -> bool:
+    """Whether a model is served from this folder, or is this one of the hub: a folder in the hub's cache has its
+    name."""
+    is_of_hub = f"models--{source.replace('/', '--')}" in Path(path).parts
+    return source == path or is_of_hub or _is_same(source, path)
 
 
 def _is_same(path: str, other: str) -> bool:

@@ -64,6 +64,10 @@ class _File:
     size: int
     digest: str
 
+    @property
+    def is_large(self) -> bool:
+        return len(self.digest) == _SHA256_CHARS
+
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
@@ -196,10 +200,15 @@ def _advice(name: str, error: Exception) -> str | None:
             "$HF_HUB_OFFLINE forbids to ask. Unset it, or give a folder, or a model that is whole in the hub's cache."
         )
     if _ON_THE_WAY & {kind.__name__ for kind in type(error).__mro__}:
-        return f"it cannot be reached, or the connection broke. Look at the network, then try again. {_GO_ON}"
+        return f"the hub cannot be reached, or the connection broke. Look at the network, then try again. {_GO_ON}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of {constants.HF_HUB_CACHE} is full. Make room, then try again. {_GO_ON}"
     return None
+
+
+def _sha256_of(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 class _Download:
@@ -241,7 +250,7 @@ class _Download:
 
     def _complete(self, file: _File, part: BinaryIO) -> None:
         """Download what is missing of a file. Raises ModelUnavailable: then it is another than the hub names."""
-        if part.seek(0, os.SEEK_END) > file.size:
+        if part.seek(0, os.SEEK_END) > file.size or not file.is_large:
             part.truncate(part.seek(0))
         http_get(
             hf_hub_url(self._name, file.path, revision=self._commit),
@@ -253,11 +262,7 @@ class _Download:
             tqdm_class=self._begin,
         )
         part.flush()
-        with self._part(file).open("rb") as whole:
-            is_right = (
-                len(file.digest) < _SHA256_CHARS or hashlib.file_digest(whole, "sha256").hexdigest() == file.digest
-            )
-        if not is_right:
+        if file.is_large and _sha256_of(self._part(file)) != file.digest:
             self._part(file).unlink()
             raise ModelUnavailable(
                 f"{file.path} of {self._name} came with other bytes than the hub's digest is of. Try again: it is "

@@ -8,7 +8,7 @@ import socket
 from typing import Literal
 
 
-def tell_supervisor(state: Literal["READY=1", "STOPPING=1"]) -> None:
+def tell_supervisor(state: Literal["READY=1", "STOPPING=1", "EXTEND_TIMEOUT_USEC=60000000"]) -> None:
     """Send a state to $NOTIFY_SOCKET, if there is one. A supervisor that cannot be reached is not waited for."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address.startswith("@"):  # a name of the kernel's, and no file

@@ -138,6 +138,9 @@ def test_an_interrupted_download_leaves_no_process_and_goes_on_at_the_next_start
         for name, value in hub.environment(short_path / "cache").items():
             monkeypatch.setenv(name, value)
         hub.most_bytes, hub.goes_on = 2 << 20, threading.Event()
+        supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        supervisor.bind(str(short_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(short_path / "notify"))
         command = [*COMMAND[:-1], "--model", "m=owner/tiny"]
         ensuring = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
@@ -156,5 +159,11 @@ def test_an_interrupted_download_leaves_no_process_and_goes_on_at_the_next_start
             assert daemon.status().models[0].resident
         assert (events[0].done >= 1 << 20, events[-1].done) == (True, events[-1].total)
         assert [first >= 1 << 20 for name, first in hub.asked if name == weights] == [True]
+        with supervisor:
+            assert supervisor.recv(99) == b"EXTEND_TIMEOUT_USEC=60000000", "systemd waits for a download"
+        with Client.ensure(models={"m": "owner/tiny"}):
+            pass  # it is the one that is served
+        with pytest.raises(DaemonNotStarted, match=r"serves m=.* names m=owner/other"):
+            Client.ensure(models={"m": "owner/other"})
         with pytest.raises(DaemonNotStarted, match=r"serves m=.*, and --model names other=owner/tiny"):
             Client.ensure(models={"other": "owner/tiny"})
