@@ -58,13 +58,13 @@ def read_configuration(path: Path) -> Configuration:
     if len(raw) > MAX_CONFIG_BYTES:
         raise _invalid(path, f"is longer than {MAX_CONFIG_BYTES // 1024} KiB")
     try:
-        said = tomllib.loads(raw.decode())
+        content = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8
         raise _invalid(path, f"is not TOML: {error}") from error
     try:
-        tables, beside = _table(_MODELS, said.pop(_MODELS, {})), _beside(path.absolute().parent)
+        tables, beside = _table(_MODELS, content.pop(_MODELS, {})), _beside(path.absolute().parent)
         models = {name: _model(f"{_MODELS}.{name}", name, table, beside) for name, table in tables.items()}
-        return Configuration(_values("", said, _OF_FILE, tables=(_MODELS,)), models)
+        return Configuration(_values("", content, _OF_FILE, tables=(_MODELS,)), models)
     except _Wrong as wrong:
         raise _invalid(path, f"is wrong at {wrong.key}: {wrong}", field=wrong.key) from None
 
@@ -83,40 +83,40 @@ def _model(place: str, name: str, table: object, beside: Callable[[str], str]) -
     return replace(model, path=beside(model.path), adapter=model.adapter and beside(model.adapter))
 
 
-def _table(place: str, found: object) -> dict[str, Any]:
-    if not isinstance(found, dict):
+def _table(place: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
         raise _Wrong(place, "it must be a table")
-    return found
+    return value
 
 
 def _values(
-    prefix: str, table: Mapping[str, Any], known: Mapping[str, Declared], tables: tuple[str, ...] = ()
+    prefix: str, table: Mapping[str, Any], options: Mapping[str, Declared], tables: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """The values of a table. tables: the names of tables that may stand in it."""
     values = {}
-    for key, written in table.items():
-        if key not in known:
-            raise _Wrong(f"{prefix}{key}", _unknown(key, sorted((*known, *tables))))
+    for key, value in table.items():
+        if key not in options:
+            raise _Wrong(f"{prefix}{key}", _unknown(key, sorted((*options, *tables))))
         try:
-            values[key] = known[key].kind.read(written)
+            values[key] = options[key].kind.read(value)
         except ValueError as error:
             raise _Wrong(f"{prefix}{key}", str(error)) from None
     return values
 
 
-def _unknown(key: str, known: list[str]) -> str:
+def _unknown(key: str, keys: list[str]) -> str:
     """The message for an unknown key: where it belongs, or the closest key and all keys."""
     if key in _OF_FILE:
         return "it is for the whole daemon: it belongs at the top of the file, above the first table"
-    if key in MODEL_OPTIONS and key not in known:
+    if key in MODEL_OPTIONS and key not in keys:
         return "it is of a model: it belongs in that one's table, [models.NAME]"
     if key == "deterministic":  # of `torpor serve` alone, where it stands for another option
         return "it can be said on the command line alone; here write batch = 1"
     if key in SERVE_OPTIONS:
         return f"it can be said on the command line alone, with {SERVE_OPTIONS[key].flag}"
-    close = get_close_matches(key, known, n=1)
+    close = get_close_matches(key, keys, n=1)
     meant = f"; {close[0]} is, if that was meant" if close else ""
-    return f"this key is not known{meant}. The keys here are {', '.join(known)}"
+    return f"this key is not known{meant}. The keys here are {', '.join(keys)}"
 
 
 def _beside(folder: Path) -> Callable[[str], str]:

@@ -62,9 +62,9 @@ class Configuring:
         self._loads: set[asyncio.Task[None]] = set()
 
     def info(self) -> ConfigInfo:
-        said = self._settings.options
-        waits = [name for name in AT_NEXT_START if getattr(said, name) != getattr(self._begun_with, name)]
-        if self._budget is not None and said.memory_budget is None:
+        options = self._settings.options
+        waits = [name for name in AT_NEXT_START if getattr(options, name) != getattr(self._begun_with, name)]
+        if self._budget is not None and options.memory_budget is None:
             waits.append("memory_budget")  # the default is a share of the memory at the start
         return ConfigInfo(
             str(self._file.path), self._reloads, self._problem, tuple(sorted(waits)), tuple(self._shelf.to_go())
@@ -122,8 +122,8 @@ class Configuring:
             self._budget = options.memory_budget
             await self._memory.resize(options.memory_budget)
         for name, choice in settings.models.items():
-            known = before.models.get(name)
-            if choice.at_start and (known is None or not choice.is_same_model(known)):
+            earlier = before.models.get(name)
+            if choice.at_start and (earlier is None or not choice.is_same_model(earlier)):
                 self._begin(name)
 
     def _begin(self, name: str) -> None:

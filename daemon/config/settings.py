@@ -23,28 +23,28 @@ class Settings:
     options: ServeOptions = field(default_factory=ServeOptions)
 
 
-def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Read the file, if there is one. given: the command line, by the names of its options; options of models by the
+def settings_of(command_line: Mapping[str, Any]) -> Settings:
+    """Read the file, if there is one. command_line: its values, by the names of its options; options of models by the
     models' names, with an empty name for the only one.
 
     Raises:
         InvalidConfiguration: the file is wrong, or options do not go together.
         UnknownModel: an option is for a model that is not served.
     """
-    path: Path | None = given.get("config")
+    path: Path | None = command_line.get("config")
     file = Configuration() if path is None else read_configuration(path)
-    values = {**file.options, **{name: value for name, value in given.items() if name in SERVE_OPTIONS}}
+    values = {**file.options, **{name: value for name, value in command_line.items() if name in SERVE_OPTIONS}}
     options = ServeOptions(**values)
     choices = {}
-    for at, (name, model) in enumerate(_models_of(given, file).items()):
-        policy = options.load if model.load is None or "load" in given else model.load
+    for at, (name, model) in enumerate(_models_of(command_line, file).items()):
+        policy = options.load if model.load is None or "load" in command_line else model.load
         choices[name] = ModelChoice(
             model.path,
             None if model.adapter is None else AdapterChoice(model.adapter, model.fuse),
             None if model.kv_bits is None else KvChoice(model.kv_bits, model.kv_group),
             at_start=policy == "start" or (policy == "first" and (not at or model.pin)),
             pinned=model.pin,
-            ttl_s=options.model_ttl if model.ttl is None or "model_ttl" in given else model.ttl,
+            ttl_s=options.model_ttl if model.ttl is None or "model_ttl" in command_line else model.ttl,
         )
     for alias, name in options.aliases:
         if name not in choices:
@@ -56,22 +56,22 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     return Settings(choices, options)
 
 
-def _models_of(given: Mapping[str, Any], file: Configuration) -> dict[str, ModelOptions]:
+def _models_of(command_line: Mapping[str, Any], file: Configuration) -> dict[str, ModelOptions]:
     """The models of the command line replace those of the file; its options of a model win over the model's table."""
-    named = {name: ModelOptions(path=path) for name, path in given.get("model", {}).items()} or dict(file.models)
+    named = {name: ModelOptions(path=path) for name, path in command_line.get("model", {}).items()} or dict(file.models)
     models = named or {DEMO_MODEL_NAME: ModelOptions(path=str(DEMO_MODEL_FOLDER))}
     over: dict[str, dict[str, Any]] = {name: {} for name in models}
     for key, option in MODEL_OPTIONS.items():
-        values = given.get(option.name, {}) if option.is_named and key != "path" else {}
+        values = command_line.get(option.name, {}) if option.is_named and key != "path" else {}
         for name, value in values.items():
             over[_require_served(option.flag, name, value, models)][key] = value
-    return {name: _with(name, model, over[name], given) for name, model in models.items()}
+    return {name: _with(name, model, over[name], command_line) for name, model in models.items()}
 
 
-def _with(name: str, model: ModelOptions, over: dict[str, Any], given: Mapping[str, Any]) -> ModelOptions:
+def _with(name: str, model: ModelOptions, over: dict[str, Any], command_line: Mapping[str, Any]) -> ModelOptions:
     """A model with its options of the command line: an adapter brings its own fuse, and bits their own group."""
     if "adapter" in over:
-        over["fuse"] = given.get("fuse", False)
+        over["fuse"] = command_line.get("fuse", False)
     if "kv_bits" in over:
         over.setdefault("kv_group", MODEL_OPTIONS["kv_group"].default)
     model = replace(model, **over)

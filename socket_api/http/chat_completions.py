@@ -265,11 +265,11 @@ def _strict(body: ChatBody) -> list[str]:
     return [each.name for each in functions if each.strict]
 
 
-def _messages(given: Sequence[ChatMessage], inner: InnerJson, words: Words) -> list[dict[str, Any]]:
+def _messages(dialogue: Sequence[ChatMessage], inner: InnerJson, words: Words) -> list[dict[str, Any]]:
     """Messages as a verb takes them, without their empty fields."""
     messages = []
-    for at, message in enumerate(given):
-        is_newest = message.role == "user" and at == len(given) - 1
+    for at, message in enumerate(dialogue):
+        is_newest = message.role == "user" and at == len(dialogue) - 1
         text = words.of(message.content, f"messages.{at}.content", is_newest=is_newest)
         values: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text}
         if message.role == "assistant":
@@ -328,11 +328,11 @@ def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
     """The tokens of an answer: those that were cached and those that were computed (`cache_write_tokens`) add up to
     the prompt's. `recomputed_tokens` are those of the latter that the session had before; `recomputed_because` says
     why."""
-    prompt, written = answered.prompt_tokens, len(answered.result.tokens)
+    prompt, completion = answered.prompt_tokens, len(answered.result.tokens)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
         "prompt_tokens_details": {
             "cached_tokens": answered.cached_tokens,
             "cache_write_tokens": answered.computed_tokens,

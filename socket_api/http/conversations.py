@@ -193,8 +193,7 @@ async def _ask(request: Request, verb: Verb[Any, R], name: str, **params: Any) -
 
 async def _append(request: Request, name: str, messages: Sequence[Mapping[str, Any]]) -> None:
     """Read messages at the end of a conversation. Raises as `_ask`."""
-    told = tuple(messages)
-    await _ask(request, VERBS["append"], name, messages=told, durable=True, certain=True, unnamed=True)
+    await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True, certain=True, unnamed=True)
 
 
 async def _items(request: Request) -> list[dict[str, Any]]:

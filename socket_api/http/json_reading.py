@@ -66,14 +66,14 @@ class InnerJson:
         except ValueError:
             return None
 
-    def arguments_of(self, given: object) -> dict[str, Any]:
+    def arguments_of(self, arguments: object) -> dict[str, Any]:
         """The arguments of a call that was made. What is no object, or none that a call may have, is read as the
         string of a tool that takes one: so a history is not refused for what some model wrote in it. Raises
         InvalidRequest: as `find`."""
-        words = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        words = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         if words.strip() in ("", "null"):
             return {}
-        value = self.find(words) if isinstance(given, str) else given
+        value = self.find(words) if isinstance(arguments, str) else arguments
         return value if are_arguments(value) else string_arguments(words)
 
 

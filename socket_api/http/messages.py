@@ -227,30 +227,30 @@ class _Reader:
         self.marks = Marks()
         self.words = Words()
         self._inner = InnerJson()
-        known = [] if _searches(body) else [tool for tool in body.tools or () if tool.input_schema is not None]
-        self._deferred = {tool.name: tool for tool in known if tool.defer_loading}
+        tools = [] if _searches(body) else [tool for tool in body.tools or () if tool.input_schema is not None]
+        self._deferred = {tool.name: tool for tool in tools if tool.defer_loading}
         self._loaded: set[str] = set()  # the names of those that a result refers to
 
     def turn(self, **more: Any) -> Turn:
         """The turn of the request. Raises InvalidRequest: it has what this model cannot read."""
         body = self._body
         system = self._system(body.system or [])
-        said: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         for each in (*(body.tools or ()), *(body.system or ())):
-            self.marks.add(each.cache_control, len(said))
+            self.marks.add(each.cache_control, len(messages))
         for at, message in enumerate(body.messages):
-            said += self._messages(message, f"messages.{at}", is_newest=at == len(body.messages) - 1)
+            messages += self._messages(message, f"messages.{at}", is_newest=at == len(body.messages) - 1)
             for block in message.content:
-                self.marks.add(block.cache_control, len(said))
-        self.marks.add(body.cache_control, len(said))
+                self.marks.add(block.cache_control, len(messages))
+        self.marks.add(body.cache_control, len(messages))
         for at, tool in enumerate(body.tools or ()):
             if not tool.name and tool.input_schema is not None:
                 raise fault_at(f"tools.{at}.name", "it is missing; give it")
-        known = [tool for tool in body.tools or () if tool.input_schema is not None]
-        offered = [tool for tool in known if tool.name not in self._deferred.keys() - self._loaded]
+        tools = [tool for tool in body.tools or () if tool.input_schema is not None]
+        offered = [tool for tool in tools if tool.name not in self._deferred.keys() - self._loaded]
         thinks = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
         return Turn(
-            messages=said,
+            messages=messages,
             model=body.model,
             tools=[{**_tool(each), **({"deferred": True} if each.name in self._deferred else {})} for each in offered],
             template_arguments=thinks,

@@ -59,9 +59,9 @@ def _named_in(path: str) -> list[dict[str, Any]]:
 def _of_dialects(schemas: Schemas, dialects: Sequence[Route]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for route in dialects:
         body = route.body if isinstance(route, Posted) else None
-        said = inspect.cleandoc((body or route.endpoint).__doc__ or "")
+        summary = inspect.cleandoc((body or route.endpoint).__doc__ or "")
         for method in (route.methods or set()) - {"HEAD"}:
-            operation = _operation(said, {"type": "object"}, _named_in(route.path))
+            operation = _operation(summary, {"type": "object"}, _named_in(route.path))
             if body is not None:
                 schema = schemas.schema_of(body, "validation")
                 operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}

@@ -35,19 +35,19 @@ async def filled(request: Request, raw: dict[str, Any], room_bytes: int, *, fiel
         PreviousResponseNotFound: no session has an item.
         HttpRefused: they take more, or the words of one cannot be told.
     """
-    given = raw.get(field)
-    items = list(given) if isinstance(given, list) else []
+    value = raw.get(field)
+    items = list(value) if isinstance(value, list) else []
     references = {at: item.get("id") for at, item in enumerate(items) if _is_reference(item)}
     taken_bytes = 0
-    known: dict[str, _Said] = {}
+    recalls: dict[str, _Said] = {}
     for at, named in references.items():
         place = f"{field}.{at}.id"
         answer_id = answer_in(named) if isinstance(named, str) else None
         if answer_id is None:
             raise not_found(str(named or ""), place)
-        if answer_id not in known:
-            known[answer_id] = await _said_at(request, answer_id, named, place)
-        messages, items_by_id = known[answer_id]
+        if answer_id not in recalls:
+            recalls[answer_id] = await _said_at(request, answer_id, named, place)
+        messages, items_by_id = recalls[answer_id]
         if (item := items_by_id.get(named)) is None:
             raise not_found(named, place)
         require_certain(messages if is_read(named) else messages[-1:])  # else the last one is the answer
@@ -93,10 +93,10 @@ async def _recalled(request: Request, params: Mapping[str, str]) -> RecallResult
     return recall
 
 
-async def _found(said: Awaitable[RecallResult]) -> RecallResult | None:
+async def _found(recall: Awaitable[RecallResult]) -> RecallResult | None:
     """What was said; None if there is no such place."""
     try:
-        return await said
+        return await recall
     except TorporError as error:
         if error.code in ("answer_not_found", "session_not_found"):
             return None

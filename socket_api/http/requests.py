@@ -347,11 +347,11 @@ def _kind_of(part: object) -> str:
     return kind if isinstance(kind, str) and _SAFE.fullmatch(kind) else "something"
 
 
-def call_id_of(given: str | None) -> str:
+def call_id_of(call_id: str | None) -> str:
     """The id of a call as a verb takes it: some gateways keep whole thoughts in it, and such a one is its digest."""
-    if given is None or len(given) <= MAX_CALL_ID_CHARS:
-        return given or ""
-    return hashlib.sha256(given.encode()).hexdigest()
+    if call_id is None or len(call_id) <= MAX_CALL_ID_CHARS:
+        return call_id or ""
+    return hashlib.sha256(call_id.encode()).hexdigest()
 
 
 def _listed(value: object) -> object:

@@ -55,9 +55,9 @@ class InputItem(Body):
     encrypted_content: str | None = None
 
 
-def _as_items(given: object) -> object:
+def _as_items(value: object) -> object:
     """A text stands for one message of the user."""
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 Items = Annotated[
@@ -135,7 +135,7 @@ class Dialogue:
         self.messages: list[dict[str, Any]] = []
         self.unknown: list[str] = []
         self.marks = Marks()
-        given = raw if isinstance(raw, list) else []
+        parts = raw if isinstance(raw, list) else []
         self._after = after
         self._inner = InnerJson()
         self._words = Words()
@@ -145,7 +145,7 @@ class Dialogue:
             self.messages[0]["instructed"] = len(instructions)
         for at, item in enumerate(items):
             self._read(item, f"input.{at}", is_newest=at == len(items) - 1)
-            self.marks.add_of(given[at].get("content") if given else None, len(self.messages))
+            self.marks.add_of(parts[at].get("content") if parts else None, len(self.messages))
             self._before = item.type if item.role in (None, "assistant") else ""
         self.unknown += dict.fromkeys(self._words.left_out)
 

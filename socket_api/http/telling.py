@@ -171,9 +171,9 @@ class Untold:
             self._left = b""
 
 
-def each_of(told: Sequence[Told]) -> list[dict[str, Any]]:
+def each_of(tokens: Sequence[Told]) -> list[dict[str, Any]]:
     """As chats and responses have them: a list of tokens, each with the likeliest in its place."""
-    likelihoods = [each.likelihood for each in told]
+    likelihoods = [each.likelihood for each in tokens]
     return [{**_one(each), "top_logprobs": [_one(other) for other in each.top]} for each in likelihoods]
 
 
@@ -184,9 +184,9 @@ def _one(likelihood: Likelihood) -> dict[str, Any]:
     return {"token": _name(likelihood), "logprob": likelihood.logprob, "bytes": values}
 
 
-def columns_of(told: Sequence[Told]) -> Mapping[str, Any]:
+def columns_of(tokens: Sequence[Told]) -> Mapping[str, Any]:
     """As the older API has them: a list of each fact. The drawn token is always among the likeliest."""
-    likelihoods = [each.likelihood for each in told]
+    likelihoods = [each.likelihood for each in tokens]
     return {
         "tokens": [_name(each, "bytes:") for each in likelihoods],
         "token_logprobs": [each.logprob for each in likelihoods],
@@ -194,7 +194,7 @@ def columns_of(told: Sequence[Told]) -> Mapping[str, Any]:
         "top_logprobs": [
             {_name(other, "bytes:"): other.logprob for other in (each, *reversed(each.top))} for each in likelihoods
         ],
-        "text_offset": [each.offset for each in told],
+        "text_offset": [each.offset for each in tokens],
     }
 
 

@@ -296,9 +296,9 @@ def _dialogue(turn: Turn, session: str, model: str) -> dict[str, Any]:
     }
 
 
-def _as_name(given: str) -> str:
+def _as_name(client_id: str) -> str:
     """A session's name for an id of a client. One that cannot be a name itself has a digest in it, so that no two ids
     share a name."""
-    name = _ODD.sub("-", given).lstrip("._-")[:_MOST_NAME_CHARS]
-    digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    return name if name == given else f"{name or ANY_CONVERSATION}-{digest}"
+    name = _ODD.sub("-", client_id).lstrip("._-")[:_MOST_NAME_CHARS]
+    digest = hashlib.sha256(client_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return name if name == client_id else f"{name or ANY_CONVERSATION}-{digest}"
