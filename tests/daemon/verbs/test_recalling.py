@@ -320,7 +320,7 @@ async def test_what_was_said_is_told_from_the_tokens(rig: Rigged) -> None:
 
 
 async def test_a_call_and_its_result_are_told_as_the_tool_was_offered(rig: Rigged) -> None:
-    """Also where it is offered otherwise later; no token is another for it."""
+    """Also where it is offered otherwise later, and where the call was read; no token is another for it."""
     plain, custom, spaced = TOOLS, ({**TOOLS[0], "told_as": "custom:"},), ({**TOOLS[0], "told_as": "function:files"},)
     first = await converse(rig, [user("one")], CALL, tools=custom, answer_id=ONE, max_tokens=90)
     (call,) = first.tool_calls
@@ -337,14 +337,11 @@ async def test_a_call_and_its_result_are_told_as_the_tool_was_offered(rig: Rigge
     assert [each.told_as for each in whole.messages if each.role == "tool"] == ["custom:", "function:files"]
     counts = [(await rig.service.measure("b", [user("hi")], tools=tools)).tokens for tools in (plain, custom, spaced)]
     assert len(set(counts)) == 1
-
-
-async def test_a_call_that_was_read_is_told_as_its_tool_was_offered(rig: Rigged) -> None:
     call = {"name": "look", "arguments": {"path": "."}, "id": "theirs"}
     said = [user("one"), {**assistant(""), "tool_calls": [call]}]
     said.append({"role": "tool", "content": "a file", "tool_call_id": "theirs"})
-    await converse(rig, said, "well", tools=({**TOOLS[0], "told_as": "custom:"},))
-    _, asked, result, _ = (await rig.service.recall("a")).messages
+    await converse(rig, said, "well", "read", tools=custom)
+    _, asked, result, _ = (await rig.service.recall("read")).messages
     assert (asked.tool_calls[0].told_as, result.told_as) == ("custom:", "custom:")
 
 
@@ -445,17 +442,28 @@ async def test_a_disowned_answer_is_found_no_more_in_any_fork_and_after_a_restar
             assert (await rig.service.recall(answer_id=answer_id)).messages[-1].content == text
 
 
-async def test_a_disowned_answer_comes_back_with_no_older_version(open_rig: Any) -> None:
+@pytest.mark.parametrize("slept", [False, True])
+async def test_a_disowned_answer_comes_back_with_no_older_version_and_no_fork_of_one(
+    open_rig: Any, *, slept: bool
+) -> None:
+    """Also where the session has not slept since."""
+
+    async def forked(whole: str, cut: str) -> None:
+        await rig.service.fork(f"a@{first.version}", whole)
+        await rig.service.fork(f"a@{first.version}", cut, at_token=first.token_count - 1)
+        with pytest.raises(AnswerNotFound):
+            await rig.service.recall(answer_id=ONE)
+
     async with open_rig(endless=False) as rig:
         await converse(rig, [user("one")], "eins", answer_id=ONE)
         first = await rig.sleep("a")
         await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
-        await rig.sleep("a")
+        if slept:
+            await rig.sleep("a")
         await rig.service.disown(ONE)
-        await rig.sleep("a")
+        await (rig.sleep("a") if slept else forked("b", "c"))
     async with open_rig(endless=False) as rig:
-        await rig.service.fork(f"a@{first.version}", "whole")
-        await rig.service.fork(f"a@{first.version}", "cut", at_token=first.token_count - 1)
+        await forked("whole", "cut")
         await rig.wake("a", first.version)
         await converse(rig, [user("one"), assistant("eins"), user("deux")], "zwo")
         await rig.sleep("a")
@@ -484,36 +492,6 @@ async def test_messages_keep_their_numbers(rig: Rigged) -> None:
     assert [each.number for each in (await rig.service.recall("a")).messages] == whole
 
 
-async def test_a_system_text_that_is_not_said_yet_is_told(rig: Rigged) -> None:
-    await rig.service.create("a", system="Be brief.")
-    await rig.service.append("b", messages=[user("x")], create=True)
-    assert [(each.role, each.content) for each in (await rig.service.recall("a")).messages] == [("system", "Be brief.")]
-    await converse(rig, [user("one")], "eins", at_end=True)
-    told = (await rig.service.recall("a")).messages
-    assert [(each.role, each.content, each.number) for each in told] == [
-        ("system", "Be brief.", 0),
-        ("user", "one", 1),
-        ("assistant", "eins", 2),
-    ]
-
-
-async def test_a_fork_of_an_older_version_does_not_bring_a_disowned_answer_back(open_rig: Any) -> None:
-    """Also where the session has not slept since."""
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins", answer_id=ONE)
-        first = await rig.sleep("a")
-        await rig.service.disown(ONE)
-        await rig.service.fork(f"a@{first.version}", "b")
-        await rig.service.fork(f"a@{first.version}", "c", at_token=first.token_count - 1)
-        with pytest.raises(AnswerNotFound):
-            await rig.service.recall(answer_id=ONE)
-    async with open_rig(endless=False) as rig:
-        await rig.service.fork(f"a@{first.version}", "d")
-        await rig.service._parts.sessions.heads.learned()
-        with pytest.raises(AnswerNotFound):
-            await rig.service.recall(answer_id=ONE)
-
-
 async def test_to_disown_an_answer_writes_one_version_whatever_the_daemon_keeps(open_rig: Any) -> None:
     for name in ("sleep", "turn"):
         async with open_rig(endless=False, durability=name) as rig:
@@ -533,20 +511,24 @@ async def test_a_fork_that_is_made_beside_does_not_keep_a_disowned_answer(rig: R
         await rig.service.recall(answer_id=ONE)
 
 
-@pytest.mark.parametrize("kept", ["disowned", "appended"])
+@pytest.mark.parametrize("kept", ["nothing", "answered", "disowned", "appended"])
 async def test_what_was_acknowledged_as_durable_outlives_a_kill_whatever_the_daemon_keeps(
     open_rig: Any, kept: str
 ) -> None:
     async with open_rig(endless=False, durability="sleep", close=False) as rig:
-        await converse(rig, [user("one")], "eins", answer_id=ONE, durable=True)
+        await converse(rig, [user("one")], "eins", answer_id=ONE, durable=kept != "nothing")
         if kept == "disowned":
             await rig.service.disown(ONE)
-        else:
+        elif kept == "appended":
             await rig.service.append("a", messages=[user("two")], durable=True)
-        with rig.service._parts.store.disk.open_session(rig.service._parts.sessions.resolve("a")) as reader:
-            text_map = TextMap.from_map(reader.manifest.session[TEXT_MAP])
-        assert [turn.answer for turn in text_map.turns if turn.answer] == [bytes.fromhex(ONE)] * (kept == "appended")
-        assert len(text_map.turns) == 2 + (kept == "appended")
+        stored, uri = rig.service._parts.store.disk, rig.service._parts.sessions.resolve("a")
+        assert [row.uri for row in stored.index.all_rows()][-1:] == [uri] * (kept != "nothing")
+        if kept != "nothing":
+            with stored.open_session(uri) as reader:
+                text_map = TextMap.from_map(reader.manifest.session[TEXT_MAP])
+            owned = [turn.answer for turn in text_map.turns if turn.answer]
+            assert owned == [bytes.fromhex(ONE)] * (kept != "disowned")
+            assert len(text_map.turns) == 2 + (kept == "appended")
         await rig.service.close()
 
 
@@ -567,16 +549,21 @@ async def test_a_dialogue_that_is_asked_again_with_thinking_switched_is_measured
         assert (again.cached_tokens, told.recomputed_tokens) == (again.tokens - 1, 1)
 
 
-@pytest.mark.parametrize("slept", [False, True])
-async def test_a_system_text_that_is_not_said_yet_is_told_and_measured(rig: Rigged, *, slept: bool) -> None:
+@pytest.mark.parametrize("begun", ["empty", "awake", "slept"])
+async def test_a_system_text_that_is_not_said_yet_is_told_and_measured(rig: Rigged, begun: str) -> None:
     await rig.service.create("a", system="You are in a test.", model=MODEL)
-    await rig.service.append("a", text="A text.")
-    if slept:
+    if begun != "empty":
+        await rig.service.append("a", text="A text.")
+    if begun == "slept":
         await rig.sleep("a")
-    assert [each.content for each in (await rig.service.recall("a")).messages] == ["You are in a test."]
+    (opening,) = (await rig.service.recall("a")).messages
+    assert (opening.role, opening.content) == ("system", "You are in a test.")
     measured = await rig.service.measure("a", [user("one")], at_end=True)
     told = await converse(rig, [user("one")], "eins", at_end=True)
     assert measured.tokens == told.token_count - len(told.tokens)
+    if begun == "empty":
+        whole = (await rig.service.recall("a")).messages
+        assert [(each.role, each.number) for each in whole] == [("system", 0), ("user", 1), ("assistant", 2)]
 
 
 async def test_an_answer_is_told_from_where_it_was_given_and_not_behind_a_fold(rig: Rigged) -> None:
@@ -812,14 +799,3 @@ async def test_the_pieces_of_an_answer_are_told_in_their_order(open_rig: Any) ->
         assert [(each.channel, each.text) for each in answer.pieces] == joined
         assert [each.call for each in answer.pieces if each.call] == list(told.tool_calls)
         assert [channel for channel, _ in joined] == ["reasoning", "text", "call", "text", "call", "text"]
-
-
-@pytest.mark.parametrize(("durable", "kept"), [(False, []), (True, ["a"])])
-async def test_a_durable_answer_outlives_its_process_whatever_the_daemon_keeps(
-    open_rig: Any, durable: bool, kept: list[str]
-) -> None:
-    async with open_rig(endless=False, durability="sleep", close=False) as rig:
-        await converse(rig, [user("one")], "eins", answer_id=ONE, durable=durable)
-        found = [uri.name for uris in rig.service._parts.store.disk.index.iter_uris(8) for uri in uris]
-        assert found == kept
-        await rig.service.close()
