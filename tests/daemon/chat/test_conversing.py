@@ -22,13 +22,12 @@ from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.memvid.errors import SessionNotFound
 from torpor.memvid.format.records import Receipt
 from torpor.memvid.uri import SessionUri
-from torpor.tests.daemon.conversing_rig import (  # noqa: F401
+from torpor.tests.daemon.conversing_rig import (
     SYSTEM,
     assistant,
     cold,
     ledger,
     reply_with,
-    script,
     send,
     talk,
     tell,
@@ -50,12 +49,6 @@ KEEPING = THINKING.replace(".split('</think>')[-1].lstrip('\\n')", "").replace("
 
 
 # --- nothing is read twice
-
-
-@pytest.fixture
-def rig(open_rig: Any) -> Any:
-    """Its answers end where the model ends them."""
-    return open_rig(endless=False)
 
 
 @pytest.mark.parametrize("opening", [[], [SYSTEM]])

@@ -21,13 +21,12 @@ from torpor.daemon.errors import (
 from torpor.daemon.sessions.encoding import Place
 from torpor.daemon.sessions.transcripts import TextMap, message_of
 from torpor.memvid.errors import SessionNotFound
-from torpor.tests.daemon.conversing_rig import (  # noqa: F401
+from torpor.tests.daemon.conversing_rig import (
     SYSTEM,
     assistant,
     cold,
     ledger,
     reply_with,
-    script,
     send,
     talk,
     tell,
@@ -43,12 +42,6 @@ HEAD = [SYSTEM, user(REQUEST), assistant(SUMMARY)]
 async def fold(rig: Rigged, **order: Any) -> Any:
     asked = {"summary": SUMMARY, **order} if "summarize" not in order else order
     return await rig.service.fold("a", name="b", **asked)
-
-
-@pytest.fixture
-def rig(open_rig: Any) -> Any:
-    """Its answers end where the model ends them."""
-    return open_rig(endless=False)
 
 
 @pytest.mark.one_in(3)

@@ -18,7 +18,7 @@ from torpor.daemon.sessions.transcripts import message_of
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
-from torpor.tests.daemon.conversing_rig import (  # noqa: F401
+from torpor.tests.daemon.conversing_rig import (
     SYSTEM,
     TOOLS,
     assistant,
@@ -27,19 +27,12 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     ledger,
     names,
     reply_with,
-    script,
     thinking,
     user,
     with_template,
 )
 from torpor.tests.daemon.models.template_families import CHATML, STRICT, Family
 from torpor.tests.daemon.session_rig import Gate, Rigged, as_killed, cancelled, until
-
-
-@pytest.fixture
-def rig(open_rig: Any) -> Any:
-    """Its answers end where the model ends them."""
-    return open_rig(endless=False)
 
 
 async def test_ten_turns_go_on_in_one_session_and_nothing_is_read_twice(rig: Rigged) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
-from torpor.tests.daemon.conversing_rig import SYSTEM, assistant, converse, ledger, script, user  # noqa: F401
+from torpor.tests.daemon.conversing_rig import SYSTEM, assistant, converse, user
 from torpor.tests.daemon.session_rig import Rigged, until
 
 FIRST, SECOND = (user("".join(chr(97 + at % 26) for at in range(count))) for count in (700, 1100))
@@ -22,12 +22,6 @@ def end_of(rig: Rigged, said: list[Any]) -> int:
     """The place for a mark behind these messages."""
     tokens, half = len(rig.model.encode(rig.model.render(said, True), opening=False)), CHECKPOINT_TOKENS // 2
     return tokens - (tokens - half) % CHECKPOINT_TOKENS
-
-
-@pytest.fixture
-def rig(open_rig: Any) -> Any:
-    """Its answers end where the model ends them."""
-    return open_rig(endless=False)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "mamba2"])

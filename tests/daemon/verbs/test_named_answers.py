@@ -8,18 +8,7 @@ from typing import Any
 import pytest
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions.transcripts import message_of
-from torpor.tests.daemon.conversing_rig import (  # noqa: F401
-    SYSTEM,
-    assistant,
-    cold,
-    converse,
-    ledger,
-    names,
-    script,
-    thinking,
-    user,
-    with_template,
-)
+from torpor.tests.daemon.conversing_rig import SYSTEM, assistant, cold, converse, ledger, thinking, user, with_template
 from torpor.tests.daemon.session_rig import Rigged
 
 TOOLS = ({"name": "look", "description": "Looks.", "parameters": {"type": "object"}},)
@@ -34,12 +23,6 @@ SHOWS_THOUGHTS = (
 
 def named(text: str, answer_id: str, **more: Any) -> dict[str, Any]:
     return {**message_of("assistant", text), "answer_id": answer_id, **more}
-
-
-@pytest.fixture
-def rig(open_rig: Any) -> Any:
-    """Its answers end where the model ends them."""
-    return open_rig(endless=False)
 
 
 async def test_of_equal_words_the_named_answer_is_gone_on_from(open_rig: Any) -> None:

@@ -22,8 +22,7 @@ from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.memvid.store import VersionDraft
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
-from torpor.tests.daemon.conversing_rig import (  # noqa: F401
-    END,
+from torpor.tests.daemon.conversing_rig import (
     SYSTEM,
     TOOLS,
     assistant,
@@ -32,7 +31,6 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     converse,
     ledger,
     names,
-    script,
     thinking,
     user,
     with_template,
@@ -43,12 +41,6 @@ from torpor.tests.shares import share
 
 ONE, TWO, THREE = (f"{number:032x}" for number in (1, 2, 3))
 CALL = '<tool_call>{"name": "look", "arguments": {"path": "."}}</tool_call>'
-
-
-@pytest.fixture
-def rig(open_rig: Any) -> Any:
-    """Its answers end where the model ends them."""
-    return open_rig(endless=False)
 
 
 async def test_an_answer_is_gone_on_from_by_its_id_and_only_what_is_new_crosses_the_wire(rig: Rigged) -> None:

@@ -13,7 +13,7 @@ from torpor.daemon.errors import InvalidTranscript
 from torpor.daemon.sessions.said import digested
 from torpor.daemon.sessions.transcripts import TextMap, message_of
 from torpor.daemon.tasks.pieces import in_pieces
-from torpor.tests.daemon.conversing_rig import (  # noqa: F401
+from torpor.tests.daemon.conversing_rig import (
     END,
     SYSTEM,
     THINKS,
@@ -23,10 +23,7 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     cold,
     converse,
     ledger,
-    names,
     result_of,
-    script,
-    thinking,
     two_calls,
     user,
     with_template,
@@ -47,12 +44,6 @@ from torpor.tests.dialogues.forms import ALL_FAMILIES
 
 ONE, TWO = (f"{number:032x}" for number in (1, 2))
 CALL = '<tool_call>{"name": "look", "arguments": {"path": "."}}</tool_call>'
-
-
-@pytest.fixture
-def rig(open_rig: Any) -> Any:
-    """Its answers end where the model ends them."""
-    return open_rig(endless=False)
 
 
 async def test_an_answer_that_a_client_brings_stands_in_the_turn_that_was_opened_for_it(rig: Rigged) -> None:

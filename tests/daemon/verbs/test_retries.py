@@ -13,7 +13,7 @@ from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.sampling import NamedSampling, Sampling, TokenBias
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.tasks.cancellation import LeftMidway
-from torpor.tests.daemon.conversing_rig import (  # noqa: F401
+from torpor.tests.daemon.conversing_rig import (
     SYSTEM,
     THINKS,
     TOOLS,
@@ -24,7 +24,6 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     names,
     reply_with,
     result_of,
-    script,
     tell,
     two_calls,
     user,
@@ -73,12 +72,6 @@ async def leave_in(rig: Rigged, messages: Sequence[Any], *, read: int = 0, writt
         await task
     rig.network.before = before
     return left.value
-
-
-@pytest.fixture
-def rig(open_rig: Any) -> Any:
-    """Its answers end where the model ends them."""
-    return open_rig(endless=False)
 
 
 async def test_of_a_message_that_was_read_in_part_whole_blocks_stay(rig: Rigged) -> None:

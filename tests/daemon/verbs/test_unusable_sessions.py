@@ -11,29 +11,13 @@ from typing import Any
 import pytest
 from torpor.daemon.errors import GenerationFailed
 from torpor.memvid.errors import StoreError
-from torpor.tests.daemon.conversing_rig import (  # noqa: F401
-    SYSTEM,
-    assistant,
-    cold,
-    converse,
-    ledger,
-    names,
-    script,
-    user,
-    with_template,
-)
+from torpor.tests.daemon.conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, user, with_template
 from torpor.tests.daemon.damage_rig import damage
 from torpor.tests.daemon.session_rig import FullDisk, Rigged, as_killed, until
 
 TEXT = "".join(chr(97 + at % 26) for at in range(600))
 SAID = [SYSTEM, user(TEXT)]
 BEHIND = [*SAID, assistant("eins"), user("two")]
-
-
-@pytest.fixture
-def rig(open_rig: Any) -> Any:
-    """Its answers end where the model ends them."""
-    return open_rig(endless=False)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 from torpor.daemon.chat.folds import REQUEST
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
-from torpor.tests.daemon.conversing_rig import assistant, converse, ledger, result_of, script, user  # noqa: F401
+from torpor.tests.daemon.conversing_rig import assistant, converse, ledger, result_of, user
 from torpor.tests.daemon.models.template_families import MISTRAL, STRICT, Family, write_family
 from torpor.tests.daemon.session_rig import Rigged, as_killed
 
