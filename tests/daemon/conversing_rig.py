@@ -90,11 +90,17 @@ def ledger(rig: Rigged, name: str = "a") -> list[int]:
 
 
 async def send(rig: Rigged, messages: Sequence[Any], name: str = "a", **options: Any) -> Any:
-    return await rig.service.chat(name, messages=messages, **({"max_tokens": 60, "on_event": ignore} | options))
+    """A transcript to a session, which is made if there is none."""
+    return await _chat(rig, name, messages=messages, **options)
 
 
 async def tell(rig: Rigged, message: str, name: str = "a", **options: Any) -> Any:
-    return await rig.service.chat(name, message=message, **({"max_tokens": 60, "on_event": ignore} | options))
+    """One message to a session, which is made if there is none."""
+    return await _chat(rig, name, message=message, **options)
+
+
+async def _chat(rig: Rigged, name: str, **options: Any) -> Any:
+    return await rig.service.chat(name, **({"create": True, "max_tokens": 60, "on_event": ignore} | options))
 
 
 async def converse(rig: Rigged, messages: Sequence[Any], reply: str = "", name: str = "a", **options: Any) -> Any:

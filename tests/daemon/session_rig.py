@@ -371,6 +371,11 @@ class Rigged:
         for name in names:
             await self.read(name, tokens, **create)
 
+    async def read_own(self, names: Iterable[str], count: int, **create: Any) -> None:
+        """New sessions that have read so many tokens each, and no two the same."""
+        for at, name in enumerate(names):
+            await self.read(name, tokens_of(at, count), **create)
+
     async def write(self, name: str, count: int, **options: Any) -> tuple[tuple[int, ...], tuple[str, ...], str]:
         """What a generation gives: tokens, a digest of the logits of each, and of the logits after the last."""
         result = await self.service.generate(name, max_tokens=count, prove=True, **options)

@@ -81,8 +81,7 @@ async def test_answers_that_crowd_each_other_all_end_and_are_as_alone(
             alone[name] = (await writing(rig, name, count)).tokens
             last = await rig.fingerprint(name)
     async with open_rig(memory_budget=weights + 4 * HELD) as rig:
-        for at, name in enumerate(names):
-            await rig.read(name, tokens_of(at, 240), sampling=SAMPLED)
+        await rig.read_own(names, 240, sampling=SAMPLED)
         async with listening(rig) as heard:
             tasks = await all_begun(rig, [writing(rig, name, count) for name in names])
             results = await asyncio.wait_for(asyncio.gather(*tasks), 60)

@@ -65,7 +65,6 @@ async def test_a_fold_is_the_conversation_that_its_template_gives(rig: Rigged, t
 
 
 async def test_the_full_session_sleeps_as_it_was_and_the_new_one_names_it(rig: Rigged) -> None:
-    await rig.service.create("a")
     await talk(rig, 3)
     was = await rig.fingerprint("a")
     result = await fold(rig, labels=["y"])
@@ -97,7 +96,6 @@ async def test_a_fold_takes_transcripts_of_what_it_is(rig: Rigged, own_system: b
 
 
 async def test_a_tail_that_begins_inside_a_turn_is_matched_by_no_text(rig: Rigged) -> None:
-    await rig.service.create("a")
     messages = await talk(rig, 2)
     old = ledger(rig)
     result = await fold(rig, tail=5)
@@ -195,7 +193,6 @@ async def test_a_session_that_is_durable_already_is_folded_from_that_version(rig
 
 
 async def test_the_model_writes_the_summary_and_nothing_of_that_stays_in_the_full_session(rig: Rigged) -> None:
-    await rig.service.create("a")
     messages = await talk(rig, 2, opening=[SYSTEM])
     was, known = await rig.fingerprint("a"), rig.live("a").chat.text_map
     reply_with(rig, f"<think>hm</think>\n\n{SUMMARY}")
@@ -221,7 +218,6 @@ async def test_a_session_that_is_no_chat_begins_with_the_summarys_text(rig: Rigg
 
 
 async def test_an_answer_that_was_cut_short_is_closed_in_the_fold_as_it_was(rig: Rigged) -> None:
-    await rig.service.create("a")
     reply_with(rig, "never stops")
     await send(rig, [user("hi " * 50)], max_tokens=5)
     reply_with(rig, "ok")
@@ -267,7 +263,6 @@ async def test_a_fold_without_one_summary_a_place_or_a_source_is_refused(rig: Ri
 
 
 async def test_a_summary_that_is_none_makes_no_session(rig: Rigged) -> None:
-    await rig.service.create("a")
     await talk(rig, 3)
     was = await rig.fingerprint("a")
     reply_with(rig, "<think>hm")
@@ -297,7 +292,6 @@ async def test_a_fold_is_smaller_than_its_session_or_refused_before_anything_is_
 
 
 async def test_a_summary_that_the_model_writes_too_long_makes_no_session(rig: Rigged) -> None:
-    await rig.service.create("a")
     await talk(rig, 3)
     was = await rig.fingerprint("a")
     reply_with(rig, "x" * 200)
@@ -309,7 +303,6 @@ async def test_a_summary_that_the_model_writes_too_long_makes_no_session(rig: Ri
 
 
 async def test_no_room_for_the_summary_is_an_overflow_with_both_sizes(rig: Rigged) -> None:
-    await rig.service.create("a")
     reply_with(rig, "ok")
     await send(rig, [user("x" * 1900)])
     was = await rig.fingerprint("a")
@@ -361,7 +354,6 @@ async def test_a_context_without_room_for_the_summary_has_it_written_of_what_is_
 async def test_a_fold_that_does_not_come_to_its_end_leaves_no_session_and_the_old_one_whole(
     rig: Rigged, at: str, how: str
 ) -> None:
-    await rig.service.create("a")
     await talk(rig, 3, opening=[user("x" * 400), assistant("ok")])
     was = await rig.fingerprint("a")
     reply_with(rig, SUMMARY)

@@ -297,8 +297,7 @@ async def test_what_the_file_says_holds_whether_a_model_that_it_drops_can_be_unl
 ) -> None:
     monkeypatch.setattr(unloading, "LEAVING_S", 0.02)
     async with followed('memory_budget = "64MiB"\n[models.one]\npath = "ONE"') as (rig, write):
-        for at, name in enumerate("ac"):
-            await rig.read(name, tokens_of(at, 50))
+        await rig.read_own("ac", 50)
         may_sleep = cannot_sleep(rig, "a", monkeypatch)
         write('memory_budget = "32MiB"\nidle_sleep = 60\n[models.two]\npath = "TWO"')
         await taken_over(rig)

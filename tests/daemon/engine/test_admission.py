@@ -615,8 +615,7 @@ async def test_a_crowd_that_comes_at_once_is_bounded_too(open_rig: Any) -> None:
 
 async def test_pieces_that_wait_for_the_engine_count_and_streams_do_not(open_rig: Any) -> None:
     async with open_rig(batch=4) as rig:
-        for at, name in enumerate(NAMES):
-            await rig.read(name, tokens_of(at, 60))
+        await rig.read_own(NAMES, 60)
         rig.network.reset()
         gate = rig.network.hold_at(30)
         async with begun_together(rig, [writing(rig, name, 100) for name in NAMES]) as tasks:

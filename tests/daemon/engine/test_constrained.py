@@ -100,8 +100,7 @@ def _mx() -> Any:
 async def test_a_batch_holds_each_of_its_answers_to_its_own_grammar(open_rig: Any) -> None:
     async with open_rig(batch=4) as rig:
         names = [f"s{number}" for number in range(4)]
-        for number, name in enumerate(names):
-            await rig.read(name, tokens_of(number, 30))
+        await rig.read_own(names, 30)
         wanted = [Constraint(regex=f"{number}[a-z]{{40}}{number}") for number in range(3)]
         work = [generated(rig, name, each, sampling=HOT) for name, each in zip(names, wanted, strict=False)]
         free = rig.service.generate("s3", max_tokens=60, sampling=HOT)

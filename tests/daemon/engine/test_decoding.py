@@ -241,8 +241,7 @@ async def test_a_model_that_computes_something_else_in_a_batch_never_decodes_in_
     assert await rig.service._parts.models.engine.call(lambda: is_fit_for_batches(rig.model))
     rig.network.after = lambda _, logits: logits if len(logits) == 1 else logits[::-1]
     assert not await rig.service._parts.models.engine.call(lambda: is_fit_for_batches(rig.model))
-    for at, name in enumerate(NAMES):
-        await rig.read(name, tokens_of(at, 60))
+    await rig.read_own(NAMES, 60)
     rig.network.rows.clear()
     await together(rig, dict.fromkeys(NAMES, 20))
     assert rig.network.rows.count(2) <= 2, "the trials of rounds and of batches"
@@ -372,8 +371,7 @@ async def test_a_session_takes_a_prefix_over_from_one_that_is_in_a_batch(open_ba
 async def test_the_state_of_a_session_in_a_batch_is_nowhere_twice(open_batching: Any) -> None:
     """While it decodes in a batch its own caches are gone; afterwards it has its own again, of its own length."""
     async with open_batching(BATCHED) as rig:
-        for at, name in enumerate(NAMES):
-            await rig.read(name, tokens_of(at, 300))
+        await rig.read_own(NAMES, 300)
         await together(rig, dict.fromkeys(NAMES, 2))
         gate = rig.network.hold_at(8)
         tasks = await all_begun(rig, [writing(rig, name, 20) for name in NAMES])
@@ -462,5 +460,4 @@ async def test_a_session_that_leaves_a_batch_takes_no_more_memory_than_it_had_ro
 
 
 async def together_read(rig: Rigged) -> None:
-    for at, name in enumerate("ab"):
-        await rig.read(name, tokens_of(at, 200))
+    await rig.read_own("ab", 200)

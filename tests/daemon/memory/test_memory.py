@@ -195,8 +195,7 @@ async def test_a_smaller_budget_that_comes_while_a_session_leaves_is_kept_to_aft
     rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session leaves for a request that is given up meanwhile."""
-    for seed, name in enumerate("abc"):
-        await rig.read(name, tokens_of(seed, 500))
+    await rig.read_own("abc", 500)
     memory, left = rig.service._parts.models.memory, asyncio.Event()
     put_away, full = memory._put_away, memory.info().weights_bytes + memory.info().sessions_bytes
 

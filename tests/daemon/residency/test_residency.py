@@ -125,8 +125,7 @@ async def test_a_request_that_fits_into_what_its_session_has_reserves_nothing(op
 
 async def test_the_least_recently_used_sleeps_and_comes_back_when_it_is_asked_for(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + 2 * HELD + most(50)) as rig:
-        for at, name in enumerate("abc"):
-            await rig.read(name, tokens_of(at, 50))
+        await rig.read_own("abc", 50)
         await rig.service.append("a", tokens=[1])
         await rig.read("d", tokens_of(4, 50))
         assert [rig.is_awake(name) for name in "abcd"] == [True, False, True, True]
@@ -267,8 +266,7 @@ async def waits(rig: Rigged, count: int) -> None:
 @pytest.mark.one_in(2)
 async def test_a_waiter_that_is_given_up_gives_its_place_and_its_turn_back(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(50) + STEP * ROW) as rig:
-        for at, name in enumerate("abc"):
-            await rig.read(name, tokens_of(at, 50))
+        await rig.read_own("abc", 50)
         await rig.sleep("b")
         await rig.sleep("c")
         await rig.wake("a")
@@ -385,8 +383,7 @@ async def test_a_fork_that_waits_for_a_turn_whose_holder_waits_for_memory_is_no_
 ) -> None:
     """The fork has the name `c` and waits for the turn of `a`, which waits for memory that `b` cannot give back."""
     async with open_rig(memory_budget=weights + most(100) + HELD) as rig:
-        for at, name in enumerate("ab"):
-            await rig.read(name, tokens_of(at, 50))
+        await rig.read_own("ab", 50)
         growing, plain, disk = asyncio.Event(), rig.service._parts.sessions.residency.room_for, full_disk("b")
 
         async def held(*arguments: Any) -> Any:
@@ -410,8 +407,7 @@ async def test_a_fork_that_waits_has_nobody_refused_who_waits_for_the_memory_of_
     open_rig: Any, weights: int
 ) -> None:
     async with open_rig(memory_budget=weights + most(100) + HELD) as rig:
-        for at, name in enumerate("ab"):
-            await rig.read(name, tokens_of(at, 50))
+        await rig.read_own("ab", 50)
         async with held_up(rig, "a"):
             growing = asyncio.ensure_future(rig.service.append("b", tokens=tokens_of(2, 300)))
             await waits(rig, 1)
@@ -424,8 +420,7 @@ async def test_a_fork_that_waits_has_nobody_refused_who_waits_for_the_memory_of_
 
 @pytest.mark.one_in(2)
 async def test_a_fork_to_a_name_that_is_taken_is_refused_while_others_use_both(rig: Rigged) -> None:
-    for at, name in enumerate("ab"):
-        await rig.read(name, tokens_of(at, 50))
+    await rig.read_own("ab", 50)
     async with held_up(rig, "a"):
         with pytest.raises(SessionExists):
             await rig.service.fork("a", name="b")

@@ -392,8 +392,7 @@ async def test_where_many_turns_are_under_way_a_flush_waits_for_the_others(
         acknowledge(store, records)
 
     names = [f"s{number}" for number in range(6)]
-    for number, name in enumerate(names):
-        await rig.read(name, tokens_of(number, 40))
+    await rig.read_own(names, 40)
     monkeypatch.setattr(Store, "acknowledge", counted)
     await write_together(rig, monkeypatch, {name: 3 + number for number, name in enumerate(names)})
     assert batches == [6]
