@@ -269,7 +269,7 @@ _ANSWERS: Final = _by_test(
         },
         f"{_DAEMON}test_what_stays_of_a_cancelled_answer_is_there_after_a_kill": {
             "what stays of a cancelled answer is not flushed": Edit(
-                "daemon.parts.sessions", "SessionParts.woken", "await self.acknowledge(uri)"
+                "daemon.parts.sessions", "SessionParts.woken", "await self.acknowledge(uri, unnamed"
             ),
         },
         f"{_DAEMON}test_turns_that_wait_together_are_flushed_once": {
