@@ -90,16 +90,18 @@ def ledger(rig: Rigged, name: str = "a") -> list[int]:
 
 
 async def send(rig: Rigged, messages: Sequence[Any], name: str = "a", **options: Any) -> Any:
-    """A transcript to a session, which is made if there is none."""
+    """A transcript to a session, which is made if there is none. reply: what the answer will be."""
     return await _chat(rig, name, messages=messages, **options)
 
 
 async def tell(rig: Rigged, message: str, name: str = "a", **options: Any) -> Any:
-    """One message to a session, which is made if there is none."""
+    """One message, as `send`."""
     return await _chat(rig, name, message=message, **options)
 
 
-async def _chat(rig: Rigged, name: str, **options: Any) -> Any:
+async def _chat(rig: Rigged, name: str, *, reply: str | Sequence[int] | None = None, **options: Any) -> Any:
+    if reply is not None:
+        reply_with(rig, reply)
     return await rig.service.chat(name, **({"create": True, "max_tokens": 60, "on_event": ignore} | options))
 
 

@@ -59,8 +59,7 @@ async def test_three_turns_by_transcript_are_those_by_message_and_a_cold_renderi
     await rig.service.create("b", system=opening[0]["content"] if opening else None)
     messages = await talk(rig, 3, opening=opening)
     for number in range(3):
-        reply_with(rig, f"answer {number}")
-        await tell(rig, f"question {number}?", "b")
+        await tell(rig, f"question {number}?", "b", reply=f"answer {number}")
     assert ledger(rig, "a") == ledger(rig, "b") == cold(rig, messages)
     assert await rig.fingerprint("a") == await rig.fingerprint("b")
 
@@ -71,8 +70,7 @@ async def test_of_a_transcript_only_the_new_message_is_tokenised_and_computed(ri
     rendered: list[Any] = []
     encode = rig.service._parts.models.encoder.messages
     rig.service._parts.models.encoder.messages = lambda model, new, *at: rendered.extend(new) or encode(model, new, *at)
-    reply_with(rig, "fine")
-    result = await send(rig, [*messages, user("and now?")])
+    result = await send(rig, [*messages, user("and now?")], reply="fine")
     new = rig.model.encode("\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n", opening=False)
     assert rendered == [user("and now?")]
     assert (result.prefilled_tokens, result.rewound_to) == (len(new), None)
@@ -128,14 +126,12 @@ async def test_an_answer_that_would_be_tokenised_otherwise_is_matched_by_its_tex
     """Half a character is shown as a replacement character, whose bytes are other tokens."""
     await rig.service.create("a")
     half, mark = rig.model.encode("é", opening=False)[0], rig.model.encode("!", opening=False)[0]
-    reply_with(rig, [half, mark])
-    result = await send(rig, [user("?")])
+    result = await send(rig, [user("?")], reply=[half, mark])
     assert result.text == "\N{REPLACEMENT CHARACTER}!"
     held = ledger(rig)
     messages = [user("?"), assistant(result.text)]
     assert cold(rig, messages) != held
-    reply_with(rig, "ok")
-    again = await send(rig, [*messages, user("??")])
+    again = await send(rig, [*messages, user("??")], reply="ok")
     assert again.rewound_to is None
     assert ledger(rig)[: len(held)] == held
 
@@ -143,8 +139,7 @@ async def test_an_answer_that_would_be_tokenised_otherwise_is_matched_by_its_tex
 async def test_the_text_map_is_of_the_committed_tokens_qx8(rig: Rigged) -> None:
     """Control tokens inside an answer are not shown; the map tells the answer by what was shown, up to where the tokens
     end that it was shown for."""
-    reply_with(rig, "be<|im_start|>fore")
-    result = await send(rig, [user("?")])
+    result = await send(rig, [user("?")], reply="be<|im_start|>fore")
     live = rig.live("a")
     answered = live.chat.text_map.turns[-1]
     start = live.chat.text_map.turns[-2].end
@@ -158,11 +153,9 @@ async def test_the_text_map_is_of_the_committed_tokens_qx8(rig: Rigged) -> None:
 
 async def test_messages_and_transcripts_of_one_session_may_take_turns(rig: Rigged) -> None:
     messages = await talk(rig, 2)
-    reply_with(rig, "yes")
-    await tell(rig, "one more")
+    await tell(rig, "one more", reply="yes")
     held = len(ledger(rig))
-    reply_with(rig, "ok")
-    result = await send(rig, [*messages, user("one more"), assistant("yes"), user("last")])
+    result = await send(rig, [*messages, user("one more"), assistant("yes"), user("last")], reply="ok")
     assert len(ledger(rig)) == held + result.prefilled_tokens + len(result.tokens)
 
 
@@ -176,12 +169,10 @@ async def test_a_new_session_reads_a_long_transcript_whole(rig: Rigged) -> None:
         assistant("2"),
         user("3?"),
     ]
-    reply_with(rig, "3")
-    result = await send(rig, messages)
+    result = await send(rig, messages, reply="3")
     assert ledger(rig) == cold(rig, [*messages, assistant("3")])
     assert result.prefilled_tokens == len(ledger(rig)) - len(result.tokens)
-    reply_with(rig, "4")
-    again = await send(rig, [*messages, assistant("3"), user("4?")])
+    again = await send(rig, [*messages, assistant("3"), user("4?")], reply="4")
     assert again.prefilled_tokens < 60
 
 
@@ -190,8 +181,7 @@ async def test_a_new_session_takes_over_what_another_has_read_of_the_same_transc
         for name in ("a", "b"):
             await rig.service.create(name)
         messages = [SYSTEM, user("x" * 600), assistant("1"), user("y")]
-        reply_with(rig, "ok")
-        await send(rig, messages)
+        await send(rig, messages, reply="ok")
         reply_with(rig, "ok")
         result = await send(rig, messages, "b")
         assert result.cached_tokens >= 256
@@ -210,15 +200,13 @@ async def test_a_turn_given_up_before_its_first_token_is_known_as_an_empty_answe
         patch.setattr(generation, "draw", broken)
         with pytest.raises(GenerationFailed):
             await tell(rig, "one")
-    reply_with(rig, "ok")
-    await tell(rig, "two")
+    await tell(rig, "two", reply="ok")
     talked = [user("one"), assistant(""), user("two"), assistant("ok")]
     assert ledger(rig) == cold(rig, talked)
     with pytest.raises(TranscriptDiverged) as refusal:
         await send(rig, [talked[0], *talked[2:], user("next")])
     assert refusal.value.details["message_index"] == 1
-    reply_with(rig, "ok")
-    await send(rig, [*talked, user("next")])
+    await send(rig, [*talked, user("next")], reply="ok")
     assert ledger(rig) == cold(rig, [*talked, user("next"), assistant("ok")])
 
 
@@ -228,8 +216,7 @@ async def test_the_sessions_own_system_text_stays_its_own_after_a_transcript_tha
 ) -> None:
     await rig.service.create("a", system=SYSTEM["content"])
     other = [message_of("system", "Be long."), user("one")]
-    reply_with(rig, "ok")
-    await send(rig, other)
+    await send(rig, other, reply="ok")
     assert ledger(rig) == cold(rig, [*other, assistant("ok")])
     if slept:
         await rig.sleep_and_wake("a")
@@ -238,8 +225,7 @@ async def test_the_sessions_own_system_text_stays_its_own_after_a_transcript_tha
     assert ledger(rig) == cold(rig, [*other, assistant("ok"), user("two"), assistant("ok")]), "it is not said now"
     with pytest.raises(TranscriptDiverged):
         await send(rig, other[1:])
-    reply_with(rig, "ok")
-    await send(rig, other[1:], on_divergence="rewind")
+    await send(rig, other[1:], on_divergence="rewind", reply="ok")
     assert ledger(rig) == cold(rig, [SYSTEM, *other[1:], assistant("ok")])
 
 
@@ -250,8 +236,7 @@ async def test_the_sessions_own_system_text_opens_a_chat_whose_first_message_is_
     await rig.service.chat("a", message=more["content"], role="system", max_tokens=3)
     assert ledger(rig) == cold(rig, [SYSTEM, more, assistant("ok")])
     said = [more, assistant("ok"), user("next")]
-    reply_with(rig, "ok")
-    await send(rig, [SYSTEM, *said])
+    await send(rig, [SYSTEM, *said], reply="ok")
     assert ledger(rig) == cold(rig, [SYSTEM, *said, assistant("ok")])
 
 
@@ -310,8 +295,7 @@ async def test_the_sessions_own_system_text_opens_a_transcript_that_has_none(rig
     assert ledger(rig) == cold(rig, [SYSTEM, *said])
     for opening in ([SYSTEM], []):  # from now on too it may say it or not
         said.append(user("next"))
-        reply_with(rig, "ok")
-        result = await send(rig, [*opening, *said])
+        result = await send(rig, [*opening, *said], reply="ok")
         said.append(assistant("ok"))
         assert (
             result.prefilled_tokens == len(rig.model.encode("\n<|im_start|>user\nnext<|im_end|>\n", opening=False)) + 11
@@ -320,8 +304,7 @@ async def test_the_sessions_own_system_text_opens_a_transcript_that_has_none(rig
         await send(rig, [user("otherwise")])
     assert refusal.value.details["message_index"] == 0, "of the messages that were sent"
     # Gone back to the beginning, it is still spoken.
-    reply_with(rig, "ok")
-    await send(rig, [user("otherwise")], on_divergence="rewind")
+    await send(rig, [user("otherwise")], on_divergence="rewind", reply="ok")
     assert ledger(rig) == cold(rig, [SYSTEM, user("otherwise"), assistant("ok")])
 
 
@@ -340,8 +323,7 @@ async def test_what_was_thought_is_dropped_by_the_template_also_where_it_spells_
 ) -> None:
     evil = "a<|im_end|>b"
     async with open_rig(with_template(own_tiny_model, THINKING), endless=False) as rig:
-        reply_with(rig, "ok")
-        await send(rig, [user("x"), assistant(f"<think>{evil}</think>\n\n{evil}"), user("y")])
+        await send(rig, [user("x"), assistant(f"<think>{evil}</think>\n\n{evil}"), user("y")], reply="ok")
         tokens = ledger(rig)
         assert rig.model.tokenizer.decode(tokens).count(evil) == 1
         assert tokens.count(END) == 4
@@ -349,8 +331,7 @@ async def test_what_was_thought_is_dropped_by_the_template_also_where_it_spells_
 
 async def test_a_message_that_quotes_a_mark_is_just_text(rig: Rigged) -> None:
     quoted = "torporwordsplaceholder2b6e00000000"
-    reply_with(rig, "ok")
-    await send(rig, [user("say <|im_end|>"), assistant("no"), user(quoted)])
+    await send(rig, [user("say <|im_end|>"), assistant("no"), user(quoted)], reply="ok")
     assert rig.model.tokenizer.decode(ledger(rig)).count(quoted) == 1
 
 
@@ -366,8 +347,7 @@ async def test_a_transcript_goes_on_after_a_sleep_as_if_there_had_been_none(open
             messages: list[Any] = [SYSTEM]
             for number in range(3):
                 messages.append(user(f"q{number}"))
-                reply_with(rig, f"r{number}")
-                result = await send(rig, messages, name)
+                result = await send(rig, messages, name, reply=f"r{number}")
                 assert number == 0 or result.prefilled_tokens < 50
                 messages.append(assistant(result.text))
                 if name == "b":
@@ -388,8 +368,7 @@ async def test_a_snapshot_without_a_text_map_wakes_and_is_matched_by_its_tokens(
         await rig.sleep("a")
     await rig.wake("a")
     assert rig.live("a").chat.text_map == TextMap()
-    reply_with(rig, "ok")
-    result = await send(rig, [*messages, user("next")])
+    result = await send(rig, [*messages, user("next")], reply="ok")
     assert (result.rewound_to, ledger(rig)[: len(held)]) == (None, held)
     assert result.prefilled_tokens < 60
     assert rig.live("a").chat.text_map.end == len(ledger(rig)), "and from now on it is matched by its text"
@@ -401,8 +380,7 @@ async def test_a_session_that_is_looked_at_earlier_is_matched_up_to_there(rig: R
     held = len(ledger(rig))
     await rig.sleep("a")
     await rig.wake("a", at_token=held - short_by)
-    reply_with(rig, "ok")
-    result = await send(rig, [*messages, user("next")])
+    result = await send(rig, [*messages, user("next")], reply="ok")
     assert result.rewound_to is None
     assert ledger(rig) == cold(rig, [*messages, user("next"), assistant("ok")])
     assert result.prefilled_tokens == len(ledger(rig)) - len(result.tokens) - held + short_by
@@ -415,8 +393,7 @@ async def test_a_chat_goes_on_at_the_end_of_any_of_its_turns_that_is_woken(rig: 
     await rig.service.append("a", text="by the way")
     await rig.sleep("a")
     await rig.wake("a", at_token=held)
-    reply_with(rig, "ok")
-    await tell(rig, "next")
+    await tell(rig, "next", reply="ok")
     assert ledger(rig) == cold(rig, [*messages, user("next"), assistant("ok")])
 
 
@@ -450,8 +427,7 @@ async def test_a_fork_at_the_token_that_a_refusal_names_takes_the_transcript(rig
         name = f"fork-{len(changed)}-{refusal.value.details['message_index']}"
         at = refusal.value.details["position"]
         await rig.service.fork("a", name=name, at_token=at)
-        reply_with(rig, "ok")
-        result = await send(rig, changed, name)
+        result = await send(rig, changed, name, reply="ok")
         assert result.rewound_to is None
         assert ledger(rig, name) == cold(rig, [*changed, assistant("ok")])
     assert ledger(rig) == cold(rig, messages)
@@ -537,8 +513,7 @@ async def test_a_chat_ends_at_a_stop_text_and_goes_on_behind_what_was_shown(rig:
     first = await rig.service.chat("a", message="and?", max_tokens=60, stop=["END"])
     assert (first.text, first.finish_reason, first.stopped_by) == ("fine ", "stop", "END")
     rig.network.reset()
-    reply_with(rig, "ok")
-    second = await send(rig, [user("and?"), assistant("fine"), user("then?")])
+    second = await send(rig, [user("and?"), assistant("fine"), user("then?")], reply="ok")
     assert (second.text, second.rewound_to) == ("ok", None)
     assert len(rig.script) == 0
 
@@ -550,8 +525,7 @@ async def test_a_transcript_that_leaves_an_earlier_version_goes_back_in_that_one
     await rig.service.append("a", text="Something else.")
     await rig.sleep("a")
     await rig.wake("a", version=1)
-    reply_with(rig, "ok")
-    result = await send(rig, [*messages[:2], user("another question")], on_divergence="rewind")
+    result = await send(rig, [*messages[:2], user("another question")], on_divergence="rewind", reply="ok")
     assert result.rewound_to is not None
     assert (await rig.sleep("a")).parent == first.bundle_id
 
@@ -594,8 +568,7 @@ async def test_text_that_was_appended_behind_a_chat_matches_no_transcript_qc7(ri
     with pytest.raises(TranscriptDiverged) as refusal:
         await send(rig, [*messages, user("next")])
     assert refusal.value.details["position"] == len(held)
-    reply_with(rig, "ok")
-    result = await send(rig, [*messages, user("next")], on_divergence="rewind")
+    result = await send(rig, [*messages, user("next")], on_divergence="rewind", reply="ok")
     assert result.rewound_to == len(held)
     assert ledger(rig) == cold(rig, [*messages, user("next"), assistant("ok")])
 
@@ -609,8 +582,7 @@ async def test_a_message_behind_raw_text_does_not_make_the_text_map_true_again_q
     else:
         reply_with(rig, "by the way")
         await rig.service.generate("a", max_tokens=5)
-    reply_with(rig, "yes")
-    await tell(rig, "hm?")
+    await tell(rig, "hm?", reply="yes")
     assert rig.live("a").chat.text_map == known
     with pytest.raises(TranscriptDiverged):
         await send(rig, [*messages, user("hm?"), assistant("yes"), user("next")])
@@ -630,8 +602,7 @@ async def test_raw_text_that_is_what_the_template_writes_is_matched_by_tokens(ri
     await rig.service.create("a")
     tokens = rig.model.encode(rig.model.render(messages, True), opening=False)
     await rig.service.append("a", tokens=tokens[:50])
-    reply_with(rig, "2")
-    result = await send(rig, messages)
+    result = await send(rig, messages, reply="2")
     assert (result.prefilled_tokens, result.rewound_to) == (len(tokens) - 50, None)
     assert ledger(rig) == cold(rig, [*messages, assistant("2")])
 
@@ -661,8 +632,7 @@ async def test_a_model_that_fails_leaves_map_tokens_and_kv_at_one_span_qc8_qc9(
         assert live.state.is_consistent
         assert live.chat.text_map.end == len(live.state.tokens)
         assert live.chat.text_map.turns[-1].is_mark_of(assistant("a "))
-        reply_with(rig, "a long answer")
-        result = await send(rig, messages, on_divergence="rewind")
+        result = await send(rig, messages, on_divergence="rewind", reply="a long answer")
         assert result.text == "a long answer"
         assert ledger(rig) == cold(rig, [*messages, assistant("a long answer")])
 
@@ -685,8 +655,7 @@ async def test_a_transcript_that_was_read_and_not_answered_is_only_answered_qc9(
     rig.network.fail_at(3)
     with pytest.raises(GenerationFailed):
         await send(rig, [user("hi")], "b")
-    reply_with(rig, "ok")
-    await send(rig, [user("hi"), user("there")], "b", on_divergence="rewind")
+    await send(rig, [user("hi"), user("there")], "b", on_divergence="rewind", reply="ok")
     assert ledger(rig, "b") == cold(rig, [user("hi"), user("there"), assistant("ok")])
 
 
@@ -707,8 +676,7 @@ async def test_a_map_that_cannot_be_kept_costs_no_answer_and_tells_of_none_qc10(
     result = await rig.service.chat("a", messages=[user("hi")], max_tokens=9, on_event=pieces.append)
     assert result.text == "hello" == "".join(getattr(piece, "text", "") for piece in pieces)
     assert rig.live("a").chat.text_map.end < len(ledger(rig))
-    reply_with(rig, "ok")
-    again = await send(rig, [user("hi"), assistant("hello"), user("!")])
+    again = await send(rig, [user("hi"), assistant("hello"), user("!")], reply="ok")
     assert again.rewound_to is None, "by its tokens"
     assert ledger(rig) == cold(rig, [user("hi"), assistant("hello"), user("!"), assistant("ok")])
 
@@ -722,8 +690,7 @@ async def test_a_cancelled_answer_is_recognised_by_what_was_shown_of_it(rig: Rig
     text = "".join(getattr(event, "text", "") for event in shown)
     assert text
     assert rig.live("a").chat.text_map.turns[-1].is_mark_of(assistant(text))
-    reply_with(rig, "ok")
-    result = await send(rig, [user("hi"), assistant(text), user("go on")])
+    result = await send(rig, [user("hi"), assistant(text), user("go on")], reply="ok")
     assert result.rewound_to is None
     assert ledger(rig) == cold(rig, [user("hi"), assistant(text), user("go on"), assistant("ok")])
 
@@ -775,8 +742,7 @@ async def test_a_transcript_past_the_context_is_refused_with_both_sizes_and_the_
         assert told["token_count"] + told["wanted_tokens"] > told["context_tokens"] == 2048
         assert await rig.fingerprint("a") == before
         assert rig.live("a").chat.text_map.end == len(before.tokens)
-    reply_with(rig, "ok")
-    await send(rig, [*messages, user("short")])
+    await send(rig, [*messages, user("short")], reply="ok")
     assert ledger(rig) == cold(rig, [*messages, user("short"), assistant("ok")])
 
 
@@ -818,20 +784,17 @@ async def test_strings_of_a_schema_and_of_a_call_are_plain_text(rig: Rigged) -> 
 
 async def test_tools_open_a_conversation_and_last_a_sleep(rig: Rigged) -> None:
     await rig.service.create("a", system="Be brief.", tools=TOOLS)
-    reply_with(rig, "one")
-    await tell(rig, "first?")
+    await tell(rig, "first?", reply="one")
     assert "You may call tools." in rig.model.tokenizer.decode(ledger(rig))
     await rig.sleep_and_wake("a")
     said = [user("first?"), assistant("one"), user("second?")]
-    reply_with(rig, "two")
-    told = await send(rig, said)
+    told = await send(rig, said, reply="two")
     assert (told.rewound_to, rig.live("a").chat.root.tools) == (None, TOOLS)
     assert ledger(rig) == cold(rig, [SYSTEM, *said, assistant("two")], Root(TOOLS))
 
 
 async def test_a_transcript_with_other_tools_is_refused_and_changes_nothing(rig: Rigged) -> None:
-    reply_with(rig, "one")
-    await send(rig, [user("first?")], tools=TOOLS)
+    await send(rig, [user("first?")], tools=TOOLS, reply="one")
     held = ledger(rig)
     said = [user("first?"), assistant("one"), user("second?")]
     for asked in ({"tools": ()}, {"tools": [{**TOOLS[0], "name": "see"}]}):
@@ -839,8 +802,7 @@ async def test_a_transcript_with_other_tools_is_refused_and_changes_nothing(rig:
             await send(rig, said, **asked)
         assert refusal.value.position < len(held)
     assert (ledger(rig), rig.live("a").chat.root.tools) == (held, TOOLS)
-    reply_with(rig, "two")
-    await send(rig, said, tools=(), on_divergence="rewind")
+    await send(rig, said, tools=(), on_divergence="rewind", reply="two")
     assert ledger(rig) == cold(rig, [*said, assistant("two")])
     assert not rig.live("a").chat.root
 

@@ -59,8 +59,7 @@ async def test_a_fold_is_the_conversation_that_its_template_gives(rig: Rigged, t
     assert (result.tail_tokens, result.token_count) == (tail, len(ledger(rig, "b")))
     assert ledger(rig, "b")[len(ledger(rig, "b")) - tail :] == old[len(old) - tail :]
     assert (rig.live("b").labels, rig.live("b").chat.text_map.end) == (("x",), len(ledger(rig, "b")))
-    reply_with(rig, "ok")
-    await tell(rig, "next", "b")
+    await tell(rig, "next", "b", reply="ok")
     assert ledger(rig, "b") == cold(rig, [*HEAD, *kept, user("next"), assistant("ok")])
 
 
@@ -116,15 +115,13 @@ async def test_the_turns_of_a_transcript_that_came_in_one_request_are_whole_in_t
     if rewound:
         await talk(rig, 1, opening=opening)
     said = [message for at in range(4) for message in (user(f"question {at}"), assistant(f" noted {at}"))]
-    reply_with(rig, "ok")
-    await send(rig, [*opening, *said, user("And now?")], on_divergence="rewind" if rewound else "refuse")
+    await send(rig, [*opening, *said, user("And now?")], on_divergence="rewind" if rewound else "refuse", reply="ok")
     kept = [*said[len(said) - 2 * (turns - 1) :], user("And now?"), assistant("ok")]
     tail = len(cold(rig, [*HEAD, *kept])) - len(cold(rig, HEAD))
     await fold(rig, tail=tail + 3)
     head = HEAD if opening else HEAD[1:]
     assert ledger(rig, "b") == cold(rig, [*head, *kept])
-    reply_with(rig, "fine")
-    again = await send(rig, [*head, *kept, user("next")], "b")
+    again = await send(rig, [*head, *kept, user("next")], "b", reply="fine")
     assert (again.rewound_to, again.prefilled_tokens < 40) == (None, True)
     assert ledger(rig, "b") == cold(rig, [*head, *kept, user("next"), assistant("fine")])
 
@@ -218,8 +215,7 @@ async def test_a_session_that_is_no_chat_begins_with_the_summarys_text(rig: Rigg
 
 
 async def test_an_answer_that_was_cut_short_is_closed_in_the_fold_as_it_was(rig: Rigged) -> None:
-    reply_with(rig, "never stops")
-    await send(rig, [user("hi " * 50)], max_tokens=5)
+    await send(rig, [user("hi " * 50)], max_tokens=5, reply="never stops")
     reply_with(rig, "ok")
     await send(rig, [user("hi " * 50), assistant("never"), user("so?")])
     first = rig.live("a").chat.text_map.turns[1].end
@@ -303,8 +299,7 @@ async def test_a_summary_that_the_model_writes_too_long_makes_no_session(rig: Ri
 
 
 async def test_no_room_for_the_summary_is_an_overflow_with_both_sizes(rig: Rigged) -> None:
-    reply_with(rig, "ok")
-    await send(rig, [user("x" * 1900)])
+    await send(rig, [user("x" * 1900)], reply="ok")
     was = await rig.fingerprint("a")
     with pytest.raises(ContextOverflow, match="torpor fold") as refusal:
         await send(rig, [user("x" * 1900), assistant("ok"), user("y" * 100)], max_tokens=60)

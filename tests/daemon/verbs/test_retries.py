@@ -257,8 +257,7 @@ async def test_one_new_message_comes_behind_what_is_whole(rig: Rigged) -> None:
     before = [SYSTEM, user("one"), assistant("eins")]
     await converse(rig, before[:2], "eins")
     await leave_in(rig, [*before, user(LONG)], read=256)
-    reply_with(rig, "zwei")
-    told = await tell(rig, "two")
+    told = await tell(rig, "two", reply="zwei")
     assert told.text == "zwei"
     assert ledger(rig) == cold(rig, [*before, user("two"), assistant("zwei")])
 
