@@ -211,11 +211,11 @@ def _undo(branch: Branch) -> Callable[[], None]:
     state = branch.live.state
     if not branch.live.model.layout.by_token:
         return state.kept()
-    held, passes, logits, computed = len(state.tokens), state.passes.copy(), state.last_logits, state.computed_tokens
+    end, passes, logits, computed = len(state.tokens), state.passes.copy(), state.last_logits, state.computed_tokens
 
     def put_back() -> None:
-        truncate(state.caches, held)
-        del state.tokens[held:]
+        truncate(state.caches, end)
+        del state.tokens[end:]
         state.passes, state.last_logits, state.computed_tokens = passes, logits, computed
 
     return put_back
@@ -225,12 +225,12 @@ def _decode(branch: Branch, token: int) -> WritingSteps[mx.array]:
     """The logits behind a token; the caches have it, the ledger not yet."""
     live = branch.live
     model, state = live.model, live.state
-    held = len(state.tokens)
+    position = len(state.tokens)
     by_token = model.layout.by_token
-    takes = not by_token and state.checkpoints.is_due(held + 1)
+    takes = not by_token and state.checkpoints.is_due(position + 1)
 
     def keep(logits: mx.array) -> None:
-        generation.take_checkpoint(model, state, held + 1, token, logits)
+        generation.take_checkpoint(model, state, position + 1, token, logits)
 
     # Windows and recurrences can be put back only where they are in no batch.
     return (yield Decode(model, state, token, not by_token, keep if takes else None))

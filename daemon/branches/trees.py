@@ -239,12 +239,12 @@ class Forest:
 
     def require_places(self, tree: Tree, count: int) -> None:
         """Raises TooManyBranches: the tree has no place for so many more."""
-        held = len(tree.root.subtree())
-        if held + count > MAX_BRANCHES:
+        there = len(tree.root.subtree())
+        if there + count > MAX_BRANCHES:
             raise TooManyBranches(
-                f"A tree has at most {MAX_BRANCHES} branches, and this one would have {held + count}. Prune some of "
+                f"A tree has at most {MAX_BRANCHES} branches, and this one would have {there + count}. Prune some of "
                 "them, or ask for fewer.",
-                branches=held,
+                branches=there,
                 limit=MAX_BRANCHES,
             )
 
@@ -261,14 +261,14 @@ class Forest:
         """Count the memory that a tree holds now, what its branches share once. changed: those of them that may hold
         more or less than before. Runs to its end."""
         if changed:
-            held = await in_any_case(self._engine.call(lambda: {each.number: _held(each) for each in changed}))
-            changed[0].tree.account.enter(held)
+            bytes_of = await in_any_case(self._engine.call(lambda: {each.number: _held(each) for each in changed}))
+            changed[0].tree.account.enter(bytes_of)
             self.count_given(*changed)
 
     def count_given(self, *changed: Branch) -> None:
         """Count what `guide` has given to branches of a tree, what they share once. `settle` counts it, too."""
-        given = {~each.number: (each.matcher_bytes(), each.given()) for each in changed}
-        changed[0].tree.account.enter(given)
+        bytes_of = {~each.number: (each.matcher_bytes(), each.given()) for each in changed}
+        changed[0].tree.account.enter(bytes_of)
         self._count(changed[0].tree)
 
     def _count(self, tree: Tree) -> None:
@@ -295,7 +295,7 @@ class Forest:
         if not going:
             return 0
         tree = going[0].tree
-        held = self._memory.trees.get(tree.number, 0)
+        before = self._memory.trees.get(tree.number, 0)
         for branch in going:
             del self._branches[branch.number]
             tree.account.leave((branch.number, ~branch.number))
@@ -312,7 +312,7 @@ class Forest:
         else:
             self._count(tree)
         self._memory.look_again()
-        return held - self._memory.trees.get(tree.number, 0)
+        return before - self._memory.trees.get(tree.number, 0)
 
     async def retain(self, branch: Branch) -> None:
         """End all others of its tree; it becomes the root."""

@@ -127,11 +127,11 @@ async def folded(encoder: Encoder, model: LoadedModel, old: Exhausted, summary: 
     """The tokens of a session that goes on from a summary and at most the last `tail` tokens of another. Raises
     TemplateUnusable, ContextOverflow."""
     if not old.is_chat:
-        rest = list(old.tokens[tail_start(old.text_map, len(old.tokens), tail) :])
+        tail_ids = list(old.tokens[tail_start(old.text_map, len(old.tokens), tail) :])
         words = await encoder.plain(model, f"{summary}\n\n", opening=True)
-        return Fold(words + rest, len(rest), TextMap(), turn_open=False)
-    asked = spoken([message_of("user", REQUEST)], old.system)
-    opening = await encoder.messages(model, asked, Place(0, None, turn_open=False), old.root)
+        return Fold(words + tail_ids, len(tail_ids), TextMap(), turn_open=False)
+    question = spoken([message_of("user", REQUEST)], old.system)
+    opening = await encoder.messages(model, question, Place(0, None, turn_open=False), old.root)
     answer = await encoder.plain(model, summary, opening=False)
     first = await _first_turn(encoder, model, old, opening)
     at = tail_start(old.text_map, len(old.tokens), tail, first.at if first else None)
@@ -143,15 +143,15 @@ async def folded(encoder: Encoder, model: LoadedModel, old: Exhausted, summary: 
         closing = old.tokens[at - 1 : at] if at and old.tokens[at - 1] in model.end_tokens else ()
         if at in old.text_map.places:
             turns = [turn for turn in old.text_map.turns if turn.end > at]
-    rest = list(old.tokens[at:])
-    ids = [*opening, *answer, *closing, *rest]
-    said = len(opening) + len(answer)
-    said += said < len(ids) and ids[said] in model.end_tokens
+    tail_ids = list(old.tokens[at:])
+    ids = [*opening, *answer, *closing, *tail_ids]
+    answer_end = len(opening) + len(answer)
+    answer_end += answer_end < len(ids) and ids[answer_end] in model.end_tokens
     root = await encoder.shown_root(model, old.root)
-    text_map = TextMap().begun(root).extended(asked, start=0, end=len(opening))
-    text_map = text_map.extended([message_of("assistant", summary)], start=len(opening), end=said)
+    text_map = TextMap().begun(root).extended(question, start=0, end=len(opening))
+    text_map = text_map.extended([message_of("assistant", summary)], start=len(opening), end=answer_end)
     text_map = text_map.followed_by(turns, len(ids) - len(old.tokens))
-    return Fold(ids, len(rest), text_map, turn_open=old.turn_open if rest else True)
+    return Fold(ids, len(tail_ids), text_map, turn_open=old.turn_open if tail_ids else True)
 
 
 async def _first_turn(encoder: Encoder, model: LoadedModel, old: Exhausted, opening: Sequence[int]) -> FirstTurn | None:
@@ -317,8 +317,8 @@ class Folds:
         live = await self._exchanges.room_for(use, live, len(turn.ids), emit, to_write=count)
         read = (len(turn.ids), (await self._exchanges.read_turn(live, turn, emit)).cached_tokens)
         writing = WriteOrder(count, live.sampling, keep_end=True)
-        written = await self._exchanges.write(use, live, writing, emit, read=read, started=time.monotonic())
-        words = without_thinking(written.text).strip()
+        result = await self._exchanges.write(use, live, writing, emit, read=read, started=time.monotonic())
+        words = without_thinking(result.text).strip()
         if not words:
             raise InvalidFold(
                 f"The model wrote no summary of {live.uri}; give one, or more tokens to write it in.",

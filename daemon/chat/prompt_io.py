@@ -92,11 +92,11 @@ class UnderWay:
         if self.order.keep_end:
             # A failure here must not cost the answer; the map then ends before it, and nothing matches by text (QC10).
             with contextlib.suppress(Exception):
-                said = message_of("assistant", self.written.text, [asdict(call) for call in self.written.calls])
-                said = {**said, "reasoning": self.written.reasoning}
+                message = message_of("assistant", self.written.text, [asdict(call) for call in self.written.calls])
+                message = {**message, "reasoning": self.written.reasoning}
                 before, finished = live.chat.text_map.cut(self.begins), self.written.finish_reason != "length"
                 text_map = before.extended(
-                    [said], start=self.begins, end=end, answer=known.answer_id, own=True, finished=finished
+                    [message], start=self.begins, end=end, answer=known.answer_id, own=True, finished=finished
                 )
                 live.chat = replace(live.chat, text_map=text_map)
 
@@ -196,7 +196,7 @@ class Exchanges:
         self, live: Session, ids: Sequence[int], emit: OnEvent, under_way: Reading, *, by_block: bool
     ) -> float:
         """Gives the seconds that it took. Raises LeftMidway: it was cancelled, and whole blocks of it stay."""
-        loop, held, begun = asyncio.get_running_loop(), len(live.state.tokens), time.monotonic()
+        loop, before, start = asyncio.get_running_loop(), len(live.state.tokens), time.monotonic()
 
         def tell(done: int, total: int) -> None:
             under_way.advance(total - done)
@@ -209,12 +209,12 @@ class Exchanges:
         try:
             with tell_prefill(self._bus, live, len(ids)) as tell_progress:
                 reading = generation.read(live.model, live.state, ids, on_tokens, by_block=by_block)
-                await self._run(reading, lambda: len(live.state.tokens) == held + len(ids))
+                await self._run(reading, lambda: len(live.state.tokens) == before + len(ids))
         except asyncio.CancelledError:
-            if held < len(live.state.tokens):
+            if before < len(live.state.tokens):
                 raise _left_midway(live, Written(), was_read=False, branched=None) from None
             raise
-        return time.monotonic() - begun
+        return time.monotonic() - start
 
     async def read_turn(self, live: Session, turn: NewTurn, emit: OnEvent, known: Known = NEVER) -> HasRead:
         """Read a turn of a chat, and note its messages. known: as for `read`."""
@@ -322,11 +322,11 @@ class Exchanges:
     async def change_sampling(self, live: Session, by: Sampling) -> None:
         """Set the given parameters of the session. The random key starts anew only if a seed is given. Raises
         InvalidSampling."""
-        wanted, named = live.drawing(by), by.named()
-        if "seed" in named:
+        sampling, names = live.drawing(by), by.named()
+        if "seed" in names:
             live.state.random_key = await self._engine.call(initial_key)
-        live.dirty = live.dirty or "seed" in named or wanted != live.sampling
-        live.sampling = wanted
+        live.dirty = live.dirty or "seed" in names or sampling != live.sampling
+        live.sampling = sampling
 
 
 def require_same_model(before: Identity, now: LoadedModel, uri: SessionUri) -> None:

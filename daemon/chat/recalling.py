@@ -153,12 +153,12 @@ def _told(model: LoadedModel, dialogue: Dialogue, first: int, last: int) -> Iter
 def _naming_calls(turn: Turn, message: RecalledMessage) -> RecalledMessage:
     """A message whose calls have the ids that results may have."""
     ids = told_ids(turn, [call.id for call in message.tool_calls])
-    named = {call.id: replace(call, id=each) for call, each in zip(message.tool_calls, ids, strict=True)}
+    calls = {call.id: replace(call, id=each) for call, each in zip(message.tool_calls, ids, strict=True)}
     pieces = [
-        piece if piece.call is None else replace(piece, call=named.get(piece.call.id, piece.call))
+        piece if piece.call is None else replace(piece, call=calls.get(piece.call.id, piece.call))
         for piece in message.pieces
     ]
-    return replace(message, tool_calls=tuple(named.values()), pieces=tuple(pieces))
+    return replace(message, tool_calls=tuple(calls.values()), pieces=tuple(pieces))
 
 
 def _answering(message: RecalledMessage, called: Called, calls: Mapping[int, Sequence[ToolCall]]) -> RecalledMessage:
@@ -241,13 +241,13 @@ def _decoded(
     `Shown`."""
     ledger, pieces = list(dialogue.tokens[:start]), list[Piece]()
     answer, finished = Written(), False
-    shown = Shown(model, ledger, dialogue.root, (), is_plain=is_plain, answer=turn.answer)
+    view = Shown(model, ledger, dialogue.root, (), is_plain=is_plain, answer=turn.answer)
     for token in dialogue.tokens[start : turn.end]:
         ledger.append(token)  # grows while it is shown: the ids of calls follow from it
-        said = [] if token in model.end_tokens else list(shown.push(token))
-        finished = token in model.end_tokens or any(piece.call is not None for piece in said)
-        pieces += said
-    pieces += shown.finish(is_cut=is_cut and dialogue.tokens[turn.end - 1] not in model.end_tokens)
+        shown = [] if token in model.end_tokens else list(view.push(token))
+        finished = token in model.end_tokens or any(piece.call is not None for piece in shown)
+        pieces += shown
+    pieces += view.finish(is_cut=is_cut and dialogue.tokens[turn.end - 1] not in model.end_tokens)
     for piece in pieces:
         answer.add(piece)
     return RecalledMessage(
@@ -292,13 +292,13 @@ def _read(
         text = str(model.tokenizer.decode(list(dialogue.tokens[start:end])))
         yield RecalledMessage("user", text, start=start, end=end, certain=False)
         return
-    made, told_as = 0, dialogue.root.told_as
+    number, told_as = 0, dialogue.root.told_as
     for turn, message in zip(turns, words, strict=False):
         calls = []
         for name, arguments in message.calls:
-            made += 1
-            named = id_of_call(f"{dialogue.uri} {start}".encode(), made)
-            calls.append(ToolCall(name, arguments, named, told_as.get(name, "")))
+            number += 1
+            call_id = id_of_call(f"{dialogue.uri} {start}".encode(), number)
+            calls.append(ToolCall(name, arguments, call_id, told_as.get(name, "")))
         yield RecalledMessage(
             turn.role,
             message.words,
@@ -338,8 +338,8 @@ def _told_apart(
         followed.append(message_of(following, f"{_WORDS}{len(turns):08}"))
     for form in (placeholders, written(placeholders, ()), followed, written(followed, ())):
         with suppress(TemplateUnusable):
-            shown = rendered(model, form, place, dialogue.root)
-            around = _BETWEEN.split(shown)[: len(turns) + 1]
+            form_text = rendered(model, form, place, dialogue.root)
+            around = _BETWEEN.split(form_text)[: len(turns) + 1]
             if len(around) != len(turns) + 1:
                 continue
             if turns[-1].role == "assistant" and dialogue.tokens[end - 1] in model.end_tokens:

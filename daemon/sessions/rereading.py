@@ -43,9 +43,9 @@ class LastRead:
         now = time.time()
         read_at = {block.id: max(self._at.get(block.id, 0.0), scrubbed_s) for block in blocks}
         stale = [block for block in blocks if not 0 <= now - read_at[block.id] < REREAD_AFTER_S]
-        chosen, room = [], REREAD_BYTES
+        blocks_to_read, room = [], REREAD_BYTES
         for block in sorted(stale, key=lambda block: read_at[block.id]):
             if block.raw_bytes <= room:
-                chosen.append(block)
+                blocks_to_read.append(block)
                 room -= block.raw_bytes
-        return tuple(chosen)
+        return tuple(blocks_to_read)

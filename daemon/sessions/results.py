@@ -124,12 +124,12 @@ class Results:
     @classmethod
     def behind(cls, turns: Sequence[Turn]) -> Pieces[Results]:
         """Those behind all turns of a dialogue."""
-        made = cls()
+        results = cls()
         for number, turn in enumerate(turns):
-            made._rows.add(number, turn.role, turn.calls, is_empty=is_empty(turn))
+            results._rows.add(number, turn.role, turn.calls, is_empty=is_empty(turn))
             if number % _TURNS_AT_ONCE == _TURNS_AT_ONCE - 1:
                 yield
-        return made
+        return results
 
     def push(self, message: Message) -> bytes:
         """Take the next message. Gives the `exact` of a result that is not in order; nothing for any other message."""
@@ -143,10 +143,10 @@ class Results:
 def calls_answered(turns: Sequence[Turn], first: int, last: int) -> dict[int, Called]:
     """The calls that results answer, by the numbers of the results' turns, which are from `first` to `last`."""
     called, rows = dict[int, Called](), _Rows()
-    asked = {number for number in range(first, last + 1) if turns[number].role == "tool"}
-    for number, turn in enumerate(turns[: max(asked, default=-1) + 1]):
+    numbers = {number for number in range(first, last + 1) if turns[number].role == "tool"}
+    for number, turn in enumerate(turns[: max(numbers, default=-1) + 1]):
         rows.add(number, turn.role, turn.calls, is_empty=is_empty(turn))
-        if number in asked:
+        if number in numbers:
             called[number] = rows.called(turn.beyond)
     return called
 
@@ -171,7 +171,7 @@ def told_ids(turn: Turn, ids: Sequence[str]) -> list[str]:
     if len(turn.calls) != len(ids):
         return list(ids)
     pairs = zip(turn.calls, ids, strict=True)
-    return [made if _call_digest(made) == known else f"call_{known.hex()}" for known, made in pairs]
+    return [own if _call_digest(own) == digest else f"call_{digest.hex()}" for digest, own in pairs]
 
 
 def _call_digest(call_id: str) -> bytes:

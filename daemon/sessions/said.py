@@ -94,7 +94,7 @@ def digested(messages: Sequence[Message], before: Sequence[Turn] = ()) -> Pieces
     """The messages with their digests, which are made once then, however often they are compared. before: the turns
     before the messages, whose calls these may answer."""
     copies: list[Message] = []
-    made = chars = 0
+    count = chars = 0
     results = yield from Results.behind(before)
     for at, message in enumerate(messages, 1):
         exact = results.push(message)
@@ -102,23 +102,23 @@ def digested(messages: Sequence[Message], before: Sequence[Turn] = ()) -> Pieces
             copies.append(message)
         else:
             copies.append((yield from _digested(message, exact)))
-            made, chars = made + 1, chars + len(message["content"])
-        if made == _MESSAGES_AT_ONCE or chars > _CHARS_AT_ONCE or at % _KNOWN_AT_ONCE == 0:
-            made = chars = 0
+            count, chars = count + 1, chars + len(message["content"])
+        if count == _MESSAGES_AT_ONCE or chars > _CHARS_AT_ONCE or at % _KNOWN_AT_ONCE == 0:
+            count = chars = 0
             yield
     return tuple(copies)
 
 
 def _digested(message: Message, exact: bytes) -> Pieces[_Digested]:
-    made = _Digested(message)
+    copy = _Digested(message)
     is_long = len(message["content"]) > _CHARS_AT_ONCE and message["role"] != "assistant"
     if is_long and not isinstance(message, _Digested):
-        made.said = yield from _said_of_long(message)
+        copy.said = yield from _said_of_long(message)
     else:
-        made.said = Said.of(message)
+        copy.said = Said.of(message)
     if message["role"] == "tool":
-        made.said = replace(made.said, exact=exact)
-    return made
+        copy.said = replace(copy.said, exact=exact)
+    return copy
 
 
 def _said_of_long(message: Message) -> Pieces[Said]:

@@ -20,23 +20,23 @@ Result = TypeVar("Result")
 @contextmanager
 def tell_prefill(bus: Bus, live: Session, count: int) -> Iterator[Callable[[int, int], None]]:
     """Around the reading of tokens. Gives a function to call, from any thread, with the tokens read and all."""
-    begun, held, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
+    start, before, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
     bus.publish(events.PrefillBegan(live.uri, count))
     try:
         yield lambda done, total: tell(events.PrefillProgress(live.uri, done, total))
     finally:
-        read, seconds = len(live.state.tokens) - held, time.monotonic() - begun
+        read, seconds = len(live.state.tokens) - before, time.monotonic() - start
         bus.publish(events.PrefillEnded(live.uri, read, seconds))
 
 
 @contextmanager
 def tell_decode(bus: Bus, live: Session) -> Iterator[Callable[[float], None]]:
     """Around the writing of tokens. Gives a function to call, from any thread, with the seconds to the first token."""
-    begun, held, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
+    start, before, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
     try:
         yield lambda seconds: tell(events.FirstToken(live.uri, seconds))
     finally:
-        written, seconds = len(live.state.tokens) - held, time.monotonic() - begun
+        written, seconds = len(live.state.tokens) - before, time.monotonic() - start
         bus.publish(events.DecodeEnded(live.uri, written, seconds))
 
 
@@ -49,15 +49,15 @@ def _tell_stage(
 ) -> Iterator[Callable[[Result], None]]:
     """Around a stage. Gives a function to call with its result. failed, ended: make the event of the end, from the code
     of an error or from the result, and the seconds."""
-    begun = time.monotonic()
+    start = time.monotonic()
     bus.publish(began)
     results: list[Result] = []
     try:
         yield results.append
     except BaseException as error:
-        bus.publish(failed(code_of(error), time.monotonic() - begun))
+        bus.publish(failed(code_of(error), time.monotonic() - start))
         raise
-    bus.publish(ended(results[0], time.monotonic() - begun))
+    bus.publish(ended(results[0], time.monotonic() - start))
 
 
 def tell_sleep(bus: Bus, live: Session, cause: events.SleepCause) -> AbstractContextManager[Callable[[Receipt], None]]:

@@ -70,11 +70,11 @@ def with_beyond(turns: list[Turn], packed: object) -> list[Turn]:
 
 def with_few_calls(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
     """The turns with the ids of the newest calls that are kept."""
-    gone = _forgotten((len(turn.calls) for turn in turns), MAX_CALL_IDS)
+    count = _forgotten((len(turn.calls) for turn in turns), MAX_CALL_IDS)
     # Of answers in a row all ids are known or none: a result in their order counts the known ones.
-    while 0 < gone < len(turns) and turns[gone - 1].role == turns[gone].role == "assistant":
-        gone += 1
-    return (*(replace(turn, calls=()) for turn in turns[:gone]), *turns[gone:]) if gone else turns
+    while 0 < count < len(turns) and turns[count - 1].role == turns[count].role == "assistant":
+        count += 1
+    return (*(replace(turn, calls=()) for turn in turns[:count]), *turns[count:]) if count else turns
 
 
 def packed_calls(turns: Sequence[Turn]) -> bytes:
@@ -110,14 +110,14 @@ def blanks_around(text: str) -> tuple[str, str]:
     """What stands before the words of a text, and behind them. A text of blanks alone stands before no words."""
     if not (text[:1].isspace() or text[-1:].isspace()):
         return "", ""
-    behind = text.lstrip()
-    return text[: len(text) - len(behind)], behind[len(behind.rstrip()) :]
+    rest = text.lstrip()
+    return text[: len(text) - len(rest)], rest[len(rest.rstrip()) :]
 
 
 def with_few_blanks(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
     """The turns with the newest blanks that are kept."""
-    gone = _forgotten((sum(map(len, turn.blanks)) for turn in turns), MAX_BLANKS)
-    return (*(replace(turn, blanks=("", "")) for turn in turns[:gone]), *turns[gone:]) if gone else turns
+    count = _forgotten((sum(map(len, turn.blanks)) for turn in turns), MAX_BLANKS)
+    return (*(replace(turn, blanks=("", "")) for turn in turns[:count]), *turns[count:]) if count else turns
 
 
 def packed_blanks(turns: Sequence[Turn]) -> list[Any]:
@@ -159,6 +159,6 @@ def with_instructed(turns: list[Turn], packed: object) -> list[Turn]:
 
 def _forgotten(sizes: Iterable[int], most: int) -> int:
     """How many of the first turns lose what they have, for that of the rest to be at most so much."""
-    behind = list(accumulate(sizes))
-    more = behind[-1] - most if behind else 0
-    return next(at for at, upto in enumerate(behind, 1) if upto >= more) if more > 0 else 0
+    sums = list(accumulate(sizes))
+    more = sums[-1] - most if sums else 0
+    return next(at for at, upto in enumerate(sums, 1) if upto >= more) if more > 0 else 0
