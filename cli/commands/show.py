@@ -217,8 +217,11 @@ def _versions(versions: list[dict[str, Any]]) -> RenderableType:
 
 def _lineage(detail: dict[str, Any]) -> Iterator[str]:
     there = {version["bundle_id"] for version in detail["versions"]}
+    origins = [detail["provenance"][f"{way}_from"] for way in ("forked", "folded")]
+    others = {origin["bundle_id"]: f"version {origin['version']} of {origin['session']}" for origin in origins if origin}
     for bundle in detail["lineage"]:
-        yield _short(bundle) + ("" if bundle in there else " (no version of this session: removed, or another's)")
+        whose = others.get(bundle, "no version of this session: removed, or another's")
+        yield _short(bundle) + ("" if bundle in there else f" ({neutralise(whose)})")
 
 
 def _pairs(pairs: dict[str, str], *, narrow: bool) -> RenderableType:
