@@ -218,7 +218,9 @@ def _versions(versions: list[dict[str, Any]]) -> RenderableType:
 def _lineage(detail: dict[str, Any]) -> Iterator[str]:
     there = {version["bundle_id"] for version in detail["versions"]}
     origins = [detail["provenance"][f"{way}_from"] for way in ("forked", "folded")]
-    others = {origin["bundle_id"]: f"version {origin['version']} of {origin['session']}" for origin in origins if origin}
+    others = {
+        origin["bundle_id"]: f"version {origin['version']} of {origin['session']}" for origin in origins if origin
+    }
     for bundle in detail["lineage"]:
         whose = others.get(bundle, "no version of this session: removed, or another's")
         yield _short(bundle) + ("" if bundle in there else f" ({neutralise(whose)})")

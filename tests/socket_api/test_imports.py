@@ -1,5 +1,5 @@
 """The wire half and the clients run where MLX cannot be imported: of the daemon they take the records of its verbs, of
-the store those of its answers. The server takes more of both, and no MLX either. The blocking client does without
+the store those of its answers, with the syntax of a session's name. The server takes more of both, and no MLX either. The blocking client does without
 asyncio: commands start sooner."""
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ loaded = [n for n in sys.modules if n.split('.')[0] in ('asyncio', 'mlx', 'mlx_l
 loaded += [n for n in sys.modules if n.startswith(('torpor.daemon.', 'torpor.snapshot', 'torpor.memvid.'))]
 print(' '.join(loaded))
 """
-_RECORDS = ("torpor.daemon.errors", "torpor.daemon.api", "torpor.memvid.answers")
+_NAMES = ("torpor.memvid.uri", "torpor.memvid.errors", "torpor.memvid.limits")
+_RECORDS = ("torpor.daemon.errors", "torpor.daemon.api", "torpor.memvid.answers", *_NAMES)
 _AWAITED = (*_RECORDS, "asyncio")
 _SERVING = (*_AWAITED, "torpor.daemon.events", "torpor.daemon.tasks", "torpor.memvid")
 

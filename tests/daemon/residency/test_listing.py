@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,10 @@ async def test_awake_and_asleep_a_session_is_shown_the_same_in_full(rig: Rigged)
     assert not rig.is_awake("a"), "showing wakes nobody"
     await rig.wake("a")
     awake = await rig.service.show("a")
-    for name in ("versions", "tail_text", "layers", "lineage", "identity"):
+    for name in ("tail_text", "layers", "lineage", "identity"):
         assert getattr(asleep, name) == getattr(awake, name), name
+    assert [each.used_ns > 0 for each in awake.versions] == [False, True], "the wake used the newest"
+    assert asleep.versions == tuple(replace(each, used_ns=0) for each in awake.versions)
     assert asleep.info.sampling == awake.info.sampling == SAMPLED
     assert asleep.layers == LAYERS
     assert asleep.tail_text.endswith("What was said. The end.")
