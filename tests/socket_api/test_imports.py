@@ -1,6 +1,6 @@
 """The wire half and the clients run where MLX cannot be imported: of the daemon they take the records of its verbs, of
-the store those of its answers, with the syntax of a session's name. The server takes more of both, and no MLX either. The blocking client does without
-asyncio: commands start sooner."""
+the store those of its answers, with the syntax of a session's name. The server takes more of both, and no MLX either.
+The blocking client does without asyncio: commands start sooner."""
 
 from __future__ import annotations
 
