@@ -34,16 +34,18 @@ def _facts_of(model: CachedModel, budget: int | None) -> dict[str, Any]:
     if model.folder is None:
         return facts | unknown | {"problem": "it is not whole; a daemon that serves it downloads the rest"}
     try:
-        found = foresee(model.folder)
+        prospect = foresee(model.folder)
     except TorporError as error:
         return facts | unknown | {"problem": error.message}
     if budget is None:
-        budget = default_budget(found.weights_bytes, found.weights_bytes)
+        budget = default_budget(prospect.weights_bytes, prospect.weights_bytes)
     return facts | {
-        "context_tokens": found.context_tokens,
-        "weights_bytes": found.weights_bytes,
-        "memory": {str(count): _bytes_at(found, count) for count in TOKEN_COUNTS if count <= found.context_tokens},
-        "fitting_tokens": _fitting(found, budget),
+        "context_tokens": prospect.context_tokens,
+        "weights_bytes": prospect.weights_bytes,
+        "memory": {
+            str(count): _bytes_at(prospect, count) for count in TOKEN_COUNTS if count <= prospect.context_tokens
+        },
+        "fitting_tokens": _fitting(prospect, budget),
         "budget_bytes": budget,
         "problem": None,
     }
