@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars, filter_repo_objects
+from huggingface_hub.utils import build_hf_headers, filter_repo_objects, tqdm
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _get_classes
 
 from ...memvid.units import format_bytes
@@ -48,7 +48,6 @@ _ON_THE_WAY: Final = frozenset({"TransportError", "ConnectionError", "TimeoutErr
 """Bases of errors of the network, by name: releases of `huggingface_hub` differ in the library that raises them."""
 _GO_ON: Final = "What is here already is not downloaded again."
 
-disable_progress_bars()  # what is downloaded is told by `OnBytes`
 constants.DOWNLOAD_CHUNK_SIZE = PIECE_BYTES
 
 
@@ -152,7 +151,14 @@ def _fetched(name: str, on_bytes: OnBytes) -> Path:
     download.require_room(files.values())
     for file in files.values():
         download.fetch(file)
-    return Path(snapshot_download(name, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+    return Path(snapshot_download(name, allow_patterns=DEFAULT_ALLOW_PATTERNS, tqdm_class=_NoBar))
+
+
+class _NoBar(tqdm):  # type: ignore[misc]  # of no known type to the type checker
+    """In the place of the library's bars: `OnBytes` tells of what they would show."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "disable": True})
 
 
 def _files_of(info: Any) -> Iterator[_File]:
