@@ -71,30 +71,30 @@ OnToken = Callable[[int | None, Piece], None]
 
 
 def require_room(
-    model: LoadedModel, held: int, wanted_tokens: int, of: Literal["session", "branch"] = "session"
+    model: LoadedModel, length: int, wanted_tokens: int, of: Literal["session", "branch"] = "session"
 ) -> None:
-    """Refuse tokens that do not fit the context behind `held` ones, before anything is computed (QC1, QX15). Raises
-    ContextOverflow: with both sizes; the session or branch is as it was."""
-    if held + wanted_tokens > model.context_tokens:
-        room = max(0, model.context_tokens - held)
+    """Refuse tokens that do not fit the context behind a ledger of that length, before anything is computed (QC1,
+    QX15). Raises ContextOverflow: with both sizes; the session or branch is as it was."""
+    if length + wanted_tokens > model.context_tokens:
+        room = max(0, model.context_tokens - length)
         fitting = f"At most {format_count(room)} more fit" if room else "No more fit"
-        way = f"{', or' if room else ';'} {_ROOMIER[of]}" if held else "; a shorter text fits"
+        way = f"{', or' if room else ';'} {_ROOMIER[of]}" if length else "; a shorter text fits"
         raise ContextOverflow(
-            f"The {of} holds {format_plural(held, 'token')} and {format_count(wanted_tokens)} more were asked for, "
+            f"The {of} holds {format_plural(length, 'token')} and {format_count(wanted_tokens)} more were asked for, "
             f"but the context of model {model.name!r} ends at {format_count(model.context_tokens)}. "
             f"{fitting}{way}.",
-            token_count=held,
+            token_count=length,
             wanted_tokens=wanted_tokens,
             context_tokens=model.context_tokens,
         )
 
 
-def count_to_write(model: LoadedModel, held: int, asked: int | None, *, fitting: bool = False) -> int:
-    """The most tokens to write behind `held` ones: as many as were asked for, or else the default as far as it fits.
-    fitting: what was asked for counts only as far as it fits, too."""
-    if asked is not None and not fitting:
-        return asked
-    return max(1, min(asked or DEFAULT_MAX_TOKENS, model.context_tokens - held))
+def count_to_write(model: LoadedModel, length: int, wanted: int | None, *, fitting: bool = False) -> int:
+    """The most tokens to write behind a ledger of that length: as many as are wanted, or else the default as far as it
+    fits. fitting: what is wanted counts only as far as it fits, too."""
+    if wanted is not None and not fitting:
+        return wanted
+    return max(1, min(wanted or DEFAULT_MAX_TOKENS, model.context_tokens - length))
 
 
 def require_valid(model: LoadedModel, tokens: Sequence[int]) -> Pieces[None]:

@@ -26,9 +26,9 @@ class Bias:
     added: NDArray[np.float32]
 
     @classmethod
-    def of(cls, given: Iterable[TokenBias]) -> Bias:
+    def of(cls, biases: Iterable[TokenBias]) -> Bias:
         """From a list of biases, of which the last one of a token counts."""
-        by_token = {each.token: -np.inf if each.bias is None else each.bias for each in given}
+        by_token = {each.token: -np.inf if each.bias is None else each.bias for each in biases}
         return cls(np.array(list(by_token), np.int64), np.array(list(by_token.values()), np.float32))
 
     def __len__(self) -> int:
@@ -98,12 +98,12 @@ class Guide:
         return min(0.0, self.logprob_sum / self.measured) if self.measured else None
 
 
-def logits_of(given: bytes, vocabulary: int) -> NDArray[np.float32]:
+def logits_of(data: bytes, vocabulary: int) -> NDArray[np.float32]:
     """Logits from their bytes. Raises InvalidLogits: no token can be drawn from these."""
     wrong = None
-    values = np.frombuffer(given[: len(given) // 4 * 4], "<f4")
-    if len(given) != 4 * vocabulary:
-        wrong = f"they have {len(given)} bytes, and {4 * vocabulary} are those of {vocabulary} float32 numbers"
+    values = np.frombuffer(data[: len(data) // 4 * 4], "<f4")
+    if len(data) != 4 * vocabulary:
+        wrong = f"they have {len(data)} bytes, and {4 * vocabulary} are those of {vocabulary} float32 numbers"
     elif np.isnan(values).any() or np.isposinf(values).any():
         wrong = "one of them is NaN or infinity"
     elif np.isneginf(values).all():

@@ -244,8 +244,8 @@ def answer_closing(render: Render, root: Root = NO_ROOT) -> str:
 
 def answer_opening(render: Render, root: Root = NO_ROOT) -> str:
     """The text that opens an answer behind a message of the user."""
-    asked: Message = {"role": "user", "content": _USER}
-    return render([asked], True, root).removeprefix(render([asked], False, root))
+    question: Message = {"role": "user", "content": _USER}
+    return render([question], True, root).removeprefix(render([question], False, root))
 
 
 def following(
@@ -255,16 +255,16 @@ def following(
     before it, with no answer between, or the first of them is that answer. Before it, the text to take back: what the
     template writes otherwise once they follow. asked: the role of the message before. names: of control tokens, which
     stay whole. Raises TemplateUnusable: the template shows that message in another way, too."""
-    waiting: list[Message] = [{"role": asked, "content": _USER}]
+    turns: list[Message] = [{"role": asked, "content": _USER}]
     if asked == "system":
-        waiting = [{"role": "user", "content": "?"}, *waiting]
+        turns = [{"role": "user", "content": "?"}, *turns]
     elif asked == "tool":
-        result: Message = {**waiting[0], "tool_call_id": "placehold"}
+        result: Message = {**turns[0], "tool_call_id": "placehold"}
         calls = [_call_of(each) for each in (result, *_leading_results(messages))]
-        called: Message = {"role": "assistant", "content": _ASSISTANT, "tool_calls": calls}
-        waiting = [{"role": "user", "content": "?"}, called, result]
-    opened, closed = (render(waiting, opens, root).partition(_USER)[2] for opens in (True, False))
-    _, is_shown, whole = render([*waiting, *messages], messages[-1]["role"] != "assistant", root).partition(_USER)
+        answer: Message = {"role": "assistant", "content": _ASSISTANT, "tool_calls": calls}
+        turns = [{"role": "user", "content": "?"}, answer, result]
+    opened, closed = (render(turns, opens, root).partition(_USER)[2] for opens in (True, False))
+    _, is_shown, whole = render([*turns, *messages], messages[-1]["role"] != "assistant", root).partition(_USER)
     if not is_shown:
         raise TemplateUnusable("The model's chat template shows a message in another way once others follow.")
     # A template may join neighbors of one role: then they go on within the message before.
