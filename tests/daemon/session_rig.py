@@ -26,6 +26,7 @@ import pytest
 from blake3 import blake3
 from torpor.daemon.api.events import WorkEvent
 from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.events.events import Notice
 from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.models import LoadedModel
@@ -361,6 +362,11 @@ class Rigged:
         session = self.live(name)
         return await self.service._parts.models.engine.call(lambda: fingerprint_of(session.state))
 
+    async def woken_fingerprint(self, name: str, version: int | None = None, **order: Any) -> Fingerprint:
+        """The model state of a session as a wake gives it back."""
+        await self.wake(name, version, **order)
+        return await self.fingerprint(name)
+
     async def read(self, name: str, tokens: list[int], **create: Any) -> None:
         """A new session that has read the tokens."""
         await self.service.create(name, **create)
@@ -510,12 +516,25 @@ async def given_up(rig: Rigged, work: Any, call: int = 1) -> Any:
         await until(lambda: not rig.service._parts.sessions.residency.turns.in_use())
 
 
+async def held_at(rig: Rigged, call: int, work: Any) -> tuple[asyncio.Future[Any], Gate]:
+    """Work that stands inside the model call of that number from now, and the gate that lets it go on."""
+    gate = rig.network.hold_at(call)
+    task = asyncio.ensure_future(work)
+    await gate.reached()
+    return task, gate
+
+
+async def broken_at(rig: Rigged, call: int, work: Any) -> None:
+    """Work that fails, as the model does in its call of that number from now."""
+    rig.network.fail_at(call)
+    with pytest.raises(GenerationFailed):
+        await work
+
+
 @contextlib.asynccontextmanager
 async def held_up(rig: Rigged, name: str, **options: Any) -> AsyncIterator[asyncio.Task[Any]]:
     """A generation of that session that stands inside its model call until the block ends, and writes 256 tokens."""
-    gate = rig.network.hold_at(1)
-    task = asyncio.ensure_future(rig.write(name, STEP, **options))
-    await gate.reached()
+    task, gate = await held_at(rig, 1, rig.write(name, STEP, **options))
     try:
         yield task
     finally:

@@ -91,7 +91,7 @@ async def test_a_bundle_repointed_to_another_sessions_is_refused_gm2_gm3_threat_
 
     def bent(self: Index, uri: SessionUri, version: int | None = None) -> VersionInfo | None:
         row = find(self, SessionUri(uri.namespace, others.get(uri.name, uri.name)), version)
-        return replace(row, uri=uri) if row else None
+        return replace(row, session=str(uri)) if row else None
 
     monkeypatch.setattr(Index, "find", bent)
     assert (await refused(rig, store)).code == "owner_mismatch"
@@ -607,8 +607,7 @@ async def test_no_room_for_a_sleep_leaves_session_and_store_as_they_were_threat_
     assert rig.live("a").dirty
     assert await rig.write("a", 20) == await rig.write("control", 20)
     assert (await rig.sleep("a")).version == 1
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    assert await rig.woken_fingerprint("a") == await rig.fingerprint("control")
 
 
 async def test_no_room_for_a_second_sleep_keeps_the_first_version(rig: Rigged, store: Path, disk: Disk) -> None:

@@ -42,6 +42,7 @@ from torpor.tests.daemon.session_rig import (
     Writing,
     cancelled,
     given_up,
+    held_at,
     ignore,
     manifests,
     packs,
@@ -50,13 +51,10 @@ from torpor.tests.daemon.session_rig import (
 )
 
 
-async def held(rig: Rigged, name: str, count: int = 3) -> tuple[asyncio.Task[Any], Any]:
+async def held(rig: Rigged, name: str, count: int = 3) -> Any:
     """A generation of that session that stands inside its first model call, and the gate that lets it go on."""
     rig.network.reset()
-    gate = rig.network.hold_at(1)
-    task = asyncio.ensure_future(rig.write(name, count))
-    await gate.reached()
-    return task, gate
+    return await held_at(rig, 1, rig.write(name, count))
 
 
 # --- create
@@ -410,8 +408,7 @@ async def test_an_unchanged_session_whose_file_is_gone_is_written_again_before_i
         else:
             assert (await rig.sleep("a")).version == 2
     async with open_rig() as rig:
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == before
+        assert await rig.woken_fingerprint("a") == before
 
 
 @pytest.mark.parametrize("verb", ["sleep", "wake", "delete"])
@@ -448,8 +445,7 @@ async def test_a_sleep_waits_for_the_generation_that_is_running_threat_50(rig: R
     assert (await sleeping).token_count == 30
     rig.network.reset()
     await rig.write("control", 10)
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    assert await rig.woken_fingerprint("a") == await rig.fingerprint("control")
 
 
 async def test_a_request_during_a_sleep_waits_and_wakes_the_session_again_threat_50(rig: Rigged) -> None:
@@ -648,8 +644,7 @@ async def test_a_stop_puts_every_changed_session_to_sleep(open_rig: Any) -> None
         assert sorted(report.slept) == ["torpor://default/a", "torpor://default/b"]
         assert (report.failed, report.empty) == ({}, ("torpor://default/empty",))
     async with open_rig() as rig:
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == before
+        assert await rig.woken_fingerprint("a") == before
         assert [info.version for info in await rig.service.list_sessions()] == [1, 1, 1]
 
 

@@ -76,8 +76,7 @@ async def test_a_session_woken_inside_a_turn_is_one_that_read_no_further(open_ki
                 assert report.tokens_prefilled == (1 if at < 700 else 0)
                 assert (await rig.write("s", 8))[0] == written[0]
             await rig.sleep("s")
-        await rig.wake("s", version=1)
-        assert await rig.fingerprint("s") == whole, "the later tokens are not lost"
+        assert await rig.woken_fingerprint("s", version=1) == whole, "the later tokens are not lost"
 
 
 async def test_what_is_read_behind_an_earlier_token_sleeps_as_a_version_of_its_own(open_kind: Any) -> None:
@@ -103,8 +102,7 @@ async def test_what_was_computed_again_is_written_again(open_kind: Any, kind: st
             name = f"s{first}"
             await read_turns(rig, name, [first, 300])
             await rig.sleep(name)
-            await rig.wake(name, at_token=at)
-            state = await rig.fingerprint(name)
+            state = await rig.woken_fingerprint(name, at_token=at)
             rig.live(name).dirty = True  # as if it had been changed: its state is written as it is
             report = await rig.sleep_and_wake(name)
             assert (report.tokens_prefilled, report.canary) == (0, "same_bits")
@@ -341,8 +339,7 @@ async def test_woken_at_a_checkpoint_and_slept_at_once_it_wakes_again(open_kind:
     """Where the checkpoint stood stands the record of the end now; two at one token would be no chain."""
     async with open_kind(kind) as rig:
         await rig.asleep("s", TOKENS[: CHECKPOINT_TOKENS + 100])
-        await rig.wake("s", at_token=CHECKPOINT_TOKENS)
-        state = await rig.fingerprint("s")
+        state = await rig.woken_fingerprint("s", at_token=CHECKPOINT_TOKENS)
         rig.live("s").dirty = True  # as if it had been changed: its state is written as it is
         assert (await rig.sleep("s")).version == 2
         report = await rig.wake("s")

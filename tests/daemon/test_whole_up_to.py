@@ -28,11 +28,9 @@ async def test_a_version_without_its_last_pack_wakes_up_to_where_it_is_whole_and
 ) -> None:
     """Without a command."""
     pack = await two_versions(rig, store)
-    await rig.wake("agent")
-    whole = await rig.fingerprint("agent")
+    whole = await rig.woken_fingerprint("agent")
     await rig.sleep("agent")
-    await rig.wake("agent", at_token=512)
-    expected = await rig.fingerprint("agent")
+    expected = await rig.woken_fingerprint("agent", at_token=512)
     await rig.sleep("agent")
     pack.rename(tmp_path / pack.name)
     rig.service._parts.store.disk._core.look_again()
@@ -40,15 +38,13 @@ async def test_a_version_without_its_last_pack_wakes_up_to_where_it_is_whole_and
         await rig.wake("agent")
     assert refused.value.details["whole_up_to"] == 512
     assert "--at 512" in refused.value.message
-    await rig.wake("agent", at_token=512)
-    found = await rig.fingerprint("agent")
+    found = await rig.woken_fingerprint("agent", at_token=512)
     assert (found.tokens, found.kv) == (expected.tokens, expected.kv)
     await rig.sleep("agent")
     with pytest.raises(BlockMissing):
         await rig.wake("agent", at_token=513)
     (tmp_path / pack.name).rename(pack)
-    await rig.wake("agent")
-    assert await rig.fingerprint("agent") == whole
+    assert await rig.woken_fingerprint("agent") == whole
 
 
 @pytest.mark.one_in(2)
@@ -60,8 +56,7 @@ async def test_a_version_is_stripped_in_the_midst_of_a_family_and_others_go_on(
     async with open_kind(kind) as rig:
         await rig.asleep("base", tokens_of(1, 600))
         await rig.service.fork("base", name="child")
-        await rig.wake("child")
-        before = await rig.fingerprint("child")
+        before = await rig.woken_fingerprint("child")
         await rig.sleep("child")
         await rig.service.maintain("strip", session="base")
         woken = await rig.wake("child")
@@ -77,8 +72,7 @@ async def test_a_version_without_the_record_of_its_end_wakes_at_the_token_before
     that record, so state that cannot be cut by token is computed in other calls, within the tolerance."""
     async with open_kind(kind) as rig:
         await rig.asleep("agent", tokens_of(1, 600))
-        await rig.wake("agent", at_token=599)
-        expected = await rig.fingerprint("agent")
+        expected = await rig.woken_fingerprint("agent", at_token=599)
         await rig.sleep("agent")
         damage(store, "agent", kind="state")
         rig.service._parts.store.disk.repair()

@@ -15,8 +15,8 @@ from torpor.daemon.api.branching import BranchCommit, BranchReading
 from torpor.daemon.api.sampling import TokenBias
 from torpor.daemon.branches.trees import Branch
 from torpor.daemon.branches.views import Lending, LogitsView
-from torpor.daemon.errors import BranchNotFound, EmptyContext, GenerationFailed, InvalidLogits, LogitsLent, StaleLogits
-from torpor.tests.daemon.session_rig import Rigged, tokens_of
+from torpor.daemon.errors import BranchNotFound, EmptyContext, InvalidLogits, LogitsLent, StaleLogits
+from torpor.tests.daemon.session_rig import Rigged, broken_at, held_at, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -188,9 +188,7 @@ async def test_an_answer_has_the_memory_itself_which_stays_what_it_is(open_rig: 
 
 async def test_a_function_of_the_service_waits_for_the_step_that_is_being_made(open_rig: Any) -> None:
     async with planted(open_rig) as (rig, branch):
-        gate = rig.network.hold_at(1)
-        going = asyncio.ensure_future(GOES_ON["commit"](rig.service, branch.number))
-        await gate.reached()
+        going, gate = await held_at(rig, 1, GOES_ON["commit"](rig.service, branch.number))
         views: list[LogitsView] = []
         looking = asyncio.ensure_future(rig.service.with_logits(branch.number, views.append))
         await asyncio.sleep(0)
@@ -232,9 +230,7 @@ async def test_a_siblings_steps_change_no_view_lv11(open_rig: Any) -> None:
 async def test_a_view_is_taken_back_before_the_model_is_called_lv12(open_rig: Any, what: str) -> None:
     async with planted(open_rig) as (rig, branch):
         view = branch.logits()
-        rig.network.fail_at(1)
-        with pytest.raises(GenerationFailed):
-            await GOES_ON[what](rig.service, branch.number)
+        await broken_at(rig, 1, GOES_ON[what](rig.service, branch.number))
         assert is_stale(view)
         rig.network.reset()
         assert branch.logits().step == view.step, "the branch stands where it stood"

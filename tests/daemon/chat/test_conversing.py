@@ -35,7 +35,7 @@ from torpor.tests.daemon.conversing_rig import (
     user,
     with_template,
 )
-from torpor.tests.daemon.session_rig import END, Rigged, cancelled, given_up, listening, tokens_of
+from torpor.tests.daemon.session_rig import END, Rigged, broken_at, cancelled, given_up, listening, tokens_of
 
 # Opens the assistant's turn with a scaffold that no earlier turn is rendered with, and drops what those thought.
 THINKING = (
@@ -408,11 +408,9 @@ async def test_a_session_that_begins_anew_for_a_transcript_keeps_nothing_of_what
     now = await rig.fingerprint("a")
     receipt = await rig.sleep("a")
     assert (receipt.version, receipt.blocks_reused) == (2, 0)
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == now
+    assert await rig.woken_fingerprint("a") == now
     await rig.sleep("a")
-    await rig.wake("a", version=1)
-    assert await rig.fingerprint("a") == was
+    assert await rig.woken_fingerprint("a", version=1) == was
 
 
 async def test_a_fork_at_the_token_that_a_refusal_names_takes_the_transcript(rig: Rigged) -> None:
@@ -500,11 +498,9 @@ async def test_a_session_goes_back_to_where_a_transcript_parts_from_it_and_reads
         now = await rig.fingerprint("a")
         receipt = await rig.sleep("a")
         assert receipt.version == 2
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == now
+        assert await rig.woken_fingerprint("a") == now
         await rig.sleep("a")
-        await rig.wake("a", version=1)
-        assert await rig.fingerprint("a") == was
+        assert await rig.woken_fingerprint("a", version=1) == was
 
 
 async def test_a_chat_ends_at_a_stop_text_and_goes_on_behind_what_was_shown(rig: Rigged) -> None:
@@ -552,9 +548,7 @@ async def test_a_going_back_from_a_look_that_fails_ends_the_look_and_loses_nothi
     held = ledger(rig)
     await rig.sleep("a")
     await rig.wake("a", version=1)
-    rig.network.fail_at(call)
-    with pytest.raises(GenerationFailed):
-        await send(rig, [*messages[:2], user("another question")], on_divergence="rewind")
+    await broken_at(rig, call, send(rig, [*messages[:2], user("another question")], on_divergence="rewind"))
     rig.network.reset()
     assert (await rig.wake("a")).look is None
     assert ledger(rig) == held
@@ -640,9 +634,7 @@ async def test_a_model_that_fails_leaves_map_tokens_and_kv_at_one_span_qc8_qc9(
 async def test_a_transcript_that_was_read_and_not_answered_is_only_answered_qc9(rig: Rigged) -> None:
     await rig.service.create("a")
     reply_with(rig, "hello")
-    rig.network.fail_at(3)
-    with pytest.raises(GenerationFailed):
-        await send(rig, [SYSTEM, user("hi")])
+    await broken_at(rig, 3, send(rig, [SYSTEM, user("hi")]))
     held = ledger(rig)
     assert held == rig.model.encode(rig.model.render([SYSTEM, user("hi")], True), opening=False)
     rig.network.reset()
@@ -652,9 +644,7 @@ async def test_a_transcript_that_was_read_and_not_answered_is_only_answered_qc9(
     # With another message behind it, there is no empty answer in between.
     await rig.service.create("b")
     reply_with(rig, "hello")
-    rig.network.fail_at(3)
-    with pytest.raises(GenerationFailed):
-        await send(rig, [user("hi")], "b")
+    await broken_at(rig, 3, send(rig, [user("hi")], "b"))
     await send(rig, [user("hi"), user("there")], "b", on_divergence="rewind", reply="ok")
     assert ledger(rig, "b") == cold(rig, [user("hi"), user("there"), assistant("ok")])
 
@@ -717,8 +707,7 @@ async def test_a_going_back_behind_which_nothing_was_read_is_undone(rig: Rigged,
             return
         await cancelled(leaving)
     rig.network.reset()
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == was
+    assert await rig.woken_fingerprint("a") == was
     assert rig.live("a").chat.text_map == known
 
 

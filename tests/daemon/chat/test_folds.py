@@ -75,8 +75,7 @@ async def test_the_full_session_sleeps_as_it_was_and_the_new_one_names_it(rig: R
         assert (shown.provenance.folded_from, shown.provenance.forked_from, shown.info.labels) == (origin, None, ("y",))
         assert [(each.bundle_id, each.parent) for each in shown.versions] == [(result.bundle_id, origin.bundle_id)]
         await rig.sleep("b")  # and from the disk it says the same
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == was
+    assert await rig.woken_fingerprint("a") == was
     await rig.wake("b")
     assert rig.live("b").durable.version == 1, "it was durable when the fold was done"
 
@@ -338,8 +337,7 @@ async def test_a_context_without_room_for_the_summary_has_it_written_of_what_is_
     assert (result.summary, result.tail_tokens) == (SUMMARY, tail)
     assert ledger(rig, "b")[-tail:] == old[-tail:]
     assert not is_chat or len(old) - tail in places, "behind a whole turn"
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == was
+    assert await rig.woken_fingerprint("a") == was
 
 
 @pytest.mark.one_in(2)

@@ -333,8 +333,7 @@ async def test_a_prune_leaves_the_newest_and_what_is_marked(rig: Rigged) -> None
         await rig.write("a", 2)
         await rig.sleep("a")
     await rig.service.mark("a@2", pinned=True)
-    await rig.wake("a")
-    before = await rig.fingerprint("a")
+    before = await rig.woken_fingerprint("a")
     result = await rig.service.maintain(operation="prune", session="a", keep_last=1)
     assert result.problems == ()
     assert [each.version for each in (await rig.service.show("a")).versions] == [2, 4]
@@ -351,8 +350,7 @@ async def test_a_session_that_went_on_from_a_version_that_is_pruned_loses_nothin
     before = await rig.fingerprint("a")
     await rig.service.maintain(operation="prune", keep_last=1)
     assert (await rig.sleep("a")).version == 3
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == before
+    assert await rig.woken_fingerprint("a") == before
 
 
 async def test_operations_on_one_session_need_it_to_be_in_the_store(rig: Rigged) -> None:
@@ -372,8 +370,7 @@ async def test_a_sleeping_session_survives_every_operation_bit_for_bit(rig: Rigg
         result = await rig.service.maintain(operation=operation)
         assert (result.operation, result.problems) == (operation, ())
     await rig.service.maintain(operation="repack", cold_after_days=0.0)
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == before
+    assert await rig.woken_fingerprint("a") == before
 
 
 # --- import
@@ -398,8 +395,7 @@ async def test_an_imported_session_wakes_bit_for_bit_under_another_name_or_its_o
     await rig.service.delete("a")
     assert (await rig.service.import_bundle(bundle_id=bundle_id)).bundle_id == slept.bundle_id
     for name in "ab":
-        await rig.wake(name)
-        assert await rig.fingerprint(name) == before
+        assert await rig.woken_fingerprint(name) == before
     assert list((store / "incoming").iterdir()) == []
 
 

@@ -26,6 +26,7 @@ from torpor.tests.daemon.session_rig import (
     Rigged,
     all_begun,
     begun_together,
+    held_at,
     held_up,
     most,
     open_rigged,
@@ -635,9 +636,7 @@ async def test_who_stands_back_waits_and_so_does_a_text_while_another_is_read(ri
     await rig.read("a", tokens_of(1, 60))
     for name in "bc":
         await rig.service.create(name)
-    gate = rig.network.hold_at(5)
-    stream = asyncio.ensure_future(writing(rig, "a", 30, priority="background"))
-    await gate.reached()
+    stream, gate = await held_at(rig, 5, writing(rig, "a", 30, priority="background"))
     assert rig.service._parts.queue.info().waiting == 0
     reads = [asyncio.ensure_future(reading(rig, name, 3 * CHUNK)) for name in "bc"]
     await until(lambda: rig.service._parts.models.engine._inbox.qsize() == 2)

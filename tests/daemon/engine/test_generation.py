@@ -21,7 +21,7 @@ from torpor.daemon.engine.generation import WriteOrder, Written, read, write
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.snapshot.caches import length
-from torpor.tests.daemon.session_rig import SAMPLED, Rigged, cancelled, given_up, tokens_of
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, broken_at, cancelled, given_up, held_at, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -88,9 +88,7 @@ async def test_a_failure_changes_nothing_in_the_store_ms11(rig: Rigged) -> None:
     await two_alike(rig)
     slept = await rig.sleep("a")
     await rig.wake("a")
-    rig.network.fail_at(2)
-    with pytest.raises(GenerationFailed):
-        await rig.service.append("a", tokens=LONG)
+    await broken_at(rig, 2, rig.service.append("a", tokens=LONG))
     assert not rig.live("a").dirty
     again = await rig.sleep("a")
     assert (again.bundle_id, again.bytes_written) == (slept.bundle_id, 0)
@@ -273,9 +271,7 @@ async def test_a_generation_given_up_in_its_last_token_is_answered_as_done_qx16(
 async def test_a_request_given_up_while_it_waits_for_its_turn_does_nothing(rig: Rigged) -> None:
     await two_alike(rig)
     rig.network.reset()
-    gate = rig.network.hold_at(1)
-    first = asyncio.ensure_future(rig.write("a", 3))
-    await gate.reached()
+    first, gate = await held_at(rig, 1, rig.write("a", 3))
     second = asyncio.ensure_future(rig.write("a", 3))
     await asyncio.sleep(0)
     second.cancel()

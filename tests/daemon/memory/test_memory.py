@@ -21,7 +21,7 @@ from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.memvid.errors import SessionNotFound
 from torpor.snapshot.errors import NoSuchPosition
-from torpor.tests.daemon.session_rig import Rigged, Writing, most, tokens_of, until
+from torpor.tests.daemon.session_rig import Rigged, Writing, held_at, most, tokens_of, until
 
 LONGEST: Final = 400
 """Tokens of the longest session of a trial."""
@@ -47,9 +47,7 @@ REFUSED_RIGHTLY: Final = (
 @asynccontextmanager
 async def held_up(rig: Rigged, working: Awaitable[Any]) -> AsyncIterator[None]:
     """Something under way that stands inside its next model call until the others wait for memory."""
-    gate = rig.network.hold_at(1)
-    task = asyncio.ensure_future(working)
-    await gate.reached()
+    task, gate = await held_at(rig, 1, working)
     yield
     await until(lambda: rig.service._parts.models.memory.info().waiting > 0)
     gate.open()

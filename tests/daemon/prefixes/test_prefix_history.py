@@ -14,7 +14,7 @@ from torpor.daemon.prefixes.prefix_history import MAX_REQUESTS
 from torpor.daemon.prefixes.reuse import PrefixReuse
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.snapshot.errors import NotEnoughMemory
-from torpor.tests.daemon.session_rig import Rigged, cancelled, hold_calls, tokens_of
+from torpor.tests.daemon.session_rig import Rigged, cancelled, held_at, hold_calls, tokens_of
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -131,17 +131,13 @@ async def test_a_request_that_ends_before_it_has_read_anything_is_no_hit(rig: Ri
     ):
         with pytest.raises(ContextOverflow):
             await refused
-    gate = rig.network.hold_at(1)
-    reading = asyncio.ensure_future(rig.service.append("a", tokens=TOKENS[:20]))
-    await gate.reached()
+    reading, gate = await held_at(rig, 1, rig.service.append("a", tokens=TOKENS[:20]))
     reading.cancel()
     await asyncio.sleep(0)
     gate.open()
     await cancelled(reading)
     assert (await rig.service.why("a")).requests == before
-    gate = rig.network.hold_at(3)
-    writing = asyncio.ensure_future(rig.service.generate("a", tokens=[1, 2], max_tokens=9))
-    await gate.reached()
+    writing, gate = await held_at(rig, 3, rig.service.generate("a", tokens=[1, 2], max_tokens=9))
     writing.cancel()
     await asyncio.sleep(0)
     gate.open()

@@ -126,8 +126,7 @@ async def test_a_look_at_a_version_that_is_healed_is_one_at_the_version_that_tak
     rig: Rigged, store: Path
 ) -> None:
     await rig.asleep("s", tokens_of(1, 1300))
-    await rig.wake("s", at_token=300)
-    before = await rig.fingerprint("s")
+    before = await rig.woken_fingerprint("s", at_token=300)
     await asyncio.to_thread(damage, store, "s", span=0)
     await mend(rig, "s")
     look = (await rig.wake("s")).look

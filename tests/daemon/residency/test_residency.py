@@ -16,7 +16,7 @@ from torpor.daemon.api.session import Look
 from torpor.daemon.engine import generation
 from torpor.daemon.engine.buffers import CACHED_SHARE
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
-from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, MemoryBusy, ServiceClosed, SessionExists
+from torpor.daemon.errors import MemoryBudgetExceeded, MemoryBusy, ServiceClosed, SessionExists
 from torpor.daemon.memory.memory import DEFAULT_SHARE, default_budget
 from torpor.daemon.verbs import forking as forking_verbs
 from torpor.memvid.errors import SessionNotFound, StoreIoError
@@ -32,8 +32,10 @@ from torpor.tests.daemon.session_rig import (
     SAMPLED,
     STEP,
     Rigged,
+    broken_at,
     cancelled,
     flip,
+    held_at,
     held_up,
     manifest_of,
     manifests,
@@ -154,9 +156,7 @@ async def test_a_session_in_use_is_not_evicted_and_what_wants_its_memory_waits(o
         await rig.read("a", tokens_of(1, 50))
         await rig.asleep("b", tokens_of(2, 50))
         await rig.wake("a")
-        gate = rig.network.hold_at(1)
-        writing = asyncio.ensure_future(rig.write("a", STEP))
-        await gate.reached()
+        writing, gate = await held_at(rig, 1, rig.write("a", STEP))
         waking = asyncio.ensure_future(rig.wake("b"))
         await waits(rig, 1)
         assert rig.is_awake("a")
@@ -231,9 +231,7 @@ async def test_who_wants_memory_beside_a_look_that_somebody_goes_on_from_waits_f
         await rig.asleep("a", tokens_of(1, 50))
         await rig.wake("a", at_token=20)
         await rig.service.create("b")
-        gate = rig.network.hold_at(1)
-        going_on = asyncio.ensure_future(rig.service.append("a", tokens=tokens_of(2, 9)))
-        await gate.reached()
+        going_on, gate = await held_at(rig, 1, rig.service.append("a", tokens=tokens_of(2, 9)))
         other = asyncio.ensure_future(rig.service.append("b", tokens=tokens_of(3, 449)))
         await until(lambda: rig.service._parts.models.memory.info().waiting == 1 or other.done())
         gate.open()
@@ -614,9 +612,7 @@ async def test_eight_clients_are_served_by_a_budget_for_one_session_ms9(open_rig
 async def test_a_request_that_fails_gives_its_reservation_back(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(300)) as rig:
         await rig.service.create("a")
-        rig.network.fail_at(1)
-        with pytest.raises(GenerationFailed):
-            await rig.service.append("a", tokens=tokens_of(1, 300))
+        await broken_at(rig, 1, rig.service.append("a", tokens=tokens_of(1, 300)))
         rig.network.reset()
         await all_is_free(rig)
         await rig.service.append("a", tokens=tokens_of(1, 300))

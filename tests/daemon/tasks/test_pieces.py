@@ -111,7 +111,7 @@ async def test_what_goes_round_all_sessions_by_itself_fetches_no_more_than_a_few
     everybody = len(ASLEEP) + len(AWAKE)
     often = ScrubPolicy(1 << 40, idle_s=0.0, round_s=0.0)
     async with beginning_anew(counts), open_rig(scrub=often, prefix_reuse="exact") as rig:
-        await until(lambda: rig.service._parts.upkeep.scrub._sessions > everybody)
+        await until(lambda: rig.service._parts.store.scrub._sessions > everybody)
     assert sum(counts) >= 3 * everybody, "the scrub, and twice what is learnt of sessions that sleep"
     # Each of the three may have its turn in the same one, and the end of a page begins the next.
     assert max(counts) <= 3 * AT_ONCE

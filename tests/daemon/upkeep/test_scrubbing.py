@@ -155,8 +155,7 @@ async def test_what_was_read_in_calls_that_no_block_begins_with_is_the_same_to_t
         assert (healed["same_logits"], healed["recomputed_tokens"]) == (True, 1300 - 740), (
             "from the call that has token 768, the first damaged one"
         )
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == before
+        assert await rig.woken_fingerprint("a") == before
     assert damage_of(store) == []
 
 
@@ -201,8 +200,7 @@ async def test_forks_that_share_the_damaged_block_are_whole_with_it(open_rig: An
     damage(store, "a", span=1)
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
         await told(heard, "session_healed")
-        await rig.wake("b")
-        assert await rig.fingerprint("b") == before
+        assert await rig.woken_fingerprint("b") == before
         assert (await rig.wake("a")).token_count == 1300
         assert len(heard.of("session_healed")) == 1
     assert damage_of(store) == []

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.errors import GenerationFailed
 from torpor.memvid.errors import StoreError
 from torpor.tests.daemon.conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, user, with_template
 from torpor.tests.daemon.damage_rig import damage
-from torpor.tests.daemon.session_rig import FullDisk, Rigged, as_killed, until
+from torpor.tests.daemon.session_rig import FullDisk, Rigged, as_killed, broken_at, until
 
 TEXT = "".join(chr(97 + at % 26) for at in range(600))
 SAID = [SYSTEM, user(TEXT)]
@@ -135,9 +134,7 @@ async def test_a_request_that_was_given_up_and_the_daemons_own_work_are_waited_f
 
 async def test_a_failure_behind_the_choice_of_the_session_is_the_clients(rig: Rigged) -> None:
     await begun(rig, asleep=False)
-    rig.network.fail_at(1)
-    with pytest.raises(GenerationFailed):
-        await converse(rig, BEHIND)
+    await broken_at(rig, 1, converse(rig, BEHIND))
     assert await names(rig) == {"a"}
 
 

@@ -103,8 +103,7 @@ async def test_br14_a_fork_lives_on_when_its_source_is_deleted(rig: Rigged) -> N
     expected = await rig.fingerprint("base")
     await rig.service.delete("base")
     await rig.service.maintain(operation="repack")
-    await rig.wake("child")
-    assert await rig.fingerprint("child") == expected
+    assert await rig.woken_fingerprint("child") == expected
     assert rig.service._parts.store.disk.verify(deep=True).ok
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.sampling import Sampling
-from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.daemon.versions import journal
@@ -23,6 +22,7 @@ from torpor.tests.daemon.session_rig import (
     SAMPLED,
     Rigged,
     as_killed,
+    broken_at,
     given_up,
     hold_calls,
     lose_state,
@@ -138,8 +138,7 @@ async def test_a_store_of_before_gets_a_journal_with_its_first_turn(open_rig: An
         await rig.write("one", 5)
         killed, had = as_killed(store), await rig.fingerprint("one")
     async with open_rig(store=killed) as rig:
-        await rig.wake("one")
-        assert await rig.fingerprint("one") == had
+        assert await rig.woken_fingerprint("one") == had
 
 
 async def test_a_turn_that_is_cancelled_while_it_is_flushed_is_answered(
@@ -188,8 +187,7 @@ async def test_what_stays_of_a_cancelled_answer_is_there_after_a_kill(open_rig: 
         killed, had = as_killed(store), await rig.fingerprint("one")
         assert len(had.tokens) == 40 + len(left.value.tokens) > 40
     async with open_rig(store=killed) as rig:
-        await rig.wake("one")
-        assert await rig.fingerprint("one") == had
+        assert await rig.woken_fingerprint("one") == had
 
 
 async def test_a_full_disk_refuses_a_turn_before_it_changes_the_session(
@@ -266,9 +264,7 @@ async def test_a_session_that_found_no_room_at_the_start_is_told_and_comes_back(
 async def test_room_that_a_failed_request_leaves_is_given_back(rig: Rigged, store: Path) -> None:
     await rig.read("one", tokens_of(1, 40))
     for number in range(3):
-        rig.network.fail_at(1)
-        with pytest.raises(GenerationFailed):
-            await rig.service.append(f"s{number}", tokens=[1, 2], create=True)
+        await broken_at(rig, 1, rig.service.append(f"s{number}", tokens=[1, 2], create=True))
     await rig.service.delete("one")
     assert list((store / "journal").iterdir()) == [], "nothing in it counts, and nobody waits to write"
 

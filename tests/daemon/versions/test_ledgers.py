@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.sampling import Sampling
-from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDeadline
+from torpor.daemon.errors import MemoryBudgetExceeded, StopDeadline
 from torpor.daemon.sessions.sessions import Session
 from torpor.daemon.sessions.transcripts import TextMap, Turn, message_of
 from torpor.daemon.sessions.unprocessed_tail import Unread
@@ -30,6 +30,7 @@ from torpor.tests.daemon.session_rig import (
     Gate,
     Rigged,
     Writing,
+    broken_at,
     cancelled,
     given_up,
     listening,
@@ -238,8 +239,7 @@ async def test_a_stop_needs_no_old_version_to_keep_what_is_in_memory(
         assert (report.failed, list(report.ledgers)) == ({}, [] if within else [uri("a")])
     readable()
     async with open_rig() as rig:
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == had
+        assert await rig.woken_fingerprint("a") == had
 
 
 async def test_a_sleep_that_had_begun_before_the_stop_has_no_longer_either(
@@ -303,8 +303,7 @@ async def test_stops_that_are_refused_again_and_again_write_each_ledger_once_unt
         await rig.service.close()
         assert len(heard.of("ledger_kept", "a")) == 2
     async with open_rig() as rig:
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == had
+        assert await rig.woken_fingerprint("a") == had
 
 
 async def test_a_session_that_went_back_is_not_taken_for_what_a_new_one_would_read(open_rig: Any) -> None:
@@ -367,9 +366,7 @@ async def test_a_reading_that_fails_or_is_given_up_leaves_the_ledger_asleep(open
         await rig.read("a", tokens_of(1, 400))
         await rig.service.close()
     async with open_rig() as rig:
-        rig.network.fail_at(1)
-        with pytest.raises(GenerationFailed):
-            await rig.wake("a")
+        await broken_at(rig, 1, rig.wake("a"))
         assert not rig.is_awake("a")
         rig.network.reset()
         with pytest.raises(asyncio.CancelledError):

@@ -97,8 +97,7 @@ async def test_what_is_not_keys_and_values_is_exact(open_kind: Any, kind: str) -
     async with open_kind(kind) as rig:
         await asleep(rig)
         await quantize(rig, bits=4)
-        await rig.wake("s", 1)
-        exact = await rig.fingerprint("s")
+        exact = await rig.woken_fingerprint("s", 1)
         lossy = await fingerprint_at(rig, 2)
         assert lossy.tokens == exact.tokens
         assert lossy.logits == exact.logits
@@ -283,8 +282,7 @@ async def test_a_plan_tells_what_is_then_written_but_for_heads(open_kind: Any, k
 
 async def test_an_awake_session_is_not_touched(rig: Rigged) -> None:
     await asleep(rig)
-    await rig.wake("s")
-    before = await rig.fingerprint("s")
+    before = await rig.woken_fingerprint("s")
     with pytest.raises(SessionAwake):
         await quantize(rig)
     assert await rig.fingerprint("s") == before
@@ -370,8 +368,7 @@ async def test_killed_on_the_way_it_has_done_all_or_nothing(
         assert woken.canary == "same_bits"
         assert woken.lossy == (Lossy(8, 512) if left[1:] else None)
         await rig.sleep("s")
-        await rig.wake("s", 1)
-        assert await rig.fingerprint("s") == before
+        assert await rig.woken_fingerprint("s", 1) == before
 
 
 async def test_other_sessions_write_while_one_is_quantised(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
+from torpor.daemon.errors import ContextOverflow, InvalidTokens
 from torpor.daemon.versions import writing
 from torpor.errors import TorporError
 from torpor.memvid.disk.durable import TempFile
@@ -27,6 +27,7 @@ from torpor.tests.daemon.session_rig import (
     UNREADABLE,
     Gate,
     Rigged,
+    broken_at,
     flip,
     hold_calls,
     make_unreadable,
@@ -86,8 +87,7 @@ async def test_others_generate_while_a_session_is_being_written(rig: Rigged, mon
     assert await rig.write("b", 20) == await rig.write("control", 20)
     gate.open()
     await sleeping
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == before
+    assert await rig.woken_fingerprint("a") == before
 
 
 async def test_sleeps_that_wait_for_each_other_do_not_keep_a_wake_waiting(
@@ -126,8 +126,7 @@ async def test_a_session_sleeps_even_if_what_it_would_refer_to_is_damaged_or_gon
     assert receipt.token_count == 603
     if folder == "packs":
         assert receipt.blocks_reused == 0
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    assert await rig.woken_fingerprint("a") == await rig.fingerprint("control")
 
 
 async def test_a_disk_that_fails_to_write_is_asked_once(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,8 +196,7 @@ async def test_a_cut_belongs_to_its_moment_even_if_the_cache_went_on_gm12(
     await rig.service._parts.models.engine.call(go_on)
     gate.open()
     assert (await sleeping).token_count == 300
-    await rig.wake("a")
-    assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    assert await rig.woken_fingerprint("a") == await rig.fingerprint("control")
 
 
 @pytest.mark.one_in(2)
@@ -342,17 +340,13 @@ async def test_of_wakes_that_end_well_nothing_is_kept_from_others(
 
 async def failing_append(rig: Rigged) -> None:
     rig.network.reset()
-    rig.network.fail_at(1)
-    with pytest.raises(GenerationFailed):
-        await rig.service.append("a", tokens=[1, 2, 3])
+    await broken_at(rig, 1, rig.service.append("a", tokens=[1, 2, 3]))
     rig.network.reset()
 
 
 async def failing_generation(rig: Rigged) -> None:
     rig.network.reset()
-    rig.network.fail_at(3)
-    with pytest.raises(GenerationFailed):
-        await rig.write("a", 5)
+    await broken_at(rig, 3, rig.write("a", 5))
     rig.network.reset()
 
 
