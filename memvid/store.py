@@ -67,10 +67,10 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         root_fd = open_or_make_root(store_path) if writable else open_existing_root(store_path)
         lock: StoreLock | None = None
         with contextlib.ExitStack() as until_open:
-            told: tuple[Finding, ...] = ()
+            findings: tuple[Finding, ...] = ()
             with undoing(partial(os.close, root_fd)):
                 if writable:
-                    lock, store_uuid, told = claim(root_fd, store_path)
+                    lock, store_uuid, findings = claim(root_fd, store_path)
                     until_open.callback(lock.close)
                 else:
                     store_uuid = load_store_uuid(root_fd, store_path)
@@ -82,7 +82,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             until_open.callback(index.close)
             core = StoreCore(folder, lock, index, journal, budget)
             core.remove_waiting = partial(remove_waiting, core)
-            store = cls(core, bring_in_line(core, why, told))
+            store = cls(core, bring_in_line(core, why, findings))
             until_open.pop_all()
         with undoing(store.close):
             if writable:

@@ -61,10 +61,10 @@ class Tagging(Sessions):
             if digits is None:
                 raise
             uri = self.resolve(name)
-            found = [each for each in self.marks(uri).pins if each.startswith(digits)]
-            if len(found) != 1:
+            pins = [each for each in self.marks(uri).pins if each.startswith(digits)]
+            if len(pins) != 1:
                 raise
-            return uri, found[0]
+            return uri, pins[0]
 
     def unpin(self, uri: SessionUri, bundle_id: str) -> None:
         """Give a version back to the retention, also one that is not there any more. Raises as `untag` does."""

@@ -80,9 +80,9 @@ class Check:
     def read_packs(self, names: Iterable[str], wanted: Container[bytes] | None = None) -> Steps[None]:
         """Check these packs; of one the `wanted` blocks, if any are named."""
         sizes = self.core.index.pack_sizes()
-        asked = sorted(names)
-        done, total = 0, sum(sizes.get(name, 0) for name in asked)
-        for name in asked:
+        ordered = sorted(names)
+        done, total = 0, sum(sizes.get(name, 0) for name in ordered)
+        for name in ordered:
             yield from self._read_pack(name, wanted)
             done += sizes.get(name, 0)
             if self.on_progress is not None:
@@ -161,11 +161,11 @@ class Check:
 
     def lacking(self) -> set[bytes]:
         """The blocks that versions lack."""
-        found: set[bytes] = set()
+        blocks: set[bytes] = set()
         for one in self._suspects:
             if one.manifest is not None and (lack := self.lack_of(one.bundle_id, one.manifest)) is not None:
-                found.update(entry.id for entry in lack.blocks)
-        return found
+                blocks.update(entry.id for entry in lack.blocks)
+        return blocks
 
     def tell(self) -> tuple[list[Finding], list[DamagedVersion]]:
         """The findings about versions: each that is not whole, and each manifest that cannot be read."""

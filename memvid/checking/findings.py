@@ -112,11 +112,11 @@ def _of_index(core: StoreCore) -> list[Finding]:
 def _of_journal(core: StoreCore) -> list[Finding]:
     """What two looks find: what only the first one does a daemon was just writing."""
     try:
-        if not (found := _look_at_journal(core)):
+        if not (first := _look_at_journal(core)):
             return []
         time.sleep(_SECOND_LOOK_S)
         again = _look_at_journal(core)
-        return [finding for finding in found if finding in again]
+        return [finding for finding in first if finding in again]
     except StoreError as error:
         return [_found(f"{core.path}/{JOURNAL}", error)]
 

@@ -32,65 +32,65 @@ def check_pack(
 ) -> Generator[int, None, PackCheck]:
     """Check the pack's directory and the heads of its frames, or (deep) each byte of them; of the `wanted` blocks, if
     any are named. Yields the bytes of each block behind its check. Raises StoreClosed."""
-    found = PackCheck(name)
+    check = PackCheck(name)
     try:
         file = open_frames(folder, name)
     except StoreClosed:
         raise
     except BundleMissing:
-        found.is_missing = True
-        return found
+        check.is_missing = True
+        return check
     except StoreError as error:
-        found.faults.append(error)
-        return found
+        check.faults.append(error)
+        return check
     with file:
         if deep:
-            _check_manifest(found, file)
+            _check_manifest(check, file)
         for block_id, frame in (*file.frames.items(), *file.heads.items()):
             if wanted is None or block_id in wanted:
-                _check_block(found, file, block_id, deep=deep)
+                _check_block(check, file, block_id, deep=deep)
                 size_bytes = frame.frame_bytes if deep else frame.head_bytes
-                found.blocks_checked += 1
-                found.bytes_checked += size_bytes
+                check.blocks_checked += 1
+                check.bytes_checked += size_bytes
                 yield size_bytes
-    return found
+    return check
 
 
-def _check_block(found: PackCheck, file: FrameReader, block_id: bytes, *, deep: bool) -> None:
+def _check_block(check: PackCheck, file: FrameReader, block_id: bytes, *, deep: bool) -> None:
     if block_id in file.heads:
-        header = _try(found, lambda: file.read_head(block_id)[0])
+        header = _try(check, lambda: file.read_head(block_id)[0])
         if header is not None:
-            found.heads[block_id] = hash(header.said)
+            check.heads[block_id] = hash(header.said)
         return
-    header = _try(found, lambda: file.check_block(block_id) if deep else file.read_head(block_id)[0])
+    header = _try(check, lambda: file.check_block(block_id) if deep else file.read_head(block_id)[0])
     if header is not None:
-        found.full[block_id] = hash(header.said)
+        check.full[block_id] = hash(header.said)
         return
-    ignored = PackCheck(found.name)  # told already
+    ignored = PackCheck(check.name)  # told already
     header = _try(ignored, lambda: file.check_payloads(block_id)[0])  # padding may be damaged alone
     if header is not None:
-        found.full[block_id] = hash(header.said)
+        check.full[block_id] = hash(header.said)
         return
     header = _try(ignored, lambda: file.read_head(block_id)[0])
     if header is not None:
-        found.heads[block_id] = hash(header.said)
+        check.heads[block_id] = hash(header.said)
 
 
-def _try(found: PackCheck, check: Callable[[], BlockHeader]) -> BlockHeader | None:
+def _try(pack: PackCheck, check: Callable[[], BlockHeader]) -> BlockHeader | None:
     try:
         return check()
     except StoreClosed:
         raise
     except StoreError as error:
-        found.faults.append(error)
+        pack.faults.append(error)
         return None
 
 
-def _check_manifest(found: PackCheck, file: FrameReader) -> None:
+def _check_manifest(check: PackCheck, file: FrameReader) -> None:
     """A bundle of format 1, and an exported file that was put here, have a copy of a manifest, which nothing reads."""
     try:
         file.encoded_manifest()
     except StoreClosed:
         raise
     except StoreError as error:
-        found.faults.append(error)
+        check.faults.append(error)

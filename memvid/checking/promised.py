@@ -25,8 +25,8 @@ def require_same_as_row(row: VersionInfo, uri: SessionUri, manifest: Manifest, p
     _require(ParentMismatch, path, "parent", row.parent, manifest.parent)
     _require(IndexMismatch, path, "identity", row.identity, manifest.identity.digest.hex())
     _require(IndexMismatch, path, "token_count", row.token_count, manifest.token_count)
-    told = row_of(manifest, row.bundle_id, 0)
-    facts = dataclasses.replace(told, bundle_bytes=row.bundle_bytes, used_ns=row.used_ns)  # no manifest tells these
+    expected = row_of(manifest, row.bundle_id, 0)
+    facts = dataclasses.replace(expected, bundle_bytes=row.bundle_bytes, used_ns=row.used_ns)  # no manifest tells these
     _require(IndexMismatch, path, "facts", row, facts)
 
 

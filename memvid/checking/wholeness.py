@@ -42,17 +42,17 @@ class Lack:
     is_other: bool
 
 
-def lack_of(manifest: Manifest, found: FoundBlocks, *, is_stripped: bool | None) -> Lack | None:
+def lack_of(manifest: Manifest, blocks_there: FoundBlocks, *, is_stripped: bool | None) -> Lack | None:
     """What a version lacks; None if it is whole. A stripped one needs the headers of its blocks, which have its tokens,
     and the record at its end. is_stripped: None where that is unknown; a header is enough then."""
     blocks, is_other = [], False
     parents, end = span_parents(manifest.blocks), end_record_of(manifest)
     for entry in manifest.blocks:
         heads_are_enough = is_stripped is None or (is_stripped and entry is not end)
-        said = found.head_of(entry.id) if heads_are_enough else found.full.get(entry.id)
-        if said != hash(entry.said_with(parents[entry.id], manifest.identity.digest)):
+        claim = blocks_there.head_of(entry.id) if heads_are_enough else blocks_there.full.get(entry.id)
+        if claim != hash(entry.said_with(parents[entry.id], manifest.identity.digest)):
             blocks.append(entry)
-            is_other = is_other or said is not None
+            is_other = is_other or claim is not None
     return Lack(tuple(blocks), is_other) if blocks else None
 
 

@@ -130,12 +130,12 @@ def _require_usable(folder_fd: int, name: str, path: str, *, replacing: bool) ->
     if name in ("", ".", ".."):
         raise _taken(path, replaceable=False)
     try:
-        found = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
     except FileNotFoundError:
         return
     except OSError as error:
         raise io_error(error, "look at", path) from error
-    is_file = stat.S_ISREG(found.st_mode)
+    is_file = stat.S_ISREG(status.st_mode)
     if not (replacing and is_file):
         raise _taken(path, replaceable=is_file)
 

@@ -232,17 +232,17 @@ def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
         marks = Marks.load(core.folder)
         present = Marks.load(into.folder)
         ours = marks.without_bundles(marks.bundle_ids - into.index.rows_of(marks.bundle_ids).keys())
-        wanted = present.with_those_of(ours)
+        merged = present.with_those_of(ours)
         stripped = core.index.rows_of(present.stripped).keys() | ours.stripped
         whole = _whole_in(into, stripped)
-        wanted = wanted.without_bundles(whole, names=False)
+        merged = merged.without_bundles(whole, names=False)
         for uri, of in ours.sessions.items():
-            wanted = wanted.strip(uri, of.stripped - whole)
+            merged = merged.strip(uri, of.stripped - whole)
     except StoreError as error:
         run.fail(core.path, error)
         return 0
     with into.committing():
-        return 0 if wanted == present else wanted.save(into.folder)
+        return 0 if merged == present else merged.save(into.folder)
 
 
 def _whole_in(into: StoreCore, bundle_ids: Iterable[str]) -> set[str]:

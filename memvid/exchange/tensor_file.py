@@ -93,8 +93,8 @@ def export_tensors(
 ) -> TensorReport:
     """Write an open version's arrays to a file. See `Store.export_tensors`."""
     plan = _planned(reader)
-    told = reader.manifest.artifact_labels if labels is None else tuple(dict.fromkeys(labels))
-    plan.header = _header(reader, plan, kind, told)
+    names = reader.manifest.artifact_labels if labels is None else tuple(dict.fromkeys(labels))
+    plan.header = _header(reader, plan, kind, names)
     with new_file(core.folder.root_fd, target, replacing=replacing) as temp:
         temp.whole_bytes = lambda: len(plan.header) + sum(tensor.size_bytes for tensor in plan.tensors)
         temp.append([plan.header])
@@ -107,7 +107,7 @@ def export_tensors(
         bundle_id=reader.bundle_id,
         path=whole_path(target),
         kind=kind,
-        labels=told,
+        labels=names,
         token_count=manifest.block_tokens,
         unread_tokens=manifest.unread_tokens,
         tensors=len(plan.tensors),
@@ -120,7 +120,7 @@ def _planned(reader: BundleReader) -> _Plan:
     runs: dict[str, list[_Tensor]] = {}
     for entry in _taken(reader):
         specs = [spec for spec, _ in reader.read_header(entry).slots]
-        found = plan.of_block[entry.id] = []
+        tensors_of_block = plan.of_block[entry.id] = []
         for spec in specs:
             tensor = _tensor_of(spec, entry)
             earlier = runs.setdefault(spec.name, [])
@@ -128,7 +128,7 @@ def _planned(reader: BundleReader) -> _Plan:
                 earlier[-1].end = tensor.end
             else:
                 earlier.append(tensor)
-            found.append(earlier[-1])
+            tensors_of_block.append(earlier[-1])
     tensors = [plan.tokens, *(tensor for name in runs for tensor in _named(name, runs[name], reader))]
     # The largest elements first: so each tensor is aligned, without a gap.
     plan.tensors = sorted(tensors, key=lambda tensor: -tensor.element_bytes)

@@ -215,9 +215,9 @@ def _named(imported: Manifest, uri: SessionUri) -> Manifest:
 def _earlier_import(core: StoreCore, file: ExportedFile, uri: SessionUri) -> Manifest | None:
     """The manifest of an earlier import of the same bundle under this name."""
     imported = _named(file.manifest, uri)
-    wanted = (file.bundle_id, imported.token_count, imported.logical_bytes)
+    facts = (file.bundle_id, imported.token_count, imported.logical_bytes)
     for row in reversed(core.index.versions(uri)):
-        if (row.parent, row.token_count, row.logical_bytes) != wanted:
+        if (row.parent, row.token_count, row.logical_bytes) != facts:
             continue
         with contextlib.suppress(StoreError):
             manifest = core.read_manifest(row.bundle_id)

@@ -142,7 +142,7 @@ class StoreFolder:
     def remove_leftovers(self, *, dry_run: bool = False) -> dict[str, int]:
         """Remove what unfinished writes left; the bytes of each, by its name in the store. Only under the store's lock.
         Raises StoreIoError."""
-        found = {}
+        sizes = {}
         with contextlib.ExitStack() as stack:
             fds = {"": self.root_fd, VERSIONS: self._fds[VERSIONS], PACKS: self._fds[PACKS]}
             for top in (JOURNAL, DAMAGED):
@@ -150,10 +150,10 @@ class StoreFolder:
                     fds[top] = stack.enter_context(opened_folder(self.root_fd, top, self.path_of(top)))
             for top, fd in fds.items():
                 for name in durable.leftovers(fd, self.path_of(top)):
-                    found[os.path.join(top, name)] = plain_bytes(fd, name)
+                    sizes[os.path.join(top, name)] = plain_bytes(fd, name)
                     if not dry_run:
                         durable.remove(fd, name, self.path_of(top))
-        return found
+        return sizes
 
     def being_written(self) -> set[str]:
         """The temporary files of manifests and packs that this process writes now. Raises StoreIoError."""
@@ -168,17 +168,17 @@ class StoreFolder:
 
     def list_packs(self) -> set[str]:
         """The names of all packs that are there. Raises StoreIoError."""
-        found = {f"{PACKS}/{name}" for name in self._names(PACKS) if PACK_NAME.fullmatch(name)}
-        return found | {f"{BUNDLES}/{name}" for name in self._in_bundles() if _BUNDLE.fullmatch(name)}
+        packs = {f"{PACKS}/{name}" for name in self._names(PACKS) if PACK_NAME.fullmatch(name)}
+        return packs | {f"{BUNDLES}/{name}" for name in self._in_bundles() if _BUNDLE.fullmatch(name)}
 
     def list_strangers(self) -> list[str]:
         """The paths of what lies in the folders of manifests and packs under names that no store gives, sorted. Raises
         StoreIoError, UnsafePath."""
-        found = [f"{BUNDLES}/{name}" for name in self._in_bundles() if not _BUNDLE.fullmatch(name)]
+        names_of_strangers = [f"{BUNDLES}/{name}" for name in self._in_bundles() if not _BUNDLE.fullmatch(name)]
         for top, form in ((VERSIONS, MANIFEST_NAME), (PACKS, PACK_NAME)):
             names = (name for name in self._names(top) if not form.fullmatch(name))
-            found += [f"{top}/{name}" for name in names if not durable.TEMP_NAME.fullmatch(name)]
-        return sorted(map(self.path_of, found))
+            names_of_strangers += [f"{top}/{name}" for name in names if not durable.TEMP_NAME.fullmatch(name)]
+        return sorted(map(self.path_of, names_of_strangers))
 
     def _names(self, top: str) -> list[str]:
         self._require_open()

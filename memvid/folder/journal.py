@@ -237,10 +237,10 @@ class Journal(Closing):
         return None if place is None or uri in self.waiting else place.digest
 
     def _payload(self, place: _Place) -> bytes:
-        found = self._key.record_at(self._read, place.start, self._size)
-        if found is None or found.payload is None:
+        record = self._key.record_at(self._read, place.start, self._size)
+        if record is None or record.payload is None:
             raise CorruptJournal(f"{self.path}: the record at byte {place.start} is not what was written there.")
-        return found.payload
+        return record.payload
 
     def require_settled(self, uri: SessionUri) -> None:
         """Raises JournalWaits: what was acknowledged of a session could not be made a version."""
@@ -445,8 +445,8 @@ class Journal(Closing):
                 own = self._live.get(uri)
                 if own is not None and own.digest == place.digest:
                     continue
-                found = self._key.record_at(self._read, place.start, self._size) if self._fd >= 0 else None
-                if found is not None and found.payload is not None and digest_of(found.payload) == place.digest:
+                record = self._key.record_at(self._read, place.start, self._size) if self._fd >= 0 else None
+                if record is not None and record.payload is not None and digest_of(record.payload) == place.digest:
                     other._let_go(uri)
                 else:
                     is_new = True

@@ -379,11 +379,11 @@ def uuid_in_marks(root_fd: int, path: str) -> str | None:
     file_path = f"{path}/{MARKS_FILE}"
     try:
         data = read_small(root_fd, MARKS_FILE, MAX_MARKS_BYTES, file_path)
-        found = str(uuid.UUID(_FORMAT.decode(data, file_path).get("store")))
-        decode_marks(data, found, file_path)
+        store_uuid = str(uuid.UUID(_FORMAT.decode(data, file_path).get("store")))
+        decode_marks(data, store_uuid, file_path)
     except (*UNDECODED, FileNotFoundError, CorruptMarks, UnsupportedFormat):
         return None
-    return found
+    return store_uuid
 
 
 def session_marks(value: Any) -> SessionMarks:

@@ -128,13 +128,13 @@ def _within_days(
     counting = (date for row, date in zip(versions, dated, strict=True) if row.bundle_id not in unsound)
     newest_ns = max((date for date in counting if date is not None), default=0)
     oldest_ns = newest_ns - int(days * _DAY_NS)
-    kept = {}
+    reasons = {}
     for row, date_ns in zip(versions, dated, strict=True):
         if date_ns is None:
-            kept[row.bundle_id] = ["its date cannot be believed"]
+            reasons[row.bundle_id] = ["its date cannot be believed"]
         elif date_ns >= oldest_ns:
-            kept[row.bundle_id] = [f"within {days:g} days"]
-    return kept
+            reasons[row.bundle_id] = [f"within {days:g} days"]
+    return reasons
 
 
 def _dates(versions: Sequence[VersionInfo], now_ns: int) -> list[int | None]:

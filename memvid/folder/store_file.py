@@ -61,8 +61,8 @@ def load_store_file(root_fd: int, path: str) -> tuple[str, int | None]:
             supported=STORE_VERSION,
         )
     try:
-        found = _FORMAT.decode(data, file_path)
-        store_uuid, budget = str(uuid.UUID(found.get("uuid"))), found.get("budget")
+        fields = _FORMAT.decode(data, file_path)
+        store_uuid, budget = str(uuid.UUID(fields.get("uuid"))), fields.get("budget")
         if encode_store_file(store_uuid, budget) != data:
             raise ValueError("it is not in the form in which it is written")
         if budget is not None and not (type(budget) is int and 0 < budget <= MAX_BUDGET_BYTES):
@@ -99,10 +99,10 @@ def _format_1_uuid(data: bytes, file_path: str) -> str | None:
 def require_store_file(root_fd: int, path: str, store_uuid: str) -> None:
     """Refuse a store whose store.json is not its own any more. Raises CorruptStoreFile, and as `load_store_uuid`."""
     try:
-        found = load_store_uuid(root_fd, path)
+        present = load_store_uuid(root_fd, path)
     except (NoStore, NotAStore) as error:
         raise corrupt_store_file(path, "it is missing") from error
-    if found != store_uuid:
+    if present != store_uuid:
         raise corrupt_store_file(path, "it is another store's")
 
 

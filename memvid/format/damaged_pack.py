@@ -77,9 +77,9 @@ class DamagedPack(FrameReader):
 
     def _take(self, offset: int) -> tuple[int, int]:
         """Remember the frame that begins here, as far as it is sound. Its end, and the bytes read in vain."""
-        left = self.file_bytes - offset
-        head_bytes = head_bytes_told(self._read(offset, min(PREFIX_BYTES, left)))
-        if head_bytes is None or head_bytes > left:
+        rest_bytes = self.file_bytes - offset
+        head_bytes = head_bytes_told(self._read(offset, min(PREFIX_BYTES, rest_bytes)))
+        if head_bytes is None or head_bytes > rest_bytes:
             return 0, PREFIX_BYTES
         try:
             head = decode_frame_head(self._read(offset, head_bytes), self.path)
@@ -96,10 +96,10 @@ class DamagedPack(FrameReader):
             return offset + head.frame_bytes, 0
         if len(head.stored) != len(header.slots):
             return 0, head_bytes  # what its head says of its slots is of no use
-        return self._take_full(frame, head, left)
+        return self._take_full(frame, head, rest_bytes)
 
-    def _take_full(self, frame: Frame, head: FrameHead, left: int) -> tuple[int, int]:
-        if head.frame_bytes > left:
+    def _take_full(self, frame: Frame, head: FrameHead, rest_bytes: int) -> tuple[int, int]:
+        if head.frame_bytes > rest_bytes:
             self.torn[frame.id] = frame
             return 0, frame.head_bytes
         stripped, torn = self.heads.pop(frame.id, None), self.torn.pop(frame.id, frame)

@@ -236,16 +236,16 @@ class FrameReader(Closing):
     def _read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         if self._fd < 0:
             raise StoreClosed(f"{self.path} was closed.", path=self.path)
-        left = sum(buffer.nbytes for buffer in buffers)
-        while left:
+        rest_bytes = sum(buffer.nbytes for buffer in buffers)
+        while rest_bytes:
             try:
                 count = os.preadv(self._fd, buffers[:MAX_IOVECS], offset)
             except OSError as error:
                 raise io_error(error, "read", self.path) from error
             if not count:
                 raise Truncated(f"{self.path} ends at {offset}, earlier than it should.", path=self.path)
-            left -= count
-            if left:
+            rest_bytes -= count
+            if rest_bytes:
                 offset += count
                 buffers = _behind(buffers, count)
 
@@ -295,9 +295,9 @@ def _require_room(header: BlockHeader, index: int, buffers: Sequence[memoryview]
 
 def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
     """The buffers without their first `count` bytes."""
-    left = []
+    rest = []
     for buffer in buffers:
         if count < buffer.nbytes:
-            left.append(memoryview(buffer).cast("B")[count:] if count else buffer)
+            rest.append(memoryview(buffer).cast("B")[count:] if count else buffer)
         count -= min(count, buffer.nbytes)
-    return left
+    return rest

@@ -116,10 +116,10 @@ class Manifest:
     def lossy(self) -> Lossy | None:
         """The loss, at most the version's tokens; None if there is none, or another program wrote something else
         there."""
-        told = self.session.get(LOSSY)
-        if not isinstance(told, Mapping) or told.keys() != {"bits", "tokens"} or not self.block_tokens:
+        entry = self.session.get(LOSSY)
+        if not isinstance(entry, Mapping) or entry.keys() != {"bits", "tokens"} or not self.block_tokens:
             return None
-        bits, tokens = told["bits"], told["tokens"]
+        bits, tokens = entry["bits"], entry["tokens"]
         if not all(type(value) is int and 0 < value <= MAX_TOKENS for value in (bits, tokens)):
             return None
         return Lossy(bits, min(tokens, self.block_tokens))
@@ -150,8 +150,8 @@ class Manifest:
 
 def tail_in(session: Mapping[str, Any]) -> bytes:
     """As `Manifest.tail`, of a session map."""
-    told = session.get(UNREAD)
-    tokens = told.get("tokens") if isinstance(told, dict) else None
+    entry = session.get(UNREAD)
+    tokens = entry.get("tokens") if isinstance(entry, dict) else None
     return tokens[: len(tokens) // TOKEN_BYTES * TOKEN_BYTES] if isinstance(tokens, bytes) else b""
 
 
@@ -318,13 +318,13 @@ def read_manifest_bytes(fd: int, path: str, bundle_id: str | None) -> bytes:
     data = read_at(fd, 0, size_bytes, path)
     require_header(data[:HEADER_BYTES], MANIFEST_MAGIC, len(data), path)
     encoded = data[HEADER_BYTES:]
-    found = bundle_id_of(encoded)
-    if bundle_id is not None and found != bundle_id:
+    digest = bundle_id_of(encoded)
+    if bundle_id is not None and digest != bundle_id:
         raise BundleMismatch(
             f"{path} is damaged, or another version's: its content is not what its name promises.",
             path=path,
             expected=bundle_id,
-            found=found,
+            found=digest,
         )
     return encoded
 

@@ -69,19 +69,19 @@ def prepare_block(draft: BlockDraft, parent: bytes | None, identity_digest: byte
 def joined_block(files: Sequence[FrameReader], block_id: bytes) -> PreparedBlock | None:
     """A block put together slot by slot from damaged frames in several files; None if a slot is sound in none."""
     block: tuple[bytes, BlockHeader] | None = None
-    found: dict[int, memoryview] = {}
+    slots: dict[int, memoryview] = {}
     for file in files if len(files) > 1 else ():
         with contextlib.suppress(StoreError):
             header, head = file.read_head(block_id)
             block = head.block_header, header
-            for index in set(range(min(len(head.stored), len(header.slots)))) - found.keys():
+            for index in set(range(min(len(head.stored), len(header.slots)))) - slots.keys():
                 raw = memoryview(bytearray(header.slots[index][0].size_bytes))
                 with contextlib.suppress(StoreError):
                     file.read_slots_into(block_id, header, head, [(index, [raw])])
-                    found[index] = raw
-    if block is None or len(found) < len(block[1].slots):
+                    slots[index] = raw
+    if block is None or len(slots) < len(block[1].slots):
         return None
-    return PreparedBlock(block_id, *block, tuple([found[at]] for at in range(len(found))))
+    return PreparedBlock(block_id, *block, tuple([slots[at]] for at in range(len(slots))))
 
 
 class PackWriter:

@@ -113,8 +113,8 @@ def row_of(manifest: Manifest, bundle_id: str, manifest_bytes: int) -> VersionIn
 
 
 def _written_with(manifest: Manifest) -> int:
-    told = manifest.environment.get(WRITTEN_BYTES, "0")
-    return int(told) if told.isascii() and told.isdigit() and len(told) <= 15 else 0
+    text = manifest.environment.get(WRITTEN_BYTES, "0")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else 0
 
 
 class Index(Closing):
@@ -292,7 +292,7 @@ class Index(Closing):
         by_key: dict[int, list[bytes]] = {}
         for block_id in block_ids:
             by_key.setdefault(block_key(block_id), []).append(block_id)
-        keys, found = list(by_key), dict[str, list[bytes]]()
+        keys, packs = list(by_key), dict[str, list[bytes]]()
         for at in range(0, len(keys), _ASKED_AT_ONCE):
             some = keys[at : at + _ASKED_AT_ONCE]
             marks = ", ".join("?" * len(some))
@@ -302,8 +302,8 @@ class Index(Closing):
                 (*some, int(stripped)),
             )
             for name, key in rows:
-                found.setdefault(name, []).extend(by_key[key])
-        return found
+                packs.setdefault(name, []).extend(by_key[key])
+        return packs
 
     def pack_sizes(self) -> dict[str, int]:
         """The bytes of each pack's file, by name."""
@@ -357,41 +357,41 @@ class Index(Closing):
 
     def uris_with_earlier_ledgers(self) -> list[SessionUri]:
         """The sessions of which a version before the newest ends in a ledger."""
-        found = self._select(
+        rows = self._select(
             "SELECT DISTINCT namespace, name FROM versions AS earlier WHERE unread_tokens > 0 AND EXISTS ("
             "SELECT 1 FROM versions AS later WHERE later.namespace = earlier.namespace AND later.name = earlier.name "
             "AND (later.version, later.created_ns, later.bundle_id) > "
             "(earlier.version, earlier.created_ns, earlier.bundle_id)) ORDER BY namespace, name",
             (),
         )
-        return [SessionUri(namespace, name) for namespace, name in found]
+        return [SessionUri(namespace, name) for namespace, name in rows]
 
     def _pages(self, columns: str, namespace: str | None, page_rows: int) -> Iterator[list[tuple[Any, ...]]]:
         """These columns of each session, page by page. The first two are its namespace and name."""
         within, values = ("", ()) if namespace is None else ("namespace = ? AND ", (namespace,))
         after: tuple[Any, ...] = ("", "")
         while True:
-            found = self._select(
+            page = self._select(
                 f"SELECT {columns} FROM versions WHERE {within}(namespace, name) > (?, ?) "
                 "GROUP BY namespace, name ORDER BY namespace, name LIMIT ?",
                 (*values, *after, page_rows),
             )
-            yield found
-            if len(found) < page_rows:
+            yield page
+            if len(page) < page_rows:
                 return
-            after = found[-1][:2]
+            after = page[-1][:2]
 
     def near(self, uri: SessionUri) -> list[SessionUri]:
         """Sessions of its namespace whose names stand beside this one in the order of names, some hundred: for
         suggestions."""
-        found: list[tuple[str]] = []
+        names: list[tuple[str]] = []
         for side, order in (("<", "DESC"), (">=", "ASC")):
-            found += self._select(
+            names += self._select(
                 f"SELECT DISTINCT name FROM versions WHERE namespace = ? AND name {side} ? "
                 f"ORDER BY name {order} LIMIT {_NEAR}",
                 (uri.namespace, uri.name),
             )
-        return [SessionUri(uri.namespace, name) for (name,) in found]
+        return [SessionUri(uri.namespace, name) for (name,) in names]
 
     def all_rows(self) -> list[VersionInfo]:
         """All versions, by session, oldest first."""
@@ -399,13 +399,13 @@ class Index(Closing):
 
     def rows_of(self, bundle_ids: Iterable[str]) -> dict[str, VersionInfo]:
         """The rows of those of the bundles that are versions."""
-        found: dict[str, VersionInfo] = {}
-        wanted = list(map(_blob, bundle_ids))
-        for at in range(0, len(wanted), _ASKED_AT_ONCE):
-            some = wanted[at : at + _ASKED_AT_ONCE]
+        rows: dict[str, VersionInfo] = {}
+        ids = list(map(_blob, bundle_ids))
+        for at in range(0, len(ids), _ASKED_AT_ONCE):
+            some = ids[at : at + _ASKED_AT_ONCE]
             marks = ", ".join("?" * len(some))
-            found.update((row.bundle_id, row) for row in self._rows(f"WHERE bundle_id IN ({marks})", tuple(some)))
-        return found
+            rows.update((row.bundle_id, row) for row in self._rows(f"WHERE bundle_id IN ({marks})", tuple(some)))
+        return rows
 
     def written(self) -> dict[int, int]:
         """The bytes that were written, by day (from 1970), as far as the index's file was not lost since."""
@@ -416,8 +416,8 @@ class Index(Closing):
     # --- SQLite
 
     def _rows(self, tail: str, values: tuple[Any, ...]) -> list[VersionInfo]:
-        found = self._select(f"SELECT {_COLUMNS} FROM versions {tail}", values)
-        return [_row_in(columns, self.path) for columns in found]
+        rows = self._select(f"SELECT {_COLUMNS} FROM versions {tail}", values)
+        return [_row_in(columns, self.path) for columns in rows]
 
     def _select(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         with self._lock, self._translated():

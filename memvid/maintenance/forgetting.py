@@ -198,16 +198,16 @@ class _Forget:
             return  # that is told already
         if not dry_run:
             self._look_at_packs(needed)
-        told = {finding.path for finding in self.run.problems}
+        paths = {finding.path for finding in self.run.problems}
         for remain in find_remains(self._core, self._uri, needed):
-            if remain.path not in told and not (dry_run and remain.why is None and remain.folder):  # that one will go
+            if remain.path not in paths and not (dry_run and remain.why is None and remain.folder):  # that one will go
                 self._tell_remain(remain)
 
     def _look_at_manifests(self) -> None:
         """Versions of the session, those of others that share its blocks, and those that name it."""
         core, run = self._core, self.run
         shared: dict[SessionUri, set[bytes]] = {}
-        known = {finding.path for finding in run.problems}
+        paths = {finding.path for finding in run.problems}
         for bundle_id in sorted(core.folder.list_versions() - (self._ids if run.dry_run else frozenset())):
             path = core.folder.path_of(manifest_name(bundle_id))
             try:
@@ -215,7 +215,7 @@ class _Forget:
             except BundleMissing:
                 continue  # deleted meanwhile
             except StoreError as error:
-                if path not in known:
+                if path not in paths:
                     run.tell(path, CANNOT_BE_TOLD, f"Whose version {path} is cannot be told: {error.message}")
                 continue
             if manifest.uri == self._uri:
@@ -246,7 +246,7 @@ class _Forget:
 
     def _look_at_packs(self, needed: Needed) -> None:
         core, run = self._core, self.run
-        told = {finding.path for finding in run.problems}
+        paths = {finding.path for finding in run.problems}
         for name in sorted(core.folder.list_packs()):
             path = core.folder.path_of(name)
             try:
@@ -266,7 +266,7 @@ class _Forget:
             elif not idle.isdisjoint(core.pins.blocks()):
                 message = f"Somebody reads or writes blocks of {path}. Let that come to its end, then {_AGAIN}."
                 run.tell(path, STILL_OPEN, message)
-            elif idle and path not in told:
+            elif idle and path not in paths:
                 message = f"{path} has {len(idle)} blocks that no version needs. Forget the session again."
                 run.tell(path, NOT_FORGOTTEN, message)
 

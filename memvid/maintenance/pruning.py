@@ -102,7 +102,7 @@ def _covered(core: StoreCore, uri: SessionUri) -> dict[str, str]:
     rows = core.index.versions(uri)
     if not any(row.unread_tokens for row in rows):
         return {}
-    found, stripped = {}, Marks.load(core.folder).stripped
+    covers, stripped = {}, Marks.load(core.folder).stripped
     for at, row in enumerate(rows):
         if not row.unread_tokens:
             continue
@@ -113,8 +113,8 @@ def _covered(core: StoreCore, uri: SessionUri) -> dict[str, str]:
         tried = dict.fromkeys([*alike[-1:], *alike[:1]])  # each one costs two openings
         covering = next((one for one in tried if _covers(core, one, row, stripped)), None)
         if covering is not None:
-            found[row.bundle_id] = covering.bundle_id
-    return found
+            covers[row.bundle_id] = covering.bundle_id
+    return covers
 
 
 def _covers(core: StoreCore, later: VersionInfo, earlier: VersionInfo, stripped: Container[str]) -> bool:
@@ -217,10 +217,10 @@ def _steps(drop: Sequence[VersionInfo]) -> Iterator[list[VersionInfo]]:
 def _drop(run: MaintenanceRun, step: Sequence[VersionInfo], planned: _Planned) -> set[str]:
     """Drop what is still planned. No turn is acknowledged behind one of these meanwhile. The packs that may have blocks
     of them."""
-    core, wanted = run.core, {row.bundle_id for row in step}
+    core, ids = run.core, {row.bundle_id for row in step}
     with run.committing(), core.journaling():
         again = planned(dict.fromkeys(row.uri for row in step))
-        rows = [row for row in again.drop if row.bundle_id in wanted]
+        rows = [row for row in again.drop if row.bundle_id in ids]
         bundle_ids = [row.bundle_id for row in rows]
         packs = packs_with(core, bundle_ids)
         for row in rows:

@@ -203,9 +203,9 @@ class _Look:
     def views(self, names: Collection[str] | None, must_go: Collection[str]) -> dict[str, PackView]:
         """These packs, or all: those that can be read."""
         everywhere = names is None
-        asked = self._core.folder.list_packs() if names is None else set(names)
+        packs = self._core.folder.list_packs() if names is None else set(names)
         views = {}
-        for name in sorted(asked.union(must_go)):
+        for name in sorted(packs.union(must_go)):
             is_bundle = everywhere and name.startswith(f"{BUNDLES}/")
             view = self._view(name, must_go=is_bundle or name in must_go)
             if view is not None:
@@ -324,30 +324,30 @@ class _Repack:
             olds = tuple(pack for pack in step.olds if pack.name not in bad)
             if not olds:
                 return
-            found = self._try(_part(step, olds))
-            if not found:
+            faulty = self._try(_part(step, olds))
+            if not faulty:
                 return
-            bad |= found
+            bad |= faulty
 
     def _try(self, step: Step) -> set[str]:
         """Take a step; or the packs of it that have a needed block which is nowhere as it was written."""
         core = self._core
         proven = self._prove(step)
         sizes = {block: pack for pack in step.olds for block in pack.blocks}
-        wanted = [*step.blocks, *(block for block in step.elsewhere if block not in proven)]
-        if not wanted:
+        blocks = [*step.blocks, *(block for block in step.elsewhere if block not in proven)]
+        if not blocks:
             self._commit(step, None, None, proven)
             return set()
-        if self._frees_nothing(step, wanted):
+        if self._frees_nothing(step, blocks):
             return set()
         with core.metering(replacing=True) as room, core.folder.new_temp() as temp:
             room(0)
             needed = self._needed_now(pins=False)  # asked once the file is there: a forget knows of it, or it gets
-            if needed is None or not needed.blocks.issuperset(wanted):  # nothing of what that one has deleted
+            if needed is None or not needed.blocks.issuperset(blocks):  # nothing of what that one has deleted
                 return set()
             writer = PackWriter(temp, room)
             stripped = self._needed.stripped
-            for block in writer.each(wanted, lambda one: sizes[one].bytes_of(one, stripped=one in stripped)):
+            for block in writer.each(blocks, lambda one: sizes[one].bytes_of(one, stripped=one in stripped)):
                 if not self._copy(writer, step, block):
                     return {pack.name for pack in step.olds if pack.has(block)}
             pack_id = writer.finish()
@@ -370,18 +370,18 @@ class _Repack:
         proven = {}
         for block in step.elsewhere:
             only_head = self._only_head(step, block)
-            found = self._core.find_sound(block, head=only_head, but_for=own, tell=self._tell)
-            if found is not None:
-                proven[block] = found, only_head
+            place = self._core.find_sound(block, head=only_head, but_for=own, tell=self._tell)
+            if place is not None:
+                proven[block] = place, only_head
         return proven
 
     def _copy(self, writer: PackWriter, step: Step, block: bytes) -> bool:
         """Add a block, from a pack that has it as it was written; whether there is one."""
         only_head = self._only_head(step, block)
-        found = self._core.find_sound(block, head=only_head, tell=self._tell)
-        if found is None:
+        place = self._core.find_sound(block, head=only_head, tell=self._tell)
+        if place is None:
             return False
-        with self._core.files.holding(found[0]) as file:
+        with self._core.files.holding(place[0]) as file:
             if only_head:
                 writer.add_stripped(file, block)
             else:

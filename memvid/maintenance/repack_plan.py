@@ -76,12 +76,12 @@ class Uses:
 
     def owners(self, of: Collection[bytes]) -> dict[bytes, SessionUri | None]:
         """The one session that needs each of these blocks; None for one that several need."""
-        wanted = frozenset(of)
+        blocks = frozenset(of)
         owners: dict[bytes, SessionUri | None] = {}
         for uri, chains in self.chains.items():
             mine: set[bytes] = set()
             for chain in chains:
-                mine.update(wanted.intersection(chain))
+                mine.update(blocks.intersection(chain))
             for block in mine:
                 owners[block] = uri if owners.get(block, uri) == uri else None
         return owners
@@ -218,8 +218,8 @@ class _Plan:
 
     def _owner(self, pack: PackView) -> SessionUri | None:
         """The one session that needs what stays of a pack."""
-        found = {self._owners.get(block) for block in self._kept[pack.name]}
-        return found.pop() if len(found) == 1 else None
+        owners = {self._owners.get(block) for block in self._kept[pack.name]}
+        return owners.pop() if len(owners) == 1 else None
 
     def _changes(self, pack: PackView) -> bool:
         unneeded = pack.frames_bytes - self._kept_bytes[pack.name]

@@ -100,14 +100,14 @@ class _Tally:
         session.stored_bytes += row.bundle_bytes
 
     def give(self, users: Iterable[SessionUri], size_bytes: int) -> None:
-        found = [self.session(uri) for uri in users]
-        if not found:
+        sessions = [self.session(uri) for uri in users]
+        if not sessions:
             self.unneeded_bytes += size_bytes
-        elif len(found) == 1:
-            found[0].exclusive_bytes += size_bytes
+        elif len(sessions) == 1:
+            sessions[0].exclusive_bytes += size_bytes
         else:
             self.shared_bytes += size_bytes
-            for session in found:
+            for session in sessions:
                 session.shared_bytes += size_bytes
 
 
@@ -233,22 +233,22 @@ def _give_frame(frame: Frame, users: _Users, tally: _Tally, *, is_whole: bool) -
 
 def _places(core: StoreCore) -> Counter[str]:
     """The bytes of everything that is no manifest and no pack, by place or kind; "" for the rest."""
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for name in list_names(core.folder.root_fd, core.path):
         if name in (DAMAGED, INCOMING, JOURNAL):
-            found[name] += sum(_files_in(core, name).values())
+            sizes[name] += sum(_files_in(core, name).values())
         elif name in (VERSIONS, PACKS):
             files = _files_in(core, name)
-            found[durable.TEMP_SUFFIX] += sum(
+            sizes[durable.TEMP_SUFFIX] += sum(
                 size for inside, size in files.items() if durable.TEMP_NAME.fullmatch(inside)
             )
         elif name != BUNDLES:
             is_temp = durable.TEMP_NAME.fullmatch(name)
             kind = INDEX_FILE if name.startswith(INDEX_FILE) else durable.TEMP_SUFFIX if is_temp else ""
-            found[kind] += plain_bytes(core.folder.root_fd, name)
+            sizes[kind] += plain_bytes(core.folder.root_fd, name)
     for path in core.folder.list_strangers():
-        found[""] += plain_bytes(None, path)
-    return found
+        sizes[""] += plain_bytes(None, path)
+    return sizes
 
 
 def _files_in(core: StoreCore, name: str) -> dict[str, int]:

@@ -39,15 +39,15 @@ def claim(root_fd: int, path: str) -> tuple[StoreLock, str, tuple[Finding, ...]]
     else:
         require_creatable(root_fd, path, (MARKS_FILE,))
     lock = StoreLock(root_fd, path)
-    told: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     with undoing(lock.close):
         if uuid_of_format_1(root_fd, path) is not None:
-            told = carry_over(root_fd, path)
+            findings = carry_over(root_fd, path)
         elif not has_store_file(root_fd, path):
             create_store(root_fd, path)
         store_uuid = load_store_uuid(root_fd, path)
         finish(root_fd, path, store_uuid)
-        return lock, store_uuid, told
+        return lock, store_uuid, findings
 
 
 def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, str | None]:
@@ -70,9 +70,9 @@ def _stamp_of_file(folder: StoreFolder) -> tuple[int, ...] | None:
         return None
 
 
-def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()) -> OpenReport:
-    """Let the index tell of what is in the folder. why: there was no index to begin with, for this reason. told: what
-    the opening has found so far.
+def bring_in_line(core: StoreCore, why: str | None, findings: Sequence[Finding] = ()) -> OpenReport:
+    """Let the index tell of what is in the folder. why: there was no index to begin with, for this reason. findings:
+    what the opening has found so far.
 
     Raises:
         StoreIoError, UnsafePath: the folder cannot be listed.
@@ -82,7 +82,7 @@ def bring_in_line(core: StoreCore, why: str | None, told: Sequence[Finding] = ()
     known = index.bundle_ids()
     for bundle_id in sorted(known - folder.list_versions()):
         _came_back(core, bundle_id)
-    unreadable = [*told, *core.look_again()]
+    unreadable = [*findings, *core.look_again()]
     for bundle_id in sorted(core.unreadable_versions):
         _came_back(core, bundle_id)
     unreadable += core.read_again()

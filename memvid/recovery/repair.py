@@ -293,9 +293,9 @@ def _take_blocks(run: MaintenanceRun, check: Check, files: Sequence[str]) -> Non
 
 def _take_from(run: MaintenanceRun, check: Check, file: FrameReader, lacking: set[bytes], *, whole: bool) -> None:
     kinds = (file.frames,) if whole else (file.frames, file.heads, file.torn)
-    asked = [block_id for kind in kinds for block_id in kind if block_id in lacking]
+    block_ids = [block_id for kind in kinds for block_id in kind if block_id in lacking]
     sound = {}
-    for block_id in asked:
+    for block_id in block_ids:
         try:
             sound[block_id] = file.check_payloads(block_id)[0] if whole else file.read_head(block_id)[0]
         except StoreIoError:
@@ -304,8 +304,8 @@ def _take_from(run: MaintenanceRun, check: Check, file: FrameReader, lacking: se
             continue  # damaged there too
     if not sound:
         return
-    held = check.found.full if whole else check.found.heads
-    held.update((block_id, hash(sound[block_id].said)) for block_id in _copy(run, file, sound, whole=whole))
+    there = check.found.full if whole else check.found.heads
+    there.update((block_id, hash(sound[block_id].said)) for block_id in _copy(run, file, sound, whole=whole))
     lacking.difference_update(sound)
 
 
@@ -326,15 +326,15 @@ def _join(run: MaintenanceRun, check: Check, torn: Mapping[bytes, Sequence[str]]
     for block_id, paths in torn.items():
         if len(paths) > 1:
             groups.setdefault(tuple(paths), []).append(block_id)
-    made = set()
+    names = set()
     for paths, block_ids in groups.items():
         with contextlib.ExitStack() as stack:
             files = []
             for path in paths:
                 with _telling(run, path):
                     files.append(stack.enter_context(open_source(path)))
-            made.add(_join_from(run, check, files, block_ids))
-    return made
+            names.add(_join_from(run, check, files, block_ids))
+    return names
 
 
 def _join_from(run: MaintenanceRun, check: Check, files: Sequence[FrameReader], block_ids: Sequence[bytes]) -> str:

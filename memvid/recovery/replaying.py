@@ -50,8 +50,8 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
     while core.journal.take_up():
         core.journal.close()
         core.journal = Journal.load(core.folder, writable=True)
-        more, told = _replay_journal(core)
-        replayed, findings = replayed + more, findings + told
+        more, failures = _replay_journal(core)
+        replayed, findings = replayed + more, findings + failures
     findings += findings_beside(core.journal.folder_path, core.journal.strange())
     return dataclasses.replace(opening, turns_replayed=replayed, journal=tuple(findings))
 
@@ -98,8 +98,8 @@ def _replay(core: StoreCore, uri: SessionUri) -> bool:
         write_version(core, _draft(record, ()))
         return True
     with core.open_reader(record.base) as base:
-        kept = tuple(_held(core, base, record.held))
-        write_version(core, _draft(dataclasses.replace(record, identity=base.manifest.identity), kept))
+        blocks = tuple(_held(core, base, record.held))
+        write_version(core, _draft(dataclasses.replace(record, identity=base.manifest.identity), blocks))
     return True
 
 
@@ -143,11 +143,11 @@ def _draft(record: JournalRecord, reused: tuple[BlockEntry, ...]) -> VersionDraf
     )
 
 
-def _held(core: StoreCore, base: BundleReader, held: int) -> list[BlockEntry]:
+def _held(core: StoreCore, base: BundleReader, tokens: int) -> list[BlockEntry]:
     """The blocks of a version that hold its first tokens, with the state records among them that are there."""
-    kept = [entry for entry in base.entries if entry.end <= held]
-    gone = core.missing_of([entry.id for entry in kept if entry.kind == "state"])
-    return [entry for entry in kept if entry.id not in gone]
+    entries = [entry for entry in base.entries if entry.end <= tokens]
+    missing = core.missing_of([entry.id for entry in entries if entry.kind == "state"])
+    return [entry for entry in entries if entry.id not in missing]
 
 
 def _is_covered(core: StoreCore, record: JournalRecord) -> bool:
@@ -155,9 +155,9 @@ def _is_covered(core: StoreCore, record: JournalRecord) -> bool:
     versions = {row.bundle_id: row.version for row in core.index.versions(record.uri)}
     later = [bundle_id for bundle_id, version in versions.items() if version > known]
     digest = core.journal.digest_of(record.uri)
-    asked = later if newest in versions else list(versions)
-    names = (_is(core, one, lambda reader: reader.manifest.session.get(COVERS) == digest) for one in asked)
-    from_it_on = asked[next((at for at, does in enumerate(names) if does), len(asked)) :]
+    candidates = later if newest in versions else list(versions)
+    names = (_is(core, one, lambda reader: reader.manifest.session.get(COVERS) == digest) for one in candidates)
+    from_it_on = candidates[next((at for at, does in enumerate(names) if does), len(candidates)) :]
     if any(_is(core, one, lambda reader: _all_tokens(reader) is not None) for one in from_it_on):
         return True
     ledger = _ledger_of(core, record) if later else b""

@@ -85,9 +85,9 @@ def _write(root_fd: int, store_path: str, store_uuid: str) -> None:
 
 def _uuid_of(root_fd: int, store_path: str) -> tuple[str, str]:
     """The store's uuid, and where it comes from, as part of a sentence."""
-    found = uuid_in_marks(root_fd, store_path) or uuid_without_store_file(root_fd, store_path)
-    if found:
-        return found, f"with the uuid in {MARKS_FILE}"
+    store_uuid = uuid_in_marks(root_fd, store_path) or uuid_without_store_file(root_fd, store_path)
+    if store_uuid:
+        return store_uuid, f"with the uuid in {MARKS_FILE}"
     if _has_turns(root_fd, store_path):
         raise corrupt_store_file(
             store_path,

@@ -24,12 +24,12 @@ _NAME: Final = re.compile(r".*\.(mvm|mvp|mvb|mvr)(\.[0-9]+)?", re.ASCII | re.DOT
 def list_sources(folders: Iterable[str | os.PathLike[str]]) -> list[str]:
     """The paths of all files with a fitting ending in these folders, and in the folders in them, sorted, manifests
     first; links to folders are not followed. Raises StoreIoError."""
-    found: set[str] = set()
+    files: set[str] = set()
     for folder in folders:
         top = whole_path(folder)
         for path, _, names in os.walk(top, onerror=_refuse):
-            found.update(os.path.join(path, name) for name in names if _NAME.fullmatch(name))
-    return sorted(found, key=lambda path: (not is_manifest(path), path))
+            files.update(os.path.join(path, name) for name in names if _NAME.fullmatch(name))
+    return sorted(files, key=lambda path: (not is_manifest(path), path))
 
 
 def _refuse(error: OSError) -> None:
@@ -55,8 +55,8 @@ def manifests_in(path: str, wanted: Collection[str]) -> Iterator[tuple[str, byte
         encoded = _read_manifest(path) if is_manifest(path) else _manifest_beside_frames(path)
     except (Corruption, LimitExceeded):
         return
-    if encoded and (found := bundle_id_of(encoded)) in wanted:
-        yield found, encoded
+    if encoded and (bundle_id := bundle_id_of(encoded)) in wanted:
+        yield bundle_id, encoded
 
 
 def _read_manifest(path: str) -> bytes:

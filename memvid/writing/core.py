@@ -414,8 +414,8 @@ class StoreCore:
         read now; why others cannot. Before it is decided which versions a session has."""
         with self._writing:
             self.look_if_changed(waiting=True)
-            found = [self.enter_version(bundle_id) for bundle_id in sorted(self.unreadable_versions)]
-            return [finding for finding in found if finding is not None]
+            findings = [self.enter_version(bundle_id) for bundle_id in sorted(self.unreadable_versions)]
+            return [finding for finding in findings if finding is not None]
 
     def missing_of(self, block_ids: Collection[bytes], *, stripped: bool = False, again: bool = True) -> set[bytes]:
         """Those of the blocks that no pack has all of now, or (stripped) the header of, by the packs' own directories.

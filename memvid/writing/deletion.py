@@ -42,7 +42,7 @@ def delete_versions(core: StoreCore, uri: SessionUri, rows: Sequence[VersionInfo
     marks = marks_in(core.folder) if whole else None
     marked = marks.session(uri).bundle_ids if marks is not None else frozenset()
     candidates = packs_with(core, bundle_ids)
-    with _unmarking(core, marked.union(bundle_ids)) as stayed:
+    with _unmarking(core, marked.union(bundle_ids)) as problems:
         bytes_freed = _drop(core, bundle_ids[:-1])
         if whole:
             core.journal.drop(uri)
@@ -52,7 +52,7 @@ def delete_versions(core: StoreCore, uri: SessionUri, rows: Sequence[VersionInfo
         str(uri),
         versions_deleted=len(rows),
         bytes_freed=bytes_freed + removed.size_bytes,
-        problems=(*removed.problems, *stayed),
+        problems=(*removed.problems, *problems),
     )
 
 
@@ -89,9 +89,9 @@ def _enter_again(core: StoreCore, rows: Iterable[VersionInfo]) -> None:
 def _unmarking(core: StoreCore, bundle_ids: Collection[str]) -> Iterator[list[Finding]]:
     """Take the marks of versions that go within this. Gives a list: afterwards it tells of marks that stayed, since
     they found no room. Raises DurabilityLost."""
-    stayed: list[Finding] = []
+    problems: list[Finding] = []
     _unmark(core, bundle_ids, strips=False)
-    yield stayed
+    yield problems
     core.marked_still.difference_update(core.index.rows_of(core.marked_still))  # they came back, and have their marks
     path = f"{core.path}/{MARKS_FILE}"
     if (error := _unmark(core, core.marked_still.union(bundle_ids), strips=True)) is not None:
@@ -100,7 +100,7 @@ def _unmarking(core: StoreCore, bundle_ids: Collection[str]) -> Iterator[list[Fi
             "tells of a version that is missing, and no pack is removed until it is taken away (`torpor untag`, "
             "`torpor unpin`)."
         )
-        stayed.append(Finding(path, error.code, message))
+        problems.append(Finding(path, error.code, message))
 
 
 def _unmark(core: StoreCore, bundle_ids: Collection[str], *, strips: bool) -> StoreError | None:
@@ -109,9 +109,9 @@ def _unmark(core: StoreCore, bundle_ids: Collection[str], *, strips: bool) -> St
     core.marked_still.update(bundle_ids)
     try:
         marks = Marks.load(core.folder)
-        left = marks.without_bundles(bundle_ids, strips=strips)
-        if left.sessions != marks.sessions:
-            left.save(core.folder)
+        rest = marks.without_bundles(bundle_ids, strips=strips)
+        if rest.sessions != marks.sessions:
+            rest.save(core.folder)
         core.marked_still.difference_update(bundle_ids)
     except DurabilityLost:
         raise

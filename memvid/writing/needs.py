@@ -89,8 +89,8 @@ class Needs:
     def _wanted(self, stripped: frozenset[str], but_for: frozenset[str]) -> tuple[frozenset[bytes], frozenset[bytes]]:
         """The blocks that versions name, and those of them of which the header is enough. Counted anew only if versions
         or strips have changed: a repack asks before each step."""
-        asked = (frozenset(self._of), stripped, but_for)
-        if self._last is None or self._last[0] != asked:
+        question = (frozenset(self._of), stripped, but_for)
+        if self._last is None or self._last[0] != question:
             full: set[bytes] = set()
             heads: set[bytes] = set()
             for bundle_id, blocks in self._of.items():
@@ -100,7 +100,7 @@ class Needs:
                 if bundle_id in stripped and bundle_id in self._with_end:
                     full.add(blocks[-1])
             self._ids = {each: each for each in full | heads}
-            self._last = asked, (frozenset(full | heads), frozenset(heads - full))
+            self._last = question, (frozenset(full | heads), frozenset(heads - full))
         return self._last[1]
 
     def of(self, bundle_id: str) -> tuple[bytes, ...]:

@@ -99,18 +99,18 @@ class BundleReader(Closing):
             CorruptBlock: the bytes differ from those written; the content of the buffers is then undefined.
             BlockMissing: no pack has its keys and values.
         """
-        asked = list(targets)
+        slots = list(targets)
 
         def read(file: FrameReader) -> None:
             header, head = self._head(file, entry)
-            file.read_slots_into(entry.id, header, head, asked)
+            file.read_slots_into(entry.id, header, head, slots)
 
         try:
             self._read(entry, read)
         except (Corruption, StoreIoError):
-            if len(asked) == 1:
+            if len(slots) == 1:
                 raise
-            for one in asked:  # each may be sound in another pack
+            for one in slots:  # each may be sound in another pack
                 self.read_slots_into(entry, [one])
 
     def read_slot(self, entry: BlockEntry, slot_index: int) -> bytearray:
@@ -198,9 +198,9 @@ class BundleReader(Closing):
                     if self._closed:
                         raise StoreClosed("This bundle reader was closed.", path=self.path)
                     with self._files.holding(name) as file:
-                        found = use(file)
+                        result = use(file)
                         self._places[entry.id] = sys.intern(name)
-                        return name, found
+                        return name, result
                 except (BlockMissing, BundleMissing):
                     tried.discard(name)  # it may be put back
                 except StoreClosed:

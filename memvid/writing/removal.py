@@ -39,14 +39,14 @@ def needed_now(
     unknown. A version behind which turns stand in the journal is not stripped: they become a version with its blocks.
     strips, deletes: for a dry run, as if these versions were stripped, or deleted. pins: whether what this process uses
     counts. Raises StoreIoError."""
-    told = _told(core)
-    known = core.index.bundle_ids() | told.versions
+    marked = _told(core)
+    known = core.index.bundle_ids() | marked.versions
     pinned = core.pins.blocks() if pins else ()
     while True:
-        needed = core.needs.now(known, told.stripped.union(strips), pinned, deletes)
+        needed = core.needs.now(known, marked.stripped.union(strips), pinned, deletes)
         gone = _deleted(core, known) if needed.unknown else frozenset()
         if not gone:
-            return dataclasses.replace(needed, unknown=(*needed.unknown, *told.unread))
+            return dataclasses.replace(needed, unknown=(*needed.unknown, *marked.unread))
         known -= gone
 
 
@@ -81,9 +81,9 @@ def _deleted(core: StoreCore, known: Collection[str]) -> frozenset[str]:
     """Those of the versions that another thread, or a daemon beside us, has deleted since they were known: all that
     told of them goes before their manifests."""
     missing = frozenset(each for each in known if not core.folder.has_manifest(each))
-    if not missing or (told := _told(core)).unread:
+    if not missing or (marked := _told(core)).unread:
         return frozenset()
-    return missing - core.still_known(missing) - told.versions
+    return missing - core.still_known(missing) - marked.versions
 
 
 def remove_unneeded(
@@ -96,13 +96,13 @@ def remove_unneeded(
     Raises:
         StoreIoError, DurabilityLost: some of them may be gone.
     """
-    asked = sorted(names)
-    if not asked:
+    packs = sorted(names)
+    if not packs:
         return Removed({})
     needed = needed_now(core, deletes=deletes, pins=False)
     if needed.unknown:
         return Removed({}, needed.unknown)
-    idle = _dead(core, asked, needed)
+    idle = _dead(core, packs, needed)
     dead = _dead(core, idle, needed_now(core, deletes=deletes)) if core.pins.blocks() else idle
     if not dry_run:
         core.remove_packs(dead)

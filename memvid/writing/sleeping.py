@@ -245,12 +245,11 @@ class _Sleep:
     # --- the manifest
 
     def _session_map(self) -> Mapping[str, Any]:
-        told = self._request.session
-        if not callable(told):
-            return told
-        found = told()
-        require_session_map(found)
-        return found
+        session = self._request.session
+        if callable(session):
+            session = session()
+            require_session_map(session)
+        return session
 
     def _manifest(self, entries: Sequence[BlockEntry], session: Mapping[str, Any]) -> Manifest:
         request = self._request

@@ -61,7 +61,7 @@ PLANTS: Final = (
     Plant("a stripped frame with slots", "directory", "format/pack.py", " or (is_stripped and head_bytes != frame_bytes)", ""),
     Plant("pack id is not compared", "pack", "format/pack.py", "        if pack_id_of(encoded) != self.pack_id:\n", "        if False:\n"),
     Plant("unused bytes of a header", "pack", "format/sealing.py", "if fixed != _HEADER.pack(magic, version, HEADER_BYTES, file_bytes) or", "if"),
-    Plant("a manifest of another name", "version", "format/manifest.py", "    if bundle_id is not None and found != bundle_id:\n", "    if False:\n"),
+    Plant("a manifest of another name", "version", "format/manifest.py", "    if bundle_id is not None and digest != bundle_id:\n", "    if False:\n"),
     Plant("an import keeps its own name", "import", "exchange/transfer.py", "    uri = as_uri or manifest.uri\n    core.read_again()", "    uri = manifest.uri\n    core.read_again()"),
     Plant("marks in any form", "marks", "folder/marks.py", "if encode_marks(marks) != data:", "if False:"),
     Plant("RecursionError escapes from marks", "marks", "folder/marks.py", "except (*UNDECODED, InvalidUri", "except (*UNDECODED[:-1], InvalidUri"),
