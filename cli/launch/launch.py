@@ -52,7 +52,7 @@ WriteOption = Annotated[
 def launch(
     agent: AgentArgument = None,
     arguments: OwnArguments = None,
-    listed: ListOption = False,
+    list_agents: ListOption = False,
     dry_run: DryOption = False,
     show_token: TokenOption = False,
     write_config: WriteOption = False,
@@ -73,39 +73,39 @@ def launch(
     [cyan]torpor launch opencode --dry-run[/]
     """
     output, given = Output(as_json=as_json), given_of(values)
-    if listed:
+    if list_agents:
         _tell_agents(output)
         return OK.number
-    chosen = _agent_named(agent)
-    folder = user_folder(user_state_path) / "launch" / chosen.name
+    record = _agent_named(agent)
+    folder = user_folder(user_state_path) / "launch" / record.name
     if dry_run:
-        facts = _facts_now(output, chosen, given)
+        facts = _facts_now(output, record, given)
         if not show_token:
             facts = replace(facts, token=_HIDDEN)
-        _tell_start(output, start_of(chosen, facts, folder, arguments or ()), is_hidden=not show_token)
+        _tell_start(output, start_of(record, facts, folder, arguments or ()), is_hidden=not show_token)
         return OK.number
-    program = shutil.which(chosen.command)
+    program = shutil.which(record.command)
     if program is None and not write_config:
         raise AgentMissing(
-            f"{chosen.title} is not installed, or {chosen.command} is not on your PATH. Install it with"
-            f" `{chosen.install}`, then run this again.",
-            agent=chosen.name,
+            f"{record.title} is not installed, or {record.command} is not on your PATH. Install it with"
+            f" `{record.install}`, then run this again.",
+            agent=record.name,
         )
     daemon, started = find_or_start(output, given, unless_given={"http": HTTP_PORT})
     with daemon:
-        facts = _facts_of(daemon, chosen, given)
+        facts = _facts_of(daemon, record, given)
         if started:
             output.remark(
                 f"[dim]torpor serves {plain(facts.model)} on {plain(facts.url)}, until[/] {typed('torpor stop')}"
             )
         if write_config:
-            return _write(output, chosen, facts, yes=yes)
-        _remark_on_context(output, chosen, facts)
+            return _write(output, record, facts, yes=yes)
+        _remark_on_context(output, record, facts)
         before = figures_of(daemon, facts.token)
-    start = start_of(chosen, facts, folder, arguments or ())
+    start = start_of(record, facts, folder, arguments or ())
     start.write()
     status = run([str(program), *start.command[1:]], start.environment)
-    _tell_end(output, chosen, facts, before, given, status)
+    _tell_end(output, record, facts, before, given, status)
     return status
 
 
@@ -178,11 +178,11 @@ def _tell_end(
         )
         return
     with daemon:
-        spent = figures_of(daemon, facts.token).since(before)
+        figures = figures_of(daemon, facts.token).since(before)
     if output.as_json:
-        output.document("launch", {"agent": agent.name, "status": status, **asdict(spent)})
+        output.document("launch", {"agent": agent.name, "status": status, **asdict(figures)})
     else:
-        output.remark(f"[dim]{spent.told(agent.title)}[/]")
+        output.remark(f"[dim]{figures.told(agent.title)}[/]")
 
 
 def _write(output: Output, agent: Agent, facts: Facts, *, yes: bool) -> int:

@@ -32,7 +32,8 @@ class Change:
     def lines(self) -> Iterator[str]:
         """The change as a unified diff; none if the file has all of it."""
         before, after = self.before.splitlines(), self.after.splitlines()
-        return difflib.unified_diff(before, after, str(self.path), str(self.path), lineterm="")
+        present = str(self.path) if self.before else "/dev/null"
+        return difflib.unified_diff(before, after, present, str(self.path), lineterm="")
 
     def write(self) -> None:
         """Make the change, for this user alone where the file is new."""

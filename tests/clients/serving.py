@@ -35,8 +35,9 @@ class Daemon:
     def __init__(self, folder: Path, *options: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.socket = folder / "h.sock"
+        self.torpor_socket = folder / "t.sock"
         homes = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
-        arguments = ["--store", str(folder / "store"), "--socket", str(folder / "t.sock"), "--http", "0"]
+        arguments = ["--store", str(folder / "store"), "--socket", str(self.torpor_socket), "--http", "0"]
         self._process = subprocess.Popen(
             [TORPOR, "serve", *arguments, "--http-socket", str(self.socket), *options],
             stdout=subprocess.PIPE,

@@ -1,5 +1,5 @@
-"""Claude Code, Codex, opencode, pi, Qwen Code, Cline, Continue and aider: the programs that people run, headless. Each
-turn is a process of its own, but for Cline, which is one process behind an editor.
+"""Claude Code, Codex, opencode, pi, Qwen Code, Cline, Continue and aider: the programs that people run, headless, as
+`torpor launch` starts them. Each turn is a process of its own, but for Cline, which is one process behind an editor.
 
 Ten turns, a tool called in each second one, a `kill -9` of the daemon after the fifth. And where the context is full,
 our error makes them shorten their history and go on.
@@ -8,21 +8,19 @@ our error makes them shorten their history and go on.
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from acp import Conversation
 from conftest import Stage
 from front import Exchange, Front, calls_in, require_nothing_read_twice, require_reads_do_not_grow
-from pages import documented
-from serving import INSTALLED, NODE, OLDER, larger_context
+from launching import launched
+from serving import INSTALLED, OLDER, larger_context
 
 TURNS = 10
 PROGRAMS = INSTALLED / "node_modules" / ".bin"
@@ -56,15 +54,17 @@ class Agent:
 
 @dataclass
 class ByCommand(Agent):
-    """A program of which each turn is a process. runs: arguments for a turn, by question and whether it goes on."""
+    """A program of which each turn is a process. launch: its command and environment, without its own arguments. runs:
+    these for a turn, by question and whether it goes on."""
 
+    launch: tuple[list[str], Mapping[str, str]]
     runs: Callable[[str, bool], list[str]]
-    environment: dict[str, str] = field(default_factory=dict)
 
     def ask(self, question: str, *, goes_on: bool, may_fail: bool = False) -> None:
+        command, environment = self.launch
         done = subprocess.run(
-            self.runs(question, goes_on),
-            env={"PATH": f"{NODE}:{os.environ['PATH']}", "HOME": str(self.home), **self.environment},
+            [*command, *self.runs(question, goes_on)],
+            env=environment,
             cwd=self.project,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -73,6 +73,7 @@ class ByCommand(Agent):
             check=False,
         )
         assert may_fail or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert " ran, " in done.stderr, "it tells what was read"
 
 
 @dataclass
@@ -101,119 +102,107 @@ def home_in(folder: Path) -> Path:
     return home
 
 
-def claude_code(front: Front, folder: Path) -> Agent:
+Context = int | None
+"""Tokens that the model holds, where an agent is to think that it holds more."""
+
+
+def claude_code(front: Front, folder: Path, context: Context = None) -> Agent:
     return _claude_code(front, folder, ["--tools", "Read,Glob", "--system-prompt", "You are a helper."])
 
 
-def claude_code_in_full(front: Front, folder: Path) -> Agent:
+def claude_code_in_full(front: Front, folder: Path, context: Context = None) -> Agent:
     return _claude_code(front, folder, [])
 
 
 def _claude_code(front: Front, folder: Path, prompt: list[str]) -> Agent:
     options = ["--output-format", "json", "--allowedTools", "Read,Glob", "--max-turns", "6", *prompt]
-    environment = dict(re.findall(r"export (\w+)=(.*)", documented("claude-code", front)))
-    environment |= {"DISABLE_AUTOUPDATER": "1", "IS_SANDBOX": "1"}
-
-    def runs(question: str, goes_on: bool) -> list[str]:
-        return [str(CLAUDE), "-p", question, *options, *["-c"][: int(goes_on)]]
-
-    return ByCommand(home_in(folder), "Glob", runs, environment)
-
-
-def codex(front: Front, folder: Path) -> Agent:
     home = home_in(folder)
-    (home / ".codex").mkdir()
-    (home / ".codex" / "config.toml").write_text(
-        'approval_policy = "never"\nsandbox_mode = "danger-full-access"\ncheck_for_update_on_startup = false\n'
-        + documented("codex", front)
-    )
+    launch = launched("claude", CLAUDE, front, home, DISABLE_AUTOUPDATER="1", IS_SANDBOX="1")
 
     def runs(question: str, goes_on: bool) -> list[str]:
-        options = ["--skip-git-repo-check", "--json"]
-        way = ["resume", "--last", *options] if goes_on else options
-        return [str(PROGRAMS / "codex"), "exec", *way, question]
+        return ["-p", question, *options, *["-c"][: int(goes_on)]]
 
-    environment = {"CODEX_HOME": str(home / ".codex"), "TORPOR_TOKEN": front.token}
-    return ByCommand(home, "exec_command", runs, environment)
+    return ByCommand(home, "Glob", launch, runs)
 
 
-def opencode(front: Front, folder: Path) -> Agent:
+def codex(front: Front, folder: Path, context: Context = None) -> Agent:
+    home = home_in(folder)
+
+    def runs(question: str, goes_on: bool) -> list[str]:
+        options = ["--skip-git-repo-check", "--json", "--dangerously-bypass-approvals-and-sandbox"]
+        return ["exec", *(["resume", "--last"] if goes_on else []), *options, question]
+
+    return ByCommand(home, "exec_command", launched("codex", PROGRAMS / "codex", front, home, context=context), runs)
+
+
+def opencode(front: Front, folder: Path, context: Context = None) -> Agent:
     home = home_in(folder)
     (home / ".config" / "opencode").mkdir(parents=True)
     settings = {"autoupdate": False, "share": "disabled", "permission": {"bash": "allow", "edit": "allow"}}
-    (home / ".config" / "opencode" / "opencode.json").write_text(
-        json.dumps({**settings, **json.loads(documented("opencode", front))})
-    )
+    (home / ".config" / "opencode" / "opencode.json").write_text(json.dumps(settings))
 
     def runs(question: str, goes_on: bool) -> list[str]:
-        way = ["--format", "json", *["-c"][: int(goes_on)]]
-        return [str(PROGRAMS / "opencode"), "run", question, *way]
+        return ["run", question, "--format", "json", *["-c"][: int(goes_on)]]
 
-    quiet = ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD")
-    environment = {f"OPENCODE_DISABLE_{name}": "1" for name in quiet}
-    return ByCommand(home, "read", runs, {"TORPOR_TOKEN": front.token, **environment})
+    quiet = {f"OPENCODE_DISABLE_{name}": "1" for name in ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD")}
+    program = PROGRAMS / "opencode"
+    return ByCommand(home, "read", launched("opencode", program, front, home, context=context, **quiet), runs)
 
 
-def pi(front: Front, folder: Path) -> Agent:
+def pi(front: Front, folder: Path, context: Context = None) -> Agent:
     home = home_in(folder)
     (home / ".pi" / "agent").mkdir(parents=True)
-    (home / ".pi" / "agent" / "models.json").write_text(documented("pi", front))
     (home / ".pi" / "agent" / "settings.json").write_text(json.dumps({"compaction": {"keepRecentTokens": 2_000}}))
 
     def runs(question: str, goes_on: bool) -> list[str]:
-        options = ["--provider", "torpor", "--model", "demo", "--mode", "json"]
-        return [str(PROGRAMS / "pi"), *options, *["-c"][: int(goes_on)], "-p", question]
+        return ["--mode", "json", *["-c"][: int(goes_on)], "-p", question]
 
-    return ByCommand(home, "read", runs, {"TORPOR_TOKEN": front.token, "PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"})
+    quiet = {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"}
+    return ByCommand(home, "read", launched("pi", PROGRAMS / "pi", front, home, context=context, **quiet), runs)
 
 
-def qwen_code(front: Front, folder: Path) -> Agent:
+def qwen_code(front: Front, folder: Path, context: Context = None) -> Agent:
     home = home_in(folder)
     (home / ".qwen").mkdir()
     quiet = {"privacy": {"usageStatisticsEnabled": False}, "general": {"enableAutoUpdate": False}}
-    (home / ".qwen" / "settings.json").write_text(json.dumps({**json.loads(documented("qwen-code", front)), **quiet}))
+    (home / ".qwen" / "settings.json").write_text(json.dumps(quiet))
 
     def runs(question: str, goes_on: bool) -> list[str]:
         prompt = ["--system-prompt", "You are a helper.", "--core-tools", "read_file", "--yolo"]
-        return [str(PROGRAMS / "qwen"), *prompt, *["-c"][: int(goes_on)], "-o", "json", question]
+        return [*prompt, *["-c"][: int(goes_on)], "-o", "json", question]
 
-    return ByCommand(home, "read_file", runs, {"TORPOR_TOKEN": front.token})
+    return ByCommand(home, "read_file", launched("qwen", PROGRAMS / "qwen", front, home), runs)
 
 
-def cline(front: Front, folder: Path) -> Agent:
+def cline(front: Front, folder: Path, context: Context = None) -> Agent:
     """Without an editor, it goes on with no conversation of before."""
     home = home_in(folder)
-    editor = dict(re.findall(r"export (\w+)=(.*)", documented("cline-in-an-editor", front)))
-    environment = {"PATH": f"{PROGRAMS}:{NODE}:{os.environ['PATH']}", "HOME": str(home), **editor}
-    environment |= {"CLINE_SESSION_BACKEND_MODE": "local", "TORPOR_TOKEN": front.token}
-    subprocess.run(["sh", "-euc", documented("cline", front)], env=environment, check=True, stdin=subprocess.DEVNULL)
+    (home / ".cline" / "data" / "settings").mkdir(parents=True)
     few_tools = {"disabledTools": ["teams", "spawn_agent"]}
     (home / ".cline" / "data" / "settings" / "global-settings.json").write_text(json.dumps(few_tools))
-    command = [str(PROGRAMS / "cline"), "--acp", "--auto-approve", "true"]
+    command, environment = launched("cline", PROGRAMS / "cline", front, home)
+    command += ["--acp", "--auto-approve", "true"]
     return InEditor(home, "read_files", "search_codebase", Conversation(command, "demo", environment, home / "project"))
 
 
-def continue_cli(front: Front, folder: Path) -> Agent:
+def continue_cli(front: Front, folder: Path, context: Context = None) -> Agent:
     home = home_in(folder)
-    (home / ".continue").mkdir()
-    (home / ".continue" / "config.yaml").write_text(documented("continue", front))
 
     def runs(question: str, goes_on: bool) -> list[str]:
-        options = ["--config", str(home / ".continue" / "config.yaml"), "--auto"]
-        return [str(PROGRAMS / "cn"), "-p", *options, *["--resume"][: int(goes_on)], question]
+        return ["-p", "--auto", *["--resume"][: int(goes_on)], question]
 
-    return ByCommand(home, "Read", runs, {"CONTINUE_METRICS_ENABLED": "0"})
+    launch = launched("continue", PROGRAMS / "cn", front, home, CONTINUE_METRICS_ENABLED="0")
+    return ByCommand(home, "Read", launch, runs)
 
 
-def aider(front: Front, folder: Path) -> Agent:
-    environment = dict(re.findall(r"export (\w+)=(.*)", documented("aider", front)))
+def aider(front: Front, folder: Path, context: Context = None) -> Agent:
     quiet = ("--no-analytics", "--no-check-update", "--no-show-model-warnings", "--no-git", "--yes-always")
+    home = home_in(folder)
 
     def runs(question: str, goes_on: bool) -> list[str]:
-        on = ["--restore-chat-history"][: int(goes_on)]
-        return [str(OLDER / "aider"), *quiet, *on, "--message", question, "notes.txt"]
+        return [*quiet, *["--restore-chat-history"][: int(goes_on)], "--message", question, "notes.txt"]
 
-    return ByCommand(home_in(folder), "", runs, environment)
+    return ByCommand(home, "", launched("aider", OLDER / "aider", front, home), runs)
 
 
 def main_requests(exchanges: list[Exchange]) -> list[Exchange]:
@@ -222,7 +211,7 @@ def main_requests(exchanges: list[Exchange]) -> list[Exchange]:
 
 
 AGENTS = (claude_code, claude_code_in_full, codex, opencode, pi, cline, continue_cli)
-SHORT = (claude_code, pi)
+SHORT = (claude_code,)
 """Those whose prompts fit the demo model's context."""
 
 
@@ -278,11 +267,11 @@ LONG = "The file has twelve lines. " * 220
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_full_context_makes_it_shorten_its_history_and_go_on(
-    stage: Stage, make: Callable[[Front, Path], Agent], positions: int
+    stage: Stage, make: Callable[[Front, Path, int], Agent], positions: int
 ) -> None:
     """QC6. opencode goes on in the same turn, and its status tells of the error."""
     front = stage.begin("--model", f"demo={larger_context(stage.folder, positions)}")
-    agent = make(front, stage.folder)
+    agent = make(front, stage.folder, positions)
     for turn in range(TURNS):
         agent.ask(f"Question {turn}. {LONG}", goes_on=turn > 0, may_fail=True)
         if any(each.status != 200 for each in front.exchanges):
@@ -299,7 +288,7 @@ def test_a_full_context_makes_it_shorten_its_history_and_go_on(
 def test_codex_shortens_its_history_where_the_result_of_a_tool_fills_the_context(stage: Stage) -> None:
     """QC6. Not where the first request of a turn is too long: of that it tells its user."""
     front = stage.begin("--model", f"demo={larger_context(stage.folder, 16_384)}")
-    agent = codex(front, stage.folder)
+    agent = codex(front, stage.folder, 16_384)
     front.calls, front.arguments = agent.tool, {agent.tool: {"cmd": "seq 3000"}}
     agent.ask("Count.", goes_on=False, may_fail=True)
     first, refused, *_ = front.exchanges

@@ -1,4 +1,5 @@
-"""docs/how-to/clients.md: each example gets an answer. The settings of coding agents are those that their tests run."""
+"""docs/how-to/clients.md: each example gets an answer. The settings of coding agents are those of `torpor launch`,
+which their tests run."""
 
 from __future__ import annotations
 
@@ -48,8 +49,9 @@ def test_the_commands_of_llm_get_two_answers_of_one_session(stage: Stage) -> Non
 
 
 @pytest.mark.parametrize("page", ["http.md", "clients.md"])
-def test_the_first_lines_of_a_page_start_a_daemon_and_name_its_token(folder: Path, page: str) -> None:
-    lines = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "how-to" / page).read_text(encoding="utf-8"), re.DOTALL)[0]
+def test_the_lines_of_a_page_start_a_daemon_and_name_its_token(folder: Path, page: str) -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "how-to" / page).read_text(encoding="utf-8"), re.DOTALL)
+    lines = next(block for block in blocks if "torpor serve" in block)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     known = {"PATH": f"{Path(TORPOR).parent}:{os.environ['PATH']}", "HOME": str(folder)}

@@ -25,16 +25,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
 def test_an_agent_is_told_address_token_and_model_and_its_user_may_say_more(agent: object) -> None:
     """Also a model whose name means something to a shell, to JSON and to a template."""
-    chosen = AGENTS[getattr(agent, "name", "")]
-    start = start_of(chosen, FACTS, Path("/f"), ("-p", "$what"))
+    record = AGENTS[getattr(agent, "name", "")]
+    start = start_of(record, FACTS, Path("/f"), ("-p", "$what"))
     assert start.environment["TORPOR_TOKEN"] == FACTS.token
-    assert start.command[0] == chosen.command
+    assert start.command[0] == record.command
     assert tuple(start.command[-2:]) == ("-p", "$what")
     told = [*start.environment.values(), *start.command, start.text if start.file else ""]
     for fact in (FACTS.url, FACTS.model):
         assert any(fact in each or json.dumps(fact)[1:-1] in each for each in told), fact
     assert (start.file is None) == ("/f" not in "".join([*start.environment.values(), *start.command]))
-    assert FACTS.token not in text_of(chosen, FACTS), "a file needs no token"
+    assert FACTS.token not in text_of(record, FACTS), "a file needs no token"
     assert all(each not in "".join(told) for each in ("$url", "$model", "$context", "$file"))
 
 
