@@ -8,7 +8,8 @@ value, and not checked; pydantic, which checks it, is not imported here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, dataclass_transform
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, dataclass_transform, get_args
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict
@@ -29,6 +30,27 @@ class Bounds:
 
 
 Count = Annotated[int, Bounds(0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Marks a list of any kind; behind the wire it is a tuple. or_one: a single text stands for a list of it. at_once:
+    items of a long list that are checked in one piece, about a millisecond. most: items that it may have."""
+
+    or_one: bool = False
+    at_once: int | None = None
+    most: int | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic import BeforeValidator, Field
+
+        (item,) = get_args(source)
+        of_items: Any = GenericAlias(tuple, (item, ...))
+        return handler.generate_schema(Annotated[of_items, Field(max_length=self.most), BeforeValidator(_as_tuple)])
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if type(value) is list else value
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ...records import Count, Record, Result
+from ...records import Count, Listed, Record, Result
 from .constraints import Constraint
 from .events import Listener, Reporting
 from .limits import MAX_APPENDED_TOKENS, MAX_BRANCHES, MAX_CHILDREN, MAX_NUMBER, MAX_SEED, MAX_STEERED
 from .logprobs import Logprob, TokenLogprobs, TopLogprobs, require_tellable
 from .reading import FinishReason, MaxTokens, Stops
-from .records import Labels, LentBytes, Listed, Priority, Request, SessionText, Text, TokenId
-from .sampling import NamedSampling, Sampling, TokenBias
+from .records import Labels, LentBytes, NamedSampling, Priority, Request, SessionText, Text
+from .sampling import Sampling, TokenBias, TokenId
 
 BranchId = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 """Never used again, also not by a later daemon."""

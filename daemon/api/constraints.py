@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ...records import Record
+from ...records import Listed, Record
 from .dialogue import ToolName
 from .limits import MAX_GRAMMAR_CHARS, MAX_SCHEMA_CHARS, MAX_TOOLS
-from .records import Listed
 
 SchemaText = Annotated[str, Field(min_length=1, max_length=MAX_SCHEMA_CHARS)]
 GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]

@@ -8,15 +8,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ...records import Count, Result
+from ...records import Count, Listed, Result
 from .constraints import Constraint, ToolChoice
 from .dialogue import AnswerId, Content, JsonObject, Messages, ToolName, Tools, require_root
 from .events import Listener, Reporting
 from .limits import MAX_CHECKPOINTS, MAX_KEEP_AWAKE_S, MAX_MESSAGES
 from .logprobs import TopLogprobs, require_tellable
 from .reading import MaxTokens, Stops
-from .records import Labels, Listed, ModelName, Priority, Request, SessionText, Text
-from .sampling import NamedSampling
+from .records import Labels, ModelName, NamedSampling, Priority, Request, SessionText, Text
 
 Checkpoints = Annotated[
     Sequence[Annotated[int, Field(ge=0, le=MAX_MESSAGES)]], Listed(), Field(max_length=MAX_CHECKPOINTS)

@@ -6,8 +6,7 @@ from dataclasses import KW_ONLY
 
 from .dialogue import JsonObject, Tools, require_root
 from .events import Listener, Reporting
-from .records import Labels, ModelName, Request, SessionText, Text
-from .sampling import NamedSampling
+from .records import Labels, ModelName, NamedSampling, Request, SessionText, Text
 from .session import OwnDurability
 
 

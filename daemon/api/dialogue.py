@@ -18,7 +18,7 @@ from pydantic import (
     ValidationError,
 )
 
-from ...records import Record, Result
+from ...records import Listed, Record, Result
 from .limits import (
     MAX_ARGUMENTS_CHARS,
     MAX_CALL_ID_CHARS,
@@ -30,7 +30,6 @@ from .limits import (
     MAX_TOOL_NAME_CHARS,
     MAX_TOOLS,
 )
-from .records import Listed
 
 
 def canonical(value: object) -> str:

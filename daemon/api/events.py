@@ -11,7 +11,8 @@ from pydantic import Field, PlainValidator
 from ...records import Count, Result
 from .dialogue import Channel, ToolCall
 from .logprobs import TokenLogprobs
-from .records import Request, TokenId
+from .records import Request
+from .sampling import TokenId
 
 Stage = Literal["prefill", "sleep", "wake", "analyze", "download"]
 

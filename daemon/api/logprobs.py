@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ...records import Result
 from .limits import MAX_LIKELIHOODS, MAX_TOP_LOGPROBS
-from .records import TokenId
+from .sampling import TokenId
 
 LOWEST_LOGPROB: Final = -9999.0
 """Stands for less, and for minus infinity, which JSON has no number for."""

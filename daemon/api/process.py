@@ -10,10 +10,10 @@ from typing import Annotated
 from pydantic import Field
 
 from ...memvid.answers import Finding
-from ...records import Count, Result
+from ...records import Count, Listed, Result
 from .events import Listener, Reporting
 from .limits import MAX_EVENT_NAME_CHARS, MAX_EVENT_NAMES
-from .records import Listed, ModelName, ProcessId, Request, Seconds, SessionText
+from .records import ModelName, ProcessId, Request, Seconds, SessionText
 
 
 class ModelInfo(Result):

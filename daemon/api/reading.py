@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ...records import Count, Result
+from ...records import Count, Listed, Result
 from .constraints import Constraint, ToolChoice
 from .dialogue import JsonObject, Messages, ToolCall, Tools, require_root
 from .events import Listener, Reporting
 from .limits import MAX_APPENDED_TOKENS, MAX_GENERATED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
 from .logprobs import TokenLogprobs, TopLogprobs, require_tellable
-from .records import Labels, Listed, ModelName, Priority, Request, Seconds, SessionText, Text, TokenId
-from .sampling import NamedSampling
+from .records import Labels, ModelName, NamedSampling, Priority, Request, Seconds, SessionText, Text
+from .sampling import TokenId
 from .session import Look
 from .waking import WakeResult
 

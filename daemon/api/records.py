@@ -6,13 +6,11 @@ A request refuses unknown fields; a reader skips those of a result (`records.py`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from types import GenericAlias
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, InstanceOf
+from pydantic import BeforeValidator, Field, InstanceOf
 
-from ...records import Record
+from ...records import Listed, Record
 from .limits import (
     MAX_LABEL_CHARS,
     MAX_LABELS,
@@ -20,30 +18,15 @@ from .limits import (
     MAX_NUMBER,
     MAX_SESSION_CHARS,
     MAX_TEXT_CHARS,
-    MAX_TOKEN_ID,
 )
+from .sampling import Sampling
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """Marks a list of any kind; behind the wire it is a tuple. or_one: a single text stands for a list of it. at_once:
-    items of a long list that are checked in one piece, about a millisecond."""
-
-    or_one: bool = False
-    at_once: int | None = None
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        (item,) = get_args(source)
-        of_items: Any = GenericAlias(tuple, (item, ...))
-        return handler.generate_schema(Annotated[of_items, BeforeValidator(_as_tuple)])
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if type(value) is list else value
+def _without_nulls(raw: Any) -> Any:
+    return {name: value for name, value in raw.items() if value is not None} if isinstance(raw, dict) else raw
 
 
 Seconds = Annotated[float, Field(ge=0)]
-TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 ProcessId = Annotated[int, Field(gt=1, lt=2**31)]
 """Never 0, 1 or a group: a client may act on the process."""
 
@@ -57,6 +40,9 @@ Position = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Priority = Literal["normal", "background"]
 """`background` gives way to `normal`."""
 
+
+NamedSampling = Annotated[Sampling, BeforeValidator(_without_nulls)]
+"""The sampling of a request: on the wire a parameter that is null counts as left out."""
 
 LentBytes = bytes | InstanceOf[memoryview]
 """What the daemon gives as a view of its memory, to read alone; behind the wire they are bytes."""

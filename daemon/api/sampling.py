@@ -1,4 +1,4 @@
-"""How tokens are drawn, as a value. `sampler.py` applies it to logits."""
+"""How tokens are drawn, as a value. `sampler.py` applies it to logits. Imports no pydantic, as `session.py`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from dataclasses import asdict, fields, replace
 from functools import cache, partial
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
-from pydantic import BeforeValidator, Field
-
-from ...records import Bounds, Record
+from ...records import Bounds, Listed, Record
 from ..errors import InvalidSampling
 from .limits import MAX_BIAS, MAX_LOGIT_BIASES, MAX_SEED, MAX_TOKEN_ID
-from .records import Listed, TokenId
 
 # Below it, log-probabilities divided by the temperature leave the range of float32.
 LOWEST_TEMPERATURE = 1e-6
 
+TokenId = Annotated[int, Bounds(0, MAX_TOKEN_ID)]
 Temperature = Annotated[float, Bounds(0, 100)]
 TopP = Annotated[float, Bounds(1e-6, 1)]
 TopK = Annotated[int, Bounds(0, 2**31 - 1)]
@@ -42,7 +40,7 @@ class TokenBias(Record):
             _require("bias", self.bias, -MAX_BIAS, MAX_BIAS, kind=float)
 
 
-LogitBias = Annotated[Sequence[TokenBias], Listed(), Field(max_length=MAX_LOGIT_BIASES)]
+LogitBias = Annotated[Sequence[TokenBias], Listed(most=MAX_LOGIT_BIASES)]
 
 
 class _LeftFraction(float):
@@ -156,14 +154,6 @@ _LATER: Final[Mapping[str, Any]] = {"presence_penalty": 0.0, "frequency_penalty"
 def new_seed() -> int:
     """A seed by chance, for an answer that is to be another one each time."""
     return secrets.randbits(_NEW_SEED_BITS)
-
-
-def _without_nulls(raw: Any) -> Any:
-    return {name: value for name, value in raw.items() if value is not None} if isinstance(raw, dict) else raw
-
-
-NamedSampling = Annotated[Sampling, BeforeValidator(_without_nulls)]
-"""The sampling of a request: on the wire a parameter that is null counts as left out."""
 
 
 def _biases(given: Sequence[Any]) -> tuple[TokenBias, ...]:

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from ...memvid.answers import Finding, Lossy, PartDiffers
-from ...records import Count, Result
+from ...records import Count, Listed, Result
 from .events import Listener, Reporting
 from .limits import MAX_NAMED_SESSIONS
-from .records import Label, Listed, Position, Request, Seconds, SessionText, Version
+from .records import Label, Position, Request, Seconds, SessionText, Version
 from .session import Look, Provenance, SessionInfo
 
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]

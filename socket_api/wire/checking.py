@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from ...daemon.api.records import Listed, Request
+from ...daemon.api.records import Request
 from ...daemon.api.verb import Verb
-from ...records import FORBIDDING, Result
+from ...records import FORBIDDING, Listed, Result
 from ...spellings import by_present_names
 from ..errors import InvalidRequest, MalformedMessage
 from .framing import Pieces, whole

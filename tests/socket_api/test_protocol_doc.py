@@ -17,7 +17,8 @@ from torpor.daemon.api import branching, events, forking, process, reading, sess
 from torpor.daemon.api import limits as api_limits
 from torpor.daemon.api.dialogue import Message
 from torpor.daemon.api.events import NEVER_SENT
-from torpor.daemon.api.sampling import LOWEST_TEMPERATURE, NamedSampling, Sampling
+from torpor.daemon.api.records import NamedSampling
+from torpor.daemon.api.sampling import LOWEST_TEMPERATURE, Sampling
 from torpor.daemon.api.verbs import VERBS
 from torpor.daemon.events.events import EVENTS, Event
 from torpor.records import Record, Result

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
-from torpor.daemon.api.sampling import NamedSampling, Sampling, TokenBias
+from torpor.daemon.api.records import NamedSampling
+from torpor.daemon.api.sampling import Sampling, TokenBias
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.tests.daemon.conversing_rig import (
