@@ -43,7 +43,8 @@ DEADLINE_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One load. tokens: of each conversation's first message. held: how many conversations the store may hold, awake:
-    and the memory. kill_s: seconds between two SIGKILLs, none if None."""
+    and the memory. kill_s: seconds between two SIGKILLs, none if None. compared: how many conversations are asked
+    again, all if None."""
 
     conversations: int = 500
     tokens: int = 2000
@@ -53,6 +54,7 @@ class Plan:
     clients: int = 6
     written: int = 12
     kill_s: float | None = 30.0
+    compared: int | None = None
     seed: int = 1
 
     def beginning(self, number: int) -> str:
@@ -292,7 +294,9 @@ def compare(plan: Plan, conversations: Sequence[Conversation], daemon: Daemon, r
     """Ask for each answer again, one conversation after the other, where nothing is stripped."""
     daemon.start()
     try:
-        for number, conversation in enumerate(conversations):
+        longest = sorted(range(len(conversations)), key=lambda each: -len(conversations[each].messages))
+        for number in longest[: plan.compared]:
+            conversation = conversations[number]
             for at in range(1, len(conversation.messages), 2):
                 told = daemon.ask(NAMESPACES[number % len(NAMESPACES)], conversation.messages[:at], plan.written)
                 if (told["choices"][0]["message"]["content"] or "") != conversation.messages[at]["content"]:
@@ -355,7 +359,7 @@ def main() -> int:
     """Run it and print what came of it, as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     plan = Plan()
-    for name in ("conversations", "tokens", "turns", "held", "awake", "clients", "seed"):
+    for name in ("conversations", "tokens", "turns", "held", "awake", "clients", "compared", "written", "seed"):
         parser.add_argument(f"--{name}", type=int, default=getattr(plan, name))
     parser.add_argument("--kill-s", type=float, default=plan.kill_s, help="0: never")
     parser.add_argument("--serve", type=json.loads, help=argparse.SUPPRESS)
