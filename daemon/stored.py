@@ -47,10 +47,11 @@ def stored_bytes_of(versions: Sequence[VersionInfo]) -> int:
 def info_of_stored(row: VersionInfo, stored_bytes: int, sampling: Sampling | None = None) -> SessionInfo:
     """A session on disk, by the row of a version, the last one as a rule. stored_bytes: of all versions. sampling: from
     its manifest, if that was read."""
+    uri = row.uri
     return SessionInfo(
-        session=str(row.uri),
-        namespace=row.uri.namespace,
-        name=row.uri.name,
+        session=row.session,
+        namespace=uri.namespace,
+        name=uri.name,
         state="asleep",
         model=row.model,
         token_count=row.token_count,
@@ -93,7 +94,7 @@ def detail_of_stored(
 
 def origin_of(row: VersionInfo, tokens: int) -> Origin:
     """The origin at a token of a stored version."""
-    return Origin(str(row.uri), row.version, row.bundle_id, tokens)
+    return Origin(row.session, row.version, row.bundle_id, tokens)
 
 
 def map_of_provenance(provenance: Provenance) -> dict[str, Any]:

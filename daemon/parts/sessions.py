@@ -119,7 +119,7 @@ class SessionParts:
             return self.resolve(session), version
         self._door.require_open()
         row = await self._store.version_numbered(session)
-        return self.resolve(str(row.uri)), row.version
+        return self.resolve(row.session), row.version
 
     def is_free(self, uri: SessionUri) -> bool:
         """Whether a new session may have a name: no session has it, and no request holds it."""

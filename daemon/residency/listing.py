@@ -129,7 +129,7 @@ def detail_of_asleep(store: Store, row: VersionInfo, models: Collection[LoadedMo
         kept, unread = reader.manifest.session, unread_in(reader.manifest.session, row.uri)
         if not (reader.entries or unread) or not isinstance(kept.get(SAMPLING), dict):
             raise MalformedSnapshot(
-                f"The snapshot of {row.uri} has no state in it that this version writes.", session=str(row.uri)
+                f"The snapshot of {row.uri} has no state in it that this version writes.", session=row.session
             )
         Sampling.from_map(kept[SAMPLING])
         _require_told(row, "where it comes from", provenance_in, kept)
@@ -192,7 +192,7 @@ def _require_told(row: VersionInfo, what: str, read: Callable[[Stored], object],
         read(stored)
     except ValueError as error:
         raise MalformedSnapshot(
-            f"The snapshot of {row.uri} does not tell {what}: {error}.", session=str(row.uri)
+            f"The snapshot of {row.uri} does not tell {what}: {error}.", session=row.session
         ) from error
 
 
@@ -236,11 +236,12 @@ class Roll:
             if number:  # between pages alone: most lists have one, and need not wait behind it
                 yield
             for row, stored_bytes in page:
-                live = self._awake.get(row.uri)
+                uri = row.uri
+                live = self._awake.get(uri)
                 if live is None:
-                    found[row.uri] = info_of_stored(row, stored_bytes)
+                    found[uri] = info_of_stored(row, stored_bytes)
                 else:
-                    found[row.uri] = info_of_awake(live, row, stored_bytes)
+                    found[uri] = info_of_awake(live, row, stored_bytes)
         unlisted = [uri for uri in unlisted if uri not in found and namespace in (None, uri.namespace)]
         found.update((yield from self.of(unlisted)))
         return [found[uri] for uri in sorted(found, key=lambda uri: (uri.namespace, uri.name))]

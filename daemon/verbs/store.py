@@ -121,7 +121,7 @@ async def analyze(parts: Parts, request: api.AnalyzeRequest) -> api.AnalysisResu
     )
     live = parts.sessions.awake.get(row.uri)
     return api.AnalysisResult(
-        session=str(row.uri),
+        session=row.session,
         version=row.version,
         bundle_id=row.bundle_id,
         token_count=row.block_tokens,

@@ -197,7 +197,7 @@ def report_of(plan: Plan, bits: int, receipt: Receipt | None, *, dry_run: bool) 
     bytes, without headers."""
     row = plan.row
     if plan.left is not None:
-        action, written = Action("keep", "", str(row.uri), row.version, 0, plan.left), 0
+        action, written = Action("keep", "", row.session, row.version, 0, plan.left), 0
     else:
         before, after = format_bytes(plan.before), format_bytes(plan.after)
         what = f"{before} of keys and values are {after} in {bits} bits"
@@ -205,5 +205,5 @@ def report_of(plan: Plan, bits: int, receipt: Receipt | None, *, dry_run: bool) 
         written, version = (
             (plan.raw_bytes, row.version) if receipt is None else (receipt.bytes_written, receipt.version)
         )
-        action = Action("quantize", "", str(row.uri), version, written, f"{what}; {stays}")
+        action = Action("quantize", "", row.session, version, written, f"{what}; {stays}")
     return MaintenanceReport("quantize", dry_run, (action,), bytes_written=written)

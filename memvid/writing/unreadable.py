@@ -16,7 +16,7 @@ _ADVICE: Final = (
 def finding_of_missing(path: str, row: VersionInfo) -> Finding:
     """The finding that a version has no manifest."""
     message = f"The manifest of version {row.version} of {row.uri} ({path}) is missing. {_advice_for(row)}"
-    return Finding(path, BundleMissing.code, message, str(row.uri), row.version)
+    return Finding(path, BundleMissing.code, message, row.session, row.version)
 
 
 def sentence_of(error: StoreError, path: str, row: VersionInfo | None) -> str:
