@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torpor.daemon.errors import InvalidSampling, SessionBusy
 from torpor.daemon.sessions.sessions import MAX_WAITING, Session, Turns
+from torpor.daemon.versions.version import map_of
 from torpor.memvid.format.records import Receipt
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
@@ -74,9 +75,10 @@ async def test_only_so_many_wait_for_one_session_qx18() -> None:
 async def test_what_is_kept_of_a_session_makes_it_again(rig: Rigged) -> None:
     await rig.woken("a", tokens_of(1, 10), sampling=SAMPLED, labels=["x"], system="S")
     live = rig.live("a")
-    again = Session.woken(live.uri, live.model, live.state, live.durable, live.to_map(), 10)
-    again.provenance, again.durable_by = live.provenance, live.durable_by  # the backend stands beside the map
+    entries = map_of(live)
+    again = Session.woken(live.uri, live.model, live.state, live.durable, entries, 10)
     assert again == live
+    assert again.durable_by == entries["backend"] == live.model.backend
     assert (again.dirty, again.unchanged_tokens) == (False, 10)
 
 
