@@ -19,7 +19,7 @@ from ..exit_codes import INTEGRITY, exit_status_of
 
 ON_FILES = frozenset(
     {
-        *("serve", "ensure", "service", "doctor", "ls", "show", "verify", "du", "backup", "import"),
+        *("serve", "ensure", "launch", "service", "doctor", "ls", "show", "verify", "du", "backup", "import"),
         *("rm", "forget", "tag", "untag", "pin", "unpin", "prune", "repack", "strip", "repair"),
     }
 )
