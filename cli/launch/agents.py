@@ -104,6 +104,7 @@ _AGENTS: Final = (
         name="opencode",
         title="opencode",
         install="npm install --global opencode-ai",
+        prompt_tokens=9_924,
         launch_environment={"OPENCODE_CONFIG_CONTENT": "$settings"},
         settings_path="~/.config/opencode/opencode.json",
         settings={
@@ -122,6 +123,7 @@ _AGENTS: Final = (
         name="pi",
         title="pi",
         install="npm install --global @mariozechner/pi-coding-agent",
+        prompt_tokens=1_845,
         arguments=("--extension", "$file", "--provider", "torpor", "--model", "$model"),
         settings_path="~/.pi/agent/models.json",
         settings={
@@ -176,7 +178,13 @@ _AGENTS: Final = (
         title="Cline",
         install="npm install --global cline",
         # Its hub goes on from one run to the next, with what the first one was given.
-        environment={"OPENAI_API_KEY": "$token", "CLINE_SESSION_BACKEND_MODE": "local"},
+        # An editor's Cline knows the provider and its key by names of its own.
+        environment={
+            "OPENAI_API_KEY": "$token",
+            "CLINE_PROVIDER": "openai-compatible",
+            "CLINE_API_KEY": "$token",
+            "CLINE_SESSION_BACKEND_MODE": "local",
+        },
         launch_environment={"CLINE_PROVIDER_SETTINGS_PATH": "$file"},
         settings_path="~/.cline/data/settings/providers.json",
         settings={
