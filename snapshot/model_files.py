@@ -55,6 +55,8 @@ _LENGTH_KEYS = ("max_position_embeddings", "original_max_position_embeddings")
 _MAX_PLAIN_CHARS = 2048
 # for a file's name that another file tells
 _MAX_NAME_CHARS = 100
+# of a file of settings: the longest, the list of shards of a model of 671 billion parameters, has 9 MB
+MAX_SETTINGS_BYTES = 32 << 20
 
 
 def identify(
@@ -177,9 +179,13 @@ def rope_of(settings: Mapping[str, Any]) -> str:
 
 
 def load_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ModelFilesMissing: it holds something else."""
+    """The JSON object in a file. Raises ModelFilesMissing: it holds something else, or more than MAX_SETTINGS_BYTES."""
+    with file.open("rb") as opened:
+        text = opened.read(MAX_SETTINGS_BYTES + 1)
+    if len(text) > MAX_SETTINGS_BYTES:
+        raise ModelFilesMissing(f"{file} has more than {MAX_SETTINGS_BYTES >> 20} MiB.", path=str(file))
     try:
-        loaded = json.loads(file.read_bytes())
+        loaded = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelFilesMissing(f"{file} is not JSON: {error}.", path=str(file)) from error
     if not isinstance(loaded, Mapping):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +27,7 @@ _FILE = re.compile(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)")
 class Hub:
     """models: folders by name. gated: names of those whose files are refused. most_bytes: so many bytes of a file one
     request gets; then the connection breaks, or waits for the event, if there is one. asked: the files that were asked
-    for, each with the first byte."""
+    for, each with the first byte. change: of what it tells of a model."""
 
     models: dict[str, Path]
     address: str = ""
@@ -35,6 +35,7 @@ class Hub:
     most_bytes: int | None = None
     goes_on: threading.Event | None = None
     asked: list[tuple[str, int]] = field(default_factory=list)
+    change: Callable[[dict[str, Any]], object] = lambda _: None
 
     def environment(self, cache: Path) -> dict[str, str]:
         """For a program that is to use this hub, and a folder as its cache."""
@@ -81,11 +82,16 @@ class _Handler(BaseHTTPRequestHandler):
         if asked is None or folder is None:
             self._refuse(401, "RepoNotFound")
         elif asked.re is _ABOUT:
-            self._answer(_tree(folder) if asked[2] == "tree" else _info(asked[1], folder))
+            self._answer(_tree(folder) if asked[2] == "tree" else self._about(asked[1], folder))
         elif asked[1] in self.hub.gated:
             self._refuse(403, "GatedRepo")
         else:
             self._send(folder / asked[2])
+
+    def _about(self, name: str, folder: Path) -> dict[str, Any]:
+        info = _info(name, folder)
+        self.hub.change(info)
+        return info
 
     def _send(self, file: Path) -> None:
         content = file.read_bytes()

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,20 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
-from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.file_download import _cache_commit_hash_for_specific_revision, http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers, filter_repo_objects, tqdm
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _get_classes
 
 from ...memvid.units import format_bytes
 from ...snapshot.errors import ModelFilesMissing
-from ...snapshot.model_files import A_MODEL_FOLDER, CONFIG_FILE, load_object, missing_weights, require_model_files
+from ...snapshot.model_files import (
+    A_MODEL_FOLDER,
+    CONFIG_FILE,
+    MAX_SETTINGS_BYTES,
+    load_object,
+    missing_weights,
+    require_model_files,
+)
 from ..errors import ModelUnavailable
 
 OnBytes = Callable[[int, int], None]
@@ -42,6 +50,10 @@ time."""
 PIECE_BYTES: Final = 1 << 20
 """What is told of, or lost by an end, at once: at the library's ten megabytes a slow line would seem to stand still."""
 
+_LOOK_AGAIN_S: Final = 0.5
+"""At a file that another process downloads."""
+
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SHA256_CHARS: Final = 64
 _ON_THE_WAY: Final = frozenset({"TransportError", "ConnectionError", "TimeoutError", "LocalEntryNotFoundError"})
@@ -146,12 +158,14 @@ def _fetched(name: str, on_bytes: OnBytes) -> Path:
     files = {file.path: file for file in sorted(_files_of(info), key=lambda file: file.size)}
     if CONFIG_FILE not in files or not any(path.endswith(".safetensors") for path in files):
         raise _no_model(name, f"it lacks {CONFIG_FILE} or weights in .safetensors files")
+    if files[CONFIG_FILE].size > MAX_SETTINGS_BYTES:
+        raise _no_model(name, f"its {CONFIG_FILE} has more than {format_bytes(MAX_SETTINGS_BYTES)}")
     download = _Download(name, str(info.sha), sum(file.size for file in files.values()), on_bytes)
     _require_known(name, download.fetch(files.pop(CONFIG_FILE)))
     download.require_room(files.values())
     for file in files.values():
         download.fetch(file)
-    return Path(snapshot_download(name, allow_patterns=DEFAULT_ALLOW_PATTERNS, tqdm_class=_NoBar))
+    return download.folder()
 
 
 class _NoBar(tqdm):  # type: ignore[misc]  # of no known type to the type checker
@@ -162,10 +176,13 @@ class _NoBar(tqdm):  # type: ignore[misc]  # of no known type to the type checke
 
 
 def _files_of(info: Any) -> Iterator[_File]:
-    """The files that mlx-lm reads of a model. Raises ValueError: the hub tells no size or digest of one."""
+    """The files that mlx-lm reads of a model. Raises ValueError: the hub tells no commit, or no size or digest of a
+    file."""
+    if not _COMMIT.fullmatch(str(info.sha)):
+        raise ValueError("the hub tells no commit of it")
     for file in filter_repo_objects(info.siblings, allow_patterns=DEFAULT_ALLOW_PATTERNS, key=lambda it: it.rfilename):
         digest = file.lfs.sha256 if file.lfs else file.blob_id
-        if not isinstance(file.size, int) or not _DIGEST.fullmatch(str(digest)):
+        if type(file.size) is not int or file.size < 0 or not _DIGEST.fullmatch(str(digest)):
             raise ValueError(f"the hub tells no size or digest of {file.rfilename!r}")
         yield _File(file.rfilename, file.size, digest)
 
@@ -223,9 +240,11 @@ class _Download:
 
     def __init__(self, name: str, commit: str, total: int, on_bytes: OnBytes) -> None:
         self._name, self._commit, self._total, self._on_bytes = name, commit, total, on_bytes
-        self._blobs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "blobs")
+        self._place = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"))
+        self._blobs = self._place / "blobs"
         self._before = 0  # bytes of the files before this one
         self._of_file = 0
+        self._size = 0  # of this file, as the hub tells it
 
     def require_room(self, files: Collection[_File]) -> None:
         """Raises ModelUnavailable: the disk has no room for what is missing of these files."""
@@ -243,16 +262,34 @@ class _Download:
 
     def fetch(self, file: _File) -> Path:
         """The blob of a file, downloaded as far as the cache lacks it."""
-        blob = self._blobs / file.digest
+        blob, self._size = self._blobs / file.digest, file.size
         if not blob.exists():
             blob.parent.mkdir(parents=True, exist_ok=True)
             with self._part(file).open("ab") as part:
-                fcntl.flock(part, fcntl.LOCK_EX)  # another process may be at it
+                self._lock(part)
                 if not blob.exists():
                     self._complete(file, part)
                     self._part(file).rename(blob)
         self._before, self._of_file = self._before + file.size, 0
         return blob
+
+    def folder(self) -> Path:
+        """The folder of the files, all of which are there. By the commit that they are of: the hub is not asked for
+        another one, and what it might tell then is part of no path."""
+        folder = snapshot_download(
+            self._name, revision=self._commit, allow_patterns=DEFAULT_ALLOW_PATTERNS, tqdm_class=_NoBar
+        )
+        _cache_commit_hash_for_specific_revision(str(self._place), constants.DEFAULT_REVISION, self._commit)
+        return Path(folder)
+
+    def _lock(self, part: BinaryIO) -> None:
+        """Have a part alone. While another process downloads it, that is told, and may be given up."""
+        while True:
+            try:
+                return fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.update(part.seek(0, os.SEEK_END) - self._of_file)
+                time.sleep(_LOOK_AGAIN_S)
 
     def _complete(self, file: _File, part: BinaryIO) -> None:
         """Download what is missing of a file. Raises ModelUnavailable: then it is another than the hub names."""
@@ -269,7 +306,7 @@ class _Download:
         )
         part.flush()
         if file.is_large and _sha256_of(self._part(file)) != file.digest:
-            self._part(file).unlink()
+            part.truncate(0)  # not removed: other processes wait for their turn at it
             raise ModelUnavailable(
                 f"{file.path} of {self._name} came with other bytes than the hub's digest is of. Try again: it is "
                 "downloaded anew.",
@@ -299,4 +336,10 @@ class _Download:
 
     def update(self, count: int) -> None:
         self._of_file += count
+        if self._of_file > self._size:
+            raise ModelUnavailable(
+                f"A file of {self._name} does not end: {constants.ENDPOINT} tells {format_bytes(self._size)}, and "
+                "sends more. Try again later, or use another hub ($HF_ENDPOINT).",
+                source=self._name,
+            )
         self._on_bytes(self._before + self._of_file, self._total)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import constants, file_download
 from torpor.daemon.errors import ModelUnavailable
 from torpor.daemon.models import hub
+from torpor.snapshot.model_files import MAX_SETTINGS_BYTES
 from torpor.tests.hub_rig import Hub, serving
 
 NAME = "owner/tiny"
@@ -100,9 +103,28 @@ def test_a_part_with_other_bytes_is_refused_and_the_next_download_is_right(
     break_off(served)
     part = part_of_weights(tmp_path)
     part.write_bytes(b"x" * part.stat().st_size)
+    inode = part.stat().st_ino
     with pytest.raises(ModelUnavailable, match=r"model.safetensors of owner/tiny came with other bytes"):
         hub.fetch(NAME, hub.untold)
+    assert (part.stat().st_ino, part.stat().st_size) == (inode, 0), "another process may wait for its turn at it"
     assert contents(hub.fetch(NAME, hub.untold)) == contents(tiny_model)
+
+
+def test_a_download_of_another_process_is_told_and_its_end_need_not_be_awaited(served: Hub, tmp_path: Path) -> None:
+    break_off(served)
+    reports: list[int] = []
+
+    def give_up(present: int, _: int) -> None:
+        reports.append(present)
+        if present > part_of_weights(tmp_path).stat().st_size:
+            raise InterruptedError
+
+    with part_of_weights(tmp_path).open("rb") as others:
+        fcntl.flock(others, fcntl.LOCK_EX)
+        with pytest.raises(ModelUnavailable):
+            hub.fetch(NAME, give_up)
+    assert reports
+    assert served.asked == []
 
 
 def test_a_model_that_lacks_a_shard_is_not_taken_for_whole(served: Hub, tmp_path: Path, tiny_model: Path) -> None:
@@ -122,6 +144,11 @@ def no_weights(model: Path) -> None:
 
 def other_kind(model: Path) -> None:
     (model / "config.json").write_text('{"model_type": "no_such_thing"}')
+
+
+def tells(file: str | None = None, **facts: object) -> Callable[[dict[str, Any]], object]:
+    """A hub that tells these of a file, or of a model."""
+    return lambda info: next((one for one in info["siblings"] if one["rfilename"] == file), info).update(facts)
 
 
 def no_room(error: int) -> Callable[..., None]:
@@ -154,8 +181,31 @@ def no_room(error: int) -> Callable[..., None]:
             " KiB more on the disk of ",
         ),
         (lambda served, patch, model: patch.setattr(hub, "http_get", no_room(errno.ENOSPC)), " is full. Make room"),
+        (lambda served, patch, model: setattr(served, "change", tells(sha="../../x")), "the hub tells no commit"),
+        (lambda served, patch, model: setattr(served, "change", tells("config.json", size=9)), "does not end: http"),
+        (
+            lambda served, patch, model: setattr(served, "change", tells("config.json", size=-9)),
+            "tells no size or digest",
+        ),
+        (
+            lambda served, patch, model: setattr(served, "change", tells("config.json", size=MAX_SETTINGS_BYTES + 1)),
+            "its config.json has more than 32.0 MiB",
+        ),
     ],
-    ids=["no name", "gated", "no weights", "other kind", "no network", "offline", "no room", "full"],
+    ids=[
+        "no name",
+        "gated",
+        "no weights",
+        "other kind",
+        "no network",
+        "offline",
+        "no room",
+        "full",
+        "path",
+        "endless",
+        "no size",
+        "long",
+    ],
 )
 def test_a_model_that_cannot_be_had_says_why_in_a_sentence(
     served: Hub,
