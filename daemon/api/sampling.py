@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -182,7 +181,7 @@ def _ranges() -> Mapping[str, tuple[type, float, float]]:
 
 def _require(field: str, value: float | int, lowest: float, highest: float, *, kind: type, also: str = "") -> None:
     is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not lowest <= value <= highest:
+    if not is_number or not lowest <= value <= highest:  # so also NaN
         what = "a whole number" if kind is int else "a number"
         raise InvalidSampling(
             f"{field} must be {also}{what} from {lowest:g} to {highest:g}, not {value!r}.",

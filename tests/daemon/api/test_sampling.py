@@ -50,6 +50,7 @@ def test_the_defaults_are_greedy() -> None:
         ("presence_penalty", 2.01),
         ("frequency_penalty", -2.01),
         ("frequency_penalty", math.nan),
+        ("frequency_penalty", 10**400),
         ("logit_bias", 5),
         ("logit_bias", [5]),
         ("logit_bias", [{"id": 5}]),
