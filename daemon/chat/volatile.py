@@ -12,17 +12,23 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from ..models.chat_template import Message
+from ..options.line_patterns import STATUS_BEGINS, STATUS_LINES, matcher_of
 from ..sessions.said import VOLATILE
 from ..sessions.transcripts import MAX_SYSTEM_CHARS, TextMap, message_of
 
 
 def parted(text: str, is_volatile: Callable[[str], bool]) -> tuple[str, str]:
-    """A system text without its volatile lines, and these. One that no session keeps is not looked at: it is long."""
+    """A system text without its volatile lines, and these; `STATUS_LINES` are such behind `STATUS_BEGINS`. One that no
+    session keeps is not looked at: it is long."""
     if len(text) > MAX_SYSTEM_CHARS:
         return text, ""
-    rest, lines = list[str](), list[str]()
+    rest, lines, is_status = list[str](), list[str](), False
+    begins_status, is_of_status = matcher_of((STATUS_BEGINS,)), matcher_of(STATUS_LINES)
     for line in text.split("\n"):
-        (lines if is_volatile(line.rstrip()) else rest).append(line)
+        words = line.rstrip()
+        is_status = is_status or begins_status(words)
+        goes = is_volatile(words) or (is_status and is_of_status(words))
+        (lines if goes else rest).append(line)
     return "\n".join(rest), "\n".join(lines)
 
 

@@ -16,20 +16,28 @@ MAX_PATTERN_CHARS: Final = 512
 MAX_LINE_CHARS: Final = 1024
 """A longer line matches nothing."""
 
-KNOWN_VOLATILE: Final = (
-    # Claude Code: a checksum of the conversation.
-    r"^x-anthropic-billing-header:",
-    # opencode, Crush, pi, aider, goose, Pydantic AI and others: what day it is, and what time.
-    r"(?i)^\s*(- )?((the |current |the current )(date|time|date and time|datetime)|today('s date)?)( is\b|:).*\d",
-    # Claude Code, Crush and others: the state of a repository.
-    r"^gitStatus: ",
-    r"^Git status \(snapshot ",
+STATUS_BEGINS: Final = r"^(gitStatus: |Git status \(snapshot )"
+"""The line with which Claude Code, Crush and others begin the state of a repository."""
+
+STATUS_LINES: Final = (
     r"^(Current branch|Git user|Main branch \(you will usually use this for PRs\)): ",
     r"^Status:( clean)?$",
     r"^\(clean\)$",
     r"^( [MTADRCU]|[MTADRCU][ MTADRCU]|\?\?) \S+( -> \S+)?$",
     r"^Recent commits:$",
     r"^[0-9a-f]{7,40} \S",
+)
+"""The lines of such a state. Elsewhere they may say anything: a heading, a number of people."""
+
+_MOMENT: Final = r".*(\b(19|20)\d\d|\d:\d\d|\d{10})"
+"""A year, a time of day, or seconds since 1970: rules have other numbers."""
+
+KNOWN_VOLATILE: Final = (
+    # Claude Code: a checksum of the conversation.
+    r"^x-anthropic-billing-header:",
+    # opencode, Crush, pi, aider, goose, Pydantic AI and others: what day it is, and what time.
+    r"(?i)^\s*(- )?((the |(the )?current )(date|time|date and time|datetime)|today('s date)?)( is\b|:)" + _MOMENT,
+    STATUS_BEGINS,
 )
 """Lines of known agents that are others with each request, or with each conversation."""
 

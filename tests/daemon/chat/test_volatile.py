@@ -25,6 +25,7 @@ SYSTEM, USER, ANSWER = (message_of(role, role) for role in ("system", "user", "a
         ("now 3\nBe brief.\nnow 4 \r\n\nEnd.", "Be brief.\n\nEnd.", "now 3\nnow 4 \r"),
         ("Be brief, now 3.\n", "Be brief, now 3.\n", ""),
         ("now 3", "", "now 3"),
+        ("Status:\ngitStatus: of then\nStatus:\nEnd.", "Status:\ngitStatus: of then\nEnd.", "Status:"),
         ("now 3\n" + "x" * MAX_SYSTEM_CHARS, "now 3\n" + "x" * MAX_SYSTEM_CHARS, ""),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from torpor.daemon.options.kinds import LinePatterns
-from torpor.daemon.options.line_patterns import KNOWN_VOLATILE, MAX_LINE_CHARS, MAX_PATTERNS, matcher_of
+from torpor.daemon.options.line_patterns import KNOWN_VOLATILE, MAX_LINE_CHARS, MAX_PATTERNS, STATUS_LINES, matcher_of
 
 VOLATILE = (
     "x-anthropic-billing-header: cc_version=2.1.330.251; cc_entrypoint=cli;",  # Claude Code
@@ -18,6 +18,8 @@ VOLATILE = (
     "Today: 2026-11-22; current working directory: '/home'.",
     "gitStatus: This is the git status at the start of the conversation.",
     "Git status (snapshot at conversation start - may be outdated):",  # Crush
+)
+STATUS = (
     *("Current branch: main", "Main branch (you will usually use this for PRs): main", "Git user: someone"),
     *("Status:", "Status: clean", "(clean)", " M a.py", "?? b/", "AM c.py", "R  a -> b", "Recent commits:"),
     "1f17483 Say what is new",
@@ -31,14 +33,26 @@ STAYING = (
         "A  b c",
         "   indented",
         "- M a.py",
+        "The time is limited to 30 seconds.",
+        "The date is in the form of ISO 8601.",
     ),
     *("deadbeef", "Commit 1f17483 was reverted.", "I  am", "Current date: " + "9" * MAX_LINE_CHARS, "Today: 1\ud800"),
 )
 
 
-@pytest.mark.parametrize(("lines", "expected"), [(VOLATILE, True), (STAYING, False)])
-def test_the_lines_of_known_agents_and_no_others_match(lines: tuple[str, ...], expected: bool) -> None:
-    matches = matcher_of(KNOWN_VOLATILE)
+@pytest.mark.parametrize(
+    ("patterns", "lines", "expected"),
+    [
+        (KNOWN_VOLATILE, VOLATILE, True),
+        (KNOWN_VOLATILE, STATUS + STAYING, False),
+        (STATUS_LINES, STATUS, True),
+        (STATUS_LINES, STAYING, False),
+    ],
+)
+def test_the_lines_of_known_agents_and_no_others_match(
+    patterns: tuple[str, ...], lines: tuple[str, ...], expected: bool
+) -> None:
+    matches = matcher_of(patterns)
     assert [line for line in lines if matches(line) is not expected] == []
 
 
