@@ -157,3 +157,12 @@ async def test_sessions_that_nobody_named_and_nobody_used_for_long_are_deleted(
             job.look_again()
             await until(lambda job=job: all(at > 0 for _, at in job.due()))
             await until(lambda rig=rig, names=names: left(rig) == names)
+
+
+async def test_a_use_saves_a_session_that_was_to_be_deleted(rig: Rigged) -> None:
+    await sleep(rig, "s0")
+    uri, job = rig.service._parts.sessions.resolve("s0"), rig.service._parts.upkeep.deleting_unused
+    job.note(uri)  # as by a look of before that use
+    await until(lambda: not job._noted)
+    async with rig.service._parts.sessions.residency.turn(uri):
+        assert disk_of(rig).find_session(uri) is not None
