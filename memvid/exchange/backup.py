@@ -236,8 +236,7 @@ def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
         stripped = core.index.rows_of(present.stripped).keys() | ours.stripped
         whole = _whole_in(into, stripped)
         merged = merged.without_bundles(whole, names=False)
-        for uri, of in ours.sessions.items():
-            merged = merged.strip(uri, of.stripped - whole)
+        merged = merged.strip({uri: of.stripped - whole for uri, of in ours.sessions.items()})
     except StoreError as error:
         run.fail(core.path, error)
         return 0

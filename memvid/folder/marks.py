@@ -121,19 +121,20 @@ class Marks:
 
     @classmethod
     def load(cls, folder: StoreFolder) -> Marks:
-        """Read the marks of a store. Raises CorruptMarks, MarksLost, UnsupportedFormat (a later version), UnsafePath,
+        """The marks of a store. The file is read only if it is another one than at the last call: each turn asks, and
+        each step of a repack. Raises CorruptMarks, MarksLost, UnsupportedFormat (a later version), UnsafePath,
         StoreIoError."""
         path = f"{folder.path}/{MARKS_FILE}"
         try:
-            data = read_small(folder.root_fd, MARKS_FILE, MAX_MARKS_BYTES, path)
+            return _read_once(folder, stamp_of(stat_name(folder.root_fd, MARKS_FILE, path)))
         except FileNotFoundError as error:
             raise marks_lost(path) from error
-        return decode_marks(data, folder.uuid, path)
 
     def save(self, folder: StoreFolder) -> int:
         """Replace the store's marks, durably; the file's bytes. Raises NoSpace, StoreIoError, DurabilityLost."""
         data = encode_marks(self)
         write_marks(folder.root_fd, folder.path, data)
+        _read_once.cache_clear()  # the number of a file that is gone is given again
         return len(data)
 
     # --- asking
@@ -203,10 +204,13 @@ class Marks:
             raise MarkNotFound(f"{_reference(uri, bundle_id)} is not pinned.", session=str(uri), bundle_id=bundle_id)
         return self._with(uri, replace(marks, pins=marks.pins - {bundle_id}))
 
-    def strip(self, uri: SessionUri, bundle_ids: Iterable[str]) -> Marks:
-        """These versions of a session need no keys and values from now on. Raises LimitExceeded."""
-        marks = self.session(uri)
-        return self._with(uri, replace(marks, stripped=marks.stripped.union(map(require_id, bundle_ids))))
+    def strip(self, versions: Mapping[SessionUri, Iterable[str]]) -> Marks:
+        """These versions, the bundle ids by session, need no keys and values from now on. Raises LimitExceeded."""
+        changed = dict(self.sessions)
+        for uri, bundle_ids in versions.items():
+            marks = self.session(uri)
+            changed[uri] = replace(marks, stripped=marks.stripped.union(map(require_id, bundle_ids)))
+        return Marks(self.store_uuid, changed)
 
     def without_bundles(self, bundle_ids: Collection[str], *, names: bool = True, strips: bool = True) -> Marks:
         """No marks of these versions, in any session. names: their tags and pins go. strips: their strips go."""
@@ -311,20 +315,22 @@ def marks_in(folder: StoreFolder) -> Marks | None:
         return None
 
 
-def _marks_as_last_read(folder: StoreFolder) -> Marks | None:
-    """As `marks_in`. Cheap: the file is read only if it is another one than at the last call. Raises StoreIoError."""
+def _marks_unless_damaged(folder: StoreFolder) -> Marks | None:
+    """As `marks_in`. Raises StoreIoError: the system did not read them this time."""
     try:
-        return _read_once(folder, stamp_of(stat_name(folder.root_fd, MARKS_FILE, f"{folder.path}/{MARKS_FILE}")))
+        return Marks.load(folder)
     except StoreIoError:
         raise
-    except (FileNotFoundError, StoreError):
+    except StoreError:
         return None
 
 
 @lru_cache(maxsize=1)
 def _read_once(folder: StoreFolder, _stamp: Stamp) -> Marks:
-    """The marks behind a stamp. It was taken before the read, so they are at least as new as the file that had it."""
-    return Marks.load(folder)
+    """The marks behind a stamp. It was taken before the read, so they are at least as new as the file that had it.
+    Raises FileNotFoundError, and as `Marks.load`."""
+    path = f"{folder.path}/{MARKS_FILE}"
+    return decode_marks(read_small(folder.root_fd, MARKS_FILE, MAX_MARKS_BYTES, path), folder.uuid, path)
 
 
 def findings_of_missing(
@@ -333,7 +339,7 @@ def findings_of_missing(
     """The versions, of one session or of all, that only a tag or a pin tells of: they have no manifest, and the index
     does not know them. Cheap for a session of which none is missing. A daemon may delete versions meanwhile: their tags
     and pins go first, so a second look at the marks tells. Raises StoreIoError."""
-    marks = marks_in(folder) if uri is None else _marks_as_last_read(folder)
+    marks = marks_in(folder) if uri is None else _marks_unless_damaged(folder)
     if marks is None:
         return []
     named = marks.named if uri is None else marks.session(uri).named
@@ -364,7 +370,7 @@ def _told_of_missing(folder: StoreFolder, uri: SessionUri, bundle_id: str, marks
 def is_stripped(folder: StoreFolder, bundle_id: str) -> bool | None:
     """Whether a version needs no keys and values; None where the marks are damaged or missing. Cheap, as each turn
     asks. Raises StoreIoError: the system did not read them this time."""
-    marks = _marks_as_last_read(folder)
+    marks = _marks_unless_damaged(folder)
     return None if marks is None else marks.of(bundle_id).stripped
 
 

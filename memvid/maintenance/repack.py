@@ -94,9 +94,10 @@ def repack_packs(
     strips: Collection[str] = (),
     deletes: Collection[str] = (),
     must_go: Collection[str] = (),
-) -> None:
+) -> bool:
     """Repack these packs, or (None) all, and tell `run`. For a dry run: as if the versions `strips` were stripped, and
-    `deletes` deleted. must_go: packs that are written anew in any case.
+    `deletes` deleted. must_go: packs that are written anew in any case. Whether another one could go on: needs are
+    known, there was room, and nothing told it to stop.
 
     Raises:
         DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
@@ -105,17 +106,19 @@ def repack_packs(
     needed = needed_now(core, strips=strips, deletes=deletes)
     run.problems += needed.unknown
     if needed.unknown:
-        return
+        return False
     look = _Look(run, policy, needed, frozenset(deletes))
     views = look.views(names, must_go)
     steps = plan_repack(views.values(), look.uses, policy)
     if run.dry_run:
         for step in steps:
             _tell(run, step, core.folder.path_of(step.olds[0].name), step.before_bytes, step.after_bytes)
-        return
-    _Repack(run, needed, should_stop).take(steps)
+        return True
+    repack = _Repack(run, needed, should_stop)
+    repack.take(steps)
     if names is None:
         _unmark_dangling(run)
+    return not repack.stopped
 
 
 def remove_leftovers(run: MaintenanceRun) -> None:
@@ -273,19 +276,20 @@ class _Repack:
     def take(self, steps: Sequence[Step]) -> None:
         plain = [step for step in steps if step.kind == "remove" and not step.elsewhere]
         for some in _batches(plain, _AT_ONCE):
-            if self._stopped:
+            if self.stopped:
                 return
             with self._telling(some[0]):
                 self._remove_dead(some)
         for step in steps:
-            if self._stopped:
+            if self.stopped:
                 return
             if step.kind != "remove" or step.elsewhere:
                 with self._telling(step):
                     self._take(step)
 
     @property
-    def _stopped(self) -> bool:
+    def stopped(self) -> bool:
+        """Whether no step may follow."""
         return self._is_full or self._should_stop()
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ blocks come back, since another one needs them, is whole again.
 
 Where a store has too little room, the plan says which versions are stripped (`strip_plan.py`). First goes what nothing
 needs. Then the plan's first steps are taken, a part at a time, but for versions that a tag, a use or a turn has come to
-since.
+since. A pack that is damaged stays, and stops no other one from going.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..folder.folder import manifest_name
 from ..folder.journals_beside import bases_beside
 from ..folder.marks import Marks
 from ..recovery.replaying import keep_turns_behind
-from ..uri import SessionUri
+from ..uri import SessionUri, parse_reference
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
 from ..writing.removal import packs_with
@@ -38,6 +38,9 @@ from .strip_plan import Planned, RoomPolicy, Stock, plan_deletes, plan_strips
 
 _UNNEEDED: Final = RepackPolicy(max_packs=CLEARING.max_packs)
 """What nothing needs leaves the disk, where it is more than a quarter of a pack."""
+
+_AT_ONCE: Final = 256
+"""Steps of a plan in a part: no turn is acknowledged while they are marked, and a use saves those of later parts."""
 
 
 def strip(core: StoreCore, rows: Sequence[VersionInfo], *, dry_run: bool) -> MaintenanceReport:
@@ -56,16 +59,11 @@ def strip(core: StoreCore, rows: Sequence[VersionInfo], *, dry_run: bool) -> Mai
             run.tell(path, BlockMissing.code, f"{what} header. `torpor verify {row.uri}` says what to put back.")
         if row.bundle_id not in before:
             run.did("strip", path, 0, "Its tokens and text stay; its keys and values are not needed any more.", row)
-    _let_go(run, rows)
-    return run.report()
-
-
-def _let_go(run: MaintenanceRun, rows: Sequence[VersionInfo]) -> None:
-    """Let keys and values of stripped versions leave the disk."""
     ids = [row.bundle_id for row in rows]
-    repack_packs(run, packs_with(run.core, ids), CLEARING, strips=ids if run.dry_run else ())
-    if not run.dry_run:
-        _count(run.core, {row.uri for row in rows})
+    repack_packs(run, packs_with(core, ids), CLEARING, strips=ids if dry_run else ())
+    if not dry_run:
+        _count(core, {row.uri for row in rows})
+    return run.report()
 
 
 def plan_room(core: StoreCore, policy: RoomPolicy, busy: Collection[SessionUri]) -> MaintenanceReport:
@@ -102,15 +100,17 @@ def make_room(
     """See `Store.make_room`."""
     core.begin_upkeep(dry_run=False)
     run, held_bytes = MaintenanceRun(core, "strip", dry_run=False), core.folder.held_bytes
-    if held_bytes() > most_bytes:
-        repack_packs(run, None, _UNNEEDED, should_stop=should_stop)  # tells of needs that are not known
-    while (before := held_bytes()) > most_bytes and not (run.problems or should_stop()):
+    goes_on = held_bytes() <= most_bytes or repack_packs(run, None, _UNNEEDED, should_stop=should_stop)
+    while goes_on and (before := held_bytes()) > most_bytes:
         steps = _first(core, before - most_bytes, policy, busy())
         if or_nothing is not None and before - sum(step.bytes_freed for step in steps) > or_nothing:
             break
-        _take(run, steps, busy)
+        parts = (steps[at : at + _AT_ONCE] for at in range(0, len(steps), _AT_ONCE))
+        goes_on = all(not should_stop() and _take(run, part, busy, should_stop) for part in parts)
         if held_bytes() >= before:
             break  # nothing may go, or what went is still read
+    if stripped := {action.session for action in run.actions if action.kind == "strip"}:
+        _count(core, {parse_reference(session) for session in stripped if session is not None})
     return run.report()
 
 
@@ -125,8 +125,13 @@ def _first(core: StoreCore, too_much: int, policy: RoomPolicy, busy: Collection[
     return steps
 
 
-def _take(run: MaintenanceRun, steps: Sequence[Planned], busy: Callable[[], Collection[SessionUri]]) -> None:
-    """Strip what is planned, but for what has to stay since."""
+def _take(
+    run: MaintenanceRun,
+    steps: Sequence[Planned],
+    busy: Callable[[], Collection[SessionUri]],
+    should_stop: Callable[[], bool],
+) -> bool:
+    """Strip what is planned, but for what has to stay since. Gives as `repack_packs`."""
     core, taken = run.core, list[Planned]()
     with core.committing(), core.journaling():
         now = _stock(core, busy(), rows=())
@@ -136,7 +141,8 @@ def _take(run: MaintenanceRun, steps: Sequence[Planned], busy: Callable[[], Coll
         _mark(run, rows := [row for step in taken for row in step.rows])
     for step in taken:
         _tell(run, step)
-    _let_go(run, rows)
+    packs = packs_with(core, [row.bundle_id for row in rows])
+    return repack_packs(run, packs, CLEARING, should_stop=should_stop)
 
 
 def _tell(run: MaintenanceRun, step: Planned) -> None:
@@ -195,8 +201,9 @@ def _count(core: StoreCore, uris: Collection[SessionUri]) -> None:
 
 
 def _mark(run: MaintenanceRun, rows: Sequence[VersionInfo]) -> None:
-    before = marks = Marks.load(run.core.folder)
+    before, ids = Marks.load(run.core.folder), dict[SessionUri, list[str]]()
     for row in rows:
-        marks = marks.strip(row.uri, [row.bundle_id])
+        ids.setdefault(row.uri, []).append(row.bundle_id)
+    marks = before.strip(ids)
     if marks.stripped != before.stripped:
         run.bytes_written += marks.save(run.core.folder)

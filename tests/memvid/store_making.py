@@ -346,7 +346,7 @@ def mark_stripped(store: Store, receipt: Receipt) -> None:
     """Mark a version as one that needs no keys and values, and leave them where they are."""
     core = store._core
     with core.committing():
-        Marks.load(core.folder).strip(receipt.uri, [receipt.bundle_id]).save(core.folder)
+        Marks.load(core.folder).strip({receipt.uri: [receipt.bundle_id]}).save(core.folder)
 
 
 def tree(path: str | Path, pattern: str = "*") -> dict[str, bytes]:

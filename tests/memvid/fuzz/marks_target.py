@@ -45,7 +45,7 @@ class MarksTarget(Target):
         marks = Marks(STORE_UUID)
         yield encode_marks(marks)
         marks = marks.tag(SessionUri("default", "agent"), "00" * 32, "before-refactor")
-        marks = marks.pin(SessionUri("a", "b"), "01" * 32).strip(SessionUri("a", "c"), ["02" * 32, "03" * 32])
+        marks = marks.pin(SessionUri("a", "b"), "01" * 32).strip({SessionUri("a", "c"): ["02" * 32, "03" * 32]})
         yield encode_marks(marks)
         for number in range(20):
             uri = SessionUri("many", f"s{number % 4}")

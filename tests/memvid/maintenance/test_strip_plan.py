@@ -88,7 +88,7 @@ def test_sessions_that_nobody_named_go_first_then_earlier_versions_and_newest_on
     [
         ({"marks": Marks(STORE).tag(THREE[0].uri, bundle("cache", 1), "kept")}, ["cache1"]),
         ({"marks": Marks(STORE).pin(THREE[3].uri, bundle("notes", 2))}, ["notes2"]),
-        ({"marks": Marks(STORE).strip(THREE[3].uri, [bundle("notes", 1)])}, ["notes1"]),
+        ({"marks": Marks(STORE).strip({THREE[3].uri: [bundle("notes", 1)]})}, ["notes1"]),
         ({"busy": {THREE[0].uri}}, ["cache1", "cache2"]),
         ({"busy": {THREE[3].uri}}, ["notes1", "notes2"]),
         ({"bases": {bundle("cache", 1)}}, ["cache1"]),
@@ -168,7 +168,7 @@ def test_no_more_are_stripped_than_a_store_may_mark(monkeypatch: pytest.MonkeyPa
         ({"busy": {THREE[0].uri}}, False),
         ({"bases": {bundle("cache", 2)}}, False),
         ({"marks": Marks(STORE).pin(THREE[0].uri, bundle("cache", 1))}, False),
-        ({"marks": Marks(STORE).strip(THREE[0].uri, [bundle("cache", 1), bundle("cache", 2)])}, True),
+        ({"marks": Marks(STORE).strip({THREE[0].uri: [bundle("cache", 1), bundle("cache", 2)]})}, True),
     ],
     ids=lambda each: ",".join(each) if isinstance(each, dict) else None,
 )

@@ -282,10 +282,32 @@ def test_nothing_is_stripped_in_vain(crowded: Store, monkeypatch: pytest.MonkeyP
     assert ([problem.code for problem in report.problems], report.actions) == (["bundle_missing"], ())
     manifest.with_suffix(".away").rename(manifest)
     with monkeypatch.context() as patched:
-        patched.setattr(stripping, "repack_packs", lambda *_, **__: None)  # no room for the packs without
+        patched.setattr(stripping, "repack_packs", lambda *_, **__: True)  # no room for the packs without
         make_room(crowded, crowded.held_bytes - 1)
     assert stripped_in(crowded) == ["s0"]
     assert pack.exists()
+
+
+def test_a_damaged_pack_keeps_no_other_one_from_going(crowded: Store) -> None:
+    spoilt = making.pack_of(crowded, sleep_unnamed(crowded, "s9", 0))
+    making.flip(spoilt, -40)
+    report = make_room(crowded, 0)
+    assert [problem.path for problem in report.problems] == [str(spoilt)]
+    assert stripped_in(crowded) == ["s0", "s1", "s2", "s3"]
+    assert crowded.held_bytes < 4 * spoilt.stat().st_size
+
+
+@pytest.mark.parametrize(("looks", "marked", "gone"), [(1, 0, 0), (2, 2, 0), (3, 2, 1)])
+def test_what_has_to_stop_ends_at_its_next_step_and_the_next_one_lets_go_what_it_marked(
+    crowded: Store, monkeypatch: pytest.MonkeyPatch, looks: int, marked: int, gone: int
+) -> None:
+    monkeypatch.setattr(stripping, "_AT_ONCE", 2)
+    answers = iter([*[False] * looks, *[True] * 9])
+    before, freed = crowded.held_bytes, crowded.plan_room().actions[0].size_bytes
+    crowded.make_room(0, RoomPolicy(), _nobody, should_stop=lambda: next(answers))
+    assert (len(stripped_in(crowded)), (before - crowded.held_bytes) // freed) == (marked, gone)
+    make_room(crowded, before - 2 * freed)
+    assert len(stripped_in(crowded)) == 2
 
 
 def test_nothing_goes_for_what_could_not_fit(crowded: Store) -> None:

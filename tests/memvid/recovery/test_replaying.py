@@ -302,7 +302,7 @@ def test_marks_that_the_system_does_not_read_refuse_a_turn(path: Path, monkeypat
     with Store.open(path, writable=True) as store:
         store.strip(URI)
         with monkeypatch.context() as patched:
-            patched.setattr(marks, "read_small", making.refusing(errors.StoreIoError("EMFILE")))
+            patched.setattr(marks, "stat_name", making.refusing(errors.StoreIoError("EMFILE")))
             with pytest.raises(errors.StoreIoError):
                 store.acknowledge([turn(store, 5)])
         with pytest.raises(errors.BlockMissing):

@@ -183,14 +183,14 @@ def test_while_the_system_does_not_read_the_marks_no_pack_goes(
     store: Store, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """A tag may tell of a version that is missing with the index."""
-    receipt, real, refuse = sleep(store), marks.read_small, refusing(errors.StoreIoError("EMFILE"))
+    receipt, real, refuse = sleep(store), marks.stat_name, refusing(errors.StoreIoError("EMFILE"))
     store.tag(URI, 1, "good")
     manifest = manifest_path(store, receipt.bundle_id)
     good = manifest.read_bytes()
     manifest.unlink()
     with reopened(store, anew=True) as again:
         looks = itertools.count(how == "always")
-        monkeypatch.setattr(marks, "read_small", lambda *args: refuse() if next(looks) else real(*args))
+        monkeypatch.setattr(marks, "stat_name", lambda *args: refuse() if next(looks) else real(*args))
         report = again.repack()
         monkeypatch.undo()
         assert [finding.code for finding in report.problems] == ["store_io" if how == "always" else "bundle_missing"]
