@@ -1,9 +1,9 @@
 """The agents that `torpor launch` starts: a record each, and no code.
 
-In the texts, `$url` is the daemon's base URL without `/v1`, `$token` a token and `$tokens` the file of them, `$model`
-the model's name, `$context` the tokens that it takes, `$answer` the most tokens of an answer. `$settings` is the text
-of the agent's settings, and `$file` a file of Torpor's own that holds them, in the folder `$folder`. Each agent has
-the token as TORPOR_TOKEN, so that no file needs it.
+In the texts, `$url` is the daemon's base URL without `/v1`, `$token` a token and `$tokens` the file of them as a word
+for a shell, `$model` the model's name, `$context` the tokens that it takes, `$answer` the most tokens of an answer.
+`$settings` is the text of the agent's settings, and `$file` a file of Torpor's own that holds them, in the folder
+`$folder`. Each agent has the token as TORPOR_TOKEN, so that no file needs it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,15 @@ class Agent:
         return self.program or self.name
 
 
-KEY_COMMAND: Final = 'awk \'$$1 == "default" {print $$2; exit}\' "$tokens"'
+HOMES: Final[Mapping[str, str]] = {
+    "CLAUDE_CONFIG_DIR": "~/.claude",
+    "CODEX_HOME": "~/.codex",
+    "PI_CODING_AGENT_DIR": "~/.pi/agent",
+    "XDG_CONFIG_HOME": "~/.config",
+}
+"""Variables by which a user names another folder for what a `settings_path` begins with."""
+
+KEY_COMMAND: Final = "awk '$$1 == \"default\" {print $$2; exit}' $tokens"
 """Prints the token for a shell."""
 
 _CLAUDE: Final = {

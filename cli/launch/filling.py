@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from .agents import Agent
 
@@ -20,10 +21,13 @@ HTTP_PORT: Final = 8677
 """Of a daemon that a launch starts, unless an option names another: "TORP" on the keys of a telephone."""
 
 
+_PROXIES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy"})
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What agents are told of a daemon: its base URL without `/v1`, a token and the file that has it, the name of a
-    model, and how many tokens its context holds."""
+    """What agents are told of a daemon: its base URL without `/v1`, a token, the file that has it as a word for a
+    shell, the name of a model, and how many tokens its context holds."""
 
     url: str
     token: str
@@ -38,7 +42,7 @@ class Facts:
 
 
 EXAMPLE: Final = Facts(
-    f"http://127.0.0.1:{HTTP_PORT}", f"${VARIABLE}", "$HOME/.config/torpor/http-tokens", "demo", 32_768
+    f"http://127.0.0.1:{HTTP_PORT}", f"${VARIABLE}", '"$HOME/.config/torpor/http-tokens"', "demo", 32_768
 )
 """What documents show, and a dry run where no daemon is."""
 
@@ -72,10 +76,22 @@ def start_of(agent: Agent, facts: Facts, folder: Path, more: Sequence[str] = ())
         arguments += [part for each in _leaves(settings) for part in (agent.each_setting, each)]
     return Start(
         [agent.command, *arguments, *more],
-        {VARIABLE: facts.token, **{name: Template(each).substitute(values) for name, each in given.items()}},
+        {
+            VARIABLE: facts.token,
+            **_past_proxies(facts.url),
+            **{name: Template(each).substitute(values) for name, each in given.items()},
+        },
         file if reads_file else None,
         Template(agent.script).substitute(values) if agent.script else text,
     )
+
+
+def _past_proxies(url: str) -> dict[str, str]:
+    """For an agent whose user has a proxy, which would get the token and the dialogue, and reach no daemon."""
+    if not any(name.lower() in _PROXIES and value for name, value in os.environ.items()):
+        return {}
+    hosts = [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), urlsplit(url).hostname]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(filter(None, hosts)))
 
 
 def settings_of(agent: Agent, facts: Facts) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -16,16 +17,18 @@ from typing import Annotated, Any, Final
 from platformdirs import user_state_path
 
 from ...daemon.api.process import StatusResult
+from ...errors import TorporError
 from ...memvid.units import format_count, format_plural
 from ...places import user_folder
 from ...socket_api.client.client import Client
+from ...socket_api.errors import DaemonUnreachable
 from ...socket_api.tokens import OWNERS, Tokens
 from ..errors import AgentMissing, HttpNotServed, InvalidUsage
 from ..exit_codes import OK
 from ..reach.consent import YesOption, has_consent
-from ..reach.daemon_link import find_daemon
+from ..reach.daemon_link import connect
 from ..reach.options import JsonOption, argument, option
-from ..serve.ensure import find_or_start
+from ..serve.ensure import find_or_start, require_served
 from ..serve.serve_parameters import given_of, takes
 from ..view.output import Output, plain, rows_table, typed
 from .agents import AGENTS, KEY_COMMAND, Agent
@@ -125,10 +128,9 @@ def _agent_named(name: str | None) -> Agent:
 
 def _facts_now(output: Output, agent: Agent, given: Mapping[str, Any]) -> Facts:
     """As `_facts_of`, without a start or a load; where no daemon answers, an example."""
-    daemon = find_daemon(given.get("socket"))
-    if daemon is not None:
-        with daemon:
-            return _facts_in(daemon.status(), daemon.socket_path, agent, given)
+    with suppress(DaemonUnreachable), connect(given.get("socket"), store=given.get("store")) as daemon:
+        require_served(daemon, given.get("model") or {})
+        return _facts_in(daemon.status(), daemon.socket_path, agent, given)
     output.remark("[dim]no daemon answers: this is an example[/]")
     return replace(EXAMPLE, model=next(iter(given.get("model") or {}), EXAMPLE.model))
 
@@ -155,7 +157,7 @@ def _facts_in(status: StatusResult, socket: Path, agent: Agent, given: Mapping[s
             f"{http.tokens} has no token of the namespace {OWNERS}. Add a line for it, or remove the file."
         )
     model = status.model_named(next(iter(given.get("model") or {}), "")) or status.models[0]
-    return Facts(http.url, token, http.tokens, model.name, model.context_tokens or EXAMPLE.context)
+    return Facts(http.url, token, shlex.quote(http.tokens), model.name, model.context_tokens or EXAMPLE.context)
 
 
 def _remark_on_context(output: Output, agent: Agent, facts: Facts) -> None:
@@ -171,14 +173,14 @@ def _tell_end(
     output: Output, agent: Agent, facts: Facts, before: Figures, given: Mapping[str, Any], status: int
 ) -> None:
     """One line of what the daemon did while the agent ran."""
-    daemon = find_daemon(given.get("socket"))
-    if daemon is None:
+    try:
+        with connect(given.get("socket"), store=given.get("store")) as daemon:
+            figures = figures_of(daemon, facts.token).since(before)
+    except TorporError:  # the agent has ended, and its status is this command's
         output.remark(
             "[yellow]the daemon does not answer any more[/]; what it answered is kept, and the next launch starts it"
         )
         return
-    with daemon:
-        figures = figures_of(daemon, facts.token).since(before)
     if output.as_json:
         output.document("launch", {"agent": agent.name, "status": status, **asdict(figures)})
     else:
@@ -195,6 +197,8 @@ def _write(output: Output, agent: Agent, facts: Facts, *, yes: bool) -> int:
     if not lines:
         output.remark(f"{plain(change.path)} has these settings already")
     elif yes or has_consent(f"Write this to {change.path}?", "write it", as_json=output.as_json):
+        if change_of(agent, facts) != change:
+            raise InvalidUsage(f"{change.path} has changed since it was shown, so nothing was written. Run this again.")
         change.write()
         output.remark(f"written to {plain(change.path)}")
     else:

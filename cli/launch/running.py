@@ -29,7 +29,9 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         else:
             program.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    # What nohup has this process ignore, the agent ignores, too.
+    wanted = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in wanted}
     try:
         program = subprocess.Popen(command, env={**os.environ, **environment})
         for number in early:

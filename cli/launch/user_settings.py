@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from ...places import expanded
 from ..errors import InvalidUsage, UnreadableInput
-from .agents import Agent
+from .agents import HOMES, Agent
 from .filling import Facts, settings_of, text_of, write_whole
 
 MAX_BYTES: Final = 4 << 20
@@ -53,7 +54,7 @@ def change_of(agent: Agent, facts: Facts) -> Change:
             f"{agent.title} takes its settings from the environment. `torpor launch {agent.name} --dry-run` shows what"
             " to export in your shell's profile."
         )
-    path = expanded(agent.settings_path).resolve()  # a link stays one
+    path = _path_of(agent.settings_path).resolve()  # a link stays one
     try:
         with path.open(encoding="utf-8") as file:
             before = file.read(MAX_BYTES + 1)
@@ -73,6 +74,13 @@ def change_of(agent: Agent, facts: Facts) -> Change:
     return Change(
         path, before, before if merged == present else json.dumps(merged, indent=2, ensure_ascii=False) + "\n"
     )
+
+
+def _path_of(settings_path: str) -> Path:
+    for variable, folder in HOMES.items():
+        if settings_path.startswith(f"{folder}/") and (chosen := os.environ.get(variable)):
+            return Path(chosen, settings_path.removeprefix(f"{folder}/"))
+    return expanded(settings_path)
 
 
 def _not_plain(agent: Agent, path: Path, why: str) -> UnreadableInput:

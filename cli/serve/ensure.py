@@ -87,14 +87,14 @@ def find_or_start(
                 if daemon is None:
                     raise
     try:
-        _require_served(daemon, given.get("model") or {})
+        require_served(daemon, given.get("model") or {})
     except InvalidUsage:
         daemon.close()
         raise
     return daemon, False
 
 
-def _require_served(daemon: Client, models: Mapping[str, str]) -> None:
+def require_served(daemon: Client, models: Mapping[str, str]) -> None:
     """Raises InvalidUsage: the daemon runs without one of these models, or has its name for another one."""
     status = daemon.status()
     for name, source in models.items():

@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from torpor.cli.launch import launch
 from torpor.cli.launch.agents import AGENTS
 from torpor.daemon.api.process import HttpInfo
 from torpor.socket_api import Client
+from torpor.socket_api.wire.address import default_socket_path
 from torpor.tests.cli.cli_rig import Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
 
@@ -87,29 +89,67 @@ def test_what_is_missing_is_told_with_the_way_to_have_it(torpor: Torpor, home: P
         assert sentence in told(torpor("launch", *words).err), words
 
 
-def test_settings_are_shown_before_they_are_written(torpor: Torpor, home: Path, daemon: ServerThread) -> None:
+def test_settings_are_shown_before_they_are_written(
+    torpor: Torpor, home: Path, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the facts of the daemon, not with those of an example."""
-    tokens = home / "tokens"
+    tokens = home / "$tokens"
     tokens.write_text("work another-token-of-some-length\ndefault the-token-of-the-owner\n")
     tokens.chmod(0o600)
     daemon.service.also("status", http=HttpInfo("http://127.0.0.1:9", str(tokens)))
     asked = torpor("launch", "opencode", "--write-config")
     assert (asked.status, "Add --yes" in told(asked.err)) == (2, True)
-    assert not (home / ".config").exists()
+    assert not (home / "config").exists()
     written = torpor("launch", "opencode", "--write-config", "--yes")
     assert (written.status, '+  "model": "torpor/fake",' in written.out) == (0, True), written.err
-    assert "export TORPOR_TOKEN=$(awk" in written.out
-    path = home / ".config" / "opencode" / "opencode.json"
+    command = next(line for line in written.out.splitlines() if line.startswith("export TORPOR_TOKEN=$(awk"))
+    shell = ["/bin/sh", "-c", f"PATH=/usr/bin:/bin; {command}; echo $TORPOR_TOKEN"]
+    assert subprocess.run(shell, capture_output=True, check=True).stdout == b"the-token-of-the-owner\n"
+    path = home / "config" / "opencode" / "opencode.json"
     assert json.loads(path.read_text())["provider"]["torpor"]["options"]["baseURL"] == "http://127.0.0.1:9/v1"
     assert "has these settings already" in told(torpor("launch", "opencode", "--write-config").err)
     shown = torpor("launch", "goose", "--dry-run", "--show-token")
     assert "export OPENAI_API_KEY=the-token-of-the-owner" in shown.out
+    path.unlink()
+    monkeypatch.setattr(launch, "has_consent", lambda *_, **__: path.write_text("{}"))
+    assert "has changed since it was shown" in told(torpor("launch", "opencode", "--write-config").err)
+    assert path.read_text() == "{}"
+    unserved = torpor("launch", "opencode", "--dry-run", "--model", "other=/folder", "--json")
+    assert "serves fake=" in unserved.error["error"]["message"]
     tokens.write_text("work another-token-of-some-length\n")
     assert "no token of the namespace default" in told(torpor("launch", "goose", "--dry-run").err)
 
 
+def test_its_status_is_told_where_the_daemon_has_gone_meanwhile(
+    torpor: Torpor, home: Path, daemon: ServerThread
+) -> None:
+    tokens, socket = home / "tokens", default_socket_path()
+    tokens.write_text("default the-token-of-the-owner\n")
+    tokens.chmod(0o600)
+    daemon.service.also("status", http=HttpInfo("http://127.0.0.1:9", str(tokens)))
+    install(home, "claude", f"#!/bin/sh\n/bin/mv {socket} {socket}.away; exit 7\n")
+    ran = torpor("launch", "claude", "--socket", str(socket))
+    Path(f"{socket}.away").rename(socket)
+    assert (ran.status, "does not answer any more" in told(ran.err)) == (7, True), ran.err
+    assert "this is an example" in told(torpor("launch", "claude", "--dry-run", "--socket", str(home / "none")).err)
+
+
+def test_a_proxy_of_the_user_is_passed_by(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told_of_proxies() -> dict[str, str]:
+        environment = torpor("launch", "claude", "--dry-run", "--json").document["environment"]
+        return {name: value for name, value in environment.items() if "proxy" in name.lower()}
+
+    assert told_of_proxies() == {}
+    monkeypatch.setenv("NO_PROXY", "intern")
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    assert told_of_proxies() == dict.fromkeys(("no_proxy", "NO_PROXY"), "intern,127.0.0.1")
+
+
 @pytest.mark.one_in(2)
-def test_an_agent_goes_on_over_a_kill_of_the_daemon_and_its_status_is_passed_on(home: Path) -> None:
+def test_an_agent_goes_on_over_a_kill_of_the_daemon_and_its_status_is_passed_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     install(home, "claude", AGENT.format(python=sys.executable))
     command = [sys.executable, "-P", "-m", "torpor.cli.main", "launch", "claude"]
 
@@ -149,10 +189,15 @@ RUNS = "import sys; from torpor.cli.launch.running import run; sys.exit(run(sys.
 def test_signals_reach_the_agent_and_its_end_is_told_as_a_shell_would(
     script: str, number: signal.Signals, status: int
 ) -> None:
-    command = [sys.executable, "-c", RUNS, "/bin/sh", "-c", script.format(number=number.name.removeprefix("SIG"))]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as running:
+    """But those that are ignored, as a hangup is under nohup."""
+    agent = ["/bin/sh", "-c", script.format(number=number.name.removeprefix("SIG"))]
+    ignoring = ["/bin/sh", "-c", "trap '' USR1; exec \"$@\"", "sh"]
+    with subprocess.Popen(
+        [*ignoring, sys.executable, "-c", RUNS, *agent], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "yes\n"
+        running.send_signal(signal.SIGUSR1)
         running.send_signal(number)
         try:
             assert running.wait(timeout=30) == status
