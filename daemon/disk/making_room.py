@@ -101,8 +101,12 @@ class Room:
             lambda: list(self._awake),
             or_nothing=most - needed if needed else None,
         )
-        report, _ = await self._thread.repack(lambda should_stop: making(should_stop=should_stop), is_order=True)
-        self._tell(report)
+        is_left = True
+        while is_left:  # what stops for a sleep without room on the disk goes on after it
+            report, is_left = await self._thread.repack(
+                lambda should_stop: making(should_stop=should_stop), is_order=True
+            )
+            self._tell(report)
         return self._store.held_bytes + needed <= most
 
     def _tell(self, report: MaintenanceReport) -> None:

@@ -256,6 +256,7 @@ class Residency:
         newest = self.standing.require_row(use.uri)
         woken = await self._versions.waking.wake(use.uri, order, model, emit)
         woken.session.rewound = order.version not in (None, newest.version)
+        woken.session.unnamed = newest.unnamed  # an earlier version may be of before it had a name
         self.awake.admit(woken.session)
         use.woken = listing.wake_result(
             woken.session,

@@ -274,9 +274,10 @@ class Index(Closing):
             self._changes = max(self._changes, 1)
 
     def note_use(self, bundle_id: str, at_ns: int) -> None:
-        """A version is used, and no new one tells of it."""
+        """A version is used, and no new one tells of it. A clock that is behind takes no later use back."""
         with self._transaction():
-            self._connection.execute("UPDATE versions SET used_ns = ? WHERE bundle_id = ?", (at_ns, _blob(bundle_id)))
+            values = at_ns, _blob(bundle_id)
+            self._connection.execute("UPDATE versions SET used_ns = max(used_ns, ?) WHERE bundle_id = ?", values)
             self._changes = max(self._changes, 1)
 
     # --- blocks and packs

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torpor.daemon.upkeep import writing_behind
+from torpor.memvid.answers import MaintenanceReport
 from torpor.memvid.disk.clock import now_ns
 from torpor.memvid.errors import BudgetExceeded
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.maintenance import strip_plan
 from torpor.memvid.store import Store
 from torpor.memvid.writing import sleeping
+from torpor.tests.daemon.disk.test_maintenance import wait_for
 from torpor.tests.daemon.session_rig import Rigged, listening, tokens_of, until
 
 ROOM_OF_THREE = 812_000
@@ -93,6 +98,30 @@ async def test_a_sleep_is_refused_where_nothing_may_go(open_rig: Any) -> None:
         assert stripped(rig) == ["a"]
         assert disk_of(rig).held_bytes <= ROOM_OF_THREE
         disk_of(rig).close()
+
+
+async def test_a_strip_that_stops_for_a_sleep_without_room_on_the_disk_goes_on_after_it(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, told, real = threading.Event(), list[bool](), Store.make_room
+
+    def make_room(store: Store, *what: Any, should_stop: Callable[[], bool], **how: Any) -> MaintenanceReport:
+        begun.set()
+        if not told:
+            wait_for(should_stop)
+        told.append(should_stop())
+        return real(store, *what, should_stop=should_stop, **how)
+
+    async with open_rig(store_budget=ROOM_OF_THREE, prefix_reuse="off") as rig:
+        await sleep(rig, "s0", "s1")
+        monkeypatch.setattr(Store, "make_room", make_room)
+        making = asyncio.ensure_future(rig.service._parts.store.room.make(ROOM_OF_THREE // 2))
+        await until(begun.is_set)
+        thread = rig.service._parts.upkeep.loop.thread
+        with thread.claims:
+            await thread.wait_for_room(0)
+        assert await making
+        assert (told, stripped(rig)) == ([True, False], ["s0"])
 
 
 async def test_nothing_is_stripped_for_a_session_that_could_never_fit(open_rig: Any) -> None:

@@ -41,6 +41,10 @@ async def test_that_nobody_named_a_session_lasts_until_somebody_does(open_rig: C
         assert not rig.live("key").unnamed, "named for good"
     async with open_rig() as rig:
         assert not (await listed(rig))["key"].unnamed
+        await rig.wake("key", version=1)
+        await rig.service.append("key", text="From before it had a name.", unnamed=True)
+        await rig.sleep("key")
+        assert not (await listed(rig))["key"].unnamed
     async with open_rig(store=killed) as rig:
         assert (await listed(rig))["key"].unnamed, "a turn of the journal tells it"
 
