@@ -55,6 +55,8 @@ _LENGTH_KEYS = ("max_position_embeddings", "original_max_position_embeddings")
 _MAX_PLAIN_CHARS = 2048
 # for a file's name that another file tells
 _MAX_NAME_CHARS = 100
+# the deepest models have some hundreds
+MAX_LAYERS = 4096
 # of a file of settings: the longest, the list of shards of a model of 671 billion parameters, has 9 MB
 MAX_SETTINGS_BYTES = 32 << 20
 
@@ -131,6 +133,15 @@ def require_model_files(folder: Path) -> None:
         raise ModelFilesMissing(
             f"{config} names no model_type, so it is of no model. {A_MODEL_FOLDER}", path=str(config)
         )
+
+
+def require_few_layers(folder: Path) -> None:
+    """Raises ModelFilesMissing: a config tells of more layers than MAX_LAYERS. A model is built of as many before its
+    weights are looked at, and so would take all memory."""
+    config = folder / CONFIG_FILE
+    for name, value in _settings_in(load_object(config)):
+        if name.endswith(("layers", "n_layer")) and isinstance(value, int) and value > MAX_LAYERS:
+            raise ModelFilesMissing(f"{config} tells of more than {MAX_LAYERS} layers, by {name}.", path=str(config))
 
 
 def files_of(folder: Path) -> tuple[list[Path], list[Path]]:

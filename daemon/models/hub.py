@@ -194,7 +194,7 @@ def _require_known(name: str, config: Path) -> None:
         _get_classes(settings)
     except ModelFilesMissing as error:
         raise _no_model(name, f"its {CONFIG_FILE} is no JSON object") from error
-    except (KeyError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_model(
             name, f"mlx-lm does not know its model_type {str(settings.get('model_type'))[:100]!r}"
         ) from error

@@ -28,7 +28,7 @@ from ...snapshot.forking import fork
 from ...snapshot.kind import copied
 from ...snapshot.kinds import holds_shared, quantized
 from ...snapshot.layout import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, CacheLayout, KvChoice, kv_format_of, layout_of
-from ...snapshot.model_files import NO_ADAPTER, files_of, identify, lacks, require_model_files
+from ...snapshot.model_files import NO_ADAPTER, files_of, identify, lacks, require_few_layers, require_model_files
 from ...snapshot.passes import SEGMENTED
 from ...snapshot.state import LiveState, token_array
 from ...snapshot.tensor_list import NotWhole, tensor_bytes
@@ -220,6 +220,7 @@ def load_model(
     folders = [folder, adapter_folder] if adapter_folder else [folder]
     before = [stamps_of(each) for each in folders]
     require_model_files(folder)
+    require_few_layers(folder)
     network, tokenizer, config = _load(name, source, folder)
     adapter_part = NO_ADAPTER
     if adapter and adapter_folder:
@@ -283,6 +284,7 @@ def foresee(folder: Path) -> Prospect:
     """Look ahead at a model. It is built, and reads one token, but nothing of it is evaluated: so arrays have their
     shapes and no memory, and no weights are read. Raises as `load_model`."""
     require_model_files(folder)
+    require_few_layers(folder)
     try:
         network, config = mlx_lm.utils.load_model(folder, lazy=True, trust_remote_code=False)
         _settle_dtype(network)

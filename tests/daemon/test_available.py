@@ -11,6 +11,8 @@ from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.models import hub
 from torpor.daemon.models.models import foresee, load_model
 from torpor.snapshot.digests import DigestCache
+from torpor.snapshot.errors import ModelFilesMissing
+from torpor.snapshot.model_files import MAX_LAYERS
 from torpor.tests.hub_rig import serving
 from torpor.tests.model_making import write_model, write_model_like
 
@@ -29,6 +31,16 @@ def test_what_a_model_will_take_is_foreseen_without_reading_its_weights(tmp_path
     assert (prospect.weights_bytes, prospect.context_tokens) == (model.weights_bytes, model.context_tokens)
     for count in (1, 100, 2048):
         assert prospect.layout.most_bytes(count, 64) == model.layout.most_bytes(count, 64)
+
+
+def test_a_model_of_too_many_layers_is_not_built(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": MAX_LAYERS + 1}))
+    with pytest.raises(ModelFilesMissing):
+        foresee(folder)
+    with pytest.raises(ModelFilesMissing):
+        load_model("m", str(folder), DigestCache(tmp_path / "digests.json"))
 
 
 def test_the_cache_s_models_are_told_with_what_fits_and_what_is_wrong(

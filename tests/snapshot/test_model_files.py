@@ -14,7 +14,14 @@ from torpor.snapshot import model_files
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.errors import ModelFilesMissing
 from torpor.snapshot.identity import CIRCUMSTANCES, PARTS
-from torpor.snapshot.model_files import TOKENIZER_PATTERNS, identify, require_model_files, rope_of
+from torpor.snapshot.model_files import (
+    MAX_SETTINGS_BYTES,
+    TOKENIZER_PATTERNS,
+    identify,
+    require_few_layers,
+    require_model_files,
+    rope_of,
+)
 
 FACTS: dict[str, Any] = {
     "chat_template": "T",
@@ -243,6 +250,13 @@ def test_a_config_of_something_else_and_weights_that_may_not_be_read_are_told(
         patch.setattr(model_files, "tensor_names", refuse)
         with pytest.raises(ModelFilesMissing, match=r"model.safetensors cannot be read: Permission denied\.$"):
             require_model_files(own_tiny_model)
+    for settings in ({"num_hidden_layers": 10**12}, {"text_config": {"n_layer": 4097}}):
+        (own_tiny_model / "config.json").write_text(json.dumps(settings))
+        with pytest.raises(ModelFilesMissing, match=r"more than 4096 layers, by .*layers?\.$"):
+            require_few_layers(own_tiny_model)
+    (own_tiny_model / "config.json").write_text('{"x": "' + "x" * MAX_SETTINGS_BYTES + '"}')
+    with pytest.raises(ModelFilesMissing, match=r"config\.json has more than 32 MiB\.$"):
+        require_model_files(own_tiny_model)
     (own_tiny_model / "config.json").write_text("{}")
     with pytest.raises(ModelFilesMissing, match=r"config\.json names no model_type.* A model folder has"):
         require_model_files(own_tiny_model)

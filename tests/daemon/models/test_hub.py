@@ -142,8 +142,8 @@ def no_weights(model: Path) -> None:
     (model / WEIGHTS).rename(model / "tiny.gguf")
 
 
-def other_kind(model: Path) -> None:
-    (model / "config.json").write_text('{"model_type": "no_such_thing"}')
+def other_kind(model: Path, kind: object = "no_such_thing") -> None:
+    (model / "config.json").write_text(json.dumps({"model_type": kind}))
 
 
 def tells(file: str | None = None, **facts: object) -> Callable[[dict[str, Any]], object]:
@@ -168,6 +168,8 @@ def no_room(error: int) -> Callable[..., None]:
         (lambda served, patch, model: setattr(served, "gated", {NAME}), "it is gated. Accept its terms on http"),
         (lambda served, patch, model: no_weights(model), "is no model for mlx-lm: it lacks config.json or weights"),
         (lambda served, patch, model: other_kind(model), "mlx-lm does not know its model_type 'no_such_thing'"),
+        (lambda served, patch, model: other_kind(model, ["x"]), "mlx-lm does not know its model_type \"['x']\""),
+        (lambda served, patch, model: other_kind(model, "cache"), "mlx-lm does not know its model_type 'cache'"),
         (
             lambda served, patch, model: patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9"),
             "the connection broke",
@@ -197,6 +199,8 @@ def no_room(error: int) -> Callable[..., None]:
         "gated",
         "no weights",
         "other kind",
+        "a list",
+        "no kind",
         "no network",
         "offline",
         "no room",
