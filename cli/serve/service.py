@@ -32,6 +32,8 @@ _UNITS: Final = Path(__file__).parent / "units"
 _NAME: Final = "torpor"
 _MOST_CHARS: Final = 600
 _BARE: Final = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""systemd begins a line at some of these, launchd reads others as something else, and the last ones are no text."""
 
 Words = tuple[str, ...]
 """A command."""
@@ -102,8 +104,10 @@ def service(
 
 def unit_of(options: Mapping[str, Any]) -> Unit:
     """The unit of a daemon with these options, for the supervisor of this system. Raises InvalidUsage: there is none
-    that Torpor knows."""
+    that Torpor knows, or an option has characters that its file cannot have."""
     command = [sys.executable, "-P", "-m", "torpor.cli.main", "serve", *arguments_of(options)]
+    if (odd := next(filter(_UNPRINTABLE.search, command), None)) is not None:
+        raise InvalidUsage(f"The file of a service takes no {odd!r}: it has a character that cannot be printed.")
     if sys.platform == "darwin":
         path = expanded("~/Library/LaunchAgents") / f"{_NAME}.plist"
         document = plistlib.loads((_UNITS / "torpor.plist").read_bytes())
@@ -130,7 +134,7 @@ def _systemd_word(word: str) -> str:
     """A word of a command line as systemd reads it."""
     if _BARE.fullmatch(word):
         return word
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'.replace("%", "%%").replace("$", "$$")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torpor.cli.errors import InvalidUsage
 from torpor.cli.exit_codes import LOCKED, NOT_FOUND, USAGE
 from torpor.cli.serve import last_options, service
 from torpor.cli.serve.service import unit_of
@@ -122,6 +123,14 @@ def test_systemd_takes_the_unit(tmp_path: Path, options: dict[str, object]) -> N
 def test_words_are_quoted_as_systemd_reads_them() -> None:
     started = section(unit_of(HARD).text)["ExecStart"]
     assert started.endswith(r' serve --config "/a \"b\"/50%% $$HOME\\x.toml" --store /store --http 8080')
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+@pytest.mark.parametrize("path", ["/a\nExecStartPost=/bin/b", "/a\rExecStartPost=/bin/b", "/a\udcff", "/a\x1b"])
+def test_what_could_be_another_line_is_refused(monkeypatch: pytest.MonkeyPatch, platform: str, path: str) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    with pytest.raises(InvalidUsage, match=r"takes no '/a\\"):
+        unit_of({"store": Path(path)})
 
 
 def test_launchd_gets_the_same_command(monkeypatch: pytest.MonkeyPatch) -> None:
