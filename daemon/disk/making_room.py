@@ -37,19 +37,22 @@ Result = TypeVar("Result")
 
 
 class Room:
-    """Makes room in a store. awake: the sessions in memory, which are in use."""
+    """Makes room in a store. awake: the sessions in memory, which are in use. requested: gives those that requests have
+    or wait for: one of them may be about to wake, and makes room in memory first."""
 
     def __init__(
         self,
         store: Store,
         thread: UpkeepThread,
         awake: Collection[SessionUri],
+        requested: Callable[[], set[SessionUri]],
         bus: Bus,
         options: CurrentOptions,
     ) -> None:
         self._store = store
         self._thread = thread
         self._awake = awake
+        self._requested = requested
         self._bus = bus
         self._options = options
 
@@ -61,7 +64,7 @@ class Room:
 
     def plan(self) -> MaintenanceReport:
         """What goes next, and why. For any thread."""
-        return self._store.plan_room(self._policy, list(self._awake))
+        return self._store.plan_room(self._policy, self._in_use())
 
     def unused(self, uri: SessionUri | None = None) -> list[SessionUri]:
         """The sessions that nobody named and nobody has used for long; that one alone, if it is one. For any thread."""
@@ -98,7 +101,7 @@ class Room:
             self._store.make_room,
             int(min(ENOUGH * most, most - needed)),
             self._policy,
-            lambda: list(self._awake),
+            self._in_use,
             or_nothing=most - needed if needed else None,
         )
         is_left = True
@@ -119,6 +122,10 @@ class Room:
             self._bus.publish(VersionsStripped(parse_reference(session), count, bytes_freed[session]))
         for problem in report.problems:
             _LOG.warning("making room: %s: %s", problem.code, problem.message)
+
+    def _in_use(self) -> set[SessionUri]:
+        """The sessions in use. For any thread."""
+        return self._requested().union(list(self._awake))
 
     @property
     def _policy(self) -> RoomPolicy:

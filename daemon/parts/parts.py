@@ -50,7 +50,7 @@ class Parts:
         self.queue = Queue(self._current)
         self.bus = bus
         awake, turns, buffers = AwakeSessions(), Turns(), Buffers(engine)
-        self.store = StoreParts(disk, engine, buffers, awake, self.door, bus, self._current, scrub)
+        self.store = StoreParts(disk, engine, buffers, awake, turns, self.door, bus, self._current, scrub)
         self.models = ModelParts(
             self.store, engine, buffers, shelf, loader, awake, turns, self.door, bus, self._current
         )

@@ -20,6 +20,7 @@ from ..options.current import CurrentOptions
 from ..residency.awake import AwakeSessions
 from ..residency.putting_away import PuttingAway
 from ..residency.standing import Standing
+from ..sessions.sessions import Turns
 from ..tasks.door import Door
 from ..upkeep.loop import Upkeep
 from ..upkeep.making_room import MakingRoom
@@ -44,6 +45,7 @@ class StoreParts:
         engine: Engine,
         buffers: Buffers,
         awake: AwakeSessions,
+        turns: Turns,
         door: Door,
         bus: Bus,
         options: CurrentOptions,
@@ -55,7 +57,7 @@ class StoreParts:
         self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.to_heal)
         self.retaining = Retaining(loop, disk, bus, options)
         self.repacking = Repacking(loop, disk, RepackPolicy())
-        self.room = Room(disk, loop.thread, awake, bus, options)
+        self.room = Room(disk, loop.thread, awake, turns.in_use, bus, options)
         self.making_room = MakingRoom(loop, self.room)
         self.versions = Versions(
             disk,

@@ -308,6 +308,14 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.0005)
 
 
+def wait_for(should_stop: Callable[[], bool]) -> None:
+    """On a thread, poll until the work there is told to stop."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not should_stop():
+        assert time.monotonic() < deadline, "nobody told it to stop"
+        time.sleep(0.001)
+
+
 def reply_with(rig: Rigged, reply: str, *, end: bool = True) -> None:
     """Make the model's next turn this text, closed by the end token unless `end` is False.
 

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,17 @@ from torpor.memvid.errors import BundleMissing, NameTaken, SessionNotFound, Stor
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
-from torpor.tests.daemon.session_rig import DEADLINE_S, Gate, Rigged, cancelled, manifests, packs, tokens_of, until
+from torpor.tests.daemon.session_rig import (
+    DEADLINE_S,
+    Gate,
+    Rigged,
+    cancelled,
+    manifests,
+    packs,
+    tokens_of,
+    until,
+    wait_for,
+)
 
 NOTHING = MaintenanceReport("repack", False)
 
@@ -88,13 +97,6 @@ async def test_an_operation_whose_client_leaves_runs_to_its_end_threat_46(rig: R
     held.gate.open()
     await cancelled(asking)
     assert held.done == ["operation ended"]
-
-
-def wait_for(should_stop: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not should_stop():
-        assert time.monotonic() < deadline, "nobody told it to stop"
-        time.sleep(0.001)
 
 
 async def test_a_stop_cuts_a_repack_short(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,7 @@ from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.maintenance import strip_plan
 from torpor.memvid.store import Store
 from torpor.memvid.writing import sleeping
-from torpor.tests.daemon.disk.test_maintenance import wait_for
-from torpor.tests.daemon.session_rig import Rigged, listening, tokens_of, until
+from torpor.tests.daemon.session_rig import Rigged, listening, tokens_of, until, wait_for
 
 ROOM_OF_THREE = 812_000
 """For three sessions of 300 tokens, and not for four."""
@@ -122,6 +121,15 @@ async def test_a_strip_that_stops_for_a_sleep_without_room_on_the_disk_goes_on_a
             await thread.wait_for_room(0)
         assert await making
         assert (told, stripped(rig)) == ([True, False], ["s0"])
+
+
+async def test_a_session_that_a_request_has_is_not_stripped_though_it_is_not_awake_yet(open_rig: Any) -> None:
+    async with open_rig(store_budget=ROOM_OF_THREE, prefix_reuse="off") as rig:
+        await sleep(rig, "s0", "s1")
+        async with rig.service._parts.sessions.residency.turn(disk_of(rig).resolve("s0")):
+            assert await planned(rig) == ["s1"]
+            assert await rig.service._parts.store.room.make(ROOM_OF_THREE // 2)
+        assert stripped(rig) == ["s1"]
 
 
 async def test_nothing_is_stripped_for_a_session_that_could_never_fit(open_rig: Any) -> None:
