@@ -156,18 +156,23 @@ def _leaves(settings: Mapping[str, Any], path: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{path}{name}.")
         else:
-            yield f"{path}{name}={json.dumps(value)}"
+            yield f"{path}{name}={_toml_word(value)}"
 
 
 def _toml(settings: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Lines of TOML: the values of a table, then the tables in it."""
     tables = {name: value for name, value in settings.items() if isinstance(value, Mapping)}
-    values = [f"{name} = {json.dumps(value)}" for name, value in settings.items() if name not in tables]
+    values = [f"{name} = {_toml_word(value)}" for name, value in settings.items() if name not in tables]
     if values and path:
         yield from ("", f"[{path}]")
     yield from values
     for name, value in tables.items():
         yield from _toml(value, f"{path}.{name}".lstrip("."))
+
+
+def _toml_word(value: Any) -> str:
+    """TOML knows no pairs of surrogates, by which JSON in ASCII tells a character beyond the first 65,536."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:

@@ -207,7 +207,7 @@ def _write(output: Output, agent: Agent, facts: Facts, *, yes: bool) -> int:
         output.line(f"export {VARIABLE}=$({plain(filled(KEY_COMMAND, facts))})")
         for line in exports_of(agent, replace(facts, token=EXAMPLE.token)):
             output.line(plain(line))
-    output.line(plain(filled(agent.usage or agent.command, facts)))
+    output.line(plain(filled(agent.usage or agent.command, replace(facts, model=shlex.quote(facts.model)))))
     return OK.number
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torpor.cli.errors import InvalidUsage, UnreadableInput
-from torpor.cli.launch.agents import AGENTS
+from torpor.cli.launch.agents import AGENTS, HOMES
 from torpor.cli.launch.filling import Facts, settings_of, start_of, text_of
 from torpor.cli.launch.user_settings import change_of
 
-FACTS = Facts("http://127.0.0.1:9", "the-token", "/a folder/tokens", 'a "strange" $name\\', 40_000)
+FACTS = Facts("http://127.0.0.1:9", "the-token", "/a folder/tokens", 'a "strange" $name\\ 😀', 40_000)
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (*HOMES, *filter(re.compile("(?i).+_proxy").fullmatch, list(os.environ))):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
@@ -32,7 +36,7 @@ def test_an_agent_is_told_address_token_and_model_and_its_user_may_say_more(agen
     assert tuple(start.command[-2:]) == ("-p", "$what")
     told = [*start.environment.values(), *start.command, start.text if start.file else ""]
     for fact in (FACTS.url, FACTS.model):
-        assert any(fact in each or json.dumps(fact)[1:-1] in each for each in told), fact
+        assert any(fact in each or json.dumps(fact, ensure_ascii=False)[1:-1] in each for each in told), fact
     assert (start.file is None) == ("/f" not in "".join([*start.environment.values(), *start.command]))
     assert FACTS.token not in text_of(record, FACTS), "a file needs no token"
     assert all(each not in "".join(told) for each in ("$url", "$model", "$context", "$file"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,8 @@ sys.exit(int(status))
 @pytest.fixture(autouse=True)
 def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user with nothing installed."""
+    for name in filter(re.compile("(?i).+_proxy").fullmatch, list(os.environ)):
+        monkeypatch.delenv(name)
     for name in ("STATE", "CONFIG", "CACHE", "DATA"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(short_path / name.lower()))
     monkeypatch.setenv("HOME", str(short_path))
