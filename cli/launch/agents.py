@@ -1,7 +1,8 @@
 """The agents that `torpor launch` starts: a record each, and no code.
 
-In the texts, `$url` is the daemon's base URL without `/v1`, `$token` a token and `$tokens` the file of them as a word
-for a shell, `$model` the model's name, `$context` the tokens that it takes, `$answer` the most tokens of an answer.
+In the texts, `$url` is the daemon's base URL without `/v1`, `$token` a token of `$namespace` and `$tokens` the file of
+them as a word for a shell, `$model` the model's name, `$context` the tokens that it takes, `$answer` the most tokens of
+an answer.
 `$settings` is the text of the agent's settings, and `$file` a file of Torpor's own that holds them, in the folder
 `$folder`. Each agent has the token as TORPOR_TOKEN, so that no file needs it.
 """
@@ -57,7 +58,7 @@ HOMES: Final[Mapping[str, str]] = {
 }
 """Variables by which a user names another folder for what a `settings_path` begins with."""
 
-KEY_COMMAND: Final = "awk '$$1 == \"default\" {print $$2; exit}' $tokens"
+KEY_COMMAND: Final = "awk '$$1 == \"$namespace\" {print $$2; exit}' $tokens"
 """Prints the token for a shell."""
 
 _CLAUDE: Final = {

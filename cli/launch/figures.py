@@ -6,10 +6,13 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import Final
 
 from ...memvid.units import format_count, format_plural
 from ...socket_api.client.client import Client
+from ...socket_api.tokens import OWNERS
+from .filling import token_of
 
 _TIMEOUT_S: Final = 30.0
 _MAX_BYTES: Final = 4 << 20
@@ -54,11 +57,14 @@ class Figures:
         )
 
 
-def figures_of(daemon: Client, token: str) -> Figures:
-    """The figures of now."""
+def figures_of(daemon: Client) -> Figures:
+    """The figures of now. Raises InvalidUsage: the file of tokens lacks the owner's, which alone is told of them."""
     status = daemon.status()
     tokens: Counter[str] = Counter()
-    for kind, count in _COUNT.findall(_metrics(status.http.url, token) if status.http and status.http.url else ""):
+    http, told = status.http, ""
+    if http and http.url and http.tokens:
+        told = _metrics(http.url, token_of(Path(http.tokens), OWNERS))
+    for kind, count in _COUNT.findall(told):
         tokens[kind] += int(float(count))
     sessions = status.sessions_awake + status.sessions_asleep
     return Figures(status.pid, sessions, tokens["cached"], tokens["recomputed"], tokens["read"], tokens["written"])

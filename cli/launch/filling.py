@@ -12,6 +12,8 @@ from string import Template
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from ...socket_api.tokens import MIN_TOKEN_CHARS, OWNERS, Tokens
+from ..errors import InvalidUsage
 from .agents import Agent
 
 VARIABLE: Final = "TORPOR_TOKEN"
@@ -27,13 +29,16 @@ _PROXIES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What agents are told of a daemon: its base URL without `/v1`, a token, the file that has it as a word for a
-    shell, the name of a model, and how many tokens its context holds."""
+    shell, the name of a model, how many tokens its context holds, and the token's namespace. examples: the names of
+    those that may turn out otherwise, as no daemon told them."""
 
     url: str
     token: str
     tokens: str
     model: str
     context: int
+    namespace: str = OWNERS
+    examples: tuple[str, ...] = ()
 
     @property
     def answer(self) -> int:
@@ -42,7 +47,12 @@ class Facts:
 
 
 EXAMPLE: Final = Facts(
-    f"http://127.0.0.1:{HTTP_PORT}", f"${VARIABLE}", '"$HOME/.config/torpor/http-tokens"', "demo", 32_768
+    f"http://127.0.0.1:{HTTP_PORT}",
+    f"${VARIABLE}",
+    '"$HOME/.config/torpor/http-tokens"',
+    "demo",
+    32_768,
+    examples=("url", "token", "model", "context"),
 )
 """What documents show, and a dry run where no daemon is."""
 
@@ -61,6 +71,17 @@ class Start:
         if self.file is not None:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self.file, self.text, 0o600)
+
+
+def token_of(tokens: Path, namespace: str) -> str:
+    """The token of a namespace in a file of tokens. Raises InvalidUsage: it has none."""
+    token = Tokens(tokens).token_of(namespace)
+    if token is None:
+        raise InvalidUsage(
+            f"{tokens} has no token of the namespace {namespace}. Add a line `{namespace} TOKEN`, with a token of"
+            f" {MIN_TOKEN_CHARS} characters or more that nobody can guess; the daemon takes it at once."
+        )
+    return token
 
 
 def start_of(agent: Agent, facts: Facts, folder: Path, more: Sequence[str] = ()) -> Start:
@@ -133,6 +154,7 @@ def _values(facts: Facts) -> dict[str, str]:
         "url": facts.url,
         "token": facts.token,
         "tokens": facts.tokens,
+        "namespace": facts.namespace,
         "model": facts.model,
         "context": str(facts.context),
         "answer": str(facts.answer),

@@ -22,18 +22,18 @@ from ...memvid.units import format_count, format_plural
 from ...places import user_folder
 from ...socket_api.client.client import Client
 from ...socket_api.errors import DaemonUnreachable
-from ...socket_api.tokens import OWNERS, Tokens
+from ...socket_api.tokens import OWNERS
 from ..errors import AgentMissing, HttpNotServed, InvalidUsage
 from ..exit_codes import OK
 from ..reach.consent import YesOption, has_consent
 from ..reach.daemon_link import connect
-from ..reach.options import JsonOption, argument, option
+from ..reach.options import JsonOption, NamespaceChoice, argument, option
 from ..serve.ensure import find_or_start, require_served
 from ..serve.serve_parameters import given_of, takes
 from ..view.output import Output, plain, rows_table, typed
 from .agents import AGENTS, KEY_COMMAND, Agent
 from .figures import Figures, figures_of
-from .filling import EXAMPLE, HTTP_PORT, VARIABLE, Facts, Start, exports_of, filled, start_of
+from .filling import EXAMPLE, HTTP_PORT, VARIABLE, Facts, Start, exports_of, filled, start_of, token_of
 from .running import run
 from .user_settings import change_of
 
@@ -60,6 +60,7 @@ def launch(
     show_token: TokenOption = False,
     write_config: WriteOption = False,
     yes: YesOption = False,
+    namespace: NamespaceChoice = None,
     as_json: JsonOption = False,
     **values: Any,
 ) -> int:
@@ -75,17 +76,17 @@ def launch(
     [cyan]torpor launch pi -- -p "What is in this folder?"[/]
     [cyan]torpor launch opencode --dry-run[/]
     """
-    output, given = Output(as_json=as_json), given_of(values)
+    output, given, namespace = Output(as_json=as_json), given_of(values), namespace or OWNERS
     if list_agents:
         _tell_agents(output)
         return OK.number
     record = _agent_named(agent)
     folder = user_folder(user_state_path) / "launch" / record.name
     if dry_run:
-        facts = _facts_now(output, record, given)
-        if not show_token:
+        facts = _facts_now(record, given, namespace)
+        if not show_token or "token" in facts.examples:
             facts = replace(facts, token=_HIDDEN)
-        _tell_start(output, start_of(record, facts, folder, arguments or ()), is_hidden=not show_token)
+        _tell_start(output, start_of(record, facts, folder, arguments or ()), facts)
         return OK.number
     program = shutil.which(record.command)
     if program is None and not write_config:
@@ -96,7 +97,7 @@ def launch(
         )
     daemon, started = find_or_start(output, given, unless_given={"http": HTTP_PORT})
     with daemon:
-        facts = _facts_of(daemon, record, given)
+        facts = _facts_of(daemon, record, given, namespace)
         if started:
             output.remark(
                 f"[dim]torpor serves {plain(facts.model)} on {plain(facts.url)}, until[/] {typed('torpor stop')}"
@@ -104,11 +105,11 @@ def launch(
         if write_config:
             return _write(output, record, facts, yes=yes)
         _remark_on_context(output, record, facts)
-        before = figures_of(daemon, facts.token)
+        before = figures_of(daemon)
     start = start_of(record, facts, folder, arguments or ())
     start.write()
     status = run([str(program), *start.command[1:]], start.environment)
-    _tell_end(output, record, facts, before, given, status)
+    _tell_end(output, record, before, given, status)
     return status
 
 
@@ -126,23 +127,25 @@ def _agent_named(name: str | None) -> Agent:
     return AGENTS[name]
 
 
-def _facts_now(output: Output, agent: Agent, given: Mapping[str, Any]) -> Facts:
+def _facts_now(agent: Agent, given: Mapping[str, Any], namespace: str) -> Facts:
     """As `_facts_of`, without a start or a load; where no daemon answers, an example."""
     with suppress(DaemonUnreachable), connect(given.get("socket"), store=given.get("store")) as daemon:
         require_served(daemon, given.get("model") or {})
-        return _facts_in(daemon.status(), daemon.socket_path, agent, given)
-    output.remark("[dim]no daemon answers: this is an example[/]")
-    return replace(EXAMPLE, model=next(iter(given.get("model") or {}), EXAMPLE.model))
+        return _facts_in(daemon.status(), daemon.socket_path, agent, given, namespace)
+    certain: dict[str, Any] = {"model": next(iter(given.get("model") or {}), "")}
+    certain["url"] = f"http://127.0.0.1:{given['http']}" if given.get("http") else ""
+    certain = {name: value for name, value in certain.items() if value}
+    return replace(EXAMPLE, **certain, examples=tuple(name for name in EXAMPLE.examples if name not in certain))
 
 
-def _facts_of(daemon: Client, agent: Agent, given: Mapping[str, Any]) -> Facts:
+def _facts_of(daemon: Client, agent: Agent, given: Mapping[str, Any], namespace: str) -> Facts:
     """What the agent is told. Loads the model, of which nothing else is known. Raises HttpNotServed, InvalidUsage, and
     the errors of a load."""
-    facts = _facts_in(daemon.status(), daemon.socket_path, agent, given)
+    facts = _facts_in(daemon.status(), daemon.socket_path, agent, given, namespace)
     return replace(facts, context=daemon.load_model(facts.model).context_tokens or facts.context)
 
 
-def _facts_in(status: StatusResult, socket: Path, agent: Agent, given: Mapping[str, Any]) -> Facts:
+def _facts_in(status: StatusResult, socket: Path, agent: Agent, given: Mapping[str, Any], namespace: str) -> Facts:
     http = status.http
     if http is None or http.url is None or http.tokens is None:
         first = f"put `http = {HTTP_PORT}` into {status.config.path}, and " if status.config else ""
@@ -151,13 +154,16 @@ def _facts_in(status: StatusResult, socket: Path, agent: Agent, given: Mapping[s
             " (`torpor stop`: its sessions sleep, and wake at their next use), then run this again.",
             socket=str(socket),
         )
-    token = Tokens(Path(http.tokens)).token_of(OWNERS)
-    if token is None:
-        raise InvalidUsage(
-            f"{http.tokens} has no token of the namespace {OWNERS}. Add a line for it, or remove the file."
-        )
     model = status.model_named(next(iter(given.get("model") or {}), "")) or status.models[0]
-    return Facts(http.url, token, shlex.quote(http.tokens), model.name, model.context_tokens or EXAMPLE.context)
+    return Facts(
+        http.url,
+        token_of(Path(http.tokens), namespace),
+        shlex.quote(http.tokens),
+        model.name,
+        model.context_tokens or EXAMPLE.context,
+        namespace,
+        () if model.context_tokens else ("context",),
+    )
 
 
 def _remark_on_context(output: Output, agent: Agent, facts: Facts) -> None:
@@ -169,13 +175,11 @@ def _remark_on_context(output: Output, agent: Agent, facts: Facts) -> None:
         )
 
 
-def _tell_end(
-    output: Output, agent: Agent, facts: Facts, before: Figures, given: Mapping[str, Any], status: int
-) -> None:
+def _tell_end(output: Output, agent: Agent, before: Figures, given: Mapping[str, Any], status: int) -> None:
     """One line of what the daemon did while the agent ran."""
     try:
         with connect(given.get("socket"), store=given.get("store")) as daemon:
-            figures = figures_of(daemon, facts.token).since(before)
+            figures = figures_of(daemon).since(before)
     except TorporError:  # the agent has ended, and its status is this command's
         output.remark(
             "[yellow]the daemon does not answer any more[/]; what it answered is kept, and the next launch starts it"
@@ -211,14 +215,26 @@ def _write(output: Output, agent: Agent, facts: Facts, *, yes: bool) -> int:
     return OK.number
 
 
-def _tell_start(output: Output, start: Start, *, is_hidden: bool) -> None:
-    """Write a start as lines for a shell."""
+def _tell_start(output: Output, start: Start, facts: Facts) -> None:
+    """Write a start as lines for a shell, and which of the facts in it are examples."""
     if output.as_json:
         file = {"path": str(start.file), "text": start.text} if start.file else None
         output.document(
-            "launch", {"environment": dict(start.environment), "command": list(start.command), "file": file}
+            "launch",
+            {
+                "environment": dict(start.environment),
+                "command": list(start.command),
+                "file": file,
+                "examples": facts.examples,
+            },
         )
         return
+    if facts.examples:
+        told = {"url": f"the address {facts.url}", "token": "the token", "model": f"the model {facts.model}"}
+        told["context"] = f"{facts.context} tokens of context"
+        why = "No daemon answers" if "token" in facts.examples else f"{facts.model} is not loaded"
+        examples = ", ".join(told[each] for each in facts.examples)
+        output.line(f"[dim]# {plain(why)}, so these are examples: {plain(examples)}.[/]")
     for name, value in start.environment.items():
         output.line(f"export {name}={plain(shlex.quote(value))}")
     if start.file is not None:
@@ -227,7 +243,7 @@ def _tell_start(output: Output, start: Start, *, is_hidden: bool) -> None:
             output.line(plain(line))
         output.line("END")
     output.line(plain(shlex.join(start.command)))
-    if is_hidden:
+    if facts.token == _HIDDEN and "token" not in facts.examples:
         output.remark("[dim]the token is hidden; --show-token shows it[/]")
 
 

@@ -13,6 +13,9 @@ from serving import NODE, TORPOR
 LARGE = 200_000
 """Tokens of a context that never fills."""
 
+NO_PROXY_IS_THERE = "http://127.0.0.1:9"
+"""Of a proxy that agents are not to ask."""
+
 _BETWEEN = """\
 #!{python}
 import os, pathlib, re, sys
@@ -43,5 +46,6 @@ def launched(
         "PATH": f"{between.parent}:{NODE}:{os.environ['PATH']}",
         "HOME": str(home),
         "TORPOR_SOCKET": str(front.daemon.torpor_socket),
+        **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), NO_PROXY_IS_THERE),
     }
     return [TORPOR, "launch", name, "--"], {**known, **environment}

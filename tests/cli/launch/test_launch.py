@@ -66,10 +66,11 @@ def test_a_dry_run_shows_what_an_agent_gets_and_changes_nothing(torpor: Torpor, 
     assert (ran.status, ran.document["environment"]["TORPOR_TOKEN"]) == (0, "…")
     assert ran.document["command"][0] == AGENTS[name].command
     assert ran.document["command"][-2:] == ["-p", "hello"]
-    shown = torpor("launch", name, "--dry-run")
-    assert "export TORPOR_TOKEN='…'" in shown.out
-    assert "this is an example" in shown.err
-    assert "--show-token shows it" in shown.err
+    assert ran.document["examples"] == ["url", "token", "model", "context"]
+    shown = torpor("launch", name, "--dry-run", "--show-token", "--http", "9000", "--model", "mine=/models/mine")
+    assert "export TORPOR_TOKEN='…'" in shown.out, "there is none yet"
+    assert "# No daemon answers, so these are examples: the token, 32768 tokens of context." in told(shown.out)
+    assert "http://127.0.0.1:9000" in shown.out
     assert [each.name for each in home.iterdir()] == ["bin"]
 
 
@@ -119,6 +120,11 @@ def test_settings_are_shown_before_they_are_written(
     assert path.read_text() == "{}"
     unserved = torpor("launch", "opencode", "--dry-run", "--model", "other=/folder", "--json")
     assert "serves fake=" in unserved.error["error"]["message"]
+    assert "--show-token shows it" in torpor("launch", "goose", "--dry-run").err
+    at_work = torpor("--namespace", "work", "launch", "goose", "--dry-run", "--show-token")
+    assert "export OPENAI_API_KEY=another-token-of-some-length" in at_work.out
+    assert "of the namespace team" in told(torpor("launch", "goose", "--namespace", "team", "--dry-run").err)
+    assert '== \\"work\\"' in torpor("launch", "claude", "--namespace", "work", "--write-config", "--yes").out
     tokens.write_text("work another-token-of-some-length\n")
     assert "no token of the namespace default" in told(torpor("launch", "goose", "--dry-run").err)
 
@@ -134,7 +140,7 @@ def test_its_status_is_told_where_the_daemon_has_gone_meanwhile(
     ran = torpor("launch", "claude", "--socket", str(socket))
     Path(f"{socket}.away").rename(socket)
     assert (ran.status, "does not answer any more" in told(ran.err)) == (7, True), ran.err
-    assert "this is an example" in told(torpor("launch", "claude", "--dry-run", "--socket", str(home / "none")).err)
+    assert "so these are examples" in torpor("launch", "claude", "--dry-run", "--socket", str(home / "none")).out
 
 
 def test_a_proxy_of_the_user_is_passed_by(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
