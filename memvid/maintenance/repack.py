@@ -9,6 +9,7 @@ Rules:
 - Just before a pack goes, under the lock, manifests are asked again. Each block of it that is needed then is in the new
   pack, or was proven in another one; else it stays, and the next run sees to it.
 - A new pack gets its name only if every block in it is still needed: no deleted block comes back with it.
+- Small new packs are written and get their names together: to ask all manifests and marks takes longer than each.
 - A pack that cannot be read is told and left, and so is one whose needed blocks are damaged. A full disk ends the run;
   its finished steps stay.
 """
@@ -43,6 +44,7 @@ from ..folder.store_file import BUNDLES, INCOMING
 from ..format.codecs import RAW_CODE, encode_slot
 from ..format.frames import FrameReader
 from ..format.pack_writer import PackWriter
+from ..limits import MIB
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.frame_files import open_frames
@@ -54,6 +56,10 @@ from .repack_plan import PackView, RepackPolicy, Step, Uses, plan_repack
 _FATAL: Final = (DurabilityLost, LockLost, StoreClosed, ReadOnlyStore)
 _AT_ONCE: Final = 256
 """Packs that go under one lock."""
+
+_STEPS_AT_ONCE: Final = 32
+_BYTES_AT_ONCE: Final = 4 * MIB
+"""New packs that get their names under one lock, and are on the disk beside those that they replace."""
 
 INCOMING_HOURS: Final = 24
 _HOUR_NS: Final = 60 * 60 * 10**9
@@ -280,10 +286,14 @@ class _Repack:
                 return
             with self._telling(some[0]):
                 self._remove_dead(some)
-        for step in steps:
-            if self.stopped:
-                return
-            if step.kind != "remove" or step.elsewhere:
+        for some in _groups([step for step in steps if step.kind != "remove" or step.elsewhere]):
+            rest = list(some)
+            if len(some) > 1 and not self.stopped:
+                with self._telling(some[0]):
+                    self._take_together(rest)
+            for step in rest:
+                if self.stopped:
+                    return
                 with self._telling(step):
                     self._take(step)
 
@@ -321,6 +331,28 @@ class _Repack:
             name = step.olds[0].name
             self._run.freed("remove", self._core.folder.path_of(name), removed[name], step.reason)
 
+    def _take_together(self, steps: list[Step]) -> None:
+        """Take steps without copies elsewhere. Those of which a pack turns out to be damaged stay in the list."""
+        core, swaps = self._core, list[tuple[Step, PackWriter, tuple[TempFile, bytes]]]()
+        with core.metering(replacing=True) as room, contextlib.ExitStack() as stack:
+            temps = [stack.enter_context(core.folder.new_temp()) for _ in steps]
+            room(0)
+            needed = self._needed_now(pins=False)  # as of `_try`
+            for step, temp in zip(list(steps), temps, strict=True):
+                if swaps and self.stopped:
+                    break
+                if needed is None or not needed.blocks.issuperset(step.blocks):
+                    steps.remove(step)
+                elif not self._frees_nothing(step, step.blocks):
+                    writer = PackWriter(temp, room)
+                    if self._write(writer, step, [*step.blocks]) is None:
+                        swaps.append((step, writer, (temp, writer.finish())))
+            with core.committing():
+                needed = self._needed_now()
+                for step, writer, fresh in swaps:
+                    steps.remove(step)
+                    self._swap(step, writer, fresh, {}, needed)
+
     def _take(self, step: Step) -> None:
         """Without the packs that turn out to be damaged, which stay as they are."""
         bad: set[str] = set()
@@ -337,7 +369,6 @@ class _Repack:
         """Take a step; or the packs of it that have a needed block which is nowhere as it was written."""
         core = self._core
         proven = self._prove(step)
-        sizes = {block: pack for pack in step.olds for block in pack.blocks}
         blocks = [*step.blocks, *(block for block in step.elsewhere if block not in proven)]
         if not blocks:
             self._commit(step, None, None, proven)
@@ -350,14 +381,20 @@ class _Repack:
             if needed is None or not needed.blocks.issuperset(blocks):  # nothing of what that one has deleted
                 return set()
             writer = PackWriter(temp, room)
-            stripped = self._needed.stripped
-            for block in writer.each(blocks, lambda one: sizes[one].bytes_of(one, stripped=one in stripped)):
-                if not self._copy(writer, step, block):
-                    return {pack.name for pack in step.olds if pack.has(block)}
+            damaged = self._write(writer, step, blocks)
+            if damaged is not None:
+                return {pack.name for pack in step.olds if pack.has(damaged)}
             pack_id = writer.finish()
             self._commit(step, writer, (temp, pack_id), proven)
-            room.settle()
         return set()
+
+    def _write(self, writer: PackWriter, step: Step, blocks: Sequence[bytes]) -> bytes | None:
+        """Copy blocks; the first one that no pack has as it was written."""
+        sizes, stripped = {block: pack for pack in step.olds for block in pack.blocks}, self._needed.stripped
+        for block in writer.each(blocks, lambda one: sizes[one].bytes_of(one, stripped=one in stripped)):
+            if not self._copy(writer, step, block):
+                return block
+        return None
 
     def _frees_nothing(self, step: Step, wanted: Collection[bytes]) -> bool:
         """Whether a new pack would have all that the old one has, since copies elsewhere, or the packs to join it with,
@@ -406,20 +443,30 @@ class _Repack:
         """The new pack gets its name, then the old ones go, as far as they are still not needed."""
         core = self._core
         with core.committing():
-            needed = self._needed_now()
-            copies = {each.id: each.is_stripped for each in writer.frames.values()} if writer is not None else {}
-            if needed is None or not needed.blocks.issuperset(copies):
-                return
-            new = core.publish_pack(*fresh) if fresh is not None else None
-            still = {pack for pack in {found for found, _ in proven.values()} if _is_still(core, *pack)}
-            there = {block: is_head for block, (found, is_head) in proven.items() if found in still}
-            free = [pack for pack in step.olds if pack.name != new and _is_free(pack, needed, there | copies)]
-            removed: dict[str, int] = {}
-            try:
-                removed = core.remove_packs(pack.name for pack in free)
-            finally:
-                path = core.folder.path_of(new or step.olds[0].name)
-                _tell(self._run, step, path, sum(removed.values()), fresh[0].size_bytes if fresh is not None else 0)
+            self._swap(step, writer, fresh, proven, self._needed_now())
+
+    def _swap(
+        self,
+        step: Step,
+        writer: PackWriter | None,
+        fresh: tuple[TempFile, bytes] | None,
+        proven: Mapping[bytes, tuple[tuple[str, Stamp], bool]],
+        needed: Needed | None,
+    ) -> None:
+        core = self._core
+        copies = {each.id: each.is_stripped for each in writer.frames.values()} if writer is not None else {}
+        if needed is None or not needed.blocks.issuperset(copies):
+            return
+        new = core.publish_pack(*fresh) if fresh is not None else None
+        still = {pack for pack in {found for found, _ in proven.values()} if _is_still(core, *pack)}
+        there = {block: is_head for block, (found, is_head) in proven.items() if found in still}
+        free = [pack for pack in step.olds if pack.name != new and _is_free(pack, needed, there | copies)]
+        removed: dict[str, int] = {}
+        try:
+            removed = core.remove_packs(pack.name for pack in free)
+        finally:
+            path = core.folder.path_of(new or step.olds[0].name)
+            _tell(self._run, step, path, sum(removed.values()), fresh[0].size_bytes if fresh is not None else 0)
 
     def _needed_now(self, *, pins: bool = True) -> Needed | None:
         """None while needs are unknown, which is told. pins: as of `needed_now`."""
@@ -457,6 +504,22 @@ def _part(step: Step, olds: tuple[PackView, ...]) -> Step:
     others = (block for block in (*step.blocks, *step.elsewhere) if block not in blocks)
     elsewhere = tuple(block for block in others if any(pack.has(block) for pack in olds))
     return dataclasses.replace(step, olds=olds, blocks=blocks, elsewhere=elsewhere)
+
+
+def _groups(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
+    """Steps that are taken together, in order."""
+    group, size_bytes = list[Step](), 0
+    for step in steps:
+        size_bytes += step.after_bytes
+        if group and (step.elsewhere or size_bytes > _BYTES_AT_ONCE or len(group) == _STEPS_AT_ONCE):
+            yield group
+            group, size_bytes = [], step.after_bytes
+        group.append(step)
+        if step.elsewhere:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group
 
 
 def _batches(steps: Sequence[Step], count: int) -> Iterator[Sequence[Step]]:

@@ -183,7 +183,7 @@ _REPLAYED: Final = _by_test(
                 "replaying",
                 "_is_covered",
                 "session.get(COVERS)",
-                "names = (_is(core, one, lambda reader: COVERS in reader.manifest.session) for one in asked)",
+                "names = (_is(core, one, lambda reader: COVERS in reader.manifest.session) for one in candidates)",
             ),
             "a version that names the turns does not cover them": Edit(
                 "replaying", "_is_covered", "return True", "pass"
@@ -208,7 +208,7 @@ _REPLAYED: Final = _by_test(
         },
         f"{_REPLAYING}test_turns_are_covered_by_a_version_that_has_the_number_of_one_that_was_deleted": {
             "only a version with a later number covers the turns that it names": Edit(
-                "replaying", "_is_covered", "asked = later", "asked = later"
+                "replaying", "_is_covered", "candidates = later", "candidates = later"
             ),
         },
         f"{_REPLAYING}test_turns_that_a_version_covers_do_not_come_back_once_it_is_gone": {

@@ -423,6 +423,26 @@ def test_a_lost_block_is_still_lost_and_nothing_else(store: Store) -> None:
     require_all(store, 5)
 
 
+def test_small_packs_are_written_together_but_for_a_damaged_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    uris = [SessionUri("default", f"s{number}") for number in range(6)]
+    receipts = [sleep(store, 600, uri=uri, seed=seed) for seed, uri in enumerate(uris)]
+    for receipt in receipts[:5]:
+        making.mark_stripped(store, receipt)
+    damaged = pack_of(store, receipts[2])
+    making.flip(damaged, making.frame_in(damaged, receipts[2].entries[0].id).offset + 40)
+    asked, real = list[int](), repacking.needed_now
+    monkeypatch.setattr(repacking, "needed_now", lambda *of, **how: asked.append(1) or real(*of, **how))
+    report = store.repack(policy=CLEARING)
+    assert {problem.path for problem in report.problems} == {str(damaged)}
+    assert [action.kind for action in report.actions] == ["rewrite"] * 4
+    assert len(asked) <= 5, "at the look and the end, for the four twice, and for the damaged one alone"
+    assert damaged.exists()
+    require_awake(store, 600, uri=uris[5], seed=5)
+    for number in (0, 1, 3, 4):
+        assert making.ledger(store, uris[number]) == making.token_ids(0, 600, number)
+        assert store.index.packs_of(receipts[number].entries[0].id) == []
+
+
 @pytest.mark.parametrize("how", ["import", "sleep"])
 def test_a_copy_of_which_the_header_alone_was_read_takes_no_pack_away(store: Store, tmp_path: Path, how: str) -> None:
     """A stripped block lies in two packs, and one copy is damaged; while they are repacked a version comes that needs
