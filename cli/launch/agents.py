@@ -20,7 +20,7 @@ class Agent:
     """How an agent is told of a daemon.
 
     name: on the command line. title: its maker's name for it. program: what is run, if not the name. install: the
-    command that installs it. prompt_tokens: of its first request, before anybody has said much; None if unknown.
+    command that installs it.
     settings: what its user would write into `settings_path`, a JSON or TOML file. A text `$context` or `$answer` is a
         number there, and `${answer}` stays a text.
     environment: what its user would have to set beside them.
@@ -33,7 +33,6 @@ class Agent:
     name: str
     title: str
     install: str
-    prompt_tokens: int | None = None
     program: str = ""
     settings_path: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +79,6 @@ _AGENTS: Final = (
         name="claude",
         title="Claude Code",
         install="npm install --global @anthropic-ai/claude-code",
-        prompt_tokens=17_109,
         # A key of Anthropic's that is there would go before the token.
         launch_environment={**_CLAUDE, "ANTHROPIC_AUTH_TOKEN": "$token", "ANTHROPIC_API_KEY": ""},
         settings_path="~/.claude/settings.json",
@@ -90,7 +88,6 @@ _AGENTS: Final = (
         name="codex",
         title="Codex",
         install="npm install --global @openai/codex",
-        prompt_tokens=12_524,
         each_setting="-c",
         settings_path="~/.codex/torpor.config.toml",
         settings={
@@ -113,7 +110,6 @@ _AGENTS: Final = (
         name="opencode",
         title="opencode",
         install="npm install --global opencode-ai",
-        prompt_tokens=9_924,
         launch_environment={"OPENCODE_CONFIG_CONTENT": "$settings"},
         settings_path="~/.config/opencode/opencode.json",
         settings={
@@ -132,7 +128,6 @@ _AGENTS: Final = (
         name="pi",
         title="pi",
         install="npm install --global @mariozechner/pi-coding-agent",
-        prompt_tokens=1_845,
         arguments=("--extension", "$file", "--provider", "torpor", "--model", "$model"),
         settings_path="~/.pi/agent/models.json",
         settings={

@@ -48,7 +48,7 @@ class Figures:
     def told(self, title: str) -> str:
         """A sentence of what came while a program ran."""
         if not self.cached + self.recomputed + self.read + self.written:
-            return f"while {title} ran, the daemon was asked nothing"
+            return f"while {title} ran, no answer came to its end"
         again = f" ({format_count(self.recomputed)} of them computed again)" if self.recomputed else ""
         kept = f"; {format_plural(self.sessions, 'more session')} kept" if self.sessions > 0 else ""
         return (

@@ -46,12 +46,14 @@ class Facts:
         return self.context // 4
 
 
+LEAST_CONTEXT: Final = 32_768
+"""The tokens of a context in which each agent has room for its prompt and for work."""
 EXAMPLE: Final = Facts(
     f"http://127.0.0.1:{HTTP_PORT}",
     f"${VARIABLE}",
     '"$HOME/.config/torpor/http-tokens"',
     "demo",
-    32_768,
+    LEAST_CONTEXT,
     examples=("url", "token", "model", "context"),
 )
 """What documents show, and a dry run where no daemon is."""

@@ -33,7 +33,7 @@ from ..serve.serve_parameters import given_of, takes
 from ..view.output import Output, plain, rows_table, typed
 from .agents import AGENTS, KEY_COMMAND, Agent
 from .figures import Figures, figures_of
-from .filling import EXAMPLE, HTTP_PORT, VARIABLE, Facts, Start, exports_of, filled, start_of, token_of
+from .filling import EXAMPLE, HTTP_PORT, LEAST_CONTEXT, VARIABLE, Facts, Start, exports_of, filled, start_of, token_of
 from .running import run
 from .user_settings import change_of
 
@@ -167,11 +167,11 @@ def _facts_in(status: StatusResult, socket: Path, agent: Agent, given: Mapping[s
 
 
 def _remark_on_context(output: Output, agent: Agent, facts: Facts) -> None:
-    if agent.prompt_tokens is not None and agent.prompt_tokens > facts.context:
+    if facts.context < LEAST_CONTEXT:
         output.remark(
-            f"[yellow]{plain(facts.model)} holds {format_count(facts.context)} tokens, and {agent.title} begins with"
-            f" some {format_count(agent.prompt_tokens)}[/]: it may be refused. Serve a model with more (--model"
-            " NAME=PATH, after [cyan]torpor stop[/]), or have the agent offer fewer tools."
+            f"[yellow]{plain(facts.model)} holds {format_count(facts.context)} tokens, and coding agents need"
+            f" {format_count(LEAST_CONTEXT)}[/]: {agent.title} may be refused, or make summaries all the time. Serve a"
+            " model with more (--model NAME=PATH, after [cyan]torpor stop[/]), or see docs/how-to/clients.md."
         )
 
 

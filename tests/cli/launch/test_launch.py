@@ -168,6 +168,7 @@ def test_an_agent_goes_on_over_a_kill_of_the_daemon_and_its_status_is_passed_on(
     first = launch("--http", "0", "--", "7", "What is a list?")
     try:
         assert (first.returncode, "until torpor stop" in told(first.stderr)) == (7, True), first.stderr
+        assert "demo holds 8,192 tokens, and coding agents need 32,768" in told(first.stderr)
         assert "0 tokens were there already" in told(first.stderr)
         assert "8 written; 1 more session kept" in told(first.stderr)
         with Client() as client:
