@@ -307,6 +307,7 @@ def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int
 
     problem = error.format_message().replace("Input should be", "it must be").partition(", unable to parse")[0]
     problem = problem.replace("Value error, ", "")  # pydantic's prefix of the message of a check
+    problem = " ".join(problem.replace(",\n", ", ").split())  # the parser lists choices in lines
     sentence = problem if problem.endswith("?") else f"{problem.rstrip('.')}."
     instead = _GONE.get(getattr(error, "option_name", ""), "")
     if "unexpected extra argument" in problem and {*arguments} & _TAKING_A_TEXT:

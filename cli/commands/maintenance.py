@@ -126,7 +126,12 @@ def prune(
                 "--plan is for the whole store, and says what goes by no rule of yours; leave the others out."
             )
         report = carry_out(output, MaintainRequest("strip", dry_run=True), socket, store)
-        return write_report(output, "prune", report, nothing="nothing may go now")
+        return write_report(
+            output,
+            "prune",
+            report,
+            nothing="nothing may go now: what is awake, was used in the last hour, or has a tag or a pin stays",
+        )
     if keep_last is None and keep_days is None:
         raise InvalidUsage("Say what to keep: --keep-last N, --keep-days D, or both.")
     order = MaintainRequest("prune", session=session, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)

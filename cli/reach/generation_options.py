@@ -48,11 +48,12 @@ TopPOption = Annotated[
 ]
 SeedOption = Annotated[int | None, option("--seed N", "Where the random numbers begin.", min=0)]
 PresencePenaltyOption = Annotated[
-    float | None, option("--presence-penalty X", "Take X off the logit of each token that the answer has already.")
+    float | None,
+    option("--presence-penalty X", "Take X (-2 to 2) off the logit of each token that the answer has already."),
 ]
 FrequencyPenaltyOption = Annotated[
     float | None,
-    option("--frequency-penalty X", "Take X off a token's logit for each time that the answer has it."),
+    option("--frequency-penalty X", "Take X (-2 to 2) off a token's logit for each time that the answer has it."),
 ]
 LogitBiasOption = Annotated[
     list[str] | None,

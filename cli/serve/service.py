@@ -73,7 +73,11 @@ def service(
     """
     output, given, installs = Output(as_json=as_json), given_of(values), action == "install"
     socket = given.get("socket") or default_socket_path()
-    unit = unit_of({"store": default_store_path(), **last_options.recall(socket), **given, "socket": socket})
+    options = {"store": default_store_path(), **last_options.recall(socket), **given, "socket": socket}
+    config = options.get("config")
+    if installs and config is not None and not Path(config).is_file():
+        raise InvalidUsage(f"There is no configuration {config}, so the service would not start. Write it first.")
+    unit = unit_of(options)
     before = unit.path.read_text(encoding="utf-8", errors="replace") if unit.path.exists() else None
     if before is None and not installs:
         raise NothingToDo(f"There is no service to remove: {unit.path} is not there.", path=str(unit.path))

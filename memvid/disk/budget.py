@@ -130,8 +130,8 @@ class Account:
                     used=held,
                     needed=size_bytes,
                     standing=f"The store may hold {format_bytes(most)} and holds {format_bytes(held)}",
-                    advice="Delete sessions (`torpor rm`), drop old versions (`torpor prune`), or serve with a larger "
-                    "`--store-budget`.",
+                    advice="Strip sessions of what can be computed again (`torpor strip`), drop old versions"
+                    " (`torpor prune`) or sessions (`torpor rm`), or serve with a larger `--store-budget`.",
                 )
         if meter.budget.max_bytes_per_day is not None:
             self._require_day(meter, meter.budget.max_bytes_per_day, size_bytes)

@@ -82,6 +82,14 @@ def test_a_changed_file_goes_only_if_one_agrees(
     assert path.exists() == (action == "install")
 
 
+def test_without_its_configuration_nothing_is_installed(
+    torpor: Torpor, path: Path, systemctl: Callable[[], list[str]]
+) -> None:
+    refused = torpor("service", "install", "--config", "nowhere.toml")
+    assert (refused.status, "There is no configuration" in refused.err) == (USAGE.number, True)
+    assert (path.exists(), systemctl()) == (False, [])
+
+
 def test_where_systemd_does_not_answer_the_commands_are_said(torpor: Torpor, path: Path, tmp_path: Path) -> None:
     (tmp_path / "fails").touch()
     installed = torpor("service", "install")
