@@ -289,7 +289,7 @@ class _Repack:
         for some in _groups([step for step in steps if step.kind != "remove" or step.elsewhere]):
             rest = list(some)
             if len(some) > 1 and not self.stopped:
-                with self._telling(some[0]):
+                with self._telling(some[0]), contextlib.suppress(NoSpace, BudgetExceeded):  # one alone may have it
                     self._take_together(rest)
             for step in rest:
                 if self.stopped:
@@ -332,7 +332,8 @@ class _Repack:
             self._run.freed("remove", self._core.folder.path_of(name), removed[name], step.reason)
 
     def _take_together(self, steps: list[Step]) -> None:
-        """Take steps without copies elsewhere. Those of which a pack turns out to be damaged stay in the list."""
+        """Take steps without copies elsewhere. In the list stay those of which a pack turns out to be damaged, and,
+        where the room ends, all that follow. Raises NoSpace, BudgetExceeded."""
         core, swaps = self._core, list[tuple[Step, PackWriter, tuple[TempFile, bytes]]]()
         with core.metering(replacing=True) as room, contextlib.ExitStack() as stack:
             temps = [stack.enter_context(core.folder.new_temp()) for _ in steps]
@@ -345,8 +346,11 @@ class _Repack:
                     steps.remove(step)
                 elif not self._frees_nothing(step, step.blocks):
                     writer = PackWriter(temp, room)
-                    if self._write(writer, step, [*step.blocks]) is None:
-                        swaps.append((step, writer, (temp, writer.finish())))
+                    try:
+                        if self._write(writer, step, [*step.blocks]) is None:
+                            swaps.append((step, writer, (temp, writer.finish())))
+                    except (NoSpace, BudgetExceeded):
+                        break  # what the others free is room
             with core.committing():
                 needed = self._needed_now()
                 for step, writer, fresh in swaps:

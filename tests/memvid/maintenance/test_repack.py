@@ -443,6 +443,17 @@ def test_small_packs_are_written_together_but_for_a_damaged_one(store: Store, mo
         assert store.index.packs_of(receipts[number].entries[0].id) == []
 
 
+def test_where_some_of_the_small_packs_find_room_what_they_replace_goes(store: Store) -> None:
+    for seed in range(5):
+        making.mark_stripped(store, sleep(store, 600, uri=SessionUri("default", f"s{seed}"), seed=seed))
+    pack_bytes = store.repack(policy=CLEARING, dry_run=True).bytes_written // 5
+    day_bytes = 2 * (sum(store.index.written().values()) + 5 * pack_bytes // 2)  # a repack has half of it
+    store._core.account.budget = Budget(max_bytes_per_day=day_bytes)
+    report = store.repack(policy=CLEARING)
+    assert [action.kind for action in report.actions] == ["rewrite"] * 2
+    assert {problem.code for problem in report.problems} == {"budget_exceeded"}
+
+
 @pytest.mark.parametrize("how", ["import", "sleep"])
 def test_a_copy_of_which_the_header_alone_was_read_takes_no_pack_away(store: Store, tmp_path: Path, how: str) -> None:
     """A stripped block lies in two packs, and one copy is damaged; while they are repacked a version comes that needs
