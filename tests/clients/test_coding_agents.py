@@ -1,5 +1,5 @@
-"""Claude Code, Codex, opencode, pi, Qwen Code, Cline, Continue and aider: the programs that people run, headless, as
-`torpor launch` starts them. Each turn is a process of its own, but for Cline, which is one process behind an editor.
+"""Claude Code, Codex, opencode, pi, Qwen Code, Cline, Continue, aider and goose: the programs that people run, headless,
+as `torpor launch` starts them. Each turn is a process of its own, but for Cline, which is one process behind an editor.
 
 Ten turns, a tool called in each second one, a `kill -9` of the daemon after the fifth. And where the context is full,
 our error makes them shorten their history and go on.
@@ -205,6 +205,16 @@ def aider(front: Front, folder: Path, context: Context = None) -> Agent:
     return ByCommand(home, "", launched("aider", OLDER / "aider", front, home), runs)
 
 
+def goose(front: Front, folder: Path, context: Context = None) -> Agent:
+    home = home_in(folder)
+
+    def runs(question: str, goes_on: bool) -> list[str]:
+        return ["run", "--no-profile", "--with-builtin", "developer", *["-r"][: int(goes_on)], "-t", question]
+
+    launch = launched("goose", PROGRAMS / "goose", front, home, GOOSE_DISABLE_KEYRING="1", GOOSE_MODE="auto")
+    return ByCommand(home, "tree", launch, runs)
+
+
 def main_requests(exchanges: list[Exchange]) -> list[Exchange]:
     """Those of the conversation, without the ones for titles and the like, which offer no tools."""
     return [each for each in exchanges if each.body.get("tools")]
@@ -232,6 +242,15 @@ def test_qwen_code_goes_on_over_a_kill_and_reads_again_what_it_takes_out_of_earl
     agent = lead(stage, qwen_code, short=False)
     first = stage.front.exchanges[0].body["tools"]
     dialogue = [each for each in stage.front.exchanges if each.body.get("tools") == first]
+    require_reads_do_not_grow(dialogue, settled=6)
+    assert list(calls_in(dialogue)) == [agent.tool] * (TURNS // 2)
+
+
+@pytest.mark.timeout(1800)
+def test_goose_goes_on_over_a_kill_and_what_it_reads_does_not_grow(stage: Stage) -> None:
+    """T9, for a client that was once seen to say some 60 tokens in its newest question alone, and else never."""
+    agent = lead(stage, goose, short=True)
+    dialogue = main_requests(stage.front.exchanges)
     require_reads_do_not_grow(dialogue, settled=6)
     assert list(calls_in(dialogue)) == [agent.tool] * (TURNS // 2)
 

@@ -67,7 +67,7 @@ def test_the_settings_are_the_text_of_their_file() -> None:
         ("crush", {"CRUSH_GLOBAL_DATA": "/f"}, "/f/crush.json"),
     ],
 )
-def test_the_agents_that_no_registry_has_get_what_their_documents_tell(
+def test_two_agents_get_what_their_documents_tell(
     name: str, environment: dict[str, str], file: str | None
 ) -> None:
     start = start_of(AGENTS[name], replace(FACTS, model="demo"), Path("/f"))
