@@ -1,5 +1,6 @@
-"""Claude Code, Codex, opencode, pi, Qwen Code, Cline, Continue, aider and goose: the programs that people run, headless,
-as `torpor launch` starts them. Each turn is a process of its own, but for Cline, which is one process behind an editor.
+"""Claude Code, Codex, opencode, pi, Qwen Code, Cline, Continue, aider and goose: the programs that people run, as
+`torpor launch` starts them, headless. Each turn is a process of its own, but for Cline, which is one process behind an
+editor.
 
 Ten turns, a tool called in each second one, a `kill -9` of the daemon after the fifth. And where the context is full,
 our error makes them shorten their history and go on.

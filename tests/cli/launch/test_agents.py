@@ -67,9 +67,7 @@ def test_the_settings_are_the_text_of_their_file() -> None:
         ("crush", {"CRUSH_GLOBAL_DATA": "/f"}, "/f/crush.json"),
     ],
 )
-def test_two_agents_get_what_their_documents_tell(
-    name: str, environment: dict[str, str], file: str | None
-) -> None:
+def test_two_agents_get_what_their_documents_tell(name: str, environment: dict[str, str], file: str | None) -> None:
     start = start_of(AGENTS[name], replace(FACTS, model="demo"), Path("/f"))
     assert start.environment == {"TORPOR_TOKEN": FACTS.token, **environment}
     assert (start.file and str(start.file), list(start.command)) == (file, [name])
