@@ -62,6 +62,9 @@ KEY_COMMAND: Final = "awk '$$1 == \"$namespace\" {print $$2; exit}' $tokens"
 
 _CLAUDE: Final = {
     "ANTHROPIC_BASE_URL": "$url",
+    # Each of these would go before the URL, or before the token of the settings.
+    **dict.fromkeys(("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"), ""),
+    **dict.fromkeys(("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY"), ""),
     "ANTHROPIC_MODEL": "$model",
     "ANTHROPIC_SMALL_FAST_MODEL": "$model",
     "ANTHROPIC_DEFAULT_OPUS_MODEL": "$model",
@@ -79,8 +82,9 @@ _AGENTS: Final = (
         name="claude",
         title="Claude Code",
         install="npm install --global @anthropic-ai/claude-code",
-        # A key of Anthropic's that is there would go before the token.
-        launch_environment={**_CLAUDE, "ANTHROPIC_AUTH_TOKEN": "$token", "ANTHROPIC_API_KEY": ""},
+        # The environment of its user's own settings goes before this one, and settings that are named so before both.
+        launch_environment=_CLAUDE,
+        arguments=("--settings", "$settings"),
         settings_path="~/.claude/settings.json",
         settings={"apiKeyHelper": KEY_COMMAND, "env": _CLAUDE},
     ),

@@ -23,11 +23,11 @@ AGENT = """\
 #!{python}
 # Asks one question, goes on with what it was answered before, and ends with the status that it is given.
 import json, os, sys, urllib.request
-status, question = sys.argv[1:]
+status, question = sys.argv[-2:]
 said = json.load(open("said")) if os.path.exists("said") else []
 said.append({{"role": "user", "content": question}})
 body = {{"model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 8, "messages": said}}
-headers = {{"authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"], "content-type": "application/json"}}
+headers = {{"authorization": "Bearer " + os.environ["TORPOR_TOKEN"], "content-type": "application/json"}}
 url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
 with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
     said.append({{"role": "assistant", "content": json.load(answer)["content"]}})
@@ -177,9 +177,12 @@ def test_an_agent_goes_on_over_a_kill_of_the_daemon_and_its_status_is_passed_on(
         again = launch("--", "0", "And a set?")
         assert (again.returncode, "ended without a stop" in told(again.stderr)) == (0, True), again.stderr
         assert "21 tokens were there already (21 of them computed again), 15 were read" in told(again.stderr)
-        asked_nothing = launch("--json", "--dry-run")
-        assert json.loads(asked_nothing.stdout)["environment"]["ANTHROPIC_BASE_URL"] in again.stdout
+        dry = json.loads(launch("--json", "--dry-run").stdout)
+        assert dry["environment"]["ANTHROPIC_BASE_URL"] in again.stdout
         assert not (home / "state" / "torpor" / "launch").exists(), "this agent needs no file"
+        settings = json.loads(dry["command"][2])
+        assert settings["env"].items() <= dry["environment"].items(), "what goes before its user's own settings"
+        assert settings["env"]["ANTHROPIC_AUTH_TOKEN"] == "", "a token of its user's is for another server"
     finally:
         with Client() as client:
             client.shutdown(force=True)
