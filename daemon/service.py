@@ -248,9 +248,9 @@ class Service(Verbs, Awaiting):
 
 def _open_store(options: ServeOptions) -> Store:
     """The store within its budgets. Raises as `Store.open`."""
-    budget = Budget(options.store_budget or None, options.daily_write_budget, options.keep_free)
+    budget = Budget(None, options.daily_write_budget, options.keep_free)
     store = Store.open(options.store or default_store_path(), writable=True, budget=budget)
-    if options.store_budget is None:
+    if options.store_budget != 0:
         with undoing(store.close):
-            store.keep_default_budget()
+            store.hold_to_budget(options.store_budget)
     return store

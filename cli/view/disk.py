@@ -15,10 +15,11 @@ def budgets_in(disk: Mapping[str, Any]) -> list[str]:
     """The budgets of a store, a phrase each. disk: as of a daemon's status."""
     phrases = (
         ("the store may hold", "store_budget_bytes"),
+        ("it holds", "held_bytes"),
         ("a day may write", "daily_write_budget_bytes"),
         ("of the disk stay free", "keep_free_bytes"),
     )
-    return [f"{what} {format_bytes(disk[field])}" for what, field in phrases if disk[field]]
+    return [f"{what} {format_bytes(disk[field])}" for what, field in phrases if disk.get(field)]
 
 
 def remark_on_room(output: Output, path: str | os.PathLike[str]) -> None:

@@ -99,13 +99,15 @@ class ConfigInfo(Result):
 
 class DiskInfo(Result):
     """The disk of the store, and the budgets of the store, in bytes; None: no bound. free_bytes: room for this user.
-    keep_free_bytes: the part of it that no sleep may take."""
+    keep_free_bytes: the part of it that no sleep may take. held_bytes: what the store's budget bounds, the manifests
+    and packs, where it has one."""
 
     free_bytes: Count
     total_bytes: Count
     store_budget_bytes: Count | None
     daily_write_budget_bytes: Count | None
     keep_free_bytes: Count
+    held_bytes: Count | None = None
 
 
 class HttpInfo(Result):

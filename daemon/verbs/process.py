@@ -78,7 +78,12 @@ async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
 def _disk_of(store: Store, room: Room) -> DiskInfo:
     most = store.budget
     return DiskInfo(
-        room.free_bytes, room.total_bytes, most.max_store_bytes, most.max_bytes_per_day, most.min_free_bytes
+        free_bytes=room.free_bytes,
+        total_bytes=room.total_bytes,
+        held_bytes=None if most.max_store_bytes is None else store.held_bytes,
+        store_budget_bytes=most.max_store_bytes,
+        daily_write_budget_bytes=most.max_bytes_per_day,
+        keep_free_bytes=most.min_free_bytes,
     )
 
 

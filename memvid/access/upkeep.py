@@ -33,8 +33,8 @@ class Upkeep(Sessions):
         """The bytes of its manifests and packs, which the budget bounds. Raises StoreIoError."""
         return self._core.folder.held_bytes()
 
-    def keep_default_budget(self) -> None:
-        """Hold the store to the budget in its store.json, as nobody has given another. Without one there it gets
+    def hold_to_budget(self, most_bytes: int | None) -> None:
+        """Let the store hold so many bytes. None: as many as its store.json says. Without a figure there it gets
         `default_store_bytes`, durably, so that the next start finds the same.
 
         Raises:
@@ -42,7 +42,8 @@ class Upkeep(Sessions):
         """
         core = self._core
         core.require_writable()
-        uuid, most_bytes = load_store_file(core.folder.root_fd, core.path)
+        if most_bytes is None:
+            uuid, most_bytes = load_store_file(core.folder.root_fd, core.path)
         if most_bytes is None:
             most_bytes = default_store_bytes(self.held_bytes, free_bytes_of(core.folder.packs_fd, core.path))
             with contextlib.suppress(NoSpace), core.committing():

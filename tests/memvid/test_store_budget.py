@@ -243,7 +243,7 @@ def test_a_store_for_which_nobody_gave_a_budget_gets_one_by_its_free_space_that_
     for gib, say in ((free_gib, expected), (2 * free_gib + 7, expected)):
         monkeypatch.setattr(os, "statvfs", lambda _, gib=gib: mock.Mock(f_bavail=gib, f_frsize=GIB, f_blocks=gib))
         with Store.open(store_path, writable=True, budget=Budget(max_bytes_per_day=7)) as store:
-            store.keep_default_budget()
+            store.hold_to_budget(None)
             assert store.budget == Budget(max_store_bytes=say, max_bytes_per_day=7)
 
 
@@ -254,7 +254,7 @@ def test_a_disk_without_room_for_the_figure_of_the_budget_stops_no_start(
         before = (store_path / STORE_FILE).read_bytes()
         with monkeypatch.context() as patch:
             patch.setattr(durable, "write_file", refusing(NoSpace("full")))
-            store.keep_default_budget()
+            store.hold_to_budget(None)
         assert store.budget.max_store_bytes
         assert (store_path / STORE_FILE).read_bytes() == before
 
