@@ -99,7 +99,7 @@ def volatile_pattern(before: str, now: str) -> str | None:
 def with_setting(explanation: Explanation, pattern: str) -> Explanation:
     """An explanation whose remedy has the setting with a pattern, too."""
     text = json.dumps(pattern, ensure_ascii=False) if "'" in pattern else f"'{pattern}'"
-    setting = f"Or name that line in the daemon's configuration, and it is said later: volatile = [{text}]"
+    setting = f"Or add that line to the list in the daemon's configuration, and it is said later: volatile = [{text}]"
     return replace(explanation, remedy=f"{explanation.remedy} {setting}")
 
 

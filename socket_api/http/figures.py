@@ -49,5 +49,6 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         "disk_store_budget_bytes": "Bytes that the store may take.",
         "disk_daily_write_budget_bytes": "Bytes that may be written to the store in a day.",
         "disk_keep_free_bytes": "Bytes of the disk that no sleep may take.",
+        "disk_held_bytes": "Bytes of manifests and packs, which the budget of the store bounds.",
     }
 )
