@@ -142,11 +142,12 @@ def filled(text: str, facts: Facts) -> str:
 
 
 def write_whole(path: Path, text: str, mode: int) -> None:
-    """Write a file so that whoever reads it finds all of the old text, or all of the new one."""
+    """Write a file so that whoever reads it finds all of the old text, or all of the new one; under any umask."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with open(
-        os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "w", encoding="utf-8"
+        os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
     ) as file:
+        os.fchmod(file.fileno(), mode)
         file.write(text)
     aside.replace(path)
 

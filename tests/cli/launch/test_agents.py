@@ -86,7 +86,9 @@ def test_a_users_file_keeps_all_that_it_has(home: Path) -> None:
     (home / "elsewhere.json").chmod(0o640)
     change = change_of(AGENTS["qwen"], FACTS)
     assert '+  "model": {' in list(change.lines())
+    umask = os.umask(0o077)
     change.write()
+    os.umask(umask)
     assert path.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o640
     merged = json.loads(path.read_text())
