@@ -17,7 +17,7 @@ from blake3 import blake3
 from torpor.memvid.answers import VersionInfo
 from torpor.memvid.errors import StoreError
 from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
-from torpor.memvid.folder.folder import id_in, manifest_name
+from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.index import index
 from torpor.memvid.maintenance.repack_plan import RepackPolicy
 from torpor.memvid.store import Store
@@ -59,7 +59,7 @@ class Template:
         self.files = {path: path.read_bytes() for path in names}
         self.packs = [data for path, data in self.files.items() if path.suffix == ".mvp"]
         self.manifests = [data for path, data in self.files.items() if path.suffix == ".mvm"]
-        self.ids = {id_in(path.name) for path in self.files if path.suffix in (".mvp", ".mvm")}
+        self.ids = {path.stem for path in self.files if path.suffix in (".mvp", ".mvm")}
 
     def put(self, name: str, data: bytes) -> Path:
         """Add a file, or replace one; until the next `restore`."""
@@ -93,7 +93,7 @@ def all_rows(store: Store) -> list[VersionInfo]:
 def _truth(store: Store, uri: SessionUri, version: int) -> Truth:
     with store.open_session(uri, version) as reader:
         packs = {name for entry in reader.entries for name in store.index.packs_of(entry.id)}
-        needs = {reader.bundle_id, *map(id_in, packs)}
+        needs = {reader.bundle_id, *(Path(name).stem for name in packs)}
         return Truth(reader.bundle_id, frozenset(needs), store_making.contents(reader))  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ def look_at(store: Store, truths: Mapping[Version, Truth], harmed: str | None) -
     `harmed` is the id in the name of a file that was replaced, so that what needs it may be refused; None where it is
     the index that was changed, and anything may be refused.
     """
-    seen: dict[bytes, bool] = {}
+    seen: dict[str, bool] = {}
     known = {truth.bundle_id: truth for truth in truths.values()}
     for row in all_rows(store):
         truth = known.get(row.bundle_id)
@@ -141,7 +141,7 @@ def look_at(store: Store, truths: Mapping[Version, Truth], harmed: str | None) -
     return seen
 
 
-def agree_with_verify(store: Store, truths: Mapping[Version, Truth], seen: Mapping[bytes, bool]) -> bool:
+def agree_with_verify(store: Store, truths: Mapping[Version, Truth], seen: Mapping[str, bool]) -> bool:
     """Whether verify finds nothing; it must find something if a version of ours was refused."""
     report = store.verify(deep=True)
     refused = any(not seen.get(truth.bundle_id) for truth in truths.values())
@@ -202,7 +202,7 @@ class StoreTarget(InStore):
         listings, sound = [], True
         for writable in (False, True) if chance & 2 else (False,):
             with Store.open(self._template.path, writable=writable) as store:
-                seen = look_at(store, self._template.truths, id_in(name))
+                seen = look_at(store, self._template.truths, Path(name).stem)
                 sound = agree_with_verify(store, self._template.truths, seen) and sound
                 for row in all_rows(store):
                     exported = export_of(store, row.uri, row.version, self.folder)
@@ -291,10 +291,10 @@ class MaintenanceTarget(InStore):
 
     def check(self, data: bytes) -> str:
         steps, flags, file = data[:1] or b"\x00", data[1:2] or b"\x00", data[2:]
-        name = pack_file.pack_id(file)
+        name = pack_file.pack_id(file).hex()
         template = self._template
         template.restore(indexed=bool(flags[0] & 2))
-        template.put(f"packs/{name.hex()}.mvp", file)
+        template.put(f"packs/{name}.mvp", file)
         away = None
         if flags[0] & 6 == 6:
             away = template.path / manifest_name(template.truths[store_making.URI, 2].bundle_id)
@@ -311,7 +311,7 @@ class MaintenanceTarget(InStore):
             look_at(store, template.truths, name)
         return "refused" if refused else SOUND
 
-    def _do(self, store: Store, operation: str, name: bytes | None) -> bool:
+    def _do(self, store: Store, operation: str, name: str | None) -> bool:
         """Run one operation; whether it was refused."""
         before = contents_of(store, self._template.truths, name)
         try:
@@ -333,7 +333,7 @@ OPERATIONS: Final = ("repack", "repair")
 
 def contents_of(
     store: Store, truths: Mapping[Version, Truth], harmed: str | None
-) -> dict[bytes, list[list[bytes]] | None]:
+) -> dict[str, list[list[bytes]] | None]:
     """What every version that can be woken holds."""
     found = {}
     for bundle_id, woke in look_at(store, truths, harmed).items():
