@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from ...socket_api.tokens import MIN_TOKEN_CHARS, OWNERS, Tokens
 from ..errors import InvalidUsage
+from ..reach.writing import write_whole
 from .agents import Agent
 
 VARIABLE: Final = "TORPOR_TOKEN"
@@ -139,17 +140,6 @@ def exports_of(agent: Agent, facts: Facts) -> list[str]:
 def filled(text: str, facts: Facts) -> str:
     """A text of the table with the facts in it."""
     return Template(text).substitute(_values(facts))
-
-
-def write_whole(path: Path, text: str, mode: int) -> None:
-    """Write a file so that whoever reads it finds all of the old text, or all of the new one; under any umask."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(
-        os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
-    ) as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(text)
-    aside.replace(path)
 
 
 def _values(facts: Facts) -> dict[str, str]:

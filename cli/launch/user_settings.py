@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from ...places import expanded
 from ..errors import InvalidUsage, UnreadableInput
+from ..reach.writing import write_whole
 from .agents import HOMES, Agent
-from .filling import Facts, settings_of, text_of, write_whole
+from .filling import Facts, settings_of, text_of
 
 MAX_BYTES: Final = 4 << 20
 """Of a file of settings that is read."""

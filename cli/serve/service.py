@@ -24,6 +24,7 @@ from ..reach import background
 from ..reach.consent import YesOption, has_consent
 from ..reach.daemon_link import connect, nobody_is_there
 from ..reach.options import JsonOption, argument, option
+from ..reach.writing import write_whole
 from ..view.output import Output, plain
 from . import last_options
 from .serve_parameters import arguments_of, given_of, takes
@@ -167,9 +168,7 @@ def _tell(output: Output, action: str, left: Sequence[Words], problem: str | Non
 
 def _write(unit: Unit) -> None:
     unit.path.parent.mkdir(parents=True, exist_ok=True)
-    aside = unit.path.with_name(f".{unit.path.name}.{os.getpid()}")
-    aside.write_text(unit.text, encoding="utf-8")
-    aside.replace(unit.path)
+    write_whole(unit.path, unit.text)
 
 
 def _is_running(socket: Path) -> bool:
