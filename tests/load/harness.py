@@ -18,8 +18,6 @@ import argparse
 import asyncio
 import json
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -36,12 +34,12 @@ from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
 from torpor.socket_api import Client, RemoteError
+from torpor.tests.load.killable import Killable
 
 SHARED_TOKENS = 768
 """What all sessions begin with, so that they can be made in minutes: three blocks that each takes over from another."""
 
 TORPOR = Path(sys.executable).with_name("torpor")
-START_DEADLINE_S = 60.0
 POLL_S = 0.02
 WORDS = "the agent reads a file and asks which test fails when the cache is cold and the disk full of old blocks"
 
@@ -128,46 +126,27 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
 
-class Daemon:
-    """`torpor serve` in a process of its own, which can be killed and started again."""
+class Daemon(Killable):
+    """`torpor serve`, with a number that each start makes larger."""
 
     def __init__(self, folder: Path, models: Sequence[str], budget: int) -> None:
-        self.socket = folder / "torpor.sock"
-        self.number = 0
-        self._command = [str(TORPOR), "serve", "--store", str(folder / "store"), "--socket", str(self.socket)]
-        self._command += ["--deterministic", "--memory-budget", str(budget), "--json"]
+        socket = folder / "torpor.sock"
+        command = [str(TORPOR), "serve", "--store", str(folder / "store"), "--socket", str(socket)]
+        command += ["--deterministic", "--memory-budget", str(budget), "--json"]
         for model in models:
-            self._command += ["--model", f"{model}={DEMO_MODEL_FOLDER}"]
-        self._process: subprocess.Popen[str] | None = None
+            command += ["--model", f"{model}={DEMO_MODEL_FOLDER}"]
+        self.number = 0
+        super().__init__(socket, command)
 
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert self._process.stdout is not None
-        ready = self._process.stdout.readline()
-        assert ready, f"the daemon did not start: {self._command}"
+    def start(self) -> dict[str, Any]:
+        ready = super().start()
         self.number += 1
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGKILL)
-        self._wait()
-
-    def stop(self) -> None:
-        with Client(self.socket) as client:
-            client.shutdown()
-        self._wait()
+        return ready
 
     def resident_bytes(self) -> int:
         """What the system says of the process; 0 where it does not tell."""
-        assert self._process is not None
-        status = Path(f"/proc/{self._process.pid}/statm")
+        status = Path(f"/proc/{self.process.pid}/statm")
         return int(status.read_text().split()[1]) * 4096 if status.exists() else 0
-
-    def _wait(self) -> None:
-        assert self._process is not None
-        self._process.wait(START_DEADLINE_S)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
 
 class Load:

@@ -18,8 +18,6 @@ import json
 import os
 import random
 import secrets
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -33,11 +31,11 @@ from typing import Any
 
 from torpor.errors import TorporError
 from torpor.socket_api import Client
+from torpor.tests.load.killable import DEADLINE_S, Killable
 from torpor.tests.model_making import write_model
 
 NAMESPACES = ("default", "one", "other")
 WORDS = ("the", "agent", "reads", "a", "file", "and", "asks", "which", "test", "fails", "when", "it", "is", "cold")
-DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +91,15 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
 
-class Daemon:
-    """A daemon in a process of its own, with a token for each namespace."""
+class Daemon(Killable):
+    """A daemon with a token for each namespace."""
 
     def __init__(self, folder: Path, model: Path, **options: Any) -> None:
-        self.folder, self.store, self.socket = folder, folder / "store", folder / "torpor.sock"
-        self._given = {
+        self.store = folder / "store"
+        given = {
             "model": {"tiny": str(model)},
             "store": str(self.store),
-            "socket": str(self.socket),
+            "socket": str(folder / "torpor.sock"),
             "http": 0,
             "batch": 1,
             "scrub_rate": 0,
@@ -114,33 +112,17 @@ class Daemon:
         (config / "http-tokens").write_text(lines)
         (config / "http-tokens").chmod(0o600)
         self.port = 0
-        self._process: subprocess.Popen[str] | None = None
+        super().__init__(
+            folder / "torpor.sock",
+            [sys.executable, "-m", "torpor.tests.load.within_budget", "--serve", json.dumps(given)],
+            environment={**os.environ, "XDG_CONFIG_HOME": str(folder / "config")},
+            log=folder / "log",
+        )
 
-    def start(self) -> None:
-        command = [sys.executable, "-m", "torpor.tests.load.within_budget", "--serve", json.dumps(self._given)]
-        environment = {**os.environ, "XDG_CONFIG_HOME": str(self.folder / "config")}
-        with (self.folder / "log").open("a") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-        assert self._process.stdout is not None
-        ready = json.loads(self._process.stdout.readline())
+    def start(self) -> dict[str, Any]:
+        ready = super().start()
         self.port = int(ready["http"][0].split("/")[2].rpartition(":")[2])
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGKILL)
-        self._wait()
-
-    def stop(self) -> None:
-        assert self._process is not None
-        with Client(self.socket) as client:
-            client.shutdown()
-        self._wait()
-
-    def _wait(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        self._process.wait(DEADLINE_S)
-        self._process.stdout.close()
+        return ready
 
     def ask(self, namespace: str, messages: Sequence[dict[str, str]], written: int) -> dict[str, Any]:
         """The body of an answer. Raises OSError, HTTPException: the daemon was killed meanwhile."""
