@@ -61,10 +61,10 @@ def figures_of(daemon: Client) -> Figures:
     """The figures of now. Raises InvalidUsage: the file of tokens lacks the owner's, which alone is told of them."""
     status = daemon.status()
     tokens: Counter[str] = Counter()
-    http, told = status.http, ""
+    http, metrics = status.http, ""
     if http and http.url and http.tokens:
-        told = _metrics(http.url, token_of(Path(http.tokens), OWNERS))
-    for kind, count in _COUNT.findall(told):
+        metrics = _metrics(http.url, token_of(Path(http.tokens), OWNERS))
+    for kind, count in _COUNT.findall(metrics):
         tokens[kind] += int(float(count))
     sessions = status.sessions_awake + status.sessions_asleep
     return Figures(status.pid, sessions, tokens["cached"], tokens["recomputed"], tokens["read"], tokens["written"])

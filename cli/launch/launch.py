@@ -230,10 +230,10 @@ def _tell_start(output: Output, start: Start, facts: Facts) -> None:
         )
         return
     if facts.examples:
-        told = {"url": f"the address {facts.url}", "token": "the token", "model": f"the model {facts.model}"}
-        told["context"] = f"{facts.context} tokens of context"
+        words = {"url": f"the address {facts.url}", "token": "the token", "model": f"the model {facts.model}"}
+        words["context"] = f"{facts.context} tokens of context"
         why = "No daemon answers" if "token" in facts.examples else f"{facts.model} is not loaded"
-        examples = ", ".join(told[each] for each in facts.examples)
+        examples = ", ".join(words[each] for each in facts.examples)
         output.line(f"[dim]# {plain(why)}, so these are examples: {plain(examples)}.[/]")
     for name, value in start.environment.items():
         output.line(f"export {name}={plain(shlex.quote(value))}")

@@ -71,8 +71,7 @@ class DeletingUnused(SessionJob):
     async def piece(self, uri: SessionUri | None) -> float | None:
         if uri is not None:
             return await super().piece(uri)
-        begun = time.monotonic()
-        self._next = begun + LOOK_S
+        self._next = time.monotonic() + LOOK_S
         async with self._thread.piece():
             begun = time.monotonic()
             self._noted.update(dict.fromkeys(await self._thread.run(self._room.unused)))

@@ -44,10 +44,10 @@ class Upkeep(Sessions):
         core.require_writable()
         if most_bytes is None:
             uuid, most_bytes = load_store_file(core.folder.root_fd, core.path)
-        if most_bytes is None:
-            most_bytes = default_store_bytes(self.held_bytes, free_bytes_of(core.folder.packs_fd, core.path))
-            with contextlib.suppress(NoSpace), core.committing():
-                write_store_file(core.folder.root_fd, core.path, uuid, most_bytes, replacing=True)
+            if most_bytes is None:
+                most_bytes = default_store_bytes(self.held_bytes, free_bytes_of(core.folder.packs_fd, core.path))
+                with contextlib.suppress(NoSpace), core.committing():
+                    write_store_file(core.folder.root_fd, core.path, uuid, most_bytes, replacing=True)
         core.account.hold_to(most_bytes)
 
     def load_scrub_mark(self) -> ScrubMark:

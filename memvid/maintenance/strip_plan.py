@@ -31,11 +31,11 @@ from ..limits import MAX_STRIPS
 from ..units import format_plural
 from ..uri import SessionUri
 
-RECENT_NS: Final = 3600 * 10**9
-"""A version that was used within so long is not stripped: its user is about to come back."""
-
-_HOUR_NS: Final = RECENT_NS
+_HOUR_NS: Final = 3600 * 10**9
 _DAY_NS: Final = 24 * _HOUR_NS
+
+RECENT_NS: Final = _HOUR_NS
+"""A version that was used within so long is not stripped: its user is about to come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,11 @@ class Stock:
         return now_ns if any(not EARLIEST_NS <= date <= now_ns for date in dates) else max(dates)
 
     def sessions(self) -> dict[SessionUri, list[VersionInfo]]:
-        found: dict[SessionUri, list[VersionInfo]] = {}
+        """Its versions by session."""
+        sessions: dict[SessionUri, list[VersionInfo]] = {}
         for row in self.rows:
-            found.setdefault(row.uri, []).append(row)
-        return found
+            sessions.setdefault(row.uri, []).append(row)
+        return sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +145,13 @@ def plan_strips(
 
 def _candidates(stock: Stock, policy: RoomPolicy, now_ns: int) -> Iterator[Planned]:
     """What may be stripped, in the order in which it goes, whether it frees anything or not."""
-    found: list[tuple[int, int, Planned]] = []
+    steps: list[tuple[int, int, Planned]] = []
 
     def add(group: int, rows: Sequence[VersionInfo], used_by: Sequence[VersionInfo], reason: str) -> None:
         used_ns = stock.used_ns(used_by, now_ns)
         if rows and now_ns - used_ns >= RECENT_NS:
-            told = f"{reason}, last used {_told_age(now_ns - used_ns)} ago"
-            found.append((group, used_ns, Planned(rows[0].uri, tuple(rows), told)))
+            why = f"{reason}, last used {_age(now_ns - used_ns)} ago"
+            steps.append((group, used_ns, Planned(rows[0].uri, tuple(rows), why)))
 
     for rows in stock.sessions().values():
         free = [row for row in rows if not stock.keeps(row)]
@@ -162,10 +163,10 @@ def _candidates(stock: Stock, policy: RoomPolicy, now_ns: int) -> Iterator[Plann
                 add(1, [row], [row], "an earlier version")
             elif policy.strip_named:
                 add(2, [row], rows, "the newest version, which the settings let go")
-    found.sort(key=lambda each: (each[0], each[1], each[2].uri, each[2].rows[0].version))
-    return iter(step for _, _, step in found)
+    steps.sort(key=lambda each: (each[0], each[1], each[2].uri, each[2].rows[0].version))
+    return iter(step for _, _, step in steps)
 
 
-def _told_age(age_ns: int) -> str:
+def _age(age_ns: int) -> str:
     unit_ns, unit = (_DAY_NS, "day") if age_ns >= 2 * _DAY_NS else (_HOUR_NS, "hour")
     return format_plural(age_ns // unit_ns, unit)
