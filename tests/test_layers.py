@@ -45,7 +45,7 @@ HOLDS: dict[str, tuple[str, ...]] = {
         *(
             "errors",
             "api",
-            "stored",
+            "views",
             "options",
             "events",
             "tasks",
@@ -83,7 +83,7 @@ SERVER_HALF = {"server", "http", "main"}
 # and are the same on both sides of the wire; and the options of a daemon, which commands take.
 ON_BOTH_SIDES = {("daemon", "api"), ("daemon", "errors"), ("daemon", "options"), ("memvid", "answers")}
 # And for what files tell of sessions: commands that read a store list them as the daemon does.
-OF_FILES = ("daemon", "stored")
+OF_FILES = ("daemon", "views")
 # The files that name mlx-lm's cache classes: the adapters, and their table.
 CACHE_CLASSES = frozenset((ROOT / "snapshot").glob("kinds*.py"))
 

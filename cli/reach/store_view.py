@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...daemon.stored import detail_of_stored, info_of_stored
+from ...daemon.views.stored import detail_of_stored, info_of_stored
 from ...memvid.answers import Finding
 from ...memvid.disk import lock
 from ...memvid.disk.location import default_store_path

@@ -40,10 +40,10 @@ from ..sessions.chats import Chat
 from ..sessions.encoding import Encoder, Place
 from ..sessions.sessions import Session
 from ..sessions.transcripts import NewTurn, TextMap, Turn, message_of, spoken, without_thinking
-from ..stored import origin_of
 from ..tasks.cancellation import to_the_end
 from ..versions.orders import WakeOrder
 from ..versions.writing import Versions
+from ..views.stored import origin_of
 from .conversing import Conversing
 from .prompt_io import Exchanges, require_same_model
 

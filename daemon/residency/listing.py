@@ -30,8 +30,8 @@ from ..memory.model_registry import Place
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session
 from ..sessions.unprocessed_tail import unread_in
-from ..stored import SAMPLING, detail_of_stored, info_of_stored, provenance_in, stored_bytes_of
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
+from ..views.stored import SAMPLING, detail_of_stored, info_of_stored, provenance_in, stored_bytes_of
 
 Stored = TypeVar("Stored")
 

@@ -27,7 +27,7 @@ from ..api.session import OwnDurability, Provenance
 from ..engine.admission import Request, current
 from ..errors import SessionBusy
 from ..models.models import LoadedModel
-from ..stored import BACKEND, map_of_provenance, provenance_in
+from ..views.stored import BACKEND, map_of_provenance, provenance_in
 from .chats import Chat, of_type
 from .interrupted import INTERRUPTED, Interrupted
 from .rereading import LastRead

@@ -37,11 +37,11 @@ from ..parts.parts import Parts
 from ..residency import listing
 from ..sessions.rereading import LastRead
 from ..sessions.sessions import TREE, Session, Stay
-from ..stored import info_of_stored
 from ..tasks.cancellation import in_any_case, require_wanted, to_the_end
 from ..tasks.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from ..versions.orders import WakeOrder
 from ..versions.writing import Terms
+from ..views.stored import info_of_stored
 from .answering import answers
 
 

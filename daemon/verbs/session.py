@@ -9,8 +9,8 @@ from ..errors import SessionAwake
 from ..parts.parts import Parts
 from ..residency import listing
 from ..sessions.sessions import Session
-from ..stored import stored_bytes_of
 from ..tasks.pieces import in_pieces
+from ..views.stored import stored_bytes_of
 from .answering import answers
 
 

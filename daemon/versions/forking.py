@@ -21,7 +21,7 @@ from ..api.session import Origin
 from ..disk.making_room import Room
 from ..models.models import LoadedModel
 from ..sessions.unprocessed_tail import without_answers, without_unread
-from ..stored import FORKED_FROM, origin_of
+from ..views.stored import FORKED_FROM, origin_of
 from .orders import WakeOrder
 from .version import copy_of
 from .waking import disowned_of

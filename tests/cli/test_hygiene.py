@@ -12,7 +12,7 @@ _PROTOCOL = ("pydantic", "torpor.socket_api.client", "torpor.socket_api.wire.che
 _SERVICE = ("torpor.daemon.engine", "torpor.daemon.models", "torpor.daemon.parts", "torpor.daemon.verbs")
 _MODELS = ("mlx", "mlx_lm", "transformers", "numpy", *_SERVICE, "torpor.snapshot")
 _HEAVY = (*_MODELS, "torpor.daemon", "asyncio")
-_OF_FILES = {"torpor.daemon", "torpor.daemon.errors", "torpor.daemon.stored"}
+_OF_FILES = {"torpor.daemon", "torpor.daemon.errors", "torpor.daemon.views", "torpor.daemon.views.stored"}
 """What a command that reads a store takes of the daemon, beside its records."""
 _DRAWING = ("rich",)
 _STORE = ("sqlite3", "msgpack", "torpor.memvid.store")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torpor.daemon.api.session import Origin
 from torpor.daemon.errors import EmptyContext, SessionExists
-from torpor.daemon.stored import origin_of, provenance_in
 from torpor.daemon.versions.forking import ForkOrder
+from torpor.daemon.views.stored import origin_of, provenance_in
 from torpor.memvid.errors import BundleMissing, InvalidUri, SessionNotFound
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from ..errors import TorporError
-from ..memvid.answers import VersionInfo
-from ..memvid.folder.versions import lineage_of
-from ..memvid.format.manifest import ELSEWHERE, Manifest
-from ..memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES, MAX_TOKENS, MAX_VERSION
-from ..memvid.store import Store
-from .api.sampling import Sampling
-from .api.session import Origin, Provenance, Recomputed, SessionDetail, SessionInfo
+from ...errors import TorporError
+from ...memvid.answers import VersionInfo
+from ...memvid.folder.versions import lineage_of
+from ...memvid.format.manifest import ELSEWHERE, Manifest
+from ...memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES, MAX_TOKENS, MAX_VERSION
+from ...memvid.store import Store
+from ..api.sampling import Sampling
+from ..api.session import Origin, Provenance, Recomputed, SessionDetail, SessionInfo
 
 FORKED_FROM: Final = "forked_from"
 """The key of a fork's origin in its session map."""

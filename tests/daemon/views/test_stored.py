@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.session import Origin, Provenance, Recomputed
-from torpor.daemon.stored import map_of_provenance, provenance_in
+from torpor.daemon.views.stored import map_of_provenance, provenance_in
 
 AGAIN = Recomputed(3, 512, 88, True)
 ORIGIN = Origin("torpor://default/a", 3, "ab" * 32, 1500)
