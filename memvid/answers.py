@@ -6,6 +6,7 @@ Sessions are named by their URIs as text, versions by their ids in hex. `records
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from ..records import Count, Result
 from .uri import SessionUri
@@ -190,13 +191,17 @@ class TensorReport(Result):
     file_bytes: int
 
 
-class SessionUsage(Result):
-    """The disk space of one session, in bytes.
+COINS: Final = ("logical", "stored", "shared", "alone")
+"""In which sizes are told, each as a field `COIN_bytes`: raw state; what of the disk is needed; of that, what others
+need too, and what is needed alone, and is freed if it goes."""
 
-    `logical_bytes` is the raw state of all its versions, each counted whole. `stored_bytes` is what its versions wrote,
-    of stripped ones what is left of that.
-    `shared_bytes` are the frames that other sessions need too: they stay when it is deleted. `exclusive_bytes` are the
-    frames and manifests that only it needs: a forget frees them. `stripped_versions` of its `versions` need no keys and
+
+class SessionUsage(Result):
+    """The disk space of one session in the four coins, in bytes.
+
+    logical_bytes: the raw state of all its versions, each counted whole. stored_bytes: what of the disk they need now,
+    each byte once; that is `shared_bytes`, which other sessions need too and which stay when it goes, and
+    `alone_bytes`, which only it needs: a forget frees them. Of its `versions`, `stripped_versions` need no keys and
     values.
     """
 
@@ -206,7 +211,7 @@ class SessionUsage(Result):
     logical_bytes: int
     stored_bytes: int
     shared_bytes: int
-    exclusive_bytes: int
+    alone_bytes: int
     stripped_versions: int = 0
 
 
@@ -215,12 +220,12 @@ class UsageReport(Result):
 
     By place: `file_bytes` = `version_bytes` (manifests) + `pack_bytes` (with bundles of format 1) + `damaged_bytes` +
     `incoming_bytes` + `index_bytes` + `temp_bytes` + `journal_bytes` + `other_bytes`.
-    By need: `version_bytes` + `pack_bytes` = the sessions' `exclusive_bytes` + `shared_bytes` + `unneeded_bytes` +
-    `unreadable_bytes`.
-    `shared_bytes` counts a frame that several sessions need once; a repack can free `unneeded_bytes`: frames that no
-    version needs, and second copies. Manifests and packs that cannot be read (`problems`) count as `unreadable_bytes`
-    alone. Versions whose manifests are missing are `problems` too, and have no bytes. The budgets compare
-    `written_today_bytes`, as far as the index was not lost since, and `free_bytes` (of the disk).
+    By need: `file_bytes` = `stored_bytes` + `rest_bytes`, and `stored_bytes` = `alone_bytes` + `shared_bytes`.
+    `alone_bytes` is the sum of the sessions'; `shared_bytes` counts once what several need, so it is less than the sum
+    of theirs. The rest is `unneeded_bytes` + `unreadable_bytes` + all places but manifests and packs. A repack can free
+    `unneeded_bytes`: frames that no version needs, and second copies. Manifests and packs that cannot be read
+    (`problems`) count as `unreadable_bytes` alone. Versions whose manifests are missing are `problems` too, and have no
+    bytes. The budgets compare `written_today_bytes`, as far as the index was not lost since, and `free_bytes` (of the disk).
     """
 
     file_bytes: int
@@ -233,7 +238,10 @@ class UsageReport(Result):
     journal_bytes: int
     other_bytes: int
     logical_bytes: int
+    stored_bytes: int
     shared_bytes: int
+    alone_bytes: int
+    rest_bytes: int
     unneeded_bytes: int
     unreadable_bytes: int
     written_today_bytes: int

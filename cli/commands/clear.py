@@ -55,6 +55,6 @@ def _say(output: Output, result: ClearResult) -> None:
         output.remark(f"[red]{plain(session)}[/] {plain(reason)}")
     for problem in result.problems:
         output.remark(f"[yellow]{plain(problem.code)}[/] {plain(problem.message)}")
-    stored, freed = format_bytes(result.stored_bytes), format_bytes(result.bytes_freed)
-    size = f"{stored} stored" if result.dry_run else f"{freed} freed"
+    written, freed = format_bytes(result.written_bytes), format_bytes(result.bytes_freed)
+    size = f"{written} written" if result.dry_run else f"{freed} freed"
     output.remark(f"[dim]{format_plural(len(result.sessions), 'session')}, {size}[/]")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from ...memvid.answers import SessionUsage, UsageReport
+from ...memvid.answers import COINS, SessionUsage, UsageReport
 from ...memvid.units import format_bytes, format_count
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
 from ..reach.store_view import choose_served_store, open_store
@@ -35,8 +35,9 @@ def du(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Reads the files of --store, of the running daemon's store, or of the default one, and disturbs no work. ALONE is
-    freed when the session is forgotten; SHARED is what others need too.
+    """Reads the files of --store, of the running daemon's store, or of the default one, and disturbs no work. LOGICAL
+    is raw state. STORED is what of the disk a session needs: SHARED, which others need too, and ALONE, which is freed
+    when it is forgotten. The line of all sessions counts once what they share; with the rest it is the disk.
 
     [bold]Examples[/]
 
@@ -56,7 +57,7 @@ def du(
         output.document("du", {"store": str(path), **asdict(report), "disk": disk})
         return
     if report.sessions:
-        output.show(render_sessions(report.sessions))
+        output.show(render_sessions(report.sessions, report if only is None else None))
     if only is None:
         output.show(render_store(report, path, disk))
         remark_on_room(output, path)
@@ -64,21 +65,23 @@ def du(
         output.line(render_problem(problem))
 
 
-def render_sessions(sessions: Sequence[SessionUsage]) -> RenderableType:
-    """Draw the space of each session, the largest first."""
-    figures = ("VERSIONS", "TOKENS", "STATE", "STORED", "SHARED", "ALONE")
-    table = rows_table("SESSION", *figures, right=figures, whole=("SESSION",))
+def render_sessions(sessions: Sequence[SessionUsage], report: UsageReport | None = None) -> RenderableType:
+    """Draw the space of each session, the largest first. report: of the store, whose sums stand below then."""
+    figures = ("VERSIONS", "TOKENS", *(coin.upper() for coin in COINS))
+    table = rows_table("SESSION", *figures, right=figures, whole=("SESSION",), first_to_go=("VERSIONS", "TOKENS"))
     for usage in sorted(sessions, key=lambda usage: (-usage.stored_bytes, usage.session)):
-        table.add_row(
-            plain(usage.session.removeprefix("torpor://")),
-            format_count(usage.versions),
-            format_count(usage.token_count),
-            format_bytes(usage.logical_bytes),
-            format_bytes(usage.stored_bytes),
-            format_bytes(usage.shared_bytes),
-            format_bytes(usage.exclusive_bytes),
-        )
+        counts = [format_count(usage.versions), format_count(usage.token_count)]
+        table.add_row(plain(usage.session.removeprefix("torpor://")), *counts, *_coins(usage))
+    if report is not None:
+        counts = [format_count(sum(getattr(one, name) for one in sessions)) for name in ("versions", "token_count")]
+        table.add_row("[dim]all, shared once[/]", *counts, *_coins(report))
+        table.add_row("[dim]the rest[/]", "", "", "", format_bytes(report.rest_bytes), "", "")
+        table.add_row("[dim]on disk[/]", "", "", "", format_bytes(report.file_bytes), "", "")
     return table
+
+
+def _coins(told: SessionUsage | UsageReport) -> list[str]:
+    return [format_bytes(getattr(told, f"{coin}_bytes")) for coin in COINS]
 
 
 def render_store(report: UsageReport, path: Path, disk: dict[str, Any] | None) -> RenderableType:
@@ -90,7 +93,6 @@ def render_store(report: UsageReport, path: Path, disk: dict[str, Any] | None) -
     for field, name in _PLACES:
         if size_bytes := getattr(report, field):
             facts.add_row(f"    {name}", format_bytes(size_bytes))
-    facts.add_row("  shared", f"{format_bytes(report.shared_bytes)} that several sessions need, counted once")
     hint = f": {typed('torpor repack')} gives back what is worth it" if report.unneeded_bytes else ""
     facts.add_row("  unneeded", f"{format_bytes(report.unneeded_bytes)}{hint}")
     facts.add_row("  written today", f"{format_bytes(report.written_today_bytes)} at least: what the index has counted")

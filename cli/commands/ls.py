@@ -28,7 +28,7 @@ from ..view.formatting import format_id, format_time
 from ..view.output import Output, describe_turns, plain, render_problem, rows_table, typed
 
 _COLUMNS = (
-    *("SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT"),
+    *("SESSION", "STATE", "TOKENS", "VERSION", "WRITTEN", "RESIDENT"),
     *("MODEL", "BUNDLE", "LAST VERSION", "LABELS"),
 )
 _FIRST_TO_GO = ("BUNDLE", "LABELS", "LAST VERSION", "RESIDENT", "MODEL", "VERSION")
@@ -131,7 +131,7 @@ def _load_sessions(
 
 def render_sessions(sessions: list[dict[str, Any]]) -> Any:
     """Draw the listing."""
-    figures = ("TOKENS", "VERSION", "STORED", "RESIDENT")
+    figures = ("TOKENS", "VERSION", "WRITTEN", "RESIDENT")
     whole = ("SESSION", "STATE", *figures, "LAST VERSION")
     table = rows_table(*_COLUMNS, right=figures, whole=whole, first_to_go=_FIRST_TO_GO)
     for info in sessions:
@@ -142,7 +142,7 @@ def render_sessions(sessions: list[dict[str, Any]]) -> Any:
             + "".join(f"[{style}]{mark}[/]" for fact, (mark, style, _) in MARKS.items() if info[fact]),
             "TOKENS": format_count(info["token_count"]),
             "VERSION": str(info["version"] or "–"),
-            "STORED": format_bytes(info["stored_bytes"]) if info["stored_bytes"] else "–",
+            "WRITTEN": format_bytes(info["written_bytes"]) if info["written_bytes"] else "–",
             "RESIDENT": format_bytes(info["resident_bytes"]) if info["resident_bytes"] else "–",
             "MODEL": plain(info["model"]),
             "BUNDLE": plain(format_id(info["bundle_id"])),

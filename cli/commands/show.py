@@ -28,8 +28,8 @@ from ..view.output import Output, facts_table, neutralise, plain, render_problem
 from ..view.wake_remarks import describe_differing, describe_recomputed
 
 WIDE_COLUMNS = 100  # a narrower terminal is shown short ids
-_FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "MADE")
-_FIRST_TO_GO = ("PARENT", "STATE", "BUNDLE")
+_FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "LOGICAL", "MADE")
+_FIRST_TO_GO = ("PARENT", "LOGICAL", "BUNDLE")
 NEEDS_DAEMON = "needs a running daemon: its model has the tokenizer"
 LINES_SHOWN = 6  # lines of a layer list on the screen; JSON has them all
 
@@ -143,8 +143,8 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
         facts.add_row("  to compute", f"the last {format_plural(unread, 'token')}, again at the next use")
     if info["resident_bytes"]:
         facts.add_row("  resident", format_bytes(info["resident_bytes"]))
-    if info["stored_bytes"]:
-        facts.add_row("  stored", format_bytes(info["stored_bytes"]))
+    if info["written_bytes"]:
+        facts.add_row("  written", format_bytes(info["written_bytes"]))
     if info["state"] != "awake" and _is_stripped(detail):
         facts.add_row("  stripped", "the next use reads those tokens again whose keys and values nothing else has kept")
     if lossy:
@@ -194,7 +194,7 @@ def _version(detail: dict[str, Any]) -> str:
 def _versions(versions: list[dict[str, Any]]) -> RenderableType:
     table = rows_table(
         *("  VERSION", *_FIGURES, "MARKS"),
-        right=("TOKENS", "WRITTEN", "STATE"),
+        right=("TOKENS", "WRITTEN", "LOGICAL"),
         whole=("  VERSION", *_FIGURES),
         first_to_go=_FIRST_TO_GO,
     )
@@ -205,7 +205,7 @@ def _versions(versions: list[dict[str, Any]]) -> RenderableType:
             "PARENT": plain(format_id(version["parent"])),
             "TOKENS": format_count(version["token_count"]),
             "WRITTEN": format_bytes(version["bundle_bytes"]),
-            "STATE": format_bytes(version["logical_bytes"]),
+            "LOGICAL": format_bytes(version["logical_bytes"]),
             "MADE": format_time(version["created_ns"]),
             "MARKS": plain(
                 " ".join([*version["tags"], *(f"({mark})" for mark in ("pinned", "stripped") if version[mark])])

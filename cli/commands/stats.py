@@ -34,7 +34,7 @@ def stats(
 
 def render_stats(result: StatsResult, *, of_all: bool) -> Any:
     """Draw a row for each label. of_all: and one for all sessions, set apart."""
-    numbers = ("SESSIONS", "AWAKE", "TOKENS", "RESIDENT", "STORED", "HITS")
+    numbers = ("SESSIONS", "AWAKE", "TOKENS", "RESIDENT", "WRITTEN", "HITS")
     table = rows_table("LABEL", *numbers, right=numbers)
     for figures in result.labels:
         table.add_row(*_row(plain(figures.label), figures))
@@ -52,6 +52,6 @@ def _row(name: str, figures: LabelFigures) -> list[str]:
         format_count(figures.awake),
         format_count(figures.tokens),
         format_bytes(figures.resident_bytes),
-        format_bytes(figures.stored_bytes),
+        format_bytes(figures.written_bytes),
         format_count(figures.hits),
     ]

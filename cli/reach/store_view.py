@@ -58,7 +58,7 @@ def open_store(path: Path) -> Store:
 def list_store(store: Store, namespace: str | None) -> list[SessionInfo]:
     """List the last version of each session, by URI."""
     pages = store.index.iter_listed(namespace, _ROWS_AT_ONCE)
-    return [info_of_stored(row, stored_bytes) for page in pages for row, stored_bytes in page]
+    return [info_of_stored(row, written_bytes) for page in pages for row, written_bytes in page]
 
 
 def load_detail(store: Store, session: str) -> tuple[SessionDetail, dict[str, str]]:

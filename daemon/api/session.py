@@ -79,7 +79,7 @@ class Look(Result):
 class SessionInfo(Result):
     """A session as a listing shows it; `session` is its URI.
 
-    stored_bytes: what all its versions wrote, of stripped ones what is left of it. slept_ns: when its last version
+    written_bytes: what all its versions wrote, of stripped ones what is left of it. slept_ns: when its last version
         became durable, None if it has none.
     sampling: None for a sleeping session, unless its manifest was read.
     unread_tokens: how many of its tokens have no state in its last version, and are computed again at the next use.
@@ -98,7 +98,7 @@ class SessionInfo(Result):
     version: int | None
     bundle_id: str | None
     resident_bytes: Count
-    stored_bytes: Count
+    written_bytes: Count
     dirty: bool
     labels: tuple[str, ...]
     slept_ns: int | None

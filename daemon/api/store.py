@@ -20,7 +20,7 @@ from .records import Label, Labels, Request, Seconds, SessionText
 class LabelFigures(Result):
     """All sessions of a label together; `label` is None for all sessions that were looked at, with or without labels.
 
-    stored_bytes: what all their versions wrote. hits: since the daemon began, how often a warm found one of
+    written_bytes: what all their versions wrote. hits: since the daemon began, how often a warm found one of
     them awake, or another session took over its tokens.
     """
 
@@ -29,7 +29,7 @@ class LabelFigures(Result):
     awake: Count
     tokens: Count
     resident_bytes: Count
-    stored_bytes: Count
+    written_bytes: Count
     hits: Count
 
 
@@ -58,7 +58,7 @@ class AnalysisResult(Result):
 class ClearResult(Result):
     """The sessions that a clear removed, or with `dry_run` would remove: their URIs and their totals.
 
-    bytes_freed: on the disk; less than stored_bytes where others share blocks, and 0 in a dry run. failed: URI to
+    bytes_freed: on the disk; less than written_bytes where others share blocks, and 0 in a dry run. failed: URI to
     reason.
     problems: as in `DeleteReport`, of all of them.
     """
@@ -68,7 +68,7 @@ class ClearResult(Result):
     sessions: tuple[str, ...]
     tokens: Count
     resident_bytes: Count
-    stored_bytes: Count
+    written_bytes: Count
     bytes_freed: Count
     failed: dict[str, str]
     problems: tuple[Finding, ...] = ()

@@ -90,7 +90,7 @@ class Labels:
             sessions=tuple(info.session for info in cleared),
             tokens=sum(info.token_count for info in cleared),
             resident_bytes=sum(info.resident_bytes for info in cleared),
-            stored_bytes=sum(info.stored_bytes for info in cleared),
+            written_bytes=sum(info.written_bytes for info in cleared),
             bytes_freed=sum(report.bytes_freed for report in reports),
             failed=failed,
             problems=tuple(problems[:MAX_PROBLEMS_TOLD]),
@@ -134,6 +134,6 @@ class Labels:
             awake=figures.awake + (info.state == "awake"),
             tokens=figures.tokens + info.token_count,
             resident_bytes=figures.resident_bytes + info.resident_bytes,
-            stored_bytes=figures.stored_bytes + info.stored_bytes,
+            written_bytes=figures.written_bytes + info.written_bytes,
             hits=figures.hits + self._hits[SessionUri(info.namespace, info.name)],
         )

@@ -31,7 +31,7 @@ from ..models.models import LoadedModel
 from ..sessions.sessions import Session
 from ..sessions.unprocessed_tail import unread_in
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
-from ..views.stored import SAMPLING, detail_of_stored, info_of_stored, provenance_in, stored_bytes_of
+from ..views.stored import SAMPLING, detail_of_stored, info_of_stored, provenance_in, written_bytes_of
 
 Stored = TypeVar("Stored")
 
@@ -74,8 +74,8 @@ def _problem_of(place: Place) -> str | None:
     return waits if place.stays_for is None else f"{waits}; {place.stays_for}"
 
 
-def info_of_awake(live: Session, newest: VersionInfo | None = None, stored_bytes: int = 0) -> SessionInfo:
-    """A session in memory. newest: its last durable version; stored_bytes: of all versions."""
+def info_of_awake(live: Session, newest: VersionInfo | None = None, written_bytes: int = 0) -> SessionInfo:
+    """A session in memory. newest: its last durable version; written_bytes: of all versions."""
     return SessionInfo(
         session=str(live.uri),
         namespace=live.uri.namespace,
@@ -86,7 +86,7 @@ def info_of_awake(live: Session, newest: VersionInfo | None = None, stored_bytes
         version=live.durable.version if live.durable else None,
         bundle_id=live.durable.bundle_id if live.durable else None,
         resident_bytes=live.resident_bytes,
-        stored_bytes=stored_bytes,
+        written_bytes=written_bytes,
         dirty=live.dirty,
         labels=live.labels,
         slept_ns=newest.created_ns if newest else None,
@@ -102,7 +102,7 @@ def detail_of_awake(live: Session, rows: Sequence[VersionInfo], versions: tuple[
     """A session in memory, in full. rows, versions: of it, oldest first; of a look, its own is an earlier one."""
     own = next((row for row in rows if live.durable and row.version == live.durable.version), None)
     return SessionDetail(
-        info=info_of_awake(live, rows[-1] if rows else None, stored_bytes_of(rows)),
+        info=info_of_awake(live, rows[-1] if rows else None, written_bytes_of(rows)),
         versions=versions,
         tail_text=_tail(live.model, live.state.tokens),
         layers=tuple(entry.described for entry in live.model.layout.entries if entry.in_use),
@@ -235,13 +235,13 @@ class Roll:
         for number, page in enumerate(self._store.index.iter_listed(namespace, SESSIONS_AT_ONCE)):
             if number:  # between pages alone: most lists have one, and need not wait behind it
                 yield
-            for row, stored_bytes in page:
+            for row, written_bytes in page:
                 uri = row.uri
                 live = self._awake.get(uri)
                 if live is None:
-                    found[uri] = info_of_stored(row, stored_bytes)
+                    found[uri] = info_of_stored(row, written_bytes)
                 else:
-                    found[uri] = info_of_awake(live, row, stored_bytes)
+                    found[uri] = info_of_awake(live, row, written_bytes)
         unlisted = [uri for uri in unlisted if uri not in found and namespace in (None, uri.namespace)]
         found.update((yield from self.of(unlisted)))
         return [found[uri] for uri in sorted(found, key=lambda uri: (uri.namespace, uri.name))]
@@ -260,10 +260,10 @@ class Roll:
         """One session; None if there is none of that name."""
         versions, live = self._store.versions(uri), self._awake.get(uri)
         newest = versions[-1] if versions else None
-        stored_bytes = stored_bytes_of(versions)
+        written_bytes = written_bytes_of(versions)
         if live is not None:
-            return info_of_awake(live, newest, stored_bytes)
-        return None if newest is None else info_of_stored(newest, stored_bytes)
+            return info_of_awake(live, newest, written_bytes)
+        return None if newest is None else info_of_stored(newest, written_bytes)
 
     def count_asleep(self) -> Pieces[int]:
         asleep = 0

@@ -10,7 +10,7 @@ from ..parts.parts import Parts
 from ..residency import listing
 from ..sessions.sessions import Session
 from ..tasks.pieces import in_pieces
-from ..views.stored import stored_bytes_of
+from ..views.stored import written_bytes_of
 from .answering import answers
 
 
@@ -32,8 +32,8 @@ async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
             await parts.sessions.exchanges.change_sampling(live, request.sampling)
         if request.labels is not None and tuple(request.labels) != live.labels:
             live.labels, live.dirty = tuple(request.labels), True
-        stored_bytes = stored_bytes_of(parts.store.disk.versions(live.uri))
-        return listing.info_of_awake(live, parts.store.disk.find_session(live.uri), stored_bytes)
+        written_bytes = written_bytes_of(parts.store.disk.versions(live.uri))
+        return listing.info_of_awake(live, parts.store.disk.find_session(live.uri), written_bytes)
 
 
 def require_no_look(parts: Parts, live: Session) -> None:

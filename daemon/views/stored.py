@@ -39,14 +39,14 @@ SAMPLING: Final = "sampling"
 """The key of how the session draws its tokens."""
 
 
-def stored_bytes_of(versions: Sequence[VersionInfo]) -> int:
+def written_bytes_of(versions: Sequence[VersionInfo]) -> int:
     """The bytes of all versions of a session: each row tells of the new part of its version alone."""
     return sum(row.bundle_bytes for row in versions)
 
 
-def info_of_stored(row: VersionInfo, stored_bytes: int, sampling: Sampling | None = None) -> SessionInfo:
-    """A session on disk, by the row of a version, the last one as a rule. stored_bytes: of all versions. sampling: from
-    its manifest, if that was read."""
+def info_of_stored(row: VersionInfo, written_bytes: int, sampling: Sampling | None = None) -> SessionInfo:
+    """A session on disk, by the row of a version, the last one as a rule. written_bytes: of all versions. sampling:
+    from its manifest, if that was read."""
     uri = row.uri
     return SessionInfo(
         session=row.session,
@@ -58,7 +58,7 @@ def info_of_stored(row: VersionInfo, stored_bytes: int, sampling: Sampling | Non
         version=row.version,
         bundle_id=row.bundle_id,
         resident_bytes=0,
-        stored_bytes=stored_bytes,
+        written_bytes=written_bytes,
         dirty=False,
         labels=row.labels,
         slept_ns=row.created_ns,
@@ -78,7 +78,7 @@ def detail_of_stored(
     with contextlib.suppress(ValueError):
         provenance = provenance_in(manifest.session)
     return SessionDetail(
-        info=info_of_stored(row, stored_bytes_of(versions), _sampling_in(manifest)),
+        info=info_of_stored(row, written_bytes_of(versions), _sampling_in(manifest)),
         versions=store.versions_to_show(row.uri),
         tail_text=tail_text,
         layers=tuple(layers),

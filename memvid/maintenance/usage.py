@@ -44,9 +44,8 @@ class _Session:
     versions: int = 0
     token_count: int = 0
     logical_bytes: int = 0
-    stored_bytes: int = 0
     shared_bytes: int = 0
-    exclusive_bytes: int = 0
+    alone_bytes: int = 0
     stripped_versions: int = 0
 
 
@@ -97,14 +96,13 @@ class _Tally:
         session.stripped_versions += is_stripped
         session.token_count = row.token_count
         session.logical_bytes += row.logical_bytes
-        session.stored_bytes += row.bundle_bytes
 
     def give(self, users: Iterable[SessionUri], size_bytes: int) -> None:
         sessions = [self.session(uri) for uri in users]
         if not sessions:
             self.unneeded_bytes += size_bytes
         elif len(sessions) == 1:
-            sessions[0].exclusive_bytes += size_bytes
+            sessions[0].alone_bytes += size_bytes
         else:
             self.shared_bytes += size_bytes
             for session in sessions:
@@ -122,8 +120,11 @@ def usage(core: StoreCore) -> UsageReport:
     _add_rows(core, rows, stripped, tally)
     _add_packs(core, users, tally)
     places = _places(core)
+    file_bytes = tally.version_bytes + tally.pack_bytes + sum(places.values())
+    alone_bytes = sum(session.alone_bytes for session in tally.sessions.values())
+    stored_bytes = alone_bytes + tally.shared_bytes
     return UsageReport(
-        file_bytes=tally.version_bytes + tally.pack_bytes + sum(places.values()),
+        file_bytes=file_bytes,
         version_bytes=tally.version_bytes,
         pack_bytes=tally.pack_bytes,
         damaged_bytes=places[DAMAGED],
@@ -133,14 +134,21 @@ def usage(core: StoreCore) -> UsageReport:
         journal_bytes=places[JOURNAL],
         other_bytes=places[""],
         logical_bytes=sum(session.logical_bytes for session in tally.sessions.values()),
+        stored_bytes=stored_bytes,
         shared_bytes=tally.shared_bytes,
+        alone_bytes=alone_bytes,
+        rest_bytes=file_bytes - stored_bytes,
         unneeded_bytes=tally.unneeded_bytes,
         unreadable_bytes=tally.unreadable_bytes,
         written_today_bytes=core.index.written().get(utc_day(now_ns()), 0),
         free_bytes=free_bytes_of(core.folder.packs_fd, core.path),
-        sessions=tuple(SessionUsage(str(uri), **asdict(one)) for uri, one in sorted(tally.sessions.items())),
+        sessions=tuple(_told(uri, one) for uri, one in sorted(tally.sessions.items())),
         problems=tuple(tally.problems),
     )
+
+
+def _told(uri: SessionUri, session: _Session) -> SessionUsage:
+    return SessionUsage(str(uri), **asdict(session), stored_bytes=session.shared_bytes + session.alone_bytes)
 
 
 # --- versions

@@ -10,7 +10,8 @@ from typing import Any, Final
 OF_ALL: Final = frozenset(
     (
         *("blocks_new", "blocks_reused", "bundle_bytes", "bytes_freed", "bytes_read", "bytes_written"),
-        *("problems", "problems_left_out", "stored_bytes", "unreadable"),
+        *("problems", "problems_left_out", "unreadable", "written_bytes"),
+        *("alone_bytes", "shared_bytes", "stored_bytes"),
     )
 )
 """The fields of results that depend on what other namespaces have stored."""

@@ -124,7 +124,7 @@ def test_a_terminal_of_few_columns_breaks_no_figure_and_no_header_of_ls(
 ) -> None:
     pretend_terminal(monkeypatch, columns)
     header, *rows = unstyled(made_store("ls").out).splitlines()
-    names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL", "BUNDLE", "LAST VERSION"]
+    names = ["SESSION", "STATE", "TOKENS", "VERSION", "WRITTEN", "RESIDENT", "MODEL", "BUNDLE", "LAST VERSION"]
     names = names[: {50: 5, 80: 7}.get(columns, 9)]
     assert re.split(" {2,}", header.strip())[: len(names)] == names
     assert any(re.search(r"default/agent +stored +[\d, ]+ [\d.]+ KiB", row) for row in rows)

@@ -42,7 +42,7 @@ INFO: dict[str, Any] = {
     "version": 1,
     "bundle_id": BUNDLE,
     "resident_bytes": 4,
-    "stored_bytes": 5,
+    "written_bytes": 5,
     "dirty": True,
     "durability": "none",
     "unnamed": True,

@@ -321,7 +321,7 @@ def _sizes(plan: Plan, daemon: Daemon) -> tuple[int, int]:
         with Client(daemon.socket) as client:
             (info,) = client.list_sessions()
             client.sleep(info.session)
-            stored = next(each.stored_bytes for each in client.list_sessions())
+            stored = next(each.written_bytes for each in client.list_sessions())
             client.delete(info.session)
             return info.resident_bytes, stored
     finally:

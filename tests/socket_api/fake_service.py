@@ -125,7 +125,7 @@ class FakeService(Verbs, Awaiting):
             version=None,
             bundle_id=None,
             resident_bytes=0,
-            stored_bytes=0,
+            written_bytes=0,
             dirty=True,
             labels=tuple(request.labels),
             slept_ns=1,

@@ -41,7 +41,7 @@ async def test_figures_are_those_of_the_listing_by_label_and_together(rig: Rigge
     ]
     assert (told.total.label, told.total.sessions, told.total.awake, told.total.tokens) == (None, 4, 3, 1802)
     assert told.total.resident_bytes == sum(info.resident_bytes for info in infos.values())
-    assert told.labels[0].stored_bytes == infos["b"].stored_bytes > 0
+    assert told.labels[0].written_bytes == infos["b"].written_bytes > 0
     (lab,) = (await rig.service.stats(namespace="lab")).labels
     assert (lab.label, lab.sessions) == ("y", 1)
     one = await rig.service.stats(label="x")

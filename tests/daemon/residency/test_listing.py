@@ -25,20 +25,20 @@ async def test_a_session_is_listed_with_its_size_and_whether_it_has_changed(rig:
     (info,) = await rig.service.list_sessions()
     assert (info.session, info.namespace, info.name) == ("torpor://work/a", "work", "a")
     assert (info.state, info.model, info.token_count, info.dirty) == ("awake", MODEL, 20, True)
-    assert (info.version, info.bundle_id, info.stored_bytes) == (None, None, 0)
+    assert (info.version, info.bundle_id, info.written_bytes) == (None, None, 0)
     assert info.resident_bytes == HELD
     assert (info.labels, info.sampling) == (("x",), SAMPLED)
     receipt = await rig.sleep("work/a")
     await rig.wake("work/a")
     (info,) = await rig.service.list_sessions()
     assert (info.dirty, info.version, info.bundle_id) == (False, 1, receipt.bundle_id)
-    assert info.stored_bytes == receipt.bytes_written
+    assert info.written_bytes == receipt.bytes_written
     await rig.write("work/a", 1)
     assert (await rig.service.list_sessions())[0].dirty
     receipt = await rig.asleep("a", tokens_of(1, 20), labels=["x", "y"])
     info = (await rig.service.list_sessions())[0]
     assert (info.state, info.model, info.token_count, info.dirty) == ("asleep", MODEL, 20, False)
-    assert (info.version, info.bundle_id, info.stored_bytes) == (1, receipt.bundle_id, receipt.bytes_written)
+    assert (info.version, info.bundle_id, info.written_bytes) == (1, receipt.bundle_id, receipt.bytes_written)
     assert (info.labels, info.resident_bytes) == (("x", "y"), 0)
 
 
@@ -104,7 +104,7 @@ async def test_what_a_session_takes_on_the_disk_is_what_all_its_versions_wrote(r
         (listed,) = await rig.service.list_sessions()
         shown = (await rig.service.show("a")).info
         assert (listed.state, shown.state) == (state, state)
-        assert listed.stored_bytes == shown.stored_bytes == files
+        assert listed.written_bytes == shown.written_bytes == files
         await rig.wake("a")
 
 

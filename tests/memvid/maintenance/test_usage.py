@@ -24,10 +24,12 @@ def require_even(store: Store, report: UsageReport) -> None:
         + report.journal_bytes
         + report.other_bytes
     )
-    exclusive = sum(one.exclusive_bytes for one in report.sessions)
-    assert report.version_bytes + report.pack_bytes == (
-        exclusive + report.shared_bytes + report.unneeded_bytes + report.unreadable_bytes
-    )
+    places = report.version_bytes + report.pack_bytes
+    assert report.file_bytes == report.stored_bytes + report.rest_bytes
+    assert report.stored_bytes == report.shared_bytes + sum(one.alone_bytes for one in report.sessions)
+    assert places == report.stored_bytes + report.unneeded_bytes + report.unreadable_bytes
+    assert all(one.stored_bytes == one.shared_bytes + one.alone_bytes for one in report.sessions)
+    assert report.shared_bytes <= sum(one.shared_bytes for one in report.sessions)
     assert report.file_bytes == sum(path.stat().st_size for path in Path(store.path).rglob("*") if path.is_file())
 
 
@@ -58,9 +60,7 @@ def test_a_session_alone_has_all_of_its_files(store: Store) -> None:
     report = store.usage()
     require_even(store, report)
     mine = of(report, URI)
-    assert (
-        mine.exclusive_bytes == mine.stored_bytes == receipt.bytes_written == report.version_bytes + report.pack_bytes
-    )
+    assert mine.alone_bytes == mine.stored_bytes == receipt.bytes_written == report.version_bytes + report.pack_bytes
     assert (mine.versions, mine.token_count, mine.logical_bytes) == (1, 700, receipt.logical_bytes)
     assert (mine.shared_bytes, mine.stripped_versions, report.unneeded_bytes) == (0, 0, 0)
     assert report.written_today_bytes > 0
@@ -76,8 +76,8 @@ def test_frames_that_two_sessions_need_are_shared_and_count_once(store: Store) -
     rest = size(pack_of(store, first)) - sum(frames)
     assert report.shared_bytes == of(report, URI).shared_bytes == of(report, FORK_URI).shared_bytes
     assert report.shared_bytes == sum(frames[:2]) + rest
-    assert of(report, URI).exclusive_bytes == sum(frames[2:]) + size(manifest_path(store, first.bundle_id))
-    assert of(report, FORK_URI).exclusive_bytes == second.bytes_written
+    assert of(report, URI).alone_bytes == sum(frames[2:]) + size(manifest_path(store, first.bundle_id))
+    assert of(report, FORK_URI).alone_bytes == second.bytes_written
 
 
 def test_second_copies_and_what_no_version_needs_are_unneeded(store: Store) -> None:
@@ -87,7 +87,7 @@ def test_second_copies_and_what_no_version_needs_are_unneeded(store: Store) -> N
     report = store.usage()
     require_even(store, report)
     packs = [size(path) for path in Path(store.path, "packs").iterdir()]
-    assert (report.unneeded_bytes, of(report, URI).exclusive_bytes + report.unneeded_bytes) == (
+    assert (report.unneeded_bytes, of(report, URI).alone_bytes + report.unneeded_bytes) == (
         min(packs),
         sum(packs) + report.version_bytes,
     )
@@ -159,7 +159,7 @@ def test_beside_a_daemon_a_version_deleted_meanwhile_is_left_out(store: Store) -
         assert ([one.session for one in report.sessions], report.problems) == ([str(URI)], ())
 
 
-def test_what_a_session_has_stored_includes_what_a_stand_in_wrote(store: Store) -> None:
+def test_what_a_session_has_written_includes_what_a_stand_in_wrote(store: Store) -> None:
     stand_in = sleep(store, 1024, unread=10)
     stand_in_bytes = size(manifest_path(store, stand_in.bundle_id))
     sleep(store, 1034, before=stand_in)
@@ -167,6 +167,5 @@ def test_what_a_session_has_stored_includes_what_a_stand_in_wrote(store: Store) 
     report = store.usage()
     told = of(report, URI)
     assert told.versions == 1
-    assert told.stored_bytes == told.exclusive_bytes + report.unneeded_bytes + stand_in_bytes
-    ((listed, stored_bytes),) = next(store.index.iter_listed(None, 10))
-    assert (listed.version, stored_bytes) == (2, told.stored_bytes)
+    ((listed, written_bytes),) = next(store.index.iter_listed(None, 10))
+    assert (listed.version, written_bytes) == (2, told.stored_bytes + report.unneeded_bytes + stand_in_bytes)

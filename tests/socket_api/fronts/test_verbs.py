@@ -102,7 +102,7 @@ def test_sessions_of_a_label_are_planned_warmed_counted_and_cleared(front: Front
     assert front.stats().total.sessions >= 1
     assert front.clear(asleep, dry_run=True).sessions == (f"torpor://default/{asleep}",)
     assert there.show(asleep)
-    assert front.clear(asleep, namespace="default").stored_bytes > 0
+    assert front.clear(asleep, namespace="default").written_bytes > 0
     assert there.refusal("show", asleep) == "session_not_found"
 
 

@@ -26,7 +26,7 @@ from torpor.socket_api.wire.framing import encode_frame, encode_in_pieces
 
 def session(number: int, **fields: Any) -> SessionInfo:
     given: dict[str, Any] = {"state": "awake", "model": "m", "token_count": number, "version": None, "bundle_id": None}
-    given |= {"resident_bytes": 1, "stored_bytes": 2, "dirty": True, "labels": ("x",), "slept_ns": None}
+    given |= {"resident_bytes": 1, "written_bytes": 2, "dirty": True, "labels": ("x",), "slept_ns": None}
     return SessionInfo(f"torpor://d/s{number}", "d", f"s{number}", **given, sampling=Sampling(), **fields)
 
 
