@@ -225,7 +225,8 @@ class UsageReport(Result):
     of theirs. The rest is `unneeded_bytes` + `unreadable_bytes` + all places but manifests and packs. A repack can free
     `unneeded_bytes`: frames that no version needs, and second copies. Manifests and packs that cannot be read
     (`problems`) count as `unreadable_bytes` alone. Versions whose manifests are missing are `problems` too, and have no
-    bytes. The budgets compare `written_today_bytes`, as far as the index was not lost since, and `free_bytes` (of the disk).
+    bytes. The budgets compare `written_today_bytes`, as far as the index was not lost since, and `free_bytes` (of the
+    disk).
     """
 
     file_bytes: int
