@@ -29,7 +29,7 @@ from .config.configuring import ConfigFile
 from .config.settings import Settings
 from .engine.decoding import Decoder
 from .engine.engine import Engine
-from .events.bus import Bus, Subscription, Wanted
+from .events.bus import Bus, Resumable, Subscription, Wanted
 from .memory.loading import Loader, load_first
 from .memory.model_registry import ModelChoice, Shelf
 from .models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME
@@ -241,9 +241,19 @@ class Service(Verbs, Awaiting):
         """Events from now on, of these names (None: all), and of one session (which need not exist yet) or one
         namespace only. The stream ends when the daemon has put its last session to sleep. Raises UnknownEvent,
         InvalidUri, TooManySubscribers."""
+        return self._parts.bus.subscribe(self._wanted(names, session, namespace))
+
+    def resume(
+        self, names: Sequence[str] | None, session: str | None, namespace: str | None, *, after: str | None
+    ) -> Resumable:
+        """As `subscribe`, for a reader who may come back: it goes on behind a `place` of an earlier subscription. None:
+        it begins now. Raises as `subscribe`."""
+        return self._parts.bus.resume(self._wanted(names, session, namespace), after)
+
+    def _wanted(self, names: Sequence[str] | None, session: str | None, namespace: str | None) -> Wanted:
         self._parts.door.require_open()
         uri = None if session is None else parse_reference(session)
-        return self._parts.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace))
+        return Wanted(None if names is None else frozenset(names), uri, namespace)
 
 
 def _open_store(options: ServeOptions) -> Store:

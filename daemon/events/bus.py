@@ -3,7 +3,8 @@
 Rules:
 - A publisher never waits for a subscriber. A full queue loses its oldest events, and its subscriber is told how many.
 - Without a subscriber an event costs only its record.
-- A subscription leaves nothing behind when it ends.
+- A subscription leaves nothing behind when it ends, but for one that may be resumed: past events are kept while it runs
+  and for a while after it, and no longer.
 
 Everything here belongs to the event loop; other threads publish through `Bus.from_any_thread`.
 """
@@ -13,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+import re
+import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from ...errors import TorporError
@@ -30,6 +33,14 @@ MAX_WAITING_EVENTS: Final = 1024
 
 MAX_SUBSCRIBERS: Final = 32
 """Each gets every event; more subscribers would slow down the work."""
+
+MAX_PAST_EVENTS: Final = 512
+"""Events that are kept for who resumes a subscription: some 250 KiB, and fewer than may wait for a subscriber."""
+
+KEPT_S: Final = 60.0
+"""How long they are kept when nobody listens any more: a client that lost its connection is back in seconds."""
+
+_PLACE: Final = re.compile(r"([0-9a-f]{8})-([0-9]{1,18})", re.ASCII)
 
 _request: contextvars.ContextVar[int | None] = contextvars.ContextVar("request", default=None)
 
@@ -65,6 +76,7 @@ class Bus:
 
     def __init__(self) -> None:
         self._subscriptions: set[Subscription] = set()
+        self._past = _Past()
         self._number = 0
         self._requests = itertools.count(1)
         self._closed = False
@@ -77,12 +89,14 @@ class Bus:
 
     @property
     def is_watched(self) -> bool:
-        return bool(self._subscriptions)
+        """Whether an event is for anybody: a subscriber, or one that may come back."""
+        return bool(self._subscriptions) or self._past.is_kept
 
     def publish(self, event: Event) -> None:
-        if self._subscriptions:
+        if self.is_watched:
             self._number += 1
             notice = self._notice(event)
+            self._past.keep(notice)
             for subscription in self._subscriptions:
                 subscription.put(notice)
 
@@ -91,7 +105,7 @@ class Bus:
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
 
         def publish(event: Event) -> None:
-            if self._subscriptions:
+            if self.is_watched:
                 loop.call_soon_threadsafe(self.publish, event, context=context)
 
         return publish
@@ -100,13 +114,40 @@ class Bus:
         """Subscribe to events from now on; the first is `subscribed`. most_waiting: how many are kept for a slow
         reader. Raises TooManySubscribers.
         """
+        self._require_room()
+        subscription = self._begun(wanted, most_waiting)
+        subscription.put(self._notice(Subscribed(None)), always=True)
+        return subscription
+
+    def resume(self, wanted: Wanted, after: str | None) -> Resumable:
+        """A subscription that can be resumed. after: a `place` of it or of an earlier one, behind which it goes on.
+        None: it begins now. The first event is `subscribed`; or `lost`, if not all behind that place is kept. Raises
+        TooManySubscribers.
+        """
+        self._require_room()
+        is_whole, missed = (True, []) if after is None else self._past.behind(after)
+        first = replace(
+            self._notice(Subscribed(None) if is_whole else Lost(None, None)),
+            number=missed[0].number - 1 if missed else self._number,
+        )
+        run = self._past.hold(self._number)
+        subscription = Resumable(
+            wanted,
+            MAX_WAITING_EVENTS,
+            self._end_resumable,
+            lambda number: f"{run}-{self._number if number is None else number}",
+        )
+        self._enter(subscription)
+        subscription.put(first, always=True)
+        for notice in missed:
+            subscription.put(notice, always=wanted.has(notice.event))
+        return subscription
+
+    def _require_room(self) -> None:
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             raise TooManySubscribers(
                 f"{MAX_SUBSCRIBERS} subscribers are told of events already. End one of them, or share its events."
             )
-        subscription = self._begun(wanted, most_waiting)
-        subscription.put(self._notice(Subscribed(None)), always=True)
-        return subscription
 
     @contextmanager
     def request(self, verb: str, session: Callable[[], SessionUri | None]) -> Iterator[None]:
@@ -151,11 +192,18 @@ class Bus:
 
     def _begun(self, wanted: Wanted, most_waiting: int) -> Subscription:
         subscription = Subscription(wanted, most_waiting, self._subscriptions.discard)
+        self._enter(subscription)
+        return subscription
+
+    def _enter(self, subscription: Subscription) -> None:
+        self._subscriptions.add(subscription)
         if self._closed:
             subscription.end()
-        else:
-            self._subscriptions.add(subscription)
-        return subscription
+
+    def _end_resumable(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.discard(subscription)
+            self._past.let_go()
 
     def _notice(self, event: Event) -> Notice:
         return Notice(self._number, time.monotonic(), time.time_ns(), _request.get(), event)
@@ -218,6 +266,76 @@ class Subscription:
         self._dropped, self._dropped_at = 0, None
         self.lost += count
         return Notice(last.number, last.monotonic_s, last.time_ns, None, Lost(None, count))
+
+
+class Resumable(Subscription):
+    """A subscription that another one may go on from, also on another connection."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        most_waiting: int,
+        on_end: Callable[[Subscription], None],
+        place: Callable[[int | None], str],
+    ) -> None:
+        """place: of an event by its number, or of the last of all."""
+        super().__init__(wanted, most_waiting, on_end)
+        self._place = place
+        self._taken = 0
+
+    async def __anext__(self) -> Notice:
+        notice = await super().__anext__()
+        self._taken = notice.number
+        return notice
+
+    @property
+    def place(self) -> str:
+        """Behind all that was taken, and before all that waits."""
+        return self._place(self._taken if self._waiting else None)
+
+
+class _Past:
+    """The last events, while somebody listens who may come back, or has just left."""
+
+    def __init__(self) -> None:
+        self._run = ""  # of events without a gap; a new one begins where none were kept for a while
+        self._notices: deque[Notice] = deque()
+        self._before = 0
+        self._holders = 0
+        self._kept_until_s = 0.0
+
+    @property
+    def is_kept(self) -> bool:
+        return self._holders > 0 or time.monotonic() < self._kept_until_s
+
+    def hold(self, number: int) -> str:
+        """Keep events from now on, behind that number. The name of the run."""
+        if not self.is_kept:
+            self._run, self._before = secrets.token_hex(4), number
+            self._notices.clear()
+        self._holders += 1
+        return self._run
+
+    def let_go(self) -> None:
+        """Keep events for a while only, unless another holds them."""
+        self._holders -= 1
+        self._kept_until_s = time.monotonic() + KEPT_S
+
+    def keep(self, notice: Notice) -> None:
+        if not self.is_kept:
+            return
+        if len(self._notices) >= MAX_PAST_EVENTS:
+            self._before = self._notices.popleft().number
+        self._notices.append(notice)
+
+    def behind(self, place: str) -> tuple[bool, list[Notice]]:
+        """The kept events behind a place, and whether none is missing between."""
+        found = _PLACE.fullmatch(place)
+        if not self.is_kept:
+            return False, []
+        if found is None or found[1] != self._run or int(found[2]) < self._before:
+            return False, list(self._notices)
+        return True, [each for each in self._notices if each.number > int(found[2])]
 
 
 def code_of(error: BaseException) -> str:

@@ -57,9 +57,10 @@ class Subscribed(Event):
 
 
 class Lost(Event):
-    """`count` events were dropped, the oldest first, because the subscriber did not take them. Told to it only."""
+    """`count` events were dropped, the oldest first, because the subscriber did not take them. Told to it only. None:
+    nobody counted them, as it was away for longer than they are kept."""
 
-    count: int
+    count: int | None
 
 
 class RequestAccepted(Event):

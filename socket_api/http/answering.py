@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Send
@@ -31,6 +30,7 @@ from ...errors import TorporError
 from ..errors import InternalError
 from .errors import told_to
 from .requests import IGNORED_HEADER, ClientLeft, has_left, told_names
+from .routing import EventStream
 from .telling import Telling
 from .turns import SESSION_HEADER, Answered, Asked, Turn, measure, name_for
 from .work import desk_of
@@ -84,7 +84,8 @@ class _Exchange:
         self._events: deque[WorkEvent] = deque()
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
-        self._opened = self._begun = False
+        self._opened = False
+        self._sent = EventStream(request, send)
         self._quiet_since = time.monotonic()
         self._asked = order.asked
 
@@ -116,14 +117,14 @@ class _Exchange:
             self._count(answered)
             await self._tell(self._opening() + self._telling.closing(answered), last=True)
         except ClientLeft:
-            if not self._begun:
+            if not self._sent.begun:
                 raise
         except TorporError as error:
-            if not self._begun:
+            if not self._sent.begun:
                 raise
             await self._tell_failure(error)
         except Exception as error:
-            if not self._begun:
+            if not self._sent.begun:
                 raise
             _LOG.error("fault in a stream", exc_info=error)
             problem = f"The answer failed by a fault of the daemon ({type(error).__name__}). See its log."
@@ -151,7 +152,7 @@ class _Exchange:
     def _due_in_s(self) -> float:
         """When an event is due at the latest. Not all that happens is told: a long reading may be silent."""
         limits, fits = self._desk.limits, self._asking.measured is not None and self._asking.chosen is not None
-        pause_s = limits.first_event_s if fits and not self._begun else limits.silence_s
+        pause_s = limits.first_event_s if fits and not self._sent.begun else limits.silence_s
         return self._quiet_since + pause_s - time.monotonic()
 
     def _taken_events(self) -> bytes:
@@ -190,34 +191,20 @@ class _Exchange:
             likelihoods = 0 if event.logprobs is None else 1 + len(event.logprobs.top)
             self._waiting_bytes += len(event.text) * 4 + _EVENT_BYTES * (1 + likelihoods)
             if self._waiting_bytes > self._desk.limits.max_waiting_event_bytes:
-                self._drop()
+                self._sent.drop()
         self._events.append(event)
         self._wake.set()
 
     async def _tell(self, events: bytes, *, last: bool = False) -> None:
         """Send events, with the answer's head before the first. Raises ClientLeft: the client takes no bytes."""
-        try:
-            async with asyncio.timeout(self._desk.limits.stall_timeout_s):
-                if not self._begun:
-                    self._begun = True
-                    headers = MutableHeaders(self._headers())
-                    headers.update({"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
-                    await self._send({"type": "http.response.start", "status": 200, "headers": headers.raw})
-                await self._send({"type": "http.response.body", "body": events, "more_body": not last})
-                self._quiet_since = time.monotonic()
-        except TimeoutError:
-            self._drop()
-            raise ClientLeft from None
+        await self._sent.tell(events, self._headers(), last=last)
+        self._quiet_since = time.monotonic()
 
     async def _tell_failure(self, error: TorporError) -> None:
         try:
             await self._tell(self._telling.failure(told_to(self._request.state.caller, error)), last=True)
         except ClientLeft:
             _LOG.info("a client left before it was told of %s", error.code)
-
-    def _drop(self) -> None:
-        _LOG.warning("client dropped: it takes no bytes")
-        self._request.state.connection.abort()
 
     def _headers(self) -> dict[str, str]:
         headers = {SESSION_HEADER: self._asking.chosen} if self._asking.chosen is not None else {}

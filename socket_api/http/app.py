@@ -24,7 +24,19 @@ from ... import __version__
 from ...errors import TorporError
 from ..errors import HttpRefused, InternalError
 from ..server.spans import TRACE_HEADERS, trace_headers
-from . import chat_completions, completions, conversations, errors, mcp, messages, models, openapi, responses, sessions
+from . import (
+    chat_completions,
+    completions,
+    conversations,
+    errors,
+    events,
+    mcp,
+    messages,
+    models,
+    openapi,
+    responses,
+    sessions,
+)
 from .metrics import metrics
 from .requests import ClientLeft
 from .routing import Posted, Sending
@@ -53,6 +65,7 @@ def app_of(desk: Desk) -> ASGIApp:
         Route(mcp.PATH, Sending(mcp.mcp), methods=["POST"]),
         *models.routes(),
         *sessions.routes(),
+        *events.routes(),
     ]
     app = Starlette(
         routes=routes,

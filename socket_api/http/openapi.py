@@ -47,6 +47,7 @@ def _plain() -> Iterator[tuple[str, str, dict[str, Any]]]:
         "/healthz": "Whether the daemon serves.",
         "/metrics": "Figures of all namespaces for Prometheus, for the daemon's owner.",
         "/v1/models": "The served models.",
+        "/v1/events": "What happens in the daemon, as server-sent events. It goes on behind the Last-Event-ID.",
     }.items():
         yield path, "get", _operation(what, {"type": "string"} if path == "/metrics" else {"type": "object"}, [])
     yield "/v1/models/{model}", "get", _operation("One served model.", {"type": "object"}, _named_in("{model}"))

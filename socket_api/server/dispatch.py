@@ -31,6 +31,13 @@ class Events(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
+class ResumableEvents(Events, Protocol):
+    """Events that a reader may go on with on another connection."""
+
+    @property
+    def place(self) -> str: ...
+
+
 class Backend(Protocol):
     """The service as the server sees it; `torpor.daemon.service.Service` has this shape.
 
@@ -43,6 +50,10 @@ class Backend(Protocol):
     def subscribe(
         self, *, names: Sequence[str] | None = None, session: str | None = None, namespace: str | None = None
     ) -> Events: ...
+
+    def resume(
+        self, names: Sequence[str] | None, session: str | None, namespace: str | None, *, after: str | None
+    ) -> ResumableEvents: ...
 
     async def prepare_close(self) -> ShutdownResult: ...
 

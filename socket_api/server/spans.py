@@ -17,7 +17,7 @@ from ...daemon.api.reading import GenerateResult
 from ...daemon.api.records import Request
 from ...daemon.api.verb import R, Verb
 from ...errors import TorporError
-from .dispatch import Backend, Events
+from .dispatch import Backend, Events, ResumableEvents
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -96,6 +96,12 @@ class Traced:
     ) -> Events:
         """As the backend."""
         return self._backend.subscribe(names=names, session=session, namespace=namespace)
+
+    def resume(
+        self, names: Sequence[str] | None, session: str | None, namespace: str | None, *, after: str | None
+    ) -> ResumableEvents:
+        """As the backend."""
+        return self._backend.resume(names, session, namespace, after=after)
 
     async def prepare_close(self) -> ShutdownResult:
         """As the backend."""

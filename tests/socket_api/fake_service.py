@@ -22,7 +22,7 @@ from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.verb import Awaiting, R, Verb
 from torpor.daemon.api.verbs import VERBS, Verbs
 from torpor.daemon.errors import AnswerNotFound
-from torpor.daemon.events.bus import Bus, Subscription, Wanted
+from torpor.daemon.events.bus import Bus, Resumable, Subscription, Wanted
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.errors import TorporError
 from torpor.memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion, ShownVersion
@@ -314,6 +314,13 @@ class FakeService(Verbs, Awaiting):
         self._record("subscribe", {"names": names, "session": session, "namespace": namespace})
         uri = None if session is None else SessionUri("default", session)
         return self.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace), most_waiting=8)
+
+    def resume(
+        self, names: Sequence[str] | None, session: str | None, namespace: str | None, *, after: str | None
+    ) -> Resumable:
+        self._record("resume", {"names": names, "session": session, "namespace": namespace, "after": after})
+        uri = None if session is None else SessionUri("default", session)
+        return self.bus.resume(Wanted(None if names is None else frozenset(names), uri, namespace), after)
 
     async def _fold(self, request: forking.FoldRequest) -> forking.FoldResult:
         found = self._find(request.session)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.errors import EmptyContext, TooManySubscribers, UnknownEvent
-from torpor.daemon.events.bus import MAX_SUBSCRIBERS, Bus, Subscription, Wanted
+from torpor.daemon.events.bus import MAX_SUBSCRIBERS, Bus, Resumable, Subscription, Wanted
 from torpor.daemon.events.events import (
     EVENT_NAMES,
     EVENTS,
@@ -181,3 +181,67 @@ async def test_nobody_asks_for_a_session_that_nobody_is_told_of() -> None:
 
     with Bus().request("chat", never):
         pass
+
+
+async def taken(subscription: Resumable, count: int) -> list[tuple[str, int]]:
+    return [(notice.event.name, notice.number) for notice in [await anext(subscription) for _ in range(count)]]
+
+
+async def test_a_subscription_goes_on_behind_its_place_without_a_gap() -> None:
+    bus = Bus()
+    with bus.resume(Wanted(session=A), None) as first:
+        bus.publish(FirstToken(A, 1.0))
+        bus.publish(FirstToken(A, 2.0))
+        assert await taken(first, 2) == [("subscribed", 0), ("first_token", 1)]
+        place = first.place
+    assert bus.is_watched, "its reader may be back soon"
+    for event in (FirstToken(B, 3.0), FirstToken(A, 4.0)):
+        bus.publish(event)
+    with bus.resume(Wanted(session=A), place) as second:
+        assert await taken(second, 3) == [("subscribed", 1), ("first_token", 2), ("first_token", 4)]
+        bus.publish(FirstToken(B, 5.0))
+        assert second.place.endswith("-5"), "what it does not want is behind it, too"
+        bus.publish(FirstToken(A, 6.0))
+        assert await taken(second, 1) == [("first_token", 6)]
+
+
+async def test_who_was_away_for_too_many_events_is_told_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torpor.daemon.events.bus.MAX_PAST_EVENTS", 3)
+    bus = Bus()
+    with bus.resume(Wanted(), None) as first:
+        place = first.place
+    for number in range(5):
+        bus.publish(PrefillProgress(A, number, 5))
+    with bus.resume(Wanted(), place) as second:
+        assert await taken(second, 4) == [("lost", 2), *(("prefill_progress", number) for number in (3, 4, 5))]
+        assert (await taken_facts(bus, place)) == {"count": None}
+
+
+async def taken_facts(bus: Bus, place: str) -> dict[str, Any]:
+    with bus.resume(Wanted(), place) as again:
+        return (await anext(again)).event.facts()
+
+
+@pytest.mark.parametrize("place", ["", "x", "00000000-0", "00000000-99999999999999999999", "\u0661"])
+async def test_a_place_that_this_daemon_never_told_misses_events(place: str) -> None:
+    bus = Bus()
+    with bus.resume(Wanted(), place) as subscription:
+        assert await taken(subscription, 1) == [("lost", 0)]
+
+
+async def test_nothing_is_kept_for_who_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = Bus()
+    with bus.subscribe(Wanted()):
+        bus.publish(FirstToken(A, 0.5))
+        assert not bus._past._notices, "nobody may resume that one"
+    with bus.resume(Wanted(), None) as first:
+        place = first.place
+        with bus.resume(Wanted(), None):
+            pass
+        bus.publish(FirstToken(A, 1.0))
+    monkeypatch.setattr(bus._past, "_kept_until_s", 0.0)
+    assert not bus.is_watched
+    bus.publish(FirstToken(A, 2.0))
+    with bus.resume(Wanted(), place) as second:
+        assert await taken(second, 1) == [("lost", 2)]
+        assert second.place != place
