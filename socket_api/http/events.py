@@ -1,7 +1,7 @@
 """`/v1/events`: what happens in the daemon, as server-sent events.
 
-Owns what a client of one namespace is told: events about its own sessions, without what store and memory have
-of all in common, and without a session of another namespace. A client that lost its connection names the last event that it got
+Owns what a client of one namespace is told: events about its own sessions, without what store and memory have of all in
+common, and without a session of another namespace. A client that lost its connection names the last event that it got
 (`Last-Event-ID`, as browsers and libraries do) and misses nothing, or is told that it did. Without a reader the daemon
 makes no event.
 """
