@@ -18,7 +18,7 @@ from ..memvid.disk.paths import undoing
 from ..memvid.disk.room import room_at, short_sentence
 from ..memvid.store import Store
 from ..memvid.units import format_bytes, format_plural
-from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ..memvid.uri import SessionUri, parse_reference, session_in
 from ..snapshot.digests import DigestCache, default_cache_path
 from .api.process import HttpInfo, ShutdownResult
 from .api.records import Request
@@ -232,7 +232,7 @@ class Service(Verbs, Awaiting):
     def about(self, name: object) -> SessionUri | None:
         """The session that a client names, existing or not; None if the text is no valid name."""
         with contextlib.suppress(TorporError):
-            return parse_reference(name.partition(VERSION_MARK)[0]) if isinstance(name, str) else None
+            return parse_reference(session_in(name)) if isinstance(name, str) else None
         return None
 
     def subscribe(

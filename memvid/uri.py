@@ -5,6 +5,9 @@
     NAME@3              the version with this number
     NAME@before-refactor    the version that has this tag
     NAME@3f9c01ab       the version whose bundle id begins so: 8 hex digits at least
+    3f9c01ab  @3f9c01ab     the same, whoever has it; without the `@` where no session is called so
+    NAME~2  NAME@3~2    the version two before, along the parents; NAME~ is NAME~1
+    NAME:500  NAME@3:500    the same, as it was at its token 500: a place within
 
 Owns the syntax, and the suggestions for a name that is not there. Never turns a name into a path: sessions are found by
 the index, bundles by their ids, so no text of a client is ever joined to a folder.
@@ -24,6 +27,8 @@ from .limits import MAX_NAME_CHARS, MAX_TAG_CHARS, MAX_VERSION, MIN_ID_DIGITS
 DEFAULT_NAMESPACE: Final = "default"
 SCHEME: Final = "torpor://"
 VERSION_MARK: Final = "@"
+BACK_MARK: Final = "~"
+PLACE_MARK: Final = ":"
 
 _PART: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARS - 1}}}", re.ASCII)
 _RULE: Final = f"1 to {MAX_NAME_CHARS} ASCII letters, digits, '.', '_' or '-', beginning with a letter or a digit"
@@ -32,6 +37,8 @@ _NUMBER: Final = re.compile(r"[1-9][0-9]{0,15}", re.ASCII)
 _ID_PREFIX: Final = re.compile(rf"[0-9A-Fa-f]{{{MIN_ID_DIGITS},{_ID_DIGITS}}}", re.ASCII)
 _LOOKS_LIKE_ID: Final = re.compile(rf"[0-9A-Fa-f]{{{MIN_ID_DIGITS},}}", re.ASCII)
 _TAG: Final = re.compile(rf"[A-Za-z][A-Za-z0-9._-]{{0,{MAX_TAG_CHARS - 1}}}", re.ASCII)
+_STEPS: Final = re.compile(r"[0-9]{0,7}", re.ASCII)
+_TOKEN: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _LIKENESS: Final = 0.75
 """From 0 to 1: a name less like the typed one is another name, no slip of the finger."""
 _TAG_RULE: Final = (
@@ -94,17 +101,73 @@ class Selector:
     id_prefix: str | None
 
 
-def parse_version_reference(text: str) -> tuple[str, Selector | None]:
-    """Take a reference apart: the session's text, and the version's (None: there is none). Checks the syntax only.
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A text that names a session, a version of one, or a place within, taken apart. None of it need exist.
+
+    session: as it was typed; before an `@` with the digits of a bundle id it may be nothing, or `NAMESPACE/`. selector:
+    None for the newest version. back: how many versions before. token: the place; None for the end.
+    """
+
+    session: str
+    selector: Selector | None = None
+    back: int = 0
+    token: int | None = None
+
+    @property
+    def namespace(self) -> str | None:
+        """The namespace that was typed; None for none."""
+        return self.session.removeprefix(SCHEME).rpartition("/")[0] or None
+
+    @property
+    def id_alone(self) -> str | None:
+        """The digits of a bundle id that stand where a session could: the version is theirs if no session has that
+        name."""
+        name = self.session.rpartition("/")[2]
+        if name:
+            return name.lower() if self.selector is None and _ID_PREFIX.fullmatch(name) else None
+        return None if self.selector is None else self.selector.id_prefix
+
+
+def parse_version_reference(text: str) -> Reference:
+    """Take a reference apart. Checks the syntax only.
 
     Raises:
         InvalidUri: not a reference; the message tells the grammar.
     """
     if not isinstance(text, str):
         raise _no_reference(text)
-    session, mark, selector = text.partition(VERSION_MARK)
-    parse_reference(session)
-    return session, parse_selector(selector) if mark else None
+    session = session_in(text)
+    version, to_place, place = text[len(session) :].partition(PLACE_MARK)
+    version, to_before, steps = version.partition(BACK_MARK)
+    if to_place and not _TOKEN.fullmatch(place):
+        raise _no_reference(PLACE_MARK + place)
+    if to_before and not _STEPS.fullmatch(steps):
+        raise _no_reference(BACK_MARK + steps)
+    reference = Reference(
+        session,
+        parse_selector(version.removeprefix(VERSION_MARK)) if version else None,
+        int(steps or 1) if to_before else 0,
+        int(place) if to_place else None,
+    )
+    parse_reference(session if session.rpartition("/")[2] else session + (reference.id_alone or ""))
+    return reference
+
+
+def session_in(text: str) -> str:
+    """What names the session in a reference: all before the mark of a version or a place. Checks nothing."""
+    scheme = SCHEME if text.startswith(SCHEME) else ""
+    return scheme + re.split(f"[{VERSION_MARK}{BACK_MARK}{PLACE_MARK}]", text[len(scheme) :], maxsplit=1)[0]
+
+
+def names_version(text: str) -> bool:
+    """Whether a reference has the mark of a version. The digits of an id alone have none."""
+    return VERSION_MARK in text or BACK_MARK in text
+
+
+def names_place(text: str) -> bool:
+    """Whether a reference has the mark of a place."""
+    return PLACE_MARK in text.removeprefix(SCHEME)
 
 
 def parse_selector(text: str) -> Selector:
@@ -135,7 +198,8 @@ def require_tag(text: str) -> str:
 def _no_reference(value: object) -> InvalidUri:
     return InvalidUri(
         f"{_shown(value)} names no version: write SESSION@N for a version number, SESSION@TAG for a tag ({_TAG_RULE}), "
-        f"or SESSION@ID with the first {MIN_ID_DIGITS} to {_ID_DIGITS} hex digits of a bundle id.",
+        f"or SESSION@ID with the first {MIN_ID_DIGITS} to {_ID_DIGITS} hex digits of a bundle id; behind it ~N for N "
+        "versions before, :TOKEN for a place.",
         field="version",
         value=_shown(value),
     )

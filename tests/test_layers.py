@@ -81,7 +81,10 @@ HOLDS: dict[str, tuple[str, ...]] = {
 SERVER_HALF = {"server", "http", "main"}
 # But for what a verb is asked and answers, also by the store: records and errors that know neither MLX nor the engine,
 # and are the same on both sides of the wire; and the options of a daemon, which commands take.
-ON_BOTH_SIDES = {("daemon", "api"), ("daemon", "errors"), ("daemon", "options"), ("memvid", "answers")}
+ON_BOTH_SIDES = {
+    *(("daemon", name) for name in ("api", "errors", "options")),
+    *(("memvid", name) for name in ("answers", "uri")),
+}
 # And for what files tell of sessions: commands that read a store list them as the daemon does.
 OF_FILES = ("daemon", "views")
 # The files that name mlx-lm's cache classes: the adapters, and their table.

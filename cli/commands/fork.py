@@ -39,6 +39,7 @@ def fork(
     [cyan]torpor fork notes try-1[/]
     [cyan]torpor fork notes@before-refactor try-2 --label experiment[/]
     [cyan]torpor fork notes earlier --at 1500[/]
+    [cyan]torpor fork notes~1:1500 earlier-yet[/]
     """
     output = Output(as_json=as_json)
     with connect(socket) as client, progress_of(output, "sleep") as on_event:

@@ -12,7 +12,7 @@ from ...memvid.disk.location import default_store_path
 from ...memvid.errors import StoreError
 from ...memvid.store import Store
 from ...memvid.units import format_bytes, format_plural
-from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ...memvid.uri import SessionUri, names_version, parse_reference
 from ...socket_api.client.client import Client
 from ..exit_codes import ERROR
 from ..reach.batches import run_batch
@@ -53,7 +53,7 @@ def rm(
             return ERROR.number
         with deleting(daemon, path) as delete_one:
             status = _delete(output, sessions, delete_one, marks)
-        whole = [session for session in sessions if VERSION_MARK not in session and not as_json]
+        whole = [session for session in sessions if not names_version(session) and not as_json]
         names = _names(daemon, path) if whole else ()
         for session in whole:
             if branches := _branches_of(session, names):
@@ -111,12 +111,12 @@ def _marks_of(
 
 def _marks_in(store: Store, session: str, names: Collection[SessionUri]) -> str:
     """Raises SessionNotFound, AmbiguousVersion."""
-    if VERSION_MARK in session:
-        row = store.resolve_version(session)
-        of_version = store.marks_to_show(row.uri).of(row.bundle_id)
+    named = store.named(session, names).require_whole()
+    if named.row is not None:
+        of_version = store.marks_to_show(named.uri).of(named.row.bundle_id)
         tags, pins = list(of_version.tags), int(of_version.pinned)
     else:
-        of = store.marks_to_show(store.resolve(session, also=names))
+        of = store.marks_to_show(named.uri)
         tags, pins = list(of.tags), len(of.pins)
     told = [f"the tag{'s' * (len(tags) > 1)} {', '.join(sorted(tags))}"] if tags else []
     return " and ".join([*told, *([format_plural(pins, "pin")] if pins else [])])

@@ -15,9 +15,10 @@ from ...daemon.api.session import Recomputed
 from ...errors import TorporError
 from ...memvid.answers import PartDiffers
 from ...memvid.disk.location import default_store_path
+from ...memvid.errors import SessionNotFound
 from ...memvid.folder.versions import describe_versions
 from ...memvid.units import format_bytes, format_count, format_plural
-from ...memvid.uri import VERSION_MARK
+from ...memvid.uri import names_version, parse_version_reference
 from ..exit_codes import INTEGRITY, exit_status_of
 from ..reach.daemon_link import find_daemon, find_ended_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument
@@ -54,7 +55,7 @@ def show(
     if as_json:
         output.document("show", {"source": source, **detail, "problems": list(map(asdict, problems))})
         return
-    output.show(render_detail(detail, output.stdout.width, earlier=VERSION_MARK in session))
+    output.show(render_detail(detail, output.stdout.width, earlier=names_version(session)))
     for problem in problems:
         output.remark(render_problem(problem))
 
@@ -65,11 +66,13 @@ def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, P
     if daemon is not None:
         with daemon:
             place = Path(daemon.status().store)
-            if VERSION_MARK in session:
+            if names_version(session):
                 return "store", place, _load_from_files(session, place)
             try:
                 return "daemon", place, asdict(daemon.show(session))
             except TorporError as error:
+                if error.code == SessionNotFound.code and parse_version_reference(session).id_alone:
+                    return "store", place, _load_from_files(session, place)
                 _add_others(error, place, session)
                 raise
     place = store or default_store_path()

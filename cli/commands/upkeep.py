@@ -25,7 +25,7 @@ from ...memvid.exchange.incoming import hand_over, take_back
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.recovery.restoring import restore_store_file
 from ...memvid.store import Store
-from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ...memvid.uri import SessionUri, parse_reference
 from ...socket_api.client.client import Client
 from ...socket_api.errors import RemoteError
 from ..errors import Interrupted, InvalidUsage
@@ -129,10 +129,10 @@ def deleting(daemon: Client | None, path: Path) -> Iterator[Callable[[str], Dele
     with open_to_maintain(path) as opened:
 
         def delete(session: str) -> DeleteReport:
-            if VERSION_MARK not in session:
-                return opened.delete_session(opened.resolve(session))
-            row = opened.resolve_version(session)
-            return opened.delete_version(row.uri, row.bundle_id)
+            named = opened.named(session).require_whole()
+            if named.row is None:
+                return opened.delete_session(named.uri)
+            return opened.delete_version(named.uri, named.row.bundle_id)
 
         yield delete
 
@@ -191,15 +191,13 @@ def _newest_in(daemon: Client, session: str) -> int | None:
 
 
 def _named(store: Store, order: MaintainRequest) -> tuple[SessionUri | None, str | None]:
-    """The session of an order, and the version behind its `@`. A session to forget may be gone already, and an
+    """The session of an order, and the version that it names. A session to forget may be gone already, and an
     interrupted forget may have left its bytes."""
     if order.session is None:
         return None, None
-    if VERSION_MARK in order.session:
-        row = store.resolve_version(order.session)
-        return row.uri, row.bundle_id
     try:
-        return store.resolve(order.session), None
+        named = store.named(order.session).require_whole()
+        return named.uri, None if named.row is None else named.row.bundle_id
     except SessionNotFound:
         if order.operation != "forget":
             raise

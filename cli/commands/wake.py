@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ...memvid.units import format_bytes, format_count, format_plural
-from ...memvid.uri import VERSION_MARK
+from ...memvid.uri import VERSION_MARK, names_version, session_in
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, progress_of
 from ..reach.interrupts import ignore_interrupts
@@ -65,6 +65,7 @@ def wake(
     [cyan]torpor wake notes --version 2[/]
     [cyan]torpor wake notes@before-refactor[/]
     [cyan]torpor wake notes --at 1500[/]
+    [cyan]torpor wake notes~2:1500[/]
     [cyan]torpor wake notes --plan[/]
     """
     output = Output(as_json=as_json)
@@ -73,13 +74,15 @@ def wake(
         with connect(socket) as client, naming_the_intact(client, session):
             place = Path(client.status().store)
             planned = client.plan_wake(session, version=number, at_token=at, strict=strict)
-            write_plan(output, replace(planned, unreadable=(*planned.unreadable, *find_missing(place, session))))
+            write_plan(
+                output, replace(planned, unreadable=(*planned.unreadable, *find_missing(place, planned.session)))
+            )
         return
     with connect(socket) as client, progress_of(output, "wake") as on_event:
         place = Path(client.status().store)
         with naming_the_intact(client, session):
             result = client.wake(session, version=number, at_token=at, strict=strict, on_event=on_event)
-            result = replace(result, unreadable=(*result.unreadable, *find_missing(place, session)))
+            result = replace(result, unreadable=(*result.unreadable, *find_missing(place, result.session)))
         ignore_interrupts()
     if as_json:
         output.document("wake", asdict(result))
@@ -103,8 +106,9 @@ def _named(session: str, version: str | None) -> tuple[str, int | None]:
     """The session, and the version's number. Any other selector goes behind the session's @."""
     if version is None:
         return session, None
-    if VERSION_MARK in session:
+    if names_version(session):
         raise InvalidUsage(f"{session} names a version already; leave out --version.", option="--version")
     if version.isascii() and version.isdecimal() and len(version) <= PLAIN_NUMBER_DIGITS:
         return session, int(version)
-    return f"{session}{VERSION_MARK}{version}", None
+    name = session_in(session)
+    return f"{name}{VERSION_MARK}{version}{session[len(name) :]}", None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ...memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, parse_reference, parse_version_reference
+from ...memvid.uri import DEFAULT_NAMESPACE, SessionUri, parse_reference, parse_version_reference, session_in
 from ...socket_api.wire.naming import name_in
 from ..errors import InvalidUsage
 
@@ -66,8 +66,8 @@ def require_sessions(context: typer.Context, value: str | list[str] | None) -> s
 
 
 def _require_session(context: typer.Context, text: str) -> str:
-    name, mark, _ = text.partition(VERSION_MARK)
-    if mark:
+    name = session_in(text)
+    if name != text:
         command = context.info_name or "torpor"
         hint = f" {_HINTS[command]}" if command in _HINTS else ""
         raise InvalidUsage(f"{command} takes a session without a version: {name}.{hint}", session=name)
@@ -112,7 +112,7 @@ VersionArgument = Annotated[
     str,
     argument(
         "SESSION[@VERSION]",
-        "A session, and which version of it: a number, a tag, or 8 or more digits of its bundle id.",
+        "A session, and which version of it: @ and its number, a tag, or 8 digits of its id; ~2 for two before.",
         callback=_require_version,
     ),
 ]
@@ -120,7 +120,7 @@ VersionsArgument = Annotated[
     list[str],
     argument(
         "SESSION[@VERSION]...",
-        "A session whole, or one version of it: a number, a tag, or 8 or more digits of its bundle id.",
+        "A session whole, or one version of it: @ and its number, a tag, or 8 digits of its id; ~2 for two before.",
         callback=_require_versions,
     ),
 ]

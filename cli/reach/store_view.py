@@ -23,7 +23,7 @@ from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.format.blocks import SlotSpec
 from ...memvid.format.manifest import read_manifest_bytes
 from ...memvid.store import Store
-from ...memvid.uri import VERSION_MARK, parse_reference
+from ...memvid.uri import parse_reference
 from .daemon_link import find_daemon
 
 _KEEP_AWAKE = "The session is awake, and all of it in memory: `torpor sleep {}` writes it anew, as another version."
@@ -62,9 +62,9 @@ def list_store(store: Store, namespace: str | None) -> list[SessionInfo]:
 
 
 def load_detail(store: Store, session: str) -> tuple[SessionDetail, dict[str, str]]:
-    """Read one session from the files, and the environment of its manifest: its newest version, or the one behind an
-    `@`. The text is missing: it needs the model. Raises SessionNotFound, AmbiguousVersion, and the errors of a damaged
-    bundle."""
+    """Read one session from the files, and the environment of its manifest: its newest version, or the one that it
+    names. The text is missing: it needs the model. Raises SessionNotFound, AmbiguousVersion, and the errors of a
+    damaged bundle."""
     row = store.resolve_version(session)
     with store.open_session(row.uri, row.bundle_id) as reader:
         header = reader.read_header(reader.entries[0]) if reader.entries else None
@@ -115,7 +115,7 @@ def find_unreadable(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -
 def find_missing(place: Path, session: str | None = None) -> list[Finding]:
     """Find the versions, of a session or of all, that a tag or a pin alone tells of. One may be newer than what the
     session wakes with. The index is read only if a version lacks its manifest."""
-    only = None if session is None else parse_reference(session.partition(VERSION_MARK)[0])
+    only = None if session is None else parse_reference(session)
     with _folder_of(place) as folder, contextlib.suppress(StoreError):
         if folder is not None and findings_of_missing(folder, lambda _: False, only):
             with open_store(place) as opened:

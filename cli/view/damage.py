@@ -77,7 +77,7 @@ def add_suggestion(error: TorporError, store_path: Path, session: str, *, is_ser
         return
     try:
         with Store.open(store_path, writable=False) as store:
-            uri = store.resolve(session.partition(VERSION_MARK)[0])
+            uri = store.session_of(session)
             damaged = {each.bundle_id: each for each in store.verify(uri, deep=True).damaged}
             rows = store.versions(uri)
             if not rows:

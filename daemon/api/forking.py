@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ...memvid.uri import names_place
 from ...records import Count
 from .events import Listener, Reporting
 from .limits import MAX_NUMBER
@@ -39,11 +40,11 @@ class FoldResult(Written):
 
 
 class ForkRequest(Reporting):
-    """Make a session `name` from the present state of `session`, or from a version of it behind an `@`. The fork
-    sleeps, is durable, and shares all blocks with it. Changes of an awake session are put to sleep first.
+    """Make a session `name` from the present state of `session`, or from a version of it (`NAME@3`). The fork sleeps,
+    is durable, and shares all blocks with it. Changes of an awake session are put to sleep first.
 
-    at_token: with only so many tokens; tokens behind the last full block are computed as by a wake at that token.
-    labels: the fork's own; those of `session` if None. unnamed: as of `create`.
+    at_token: with only so many tokens (also `NAME:500`); those behind the last full block are computed as by a wake at
+        that token. labels: the fork's own; those of `session` if None. unnamed: as of `create`.
     """
 
     session: SessionText
@@ -53,6 +54,10 @@ class ForkRequest(Reporting):
     labels: Labels | None = None
     unnamed: bool = False
     on_event: Listener = None
+
+    def require(self) -> None:
+        if self.at_token is not None and names_place(self.session):
+            raise ValueError("name the place once: behind the : of session, or in at_token")
 
 
 class FoldRequest(Reporting):

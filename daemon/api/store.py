@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from ...memvid.answers import Finding
+from ...memvid.uri import session_in
 from ...records import Count, Result
 from ...spellings import present
 from .events import Listener, Reporting
@@ -151,7 +152,7 @@ class MarkRequest(Request):
             raise ValueError("give exactly one of tag, untag and pinned")
         if self.move and self.tag is None:
             raise ValueError("only a tag can be moved")
-        if self.untag is not None and "@" in self.session:
+        if self.untag is not None and session_in(self.session) != self.session:
             raise ValueError("untag takes a session without a version: the tag says which one has it")
 
 

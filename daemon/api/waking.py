@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from ...memvid.answers import Finding, Lossy, PartDiffers
+from ...memvid.uri import names_place, names_version
 from ...records import Count, Listed, Result
 from .events import Listener, Reporting
 from .limits import MAX_NAMED_SESSIONS
@@ -154,8 +155,10 @@ class WakingRequest(Request):
     strict: bool = False
 
     def require(self) -> None:
-        if self.version is not None and "@" in self.session:
+        if self.version is not None and names_version(self.session):
             raise ValueError("name the version once: behind the @ of session, or in version")
+        if self.at_token is not None and names_place(self.session):
+            raise ValueError("name the place once: behind the : of session, or in at_token")
 
 
 class WakeRequest(WakingRequest, Reporting):

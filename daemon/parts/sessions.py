@@ -6,9 +6,10 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
+from ...memvid.access.sessions import Named
 from ...memvid.answers import DeleteReport
 from ...memvid.format.manifest import require_session_map
-from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ...memvid.uri import SessionUri, parse_reference
 from ..api.creating import CreateRequest
 from ..api.events import OnEvent, ignore
 from ..api.sampling import Sampling
@@ -113,13 +114,18 @@ class SessionParts:
         self._door.require_open()
         return self._store.disk.resolve(name, also=self.awake)
 
-    async def version_of(self, session: str, version: int | None) -> tuple[SessionUri, int | None]:
-        """The session, and its version: the one behind the `@` of its name, or `version`."""
-        if VERSION_MARK not in session:
-            return self.resolve(session), version
+    async def named(self, session: str) -> Named:
+        """What a client names: a session, a version of it, or a place within. Raises as `Sessions.named`."""
         self._door.require_open()
-        row = await self._store.version_numbered(session)
-        return self.resolve(row.session), row.version
+        awake = frozenset(self.awake)
+        return await self._store.on_io(lambda: self._store.disk.named(session, awake))
+
+    async def named_by_number(self, session: str) -> Named:
+        """As `named`, for what goes on by the version's number. Raises AmbiguousVersion: that means another version."""
+        named = await self.named(session)
+        if named.row is not None:
+            self._store.disk.require_numbered(named.row)
+        return named
 
     def is_free(self, uri: SessionUri) -> bool:
         """Whether a new session may have a name: no session has it, and no request holds it."""

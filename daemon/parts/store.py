@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from ...memvid.answers import VersionInfo
 from ...memvid.format.records import VerifyReport
 from ...memvid.maintenance.repack_plan import RepackPolicy
 from ...memvid.store import Receipt, Store
@@ -88,14 +87,6 @@ class StoreParts:
     async def on_writer(self, work: Callable[[], Result]) -> Result:
         """Run store work that writes, one after the other, off the event loop."""
         return await self.versions.threads.on_writer(work)
-
-    async def version_named(self, session: str) -> VersionInfo:
-        """The version behind the `@` of a name. Raises AmbiguousVersion."""
-        return await self.on_io(lambda: self.disk.resolve_version(session))
-
-    async def version_numbered(self, session: str) -> VersionInfo:
-        """As `version_named`, for what goes on by its number. Raises AmbiguousVersion: that means another version."""
-        return self.disk.require_numbered(await self.version_named(session))
 
     async def close(self) -> None:
         """Wait for running reads and writes, and let the store go."""

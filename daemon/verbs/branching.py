@@ -14,7 +14,7 @@ from ...memvid.errors import SessionNotFound
 from ...memvid.format.manifest import require_session_map
 from ...memvid.store import Receipt
 from ...memvid.units import format_bytes
-from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ...memvid.uri import SessionUri, parse_reference
 from ...snapshot.forking import share
 from ..api import branching as api
 from ..api.constraints import FREE
@@ -55,9 +55,10 @@ async def tree(parts: Parts, request: api.TreeRequest) -> api.BranchInfo:
 
 async def _version_to_plant(parts: Parts, session: str) -> VersionInfo | None:
     """The version that is named, or that has the session's whole tree; None for the session as it stands."""
-    if VERSION_MARK in session:
-        return await parts.store.version_numbered(session)
-    uri = parts.sessions.resolve(session)
+    named = (await parts.sessions.named_by_number(session)).require_whole()
+    if named.row is not None:
+        return named.row
+    uri = named.uri
     awake, row = parts.sessions.awake, parts.store.disk.find_session(uri)
     if row is None or parts.store.disk.has_turns(uri):
         return None

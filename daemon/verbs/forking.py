@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from ...memvid.answers import VersionInfo
-from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ...memvid.access.sessions import Named
+from ...memvid.uri import parse_reference
 from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from ..events.events import SessionForked
 from ..memory.line import Use
@@ -25,12 +25,11 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
     started = time.monotonic()
     parts.door.require_open()
     wanted = parse_reference(request.name)
-    source, row = parts.sessions.resolve(request.session.partition(VERSION_MARK)[0]), None
+    source = parts.store.disk.session_of(request.session, parts.sessions.awake)
     # The name's turn is taken before anything is awaited, so no two requests take a name that is free.
     async with parts.sessions.residency.turn_with_name(source, wanted) as use:
-        if VERSION_MARK in request.session:
-            row = await parts.store.version_numbered(request.session)
-        order = await to_the_end(_order_of_fork(parts, use, source, row, request))
+        named = await parts.sessions.named_by_number(request.session)
+        order = await to_the_end(_order_of_fork(parts, use, named, request))
         is_whole = await parts.store.on_io(lambda: parts.store.forking.is_whole(order))
         if order.at_token not in (None, order.row.block_tokens) or not is_whole:
             async with parts.sessions.residency.room_to_wake(use, order.row, order.at_token) as model:
@@ -66,11 +65,10 @@ async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
     return folded
 
 
-async def _order_of_fork(
-    parts: Parts, use: Use, source: SessionUri, row: VersionInfo | None, request: ForkRequest
-) -> ForkOrder:
+async def _order_of_fork(parts: Parts, use: Use, named: Named, request: ForkRequest) -> ForkOrder:
     """The version to fork; a changed awake session is saved as one first."""
-    at_token, labels = request.at_token, None if request.labels is None else tuple(request.labels)
+    source, row, at_token = named.uri, named.row, named.token or request.at_token
+    labels = None if request.labels is None else tuple(request.labels)
     if row is None:
         live = parts.sessions.awake.get(source)
         if live is None:

@@ -12,7 +12,7 @@ from ...memvid.exchange.incoming import owner_of
 from ...memvid.folder.marks import require_id
 from ...memvid.operations import Order, set_mark
 from ...memvid.units import format_plural
-from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ...memvid.uri import SessionUri, parse_reference
 from ...snapshot.lossy_kinds import BITS
 from ..api import store as api
 from ..api.waking import SleepResult
@@ -48,10 +48,9 @@ async def _maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceRe
     if request.operation == "strip" and request.session is None:
         return await parts.upkeep.run(parts.store.room.plan)
     if request.operation == "strip" and request.session is not None:
-        if VERSION_MARK not in request.session:
-            return await _strip(parts, parts.sessions.resolve(request.session), None, dry_run=request.dry_run)
-        row = await parts.store.version_named(request.session)
-        return await _strip(parts, row.uri, row.bundle_id, dry_run=request.dry_run)
+        named = (await parts.sessions.named(request.session)).require_whole()
+        version = None if named.row is None else named.row.bundle_id
+        return await _strip(parts, named.uri, version, dry_run=request.dry_run)
     uri_or_all = None if request.session is None else parts.store.disk.resolve(request.session)
     order = Order(
         request.operation, uri_or_all, request.dry_run, request.keep_last, request.keep_days, request.cold_after_days
@@ -109,8 +108,8 @@ async def analyze(parts: Parts, request: api.AnalyzeRequest) -> api.AnalysisResu
     MalformedSnapshot, and the errors of a damaged bundle.
     """
     started = time.monotonic()
-    name, _, _ = request.session.partition(VERSION_MARK)
-    uri = parts.sessions.resolve(name)
+    parts.door.require_open()
+    uri = parts.store.disk.session_of(request.session, parts.sessions.awake)
     if uri in parts.sessions.awake and parts.store.disk.find_session(uri) is None:
         raise SessionNotFound(
             f"{uri} is awake and has never slept, and only stored versions are analyzed; put it to sleep first.",
@@ -141,13 +140,11 @@ async def stats(parts: Parts, request: api.StatsRequest) -> api.StatsResult:
 async def delete(parts: Parts, request: api.DeleteRequest) -> DeleteReport:
     """Raises SessionNotFound, AmbiguousVersion. SessionAwake: a session is awake at the version that is to go."""
     parts.door.require_open()
-    if VERSION_MARK in request.session:
-        row = await parts.store.version_named(request.session)
-        async with parts.sessions.residency.turn(row.uri):
-            return await to_the_end(parts.sessions.delete_version(row.uri, row.bundle_id))
-    uri = parts.sessions.resolve(request.session)
-    async with parts.sessions.residency.turn(uri):
-        return await to_the_end(parts.sessions.delete_session(uri))
+    named = (await parts.sessions.named(request.session)).require_whole()
+    async with parts.sessions.residency.turn(named.uri):
+        if named.row is not None:
+            return await to_the_end(parts.sessions.delete_version(named.uri, named.row.bundle_id))
+        return await to_the_end(parts.sessions.delete_session(named.uri))
 
 
 @answers(api.ClearRequest)

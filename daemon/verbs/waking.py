@@ -43,13 +43,12 @@ async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
     IdentityMismatch, OwnerMismatch, CorruptBlock, ...: refused; nothing live has changed.
     """
     started = time.monotonic()
-    uri, version = await parts.sessions.version_of(request.session, request.version)
+    uri, order = await _order_of(parts, request)
     async with parts.sessions.residency.turn(uri) as use:
-        order = WakeOrder(version, request.at_token, request.strict)
         live = parts.sessions.awake.get(use.uri)
         if live is None:
             return await _wake(parts, use, order, request.emit, started)
-        require_as_ordered(live, order, parts.store.standing.find_row(use.uri, version))
+        require_as_ordered(live, order, parts.store.standing.find_row(use.uri, order.version))
         unreadable = await parts.store.on_io(parts.store.disk.unreadable)
         newest, seconds = parts.store.disk.find_session(use.uri), time.monotonic() - started
         return listing.wake_result(live, newest, seconds=seconds, already_awake=True, unreadable=unreadable)
@@ -58,9 +57,9 @@ async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
 @answers(api.PlanWakeRequest, told=False)
 async def plan_wake(parts: Parts, request: api.PlanWakeRequest) -> api.WakePlanResult:
     """Raises the errors of `wake` before it reads a block. ModelNotLoaded: the model was never loaded."""
-    uri, version = await parts.sessions.version_of(request.session, request.version)
+    uri, order = await _order_of(parts, request)
     async with parts.sessions.residency.turn(uri):
-        plan = await parts.sessions.planning.plan(uri, WakeOrder(version, request.at_token, request.strict))
+        plan = await parts.sessions.planning.plan(uri, order)
         unreadable = await parts.store.on_io(parts.store.disk.unreadable)
         return replace(plan, unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]))
 
@@ -71,6 +70,13 @@ async def warm(parts: Parts, request: api.WarmRequest) -> api.WarmResult:
     parts.door.require_open()
     uris = [parts.sessions.resolve(session) for session in request.sessions]
     return await parts.sessions.labels.warm(uris, request.label, request.namespace, request.emit)
+
+
+async def _order_of(parts: Parts, request: api.WakingRequest) -> tuple[SessionUri, WakeOrder]:
+    """The session to wake, and its version and place: those of its name, or the request's own."""
+    named = await parts.sessions.named_by_number(request.session)
+    version = request.version if named.row is None else named.row.version
+    return named.uri, WakeOrder(version, named.token or request.at_token, request.strict)
 
 
 async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started: float) -> api.WakeResult:

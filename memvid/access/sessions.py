@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from ..answers import Finding, VersionInfo
 from ..checking.promised import require_same_as_row
 from ..disk.clock import now_ns
 from ..disk.paths import Closing, undoing
-from ..errors import BundleMissing, SessionNotFound
+from ..errors import BundleMissing, InvalidUri, SessionNotFound
 from ..folder.marks import Marks, findings_of_missing
-from ..folder.versions import ambiguous, describe_versions, select_version
+from ..folder.versions import ambiguous, ambiguous_id, describe_versions, select_version, step_back
 from ..format.blocks import BlockEntry
 from ..format.records import OpenReport, VersionKey
-from ..uri import SessionUri, not_found, parse_reference, parse_version_reference
+from ..uri import PLACE_MARK, Reference, SessionUri, not_found, parse_reference, parse_version_reference
 from ..writing.core import StoreCore
 from ..writing.reader import BundleReader
 
 _MISSING_TOLD: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a text names in a store. row: of the version; None for the session as it stands. token: a place in it, the
+    number of its first tokens that are meant; None for its end."""
+
+    text: str
+    uri: SessionUri
+    row: VersionInfo | None
+    token: int | None
+
+    def require_whole(self) -> Named:
+        """Refuse a place, for what takes a version whole. Raises InvalidUri."""
+        if self.token is not None:
+            whole = self.text.rpartition(PLACE_MARK)[0]
+            raise InvalidUri(
+                f"{self.text} names the place at token {self.token}, and only a whole version can be taken here: "
+                f"{whole}. `torpor fork {self.text} NAME` makes a session that ends at the place.",
+                field="session",
+                value=self.text,
+            )
+        return self
 
 
 class Sessions(Closing):
@@ -121,15 +145,58 @@ class Sessions(Closing):
         return self._core.read_again()
 
     def resolve_version(self, text: str) -> VersionInfo:
-        """The one version that `text` means: a session as `resolve` reads it, and after an `@` a version number, a tag,
-        or 8 or more hex digits of a bundle id; without it the latest version.
+        """The one version that `text` means: a session as `resolve` reads it, with what `parse_version_reference` takes
+        behind it, or the digits of a bundle id; without a version the latest. A place is refused.
 
         Raises:
             InvalidUri, AmbiguousVersion, SessionNotFound
             CorruptMarks, MarksLost: only for a tag.
         """
-        name, selector = parse_version_reference(text)
-        uri = self.resolve(name)
+        named = self.named(text).require_whole()
+        return named.row or self.require_session(named.uri, None)
+
+    def named(self, text: str, also: Collection[SessionUri] = ()) -> Named:
+        """What `text` names; it may have a place. also: as of `resolve`. Raises as `resolve_version`."""
+        reference = parse_version_reference(text)
+        uri, row = self._session_of(reference, also)
+        if row is None and (reference.selector is not None or reference.back):
+            row = self._version_of(uri, reference)
+        if row is not None and reference.back:
+            row = step_back(row, reference.back, lambda bundle_id: self.index.rows_of([bundle_id]).get(bundle_id))
+        return Named(text, uri if row is None else row.uri, row, reference.token)
+
+    def session_of(self, text: str, also: Collection[SessionUri] = ()) -> SessionUri:
+        """The session that `text` names, or whose version it names, without a look at versions. Raises as `named`."""
+        return self._session_of(parse_version_reference(text), also)[0]
+
+    def _session_of(self, reference: Reference, also: Collection[SessionUri]) -> tuple[SessionUri, VersionInfo | None]:
+        """The session of a reference, and the version that the digits of an id name alone."""
+        digits, namespace = reference.id_alone, reference.namespace
+        if digits is None:
+            return self.resolve(reference.session, also), None
+        try:
+            if reference.selector is None:
+                return self.resolve(reference.session, also), None
+        except SessionNotFound:
+            pass
+        self._core.look_if_changed()
+        found = self.index.rows_of(self.index.bundle_ids(digits))
+        rows = [found[each] for each in sorted(found) if namespace in (None, found[each].uri.namespace)]
+        if len(rows) > 1:
+            raise ambiguous_id(digits, rows)
+        if not rows:
+            where = "" if namespace is None else f" of {namespace}"
+            raise SessionNotFound(
+                f"There is no session and no version{where} whose bundle id begins with {digits}. List what there is "
+                "with `torpor ls`; `torpor show NAME` has the ids.",
+                session=digits,
+                suggestions=[],
+            )
+        return rows[0].uri, rows[0]
+
+    def _version_of(self, uri: SessionUri, reference: Reference) -> VersionInfo:
+        """The version that a reference starts from, of a session that it names."""
+        selector = reference.selector
         if selector is None:
             return self.require_session(uri, None)
         folder = self._core.folder

@@ -56,11 +56,11 @@ class Tagging(Sessions):
             row = self.resolve_version(text)
             return row.uri, row.bundle_id
         except SessionNotFound:
-            name, selector = parse_version_reference(text)
-            digits = selector.id_prefix if selector is not None else None
-            if digits is None:
+            reference = parse_version_reference(text)
+            selector = reference.selector
+            if selector is None or selector.id_prefix is None or reference.back or reference.id_alone:
                 raise
-            uri = self.resolve(name)
+            uri, digits = self.resolve(reference.session), selector.id_prefix
             pins = [each for each in self.marks(uri).pins if each.startswith(digits)]
             if len(pins) != 1:
                 raise

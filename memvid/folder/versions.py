@@ -5,12 +5,12 @@ Pure. Owns the rule that a selector means exactly one version: several are an er
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..answers import VersionInfo
 from ..errors import AmbiguousVersion, SessionNotFound
-from ..uri import VERSION_MARK, Selector, SessionUri
+from ..uri import BACK_MARK, VERSION_MARK, Selector, SessionUri
 from .marks import Marks
 
 _SHORT_ID_DIGITS: Final = 12
@@ -42,6 +42,38 @@ def ambiguous(uri: SessionUri, text: str, found: Sequence[VersionInfo]) -> Ambig
         selector=text,
         candidates=[f"{uri}{VERSION_MARK}{row.bundle_id}" for row in found],  # a shorter id was ambiguous
     )
+
+
+def ambiguous_id(digits: str, found: Sequence[VersionInfo]) -> AmbiguousVersion:
+    """The error for digits that begin several bundle ids. found: their versions."""
+    told = [f"{row.uri}{VERSION_MARK}{row.bundle_id}" for row in found]
+    more = f" and {len(told) - _MAX_LISTED} more" if len(told) > _MAX_LISTED else ""
+    return AmbiguousVersion(
+        f"{digits} begins the ids of several versions: {', '.join(told[:_MAX_LISTED])}{more}. Give more digits.",
+        session=digits,
+        selector=digits,
+        candidates=told,
+    )
+
+
+def step_back(row: VersionInfo, steps: int, row_of: Callable[[str], VersionInfo | None]) -> VersionInfo:
+    """The version that is so many before another one, along the parents: also of the session that it was forked from,
+    as far as that is of its namespace. row_of: a version by its bundle id. Raises SessionNotFound."""
+    current = row
+    for step in range(steps):
+        before = None if current.parent is None else row_of(current.parent)
+        if before is None or before.uri.namespace != row.uri.namespace:
+            has = f"only {step} before it" if step else "none before it"
+            why = "begins with it" if current.parent is None else "has lost what was before that, or never had it"
+            raise SessionNotFound(
+                f"{row.uri} has no version {steps} before version {row.version}: there {'are' if step > 1 else 'is'} "
+                f"{has}. The line of versions {why}.",
+                session=str(row.uri),
+                version=f"{row.version}{BACK_MARK}{steps}",
+                suggestions=[str(row.uri)],
+            )
+        current = before
+    return current
 
 
 def told_of_rivals(rivals: Sequence[VersionInfo]) -> str:

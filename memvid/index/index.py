@@ -312,8 +312,11 @@ class Index(Closing):
 
     # --- versions
 
-    def bundle_ids(self) -> set[str]:
-        return {bytes(one).hex() for (one,) in self._select("SELECT bundle_id FROM versions", ())}
+    def bundle_ids(self, beginning: str = "") -> set[str]:
+        """The versions, or those whose ids begin with these hex digits."""
+        where = " WHERE bundle_id BETWEEN ? AND ?" if beginning else ""
+        ends = tuple(_blob(beginning.ljust(64, digit)) for digit in "0f") if beginning else ()
+        return {bytes(one).hex() for (one,) in self._select(f"SELECT bundle_id FROM versions{where}", ends)}
 
     def knows(self, bundle_id: str) -> bool:
         return bool(self._select("SELECT 1 FROM versions WHERE bundle_id = ?", (_blob(bundle_id),)))

@@ -13,13 +13,17 @@ from torpor.memvid.errors import AmbiguousVersion, InvalidTag, InvalidUri, Sessi
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.versions import describe_versions, select_version
 from torpor.memvid.uri import (
+    Reference,
     Selector,
     SessionUri,
+    names_place,
+    names_version,
     not_found,
     parse_reference,
     parse_selector,
     parse_version_reference,
     require_tag,
+    session_in,
 )
 from torpor.tests.memvid.store_making import index_row
 
@@ -114,10 +118,33 @@ def pick(selector: str, rows: list[VersionInfo] = ROWS, marks: Marks = MARKS) ->
 
 @pytest.mark.parametrize("session", ["writer", "work/writer", "torpor://work/writer"])
 def test_a_reference_names_a_session_and_a_version_of_it_or_none(session: str) -> None:
-    assert parse_version_reference(session) == (session, None)
-    assert parse_version_reference(f"{session}@3") == (session, Selector("3", 3, None, None))
-    assert parse_version_reference(f"{session}@v1.0") == (session, Selector("v1.0", None, "v1.0", None))
-    assert parse_version_reference(f"{session}@3F9c01ab") == (session, Selector("3F9c01ab", None, None, "3f9c01ab"))
+    id_prefix = Selector("3F9c01ab", None, None, "3f9c01ab")
+    assert parse_version_reference(session) == Reference(session)
+    assert parse_version_reference(f"{session}@3") == Reference(session, Selector("3", 3, None, None))
+    assert parse_version_reference(f"{session}@v1.0") == Reference(session, Selector("v1.0", None, "v1.0", None))
+    assert parse_version_reference(f"{session}@3F9c01ab") == Reference(session, id_prefix)
+    assert parse_version_reference(f"{session}~") == Reference(session, back=1)
+    assert parse_version_reference(f"{session}~12:3") == Reference(session, back=12, token=3)
+    assert parse_version_reference(f"{session}:500") == Reference(session, token=500)
+    assert parse_version_reference(f"{session}@3F9c01ab~0:7") == Reference(session, id_prefix, 0, 7)
+    for text in (session, f"{session}@3~1:2", f"{session}~1:2", f"{session}:2"):
+        assert session_in(text) == session
+        assert names_version(text) == ("~" in text)
+        assert names_place(text) == (":2" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "namespace", "digits"),
+    [
+        ("3F9c01ab", None, "3f9c01ab"), ("@3F9c01ab", None, "3f9c01ab"), ("work/@3f9c01ab", "work", "3f9c01ab"),
+        ("work/3f9c01ab", "work", "3f9c01ab"), ("torpor://work/@3f9c01ab~2:5", "work", "3f9c01ab"),
+        ("3f9c01ab~1", None, "3f9c01ab"), ("3f9c01a", None, None), ("3f9c01ab@2", None, None),
+        ("work/writer@3f9c01ab", "work", None), ("writer", None, None),
+    ],
+)  # fmt: skip
+def test_the_digits_of_an_id_may_stand_alone(text: str, namespace: str | None, digits: str | None) -> None:
+    reference = parse_version_reference(text)
+    assert (reference.namespace, reference.id_alone) == (namespace, digits)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +172,10 @@ def test_a_selector_is_read_in_every_way_that_it_can_be_meant(text: str, selecto
         "writer@３", "writer@ 3", "writer@3 ", "writer@3\n", "writer@3@4", "writer@@3", "writer@v1@v2",
         "writer@latest/..", "writer@../../etc/passwd", "writer@9abcdef",  # no tag begins with a digit
         "writer@" + "a" * 65, "writer@" + "9" * 17 + "x", "writer@" + "9" * 5000, "writer@tag\x00", "writer@тег", "@3",
-        "@", "", "torpor://work@3/writer", "work@3/writer", "torpor://work/@3", "a b@3",
+        "@", "", "@before", "@1234567", "bad name/@3f9c01ab", "/@3f9c01ab", "a/b/@3f9c01ab", "../@3f9c01ab", "~1", ":5",
+        "writer~-1", "writer~x", "writer~1~2", "writer~12345678", "writer~1@3", "writer:0", "writer:", "writer:05",
+        "writer:5:6", "writer:5~1", "writer:5@3", "writer:-1", "writer:99999999999", "torpor:x", "torpor://work/writer:",
+        "torpor://work@3/writer", "work@3/writer", "torpor://work/@3", "a b@3",
     ],
 )  # fmt: skip
 def test_threat_19_a_text_that_is_no_reference_is_refused(text: str) -> None:
@@ -171,11 +201,13 @@ def test_a_refused_version_tells_the_grammar() -> None:
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_any_text_is_a_reference_or_a_typed_refusal(session: str, selector: str) -> None:
     try:
-        named, selected = parse_version_reference(f"{session}@{selector}")
+        reference = parse_version_reference(f"{session}@{selector}")
     except InvalidUri:
         return
-    assert (named, selected) == (session, parse_selector(selector))
-    parse_reference(named)
+    assert reference.session == session_in(session)
+    if reference.session == session and not names_version(selector) and not names_place(selector):
+        assert reference.selector == parse_selector(selector)
+    assert reference.id_alone or parse_reference(reference.session)
 
 
 @given(st.from_regex(r"[0-9A-Za-z._-]{1,66}", fullmatch=True))
@@ -209,7 +241,7 @@ def test_several_versions_are_refused_with_a_reference_to_each_and_never_one_of_
     with pytest.raises(AmbiguousVersion) as refusal:
         pick("3f9c01ab")
     assert refusal.value.candidates == [f"torpor://work/writer@{one.bundle_id}" for one in ROWS[:2]]
-    assert [parse_version_reference(text)[1] for text in refusal.value.candidates]
+    assert [parse_version_reference(text).selector for text in refusal.value.candidates]
     assert "version 1" in refusal.value.message
     assert "version 2" in refusal.value.message
     assert [pick(text.partition("@")[2]) for text in refusal.value.candidates] == [1, 2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from torpor.memvid.errors import AmbiguousVersion
+from torpor.memvid.errors import AmbiguousVersion, InvalidUri
 from torpor.tests.daemon.session_rig import Rigged, tokens_of
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import URI, manifest_path
@@ -34,3 +34,31 @@ async def test_one_of_two_versions_with_one_number_is_deleted_and_the_other_wake
     assert (await rig.service.delete(ids[1 - kept])).versions_deleted == 1
     assert [row.bundle_id for row in store.versions(URI) if row.version == 2] == [two[kept].bundle_id]
     assert (await rig.wake("agent@2")).token_count == 20 + counts[kept]
+
+
+async def test_every_verb_that_takes_a_version_takes_each_way_to_name_one(rig: Rigged) -> None:
+    store = rig.service._parts.store.disk
+    for seed in range(3):
+        await rig.service.append("agent", tokens=tokens_of(seed, 20), create=True)
+        await rig.sleep("agent")
+    first, second, _ = (row.bundle_id for row in store.versions(URI))
+    assert (await rig.wake("agent~1")).token_count == 40
+    await rig.sleep("agent")
+    assert (await rig.wake(f"{first[:10]}:15")).token_count == 15
+    await rig.sleep("agent")
+    assert (await rig.wake("agent:55")).token_count == 55
+    await rig.sleep("agent")
+    assert (await rig.service.plan_wake("agent~2")).token_count == 20
+    forked = await rig.service.fork("agent~1:35", "fork")
+    assert (forked.token_count, forked.forked_from.bundle_id) == (35, second)
+    assert (await rig.wake("fork~1:15")).token_count == 15  # the version that it was forked from
+    await rig.sleep("agent")
+    assert (await rig.service.tree(f"@{first[:10]}")).position == 20
+    assert (await rig.service.mark("agent~2", tag="begun")).bundle_id == first
+    assert (await rig.service.analyze("agent@begun")).bundle_id == first
+    assert (await rig.service.maintain("strip", session="agent@begun", dry_run=True)).ok
+    for refused in (rig.service.delete("agent:5"), rig.service.analyze("agent:5"), rig.service.tree("agent~1:5")):
+        with pytest.raises(InvalidUri, match="only a whole version can be taken"):
+            await refused
+    assert (await rig.service.delete(f"@{second[:10]}")).versions_deleted == 1
+    assert [row.version for row in store.versions(URI)] == [1, 3]

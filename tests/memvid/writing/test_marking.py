@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from torpor.memvid import errors
-from torpor.memvid.errors import PUT_BACK, BundleMissing, CorruptMarks, MarkNotFound, NoSpace, SessionNotFound
+from torpor.memvid.access.sessions import Named
+from torpor.memvid.errors import (
+    PUT_BACK,
+    AmbiguousVersion,
+    BundleMissing,
+    CorruptMarks,
+    InvalidUri,
+    MarkNotFound,
+    NoSpace,
+    SessionNotFound,
+)
 from torpor.memvid.folder import marks
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks, SessionMarks
@@ -17,6 +28,7 @@ from torpor.memvid.folder.retention import Retention
 from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.operations import set_mark
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import OTHER_URI, URI, id_of, manifest_path, names, put, refusing, reopened, sleep
@@ -82,9 +94,55 @@ def test_a_reference_means_one_version(three: Store) -> None:
     for text in ("agent@2", "default/agent@2", "torpor://default/agent@2", f"agent@{second.bundle_id[:8]}"):
         assert three.resolve_version(text) == second
     assert three.resolve_version("agent").version == 3
-    for text in ("agent@4", "nobody", "nobody@1"):
+    for text in ("agent@4", "nobody", "nobody@1", "nobody~1", "00000000", "@00000000"):
         with pytest.raises(SessionNotFound):
             three.resolve_version(text)
+    with pytest.raises(InvalidUri, match="only a whole version can be taken here: agent@2"):
+        three.resolve_version("agent@2:5")
+    assert three.named("agent@2:5") == Named("agent@2:5", URI, second, 5)
+    assert three.named("agent:5") == Named("agent:5", URI, None, 5)
+
+
+def test_a_version_is_named_by_how_many_are_before_another_along_the_parents(store: Store) -> None:
+    """Not by number: a session that went on from an earlier version has others before it."""
+    first = sleep(store, 20)
+    sleep(store, 40, before=first)
+    third = sleep(store, 30, before=first)
+    fork = sleep(store, 30, uri=OTHER_URI, before=third)
+    elsewhere = sleep(store, 30, uri=SessionUri("work", "agent"), before=fork)
+    store.tag(URI, 2, "left")
+    steps = {"agent~0": 3, "agent~": 1, "agent~1": 1, "agent@2~1": 1, "agent@left~": 1, f"{third.bundle_id[:9]}~1": 1}
+    assert {text: store.resolve_version(text).version for text in steps} == steps
+    assert store.resolve_version(f"{OTHER_URI}~1").bundle_id == third.bundle_id
+    assert store.resolve_version(f"{OTHER_URI}~2") == store.resolve_version("agent@1")
+    with pytest.raises(SessionNotFound, match="no version 2 before version 3: there is only 1 before it"):
+        store.resolve_version("agent~2")
+    with pytest.raises(SessionNotFound, match="there is none before it") as refused:
+        store.resolve_version("work/agent~1")  # who may name `work` alone is told nothing of `default`
+    assert str(OTHER_URI) not in refused.value.message
+    store.delete_version(URI, first.bundle_id)
+    with pytest.raises(SessionNotFound, match="has lost what was before that"):
+        store.resolve_version("agent~1")
+    assert store.resolve_version("work/agent").bundle_id == elsewhere.bundle_id
+
+
+def test_digits_of_an_id_alone_name_its_version_unless_a_session_is_called_so(three: Store) -> None:
+    second = three.versions(URI)[1]
+    digits = second.bundle_id[:8]
+    for text in (digits, f"@{digits.upper()}", f"default/{digits}", f"torpor://default/@{digits}"):
+        assert three.named(text) == Named(text, URI, second, None)
+        assert three.session_of(text) == URI
+    for text in (f"work/{digits}", f"work/@{digits}"):
+        with pytest.raises(SessionNotFound, match="of work whose bundle id begins with"):
+            three.named(text)
+    called = sleep(three, 10, uri=SessionUri("default", digits))
+    assert three.resolve_version(digits).bundle_id == called.bundle_id
+    assert three.resolve_version(f"@{digits}") == second
+    ids = [row.bundle_id for row in three.versions(URI)]
+    three.index.add_all(replace(row, bundle_id=f"{digits}{row.bundle_id[8:]}") for row in three.versions(URI))
+    with pytest.raises(AmbiguousVersion, match=f"{digits} begins the ids of several versions") as refused:
+        three.resolve_version(f"@{digits}")
+    assert refused.value.details["candidates"] == sorted(f"{URI}@{digits}{each[8:]}" for each in ids)
 
 
 def test_a_read_only_store_reads_marks_anew_each_time(three: Store, store_path: Path) -> None:

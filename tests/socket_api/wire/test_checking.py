@@ -127,6 +127,9 @@ DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"x": inner}, range(33)
             for wrong in ("", "ab", "AB" * 32, "ab" * 32 + "\n", "../" + "a" * 61, "ab" * 33)
         ),
         ("wake", {"session": "s@2", "version": 2}, "name the version once"),
+        ("wake", {"session": "s~", "version": 2}, "name the version once"),
+        ("wake", {"session": "torpor://a/s:5", "at_token": 5}, "name the place once"),
+        ("fork", {"session": "s@2:5", "name": "t", "at_token": 5}, "name the place once"),
         *(("analyze", {"session": "s", "kind": wrong}, "kind") for wrong in ("", "x" * 65)),
         *(("analyze", {"session": "s", "labels": wrong}, "labels") for wrong in ("text", ("x",) * 65)),
         ("warm", {}, "params"),
