@@ -6,7 +6,7 @@ Sessions are named by their URIs as text, versions by their ids in hex. `records
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from ..records import Count, Result
 from .uri import SessionUri
@@ -194,6 +194,11 @@ class TensorReport(Result):
 COINS: Final = ("logical", "stored", "shared", "alone")
 """In which sizes are told, each as a field `COIN_bytes`: raw state; what of the disk is needed; of that, what others
 need too, and what is needed alone, and is freed if it goes."""
+
+
+Condition = Literal["whole", "stripped", "missing", "damaged"]
+"""Of a block on the disk. stripped: its header is there alone. missing: no pack has it. damaged: a pack tells of it,
+and it cannot be read."""
 
 
 class SessionUsage(Result):

@@ -177,6 +177,15 @@ class AnalyzeRequest(Reporting):
     on_event: Listener = None
 
 
+class BlocksRequest(Request):
+    """The blocks of the session's newest version, or of another one (`NAME@3`): what they hold, how they lie on the
+    disk, and how many sessions need them. deep: read every byte, so that all damage is seen."""
+
+    session: SessionText
+    _: KW_ONLY
+    deep: bool = False
+
+
 class StatsRequest(Request):
     """Figures of all sessions, or of those of a label or namespace: together, and by label."""
 

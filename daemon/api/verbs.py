@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...memvid import answers
 from ...spellings import EARLIER
-from . import branching, conversing, creating, forking, process, reading, recalling, session, store, waking
+from . import blocks, branching, conversing, creating, forking, process, reading, recalling, session, store, waking
 from .verb import Verb
 
 
@@ -41,6 +41,7 @@ class Verbs:
     show = Verb(creating.ShowRequest, session.SessionDetail)
     why = Verb(reading.WhyRequest, reading.WhyResult)
     analyze = Verb(store.AnalyzeRequest, store.AnalysisResult, leaves="Nothing has changed.")
+    blocks = Verb(store.BlocksRequest, blocks.BlocksResult)
     delete = Verb(store.DeleteRequest, answers.DeleteReport)
     maintain = Verb(store.MaintainRequest, answers.MaintenanceReport)
     mark = Verb(store.MarkRequest, answers.MarkedVersion)

@@ -21,6 +21,8 @@ from blake3 import blake3
 from ...memvid.limits import MAX_TOKENS
 from ..api.dialogue import Role, canonical
 from ..models.chat_template import Message, Root
+from ..views.roles import TEXT_MAP as TEXT_MAP
+from ..views.roles import TURN_LINE, TURN_LINE_1
 from .results import (
     DIGEST_BYTES,
     NOTHING,
@@ -43,9 +45,6 @@ from .turn_parts import (
     with_instructed,
 )
 
-TEXT_MAP: Final = "text_map"
-"""The key of a text map in the session map."""
-
 MAX_TURNS: Final = 16_384
 """Messages of one text map (at most 1 MiB in each version) and of one transcript. A full text map takes no more."""
 
@@ -60,7 +59,6 @@ _VOLATILE_ROLE: Final = len(_ROLES)
 """In place of the role of volatile lines."""
 
 _OWN_SYSTEM: Final = "own_system"
-_LINE: Final = struct.Struct(f"<BI{DIGEST_BYTES}s")
 ANSWER_ID_BYTES: Final = 16
 _ANSWERS: Final = "answers"
 _ANSWER: Final = struct.Struct(f"<I{ANSWER_ID_BYTES}s")
@@ -75,8 +73,6 @@ _ROOTS: Final = "roots"
 _RUN: Final = struct.Struct("<II")
 """The first turns for which a root held, and its text's number; or the turns before instructions, and their length."""
 _VERSION: Final = 3
-# The first version had two digests for a message; the second of them is that of the second version.
-_LINE_1: Final = struct.Struct(f"<BI{DIGEST_BYTES}x{DIGEST_BYTES}s")
 _OLDER: Final = 2
 
 
@@ -293,7 +289,7 @@ class TextMap:
         return replace(self, turns=(*self.turns, *self._chained(new)))
 
     def to_map(self) -> dict[str, Any]:
-        lines = (_LINE.pack(_line_role_of(turn), turn.end, turn.digest) for turn in self.turns)
+        lines = (TURN_LINE.pack(_line_role_of(turn), turn.end, turn.digest) for turn in self.turns)
         answers = b"".join(_ANSWER.pack(at, turn.answer) for at, turn in enumerate(self.turns) if turn.answer)
         entries = {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
         beyond = packed_beyond(self.turns)
@@ -325,7 +321,7 @@ class TextMap:
         if stored.keys() - allowed != needed:
             raise ValueError(f"{TEXT_MAP} has other fields than a text map")
         packed, system, root = stored["turns"], stored["system"], stored.get("root", b"")
-        line = _LINE_1 if version == 1 else _LINE
+        line = TURN_LINE_1 if version == 1 else TURN_LINE
         if type(packed) is not bytes or len(packed) % line.size or len(packed) > MAX_TURNS * line.size:
             raise ValueError(f"{TEXT_MAP} has turns of a wrong length")
         if not (system is None or type(system) is str):

@@ -8,7 +8,9 @@ from functools import partial
 from ..errors import BlockMissing, BundleMissing
 from ..folder.folder import manifest_name
 from ..folder.marks import is_stripped
+from ..format.blocks import TOKEN_BYTES
 from ..format.journal import JournalRecord
+from ..format.manifest import tail_in
 from ..uri import SessionUri
 from .sessions import Sessions
 
@@ -92,6 +94,13 @@ class Acknowledging(Sessions):
         self._core.require_writable()
         with self._core.poisoning():
             replay_session(self._core, uri)
+
+    def acknowledged_tokens(self, uri: SessionUri) -> int:
+        """The tokens of a session's ledger with its turns in the journal; 0 where there are none. Raises
+        CorruptJournal, StoreIoError."""
+        self._core.require_open()
+        record = self._core.journal.find(uri)
+        return 0 if record is None else record.held + len(tail_in(record.session)) // TOKEN_BYTES
 
     def acknowledged(self) -> list[SessionUri]:
         """The sessions that have turns in the journal which no version has."""

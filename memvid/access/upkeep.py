@@ -14,9 +14,11 @@ from ..folder.retention import Retention
 from ..folder.scrub_mark import ScrubMark, load_mark, save_mark
 from ..folder.store_file import load_store_file, write_store_file
 from ..format.records import Progress, VerifyReport, VersionKey
+from ..maintenance.needers import Places
 from ..maintenance.repack_plan import RepackPolicy
 from ..maintenance.strip_plan import RoomPolicy
 from ..uri import SessionUri
+from ..writing.reader import BundleReader
 from .sessions import Sessions
 
 
@@ -109,6 +111,18 @@ class Upkeep(Sessions):
         from ..maintenance import usage
 
         return usage.usage(self._core)
+
+    def places_of(self, reader: BundleReader, *, deep: bool = False) -> Places:
+        """Where the blocks of an open version lie, in which condition, and which versions need them. deep: every byte
+        of them is read and compared. Works in a store opened for reading. The first time it reads every version's
+        manifest.
+
+        Raises:
+            StoreIoError, UnsafePath, StoreClosed
+        """
+        from ..maintenance import needers
+
+        return needers.places_of(self._core, reader, deep=deep)
 
     def prune(self, retention: Retention, uri: SessionUri | None = None, *, dry_run: bool = False) -> MaintenanceReport:
         """Drop the versions, of one session or of all, that a retention does not keep. Needs no disk space.

@@ -7,8 +7,10 @@ path names; the answer is the verb's record, for a client of one namespace witho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -25,6 +27,7 @@ from .requests import in_path
 from .work import desk_of
 
 PATH: Final = "/v1/sessions"
+_SWITCH: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "false": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,18 @@ ROUTES: Final = (
     SessionRoute("GET", f"{PATH}/{{session}}", VERBS["show"]),
     SessionRoute("DELETE", f"{PATH}/{{session}}", VERBS["delete"]),
     SessionRoute("GET", f"{PATH}/{{session}}/why", VERBS["why"]),
+    SessionRoute("GET", f"{PATH}/{{session}}/blocks", VERBS["blocks"]),
     *(
         SessionRoute("POST", f"{PATH}/{{session}}/{name}", VERBS[name])
         for name in ("set", "sleep", "save", "wake", "fork", "fold")
     ),
 )
+
+
+def _asked_in(query: Mapping[str, str], verb: Verb[Any, Any]) -> dict[str, Any]:
+    """What a query asks for; in it a switch is `true` or `false`."""
+    switches = {each.name for each in fields(verb.request) if each.type == "bool"}
+    return {name: _SWITCH.get(value, value) if name in switches else value for name, value in query.items()}
 
 
 def routes() -> list[Route]:
@@ -64,7 +74,7 @@ async def _answer(route: SessionRoute, request: Request) -> Response:
     async with desk.bodies.read(request) as body:
         params = params_of_json(route.verb, body)
         if route.method == "GET":
-            params |= request.query_params
+            params |= _asked_in(request.query_params, route.verb)
         if route.names_session:
             params["session"] = in_path(request, "session")
         result = await desk.ask(request, route.verb, params)

@@ -130,7 +130,8 @@ class OverHttp(DaemonVerbs, Blocking):
         if route.names_session:
             path = path.replace("{session}", quote(params.pop("session"), safe=""))
         if route.method == "GET" and params:
-            path, params = f"{path}?{urlencode(params)}", {}
+            query = {name: json.dumps(value) if isinstance(value, bool) else value for name, value in params.items()}
+            path, params = f"{path}?{urlencode(query)}", {}
         connection = UnixConnection(self._socket)
         try:
             told = asked(connection, route.method, path, json.dumps(params).encode())

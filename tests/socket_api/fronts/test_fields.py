@@ -67,6 +67,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "list": [{"namespace": "lab"}],
     "show": [OF],
     "why": [OF],
+    "blocks": [{**OF, "deep": True}],
     "set": [{**OF, "labels": ["x"], **DRAWN}],
     "sleep": [OF],
     "save": [OF],

@@ -89,6 +89,23 @@ def test_a_session_says_why_it_was_read_anew_and_is_deleted(front: Front, there:
     assert front.refusal("show", asleep) == "session_not_found"
 
 
+@contract("blocks")
+def test_the_blocks_of_a_version_are_told_with_who_needs_them(front: Front, there: Front, asleep: str) -> None:
+    found = front.blocks(f"{asleep}@1", deep=True)
+    assert (found.token_count, [(each.kind, each.start, each.tokens) for each in found.blocks]) == (
+        40,
+        [("span", 0, 40), ("state", 40, 0)],
+    )
+    assert found.stored_bytes == found.beside_bytes + sum(each.stored_bytes for each in found.blocks)
+    assert (found.shared_bytes + found.alone_bytes, found.deep) == (found.stored_bytes, True)
+    assert {each.condition for each in found.blocks} == {"whole"}
+    there.fork(asleep, f"{asleep}-twin")
+    after = front.blocks(asleep)
+    assert [each.sessions_needing - 1 for each in after.blocks] == [each.sessions_needing for each in found.blocks]
+    assert (after.shared_bytes + after.alone_bytes, after.memory_tokens) == (after.stored_bytes, None)
+    assert front.refusal("blocks", "nobody") == "session_not_found"
+
+
 @contract("plan_wake", "warm", "stats", "clear")
 def test_sessions_of_a_label_are_planned_warmed_counted_and_cleared(front: Front, there: Front, asleep: str) -> None:
     plan = front.plan_wake(asleep, version=1, at_token=30, strict=True)

@@ -1,0 +1,69 @@
+"""The blocks of a version, and who needs what lies in a store, as answers show them. Imports no pydantic."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from ...memvid.answers import Condition, Finding
+from ...records import Count, Result
+
+
+class BlockInfo(Result):
+    """A block of a version. kind: `span`, the keys and values of `tokens` tokens from `start`; `state`, a record of the
+    whole state at `start`.
+
+    holds: how many of its tokens each role has, in their order: `system`, `tools`, `user`, `assistant`, `thinking`,
+        `tool`, or `text`, which no message has; `a+b` for what cannot be told apart. Empty if no messages are known.
+    logical_bytes: raw. stored_bytes: what of the disk is needed of it. codec: `raw`, `planes` (compressed), or empty
+        where it has no bytes or cannot be read.
+    lossy_bits: in how many bits its keys and values once were; None for an exact one.
+    pack: the id of the pack that has it, in hex; None where none has.
+    sessions_needing, versions_needing: how many need it, this one among them.
+    resident: whether the session has it in memory; None without a daemon. read_ns: when a version with it was woken or
+        imported last, as far as the index was not lost since; None for never.
+    """
+
+    block_id: str
+    kind: str
+    start: Count
+    tokens: Count
+    holds: dict[str, int]
+    logical_bytes: Count
+    stored_bytes: Count
+    codec: str
+    lossy_bits: int | None
+    condition: Condition
+    pack: str | None
+    sessions_needing: Count
+    versions_needing: Count
+    resident: bool | None = None
+    read_ns: int | None = None
+
+
+class BlocksResult(Result):
+    """The blocks of a version, in the order of its ledger.
+
+    token_count: of its ledger, of which the last `unread_tokens` have no block. journal_tokens: how many follow in the
+        journal; memory_tokens: how many the awake session has in all, None where it sleeps or nobody knows.
+    stored_bytes = shared_bytes + alone_bytes: of all its blocks and of `beside_bytes`, its manifest and what its packs
+        have beside blocks. shared: what other sessions need too; alone: what its session alone needs.
+    deep: every byte was read; otherwise damage within keys and values is not seen. blocks_left_out: those cut off the
+        list. problems: packs that cannot be read, and manifests, without which more may need a block than is told.
+    """
+
+    session: str
+    version: int
+    bundle_id: str
+    token_count: Count
+    unread_tokens: Count
+    journal_tokens: Count
+    memory_tokens: Count | None
+    logical_bytes: Count
+    stored_bytes: Count
+    shared_bytes: Count
+    alone_bytes: Count
+    beside_bytes: Count
+    deep: bool
+    blocks: tuple[BlockInfo, ...]
+    blocks_left_out: Count = 0
+    problems: tuple[Finding, ...] = field(default=())
