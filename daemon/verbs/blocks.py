@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 from ...memvid.errors import SessionNotFound
-from ...memvid.uri import VERSION_MARK
 from ..api.blocks import BlocksResult
 from ..api.store import BlocksRequest
 from ..parts.parts import Parts
@@ -20,13 +19,14 @@ async def blocks(parts: Parts, request: BlocksRequest) -> BlocksResult:
     """Raises SessionNotFound: also if the session is awake and has never slept. AmbiguousVersion, and the errors of a
     damaged manifest."""
     parts.door.require_open()
-    uri = parts.sessions.resolve(request.session.partition(VERSION_MARK)[0])
+    named = (await parts.sessions.named(request.session)).require_whole()
+    uri = named.uri
     if uri in parts.sessions.awake and parts.store.disk.find_session(uri) is None:
         raise SessionNotFound(
             f"{uri} is awake and has never slept, and only stored versions have blocks; `torpor save {uri}` makes one.",
             session=str(uri),
         )
-    row = await parts.store.version_named(request.session)
+    row = named.row or parts.store.standing.require_row(uri)
     marks = (model.marks for model in parts.models.shelf.loaded() if model.identity.digest.hex() == row.identity)
     thinking = next((each.reasoning_ids for each in marks), None)
     found = await parts.store.on_io(partial(blocks_of, parts.store.disk, row, deep=request.deep, thinking=thinking))
