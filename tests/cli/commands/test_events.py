@@ -79,3 +79,18 @@ def test_ctrl_c_is_how_it_ends(daemon: ServerThread, short_path: Path) -> None:
         process.kill()
         process.wait()
     assert (process.returncode, err) == (0, b"")
+
+
+def test_a_trace_for_perfetto_goes_into_a_new_file_of_the_user_alone(
+    torpor: Torpor, daemon: ServerThread, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.pftrace"
+    thread = tell(daemon, *HAPPENING)
+    ran = torpor("events", "--perfetto", str(path))
+    thread.join()
+    assert (ran.status, ran.out) == (0, f"{path}  3 events; https://ui.perfetto.dev opens it\n")
+    assert path.read_bytes().count(b"default/a") == 1, "one track for the session"
+    assert path.stat().st_mode & 0o777 == 0o600
+    again = torpor("events", "--perfetto", str(path))
+    assert (again.status, "is there already" in again.err) == (2, True)
+    assert "leave --name out" in torpor("events", "--perfetto", str(tmp_path / "b"), "--name", "lost").err
