@@ -41,6 +41,7 @@ COMMANDS = (
             "Install a daemon as a service of this user, under systemd or launchd, or remove it."),
     Command(_SYSTEM, "events", "commands.events.events",
             "Show the daemon's events from now on: reads and writes, sleeps, wakes, evictions, waits."),
+    Command(_SYSTEM, "logs", "commands.logs.logs", "Show the end of the daemon's log, and follow it with -f."),
     Command(_SYSTEM, "stats", "commands.stats.stats",
             "Show figures of all sessions, by label: their number, tokens, memory and disk, and their hits."),
     Command(_SYSTEM, "models", "commands.models.models",
