@@ -84,6 +84,8 @@ COMMANDS = (
     Command(_AT_REST, "quantize", "commands.quantize.quantize",
             "Keep the keys and values of a sleeping session in 8 or 4 bits. What is lost does not come back."),
     Command(_LOOK, "ls", "commands.ls.ls", "List sessions, with their tokens and bytes."),
+    Command(_LOOK, "log", "commands.log.log",
+            "Show the history of sessions: their versions, where each came from, and what it added."),
     Command(_LOOK, "show", "commands.show.show",
             "Show one session: its state, its versions, the model it belongs to, and the end of its text."),
     Command(_LOOK, "blocks", "commands.blocks.blocks",

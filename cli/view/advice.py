@@ -19,8 +19,8 @@ from ..exit_codes import INTEGRITY, exit_status_of
 
 ON_FILES = frozenset(
     {
-        *("serve", "ensure", "launch", "service", "doctor", "ls", "show", "verify", "du", "backup", "import"),
-        *("rm", "forget", "tag", "untag", "pin", "unpin", "prune", "repack", "strip", "repair"),
+        *("serve", "ensure", "launch", "service", "doctor", "ls", "log", "show", "blocks", "verify", "du"),
+        *("backup", "import", "rm", "forget", "tag", "untag", "pin", "unpin", "prune", "repack", "strip", "repair"),
     }
 )
 """The commands that take --store, but for these two."""

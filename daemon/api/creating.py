@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY
+from typing import Annotated
 
+from pydantic import Field
+
+from ...records import Listed
 from .dialogue import JsonObject, Tools, require_root
 from .events import Listener, Reporting
+from .limits import DEFAULT_HISTORY, MAX_HISTORY, MAX_NAMED_SESSIONS, MAX_NUMBER
 from .records import Labels, ModelName, NamedSampling, Request, SessionText, Text
 from .session import OwnDurability
 
@@ -61,3 +67,14 @@ class ShowRequest(Request):
     """Everything that can be seen of one session; one that sleeps is read from its bundle and stays asleep."""
 
     session: SessionText
+
+
+class HistoryRequest(Request):
+    """The versions of sessions and of their kin: what they came from, and what was forked, folded or branched off them;
+    without a session, of all. namespace: only in that one. since_ns: only what was made since. limit: so many."""
+
+    sessions: Annotated[Sequence[SessionText], Listed(or_one=True), Field(max_length=MAX_NAMED_SESSIONS)] = ()
+    _: KW_ONLY
+    namespace: SessionText | None = None
+    since_ns: Annotated[int, Field(ge=0, le=MAX_NUMBER)] = 0
+    limit: Annotated[int, Field(ge=1, le=MAX_HISTORY)] = DEFAULT_HISTORY

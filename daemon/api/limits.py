@@ -31,6 +31,12 @@ MAX_TAG_CHARS: Final = 256
 MAX_NAMED_SESSIONS: Final = 1024
 """In one request; for more, use a label."""
 
+MAX_HISTORY: Final = 10_000
+"""Versions in one answer: a few megabytes, and a second or two of work."""
+
+DEFAULT_HISTORY: Final = 50
+"""More than a screen has lines."""
+
 MAX_EVENT_NAMES: Final = 256
 MAX_EVENT_NAME_CHARS: Final = 64
 """There are fewer and shorter ones; a refusal lists them."""

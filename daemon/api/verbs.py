@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...memvid import answers
 from ...spellings import EARLIER
 from . import blocks, branching, conversing, creating, forking, process, reading, recalling, session, store, waking
+from .history import HistoryResult
 from .verb import Verb
 
 
@@ -39,6 +40,7 @@ class Verbs:
     clear = Verb(store.ClearRequest, store.ClearResult)
     list_sessions = Verb(creating.ListRequest, session.ListResult, name="list")
     show = Verb(creating.ShowRequest, session.SessionDetail)
+    history = Verb(creating.HistoryRequest, HistoryResult)
     why = Verb(reading.WhyRequest, reading.WhyResult)
     analyze = Verb(store.AnalyzeRequest, store.AnalysisResult, leaves="Nothing has changed.")
     blocks = Verb(store.BlocksRequest, blocks.BlocksResult)

@@ -17,29 +17,17 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from ...memvid.errors import InvalidUri
 from ...memvid.uri import SessionUri
 from ...snapshot.errors import MalformedSnapshot
 from ..api.constraints import Constraint
-from ..api.limits import MAX_BRANCHES, MAX_LOGIT_BIASES, MAX_NUMBER, MAX_SCHEMA_CHARS
+from ..api.limits import MAX_LOGIT_BIASES, MAX_SCHEMA_CHARS
 from ..api.logprobs import LOWEST_LOGPROB
 from ..api.sampling import TokenBias
 from ..engine.guiding import Bias, Guide, logits_of
 from ..errors import InvalidLogits, InvalidSampling
 from ..models.grammars import Matcher
-from ..sessions.sessions import BRANCH, TREE
+from ..views.trees import BRANCH, TREE, Planted, branches_in, require_counts
 from .trees import Branch
-
-
-@dataclass(frozen=True, slots=True)
-class Planted:
-    """Where one branch of a stored tree is. uri, bundle_id: of its version; version: its number. parent: its place in
-    the tree's list."""
-
-    uri: SessionUri
-    version: int
-    bundle_id: str
-    parent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +89,11 @@ def map_of_root(branches: Sequence[Branch], versions: Sequence[tuple[SessionUri,
 
 
 def planted_in(session_map: Mapping[str, Any]) -> list[Planted]:
-    """The branches of a stored tree but the root, each behind its parent; none for a version that is no tree.
-
-    Raises MalformedSnapshot: `map_of_root` does not make this."""
-    stored = session_map.get(TREE, [])
+    """As `branches_in`. Raises MalformedSnapshot: `map_of_root` does not make this."""
     try:
-        if len(stored) >= MAX_BRANCHES:
-            raise ValueError(f"{len(stored) + 1} branches")
-        return [_planted(each, at) for at, each in enumerate(stored, start=1)]
-    except _WRONG as error:
-        raise _malformed(f"{type(error).__name__}: {error}") from error
+        return branches_in(session_map)
+    except ValueError as error:
+        raise _malformed(str(error)) from error
 
 
 def dress_in(session_map: Mapping[str, Any], vocabulary: int) -> Dress:
@@ -121,19 +104,11 @@ def dress_in(session_map: Mapping[str, Any], vocabulary: int) -> Dress:
         raise _malformed(f"{type(error).__name__}: {error}") from error
 
 
-_WRONG: Final = (KeyError, TypeError, ValueError, InvalidUri, InvalidLogits, InvalidSampling)
+_WRONG: Final = (KeyError, TypeError, ValueError, InvalidLogits, InvalidSampling)
 
 
 def _malformed(why: str) -> MalformedSnapshot:
     return MalformedSnapshot(f"The version is of no tree that can be read ({why}). Use it as a session.")
-
-
-def _planted(stored: Mapping[str, Any], at: int) -> Planted:
-    version, bundle_id, parent = stored["version"], stored["bundle"], stored["parent"]
-    _require_counts(version, parent)
-    if type(bundle_id) is not bytes or parent >= at:
-        raise ValueError(f"branch {at} has the parent {parent}, and a bundle {type(bundle_id).__name__}")
-    return Planted(SessionUri.parse(stored["session"]), version, bundle_id.hex(), parent)
 
 
 def _dress(stored: Mapping[str, Any], vocabulary: int) -> Dress:
@@ -141,7 +116,7 @@ def _dress(stored: Mapping[str, Any], vocabulary: int) -> Dress:
     accepted.frombytes(stored["accepted"])
     position, fork_head, measured = stored["position"], stored["fork_head"], stored["measured"]
     answer_at = stored.get("answer_at", position)  # no store of before has penalties that count from there
-    _require_counts(position, fork_head, measured, stored["step"], answer_at)
+    require_counts(position, fork_head, measured, stored["step"], answer_at)
     if not max(fork_head, measured, len(accepted), answer_at) <= position:
         raise ValueError(
             f"{position} tokens, forked at {fork_head}, an answer at {answer_at}, {measured} measured, "
@@ -161,11 +136,6 @@ def _dress(stored: Mapping[str, Any], vocabulary: int) -> Dress:
     guide = Guide(answer_at, steer, replaced, measured, float(stored["logprob_sum"]))
     constraint = None if form is None else Constraint(*form)
     return Dress(position, fork_head, stored["step"], guide, constraint, list(accepted), logit_bias)
-
-
-def _require_counts(*numbers: object) -> None:
-    if any(type(each) is not int or not 0 <= each <= MAX_NUMBER for each in numbers):
-        raise ValueError(f"numbers {numbers}")
 
 
 def _biases(stored: Sequence[bytes], vocabulary: int) -> tuple[TokenBias, ...]:

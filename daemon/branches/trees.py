@@ -163,9 +163,11 @@ class Forest:
 
     def trees(self) -> list[Tree]:
         """Those of this connection, in the order of their making."""
-        return [
-            each.tree for each in self._branches.values() if each is each.tree.root and each.tree.owner is holder.get()
-        ]
+        return [each for each in self.all_trees() if each.owner is holder.get()]
+
+    def all_trees(self) -> list[Tree]:
+        """Those of all connections, to tell of them."""
+        return [each.tree for each in self._branches.values() if each is each.tree.root]
 
     def holds(self, branch: Branch) -> bool:
         """Whether a branch is not pruned."""

@@ -28,6 +28,7 @@ from ..engine.admission import Request, current
 from ..errors import SessionBusy
 from ..models.models import LoadedModel
 from ..views.stored import BACKEND, map_of_provenance, provenance_in
+from ..views.trees import BRANCH, TREE
 from .chats import Chat, of_type
 from .interrupted import INTERRUPTED, Interrupted
 from .rereading import LastRead
@@ -37,11 +38,7 @@ from .unprocessed_tail import Unread
 MAX_WAITING = 16
 # The last time in 64 bits, in nanoseconds of the Unix clock: in the year 2262.
 MAX_TIME_NS = 2**63 - 1
-# The key in the session map for where the branches of a tree are, in the map of its root.
-TREE = "tree"
-# And for what a branch had beyond a session, in the map of each of them.
-BRANCH = "branch"
-# And for the choice of a session to throw away.
+# The key in the session map for the choice of a session to throw away.
 DURABILITY = "durability"
 
 

@@ -4,5 +4,17 @@ All run on the event loop. Requests for a session take turns, so none sees it ha
 sleeping session wakes it. A change of durable state that has begun runs to its end, even if the client leaves.
 """
 
-from . import blocks, branching, conversing, forking, process, reading, recalling, session, store, waking  # noqa: F401
+from . import (  # noqa: F401
+    blocks,
+    branching,
+    conversing,
+    forking,
+    history,
+    process,
+    reading,
+    recalling,
+    session,
+    store,
+    waking,
+)
 from .answering import HANDLERS as HANDLERS

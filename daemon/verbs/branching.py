@@ -22,7 +22,7 @@ from ..api.limits import MAX_LOGITS_BYTES, MAX_SEED
 from ..api.sampling import Sampling
 from ..api.session import SessionInfo
 from ..branches.ranking import measured, ranked
-from ..branches.sleeping import Planted, dress_in, map_of, map_of_root, planted_in
+from ..branches.sleeping import dress_in, map_of, map_of_root, planted_in
 from ..branches.stepping import walk
 from ..branches.trees import BIAS_BYTES, MATCHER_BYTES, Branch
 from ..engine import generation
@@ -36,12 +36,13 @@ from ..models.grammars import AnswerForm
 from ..parts.parts import Parts
 from ..residency import listing
 from ..sessions.rereading import LastRead
-from ..sessions.sessions import TREE, Session, Stay
+from ..sessions.sessions import Session, Stay
 from ..tasks.cancellation import in_any_case, require_wanted, to_the_end
 from ..tasks.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from ..versions.orders import WakeOrder
 from ..versions.writing import Terms
 from ..views.stored import info_of_stored
+from ..views.trees import TREE, Planted
 from .answering import answers
 
 

@@ -174,14 +174,11 @@ class Index(Closing):
         with self._lock, contextlib.suppress(StoreError), self._translated():
             if self._changes < (1 if always else _FEWEST_CHANGES):
                 return
-            if (
-                always
-                or self._changes >= int(self._select("SELECT count(*) FROM versions", ())[0][0]) // _SHARE_CHANGED
-            ):
+            if always or self._changes >= int(self.select("SELECT count(*) FROM versions", ())[0][0]) // _SHARE_CHANGED:
                 body = self._connection.serialize()
                 if len(body) + _TAIL_BYTES > MAX_INDEX_BYTES:
                     return
-                last = int(self._select("SELECT ifnull(max(number), 0) FROM versions", ())[0][0])
+                last = int(self.select("SELECT ifnull(max(number), 0) FROM versions", ())[0][0])
                 self._has_file, self._in_file = True, max(self._in_file, last)
                 data = body + _tail_of(body, folder)
                 durable.write_unflushed(folder.root_fd, INDEX_FILE, data, folder.path)
@@ -196,7 +193,7 @@ class Index(Closing):
             numbers = [
                 int(number)
                 for bundle_id in bundle_ids
-                for (number,) in self._select("SELECT number FROM versions WHERE bundle_id = ?", (_blob(bundle_id),))
+                for (number,) in self.select("SELECT number FROM versions WHERE bundle_id = ?", (_blob(bundle_id),))
             ]
             if numbers and min(numbers) > self._in_file:
                 return
@@ -297,7 +294,7 @@ class Index(Closing):
         for at in range(0, len(keys), _ASKED_AT_ONCE):
             some = keys[at : at + _ASKED_AT_ONCE]
             marks = ", ".join("?" * len(some))
-            rows = self._select(
+            rows = self.select(
                 f"SELECT name, block FROM blocks JOIN packs ON pack = number WHERE block IN ({marks}) "
                 "AND stripped <= ? ORDER BY stripped, number DESC",
                 (*some, int(stripped)),
@@ -308,7 +305,7 @@ class Index(Closing):
 
     def pack_sizes(self) -> dict[str, int]:
         """The bytes of each pack's file, by name."""
-        return {str(name): int(size) for name, size in self._select("SELECT name, size_bytes FROM packs", ())}
+        return {str(name): int(size) for name, size in self.select("SELECT name, size_bytes FROM packs", ())}
 
     # --- versions
 
@@ -316,10 +313,10 @@ class Index(Closing):
         """The versions, or those whose ids begin with these hex digits."""
         where = " WHERE bundle_id BETWEEN ? AND ?" if beginning else ""
         ends = tuple(_blob(beginning.ljust(64, digit)) for digit in "0f") if beginning else ()
-        return {bytes(one).hex() for (one,) in self._select(f"SELECT bundle_id FROM versions{where}", ends)}
+        return {bytes(one).hex() for (one,) in self.select(f"SELECT bundle_id FROM versions{where}", ends)}
 
     def knows(self, bundle_id: str) -> bool:
-        return bool(self._select("SELECT 1 FROM versions WHERE bundle_id = ?", (_blob(bundle_id),)))
+        return bool(self.select("SELECT 1 FROM versions WHERE bundle_id = ?", (_blob(bundle_id),)))
 
     def find(self, uri: SessionUri, version: VersionKey | None = None) -> VersionInfo | None:
         """A version of a session, the latest if none is named; None if there is none. By a number that two have, as a
@@ -327,20 +324,20 @@ class Index(Closing):
         where = "namespace = ? AND name = ?"
         values: tuple[Any, ...] = (uri.namespace, uri.name)
         if isinstance(version, str):
-            rows = self._rows(f"WHERE {where} AND bundle_id = ?", (*values, _blob(version)))
+            rows = self.rows(f"WHERE {where} AND bundle_id = ?", (*values, _blob(version)))
         elif version is not None:
             if not 1 <= version <= MAX_VERSION:
                 return None  # nor does SQLite take every number
-            rows = self._rows(
+            rows = self.rows(
                 f"WHERE {where} AND version = ? ORDER BY created_ns DESC, bundle_id DESC LIMIT 1", (*values, version)
             )
         else:
-            rows = self._rows(f"WHERE {where} ORDER BY version DESC, created_ns DESC, bundle_id DESC LIMIT 1", values)
+            rows = self.rows(f"WHERE {where} ORDER BY version DESC, created_ns DESC, bundle_id DESC LIMIT 1", values)
         return rows[0] if rows else None
 
     def versions(self, uri: SessionUri) -> list[VersionInfo]:
         """All versions of a session, oldest first."""
-        return self._rows(
+        return self.rows(
             "WHERE namespace = ? AND name = ? ORDER BY version, created_ns, bundle_id", (uri.namespace, uri.name)
         )
 
@@ -361,7 +358,7 @@ class Index(Closing):
 
     def uris_with_earlier_ledgers(self) -> list[SessionUri]:
         """The sessions of which a version before the newest ends in a ledger."""
-        rows = self._select(
+        rows = self.select(
             "SELECT DISTINCT namespace, name FROM versions AS earlier WHERE unread_tokens > 0 AND EXISTS ("
             "SELECT 1 FROM versions AS later WHERE later.namespace = earlier.namespace AND later.name = earlier.name "
             "AND (later.version, later.created_ns, later.bundle_id) > "
@@ -375,7 +372,7 @@ class Index(Closing):
         within, values = ("", ()) if namespace is None else ("namespace = ? AND ", (namespace,))
         after: tuple[Any, ...] = ("", "")
         while True:
-            page = self._select(
+            page = self.select(
                 f"SELECT {columns} FROM versions WHERE {within}(namespace, name) > (?, ?) "
                 "GROUP BY namespace, name ORDER BY namespace, name LIMIT ?",
                 (*values, *after, page_rows),
@@ -390,7 +387,7 @@ class Index(Closing):
         suggestions."""
         names: list[tuple[str]] = []
         for side, order in (("<", "DESC"), (">=", "ASC")):
-            names += self._select(
+            names += self.select(
                 f"SELECT DISTINCT name FROM versions WHERE namespace = ? AND name {side} ? "
                 f"ORDER BY name {order} LIMIT {_NEAR}",
                 (uri.namespace, uri.name),
@@ -399,7 +396,7 @@ class Index(Closing):
 
     def all_rows(self) -> list[VersionInfo]:
         """All versions, by session, oldest first."""
-        return self._rows("ORDER BY namespace, name, version, created_ns, bundle_id", ())
+        return self.rows("ORDER BY namespace, name, version, created_ns, bundle_id", ())
 
     def rows_of(self, bundle_ids: Iterable[str]) -> dict[str, VersionInfo]:
         """The rows of those of the bundles that are versions."""
@@ -408,22 +405,22 @@ class Index(Closing):
         for at in range(0, len(ids), _ASKED_AT_ONCE):
             some = ids[at : at + _ASKED_AT_ONCE]
             marks = ", ".join("?" * len(some))
-            rows.update((row.bundle_id, row) for row in self._rows(f"WHERE bundle_id IN ({marks})", tuple(some)))
+            rows.update((row.bundle_id, row) for row in self.rows(f"WHERE bundle_id IN ({marks})", tuple(some)))
         return rows
 
     def written(self) -> dict[int, int]:
         """The bytes that were written, by day (from 1970), as far as the index's file was not lost since."""
-        return {
-            int(day): int(size_bytes) for day, size_bytes in self._select("SELECT day, size_bytes FROM written", ())
-        }
+        return {int(day): int(size_bytes) for day, size_bytes in self.select("SELECT day, size_bytes FROM written", ())}
 
     # --- SQLite
 
-    def _rows(self, tail: str, values: tuple[Any, ...]) -> list[VersionInfo]:
-        rows = self._select(f"SELECT {_COLUMNS} FROM versions {tail}", values)
+    def rows(self, tail: str, values: tuple[Any, ...]) -> list[VersionInfo]:
+        """The versions that the end of a statement means."""
+        rows = self.select(f"SELECT {_COLUMNS} FROM versions {tail}", values)
         return [_row_in(columns, self.path) for columns in rows]
 
-    def _select(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    def select(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """What a statement finds that only reads: for modules of this folder."""
         with self._lock, self._translated():
             return self._connection.execute(statement, values).fetchall()
 

@@ -46,9 +46,17 @@ class Caller:
             for field in ("session", "name"):
                 if isinstance(values.get(field), str):
                     values[field] = self._own(values[field])
+            if "sessions" in values:
+                values["sessions"] = self._all_own(values["sessions"])
             if any(each.name == "namespace" for each in fields(verb.request)):
                 values["namespace"] = self.namespace
         return await in_pieces(load_request_in_pieces(verb, values))
+
+    def _all_own(self, sessions: Any) -> Any:
+        """One name, or several; what is no name is refused with the request."""
+        if isinstance(sessions, str):
+            return self._own(sessions)
+        return tuple(self._own(each) if isinstance(each, str) else each for each in sessions)
 
     def _own(self, session: str) -> str:
         named = name_in(self.namespace or "", session)

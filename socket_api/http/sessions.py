@@ -8,11 +8,12 @@ path names; the answer is the verb's record, for a client of one namespace witho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,13 +22,14 @@ from ...daemon.api.verb import Verb
 from ...daemon.api.verbs import VERBS
 from ...daemon.tasks.pieces import in_pieces
 from ..server.wire_map import wire_map
-from ..wire.checking import params_of_json
+from ..wire.checking import listed, params_of_json
 from ..wire.common_store import without_others
 from .requests import in_path
 from .work import desk_of
 
 PATH: Final = "/v1/sessions"
 _SWITCH: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "false": False})
+_HISTORY_PATH: Final = "/v1/history"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +53,12 @@ ROUTES: Final = (
     SessionRoute("DELETE", f"{PATH}/{{session}}", VERBS["delete"]),
     SessionRoute("GET", f"{PATH}/{{session}}/why", VERBS["why"]),
     SessionRoute("GET", f"{PATH}/{{session}}/blocks", VERBS["blocks"]),
+    SessionRoute("GET", _HISTORY_PATH, VERBS["history"]),
     *(
         SessionRoute("POST", f"{PATH}/{{session}}/{name}", VERBS[name])
         for name in ("set", "sleep", "save", "wake", "fork", "fold")
     ),
 )
-
-
-def _asked_in(query: Mapping[str, str], verb: Verb[Any, Any]) -> dict[str, Any]:
-    """What a query asks for; in it a switch is `true` or `false`."""
-    switches = {each.name for each in fields(verb.request) if each.type == "bool"}
-    return {name: _SWITCH.get(value, value) if name in switches else value for name, value in query.items()}
 
 
 def routes() -> list[Route]:
@@ -80,3 +77,24 @@ async def _answer(route: SessionRoute, request: Request) -> Response:
         result = await desk.ask(request, route.verb, params)
         values = await in_pieces(wire_map(route.verb, result))
         return JSONResponse(values if request.state.caller.is_owner else without_others(values))
+
+
+def _asked_in(query: QueryParams, verb: Verb[Any, Any]) -> dict[str, Any]:
+    """What a query asks for. It is all text: a list comes item by item, and a switch is `true` or `false`."""
+    lists, kinds = listed(verb), _kinds_of(verb)
+    asked: dict[str, Any] = {}
+    for name, text in query.items():
+        if name in lists:
+            asked[name] = tuple(query.getlist(name))
+        elif bool in kinds.get(name, ()):
+            asked[name] = _SWITCH.get(text, text)
+        else:
+            asked[name] = int(text) if int in kinds.get(name, ()) and text.isdecimal() else text
+    return asked
+
+
+@cache
+def _kinds_of(verb: Verb[Any, Any]) -> Mapping[str, tuple[Any, ...]]:
+    """The types that each field of a request may have."""
+    hints = get_type_hints(verb.request)
+    return {name: (kind, *get_args(kind)) for name, kind in hints.items()}

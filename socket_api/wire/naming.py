@@ -22,8 +22,7 @@ def within(namespace: str, request: type[Request], params: Mapping[str, Any]) ->
     if "sessions" in named:
         named["sessions"] = tuple(name_in(namespace, each) for each in named["sessions"])
     known = {each.name for each in fields(request)}
-    names_others = "session" in named or ("sessions" in known and "label" not in named)
-    if "namespace" in known and not names_others:
+    if "namespace" in known and not named.keys() & {"session", "sessions"}:
         named.setdefault("namespace", namespace)
     return named
 

@@ -17,6 +17,7 @@ COMMAND_OF = {
     "list": "ls",
     "load_model": "models",
     "maintain": "repack",
+    "history": "log",
     "mark": "tag",
     "plan_wake": "wake",
     "shutdown": "stop",

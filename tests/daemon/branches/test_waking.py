@@ -19,7 +19,7 @@ from torpor.daemon.api.sampling import Sampling, TokenBias
 from torpor.daemon.branches.trees import Branch
 from torpor.daemon.engine.guiding import Guide
 from torpor.daemon.errors import BranchNotFound
-from torpor.daemon.sessions.sessions import BRANCH
+from torpor.daemon.views.trees import BRANCH
 from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot

@@ -28,7 +28,7 @@ def state_of(store: Store) -> bytes:
     for name, content in _files(Path(store.path)):
         hasher.update(b"%s\0%d\0%s" % (name.encode(), len(content), content))
     blocks = "SELECT name, block, stripped FROM packs JOIN blocks ON pack = number ORDER BY name, block"
-    hasher.update(repr((store.index.all_rows(), store.index._select(blocks, ()))).encode())
+    hasher.update(repr((store.index.all_rows(), store.index.select(blocks, ()))).encode())
     return hasher.digest()
 
 

@@ -131,7 +131,7 @@ class OverHttp(DaemonVerbs, Blocking):
             path = path.replace("{session}", quote(params.pop("session"), safe=""))
         if route.method == "GET" and params:
             query = {name: json.dumps(value) if isinstance(value, bool) else value for name, value in params.items()}
-            path, params = f"{path}?{urlencode(query)}", {}
+            path, params = f"{path}?{urlencode(query, doseq=True)}", {}
         connection = UnixConnection(self._socket)
         try:
             told = asked(connection, route.method, path, json.dumps(params).encode())

@@ -66,6 +66,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "disown": [{"answer_id": ANSWER, "namespace": "lab"}],
     "list": [{"namespace": "lab"}],
     "show": [OF],
+    "history": [{"sessions": ["nobody", "no one"], "namespace": "lab", "since_ns": 2**60, "limit": 7}],
     "why": [OF],
     "blocks": [{**OF, "deep": True}],
     "set": [{**OF, "labels": ["x"], **DRAWN}],

@@ -79,6 +79,25 @@ def test_a_session_is_forked_and_folded(front: Front, there: Front, asleep: str)
     assert front.fold(asleep, f"{asleep}-summed", summarize=3).summary
 
 
+@contract("history")
+def test_a_session_tells_its_history_and_its_kin(front: Front, there: Front, asleep: str) -> None:
+    there.fork(asleep, f"{asleep}-part", at_token=16)
+    there.append(asleep, tokens=PAST)
+    found = front.history([asleep])
+    assert [(each.uri.name, each.way, each.added_tokens) for each in found.entries] == [
+        (f"{asleep}-part", "forked", 0),
+        (asleep, "began", 40),
+    ]
+    assert found.entries[0].origin.bundle_id == found.entries[1].bundle_id
+    assert [(each.session, each.token_count, each.added_tokens) for each in found.in_memory] == [
+        (f"torpor://default/{asleep}", 80, 40)
+    ]
+    assert front.history(asleep, limit=1).left_out == 1
+    assert front.history(namespace="another").entries == ()
+    assert front.history(since_ns=2**62).entries == ()
+    assert front.refusal("history", ["nobody"]) == "session_not_found"
+
+
 @contract("why", "delete")
 def test_a_session_says_why_it_was_read_anew_and_is_deleted(front: Front, there: Front, asleep: str) -> None:
     there.generate(asleep, text="and so", max_tokens=1)

@@ -1,0 +1,63 @@
+"""The history of sessions: their versions, where each came from, and what of them is in memory.
+
+Imports no pydantic, as `session.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ...memvid.answers import Finding, ShownVersion
+from ...records import Count, Result
+from .session import Origin
+
+Way = Literal["began", "went_on", "went_back", "cut_off", "forked", "folded", "branched", "imported", "quantized"]
+
+
+class HistoryEntry(ShownVersion):
+    """A version, and how it came about.
+
+    way: `began` with nothing before it; `went_on` from the version before it; `went_back` to an earlier one, from which
+        it went on; `cut_off`: what it went on from is gone; `forked`, `folded` or `imported` from another session;
+        `branched`: kept as a branch of a tree; `quantized`: the one before it in fewer bits.
+    origin: of a fork, a fold or a branch, as far as its manifest can be read. parent_version: the number of its parent,
+        where that is of the same session. added_tokens: how many tokens it has more
+        than what it came from, or fewer; None where that is gone. branches: kept with it in one tree.
+    """
+
+    way: Way
+    origin: Origin | None
+    parent_version: int | None
+    added_tokens: int | None
+    branches: Count
+
+    @property
+    def follows(self) -> str | None:
+        """The bundle id of what it came from; None if it began."""
+        return self.parent if self.origin is None else self.origin.bundle_id
+
+
+class InMemory(Result):
+    """A session that is awake, or a branch of a tree that was begun on it.
+
+    bundle_id: the version that it went on from; None without one. added_tokens: behind the end of that. look: awake
+    before the end of its newest version, to look at. branch: its number; parent: of a branch, the branch above it.
+    """
+
+    session: str
+    bundle_id: str | None
+    token_count: Count
+    added_tokens: int
+    look: bool = False
+    branch: int | None = None
+    parent: int | None = None
+
+
+class HistoryResult(Result):
+    """The newest versions first, each behind all that came from it. left_out: how many more there are. in_memory: what
+    of these sessions is there; empty where files alone were read. problems: manifests that cannot be read."""
+
+    entries: tuple[HistoryEntry, ...]
+    left_out: Count = 0
+    in_memory: tuple[InMemory, ...] = ()
+    problems: tuple[Finding, ...] = ()

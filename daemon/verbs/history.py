@@ -1,0 +1,77 @@
+"""The handler of histories."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
+
+from ...memvid.uri import SessionUri
+from ..api.creating import HistoryRequest
+from ..api.history import HistoryResult, InMemory
+from ..branches.trees import Branch
+from ..parts.parts import Parts
+from ..residency.listing import look_of
+from ..sessions.sessions import Session
+from ..tasks.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
+from ..views.history import history_of
+from .answering import answers
+
+
+@answers(HistoryRequest, told=False)
+async def history(parts: Parts, request: HistoryRequest) -> HistoryResult:
+    """Raises SessionNotFound."""
+    parts.door.require_open()
+    uris = [parts.sessions.resolve(each) for each in request.sessions]
+    made = await parts.store.on_io(
+        partial(
+            history_of,
+            parts.store.disk,
+            uris,
+            namespace=request.namespace,
+            since_ns=request.since_ns,
+            limit=request.limit,
+        )
+    )
+    only = {*map(str, uris), *(each.session for each in made.entries)} if uris else None
+    found = await in_pieces(_in_memory(parts, request.namespace, only))
+    return replace(made, in_memory=tuple(found[: request.limit]))
+
+
+def _in_memory(parts: Parts, namespace: str | None, only: Collection[str] | None) -> Pieces[list[InMemory]]:
+    """What is in memory of some sessions, or of all: those that are awake, and behind them the branches of trees, each
+    before the one above it."""
+
+    def is_meant(uri: SessionUri) -> bool:
+        return namespace in (None, uri.namespace) and (only is None or str(uri) in only)
+
+    found = []
+    for looked_at, live in enumerate(list(parts.sessions.awake.values()), 1):
+        if is_meant(live.uri):
+            newest = parts.store.disk.find_session(live.uri)
+            found.append(_state_of(live, look=look_of(live, newest) is not None))
+        if not looked_at % SESSIONS_AT_ONCE:
+            yield
+    for tree in parts.sessions.forest.all_trees():
+        if is_meant(tree.root.live.uri):
+            found += map(_branch_of, tree.root.subtree())
+            yield
+    return found
+
+
+def _state_of(live: Session, *, look: bool = False) -> InMemory:
+    tokens, durable = len(live.state.tokens), live.durable
+    return InMemory(
+        session=str(live.uri),
+        bundle_id=None if durable is None else durable.bundle_id,
+        token_count=tokens,
+        added_tokens=tokens - (0 if durable is None else durable.token_count),
+        look=look,
+    )
+
+
+def _branch_of(branch: Branch) -> InMemory:
+    above = branch.parent
+    state = _state_of(branch.live)
+    grown = state.added_tokens if above is None else branch.position - branch.fork_head
+    return replace(state, added_tokens=grown, branch=branch.number, parent=None if above is None else above.number)

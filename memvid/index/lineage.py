@@ -1,0 +1,32 @@
+"""What the index tells of lineage: which version came from which, and the newest of all."""
+
+from __future__ import annotations
+
+from ..answers import VersionInfo
+from ..uri import SessionUri
+from .index import Index
+
+Link = tuple[str, str | None, SessionUri]
+"""A version: its bundle id, that of its parent, and its session."""
+
+
+def newest_rows(index: Index, limit: int, namespace: str | None, since_ns: int) -> tuple[list[VersionInfo], int]:
+    """The newest versions of a namespace, or of all, that are no older than an instant, and how many more there are."""
+    where, values = "WHERE created_ns >= ?", tuple[str | int, ...]((since_ns,))
+    if namespace is not None:
+        where, values = f"{where} AND namespace = ?", (*values, namespace)
+    ((total,),) = index.select(f"SELECT count(*) FROM versions {where}", values)  # noqa: S608 - of constants
+    rows = index.rows(f"{where} ORDER BY created_ns DESC, version DESC, bundle_id DESC LIMIT ?", (*values, limit))
+    return rows, int(total) - len(rows)
+
+
+def links(index: Index) -> list[Link]:
+    """All versions, by session, oldest first."""
+    uris: dict[tuple[str, str], SessionUri] = {}
+    found: list[Link] = []
+    for bundle_id, parent, *of in index.select(
+        "SELECT bundle_id, parent, namespace, name FROM versions ORDER BY namespace, name, version", ()
+    ):
+        uri = uris.get((of[0], of[1])) or uris.setdefault((of[0], of[1]), SessionUri(of[0], of[1]))
+        found.append((bundle_id.hex(), None if parent is None else parent.hex(), uri))
+    return found
