@@ -1,12 +1,14 @@
-"""The list of commands, in the order of `torpor --help`, each with a sentence.
+"""The list of commands, each with a sentence; those of every day; and what other tools call them.
 
-Owns these sentences: a command's own help begins with its sentence and goes on with the docstring of its function.
-Imports no command.
+Owns these sentences: a command's own help begins with its sentence and goes on with the docstring of its function. The
+first words of it stand in `torpor --help`. Imports no command.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +20,17 @@ class Command:
     function: str  # as a dotted name in this folder
     summary: str
 
+    @property
+    def brief(self) -> str:
+        """The first words of its sentence, for a list of commands."""
+        return re.split(r"[.:;](?: |$)|, (?:and|or) ", self.summary)[0]
+
 
 _SYSTEM = "Daemon and machine"
 _AT_WORK = "Work with sessions"
 _AT_REST = "Sleep and wake"
-_LOOK = "Look (no daemon needed)"
-_STORE = "Look after the store (with or without a daemon)"
+_LOOK = "Look (no daemon)"
+_STORE = "Look after a store"
 
 # fmt: off
 COMMANDS = (
@@ -118,3 +125,28 @@ COMMANDS = (
             "Mend a damaged store, as far as possible: nothing is given up, nothing is made up."),
 )
 # fmt: on
+
+DAILY: Final = (
+    *("ensure", "launch", "chat", "ls", "show", "why"),
+    *("fork", "sleep", "wake", "events", "doctor", "stop"),
+)
+"""The commands of every day, which stand first in `torpor --help`."""
+
+ELSEWHERE: Final = {
+    **dict.fromkeys(("list", "ps", "sessions"), "ls"),
+    **dict.fromkeys(("inspect", "info", "log", "history"), "show"),
+    **dict.fromkeys(("delete", "remove", "destroy"), "rm"),
+    **dict.fromkeys(("top", "watch", "monitor"), "events"),
+    **dict.fromkeys(("status", "check"), "doctor"),
+    **dict.fromkeys(("start", "up", "run"), "ensure"),
+    **dict.fromkeys(("kill", "down", "shutdown"), "stop"),
+    **dict.fromkeys(("read", "add", "ingest"), "append"),
+    **dict.fromkeys(("ask", "talk"), "chat"),
+    **dict.fromkeys(("save-as", "cp", "copy", "clone", "branch"), "fork"),
+}
+"""What other tools call a command, and its name here."""
+
+
+def command_named(name: str) -> Command | None:
+    """The command of that name; None if there is none."""
+    return next((command for command in COMMANDS if command.name == name), None)

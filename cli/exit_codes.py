@@ -1,7 +1,7 @@
 """The one table that turns an error code into an exit status.
 
 Scripts depend on it: a status keeps its meaning for ever. A code that the table does not know is a plain error (1).
-`docs/reference/errors.md` and the end of `torpor --help` show the same table. One test compares them, another checks
+`docs/reference/errors.md` and `torpor help exit-status` show the same table. One test compares them, another checks
 that every error class of every layer stands here.
 """
 
@@ -126,5 +126,5 @@ def exit_status_of(code: str) -> int:
 
 
 def describe_exit_codes() -> str:
-    """Write the statuses as lines of text, one each, for the end of `torpor --help`."""
+    """Write the statuses as lines of text, one each, for `torpor help exit-status`."""
     return "\n".join(f"{status.number:>3}  {status.name}: {status.meaning}" for status in STATUSES)

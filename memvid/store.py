@@ -9,8 +9,8 @@ Rules:
 - Delete: index → manifests → packs that nothing needs.
 - One writer at a time, by the store's lock between processes and by `_writing` between threads. Readers never wait
   for a writer.
-- Modules that check, maintain or export a store are imported at first use: a reader does not wait for them. A writer
-  imports them at once, because later the system may have no descriptor left.
+- Modules that write, check, maintain or export a store, or read its blocks, are imported at first use: who lists
+  sessions does not wait for them. A writer imports them at once, because later the system may have no descriptor left.
 - After a failed flush, or when the lock file was replaced, this object writes no more until the store is reopened.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from .access.acknowledging import Acknowledging
 from .access.exchanging import Exchanging
@@ -34,12 +34,11 @@ from .folder.journal import Journal
 from .folder.store_file import load_store_uuid, open_existing_root, open_or_make_root
 from .format.records import OpenReport, Progress, Receipt, VersionKey
 from .recovery.opening import bring_in_line, claim, load_index
-from .recovery.replaying import keep_turns_behind, replay
 from .uri import SessionUri
-from .writing import deletion
 from .writing.core import StoreCore
-from .writing.removal import remove_waiting
-from .writing.sleeping import VersionDraft, write_version
+
+if TYPE_CHECKING:
+    from .writing.sleeping import VersionDraft
 
 
 class Store(Exchanging, Upkeep, Tagging, Acknowledging):
@@ -68,7 +67,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         lock: StoreLock | None = None
         with contextlib.ExitStack() as until_open:
             findings: tuple[Finding, ...] = ()
-            with undoing(partial(os.close, root_fd)):
+            with undoing(lambda: os.close(root_fd)):
                 if writable:
                     lock, store_uuid, findings = claim(root_fd, store_path)
                     until_open.callback(lock.close)
@@ -81,11 +80,14 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             index, why = load_index(folder, writable=writable)
             until_open.callback(index.close)
             core = StoreCore(folder, lock, index, journal, budget)
-            core.remove_waiting = partial(remove_waiting, core)
             store = cls(core, bring_in_line(core, why, findings))
             until_open.pop_all()
-        with undoing(store.close):
-            if writable:
+        if writable:
+            from .recovery.replaying import replay
+            from .writing.removal import remove_waiting
+
+            core.remove_waiting = lambda: remove_waiting(core)
+            with undoing(store.close):
                 store.opening = replay(core, store.opening)
         return store
 
@@ -107,6 +109,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
             ReadOnlyStore, StoreClosed
         """
+        from .writing.sleeping import write_version
+
         return write_version(self._core, draft)
 
     def backup(self, target: str | os.PathLike[str], *, on_progress: Progress | None = None) -> MaintenanceReport:
@@ -152,6 +156,9 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
             StoreBusy: turns stand behind it, and their session is being put to sleep.
         """
+        from .recovery.replaying import keep_turns_behind
+        from .writing import deletion
+
         with self._deleting():
             row = self.require_session(uri, version)
             if len(self.index.versions(uri)) == 1 and not self._core.journal.has(uri):
@@ -160,6 +167,9 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             return deletion.delete_versions(self._core, uri, [row], whole=False)
 
     def _delete_session(self, uri: SessionUri) -> DeleteReport:
+        from .recovery.replaying import keep_turns_behind
+        from .writing import deletion
+
         if not self.can_be_deleted(uri):
             raise self._not_found(uri, None)
         rows = self.index.versions(uri)
@@ -180,8 +190,19 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
 def _import_upkeep() -> None:
     from .checking import check  # noqa: F401
     from .exchange import backup, tensor_file, transfer  # noqa: F401
+    from .folder import scrub_mark  # noqa: F401
     from .maintenance import forgetting, pruning, repack, stripping, usage  # noqa: F401
-    from .recovery import carrying_over, repair  # noqa: F401
+    from .recovery import carrying_over, repair, replaying  # noqa: F401
+    from .writing import deletion, reader, removal, sleeping  # noqa: F401
 
 
 __all__ = ["DeleteReport", "OpenReport", "Progress", "Receipt", "Store", "VersionDraft"]
+
+if not TYPE_CHECKING:  # else a type checker would accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name != "VersionDraft":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .writing.sleeping import VersionDraft
+
+        return VersionDraft

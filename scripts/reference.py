@@ -24,11 +24,12 @@ import torpor.memvid.errors
 import torpor.snapshot.errors
 import torpor.socket_api.errors  # noqa: F401 - imported for their classes, as the three above
 from torpor.cli import exit_codes
+from torpor.cli.calling import function_of
 from torpor.cli.command_list import COMMANDS, Command
 from torpor.cli.launch.agents import AGENTS
 from torpor.cli.launch.filling import EXAMPLE, exports_of, filled, text_of
 from torpor.cli.reach.options import NAMESPACE_PARAMETER, takes_namespace
-from torpor.cli.registry import function_of
+from torpor.cli.reach.options import Declared as DeclaredByCommand
 from torpor.daemon.api.verb import Verb
 from torpor.daemon.events import events
 from torpor.daemon.options.serve_options import MODEL_OPTIONS, SERVE_OPTIONS, Declared
@@ -136,6 +137,7 @@ class _Parameter:
         if not get_args(parameter.annotation):
             raise TypeError(f"{parameter} of a command is no argument and no option; see cli/reach/options.py")
         self.kind, *more = get_args(parameter.annotation)
+        more = [each.for_typer() if isinstance(each, DeclaredByCommand) else each for each in more]
         (self.info,) = (each for each in more if hasattr(each, "param_decls"))
         self.default = parameter.default
         self.key = parameter.name

@@ -7,13 +7,12 @@ import stat
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...memvid.units import format_bytes, format_plural
 from ..errors import Interrupted, InvalidUsage, UnreadableInput
 from ..reach.artifacts import OverwriteOption, require_file
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import (
+    CommandLine,
     JsonOption,
     SocketOption,
     StoreOption,
@@ -30,7 +29,7 @@ from ..view.output import Output, describe_turns, plain
 from .upkeep import import_bundle
 
 
-def _require_name(context: typer.Context, value: str | None) -> str | list[str] | None:
+def _require_name(context: CommandLine, value: str | None) -> str | list[str] | None:
     if value == "":
         raise InvalidUsage("--as takes a name. Leave it out to take the session under its own.", option="--as")
     return require_sessions(context, value)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
-from ..errors import InvalidUsage
+from ..errors import Interrupted, InvalidUsage
 from .options import option
 
 YesOption = Annotated[bool, option("--yes -y", "Do not ask.")]
@@ -18,8 +16,10 @@ def has_consent(question: str, verb: str, *, as_json: bool) -> bool:
     given."""
     if as_json or not sys.stdin.isatty():
         raise InvalidUsage(f"There is no terminal to ask on whether to {verb}. Add --yes if you mean it.")
+    import typer  # for a question alone
+
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:
         typer.echo(err=True)  # the next output begins a new line, not behind the question
-        raise
+        raise Interrupted("Interrupted.") from None

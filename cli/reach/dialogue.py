@@ -17,7 +17,8 @@ _PROMPT_OF_READLINE = "\001\x1b[1;36m\002you ›\001\x1b[0m\002 "
 def ask(output: Output) -> str:
     """The next line, with the keys of readline where the system has it. Raises EOFError."""
     if not sys.stdout.isatty():
-        return output.stderr.input(_PROMPT)
+        line: str = output.stderr.input(_PROMPT)
+        return line
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - its import gives `input` its keys, and shows at the prompt what was typed before
     return input(_PROMPT_OF_READLINE if output.stdout.color_system else "you › ")

@@ -3,28 +3,67 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Annotated, Any, Final, Protocol
 
 from ...memvid.uri import DEFAULT_NAMESPACE, SessionUri, parse_reference, parse_version_reference, session_in
 from ...socket_api.wire.naming import name_in
 from ..errors import InvalidUsage
 
 
-def option(words: str, help: str, **more: Any) -> Any:
+class CommandLine(Protocol):
+    """What a callback is told of the command line: the command's name, and what callbacks before it have left."""
+
+    @property
+    def info_name(self) -> str | None:
+        """The command's name."""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What callbacks have left for others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """An option or an argument as its command declares it. words: its flags, none for an argument, then its metavar.
+    more: as of `typer.Option` and `typer.Argument`, which typer makes of it if it reads the command line."""
+
+    flags: tuple[str, ...]
+    metavar: str | None
+    help: str
+    more: Mapping[str, Any]
+
+    @property
+    def callback(self) -> Callable[[Any, Any], Any] | None:
+        """What makes the command's value of the one that was given."""
+        return self.more.get("callback")
+
+    def for_typer(self) -> Any:
+        """The same for typer."""
+        import typer
+
+        make: Any = typer.Option if self.flags else typer.Argument
+        return make(
+            *self.flags,
+            metavar=self.metavar,
+            show_default=False,
+            help=self.help,
+            **self.more,
+        )
+
+
+def option(words: str, help: str, **more: Any) -> Declared:
     """Declare an option. words: its flags, then its metavar in capitals. No default is shown: where it matters, the
     help says it. more: as of `typer.Option`."""
-    flags = [word for word in words.split() if word.startswith("-")]
-    return typer.Option(
-        *flags, metavar=" ".join(words.split()[len(flags) :]) or None, show_default=False, help=help, **more
-    )
+    flags = tuple(word for word in words.split() if word.startswith("-"))
+    return Declared(flags, " ".join(words.split()[len(flags) :]) or None, help, more)
 
 
-def argument(metavar: str, help: str, **more: Any) -> Any:
+def argument(metavar: str, help: str, **more: Any) -> Declared:
     """Declare an argument, as `option` does an option."""
-    return typer.Argument(metavar=metavar, show_default=False, help=help, **more)
+    return Declared((), metavar, help, more)
 
 
 _HINTS = {
@@ -41,7 +80,7 @@ NAMESPACE_VARIABLE: Final = "TORPOR_NAMESPACE"
 """The environment's; empty is as unset."""
 
 
-def enter_namespace(context: typer.Context, value: str | None) -> str | None:
+def enter_namespace(context: CommandLine, value: str | None) -> str | None:
     """Set the namespace of this command line, and give the one in force; None if none was set.
 
     Runs before all other options: names are read in it. The option behind the command wins over the one before it, and
@@ -52,12 +91,12 @@ def enter_namespace(context: typer.Context, value: str | None) -> str | None:
     return namespace_of(context)
 
 
-def namespace_of(context: typer.Context) -> str | None:
+def namespace_of(context: CommandLine) -> str | None:
     """The namespace of this command line; None if none was set."""
     return context.meta.get(_NAMESPACE_KEY)
 
 
-def require_sessions(context: typer.Context, value: str | list[str] | None) -> str | list[str] | None:
+def require_sessions(context: CommandLine, value: str | list[str] | None) -> str | list[str] | None:
     """Complete names of sessions with the namespace. Refuses, before a daemon is asked, what is no such name or names a
     version."""
     if isinstance(value, str):
@@ -65,7 +104,7 @@ def require_sessions(context: typer.Context, value: str | list[str] | None) -> s
     return None if value is None else [_require_session(context, text) for text in value]
 
 
-def _require_session(context: typer.Context, text: str) -> str:
+def _require_session(context: CommandLine, text: str) -> str:
     name = session_in(text)
     if name != text:
         command = context.info_name or "torpor"
@@ -75,17 +114,17 @@ def _require_session(context: typer.Context, text: str) -> str:
     return _name_in(context, text)
 
 
-def _require_version(context: typer.Context, value: str) -> str:
+def _require_version(context: CommandLine, value: str) -> str:
     """As `require_sessions`, for a name that may have a version."""
     parse_version_reference(value)
     return _name_in(context, value)
 
 
-def _require_versions(context: typer.Context, value: list[str]) -> list[str]:
+def _require_versions(context: CommandLine, value: list[str]) -> list[str]:
     return [_require_version(context, text) for text in value]
 
 
-def _name_in(context: typer.Context, text: str) -> str:
+def _name_in(context: CommandLine, text: str) -> str:
     namespace = namespace_of(context)
     return text if namespace is None else name_in(namespace, text)
 
@@ -154,7 +193,7 @@ _READS_NAMES = (require_sessions, _require_version, _require_versions, enter_nam
 def takes_namespace(signature: inspect.Signature) -> bool:
     """Whether a command reads names in a namespace and has no such option of its own."""
     infos = [info for each in signature.parameters.values() for info in getattr(each.annotation, "__metadata__", ())]
-    reads = any(info.callback in _READS_NAMES for info in infos)
+    reads = any(getattr(info, "callback", None) in _READS_NAMES for info in infos)
     return reads and all(each.annotation != NamespaceChoice for each in signature.parameters.values())
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from ...errors import TorporError
 from ...memvid.errors import PUT_BACK
-from ...memvid.folder.store_file import BUNDLES, PACKS, VERSIONS
 from ..exit_codes import INTEGRITY, exit_status_of
 
 ON_FILES = frozenset(
@@ -53,6 +52,8 @@ def advising_for(store: Path | None) -> Iterator[None]:
 
 def way_out(error: TorporError) -> str:
     """What to do about a damaged file of the store, where the error only says which one it is."""
+    from ...memvid.folder.store_file import BUNDLES, PACKS, VERSIONS  # only where something is damaged
+
     path = error.details.get("path")
     if exit_status_of(error.code) != INTEGRITY.number or any(words in error.message for words in _ADVISED):
         return ""

@@ -13,19 +13,14 @@ Knows nothing of sessions, stores or sockets.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any, TextIO
-
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.markup import escape
-from rich.segment import Segment
-from rich.table import Column, Table
-from rich.text import Text
 
 from ...errors import TorporError
 from ...memvid.answers import Finding
@@ -33,14 +28,18 @@ from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ..exit_codes import exit_status_of
 from .advice import naming_store, naming_store_in, way_out
+from .markup import escape, unmarked
 from .streams import require_reader
+from .table import PlainTable
+from .table import facts_table as facts_table
+from .table import rows_table as rows_table
 
-ROOMY_COLUMNS = 72  # a narrower terminal is shown fewer figures of progress, no bar, and no table cut short
 SCHEMA_VERSION = 1  # of every JSON document of this command line; grows when a field changes or goes
 PIPED_WIDTH = 120  # columns in a file or a pipe: there is no terminal to ask, and $COLUMNS is another's
 
-# Delete and the C1 controls; marks of direction and invisible line ends; halves of surrogate pairs.
-_UNSHOWN = ((0x7F, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
+# Controls but for line end and tab, delete and the C1 controls; marks of direction and invisible line ends; halves of
+# surrogate pairs.
+_UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _MADE_UP = re.compile(r"-(?:[0-9a-f]{8}){1,2}\Z")
 """The end of the name of a session that the daemon or the server of HTTP had to name."""
@@ -55,8 +54,16 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.stdout = _console(sys.stdout)
-        self.stderr = _console(sys.stderr)
+
+    @cached_property
+    def stdout(self) -> Any:
+        """A console of rich on a terminal, else a `Pipe`."""
+        return _console(sys.stdout)
+
+    @cached_property
+    def stderr(self) -> Any:
+        """As `stdout`."""
+        return _console(sys.stderr)
 
     def document(self, command: str, body: Mapping[str, Any]) -> None:
         """Write the one JSON document of a command, whole, on one line."""
@@ -79,7 +86,7 @@ class Output:
         if self.as_json:
             _write_json(sys.stderr, facts)
 
-    def show(self, drawn: RenderableType) -> None:
+    def show(self, drawn: Any) -> None:
         """Draw data on stdout: as wide as the terminal; with none, every row and text as one line."""
         self.stdout.print(drawn, soft_wrap=not self.stdout.is_terminal)
 
@@ -103,6 +110,7 @@ class Output:
         if self.as_json or not self.stderr.is_terminal:
             yield _ignore_progress
             return
+        from .drawing import ROOMY_COLUMNS
         from .progress import progress_on  # for a terminal alone
 
         with progress_on(self.stderr, what, unit, roomy=self.stderr.width >= ROOMY_COLUMNS) as report:
@@ -125,96 +133,6 @@ def write_failure(code: str, message: str, status: int, details: Mapping[str, An
     _write_json(sys.stderr, {"schema_version": SCHEMA_VERSION, "error": error, "exit_status": status})
 
 
-class PlainTable(Table):
-    """A table without lines. Piped, each row is one line with tabs between cells. On a terminal too narrow for its
-    words, the columns of `first_to_go` are left out, and a line below says so; where that is not enough, the cells of a
-    row stand one below the other."""
-
-    first_to_go: tuple[str, ...] = ()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = list(zip(*(column.cells for column in self.columns), strict=True))
-        if console.is_terminal:
-            gone = self._too_many(console, options.max_width)
-            if gone is None:
-                yield from self._one_below_the_other(rows)
-            elif not gone:
-                yield from super().__rich_console__(console, options)
-            else:
-                yield from self._without(gone).__rich_console__(console, options)
-                yield Text(f"not shown, for want of room: {', '.join(gone)} (--json has all)", style="dim")
-            return
-        if self.show_header:
-            rows.insert(0, tuple(column.header for column in self.columns))
-        for row in rows:
-            cells = [console.render_str(str(cell)).plain.strip() for cell in row]
-            if any(cells):
-                yield Segment("\t".join(cells) + "\n")  # a Text would have its tabs made blanks
-
-    def _too_many(self, console: Console, width: int) -> tuple[str, ...] | None:
-        """The columns to leave out so that no word breaks; None if the others would still be too wide."""
-        if not self.show_header or (width >= ROOMY_COLUMNS and not self.first_to_go):
-            return ()
-        widths = {str(column.header).strip(): self._least_width(column, console) for column in self.columns}
-        for count in range(len(self.first_to_go) + 1):
-            gone = self.first_to_go[:count]
-            if sum(each for name, each in widths.items() if name not in gone) <= width:
-                return gone
-        return None
-
-    def _without(self, gone: tuple[str, ...]) -> Table:
-        kept = [column for column in self.columns if str(column.header).strip() not in gone]
-        table = _bare_table()
-        for column in kept:
-            table.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, overflow=column.overflow)
-        for row in zip(*(column.cells for column in kept), strict=True):
-            table.add_row(*row)
-        return table
-
-    @staticmethod
-    def _least_width(column: Column, console: Console) -> int:
-        """The width that a column needs so that no word or whole cell breaks, with the blanks behind it."""
-        parts = [str(column.header), *map(str, column.cells)]
-        measured = [console.render_str(part).__rich_measure__(console, console.options) for part in parts]
-        return max(each.maximum if column.no_wrap else each.minimum for each in measured) + 2
-
-    def _one_below_the_other(self, rows: list[tuple[RenderableType, ...]]) -> Iterator[RenderableType]:
-        for row in rows:
-            if row is not rows[0]:
-                yield ""
-            facts = facts_table()
-            for column, cell in zip(self.columns, row, strict=True):
-                if str(cell).strip():
-                    facts.add_row(f"  {str(column.header).strip()}", str(cell).strip())
-            yield facts
-
-
-def facts_table() -> Table:
-    """Make the two-column table of one thing's facts: names dim, values as they are."""
-    table = PlainTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
-
-
-def rows_table(
-    *columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = (), first_to_go: tuple[str, ...] = ()
-) -> Table:
-    """Make a plain table with a row for each thing; columns in `whole` are never broken. first_to_go: those that a
-    narrow terminal does without, the least important first."""
-    table = _bare_table()
-    table.first_to_go = first_to_go
-    for column in columns:
-        table.add_column(
-            column, justify="right" if column in right else "left", no_wrap=column in whole, overflow="fold"
-        )
-    return table
-
-
-def _bare_table() -> PlainTable:
-    return PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-
-
 def plain(data: object) -> str:
     """Make data safe in markup, on one line: it cannot steer the terminal or be read as markup (threat 46).
 
@@ -235,14 +153,12 @@ def neutralise(text: str) -> str:
     Line ends and tabs stay. Half characters, which no stream can write, and marks of writing direction become a
     replacement character.
     """
-    return "".join(_visible(character) for character in text)
+    return _UNSHOWN.sub(_visible, text)
 
 
-def _visible(character: str) -> str:
-    point = ord(character)
-    if point < 0x20 and character not in "\n\t":
-        return chr(0x2400 + point)
-    return "\N{REPLACEMENT CHARACTER}" if any(first <= point <= last for first, last in _UNSHOWN) else character
+def _visible(found: re.Match[str]) -> str:
+    point = ord(found[0])
+    return chr(0x2400 + point) if point < 0x20 else "\N{REPLACEMENT CHARACTER}"
 
 
 def _write_json(stream: TextIO, document: Mapping[str, Any]) -> None:
@@ -256,32 +172,54 @@ def _write_json(stream: TextIO, document: Mapping[str, Any]) -> None:
     stream.flush()
 
 
-def _console(file: Any) -> Console:
-    """Make a console as wide as the terminal, or as PIPED_WIDTH where there is none."""
-    width = None if file.isatty() else PIPED_WIDTH
-    # Without emoji: the name of a session or a file may well hold a word between colons.
-    return Console(file=file, width=width, highlight=False, emoji=False)
+class Pipe:
+    """A file or a pipe, to print on: text without styles, unbroken. Stands where a terminal has a console of rich, and
+    has that drawn by rich which is no text and no table."""
+
+    is_terminal = False
+    width = PIPED_WIDTH
+    color_system = None
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def print(self, drawn: Any, **options: Any) -> None:
+        """Print markup, a table, or what rich draws. options: of rich's `Console.print`."""
+        if isinstance(drawn, PlainTable):
+            self._file.write("".join(f"{line}\n" for line in drawn.lines()))
+        elif isinstance(drawn, str):
+            self._file.write(f"{unmarked(drawn).expandtabs()}\n")
+        else:
+            from .drawing import console_on
+
+            console_on(self._file, PIPED_WIDTH).print(drawn, **options)
+        self._file.flush()
+
+    def input(self, prompt: str) -> str:
+        """The next line of standard input. Raises EOFError."""
+        self._file.write(unmarked(prompt))
+        self._file.flush()
+        return input()
 
 
-def _print_lines(console: Console, markup: str) -> None:
+def _console(file: Any) -> Any:
+    """Make a console as wide as the terminal, or a pipe where there is none."""
+    told = {"FORCE_COLOR", "TTY_COMPATIBLE"} & os.environ.keys()  # rich reads them as a terminal, or as none
+    if not (told or file.isatty()):
+        return Pipe(file)
+    from .drawing import console_on
+
+    return console_on(file, None if file.isatty() else PIPED_WIDTH)
+
+
+def _print_lines(console: Any, markup: str) -> None:
     """Write a remark, broken between words on a narrow terminal and unbroken in a pipe."""
-    text = console.render_str(markup)
-    console.print(_between_words(text, console.width) if console.is_terminal else text, soft_wrap=True)
+    if not console.is_terminal:
+        console.print(markup, soft_wrap=True)
+        return
+    from .drawing import print_lines
 
-
-def _between_words(text: Text, width: int) -> Text:
-    """Break a text into lines between words; a word that is wider than the terminal, a path say, stays whole."""
-    breaks, column = [], 0
-    for found in re.finditer(r"\n|\S+[^\S\n]*|[^\S\n]+", text.plain):
-        word = found[0]
-        if column and column + cell_len(word.rstrip()) > width:
-            breaks.append(found.start())
-            column = 0
-        column = 0 if word == "\n" else column + cell_len(word)
-    lines = text.divide(breaks)
-    for line in lines[:-1]:
-        line.rstrip()
-    return Text("\n").join(lines)
+    print_lines(console, markup)
 
 
 def _ignore_progress(done: int, total: int) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..errors import BlockMissing, BundleMissing
 from ..folder.folder import manifest_name
 from ..folder.marks import is_stripped
 from ..format.blocks import TOKEN_BYTES
-from ..format.journal import JournalRecord
 from ..format.manifest import tail_in
 from ..uri import SessionUri
 from .sessions import Sessions
+
+if TYPE_CHECKING:
+    from ..format.journal import JournalRecord
 
 
 class Acknowledging(Sessions):

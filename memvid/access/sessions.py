@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..answers import Finding, VersionInfo
 from ..checking.promised import require_same_as_row
@@ -17,7 +17,9 @@ from ..format.blocks import BlockEntry
 from ..format.records import OpenReport, VersionKey
 from ..uri import PLACE_MARK, Reference, SessionUri, not_found, parse_reference, parse_version_reference
 from ..writing.core import StoreCore
-from ..writing.reader import BundleReader
+
+if TYPE_CHECKING:
+    from ..writing.reader import BundleReader
 
 _MISSING_TOLD: Final = 8
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Generator, Sequence
+from typing import TYPE_CHECKING
 
 from ..answers import MaintenanceReport, UsageReport
 from ..disk.budget import Budget, default_store_bytes
 from ..disk.room import free_bytes_of
 from ..errors import NoSpace
-from ..folder.retention import Retention
-from ..folder.scrub_mark import ScrubMark, load_mark, save_mark
 from ..folder.store_file import load_store_file, write_store_file
 from ..format.records import Progress, VerifyReport, VersionKey
-from ..maintenance.needers import Places
-from ..maintenance.repack_plan import RepackPolicy
-from ..maintenance.strip_plan import RoomPolicy
 from ..uri import SessionUri
-from ..writing.reader import BundleReader
 from .sessions import Sessions
+
+if TYPE_CHECKING:
+    from ..folder.retention import Retention
+    from ..folder.scrub_mark import ScrubMark
+    from ..maintenance.needers import Places
+    from ..maintenance.repack_plan import RepackPolicy
+    from ..maintenance.strip_plan import RoomPolicy
+    from ..writing.reader import BundleReader
 
 
 class Upkeep(Sessions):
@@ -54,10 +57,14 @@ class Upkeep(Sessions):
 
     def load_scrub_mark(self) -> ScrubMark:
         """How far the last scrub has come."""
+        from ..folder.scrub_mark import load_mark
+
         return load_mark(self._core.folder)
 
     def save_scrub_mark(self, mark: ScrubMark) -> None:
         """Keep how far the scrub has come. Raises NoSpace, StoreIoError, DurabilityLost, ReadOnlyStore."""
+        from ..folder.scrub_mark import save_mark
+
         self._core.require_writable()
         save_mark(self._core.folder, mark)
 
@@ -171,7 +178,7 @@ class Upkeep(Sessions):
             rows = [self.require_session(uri, None)]
         return stripping.strip(self._core, rows, dry_run=dry_run)
 
-    def plan_room(self, policy: RoomPolicy = RoomPolicy(), busy: Collection[SessionUri] = ()) -> MaintenanceReport:
+    def plan_room(self, policy: RoomPolicy | None = None, busy: Collection[SessionUri] = ()) -> MaintenanceReport:
         """What goes next where the store has too little room, in order, and why: first the sessions that are deleted
         unasked, then all strips that there can be. busy: the sessions in use. Works in a store opened for reading.
 
@@ -179,8 +186,9 @@ class Upkeep(Sessions):
             CorruptMarks, MarksLost, StoreIoError
         """
         from ..maintenance import stripping
+        from ..maintenance.strip_plan import RoomPolicy
 
-        return stripping.plan_room(self._core, policy, busy)
+        return stripping.plan_room(self._core, policy or RoomPolicy(), busy)
 
     def make_room(
         self,
@@ -218,7 +226,7 @@ class Upkeep(Sessions):
         uri: SessionUri | None = None,
         *,
         dry_run: bool = False,
-        policy: RepackPolicy = RepackPolicy(),
+        policy: RepackPolicy | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> MaintenanceReport:
         """Remove packs that nothing needs, and write those anew that are mostly unneeded or too many for a session, as
@@ -233,11 +241,12 @@ class Upkeep(Sessions):
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost
         """
         from ..maintenance import repack
+        from ..maintenance.repack_plan import RepackPolicy
 
         self._core.require_open()
         if uri is not None:
             self.require_session(uri, None)
-        return repack.repack(self._core, uri, policy, dry_run=dry_run, should_stop=should_stop)
+        return repack.repack(self._core, uri, policy or RepackPolicy(), dry_run=dry_run, should_stop=should_stop)
 
     def repair(self, *, dry_run: bool = False, sources: Sequence[str | os.PathLike[str]] = ()) -> MaintenanceReport:
         """Read every byte; copy sound frames out of damaged packs, and move the damaged files to `damaged/`. Gives

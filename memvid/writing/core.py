@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ..answers import Finding, VersionInfo
 from ..disk.budget import UNLIMITED, Account, Beyond, Budget, Meter, utc_day
@@ -42,8 +43,10 @@ from ..limits import MAX_VERSION
 from ..uri import SessionUri
 from .frame_files import FrameFiles, open_frames, pack_row
 from .needs import Needs, Pins
-from .reader import BundleReader
 from .unreadable import sentence_of
+
+if TYPE_CHECKING:
+    from .reader import BundleReader
 
 
 class StoreCore:
@@ -235,6 +238,8 @@ class StoreCore:
 
     def open_reader(self, bundle_id: str) -> BundleReader:
         """Open a version for reading. Raises as `read_manifest`."""
+        from .reader import BundleReader
+
         number = self.pins.add()
         with undoing(lambda: self.unpin(number)):
             manifest = self.read_manifest(bundle_id)

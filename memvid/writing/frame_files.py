@@ -6,16 +6,17 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ..disk.paths import Closing
 from ..errors import StoreIoError
 from ..folder.folder import StoreFolder, id_in
 from ..folder.store_file import BUNDLES
-from ..format.frames import FrameReader
-from ..format.pack import PackFile
-from ..format_1 import BundleFile
 from ..index.index import PackRow
 from ..limits import MAX_OPEN_ANCESTORS
+
+if TYPE_CHECKING:
+    from ..format.frames import FrameReader
 
 
 def open_frames(folder: StoreFolder, name: str) -> FrameReader:
@@ -24,6 +25,9 @@ def open_frames(folder: StoreFolder, name: str) -> FrameReader:
     Raises:
         BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat, Corruption
     """
+    from ..format.pack import PackFile
+    from ..format_1 import BundleFile
+
     fd, path = folder.open_name(name)
     if name.startswith(f"{BUNDLES}/"):
         return BundleFile(fd, path, None)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..answers import Finding
 from ..errors import BundleMissing, StoreError
 from ..folder.folder import StoreFolder, manifest_name
-from ..format.frames import FrameReader
 from ..format.manifest import Manifest, end_record_of
+
+if TYPE_CHECKING:
+    from ..format.frames import FrameReader
 
 
 @dataclass(frozen=True, slots=True)

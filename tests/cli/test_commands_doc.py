@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from torpor.cli.command_list import COMMANDS
-from torpor.cli.registry import load_command
+from torpor.cli.program import load_command
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {

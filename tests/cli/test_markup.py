@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
+from rich.markup import escape as escape_of_rich
 from torpor.cli.commands.ls import render_sessions
 from torpor.cli.commands.maintenance_report import render_actions
 from torpor.cli.commands.show import render_detail
 from torpor.cli.commands.verify import render_damage
 from torpor.cli.serve.doctor import render_doctor
 from torpor.cli.view.damage import SessionDamage, VersionState
+from torpor.cli.view.markup import escape, unmarked
 from torpor.cli.view.output import plain, render_problem
 from torpor.memvid.answers import Action, Finding, MaintenanceReport
 
@@ -215,3 +217,18 @@ def test_no_text_on_a_screen_is_markup(screen: str, render: Any, facts: dict[str
 
 def test_plain_data_stays_on_its_line() -> None:
     assert plain("a\nb\tc\rd") == "a␊b␉c␍d"
+
+
+TEXTS = [*HOSTILE, "", "[", "[]", "\\", "\\\\[a]", "a[b]c", "\\[x", "[1]", "[A]", "x [red]y[/] z", "[a[b]", "]["]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_escaped_as_rich_escapes_it(text: str) -> None:
+    assert escape(text) == escape_of_rich(text)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_markup_is_read_as_rich_reads_it(text: str) -> None:
+    markup = f"[bold]a[/] [cyan]{escape(text)}[/] b\\[c {escape(text + text)}[dim yellow]d[/dim yellow]"
+    console = Console(file=io.StringIO(), emoji=False)
+    assert unmarked(markup) == console.render_str(markup).plain

@@ -117,7 +117,7 @@ def test_a_terminal_of_ascii_is_no_trace_and_json_stays_json(daemon: ServerThrea
     assert json.loads(done.stdout)["sessions"][0]["labels"] == ["ü"]
 
 
-@pytest.mark.parametrize("module", ["typer", "torpor.cli.commands.ls"])
+@pytest.mark.parametrize("module", ["torpor.cli.registry", "torpor.cli.commands.ls"])
 def test_an_interrupt_during_the_imports_is_status_130_and_is_told(module: str) -> None:
     """The first import past the entry point, or that of the command, raises what a Ctrl-C would."""
     hook = f"import sys\nclass H:\n def find_spec(self, name, *_):\n  if name == {module!r}: raise KeyboardInterrupt\n"

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from torpor.cli.command_list import COMMANDS
-from torpor.cli.registry import load_command
+from torpor.cli.program import load_command
 from torpor.daemon.api.store import MaintainRequest
 from torpor.daemon.api.verbs import VERBS
 from torpor.daemon.events.events import EVENTS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from torpor.cli.command_list import COMMANDS
-from torpor.cli.registry import load_command
+from torpor.cli.program import load_command
 from torpor.cli.view.advice import OF_ANY_STORE, ON_FILES, advising_for, naming_store, naming_store_in
 from torpor.cli.view.output import plain, typed
 from torpor.memvid.errors import SessionNotFound
