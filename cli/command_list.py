@@ -97,6 +97,7 @@ COMMANDS = (
             "Show one session: its state, its versions, the model it belongs to, and the end of its text."),
     Command(_LOOK, "blocks", "commands.blocks.blocks",
             "Show the blocks of a version: what each holds, its bytes, how it is kept, and how many need it."),
+    Command(_LOOK, "who", "commands.who.who", "Show which versions need a block, another version's blocks, or a pack."),
     Command(_LOOK, "verify", "commands.verify.verify",
             "Check a store: structure and references, and with --deep every byte against its digest."),
     Command(_LOOK, "du", "commands.du.du",

@@ -76,7 +76,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "adapter_files_missing", "adapter_unavailable", "ambiguous_version", "answer_not_found", "branch_not_found",
             "mark_not_found",
             "model_files_missing", "model_not_loaded", "model_unavailable", "no_such_position",
-            "previous_response_not_found", "session_not_found", "unknown_model",
+            "nothing_named", "previous_response_not_found", "session_not_found", "unknown_model",
         ),
     ),
     (

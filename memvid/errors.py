@@ -29,8 +29,12 @@ class SessionNotFound(StoreError):
     """No such session or version. `suggestions` lists close names."""
 
 
+class NothingNamed(StoreError):
+    """No block, version or pack of the store has that id or path."""
+
+
 class AmbiguousVersion(StoreError):
-    """A text after the `@` that means more than one version of a session; `candidates` lists them."""
+    """A text after the `@`, or digits of an id, that mean more than one thing; `candidates` lists them."""
 
 
 class InvalidTag(StoreError):

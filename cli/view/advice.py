@@ -18,7 +18,7 @@ from ..exit_codes import INTEGRITY, exit_status_of
 
 ON_FILES = frozenset(
     {
-        *("serve", "ensure", "launch", "service", "doctor", "ls", "log", "show", "blocks", "verify", "du"),
+        *("serve", "ensure", "launch", "service", "doctor", "ls", "log", "show", "blocks", "who", "verify", "du"),
         *("backup", "import", "rm", "forget", "tag", "untag", "pin", "unpin", "prune", "repack", "strip", "repair"),
     }
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Literal
 
 from ...memvid.answers import Condition, Finding
 from ...records import Count, Result
@@ -67,3 +68,40 @@ class BlocksResult(Result):
     blocks: tuple[BlockInfo, ...]
     blocks_left_out: Count = 0
     problems: tuple[Finding, ...] = field(default=())
+
+
+class Needer(Result):
+    """A version that needs blocks of what was asked for: how many, and their bytes on the disk; alone_bytes: of those
+    that it alone needs, which are freed if it goes. tags, pinned, stripped: its marks. journal: turns stand behind it,
+    so that it stays."""
+
+    session: str
+    version: int
+    bundle_id: str
+    blocks: Count
+    stored_bytes: Count
+    alone_bytes: Count
+    tags: tuple[str, ...]
+    pinned: bool
+    stripped: bool
+    journal: bool
+
+
+class WhoResult(Result):
+    """Who needs a block, a version or a pack of a store. id: in hex; path: of its file, of a block that of its pack;
+    empty where none has it.
+
+    blocks, stored_bytes: what it consists of. unneeded_bytes: of those, what no version needs. needers: versions, by
+        session, oldest first; needers_left_out: those cut off the list. problems: manifests whose needs nothing tells,
+        without which it may be needed though nobody is named; and packs that cannot be read.
+    """
+
+    kind: Literal["block", "version", "pack"]
+    id: str
+    path: str
+    blocks: Count
+    stored_bytes: Count
+    unneeded_bytes: Count
+    needers: tuple[Needer, ...]
+    needers_left_out: Count
+    problems: tuple[Finding, ...]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..maintenance.needers import Places
     from ..maintenance.repack_plan import RepackPolicy
     from ..maintenance.strip_plan import RoomPolicy
+    from ..maintenance.who import Needed
     from ..writing.reader import BundleReader
 
 
@@ -130,6 +131,22 @@ class Upkeep(Sessions):
         from ..maintenance import needers
 
         return needers.places_of(self._core, reader, deep=deep)
+
+    def bases(self) -> dict[SessionUri, str]:
+        """The versions behind which turns stand in the journal, by bundle id. Raises StoreIoError, UnsafePath."""
+        return self._core.bases()
+
+    def who_needs(self, text: str) -> Needed:
+        """A block, a version or a pack, by the first digits of its id or by its path, and which versions need its
+        blocks. Works in a store opened for reading.
+
+        Raises:
+            NothingNamed, AmbiguousVersion
+            Corruption: it is a manifest or a pack that cannot be read. StoreIoError, UnsafePath, StoreClosed
+        """
+        from ..maintenance import who
+
+        return who.needed(self._core, who.find(self._core, text))
 
     def prune(self, retention: Retention, uri: SessionUri | None = None, *, dry_run: bool = False) -> MaintenanceReport:
         """Drop the versions, of one session or of all, that a retention does not keep. Needs no disk space.

@@ -118,10 +118,15 @@ def places_of(core: StoreCore, reader: BundleReader, *, deep: bool = False) -> P
     return Places(tuple(blocks), needers, beside, shared, tuple(problems.values()))
 
 
+def view_of(core: StoreCore, name: str) -> PackView:
+    """A pack as its directory tells it. Raises as `open_frames`."""
+    with core.files.holding(name) as file:
+        return PackView(name, file.file_bytes, dict(file.frames), dict(file.heads))
+
+
 def _view(core: StoreCore, name: str, problems: dict[str, Finding]) -> PackView | None:
     try:
-        with core.files.holding(name) as file:
-            return PackView(name, file.file_bytes, dict(file.frames), dict(file.heads))
+        return view_of(core, name)
     except StoreClosed:
         raise
     except BundleMissing:
