@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from ...memvid.access.sessions import Named
 from ...memvid.answers import DeleteReport
 from ...memvid.format.manifest import require_session_map
-from ...memvid.uri import SessionUri, parse_reference
+from ...memvid.uri import SessionUri, names_version, parse_reference
 from ..api.creating import CreateRequest
 from ..api.events import OnEvent, ignore
 from ..api.sampling import Sampling
@@ -117,6 +117,8 @@ class SessionParts:
     async def named(self, session: str) -> Named:
         """What a client names: a session, a version of it, or a place within. Raises as `Sessions.named`."""
         self._door.require_open()
+        if not names_version(session):  # nothing is awaited: requests for a session take their turns as they come
+            return self._store.disk.named(session, self.awake)
         awake = frozenset(self.awake)
         return await self._store.on_io(lambda: self._store.disk.named(session, awake))
 
