@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
+from ...memvid.errors import BudgetExceeded
 from ...memvid.uri import SessionUri
 from ..api.events import ignore
 from ..api.process import ShutdownResult
@@ -59,8 +60,8 @@ class LastSleeps:
         that cost most to compute again, then those used last. A session that is held for long does not delay the
         others.
 
-        A session without time for its sleep is kept as a ledger. give_up: so is a session that cannot sleep for another
-        reason. keeping: gets the results; its seen sessions are skipped.
+        A session without time for its sleep, or without room in a budget, is kept as a ledger. give_up: so is a session
+        that cannot sleep for another reason. keeping: gets the results; its seen sessions are skipped.
         """
         self._memory.line.refuse_all(
             lambda: ServiceClosed("The daemon was told to stop, and has no memory to wait for; try again in a moment.")
@@ -111,7 +112,7 @@ class LastSleeps:
                 await self._putting_away.keep(live, ignore, "shutdown", Terms(last=order))
                 keeping.slept.append(uri)
         except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others
-            if give_up or isinstance(error, StopDeadline):
+            if give_up or isinstance(error, StopDeadline | BudgetExceeded):
                 await self._keep_ledger(live, error, keeping)
             else:
                 keeping.failed[uri] = sentence_of(error)

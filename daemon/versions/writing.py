@@ -48,8 +48,7 @@ from .waking import Waking
 class Terms:
     """On which terms a session is put to sleep.
 
-    last: the daemon stops, so a refused sleep is lost. Then the store's size and the day's writes may exceed their
-        budgets; only `keep_free` still holds.
+    last: the daemon stops, and this has to be done in time.
     may_wait: nothing is lost without this sleep, so a stopping daemon gives it up.
     covers: as of `VersionDraft`.
     lossy: tokens that the version keeps in few bits; None to keep all exact.
@@ -246,7 +245,6 @@ class Versions:
                 session={**map_of(session), **terms.branch},
                 block_tokens=snapshot.token_count,
                 on_progress=on_progress,
-                beyond=None if terms.last is None else "budgets",
                 doubted=doubted,
                 covers=terms.covers,
             )

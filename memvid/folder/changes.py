@@ -1,4 +1,4 @@
-"""Whether names in `versions` have changed, but by this object."""
+"""Whether somebody else has changed names in `versions`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Changes:
             self._noted = self._stamp()
 
     def of_others(self, *, waiting: bool) -> bool:
-        """Whether names have changed since `note`, but by this object. Costs one look at the folder itself. waiting:
-        for a change that is under way in another thread; else nothing has changed then."""
+        """Whether others have changed names since `note`. Costs one look at the folder itself. waiting: for a change
+        of our own that another thread is making; else the answer is no while there is one."""
         if not self._naming.acquire(blocking=waiting):
             return False
         try:

@@ -281,8 +281,8 @@ class _Carrying:
     # --- manifests
 
     def _write_manifests(self) -> None:
-        """Each version gets its manifest; one of a version that is none now moves to damaged/. A damaged one is a file,
-        too: so it is told of, may be replaced by a right one, and no pack goes that it may need."""
+        """Each version gets its manifest; the manifest of one that is no longer there moves to damaged/. A damaged one
+        is a file, too: so it is told of, may be replaced by a right one, and no pack goes that it may need."""
         folder = self.folder
         wanted = dict(self.damaged)
         wanted |= {bundle_id: encode_manifest_file(one.encoded) for bundle_id, one in self.versions.items()}

@@ -57,13 +57,12 @@ class VersionDraft:
     """The state to make durable as a session's next version.
 
     `reused` come first in the chain; `blocks` continue it. The drafts' buffers are borrowed until it is written.
-    on_progress: is told (tokens written, tokens to write). beyond: for a sleep that cannot be tried again: a state may
-    exceed the budgets of the store and the day, a ledger of a few kilobytes also uses the space to be kept free.
-    doubted: reused blocks to read before the version refers to them. before_publishing: is called when all is flushed
-    and only the commit is left: what it raises gives the version up. session: a function is called once the blocks are
-    flushed: from then on no turn of the session may be acknowledged until it is written. covers: the session's turns in
-    the journal are in it, or were taken back; else they stay there. whole: else the headers of the reused blocks are
-    enough.
+    on_progress: is told (tokens written, tokens to write). beyond: "reserve" for a ledger of a few kilobytes, which has
+    no other place: it may exceed every budget, and use the space to be kept free. doubted: reused blocks to read before
+    the version refers to them. before_publishing: is called when all is flushed and only the commit is left: what it
+    raises gives the version up. session: a function is called once the blocks are flushed: from then on no turn of the
+    session may be acknowledged until it is written. covers: the session's turns in the journal are in it, or were taken
+    back; else they stay there. whole: else the headers of the reused blocks are enough.
     """
 
     uri: SessionUri

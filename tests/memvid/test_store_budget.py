@@ -208,24 +208,6 @@ def test_what_a_sleep_wrote_that_failed_beside_another_is_given_back(store_path:
         require_untouched(store, store_path, 300, 1)
 
 
-@pytest.mark.parametrize("budget", [Budget(max_store_bytes=1), Budget(max_bytes_per_day=1)])
-def test_a_last_sleep_goes_beyond_the_budget_and_counts(store_path: Path, budget: Budget) -> None:
-    with Store.open(store_path, writable=True, budget=budget) as store:
-        receipt = write(store, drafts(300), 300, beyond="budgets")
-        assert store._core.folder.held_bytes() == receipt.bytes_written
-        assert store.index.written().get(utc_day(time.time_ns()), 0) == receipt.bytes_written
-        with pytest.raises(BudgetExceeded):
-            sleep(store, 1, uri=OTHER_URI)
-        require_untouched(store, store_path, 300, 1)
-
-
-def test_a_last_sleep_leaves_the_disk_what_it_must_keep_free(store_path: Path) -> None:
-    with Store.open(store_path, writable=True, budget=Budget(min_free_bytes=1 << 59)) as store:
-        with pytest.raises(BudgetExceeded):
-            write(store, drafts(300), 300, beyond="budgets")
-        assert not list(store_path.rglob("*.tmp"))
-
-
 def test_a_count_that_cannot_be_kept_does_not_fail_the_sleep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Index, "add_written", mock.Mock(side_effect=NoSpace("No room for the index.")))
     sleep(store, 300)
