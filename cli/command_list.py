@@ -79,7 +79,8 @@ COMMANDS = (
     Command(_AT_WORK, "forget", "commands.forget.forget",
             "Forget a session: every version goes, awake or asleep, and its bytes leave the disk."),
     Command(_AT_WORK, "why", "commands.why.why",
-            "Show how much of its prefix each of a session's last requests reused, and why not all; latest first."),
+            "Show how much of its prefix each of a session's last requests reused, and why not all; with --all, what "
+            "all requests cost, by cause."),
     Command(_AT_REST, "sleep", "commands.sleep.sleep",
             "Put sessions to sleep: their state goes to disk and their memory is freed."),
     Command(_AT_REST, "save", "commands.sleep.save", "Save sessions: their state goes to disk, and they stay awake."),

@@ -174,7 +174,9 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             raise self._not_found(uri, None)
         rows = self.index.versions(uri)
         keep_turns_behind(self._core, uri, [row.bundle_id for row in rows])
-        return deletion.delete_versions(self._core, uri, rows, whole=True)
+        report = deletion.delete_versions(self._core, uri, rows, whole=True)
+        self._core.diary.end(uri)
+        return report
 
     @contextlib.contextmanager
     def _deleting(self) -> Iterator[None]:

@@ -1,16 +1,22 @@
-"""`torpor why`: why a request read tokens again, or did not."""
+"""`torpor why`: why requests read tokens again, or did not, and what they cost."""
 
 from __future__ import annotations
 
-from typing import Final
+from pathlib import Path
+from typing import Annotated, Final
 
-from ...daemon.api.reading import Reuse
+from rich.console import RenderableType
+
+from ...daemon.api.causes import REMEDIES, By, CausesResult, Costs, RequestCost, Reuse
+from ...daemon.views import causes as views
 from ...memvid.format.blocks import BLOCK_TOKENS
-from ...memvid.units import format_count, format_plural
-from ..reach.daemon_link import connect
-from ..reach.options import JsonOption, SessionArgument, SocketOption
-from ..view.formatting import format_time
-from ..view.output import Output, neutralise, plain
+from ...memvid.units import format_count, format_plural, parse_seconds
+from ...memvid.uri import SCHEME
+from ..errors import InvalidUsage
+from ..reach.options import JsonOption, SocketOption, StoreOption, argument, option, require_sessions
+from ..reach.viewing import look
+from ..view.formatting import format_seconds, format_time
+from ..view.output import Output, neutralise, plain, rows_table
 
 _NOT_TAKEN: Final = {
     "no_whole_block": f"only whole blocks of {BLOCK_TOKENS} are",
@@ -27,36 +33,189 @@ _RECOMPUTED: Final = {
 }
 
 
-def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOption = False) -> None:
+AnySessionArgument = Annotated[
+    str | None,
+    argument("SESSION", "NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.", callback=require_sessions),
+]
+AllOption = Annotated[bool, option("--all", "Count the requests of all sessions, as without a SESSION.")]
+SinceOption = Annotated[
+    str | None, option("--since TIME", "Only requests of the last TIME: 30min, 2h, 7d. With --all.")
+]
+ByOption = Annotated[
+    By | None, option("--by WORD", "Count by cause, session, client or hour; by cause if left out. With --all.")
+]
+
+
+def why(
+    session: AnySessionArgument = None,
+    of_all: AllOption = False,
+    since: SinceOption = None,
+    by: ByOption = None,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """A hit reused the whole prefix. Where a request, or the beginning of a new session, left the known prefix, this
     shows the token, the text on both sides, the kind of cause (a clock, reordered keys, dropped thinking, another
-    template, an edited message) and what to do. The daemon remembers the last 16 requests of a session while it runs.
+    template, an edited message) and what to do. The last 16 requests of a session are told, also those before the
+    daemon began.
+
+    With --all the requests of all sessions are counted: tokens that were read, and read again though a session had
+    them, and the seconds by stage. The store keeps what it cost for some 60,000 requests, the oldest go first.
 
     [bold]Examples[/]
 
     [cyan]torpor why helper[/]
     [cyan]torpor why helper --json | jq '.requests[-1].cause'[/]
+    [cyan]torpor why --all --since 2h[/]
+    [cyan]torpor why --all --since 1d --by hour[/]
     """
     output = Output(as_json=as_json)
-    with connect(socket) as client:
-        result = client.why(session)
+    if session is None:
+        _tell_all(output, since, by or "cause", socket, store)
+        return
+    if of_all or since is not None or by is not None:
+        raise InvalidUsage("Give either a SESSION, or --all with --since and --by.")
+    result = look(
+        socket, store, lambda client: client.why(session), lambda opened: views.why(opened, opened.resolve(session))
+    ).record
     if output.told("why", result):
         return
     if not result.requests:
-        output.line(f"{plain(result.session)}  no request since the daemon began")
+        output.line(f"{plain(result.session)}  no request is known")
     for reuse in reversed(result.requests):
-        output.line(_headline(reuse, result.session))
-        if reuse.outcome == "diverged":
-            for name, text in (("there", reuse.expected_text), ("asked", reuse.found_text)):
-                shown = "(deleted since)" if text is None else neutralise(repr(text))
-                output.line(f"    {name}  {plain(shown)}")
-            output.line(f"    {plain(reuse.remedy or '')}")
-            if reuse.became is not None:
-                output.line(f"    {_what_became(reuse)}")
-        if reuse.recomputed_tokens:
-            output.line(f"    {_recomputed(reuse)}")
-        for line in reuse.volatile:
-            output.line(f"    volatile, so it is said later: {plain(neutralise(line))}")
+        _tell(output, reuse, result.session)
+    _tell_problem(output, result.problem)
+
+
+def _tell(output: Output, reuse: Reuse, session: str) -> None:
+    output.line(_headline(reuse, session))
+    if reuse.outcome == "diverged":
+        for name, text in (("there", reuse.expected_text), ("asked", reuse.found_text)):
+            shown = "(deleted since)" if text is None else neutralise(repr(text))
+            output.line(f"    {name}  {plain(shown)}")
+        output.line(f"    {plain(reuse.remedy or '')}")
+        if reuse.became is not None:
+            output.line(f"    {_what_became(reuse)}")
+    if reuse.recomputed_tokens:
+        output.line(f"    {_recomputed(reuse)}")
+    for line in reuse.volatile:
+        output.line(f"    volatile, so it is said later: {plain(neutralise(line))}")
+    if reuse.cost is not None:
+        output.line(f"    [dim]{_cost(reuse.cost)}[/]")
+
+
+def _tell_problem(output: Output, problem: str | None) -> None:
+    if problem is not None:
+        output.remark(f"[yellow]not all is told[/]  {plain(problem)}")
+
+
+_STAGES: Final = {
+    "waited_seconds": "waited",
+    "wake_seconds": "woke",
+    "read_seconds": "read",
+    "write_seconds": "wrote",
+    "durable_seconds": "kept",
+}
+
+
+def _cost(cost: RequestCost) -> str:
+    """What a request cost, and where its time went: stages that took no thousandth of it are left out."""
+    tokens = f"read {format_count(cost.read_tokens)}, wrote {format_count(cost.written_tokens)}"
+    stages = [
+        f"{word} {format_seconds(getattr(cost, name))}"
+        for name, word in _STAGES.items()
+        if getattr(cost, name) > max(0.00005, cost.seconds / 1000)
+    ]
+    failed = f"; {plain(cost.code)}" if cost.code else ""
+    by = f"; {plain(cost.client)}" if cost.client else ""
+    where = f" ({', '.join(stages)})" if stages else ""
+    return f"{tokens} in {format_seconds(cost.seconds)}{where}{failed}{by}"
+
+
+# --- all sessions
+
+_FIGURES: Final = {
+    "REQUESTS": "requests",
+    "AGAIN": "read_again_tokens",
+    "READ": "read_tokens",
+    "REUSED": "taken_over_tokens",
+    "WRITTEN": "written_tokens",
+    "TIME": "seconds",
+    "WAITING": "waited_seconds",
+    "WAKING": "wake_seconds",
+    "READING": "read_seconds",
+    "WRITING": "write_seconds",
+    "KEEPING": "durable_seconds",
+    "FAILED": "failed",
+}
+_FIRST_TO_GO: Final = ("FAILED", "KEEPING", "WRITING", "READING", "WAKING", "WAITING", "REUSED", "WRITTEN")
+_WORDS: Final[dict[str, str]] = {
+    "hit": "Nothing was read again.",
+    "new": "No session began like this one.",
+    "stripped": "The session had been stripped, as the store needed room.",
+    "ledger": "The session's last version ended in its ledger alone, as behind a crash.",
+    **{cause: f"A new session took over nothing: {reason}." for cause, reason in _NOT_TAKEN.items()},
+    **{str(cause): remedy for cause, remedy in REMEDIES.items()},
+}
+
+
+def _tell_all(output: Output, since: str | None, by: By, socket: Path | None, store: Path | None) -> None:
+    if since is not None:
+        _require_duration(since)
+    result = look(
+        socket,
+        store,
+        lambda client: client.causes(since=since, by=by),
+        lambda opened: views.causes(opened, since=since, by=by),
+    ).record
+    if output.told("why", result):
+        return
+    if not result.rows:
+        output.line("no request is known" if since is None else f"no request is known of the last {plain(since)}")
+    else:
+        output.show(_table(result))
+    if result.left_out:
+        output.remark(f"[dim]{format_plural(result.left_out, 'row')} more (all counts them)[/]")
+    if by == "cause":
+        for row in result.rows:
+            if row.key in _WORDS:
+                output.remark(f"[dim]{plain(row.key)}[/]  {plain(_WORDS[row.key])}")
+    _tell_problem(output, result.problem)
+
+
+def _require_duration(since: str) -> None:
+    try:
+        parse_seconds(since)
+    except ValueError as error:
+        raise InvalidUsage(f"--since: {error}.") from None
+
+
+def _table(result: CausesResult) -> RenderableType:
+    first = result.by.upper()
+    table = rows_table(first, *_FIGURES, right=tuple(_FIGURES), whole=(first,), first_to_go=_FIRST_TO_GO)
+    for row in result.rows:
+        table.add_row(_key(result.by, row.key), *_figures(row))
+    table.add_row("[dim]all[/]", *_figures(result.total))
+    return table
+
+
+def _key(by: str, key: str) -> str:
+    if by == "session":
+        return plain(key.removeprefix(SCHEME)) if key else "[dim](deleted since)[/]"
+    if by == "hour":
+        return format_time(int(key) * 10**9)
+    return plain(key) if key else "[dim]Unix socket[/]"
+
+
+def _figures(row: Costs) -> list[str]:
+    values = [getattr(row, name) for name in _FIGURES.values()]
+    return [
+        (format_seconds(each) if each else "–") if isinstance(each, float) else format_count(each) for each in values
+    ]
+
+
+# --- one session
 
 
 def _what_became(reuse: Reuse) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from ...records import Count, Listed, Result
+from .causes import By
 from .constraints import Constraint, ToolChoice
 from .dialogue import JsonObject, Messages, ToolCall, Tools, require_root
 from .events import Listener, Reporting
@@ -20,12 +22,9 @@ from .session import Look
 from .waking import WakeResult
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-ReadingVerb = Literal["append", "generate", "chat"]
-PrefixOutcome = Literal["hit", "diverged", "none"]
-Cause = Literal[
-    "goes_on", "tokenization", "thinking", "clock", "reordered", "template", "system_text", "message", "other_text"
-]
-NotTaken = Literal["no_whole_block", "other_calls", "other_bits", "no_room", "unreadable"]
+
+
+_DURATION: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})? ?(?:s|min|h|d)?", re.ASCII | re.IGNORECASE)
 
 
 class AppendResult(Result):
@@ -83,54 +82,6 @@ class GenerateResult(Result):
     stopped_by: str | None = None
     seed: Count | None = None
     recomputed_tokens: Count = 0
-
-
-class Reuse(Result):
-    """The outcome for the prefix of one request.
-
-    outcome: `hit`, all stored tokens could be kept; `diverged`, only the first `common_tokens` of `stored_tokens`;
-        `none`, no session had the prefix. source: the session that had it, this or another; None without one. A
-        transcript that `converse` goes on with in a fork diverged from the session that was forked.
-    position: the first token that differs, and message_index the first message of a transcript that differs, both None
-        unless it diverged; the texts, the cause and the remedy likewise. cause: one of `Cause`, or a newer daemon's.
-    became: for a transcript that diverged from its own session: `refused`, with nothing changed, or `rewound`: the
-        session went back to `position` and read the rest; None else, or if it failed for another reason.
-    cached_tokens: how many common tokens were taken over from another session, and not prefilled. not_taken: why none
-        of a new session's were: less than a whole block is in common; the source read them in other calls than a new
-        session makes, or holds a state that may have other bits; there was no memory for a copy; the source cannot be
-        read. None where some were, or none had to be; a newer daemon may have other words.
-    volatile: the first lines of those that a client's system text has anew with each request, each cut short: they
-        stand behind what was read before.
-    recomputed_tokens: tokens that the session had already and that were computed again for this request.
-        recomputed_because: as of `WakeResult`; a newer daemon may have other words.
-    """
-
-    verb: str
-    at_ns: int
-    outcome: PrefixOutcome
-    source: str | None = None
-    common_tokens: Count = 0
-    stored_tokens: Count = 0
-    position: Count | None = None
-    message_index: Count | None = None
-    expected_text: str | None = None
-    found_text: str | None = None
-    cause: str | None = None
-    remedy: str | None = None
-    became: Literal["refused", "rewound"] | None = None
-    cached_tokens: Count = 0
-    not_taken: str | None = None
-    volatile: tuple[str, ...] = ()
-    recomputed_tokens: Count = 0
-    recomputed_because: str | None = None
-
-
-class WhyResult(Result):
-    """The prefix outcomes of the last requests for a session, the latest last. Requests before the daemon began are
-    unknown."""
-
-    session: str
-    requests: tuple[Reuse, ...]
 
 
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_GENERATED_TOKENS)]
@@ -257,9 +208,27 @@ class ChatRequest(WritingRequest, Reporting):
 
 
 class WhyRequest(Request):
-    """How much of the prefixes of the session's last requests was kept, where one diverged, and why."""
+    """How much of the prefixes of the session's last requests was kept, where one diverged, and why; also of requests
+    before the daemon began, as far as the store's diary has them."""
 
     session: SessionText
+
+
+class CausesRequest(Request):
+    """What the requests of all sessions cost, also those before the daemon began, as far as the store's diary has them.
+
+    since: only those that ended within this time: a number with s, min, h or d, such as `2h`. by: what is counted
+    together. namespace: of its sessions alone.
+    """
+
+    _: KW_ONLY
+    since: Annotated[str, Field(min_length=1, max_length=32)] | None = None
+    by: By = "cause"
+    namespace: SessionText | None = None
+
+    def require(self) -> None:
+        if self.since is not None and not (_DURATION.fullmatch(self.since) and re.search("[1-9]", self.since)):
+            raise ValueError("since is a number above 0 with s, min, h or d, as in 15min")
 
 
 def _require_creation(request: AppendRequest | GenerateRequest | ChatRequest) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...memvid import answers
 from ...spellings import EARLIER
 from . import blocks, branching, conversing, creating, forking, process, reading, recalling, session, store, waking
+from .causes import CausesResult, WhyResult
 from .history import HistoryResult
 from .verb import Verb
 
@@ -41,7 +42,8 @@ class Verbs:
     list_sessions = Verb(creating.ListRequest, session.ListResult, name="list")
     show = Verb(creating.ShowRequest, session.SessionDetail)
     history = Verb(creating.HistoryRequest, HistoryResult)
-    why = Verb(reading.WhyRequest, reading.WhyResult)
+    why = Verb(reading.WhyRequest, WhyResult)
+    causes = Verb(reading.CausesRequest, CausesResult)
     analyze = Verb(store.AnalyzeRequest, store.AnalysisResult, leaves="Nothing has changed.")
     blocks = Verb(store.BlocksRequest, blocks.BlocksResult)
     delete = Verb(store.DeleteRequest, answers.DeleteReport)

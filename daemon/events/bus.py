@@ -2,7 +2,7 @@
 
 Rules:
 - A publisher never waits for a subscriber. A full queue loses its oldest events, and its subscriber is told how many.
-- Without a subscriber an event costs only its record.
+- Without a subscriber an event costs only its record, and its part of the figures and of its request's account.
 - A subscription leaves nothing behind when it ends, but for one that may be resumed: past events are kept while it runs
   and for a while after it, and no longer.
 
@@ -26,7 +26,19 @@ from typing import Final, Self
 from ...errors import TorporError
 from ...memvid.uri import SessionUri
 from ..errors import TooManySubscribers, UnknownEvent
-from .events import EVENT_NAMES, Event, Lost, Notice, RequestAccepted, RequestFailed, RequestFinished, Subscribed
+from .accounts import Account, client, current
+from .events import (
+    EVENT_NAMES,
+    Event,
+    FirstToken,
+    Lost,
+    Notice,
+    RequestAccepted,
+    RequestFailed,
+    RequestFinished,
+    Subscribed,
+)
+from .figures import Figures
 
 MAX_WAITING_EVENTS: Final = 1024
 """Events that wait for one subscriber: some 500 KiB. A generation makes a handful, however many tokens it has."""
@@ -72,9 +84,15 @@ class Wanted:
 
 
 class Bus:
-    """Passes events to the subscriptions that want them."""
+    """Passes events to the subscriptions that want them.
+
+    figures: since the beginning. accounts: of the requests under way. on_account: is told of each that has ended.
+    """
 
     def __init__(self) -> None:
+        self.figures = Figures()
+        self.accounts: set[Account] = set()
+        self.on_account: Callable[[Account], None] = lambda _: None
         self._subscriptions: set[Subscription] = set()
         self._past = _Past()
         self._number = 0
@@ -93,6 +111,9 @@ class Bus:
         return bool(self._subscriptions) or self._past.is_kept
 
     def publish(self, event: Event) -> None:
+        self.figures.take(event)
+        if (account := current.get()) is not None:
+            account.take(event)
         if self.is_watched:
             self._number += 1
             notice = self._notice(event)
@@ -105,7 +126,7 @@ class Bus:
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
 
         def publish(event: Event) -> None:
-            if self.is_watched:
+            if self.is_watched or isinstance(event, FirstToken):
                 loop.call_soon_threadsafe(self.publish, event, context=context)
 
         return publish
@@ -154,12 +175,16 @@ class Bus:
         """Publish the events of a request, from its acceptance to its end. session: gives its session; called only if
         there is a subscriber."""
         about, begun = session() if self.is_watched else None, time.monotonic()
-        token = _request.set(next(self._requests))
+        number = next(self._requests)
+        token, account = _request.set(number), Account(number, verb, client.get())
+        of_account = current.set(account)
+        self.accounts.add(account)
         self._under_way += 1
         self.publish(RequestAccepted(about, verb))
         try:
             yield
         except BaseException as error:
+            account.code = code_of(error)
             self.publish(RequestFailed(about, verb, code_of(error), time.monotonic() - begun))
             raise
         else:
@@ -167,6 +192,9 @@ class Bus:
         finally:
             self._under_way, self._last_ended = self._under_way - 1, time.monotonic()
             _request.reset(token)
+            current.reset(of_account)
+            self.accounts.discard(account)
+            self.on_account(account)
 
     @asynccontextmanager
     async def telling(self, name: str, tell: Callable[[Event], None]) -> AsyncIterator[None]:

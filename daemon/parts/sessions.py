@@ -23,6 +23,7 @@ from ..chat.recalling import Recalling
 from ..disk.maintenance import with_bounded_problems
 from ..engine.sampler import initial_key
 from ..errors import SessionAwake
+from ..events.accounts import timed
 from ..events.bus import Bus
 from ..events.events import SessionCreated, SessionDeleted
 from ..memory.line import Use
@@ -30,6 +31,7 @@ from ..models.chat_template import Root
 from ..options.current import CurrentOptions
 from ..prefixes.heads import Heads
 from ..prefixes.prefix_history import Reasons
+from ..prefixes.request_diary import RequestDiary
 from ..prefixes.reuse import PrefixReuse
 from ..residency import listing
 from ..residency.awake import AwakeSessions
@@ -84,6 +86,7 @@ class SessionParts:
         self.reuse = PrefixReuse(disk, engine, versions, bus, self._hits, options.now.prefix_reuse)
         self.heads = Heads(disk, threads)
         self.reasons = Reasons(encoder, self.reuse, self.awake.get)
+        self.diary = RequestDiary(disk.diary, self.reasons, bus, store.writing_diary.note)
         self.recalling = Recalling(disk, threads, encoder, residency, store.journal)
         self.conversing = Conversing(encoder, residency, engine, bus)
         self.exchanges = Exchanges(engine, residency, self.reuse, self.reasons, bus, store.journal)
@@ -208,11 +211,12 @@ class SessionParts:
         if live is not None:
             live.unnamed = live.unnamed and unnamed
             try:
-                await self._store.journal.acknowledge(live)
-                if live.acknowledged is not None:
-                    self.writing_behind.note(uri)
-                if durable and live.dirty and not self._store.journal.keeps(live):
-                    await self.keep_whole(live)
+                with timed("durable_s"):
+                    await self._store.journal.acknowledge(live)
+                    if live.acknowledged is not None:
+                        self.writing_behind.note(uri)
+                    if durable and live.dirty and not self._store.journal.keeps(live):
+                        await self.keep_whole(live)
             finally:
                 if not live.is_mere_look:  # else its newest version is what was said
                     self.heads.note(live)
@@ -238,10 +242,13 @@ class SessionParts:
         """Remove a session everywhere; the caller holds its turn. Raises SessionNotFound."""
         disk, report = self._store.disk, DeleteReport(str(uri), 0, 0)
         await self.writing_behind.let_go(uri)
+        self.diary.forget(uri)
         if disk.can_be_deleted(uri):
             report = await self._store.on_writer(lambda: disk.delete_session(uri))
         elif uri not in self.awake:
             self._store.standing.require_row(uri)  # raises
+        else:
+            disk.diary.end(uri)
         # Only now: a session that cannot be removed from the disk must not be lost from memory.
         self.forget(uri)
         self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))

@@ -26,6 +26,7 @@ from ..upkeep.making_room import MakingRoom
 from ..upkeep.repacking import Repacking
 from ..upkeep.retaining import Retaining
 from ..upkeep.scrubbing import Scrub, ScrubPolicy
+from ..upkeep.writing_diary import WritingDiary
 from ..versions.forking import Forking
 from ..versions.journal import TurnJournal
 from ..versions.quantising import Quantising
@@ -55,6 +56,7 @@ class StoreParts:
         self.to_heal: dict[SessionUri, VerifyReport] = {}
         self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.to_heal)
         self.retaining = Retaining(loop, disk, bus, options)
+        self.writing_diary = WritingDiary(loop, disk)
         self.repacking = Repacking(loop, disk, RepackPolicy())
         self.room = Room(disk, loop.thread, awake, turns.in_use, bus, options)
         self.making_room = MakingRoom(loop, self.room)

@@ -1,6 +1,7 @@
 """How much of each request's prefix was reused: remembered for a while, to tell why tokens were read again.
 
-Kept in the process only, and bounded; its texts go to clients that ask and to no log. `why.py` has the rules.
+Kept in the process, and bounded; its texts go to clients that ask and to no log. What of it lasts goes to the store's
+diary once a request has ended (`request_diary.py`). `why.py` has the rules.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from ...memvid.uri import SessionUri
-from ..api.reading import NotTaken, ReadingVerb, Reuse
+from ..api.causes import NotTaken, ReadingVerb, Reuse
 from ..api.waking import Because
+from ..events import accounts
 from ..sessions.encoding import Encoder
 from ..sessions.sessions import Session
 from ..sessions.why import Explanation, explain, volatile_pattern, with_setting
+from ..views.causes import MAX_REQUESTS
 from .prefixes import packed, tokens_in_common
 from .reuse import PrefixReuse
-
-MAX_REQUESTS: Final = 16
-"""Remembered requests of one session, the last ones."""
 
 MAX_SESSIONS: Final = 1024
 """Sessions with remembered requests: those that were used last."""
@@ -200,6 +200,8 @@ class Reasons:
         return await self._encoder.with_detokenizer(live.model, lambda reader: explain(expected, found, at, reader))
 
     def _remember(self, uri: SessionUri, reuse: Reuse) -> None:
+        if (account := accounts.current.get()) is not None:
+            account.note(uri, reuse.at_ns)
         self._of.setdefault(uri, deque(maxlen=MAX_REQUESTS)).append(reuse)
         self._of.move_to_end(uri)
         while len(self._of) > MAX_SESSIONS:

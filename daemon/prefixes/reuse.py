@@ -32,8 +32,8 @@ from ...snapshot.forking import borrow
 from ...snapshot.identity import decide_bits, require_circumstances, tokens_from_elsewhere
 from ...snapshot.passes import Passes
 from ...snapshot.state import LiveState, token_array
+from ..api.causes import NotTaken
 from ..api.events import OnEvent
-from ..api.reading import NotTaken
 from ..engine.engine import Engine, Steps
 from ..engine.generation import reading
 from ..events.bus import Bus

@@ -19,6 +19,7 @@ from ...snapshot.memory import require_available
 from ..api.events import OnEvent
 from ..api.waking import WakeResult
 from ..engine.generation import PREFILL_CHUNK_TOKENS
+from ..events.accounts import timed
 from ..events.bus import Bus
 from ..events.events import RequestQueued, SessionDeleted
 from ..memory.line import Use
@@ -63,7 +64,9 @@ class Residency:
         try:
             if ahead := self.turns.users(uri):
                 self._bus.publish(RequestQueued(uri, ahead))
-            async with self.turns.take(uri, briefly=briefly):
+            async with AsyncExitStack() as stack:
+                with timed("waited_s"):
+                    await stack.enter_async_context(self.turns.take(uri, briefly=briefly))
                 self._door.require_working()
                 use = Use(uri, next(self.memory.numbers))
                 try:

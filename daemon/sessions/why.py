@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final
 
-from ..api.reading import Cause
+from ..api.causes import REMEDIES, Cause
 
 BEFORE_TOKENS: Final = 8
 BEHIND_TOKENS: Final = 16
@@ -22,20 +22,6 @@ BEHIND_TOKENS: Final = 16
 
 MESSAGE_TOKENS: Final = 2048
 """Tokens to either side that may belong to the message."""
-
-REMEDIES: Final[dict[Cause, str]] = {
-    "goes_on": "The transcript ends where the session goes on. For another answer, rewind or fork the session there.",
-    "tokenization": "The text is the same, its tokens are not. Send the chat as messages, or the new message alone, so "
-    "that what was written is kept as it was.",
-    "thinking": "Only what was thought differs. Give answers back whole, or without any of their thinking.",
-    "clock": "Only a date or a time differs. Say it in the newest message, not at the beginning.",
-    "reordered": "The same words stand in another order, as keys or tools do that come from a set. Sort them.",
-    "template": "The words are the same, the control tokens around them are not. Use one template, with the same "
-    "arguments, for all turns.",
-    "system_text": "The system text has changed. Keep it, and say what is new in a message; or begin a new session.",
-    "message": "An earlier message has changed. If that is meant, rewind or fork the session there.",
-    "other_text": "Other text was read there. Fork the session at that token, or begin a new one.",
-}
 
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _DATES: Final = re.compile(

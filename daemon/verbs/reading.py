@@ -1,4 +1,4 @@
-"""Handlers for append, generate, chat and why."""
+"""Handlers for append, generate and chat; and for why they read again, and what they cost."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from ..api import reading as api
+from ..api.causes import CausesResult, WhyResult
 from ..api.constraints import FREE
 from ..api.events import OnEvent, SessionEvent
 from ..api.sampling import Sampling, new_seed
@@ -22,6 +24,7 @@ from ..parts.parts import Parts
 from ..sessions.sessions import Session
 from ..sessions.transcripts import NewTurn, message_of
 from ..tasks.pieces import in_pieces
+from ..views import causes as views
 from .answering import answers
 
 
@@ -230,10 +233,19 @@ async def _turn(
 
 
 @answers(api.WhyRequest)
-async def why(parts: Parts, request: api.WhyRequest) -> api.WhyResult:
+async def why(parts: Parts, request: api.WhyRequest) -> WhyResult:
     """Raises SessionNotFound."""
     uri = parts.sessions.resolve(request.session)
-    return api.WhyResult(str(uri), parts.sessions.reasons.of(uri))
+    known = parts.sessions.reasons.of(uri)
+    return await parts.store.on_io(partial(views.why, parts.store.disk, uri, known))
+
+
+@answers(api.CausesRequest)
+async def causes(parts: Parts, request: api.CausesRequest) -> CausesResult:
+    """Raises ServiceClosed."""
+    parts.door.require_open()
+    look = partial(views.causes, since=request.since, by=request.by, namespace=request.namespace)
+    return await parts.store.on_io(partial(look, parts.store.disk))
 
 
 def _order(request: api.WritingRequest, count: int, drawing: Sampling, matcher: Matcher | None) -> WriteOrder:

@@ -17,6 +17,7 @@ from ..uri import SessionUri
 from .sessions import Sessions
 
 if TYPE_CHECKING:
+    from ..folder.diary import Diary
     from ..folder.retention import Retention
     from ..folder.scrub_mark import ScrubMark
     from ..maintenance.needers import Places
@@ -55,6 +56,16 @@ class Upkeep(Sessions):
                 with contextlib.suppress(NoSpace), core.committing():
                     write_store_file(core.folder.root_fd, core.path, uuid, most_bytes, replacing=True)
         core.account.hold_to(most_bytes)
+
+    @property
+    def diary(self) -> Diary:
+        """What is said of its sessions. It can be read in any store."""
+        return self._core.diary
+
+    def write_diary(self) -> None:
+        """Append to the diary what was said since the last time, without a flush. Raises StoreError: it is let go."""
+        self._core.require_writable()
+        self._core.diary.write()
 
     def load_scrub_mark(self) -> ScrubMark:
         """How far the last scrub has come."""

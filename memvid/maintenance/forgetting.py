@@ -1,7 +1,8 @@
 """Forget: deletes a session and proves that nothing of it is left in the store, except bytes that other sessions share.
 
 Order: delete it, as `Store.delete_session` does → its turns in the journal, also those that count no more → the index
-without what was dropped → packs without blocks that nothing needs → what lies in `damaged` and `incoming` → look again.
+without what was dropped → the diary → packs without blocks that nothing needs → what lies in `damaged` and `incoming` →
+look again.
 A crash leaves the session there, or deleted with bytes of it remaining; forgetting it again finishes.
 
 The proof: afterwards no manifest, mark, turn or row is the session's, and every frame in the store is of a block that
@@ -23,6 +24,7 @@ from ..checking.wholeness import FoundBlocks
 from ..disk import durable
 from ..disk.paths import opened_folder
 from ..errors import BundleMissing, DurabilityLost, LockLost, MarksLost, SessionNotFound, StoreError
+from ..folder.diary import DIARY_FILE
 from ..folder.folder import manifest_name
 from ..folder.marks import MARKS_FILE, Marks
 from ..folder.store_file import PACKS, VERSIONS
@@ -98,6 +100,9 @@ class _Forget:
         for row, size_bytes in zip(self._rows, sizes, strict=True):
             path = core.folder.path_of(manifest_name(row.bundle_id))
             run.freed("remove", path, size_bytes, "It is a version of the session.", row)
+        if self._erase_diary():
+            path = core.folder.path_of(DIARY_FILE)
+            run.actions.append(Action("remove", path, str(self._uri), None, 0, "It told of the session."))
         if turns_go:
             run.actions.append(
                 Action("remove", core.journal.path, str(self._uri), None, 0, "It had turns of the session.")
@@ -120,6 +125,20 @@ class _Forget:
         except StoreError as error:
             message = f"{journal.path} may hold turns of {self._uri}: {error.message} Then {_AGAIN}."
             self.run.tell(journal.path, NOT_FORGOTTEN, message)
+            return False
+
+    def _erase_diary(self) -> bool:
+        """Whether the diary told of the session, and does so no more."""
+        core, path = self._core, self._core.folder.path_of(DIARY_FILE)
+        try:
+            if self.run.dry_run:
+                return core.diary.mentions(self._uri)
+            with core.committing():
+                return core.diary.erase(self._uri)
+        except (DurabilityLost, LockLost):
+            raise
+        except StoreError as error:
+            self.run.tell(path, NOT_FORGOTTEN, f"{path} may tell of {self._uri}: {error.message} Then {_AGAIN}.")
             return False
 
     @property

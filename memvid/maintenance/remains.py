@@ -4,8 +4,8 @@ Owns the verdict on each such file. Changes nothing.
 
 Rules:
 - A thing that is no plain file of ours, cannot be read, or is not of the store may hold anything: that is told.
-- Innocent are only: an empty file; a file of the store that others answer for (index, marks); a sound manifest of
-  another session; a sound pack of which nothing is idle (`Needed.idle_in`). What was handed over to become a version
+- Innocent are only: an empty file; a file of the store that others answer for (index, marks, diary); a sound manifest
+  of another session; a sound pack of which nothing is idle (`Needed.idle_in`). What was handed over to become a version
   (`incoming`) counts as needed by that one.
 """
 
@@ -32,6 +32,7 @@ from ..disk.paths import (
     undoing,
 )
 from ..errors import StoreError
+from ..folder.diary import DIARY_FILES
 from ..folder.journal import TURNS_FILE
 from ..folder.marks import MARKS_FILE
 from ..folder.scrub_mark import SCRUB_FILE
@@ -45,7 +46,10 @@ from ..writing.core import StoreCore
 from ..writing.needs import Needed
 
 _OWN: Final = frozenset(
-    {STORE_FILE, LOCK_NAME, MARKS_FILE, SCRUB_FILE, INDEX_FILE, VERSIONS, PACKS, BUNDLES, DAMAGED, INCOMING, JOURNAL}
+    (
+        *(STORE_FILE, LOCK_NAME, MARKS_FILE, SCRUB_FILE, INDEX_FILE, *DIARY_FILES),
+        *(VERSIONS, PACKS, BUNDLES, DAMAGED, INCOMING, JOURNAL),
+    )
 )
 _MANIFEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _TEXT: Final = re.compile(r"\.json(\.[0-9]+)?\Z", re.ASCII)

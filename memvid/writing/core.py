@@ -34,6 +34,7 @@ from ..errors import (
     StoreClosed,
     StoreError,
 )
+from ..folder.diary import Diary
 from ..folder.folder import StoreFolder, id_in, manifest_name, pack_name
 from ..folder.journal import Journal
 from ..folder.store_file import VERSIONS
@@ -63,6 +64,7 @@ class StoreCore:
         self.folder = folder
         self.index = index
         self.journal = journal
+        self.diary = Diary(folder)
         self.pins = Pins()
         self.files = FrameFiles(folder)
         self.needs = Needs(folder, self.read_manifest)
@@ -119,6 +121,8 @@ class StoreCore:
                 stack.callback(self.journal.close, tidying=may_write)
                 stack.callback(self.files.close)
                 if may_write:
+                    with contextlib.suppress(StoreError):  # it is never needed
+                        self.diary.write()
                     self.index.save(self.folder, always=True)
                 self._closed = True
 

@@ -54,6 +54,7 @@ ROUTES: Final = (
     SessionRoute("GET", f"{PATH}/{{session}}/why", VERBS["why"]),
     SessionRoute("GET", f"{PATH}/{{session}}/blocks", VERBS["blocks"]),
     SessionRoute("GET", _HISTORY_PATH, VERBS["history"]),
+    SessionRoute("GET", "/v1/why", VERBS["causes"]),
     *(
         SessionRoute("POST", f"{PATH}/{{session}}/{name}", VERBS[name])
         for name in ("set", "sleep", "save", "wake", "fork", "fold")

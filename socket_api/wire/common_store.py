@@ -12,10 +12,11 @@ OF_ALL: Final = frozenset(
         *("blocks_new", "blocks_reused", "bundle_bytes", "bytes_freed", "bytes_read", "bytes_written"),
         *("problems", "problems_left_out", "unreadable", "written_bytes"),
         *("alone_bytes", "beside_bytes", "shared_bytes", "stored_bytes"),
+        "request",
         *("codec", "pack", "read_ns", "sessions_needing", "versions_needing"),
     )
 )
-"""The fields of results that depend on what other namespaces have stored."""
+"""The fields of results that depend on what other namespaces have stored, and how often they have asked."""
 
 
 def without_others(told: Any) -> Any:

@@ -13,7 +13,8 @@ import threading
 from typing import Any
 
 import pytest
-from torpor.daemon.api.reading import AppendRequest, Reuse
+from torpor.daemon.api.causes import Costs, RequestCost, Reuse
+from torpor.daemon.api.reading import AppendRequest
 from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.tests.cli.cli_rig import WAIT_S, Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
@@ -31,7 +32,7 @@ def test_append_refuses_what_is_no_text_or_too_long(
 
 def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "x")
-    assert "no request since the daemon began" in torpor("why", "a").out
+    assert "no request is known" in torpor("why", "a").out
     uri, texts = "torpor://default/a", ("it is [red]6:30", "it is \x1b[31m7:45\n")
     reuses = (
         Reuse("append", 1, "none"),
@@ -59,6 +60,37 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Se
     daemon.service.also("why", requests=(Reuse("chat", 1, "none", volatile=("It is [red]12:00",)),))
     told = "    volatile, so it is said later: It is [red]12:00"
     assert torpor("why", "a").out.splitlines()[-1] == told
+    cost = RequestCost(7, "chat", 5, "curl chat", "cancelled", 30, 0, 4, 2.0, wake_seconds=1.5, read_seconds=0.25)
+    daemon.service.also("why", requests=(Reuse("chat", 1, "none", cost=cost),), problem="It [red]cannot be read.")
+    ran = torpor("why", "a")
+    told = "    read 30, wrote 4 in 2.00 s (woke 1.50 s, read 250 ms); cancelled; curl chat"
+    assert (ran.out.splitlines()[-1], ran.err) == (told, "not all is told  It [red]cannot be read.\n")
+
+
+def test_why_counts_the_requests_of_all_sessions(torpor: Torpor, daemon: ServerThread) -> None:
+    rows = (Costs("clock", 2, 1, 900, 800, seconds=3.5), Costs("hit", 5, seconds=0.25), Costs("[red]x\n", 1))
+    daemon.service.also("causes", rows=rows, total=Costs("", 8, 1, 900, 800, seconds=3.75), left_out=1)
+    ran = torpor("why", "--all", "--since", "2h")
+    head, clock, hit, odd, total = (line.split("\t") for line in ran.out.splitlines())
+    assert head[:6] == ["CAUSE", "REQUESTS", "AGAIN", "READ", "REUSED", "WRITTEN"]
+    assert (clock[:7], clock[-1]) == (["clock", "2", "800", "900", "0", "0", "3.50 s"], "1")
+    assert (hit[0], hit[6], odd[0], odd[6], total[0], total[1]) == ("hit", "250 ms", "[red]x␊", "–", "all", "8")
+    assert ran.err.splitlines()[0] == "1 row more (all counts them)"
+    assert "clock  Only a date or a time differs. Say it in the newest message, not at the beginning." in ran.err
+    assert daemon.service.calls[-1] == ("causes", {"since": "2h"})
+    assert torpor("why", "--by", "hour", "--json").document["rows"][0]["read_again_tokens"] == 800
+    rows = (Costs("torpor://lab/a", 1), Costs("", 1))
+    daemon.service.also("causes", by="session", rows=rows, left_out=0)
+    lines = torpor("why", "--by", "session").out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["SESSION", "lab/a", "(deleted since)", "all"]
+    daemon.service.also("causes", by="hour", rows=(Costs("3600", 1),))
+    assert torpor("why", "--by", "hour").out.splitlines()[1].startswith("1970-01-01 ")
+    daemon.service.also("causes", by="client", rows=(Costs("", 1),))
+    assert torpor("why", "--by", "client").out.splitlines()[1].startswith("Unix socket\t")
+    daemon.service.also("causes", rows=())
+    assert torpor("why", "--since", "5min").out == "no request is known of the last 5min\n"
+    for wrong in (["a", "--all"], ["a", "--since", "2h"], ["--since", "soon"], ["--since", "0"], ["--by", "color"]):
+        assert torpor("why", *wrong).status == 2, wrong
 
 
 def test_text_that_steers_terminals_is_shown_harmless(torpor: Torpor, daemon: ServerThread) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from torpor.daemon.api import conversing, creating, forking, process, reading, recalling, session, store, waking
+from torpor.daemon.api.causes import CausesResult, Costs, WhyResult
 from torpor.daemon.api.creating import CreateRequest
 from torpor.daemon.api.events import NEVER_SENT, OnEvent, ProgressEvent, SessionEvent, TokenEvent
 from torpor.daemon.api.records import Request
@@ -336,8 +337,11 @@ class FakeService(Verbs, Awaiting):
         written = waking.Written(info.session, 1, f"{2:064x}", None, read, 512, 4 * read, 1, 0, 0.25)
         return forking.FoldResult(*vars(written).values(), origin, count, words, read, 0)
 
-    async def _why(self, request: reading.WhyRequest) -> reading.WhyResult:
-        return reading.WhyResult(self._find(request.session).info.session, ())
+    async def _why(self, request: reading.WhyRequest) -> WhyResult:
+        return WhyResult(self._find(request.session).info.session, ())
+
+    async def _causes(self, request: reading.CausesRequest) -> CausesResult:
+        return CausesResult(request.by, (), Costs(""))
 
     async def _fork(self, request: forking.ForkRequest) -> forking.ForkResult:
         found = self._find(request.session.partition("@")[0])

@@ -13,6 +13,7 @@ from torpor.daemon.prefixes import prefix_history
 from torpor.daemon.prefixes.prefix_history import MAX_REQUESTS
 from torpor.daemon.prefixes.reuse import PrefixReuse
 from torpor.daemon.sessions.transcripts import message_of
+from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import NotEnoughMemory
 from torpor.tests.daemon.session_rig import Rigged, cancelled, held_at, hold_calls, tokens_of
 
@@ -177,13 +178,16 @@ async def test_a_refused_transcript_is_explained(open_rig: Any) -> None:
 async def test_only_the_last_requests_of_the_last_sessions_are_remembered(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the process; the diary of the store has them all."""
     monkeypatch.setattr(prefix_history, "MAX_SESSIONS", 2)
     async with open_rig() as rig:
+        reasons = rig.service._parts.sessions.reasons
         for name in ("a", "b", "c"):
             await rig.service.create(name)
             for number in range(MAX_REQUESTS + 3):
                 await rig.service.append(name, tokens=[number])
-        assert [len((await rig.service.why(name)).requests) for name in "abc"] == [0, 16, 16]
+        assert [len(reasons.of(SessionUri("default", name))) for name in "abc"] == [0, 16, 16]
+        assert [len((await rig.service.why(name)).requests) for name in "abc"] == [16, 16, 16]
         assert (await last(rig, "c")).common_tokens == MAX_REQUESTS + 2
 
 

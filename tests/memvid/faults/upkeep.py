@@ -18,6 +18,7 @@ from typing import Final
 from torpor.memvid.errors import SessionNotFound, StoreError, StoreIoError
 from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
 from torpor.memvid.exchange.incoming import hand_over
+from torpor.memvid.folder.diary import DIARY_FILE, DIARY_FILES
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.maintenance.repack_plan import RepackPolicy
 from torpor.memvid.store import Store
@@ -216,6 +217,23 @@ def a_secret_alone(path: Path) -> World:
         (name,) = store._core.folder.list_packs()
     shutil.copy(path / name, path / "packs" / f"{'0' * 15}f.tmp")
     return frozenset({secret, *(Mark("trace", kind) for kind in _TRACES)})
+
+
+_TOLD: Final = {"name": SECRET.name.encode(), "words": b"hush, it is said"}
+
+
+def a_secret_in_the_diary(path: Path) -> World:
+    """Both files of the diary tell of a session that shares nothing; so does what is said of another one."""
+    secret = Version(SECRET, 1, 30, seed=7)
+    with Store.open(path, writable=True) as store:
+        sleep(store, secret)
+        for name in DIARY_FILES:
+            store.diary.say({"read": 1}, SECRET, {"text": _TOLD["words"].decode()})
+            store.diary.say({"read": 2}, OTHER_URI, {"text": "aloud"}, SECRET, {"text": _TOLD["words"].decode()})
+            store.diary.rename(SECRET, SECRET)
+            store.write_diary()
+            (path / DIARY_FILE).rename(path / name)
+    return frozenset({secret, *(Mark("trace", kind) for kind in _TOLD)})
 
 
 def forget(path: Path, tape: Tape) -> None:
@@ -484,6 +502,7 @@ SCENARIOS: Final = (
     Scenario("forget", two_versions_and_a_fork, forget_one_of_two),
     Scenario("forget_everywhere", a_secret_everywhere, forget, seeing(_TRACES)),
     Scenario("forget_alone", a_secret_alone, forget, seeing(_TRACES)),
+    Scenario("forget_diary", a_secret_in_the_diary, forget, seeing(_TOLD)),
     Scenario("repair", with_a_bad_trailer, repair, REPAIRED),
     Scenario("repair_around", with_a_bad_block, repair_around, REPAIRED),
     Scenario("repair_from", lacking, repair_from, dataclasses.replace(REPAIRED, files=None, again=None)),

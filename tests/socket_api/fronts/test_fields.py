@@ -69,6 +69,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "history": [{"sessions": ["nobody", "no one"], "namespace": "lab", "since_ns": 2**60, "limit": 7}],
     "why": [OF],
     "blocks": [{**OF, "deep": True}],
+    "causes": [{"since": "2h", "by": "session", "namespace": "lab"}],
     "set": [{**OF, "labels": ["x"], **DRAWN}],
     "sleep": [OF],
     "save": [OF],

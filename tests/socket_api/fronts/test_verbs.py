@@ -98,10 +98,13 @@ def test_a_session_tells_its_history_and_its_kin(front: Front, there: Front, asl
     assert front.refusal("history", ["nobody"]) == "session_not_found"
 
 
-@contract("why", "delete")
+@contract("why", "causes", "delete")
 def test_a_session_says_why_it_was_read_anew_and_is_deleted(front: Front, there: Front, asleep: str) -> None:
     there.generate(asleep, text="and so", max_tokens=1)
     assert [each.verb for each in front.why(asleep).requests] == ["append", "generate"]
+    costs = {each.key: each for each in front.causes(since="1h", by="session", namespace="default").rows}
+    assert costs[f"torpor://default/{asleep}"].written_tokens == 1
+    assert costs.keys() <= {each.key for each in front.causes(by="session").rows}
     there.save(asleep)
     assert front.delete(f"{asleep}@1").versions_deleted == 1
     assert front.delete(asleep).versions_deleted == 1

@@ -1,0 +1,169 @@
+"""Why requests read tokens again, and what they cost: for one session, and for all.
+
+Imports no pydantic: a command that reads a store's files answers with these records, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, Literal
+
+from ...records import Count, Result
+
+ReadingVerb = Literal["append", "generate", "chat"]
+PrefixOutcome = Literal["hit", "diverged", "none"]
+Cause = Literal[
+    "goes_on", "tokenization", "thinking", "clock", "reordered", "template", "system_text", "message", "other_text"
+]
+NotTaken = Literal["no_whole_block", "other_calls", "other_bits", "no_room", "unreadable"]
+By = Literal["cause", "session", "client", "hour"]
+
+MAX_ROWS: Final = 200
+"""Of one answer; `left_out` counts the others."""
+
+REMEDIES: Final[dict[Cause, str]] = {
+    "goes_on": "The transcript ends where the session goes on. For another answer, rewind or fork the session there.",
+    "tokenization": "The text is the same, its tokens are not. Send the chat as messages, or the new message alone, so "
+    "that what was written is kept as it was.",
+    "thinking": "Only what was thought differs. Give answers back whole, or without any of their thinking.",
+    "clock": "Only a date or a time differs. Say it in the newest message, not at the beginning.",
+    "reordered": "The same words stand in another order, as keys or tools do that come from a set. Sort them.",
+    "template": "The words are the same, the control tokens around them are not. Use one template, with the same "
+    "arguments, for all turns.",
+    "system_text": "The system text has changed. Keep it, and say what is new in a message; or begin a new session.",
+    "message": "An earlier message has changed. If that is meant, rewind or fork the session there.",
+    "other_text": "Other text was read there. Fork the session at that token, or begin a new one.",
+}
+
+_OTHER_WORDS: Final = ("message", "other_text", "goes_on")
+
+
+class RequestCost(Result):
+    """What one request cost. request: its number, as in events. verb: its method. client: the first word of an
+    HTTP client's name and the API that it speaks; empty on the Unix socket. ended_ns: by the Unix clock. code: of the
+    error by which it failed; empty. The others as of `Costs`."""
+
+    request: Count
+    verb: str
+    ended_ns: int
+    client: str = ""
+    code: str = ""
+    read_tokens: Count = 0
+    taken_over_tokens: Count = 0
+    written_tokens: Count = 0
+    seconds: float = 0.0
+    waited_seconds: float = 0.0
+    wake_seconds: float = 0.0
+    read_seconds: float = 0.0
+    write_seconds: float = 0.0
+    durable_seconds: float = 0.0
+
+
+class Reuse(Result):
+    """The outcome for the prefix of one request.
+
+    outcome: `hit`, all stored tokens could be kept; `diverged`, only the first `common_tokens` of `stored_tokens`;
+        `none`, no session had the prefix. source: the session that had it, this or another; None without one. A
+        transcript that `converse` goes on with in a fork diverged from the session that was forked.
+    position: the first token that differs, and message_index the first message of a transcript that differs, both None
+        unless it diverged; the texts, the cause and the remedy likewise. cause: one of `Cause`, or a newer daemon's.
+    became: for a transcript that diverged from its own session: `refused`, with nothing changed, or `rewound`: the
+        session went back to `position` and read the rest; None else, or if it failed for another reason.
+    cached_tokens: how many common tokens were taken over from another session, and not prefilled. not_taken: why none
+        of a new session's were: less than a whole block is in common; the source read them in other calls than a new
+        session makes, or holds a state that may have other bits; there was no memory for a copy; the source cannot be
+        read. None where some were, or none had to be; a newer daemon may have other words.
+    volatile: the first lines of those that a client's system text has anew with each request, each cut short: they
+        stand behind what was read before.
+    recomputed_tokens: tokens that the session had already and that were computed again for this request.
+        recomputed_because: as of `WakeResult`; a newer daemon may have other words.
+    cost: of the whole request; None until it has ended.
+    """
+
+    verb: str
+    at_ns: int
+    outcome: PrefixOutcome
+    source: str | None = None
+    common_tokens: Count = 0
+    stored_tokens: Count = 0
+    position: Count | None = None
+    message_index: Count | None = None
+    expected_text: str | None = None
+    found_text: str | None = None
+    cause: str | None = None
+    remedy: str | None = None
+    became: Literal["refused", "rewound"] | None = None
+    cached_tokens: Count = 0
+    not_taken: str | None = None
+    volatile: tuple[str, ...] = ()
+    recomputed_tokens: Count = 0
+    recomputed_because: str | None = None
+    cost: RequestCost | None = None
+
+    @property
+    def cause_word(self) -> str:
+        """Why tokens of the request were read, in one word: `hit`, `new`, a cause, or why none were taken over."""
+        if self.outcome == "diverged":
+            return self.cause or "other_text"
+        if self.recomputed_tokens:
+            return self.recomputed_because or "recomputed"
+        return "new" if self.outcome == "none" else self.not_taken or "hit"
+
+    def read_again(self, read: int, *, own: bool) -> dict[str, int]:
+        """The tokens that a session had and that were computed all the same, by cause. read: those of the request that
+        the model read. own: whether the source is the session itself; what another one has in the place of another
+        message is another conversation, and no miss."""
+        again = Counter({self.recomputed_because or "recomputed": self.recomputed_tokens})
+        common = min(read, self.common_tokens) if self.not_taken is not None else 0
+        again[self.not_taken or ""] += common
+        if self.outcome == "diverged" and (own or self.cause not in _OTHER_WORDS):
+            again[self.cause or "other_text"] += min(read - common, self.stored_tokens - self.common_tokens)
+        return {cause: tokens for cause, tokens in again.items() if tokens > 0}
+
+
+class WhyResult(Result):
+    """The prefix outcomes of the last requests for a session, the latest last. problem: why the diary of the store,
+    which has those before the daemon began, could not be read; None if it could."""
+
+    session: str
+    requests: tuple[Reuse, ...]
+    problem: str | None = None
+
+
+class Costs(Result):
+    """What requests cost together. key: what they have in common: a cause, a session (empty for one that was deleted
+    since), a client, or the hour in which they ended, as seconds of Unix time.
+
+    read_tokens: that a model read; read_again_tokens: that were computed though a session had them;
+    taken_over_tokens: from other sessions; written_tokens. seconds: of whole requests, and of their stages: waiting for
+    their turn and for memory, waking, reading, writing, and until it was durable. failed: how many did.
+    """
+
+    key: str
+    requests: Count = 0
+    failed: Count = 0
+    read_tokens: Count = 0
+    read_again_tokens: Count = 0
+    taken_over_tokens: Count = 0
+    written_tokens: Count = 0
+    seconds: float = 0.0
+    waited_seconds: float = 0.0
+    wake_seconds: float = 0.0
+    read_seconds: float = 0.0
+    write_seconds: float = 0.0
+    durable_seconds: float = 0.0
+
+
+class CausesResult(Result):
+    """What requests cost, by what they have in common; by seconds, the most first, but hours by time.
+
+    since_ns: of the first request that is counted, in nanoseconds of Unix time; None without any. total: of all.
+    left_out: rows beyond MAX_ROWS, which the total has. problem: why a part of the diary could not be read.
+    """
+
+    by: By
+    rows: tuple[Costs, ...]
+    total: Costs
+    since_ns: int | None = None
+    left_out: Count = 0
+    problem: str | None = None

@@ -1,0 +1,85 @@
+"""Lets the store's diary tell of each request that has read, written or woken something; and counts it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from ...memvid.folder.diary import Diary
+from ...memvid.uri import SessionUri
+from ..api.causes import RequestCost, Reuse
+from ..events.accounts import Account
+from ..events.bus import Bus
+from ..events.figures import Begun
+from ..views.causes import say
+from .prefix_history import Reasons
+
+_LOG = logging.getLogger(__name__)
+
+
+class RequestDiary:
+    """What becomes of the account of a request once it has ended. The event loop's. on_said: is told behind each."""
+
+    def __init__(self, diary: Diary, reasons: Reasons, bus: Bus, on_said: Callable[[], None]) -> None:
+        self._diary = diary
+        self._reasons = reasons
+        self._bus = bus
+        self._on_said = on_said
+        bus.on_account = self._ended
+
+    def forget(self, uri: SessionUri) -> None:
+        """A session is about to be deleted: what requests that are under way have of it is not told any more."""
+        for account in self._bus.accounts:
+            account.gone.add(uri)
+
+    def _ended(self, account: Account) -> None:
+        try:
+            self._tell(account)
+        except Exception:  # noqa: BLE001 - a figure that is lost must not fail the answer
+            _LOG.exception("no account of a request")
+
+    def _tell(self, account: Account) -> None:
+        uri = account.session
+        did = account.noted_ns or account.read or account.written or account.was_woken or account.durable_s
+        if uri is None or not did:
+            return
+        reuse = next((each for each in self._reasons.of(uri) if each.at_ns == account.noted_ns), None)
+        self._count(account, reuse)
+        if uri not in account.gone:
+            say(self._diary, uri, _cost_of(account), reuse, account.gone)
+            self._on_said()
+
+    def _count(self, account: Account, reuse: Reuse | None) -> None:
+        figures = self._bus.figures
+        figures.waited.add(account.waited_s)
+        figures.tokens.update(read=account.read, taken_over=account.taken_over, written=account.written)
+        if reuse is not None:
+            figures.read_again.update(reuse.read_again(account.read, own=reuse.source == str(account.session)))
+        if account.first_token_s is not None:
+            figures.first_token.add(account.first_token_s, _begun(account, reuse))
+
+
+def _begun(account: Account, reuse: Reuse | None) -> Begun:
+    if account.was_woken:
+        return "woken"
+    return "reused" if account.taken_over or (reuse is not None and reuse.outcome != "none") else "cold"
+
+
+def _cost_of(account: Account) -> RequestCost:
+    return RequestCost(
+        account.number,
+        account.verb,
+        time.time_ns(),
+        account.client,
+        account.code,
+        account.read,
+        account.taken_over,
+        account.written,
+        time.monotonic() - account.began,
+        account.waited_s,
+        account.wake_s,
+        account.read_s,
+        account.write_s,
+        account.durable_s,
+    )

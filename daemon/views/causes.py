@@ -1,0 +1,199 @@
+"""Why requests read tokens again, and what they cost, as the store's diary tells of them.
+
+Owns what an entry of the diary says. Its facts have no text and no name; words and names go with their session. The
+texts on both sides of a difference go with either session: each has a part of the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any, Final, get_args
+
+from ...memvid.folder.diary import CUT, Diary, Entry
+from ...memvid.store import Store
+from ...memvid.units import parse_seconds
+from ...memvid.uri import SessionUri
+from ..api.causes import MAX_ROWS, REMEDIES, By, CausesResult, Costs, PrefixOutcome, RequestCost, Reuse, WhyResult
+
+MAX_REQUESTS: Final = 16
+"""Requests of one session that are told, the last ones."""
+
+_HOUR_S: Final = 3600
+
+_COST: Final = {
+    "request": "n",
+    "verb": "v",
+    "client": "by",
+    "code": "e",
+    "seconds": "s",
+    "read_tokens": "r",
+    "taken_over_tokens": "t",
+    "written_tokens": "w",
+    "waited_seconds": "s0",
+    "wake_seconds": "s1",
+    "read_seconds": "s2",
+    "write_seconds": "s3",
+    "durable_seconds": "s4",
+}
+_REUSE: Final = {
+    "verb": "pv",
+    "at_ns": "at",
+    "outcome": "o",
+    "common_tokens": "c",
+    "stored_tokens": "st",
+    "position": "p",
+    "message_index": "m",
+    "cause": "k",
+    "became": "b",
+    "cached_tokens": "ca",
+    "not_taken": "nt",
+    "recomputed_tokens": "re",
+    "recomputed_because": "rb",
+}
+"""Fields of the records, and their names in an entry. A field that has its default is left out."""
+
+_DEFAULTS: Final = {each.name: each.default for each in fields(Reuse)}
+
+_OWN: Final = "own"
+"""A fact: the source of the reuse is the session itself."""
+
+
+def say(
+    diary: Diary, uri: SessionUri, cost: RequestCost, reuse: Reuse | None, gone: Collection[SessionUri] = ()
+) -> None:
+    """Let the diary tell of a request. gone: sessions that were deleted since it began."""
+    facts = {short: value for name, short in _COST.items() if (value := _short(getattr(cost, name)))}
+    words, of_both, source = dict[str, Any](), dict[str, Any](), None
+    if reuse is not None:
+        told = {name: getattr(reuse, name) for name in _REUSE}
+        facts |= {_REUSE[name]: value for name, value in told.items() if value != _DEFAULTS.get(name)}
+        texts = {"there": reuse.expected_text, "asked": reuse.found_text, "more": _beyond(reuse)}
+        of_both = {name: text for name, text in texts.items() if text}
+        words = {"volatile": "\n".join(reuse.volatile)} if reuse.volatile else {}
+        if reuse.source == str(uri):
+            facts[_OWN], words, of_both = 1, words | of_both, {}
+        elif reuse.source is not None:
+            source = SessionUri.parse(reuse.source)
+    if source is not None and source in gone:
+        source, of_both = None, {}
+    diary.say(facts, uri, words, source, of_both)
+
+
+def _short(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _beyond(reuse: Reuse) -> str:
+    """What a remedy says beyond that of its cause."""
+    return (reuse.remedy or "").removeprefix(_remedy_of(reuse.cause)).strip()
+
+
+def _remedy_of(cause: str | None) -> str:
+    return REMEDIES.get(cause, "")  # type: ignore[call-overload,no-any-return]
+
+
+def cost_of(entry: Entry) -> RequestCost:
+    """What an entry says of the cost of its request. Raises TypeError: it is not of this form."""
+    return RequestCost(**{"request": 0, "verb": "", **_told(entry, _COST), "ended_ns": entry.at_ns})
+
+
+def reuse_of(entry: Entry) -> Reuse | None:
+    """What an entry says of the prefix of its request; None if nothing. Raises TypeError: it is not of this form."""
+    told = _told(entry, _REUSE)
+    if told.get("outcome") not in get_args(PrefixOutcome) or told.get("became") not in ("refused", "rewound", None):
+        return None
+    own = _OWN in entry.facts
+    words = entry.words if own else entry.other_words
+    source = entry.uri if own else entry.other
+    more, reuse = words.get("more", ""), Reuse(**{"verb": "", "at_ns": entry.at_ns, **told})
+    remedy = f"{_remedy_of(reuse.cause)} {'' if more.endswith(CUT) else more}".strip()
+    return replace(
+        reuse,
+        source=None if source is None else str(source),
+        expected_text=words.get("there"),
+        found_text=words.get("asked"),
+        remedy=remedy or None,
+        volatile=tuple(entry.words.get("volatile", "").split("\n")) if "volatile" in entry.words else (),
+        cost=cost_of(entry),
+    )
+
+
+_TEXTS: Final = frozenset(
+    (*("verb", "client", "code"), *("outcome", "cause", "became", "not_taken", "recomputed_because"))
+)
+"""The fields that are words; the others are numbers."""
+
+
+def _told(entry: Entry, names: Mapping[str, str]) -> dict[str, Any]:
+    """The fields that an entry has. Raises TypeError: anybody may have written it."""
+    told = {name: entry.facts[short] for name, short in names.items() if short in entry.facts}
+    for name, value in told.items():
+        if not (type(value) is str if name in _TEXTS else type(value) in (int, float) and value >= 0):
+            raise TypeError(name)
+    if not all(type(each) is str for words in (entry.words, entry.other_words) for each in words.values()):
+        raise TypeError("words")
+    return told
+
+
+def why(store: Store, uri: SessionUri, known: Iterable[Reuse] = ()) -> WhyResult:
+    """The last requests for a session. known: those that the daemon remembers, with their texts whole."""
+    of = {each.at_ns: each for each in known}
+    for entry in store.diary.read(uri=uri):
+        try:
+            told = reuse_of(entry)
+        except TypeError:
+            continue  # of another form: a later program's
+        if told is not None:
+            of[told.at_ns] = replace(of[told.at_ns], cost=told.cost) if told.at_ns in of else told
+    return WhyResult(str(uri), tuple(of[at] for at in sorted(of)[-MAX_REQUESTS:]), store.diary.problem)
+
+
+def causes(store: Store, *, since: str | None = None, by: By = "cause", namespace: str | None = None) -> CausesResult:
+    """What requests cost, by what they have in common. since, namespace: as of `CausesRequest`. Raises ValueError:
+    `since` is no duration."""
+    begins_ns = 0 if since is None else time.time_ns() - int(parse_seconds(since) * 1e9)
+    rows, total, first_ns = dict[str, Counter[str]](), Counter[str](), None
+    for entry in store.diary.read(begins_ns):
+        if namespace is not None and (entry.uri is None or entry.uri.namespace != namespace):
+            continue
+        try:
+            cost, reuse = cost_of(entry), reuse_of(entry)
+            key, added = _key(by, entry, cost, reuse), _sums(entry, cost, reuse)
+        except TypeError:
+            continue
+        first_ns = entry.at_ns if first_ns is None else first_ns
+        rows.setdefault(key, Counter()).update(added)
+        total.update(added)
+    told = [_costs(key, sums) for key, sums in rows.items()]
+    told.sort(key=(lambda each: int(each.key)) if by == "hour" else (lambda each: (-each.seconds, each.key)))
+    shown = told[-MAX_ROWS:] if by == "hour" else told[:MAX_ROWS]
+    return CausesResult(by, tuple(shown), _costs("", total), first_ns, len(told) - len(shown), store.diary.problem)
+
+
+def _key(by: By, entry: Entry, cost: RequestCost, reuse: Reuse | None) -> str:
+    if by == "cause":
+        return cost.verb if reuse is None else reuse.cause_word
+    if by == "session":
+        return "" if entry.uri is None else str(entry.uri)
+    return cost.client if by == "client" else str(cost.ended_ns // 10**9 // _HOUR_S * _HOUR_S)
+
+
+_SUMMED: Final = frozenset(field.name for field in fields(RequestCost)) & {field.name for field in fields(Costs)}
+
+
+def _sums(entry: Entry, cost: RequestCost, reuse: Reuse | None) -> Mapping[str, Any]:
+    again = {} if reuse is None else reuse.read_again(cost.read_tokens, own=_OWN in entry.facts)
+    return {
+        **{name: getattr(cost, name) for name in _SUMMED},
+        "requests": 1,
+        "failed": int(bool(cost.code)),
+        "read_again_tokens": sum(again.values()),
+    }
+
+
+def _costs(key: str, sums: Mapping[str, Any]) -> Costs:
+    rounded: dict[str, Any] = {name: _short(value) for name, value in sums.items()}
+    return Costs(key, **rounded)

@@ -1,0 +1,385 @@
+"""STORE/diary.mvd and diary.old.mvd: a bounded diary of what the layers above say of sessions, the newest last.
+
+Owns the bytes, their bound, and that nothing of a forgotten session stays in them. Does not know what an entry says.
+
+Rules:
+- Entries are only appended, some at a time, and never flushed: a crash costs the last ones, and no answer waits.
+- Each has a digest of its own. What is damaged, as a torn end, is no entry, and is cut or skipped.
+- A full file takes the place of the older one, which goes: so the oldest entries go first.
+- A delete or a new name of a session is an entry too: whoever reads sees neither name nor words of what is deleted.
+  `erase` writes both files anew, the older one first: durably, without the session, and with what such entries say.
+- The diary is never needed. A file that cannot be used is read as an empty one, and written anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Final
+
+import msgpack
+from blake3 import blake3
+
+from ..disk import durable
+from ..disk.paths import closing_fd, open_file, plain_status, read_small, stat_open
+from ..errors import InvalidUri, StoreError
+from ..limits import MIB
+from ..uri import SessionUri
+from .folder import StoreFolder
+
+DIARY_FILE: Final = "diary.mvd"
+OLD_DIARY_FILE: Final = "diary.old.mvd"
+DIARY_FILES: Final = (OLD_DIARY_FILE, DIARY_FILE)
+"""The older one first."""
+
+CUT: Final = "\N{HORIZONTAL ELLIPSIS}"
+"""The end of a text that was cut short."""
+
+MAX_DIARY_BYTES: Final = 16 * MIB
+"""Both files of the diary: some 60,000 entries. The oldest go first."""
+
+MAX_DIARY_ENTRY_BYTES: Final = 512
+"""One entry with its frame."""
+
+MAX_UNWRITTEN: Final = 4096
+"""Entries that wait to be written; further ones push out the oldest."""
+
+_HALF_BYTES: Final = MAX_DIARY_BYTES // 2
+_FILE_MAGIC: Final = b"TORPORD1"
+_MAGIC: Final = b"\xd1mvd"
+_FILE_HEAD: Final = struct.Struct("<8sQ8s")
+_HEAD: Final = struct.Struct("<4sHHQ8s")
+_SAYS, _ENDS, _RENAMES = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is said of a session at a time, by the Unix clock. facts: stay when the session is deleted, and have nothing
+    of it. words: go with it. other: a session that the entry is about, too, with the words that go with either."""
+
+    at_ns: int
+    facts: Mapping[str, Any]
+    uri: SessionUri | None
+    words: Mapping[str, Any]
+    other: SessionUri | None = None
+    other_words: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_named(self, uri: SessionUri | None, other: SessionUri | None) -> Entry:
+        """The entry with the names that its sessions have now; None for one that is gone, and its words with it."""
+        if uri is None:
+            return Entry(self.at_ns, self.facts, None, {})
+        return replace(self, uri=uri, other=other, other_words={} if other is None else self.other_words)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What became of a session: its end, or another name."""
+
+    at_ns: int
+    uri: SessionUri
+    new: SessionUri | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a file has. data: None without one. applied_ns: earlier changes are in its entries already. end: of what is
+    sound. is_whole: all of it is."""
+
+    data: bytes | None = None
+    applied_ns: int = 0
+    entries: Sequence[Entry] = ()
+    changes: Sequence[_Change] = ()
+    end: int = 0
+    is_whole: bool = True
+
+
+class Diary:
+    """The diary of one open store. Safe from several threads.
+
+    problem: why a file could not be read or written the last time; None if it could.
+    """
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self._folder = folder
+        self._lock = threading.RLock()
+        self._waiting: deque[Entry | _Change] = deque(maxlen=MAX_UNWRITTEN)
+        self._last_ns = 0
+        self._end = -1  # of the sound part of the file that was written last; -1: not known
+        self.problem: str | None = None
+
+    def path_of(self, name: str) -> str:
+        return self._folder.path_of(name)
+
+    # --- saying
+
+    def say(
+        self,
+        facts: Mapping[str, Any],
+        uri: SessionUri,
+        words: Mapping[str, Any],
+        other: SessionUri | None = None,
+        other_words: Mapping[str, Any] | None = None,
+        *,
+        at_ns: int | None = None,
+    ) -> None:
+        """Say something of a session, to be written by the next `write`. Texts that find no room in an entry are cut
+        short. Waits for no disk."""
+        entry = Entry(self._now(at_ns), facts, uri, words, other, other_words or {})
+        fitting = next((each for each in _shorter(entry) if len(_encoded(each)) <= MAX_DIARY_ENTRY_BYTES), None)
+        if fitting is not None:
+            with self._lock:
+                self._waiting.append(fitting)
+
+    def end(self, uri: SessionUri) -> None:
+        """Say that a session is deleted. Waits for no disk."""
+        self._change(uri, None)
+
+    def rename(self, old: SessionUri, new: SessionUri) -> None:
+        """Say that a session has another name. Waits for no disk."""
+        self._change(old, new)
+
+    def _change(self, uri: SessionUri, new: SessionUri | None) -> None:
+        with self._lock:
+            if self._waiting or any(plain_status(self._folder.root_fd, name) for name in DIARY_FILES):
+                self._waiting.append(_Change(self._now(), uri, new))
+
+    def _now(self, at_ns: int | None = None) -> int:
+        """A time later than all before it in this process."""
+        with self._lock:
+            self._last_ns = max(time.time_ns() if at_ns is None else at_ns, self._last_ns + 1)
+            return self._last_ns
+
+    @property
+    def has_unwritten(self) -> bool:
+        return bool(self._waiting)
+
+    def write(self) -> None:
+        """Append what was said since the last time, without a flush. What cannot be written is let go. Raises
+        StoreError."""
+        with self._lock:
+            if not self._waiting:
+                return
+            data = b"".join(map(_encoded, self._waiting))
+            self._waiting.clear()
+            try:
+                self._append(data)
+                self.problem = None
+            except StoreError as error:
+                self._end, self.problem = -1, error.message
+                raise
+            except OSError as error:
+                failure = durable.write_error(error, "write", self.path_of(DIARY_FILE))
+                self._end, self.problem = -1, failure.message
+                raise failure from error
+
+    def _append(self, data: bytes) -> None:
+        root_fd, path = self._folder.root_fd, self.path_of(DIARY_FILE)
+        status = plain_status(root_fd, DIARY_FILE)
+        if status is not None and status.st_size + len(data) > _HALF_BYTES:
+            os.rename(DIARY_FILE, OLD_DIARY_FILE, src_dir_fd=root_fd, dst_dir_fd=root_fd)
+            self._end = -1
+        with closing_fd(open_file(root_fd, DIARY_FILE, os.O_RDWR | os.O_CREAT, path)) as fd:
+            size = stat_open(fd, path).st_size
+            if size != self._end:
+                self._end = self._found(DIARY_FILE).end
+                os.ftruncate(fd, self._end)
+            if not self._end:
+                data = _file_head(0) + data
+            durable.write_at(fd, self._end, data, path)
+            self._end += len(data)
+
+    # --- reading
+
+    def read(self, since_ns: int = 0, uri: SessionUri | None = None) -> list[Entry]:
+        """All entries since a time, the oldest first, as sessions are named now; with `uri`, those of one session. What
+        cannot be read is left out, and `problem` tells why."""
+        with self._lock:
+            problem, found = None, []
+            for name in DIARY_FILES:
+                try:
+                    found.append(self._found(name, since_ns))
+                except StoreError as error:
+                    problem = error.message
+                    found.append(_Found())
+            self.problem = problem
+            waiting = list(self._waiting)
+        late, told = _split(waiting)
+        changes = [*(change for each in found for change in each.changes), *told]
+        parts = [*((each.entries, each.applied_ns) for each in found), (late, 0)]
+        entries = [one for part, applied_ns in parts for one in _as_now(part, changes, applied_ns)]
+        return [each for each in entries if each.at_ns >= since_ns and (uri is None or each.uri == uri)]
+
+    def _found(self, name: str, since_ns: int = 0) -> _Found:
+        """What a file has, of entries those since a time; nothing without one. Raises UnsafePath, StoreIoError."""
+        try:
+            data = read_small(self._folder.root_fd, name, MAX_DIARY_BYTES, self.path_of(name))
+        except FileNotFoundError:
+            return _Found()
+        return _scanned(data, since_ns)
+
+    # --- forgetting
+
+    def mentions(self, uri: SessionUri) -> bool:
+        """Whether the name of a session stands in it, also where no reader sees it. Raises UnsafePath, StoreIoError."""
+        name = uri.name.encode()
+        with self._lock:
+            waiting = b"".join(map(_encoded, self._waiting))
+            return name in waiting or any(name in (self._found(each).data or b"") for each in DIARY_FILES)
+
+    def erase(self, uri: SessionUri) -> bool:
+        """Leave nothing of a session in the files, nor of what is deleted or damaged, durably; whether there was
+        something. Raises UnsafePath, StoreIoError, NoSpace, DurabilityLost: some may be left."""
+        with self._lock:
+            was_named = self.mentions(uri)
+            found = {name: self._found(name) for name in DIARY_FILES}
+            if not was_named and all(each.is_whole for each in found.values()):
+                return False
+            late, told = _split(self._waiting)
+            changes = [*(change for each in found.values() for change in each.changes), *told]
+            self._waiting.clear()
+            self._waiting.extend(_but_of(_as_now(late, changes, 0), uri))
+            now_ns, self._end = self._now(), -1
+            for name, each in found.items():
+                if each.data is not None:
+                    entries = _but_of(_as_now(each.entries, changes, each.applied_ns), uri)
+                    data = b"".join([_file_head(now_ns), *map(_encoded, entries)])
+                    durable.write_file(self._folder.root_fd, name, data, self._folder.path, replacing=True)
+            return was_named
+
+
+def _split(said: Iterable[Entry | _Change]) -> tuple[list[Entry], list[_Change]]:
+    entries, changes = list[Entry](), list[_Change]()
+    for each in said:
+        if isinstance(each, Entry):
+            entries.append(each)
+        else:
+            changes.append(each)
+    return entries, changes
+
+
+def _as_now(entries: Sequence[Entry], changes: Sequence[_Change], applied_ns: int) -> list[Entry]:
+    """Entries with the names that their sessions have now. applied_ns: changes until then are in them already."""
+    left, now = [each for each in changes if each.at_ns > applied_ns], dict[SessionUri, SessionUri | None]()
+    if not left:
+        return list(entries)
+    told = []
+    for entry in reversed(entries):  # backwards: what a name of that time is called now
+        while left and left[-1].at_ns > entry.at_ns:
+            change = left.pop()
+            new = None if change.new is None else now.get(change.new, change.new)
+            if change.new is not None:
+                now.pop(change.new, None)
+            now[change.uri] = new
+        uri, other = (None if each is None else now.get(each, each) for each in (entry.uri, entry.other))
+        told.append(entry if (uri, other) == (entry.uri, entry.other) else entry.as_named(uri, other))
+    return told[::-1]
+
+
+def _but_of(entries: Iterable[Entry], uri: SessionUri) -> Iterator[Entry]:
+    for each in entries:
+        if each.uri != uri:
+            yield each.as_named(each.uri, None) if each.other == uri else each
+
+
+def _shorter(entry: Entry) -> Iterator[Entry]:
+    """The entry, with ever shorter texts; without the other session at last, then without words."""
+    yield entry
+    for most in (160, 80, 40):
+        yield replace(entry, words=_cut(entry.words, most), other_words=_cut(entry.other_words, most))
+    yield replace(entry, words=_cut(entry.words, 40), other=None, other_words={})
+    yield replace(entry, words={}, other=None, other_words={})
+
+
+def _cut(words: Mapping[str, Any], most: int) -> dict[str, Any]:
+    return {
+        name: f"{each[: most - 1]}{CUT}" if isinstance(each, str) and len(each) > most else each
+        for name, each in words.items()
+    }
+
+
+# --- bytes
+
+
+def _file_head(applied_ns: int) -> bytes:
+    return _FILE_HEAD.pack(_FILE_MAGIC, applied_ns, blake3(_FILE_MAGIC + applied_ns.to_bytes(8)).digest(8))
+
+
+def _encoded(said: Entry | _Change) -> bytes:
+    if isinstance(said, Entry):
+        kind, fields = _SAYS, [_text(said.uri), said.facts, said.words, _text(said.other), said.other_words]
+    else:
+        kind, fields = (_ENDS if said.new is None else _RENAMES), [_text(said.uri), _text(said.new)]
+    body = bytes(msgpack.packb(fields))
+    head = _HEAD.pack(_MAGIC, len(body), kind, said.at_ns, b"")[:-8]
+    return head + blake3(head + body).digest(8) + body
+
+
+def _text(uri: SessionUri | None) -> str:
+    return "" if uri is None else str(uri)
+
+
+def _scanned(data: bytes, since_ns: int) -> _Found:
+    if len(data) < _FILE_HEAD.size or data[: _FILE_HEAD.size] != _file_head(int.from_bytes(data[8:16], "little")):
+        return _Found(data, is_whole=not data)
+    applied_ns = int.from_bytes(data[8:16], "little")
+    entries, changes, is_whole = list[Entry](), list[_Change](), True
+    place = end = _FILE_HEAD.size
+    while place < len(data):
+        found = _at(data, place, since_ns)
+        if found is None:
+            is_whole, place = False, data.find(_MAGIC, place + 1)
+            if place < 0:
+                break
+            continue
+        said, place = found
+        end = place
+        if isinstance(said, Entry):
+            entries.append(said)
+        elif said is not None:
+            changes.append(said)
+    return _Found(data, applied_ns, entries, changes, end, is_whole)
+
+
+def _at(data: bytes, place: int, since_ns: int) -> tuple[Entry | _Change | None, int] | None:
+    """The sound entry at a place, None for one of a later kind or before a time, and where it ends; None without
+    one."""
+    if len(data) - place < _HEAD.size:
+        return None
+    magic, size, kind, at_ns, digest = _HEAD.unpack_from(data, place)
+    begins = place + _HEAD.size
+    body = data[begins : begins + size]
+    if magic != _MAGIC or len(body) != size or begins + size - place > MAX_DIARY_ENTRY_BYTES:
+        return None
+    if kind == _SAYS and at_ns < since_ns:
+        return None, begins + size
+    if blake3(data[place : begins - 8] + body).digest(8) != digest:
+        return None
+    with contextlib.suppress(ValueError, TypeError, InvalidUri, msgpack.UnpackException):
+        return _decoded(kind, at_ns, msgpack.unpackb(body)), begins + size
+    return None
+
+
+def _decoded(kind: int, at_ns: int, fields: Any) -> Entry | _Change | None:
+    if kind == _SAYS:
+        uri, facts, words, other, other_words = fields
+        if not all(isinstance(each, dict) for each in (facts, words, other_words)):
+            raise ValueError
+        return Entry(at_ns, facts, _uri(uri), words, _uri(other), other_words)
+    if kind in (_ENDS, _RENAMES):
+        old, new = map(_uri, fields)
+        if old is None or (new is None) != (kind == _ENDS):
+            raise ValueError
+        return _Change(at_ns, old, new)
+    return None
+
+
+@lru_cache(4096)
+def _uri(text: object) -> SessionUri | None:
+    return SessionUri.parse(text) if text != "" else None  # type: ignore[arg-type]
