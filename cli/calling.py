@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import __version__
-from .command_list import Command
+from ..errors import TorporError
+from ..memvid.errors import InvalidUri
+from ..memvid.uri import parse_reference, session_in
+from .command_list import LOOKING, Command
 from .reach.options import NAMESPACE_PARAMETER, takes_namespace
 from .view.advice import advising_for
 
@@ -31,19 +34,55 @@ def function_of(command: Command) -> Callable[..., Any]:
     return function
 
 
-def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a command as it is called: what it advises names the store of --store. Its signature has all that
-    the command takes."""
+def guarded(command: Command) -> Callable[..., Any]:
+    """The function of a command as it is called: what it advises names the store of --store, and where it changes
+    nothing, the beginning of a session's name is enough. Its signature has all that the command takes."""
+    function = function_of(command)
 
-    @functools.wraps(command)
+    @functools.wraps(function)
     def guarded(**arguments: Any) -> Any:
         arguments.pop(NAMESPACE_PARAMETER.name, None)  # its callback has used it
         with advising_for(arguments.get("store")):
-            return command(**arguments)
+            while True:
+                try:
+                    return function(**arguments)
+                except TorporError as error:
+                    completed = _completed(arguments, error) if command.name in LOOKING else None
+                    if completed is None:
+                        raise
+                    arguments = completed
 
-    # The command's own annotations are text that only its module can resolve.
-    signature = inspect.signature(command, eval_str=True)
+    # The function's own annotations are text that only its module can resolve.
+    signature = inspect.signature(function, eval_str=True)
     if takes_namespace(signature):
         signature = signature.replace(parameters=[*signature.parameters.values(), NAMESPACE_PARAMETER])
     guarded.__signature__ = signature  # type: ignore[attr-defined]
     return guarded
+
+
+def _completed(arguments: Mapping[str, Any], error: TorporError) -> dict[str, Any] | None:
+    """The arguments with the whole name of the one session that begins as a name that none has; None if that is not
+    what is wrong."""
+    begun = error.details.get("begun", ())
+    if error.code != "session_not_found" or len(begun) != 1:
+        return None
+    completed = {name: _with_name(given, error.details["session"], begun[0]) for name, given in arguments.items()}
+    if completed == dict(arguments):
+        return None
+    from .view.output import Output, plain
+
+    Output(as_json=bool(arguments.get("as_json"))).remark(f"[dim]this is[/] {plain(begun[0])}")
+    return completed
+
+
+def _with_name(given: Any, wanted: str, whole: str) -> Any:
+    """An argument of a command, or each of several, that names the wanted session, with its whole name."""
+    if isinstance(given, list):
+        return [_with_name(each, wanted, whole) for each in given]
+    if not isinstance(given, str):
+        return given
+    name = session_in(given)
+    try:
+        return whole + given[len(name) :] if str(parse_reference(name)) == wanted else given
+    except InvalidUri:
+        return given

@@ -129,19 +129,29 @@ COMMANDS = (
 # fmt: on
 
 DAILY: Final = (
-    *("ensure", "launch", "chat", "ls", "show", "why"),
-    *("fork", "sleep", "wake", "events", "doctor", "stop"),
+    *("ensure", "launch", "chat", "ls", "show", "log"),
+    *("why", "fork", "sleep", "wake", "doctor", "stop"),
 )
 """The commands of every day, which stand first in `torpor --help`."""
 
+LOOKING: Final = frozenset({"show", "log", "why", "blocks", "cat", "diff", "du"})
+"""The commands that take the beginning of a session's name for it, as they change nothing."""
+
 ELSEWHERE: Final = {
-    **dict.fromkeys(("list", "ps", "sessions"), "ls"),
-    **dict.fromkeys(("inspect", "info", "log", "history"), "show"),
-    **dict.fromkeys(("delete", "remove", "destroy"), "rm"),
+    **dict.fromkeys(("list", "dir", "ps", "sessions"), "ls"),
+    **dict.fromkeys(("inspect", "info", "describe", "get"), "show"),
+    **dict.fromkeys(("history", "versions", "snapshots", "reflog"), "log"),
+    **dict.fromkeys(("delete", "remove", "del", "destroy"), "rm"),
     **dict.fromkeys(("top", "watch", "monitor"), "events"),
-    **dict.fromkeys(("status", "check"), "doctor"),
+    **dict.fromkeys(("status", "health", "check"), "doctor"),
     **dict.fromkeys(("start", "up", "run"), "ensure"),
-    **dict.fromkeys(("kill", "down", "shutdown"), "stop"),
+    **dict.fromkeys(("kill", "down", "shutdown", "quit"), "stop"),
+    **dict.fromkeys(("checkpoint", "commit", "snapshot"), "save"),
+    **dict.fromkeys(("suspend", "hibernate"), "sleep"),
+    **dict.fromkeys(("resume", "restore", "attach"), "wake"),
+    **dict.fromkeys(("gc", "compact", "vacuum"), "repack"),
+    **dict.fromkeys(("fsck", "scrub"), "verify"),
+    **dict.fromkeys(("usage", "df", "size"), "du"),
     **dict.fromkeys(("read", "add", "ingest"), "append"),
     **dict.fromkeys(("ask", "talk"), "chat"),
     **dict.fromkeys(("save-as", "cp", "copy", "clone", "branch"), "fork"),

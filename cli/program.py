@@ -143,7 +143,7 @@ def load_command(name: str) -> Any:
     function = function_of(command)
     app = _app(add_completion=False)
     text = f"{command.summary}\n\n{inspect.cleandoc(function.__doc__ or '')}"
-    app.command(name, cls=_Command, help=_flowing(text))(_for_typer(guarded(function)))
+    app.command(name, cls=_Command, help=_flowing(text))(_for_typer(guarded(command)))
     return typer.main.get_command(app)
 
 
@@ -222,7 +222,10 @@ def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int
     problem = problem.replace("Value error, ", "")  # pydantic's prefix of the message of a check
     problem = " ".join(problem.replace(",\n", ", ").split())  # the parser lists choices in lines
     sentence = problem if problem.endswith("?") else f"{problem.rstrip('.')}."
-    instead = _GONE.get(getattr(error, "option_name", ""), "")
+    unknown = getattr(error, "option_name", "")
+    instead = _GONE.get(unknown, "")
+    if unknown in ("-f", "--force") and any(each.name == "yes" for each in error.ctx.command.params):
+        instead = "--yes, or -y, asks no question."
     if "unexpected extra argument" in problem and {*arguments} & _TAKING_A_TEXT:
         instead = "Put a text of several words in quotes."
     message = " ".join(filter(None, (sentence, instead, f"See {_command_of(error, arguments)} --help.")))

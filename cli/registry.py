@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import TorporError
 from ..spellings import present
-from .calling import function_of, guarded, write_version
+from .calling import guarded, write_version
 from .command_list import command_named
 from .errors import Interrupted, OutputFailed, SystemRefused, UnreadableInput
 from .exit_codes import OK
@@ -56,7 +56,7 @@ def _run(arguments: Sequence[str], *, as_json: bool) -> Any:
     if command is not None:
         line = PlainLine(command.name)
         enter_namespace(line, os.environ.get(NAMESPACE_VARIABLE) or None)
-        function = guarded(function_of(command))
+        function = guarded(command)
         given = read_line(line, inspect.signature(function), words)
         if given is not None:
             return function(**given)

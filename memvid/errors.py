@@ -26,7 +26,7 @@ class InvalidUri(StoreError):
 
 
 class SessionNotFound(StoreError):
-    """No such session or version. `suggestions` lists close names."""
+    """No such session or version. `suggestions` lists close names, `begun` those that begin so."""
 
 
 class NothingNamed(StoreError):

@@ -41,6 +41,7 @@ _STEPS: Final = re.compile(r"[0-9]{0,7}", re.ASCII)
 _TOKEN: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _LIKENESS: Final = 0.75
 """From 0 to 1: a name less like the typed one is another name, no slip of the finger."""
+_BEGUN_TOLD: Final = 8
 _TAG_RULE: Final = (
     f"1 to {MAX_TAG_CHARS} ASCII letters, digits, '.', '_' or '-', beginning with a letter, and not {MIN_ID_DIGITS} or "
     "more hex digits only"
@@ -206,13 +207,18 @@ def _no_reference(value: object) -> InvalidUri:
 
 
 def not_found(wanted: SessionUri, known: Iterable[SessionUri]) -> SessionNotFound:
-    """The error for a session that is not there, with suggestions. They are of its own namespace: a client may be told
-    of no other one."""
-    names = sorted(uri.name for uri in known if uri.namespace == wanted.namespace)
+    """The error for a session that is not there, with suggestions, and in `begun` the first sessions whose names begin
+    as the wanted one. All are of its own namespace: a client may be told of no other one."""
+    names = sorted({uri.name for uri in known if uri.namespace == wanted.namespace})
     hits = difflib.get_close_matches(wanted.name, names, n=3, cutoff=_LIKENESS)
     close = [str(SessionUri(wanted.namespace, name)) for name in hits]
+    begun = [str(SessionUri(wanted.namespace, name)) for name in names if name.startswith(wanted.name)]
     hint = f" Did you mean {' or '.join(close)}?" if close else " List what there is with `torpor ls`."
-    return SessionNotFound(f"There is no session {wanted}.{hint}", session=str(wanted), suggestions=close)
+    if begun:
+        more = f" and {len(begun) - _BEGUN_TOLD} more" if len(begun) > _BEGUN_TOLD else ""
+        hint = f" These begin so: {', '.join(begun[:_BEGUN_TOLD])}{more}."
+    told = {"begun": begun[:_BEGUN_TOLD]} if begun else {}
+    return SessionNotFound(f"There is no session {wanted}.{hint}", session=str(wanted), suggestions=close, **told)
 
 
 def _shown(value: object) -> str:

@@ -183,6 +183,11 @@ class Pipe:
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
+    @property
+    def encoding(self) -> str:
+        """Of the file."""
+        return self._file.encoding or "ascii"
+
     def print(self, drawn: Any, **options: Any) -> None:
         """Print markup, a table, or what rich draws. options: of rich's `Console.print`."""
         if isinstance(drawn, PlainTable):

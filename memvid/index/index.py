@@ -306,7 +306,7 @@ class Index(Closing):
     def packs_with_beginning(self, digits: str) -> list[str]:
         """The packs that may have a block whose id begins with these hex digits."""
         ends = (_KEY.unpack(bytes.fromhex(digits[: 2 * _KEY.size].ljust(2 * _KEY.size, fill)))[0] for fill in "0f")
-        rows = self._select(
+        rows = self.select(
             "SELECT DISTINCT name FROM blocks JOIN packs ON pack = number WHERE block BETWEEN ? AND ?", tuple(ends)
         )
         return [str(name) for (name,) in rows]

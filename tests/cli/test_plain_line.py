@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pytest
-from torpor.cli.calling import function_of, guarded
+from torpor.cli.calling import guarded
 from torpor.cli.command_list import COMMANDS, command_named
 from torpor.cli.plain_line import PlainLine, read_line
 from torpor.cli.program import load_command
@@ -50,7 +50,7 @@ LEFT_TO_TYPER = [
 def read(name: str, line: str) -> dict[str, Any] | None:
     command = command_named(name)
     assert command is not None
-    return read_line(PlainLine(name), inspect.signature(guarded(function_of(command))), line.split())
+    return read_line(PlainLine(name), inspect.signature(guarded(command)), line.split())
 
 
 @pytest.mark.parametrize("name", [command.name for command in COMMANDS])
@@ -83,7 +83,7 @@ def test_a_namespace_of_the_environment_holds_unless_the_line_has_one() -> None:
     enter_namespace(line, "team")
     command = command_named("show")
     assert command is not None
-    signature = inspect.signature(guarded(function_of(command)))
+    signature = inspect.signature(guarded(command))
     assert (read_line(line, signature, ["notes"]) or {})["session"] == "team/notes"
     assert (read_line(line, signature, ["notes", "--namespace", "own"]) or {})["session"] == "own/notes"
     assert "TORPOR_NAMESPACE" not in os.environ
