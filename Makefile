@@ -77,7 +77,7 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/requirements
 check: install ## style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@MYPYPATH=$(TYPING) $(BIN)/mypy -m torpor -m torpor.errors -m torpor.places -m torpor.records -m torpor.spellings $(addprefix -p torpor.,$(FOLDERS))
+	@MYPYPATH=$(TYPING) $(BIN)/mypy -m torpor -m torpor.errors -m torpor.places -m torpor.records -m torpor.spellings -m torpor.tokenizer_files $(addprefix -p torpor.,$(FOLDERS))
 
 bench: install ## measure what the documents claim, with the figures of the peers beside them
 	@$(BIN)/python bench/run.py

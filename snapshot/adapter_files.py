@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from ..tokenizer_files import digest_of
 from . import tensor_list
 from .digests import DigestCache
 from .errors import AdapterFilesMissing, ModelFilesMissing
-from .model_files import digest_of, load_object
+from .model_files import load_object
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapters.safetensors"

@@ -10,6 +10,7 @@ from typing import Any
 from blake3 import blake3
 
 from ..memvid.format.identity import Identity
+from ..tokenizer_files import SETTINGS_FILE, canonical, digest_of, digest_of_tokenizer, tokenizer_files_in
 from .digests import DigestCache
 from .errors import ModelFilesMissing
 from .identity import STATE_LAYOUT
@@ -18,22 +19,6 @@ from .tensor_list import NotWhole, tensor_names
 # All that mlx-lm loads: an adapter or a second form of the weights may lie in the same folder. It does not read the
 # index of sharded weights.
 WEIGHT_PATTERN = "model*.safetensors"
-# All files that the tokenizers of transformers read, by any of their names.
-TOKENIZER_PATTERNS = (
-    "*.bpe",
-    "*.codes",
-    "*.model",
-    "*.spm",
-    "*.tiktoken",
-    "added_tokens*.json",
-    "dict*.txt",
-    "encoder*.json",
-    "merges*",
-    "special_tokens*.json",
-    "tekken*.json",
-    "tokenizer*.json",
-    "vocab*",
-)
 # the chat template's file, unless the tokenizer's settings have it
 TEMPLATE_PATTERN = "chat_template*"
 # The settings of a quantized checkpoint of another make; mlx-lm takes it for a section of config.json.
@@ -45,7 +30,7 @@ A_MODEL_FOLDER = (
     "kind has instead), in the form that mlx-lm reads; `mlx_lm.convert` makes one of a model in another form."
 )
 # The tokenizer's files with settings only.
-_WITHOUT_WORDS = ("added_tokens*.json", "special_tokens*.json", "tokenizer_config.json")
+_WITHOUT_WORDS = ("added_tokens*.json", "special_tokens*.json", SETTINGS_FILE)
 NO_ADAPTER = "none"
 NO_ROPE = "none"
 # Keys of a configuration that decide how positions become keys. Lengths count: scaled bases are derived from them.
@@ -77,13 +62,13 @@ def identify(
         ModelFilesMissing: the folder has no weights, no config or no tokenizer.
         ModelFilesChanging: a file is being written to.
     """
-    weights, tokenizer = files_of(folder)
+    weights, _ = files_of(folder)
     settings = load_object(folder / CONFIG_FILE)
     parts = {
         "weights": _digest_of_files(weights, digests),
         "config": _digest_of_config(settings, folder),
         "rope": rope_of(settings),
-        "tokenizer": _digest_of_tokenizer(tokenizer, digests),
+        "tokenizer": digest_of_tokenizer(folder, digests.digest, load_object),
         "template": digest_of(chat_template),
         "adapter": adapter,
         "compute_dtype": compute_dtype,
@@ -102,14 +87,14 @@ def parts_of_files(folder: Path, digests: DigestCache) -> dict[str, str]:
         ModelFilesMissing, ModelFilesChanging: as `identify`.
         OSError: a file cannot be read.
     """
-    weights, tokenizer = files_of(folder)
-    settings = folder / "tokenizer_config.json"
+    weights, _ = files_of(folder)
+    settings = folder / SETTINGS_FILE
     template = load_object(settings).get("chat_template") if settings.is_file() else None
     template_files = [file for file in sorted(folder.glob(TEMPLATE_PATTERN)) if file.is_file()]
     return {
         "weights": _digest_of_files(weights, digests),
         "config": _digest_of_config(load_object(folder / CONFIG_FILE), folder),
-        "tokenizer": _digest_of_tokenizer(tokenizer, digests),
+        "tokenizer": digest_of_tokenizer(folder, digests.digest, load_object),
         "template": digest_of([template, _digest_of_files(template_files, digests)]),
     }
 
@@ -147,7 +132,7 @@ def require_few_layers(folder: Path) -> None:
 def files_of(folder: Path) -> tuple[list[Path], list[Path]]:
     """The files of weights and of the tokenizer in a model's folder, by name."""
     weights = sorted(folder.glob(WEIGHT_PATTERN))
-    tokenizer = sorted({file for pattern in TOKENIZER_PATTERNS for file in folder.glob(pattern) if file.is_file()})
+    tokenizer = tokenizer_files_in(folder)
     needed = {CONFIG_FILE: (folder / CONFIG_FILE).is_file(), "weights": weights, "tokenizer files": tokenizer}
     missing = [what for what, found in needed.items() if not found]
     if missing:
@@ -175,7 +160,7 @@ def lacks(folder: Path) -> str | None:
     is missing: that alone proves nothing, for some models need none of them."""
     if weights := missing_weights(folder):
         return weights
-    found = {file for pattern in TOKENIZER_PATTERNS for file in folder.glob(pattern)}
+    found = set(tokenizer_files_in(folder))
     if not found - {file for pattern in _WITHOUT_WORDS for file in folder.glob(pattern)}:
         return "a file of the tokenizer's words, which is tokenizer.json for most models"
     return None
@@ -204,16 +189,6 @@ def load_object(file: Path) -> dict[str, Any]:
     return dict(loaded)
 
 
-def canonical(value: object) -> bytes:
-    """One text for one value: sorted keys, no white space, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str).encode()
-
-
-def digest_of(value: object) -> str:
-    """BLAKE3-256 of the canonical text, as hex."""
-    return blake3(canonical(value)).hexdigest()
-
-
 def _plain_or_digest(text: str) -> str:
     return text if len(text) <= _MAX_PLAIN_CHARS else blake3(text.encode()).hexdigest()
 
@@ -236,16 +211,3 @@ def _digest_of_files(files: Iterable[Path], digests: DigestCache) -> str:
 def _digest_of_config(settings: Mapping[str, Any], folder: Path) -> str:
     quantization = folder / QUANTIZATION_FILE
     return digest_of([settings, load_object(quantization)] if quantization.is_file() else settings)
-
-
-def _digest_of_tokenizer(files: Iterable[Path], digests: DigestCache) -> str:
-    # the chat template is a part of its own, in any file
-    listed = []
-    for file in files:
-        if file.name == "tokenizer_config.json":
-            settings = load_object(file)
-            settings.pop("chat_template", None)
-            listed.append([file.name, digest_of(settings)])
-        else:
-            listed.append([file.name, digests.digest(file)])
-    return digest_of(listed)

@@ -22,7 +22,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in FOLDERS:
         # Bytecode left out: what other tests compile meanwhile has another name a moment later.
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    at_root = ("__init__.py", "errors.py", "places.py", "records.py", "spellings.py")
+    at_root = ("__init__.py", "errors.py", "places.py", "records.py", "spellings.py", "tokenizer_files.py")
     for name in (*at_root, "py.typed", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     out = tmp_path_factory.mktemp("dist")
@@ -52,6 +52,7 @@ def test_the_wheel_holds_every_module_and_the_demo_model_qc4(wheel: Path) -> Non
         "torpor/__init__.py",
         "torpor/errors.py",
         "torpor/places.py",
+        "torpor/tokenizer_files.py",
         "torpor/records.py",
         "torpor/spellings.py",
         "torpor/py.typed",

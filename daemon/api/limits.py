@@ -28,6 +28,9 @@ MAX_KIND_CHARS: Final = 64
 MAX_TAG_CHARS: Final = 256
 """A tag has at most 64. The daemon checks tags; this only bounds the text that it gets."""
 
+MAX_PAGE_TOKENS: Final = 65_536
+"""Of a ledger, told at once: some 300 kB of text."""
+
 MAX_NAMED_SESSIONS: Final = 1024
 """In one request; for more, use a label."""
 

@@ -14,8 +14,8 @@ from ...memvid.uri import session_in
 from ...records import Count, Result
 from ...spellings import present
 from .events import Listener, Reporting
-from .limits import MAX_DAYS, MAX_KIND_CHARS, MAX_NUMBER, MAX_TAG_CHARS
-from .records import Label, Labels, Request, Seconds, SessionText
+from .limits import MAX_DAYS, MAX_KIND_CHARS, MAX_NUMBER, MAX_PAGE_TOKENS, MAX_TAG_CHARS
+from .records import Label, Labels, Position, Request, Seconds, SessionText
 
 
 class LabelFigures(Result):
@@ -184,6 +184,23 @@ class BlocksRequest(Request):
     session: SessionText
     _: KW_ONLY
     deep: bool = False
+
+
+class ContentsRequest(Request):
+    """The text of a session or a version, as the model saw it, page by page; of a place (`NAME:500`) up to there. An
+    awake session is told as it is in memory.
+
+    start, end: tokens of the ledger, from and to before. most: tokens of a page. tokens: also each token with its text.
+    manifest: the manifest of the version instead.
+    """
+
+    session: SessionText
+    _: KW_ONLY
+    start: Annotated[int, Field(ge=0, le=MAX_NUMBER)] = 0
+    end: Position | None = None
+    most: Annotated[int, Field(ge=1, le=MAX_PAGE_TOKENS)] = MAX_PAGE_TOKENS
+    tokens: bool = False
+    manifest: bool = False
 
 
 class StatsRequest(Request):

@@ -13,6 +13,7 @@ from ...memvid import answers
 from ...spellings import EARLIER
 from . import blocks, branching, conversing, creating, forking, process, reading, recalling, session, store, waking
 from .causes import CausesResult, WhyResult
+from .contents import Contents
 from .history import HistoryResult
 from .verb import Verb
 
@@ -46,6 +47,7 @@ class Verbs:
     causes = Verb(reading.CausesRequest, CausesResult)
     analyze = Verb(store.AnalyzeRequest, store.AnalysisResult, leaves="Nothing has changed.")
     blocks = Verb(store.BlocksRequest, blocks.BlocksResult)
+    contents = Verb(store.ContentsRequest, Contents)
     delete = Verb(store.DeleteRequest, answers.DeleteReport)
     maintain = Verb(store.MaintainRequest, answers.MaintenanceReport)
     mark = Verb(store.MarkRequest, answers.MarkedVersion)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
+from ..views.words import is_control
+
 
 @dataclass(frozen=True, slots=True)
 class ControlTokens:
@@ -30,7 +32,7 @@ def settle_control_tokens(tokenizer: Any) -> ControlTokens:
     """Find the control tokens of a tokenizer, and flag all of them as special: then a text that is encoded without them
     has none, and the free text of a grammar neither. Tokens and what a template renders stay the same."""
     added = tokenizer.added_tokens_decoder
-    unflagged = {token: each for token, each in added.items() if not each.special and _is_name(each.content)}
+    unflagged = {token: each for token, each in added.items() if not each.special and is_control(each.content)}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and unflagged:
         for each in unflagged.values():
@@ -69,10 +71,3 @@ def edges_of(names: frozenset[str]) -> Edges:
 def any_of(names: frozenset[str]) -> re.Pattern[str]:
     """What finds the names of control tokens in a text, of two at one place the longer; it captures them."""
     return re.compile(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})" if names else "(?!)()")
-
-
-def _is_name(text: str) -> bool:
-    """Whether an added token without a flag is a control token: its text has letters or digits and other signs, as
-    `<think>` does, or stands between bars, as Gemma's `<|"|>`. Blanks, words and rows of signs are plain text."""
-    kinds = {each.isalnum() for each in text if not each.isspace() and each != "\N{LOWER ONE EIGHTH BLOCK}"}
-    return len(kinds) == 2 or (text.startswith("<|") and text.endswith("|>"))

@@ -7,6 +7,7 @@ sleeping session wakes it. A change of durable state that has begun runs to its 
 from . import (  # noqa: F401
     blocks,
     branching,
+    contents,
     conversing,
     forking,
     history,

@@ -53,6 +53,7 @@ ROUTES: Final = (
     SessionRoute("DELETE", f"{PATH}/{{session}}", VERBS["delete"]),
     SessionRoute("GET", f"{PATH}/{{session}}/why", VERBS["why"]),
     SessionRoute("GET", f"{PATH}/{{session}}/blocks", VERBS["blocks"]),
+    SessionRoute("GET", f"{PATH}/{{session}}/contents", VERBS["contents"]),
     SessionRoute("GET", _HISTORY_PATH, VERBS["history"]),
     SessionRoute("GET", "/v1/why", VERBS["causes"]),
     *(

@@ -11,6 +11,7 @@ from torpor.daemon.api.verbs import VERBS
 
 FOLDER = Path(__file__).parents[2] / "cli" / "commands"
 COMMAND_OF = {
+    "contents": "cat",
     "create": "append",
     "delete": "rm",
     "import_bundle": "import",

@@ -16,12 +16,12 @@ from torpor.snapshot.errors import ModelFilesMissing
 from torpor.snapshot.identity import CIRCUMSTANCES, PARTS
 from torpor.snapshot.model_files import (
     MAX_SETTINGS_BYTES,
-    TOKENIZER_PATTERNS,
     identify,
     require_few_layers,
     require_model_files,
     rope_of,
 )
+from torpor.tokenizer_files import TOKENIZER_PATTERNS
 
 FACTS: dict[str, Any] = {
     "chat_template": "T",

@@ -111,6 +111,18 @@ def test_a_session_says_why_it_was_read_anew_and_is_deleted(front: Front, there:
     assert front.refusal("show", asleep) == "session_not_found"
 
 
+@contract("contents")
+def test_the_contents_of_a_version_are_told_page_by_page(front: Front, there: Front, asleep: str) -> None:
+    page = front.contents(f"{asleep}@1", start=3, end=30, most=10, tokens=True)
+    assert (page.start, page.end, page.following, page.tokens) == (3, 13, 13, tuple(PAST[3:13]))
+    assert "".join(page.token_texts) == page.passages[0].text
+    assert front.contents(f"{asleep}:35", start=20).end == 35
+    assert '"block_tokens": 40' in (front.contents(asleep, manifest=True).manifest or "")
+    there.append(asleep, tokens=PAST)
+    assert (front.contents(asleep).token_count, front.contents(asleep).changed) == (80, True)
+    assert front.refusal("contents", "nobody") == "session_not_found"
+
+
 @contract("blocks")
 def test_the_blocks_of_a_version_are_told_with_who_needs_them(front: Front, there: Front, asleep: str) -> None:
     found = front.blocks(f"{asleep}@1", deep=True)
