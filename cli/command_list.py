@@ -68,6 +68,8 @@ COMMANDS = (
             "Measure the keys and values of one version: norms, coherence, rank, outliers, drift from its parent."),
     Command(_AT_WORK, "fork", "commands.fork.fork",
             "Make a new session that begins as another one stands, or as it stood at an earlier version or token."),
+    Command(_AT_WORK, "diverge", "commands.diverge.diverge",
+            "Let a session go on in several ways side by side, and keep the best, if you like."),
     Command(_AT_WORK, "fold", "commands.fold.fold",
             "Go on from a session whose context is full: a new one begins with its system text, a summary, and its "
             "last turns if --tail asks for them."),

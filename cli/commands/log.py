@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, Final
-
-from rich.text import Text
 
 from ...daemon.api.history import HistoryEntry, HistoryResult, InMemory
 from ...daemon.api.limits import DEFAULT_HISTORY, MAX_HISTORY
@@ -27,15 +26,13 @@ from ..reach.since import SinceOption, parse_since
 from ..reach.store_view import find_marks_problem
 from ..reach.viewing import View, look
 from ..view.formatting import format_id, format_time
-from ..view.graph import SIGNS, Piece, join_line, laid_out, node_line
+from ..view.graph import SIGNS, join_line, laid_out, node_line
+from ..view.lines import Lines
 from ..view.output import Output, plain, render_problem, typed
 
 _NEEDED: Final = 3
 """Parts of a line that stay on the narrowest terminal: the bundle, the name with its marks, and how it came about."""
 
-_COLORS: Final = ("cyan", "magenta", "green", "yellow", "blue", "red")
-_MOST_SIGNS: Final = 48
-"""Of lanes, on a line: there may be one for each session."""
 
 HistoriesArgument = Annotated[
     list[str] | None,
@@ -101,14 +98,11 @@ def _show(output: Output, view: View[HistoryResult], *, graph: bool, oneline: bo
     if view.source == "store":
         output.remark(f"[dim]no daemon asked: these are the files of[/] {plain(view.place)}")
     lines = list(_lines_of(found, bare=bare))
-    parts = [each.parts[: _NEEDED if oneline else None] for each in lines]
+    most = _NEEDED if oneline else None
     if not lines:
         output.remark("No versions here. " + typed("torpor save NAME") + " makes one of a session.")
-    elif graph:
-        _draw(output, lines, parts)
     else:
-        for each in _aligned(parts) if output.stdout.is_terminal else parts:
-            _print(output, [], each)
+        output.show(_drawn(lines, most) if graph else Lines(_NEEDED, True, [((), each.parts[:most]) for each in lines]))
     if found.left_out:
         shown, total = len(found.entries), len(found.entries) + found.left_out
         output.remark(
@@ -120,13 +114,13 @@ def _show(output: Output, view: View[HistoryResult], *, graph: bool, oneline: bo
 @dataclass(frozen=True, slots=True)
 class _Line:
     """One line: of a version, or of what is in memory. key, origin: what it is, and what it came from, as the graph
-    names them. sign: its own in the graph, if it has one. parts: the bundle, the name with its marks, how it came
-    about, when, its tokens, what was written."""
+    names them. sign: its own in the graph, if it has one. parts: markup of the bundle, the name with its marks, how it
+    came about, when, its tokens, what was written."""
 
     key: Hashable
     origin: Hashable | None
     sign: str
-    parts: tuple[Text, ...]
+    parts: tuple[str, ...]
 
 
 def _lines_of(found: HistoryResult, *, bare: bool) -> Iterator[_Line]:
@@ -157,7 +151,7 @@ def _line_of(entry: HistoryEntry, *, awake: bool, bare: bool) -> _Line:
         format_plural(entry.token_count, "token"),
         format_bytes(entry.bundle_bytes),
     )
-    return _Line(entry.bundle_id, entry.follows, "", _texts(parts))
+    return _Line(entry.bundle_id, entry.follows, "", parts)
 
 
 def _how(entry: HistoryEntry, *, bare: bool) -> str:
@@ -207,7 +201,7 @@ def _line_in_memory(state: InMemory, *, bare: bool) -> _Line:
         ("branch", state.branch) if is_branch else ("awake", state.session),
         state.bundle_id if state.parent is None else ("branch", state.parent),
         "@",
-        _texts(parts),
+        parts,
     )
 
 
@@ -216,48 +210,17 @@ def _short(session: str, *, bare: bool) -> str:
     return uri.name if bare and uri.namespace == DEFAULT_NAMESPACE else f"{uri.namespace}/{uri.name}"
 
 
-def _texts(parts: Sequence[str]) -> tuple[Text, ...]:
-    return tuple(Text.from_markup(each, emoji=False) for each in parts)
-
-
-# --- the lines on the screen
-
-
-def _aligned(lines: Sequence[Sequence[Text]]) -> list[list[Text]]:
-    """With blanks behind each part, so that the parts of all lines stand below each other."""
-    widths = [max(each.cell_len for each in parts) for parts in zip(*lines, strict=True)]
-    return [
-        [each + Text(" " * (width - each.cell_len)) for each, width in zip(line, widths, strict=True)] for line in lines
-    ]
-
-
-def _draw(output: Output, lines: Sequence[_Line], parts: Sequence[Sequence[Text]]) -> None:
-    ascii_only = not _takes(SIGNS + "●○", output.stdout.encoding)
+def _drawn(lines: Sequence[_Line], most: int | None) -> Lines:
+    """With lanes. most: parts of a line."""
+    ascii_only = not _takes(SIGNS + "●○", sys.stdout.encoding or "ascii")
     sign, end = ("*", "o") if ascii_only else ("●", "○")
-    rows = laid_out([(each.key, each.origin) for each in lines])
-    for line, row, told in zip(lines, rows, parts, strict=True):
+    drawn = Lines(_NEEDED)
+    for line, row in zip(lines, laid_out([(each.key, each.origin) for each in lines]), strict=True):
         node = node_line(row, line.sign or (end if row.ends else sign), ascii_only=ascii_only)
-        _print(output, node, told if not output.stdout.is_terminal else list(filter(None, told)))
+        drawn.add(node, line.parts[:most])
         if joined := join_line(row, ascii_only=ascii_only):
-            _print(output, joined, [])
-
-
-def _print(output: Output, lanes: Sequence[Piece], parts: Sequence[Text]) -> None:
-    """Write lanes and the parts of a line. On a terminal it is never broken: parts for which there is no room are left
-    out, from the last one on, and what is needed is cut."""
-    line, on_screen = Text(), output.stdout.is_terminal
-    for signs, lane in lanes[:_MOST_SIGNS]:
-        line.append(signs, None if lane is None else _COLORS[lane % len(_COLORS)])
-    line.append("…" if len(lanes) > _MOST_SIGNS else "")
-    for at, part in enumerate(parts):
-        gap = "" if not (at or lanes) else "  " if on_screen else "\t"
-        if on_screen and at >= _NEEDED and line.cell_len + len(gap) + part.cell_len > output.stdout.width:
-            break
-        line = line.append(gap).append_text(part)
-    if on_screen:
-        line.rstrip()
-        line.truncate(output.stdout.width, overflow="ellipsis")
-    output.stdout.print(line, soft_wrap=True)
+            drawn.add(joined, ())
+    return drawn
 
 
 def _takes(text: str, encoding: str) -> bool:

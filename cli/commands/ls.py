@@ -46,6 +46,7 @@ MARKS = {  # by field of a session: the mark behind its state, its style and its
     ),
     "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
     "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),
+    "branches": ("^", "cyan", "a tree of branches stands on it, in memory: torpor log shows them"),
     "unnamed": ("?", "default", "nobody named it: a client began it over HTTP, under an id of its own or under none"),
     "durability": ("-", "yellow", "made to be thrown away: a crash loses what it did since its last version"),
     "unreadable": (

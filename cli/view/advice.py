@@ -19,7 +19,22 @@ from ..exit_codes import INTEGRITY, exit_status_of
 ON_FILES = frozenset(
     {
         *("serve", "ensure", "launch", "service", "doctor", "ls", "log", "show", "blocks", "who", "verify", "du"),
-        *("backup", "import", "rm", "forget", "tag", "untag", "pin", "unpin", "prune", "repack", "strip", "repair"),
+        *(
+            "why",
+            "cat",
+            "backup",
+            "import",
+            "rm",
+            "forget",
+            "tag",
+            "untag",
+            "pin",
+            "unpin",
+            "prune",
+            "repack",
+            "strip",
+            "repair",
+        ),
     }
 )
 """The commands that take --store, but for these two."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from .lines import Lines
     from .table import Column, PlainTable
 
 ROOMY_COLUMNS = 72  # a narrower terminal is shown fewer figures of progress, no bar, and no table cut short
@@ -77,6 +79,39 @@ def _one_below_the_other(table: PlainTable) -> Iterator[RenderableType]:
             if str(cell).strip():
                 facts.add_row(f"  {column.header.strip()}", str(cell).strip())
         yield facts
+
+
+LANE_COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+_MOST_SIGNS = 48  # of the lanes of a line: there may be one for each session
+
+
+def draw_lines(lines: Lines, console: Console, options: ConsoleOptions) -> RenderResult:
+    """Draw lines of parts, none of them broken."""
+    if not console.is_terminal:
+        for whole in lines.lines():
+            yield Segment(whole + "\n")
+        return
+    rows = [(lanes, list(map(console.render_str, parts))) for lanes, parts in lines.rows]
+    widths = [
+        max(each.cell_len for each in column) for column in zip_longest(*(parts for _, parts in rows), fillvalue=Text())
+    ]
+    for lanes, parts in rows:
+        line = Text(end="\n")
+        for signs, lane in lanes[:_MOST_SIGNS]:
+            line.append(signs, None if lane is None else LANE_COLORS[lane % len(LANE_COLORS)])
+        line.append("…" if len(lanes) > _MOST_SIGNS else "")
+        for at, (part, width) in enumerate(zip(parts, widths, strict=False)):
+            if lines.aligned:
+                part.pad_right(width - part.cell_len)
+            elif not part:
+                continue
+            gap = "  " if line else ""
+            if at >= lines.needed and line.cell_len + len(gap) + part.cell_len > options.max_width:
+                break
+            line = line.append(gap).append_text(part)
+        line.rstrip()
+        line.truncate(options.max_width, overflow="ellipsis")
+        yield line
 
 
 def console_on(file: Any, width: int | None) -> Console:

@@ -28,6 +28,7 @@ from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ..exit_codes import exit_status_of
 from .advice import naming_store, naming_store_in, way_out
+from .lines import Lines
 from .markup import escape, unmarked
 from .streams import require_reader
 from .table import PlainTable
@@ -189,8 +190,8 @@ class Pipe:
         return self._file.encoding or "ascii"
 
     def print(self, drawn: Any, **options: Any) -> None:
-        """Print markup, a table, or what rich draws. options: of rich's `Console.print`."""
-        if isinstance(drawn, PlainTable):
+        """Print markup, a table, lines of parts, or what rich draws. options: of rich's `Console.print`."""
+        if isinstance(drawn, PlainTable | Lines):
             self._file.write("".join(f"{line}\n" for line in drawn.lines()))
         elif isinstance(drawn, str):
             self._file.write(f"{unmarked(drawn).expandtabs()}\n")

@@ -87,6 +87,7 @@ class SessionInfo(Result):
     look: None unless it is awake at an earlier token or version, with nothing read or written there.
     durability: of `create`; None for one asleep, which is on the disk.
     unnamed: nobody chose its name: a client of HTTP began it under an id of its own, or under none.
+    branches: of trees that were begun on it, in a listing of a daemon; 0 else.
     """
 
     session: str
@@ -108,6 +109,7 @@ class SessionInfo(Result):
     look: Look | None = None
     durability: OwnDurability | None = None
     unnamed: bool = False
+    branches: Count = 0
 
 
 class SessionDetail(Result):

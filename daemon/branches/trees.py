@@ -169,6 +169,10 @@ class Forest:
         """Those of all connections, to tell of them."""
         return [each.tree for each in self._branches.values() if each is each.tree.root]
 
+    def standing_on(self) -> Counter[str]:
+        """How many branches of all connections there are on each session, by its URI, their roots too."""
+        return Counter(str(each.tree.root.live.uri) for each in self._branches.values())
+
     def holds(self, branch: Branch) -> bool:
         """Whether a branch is not pruned."""
         return branch.number in self._branches

@@ -18,6 +18,7 @@ from typing import ClassVar
 from ...memvid.answers import MaintenanceReport
 from ...memvid.folder.marks import Marks
 from ...memvid.folder.retention import Retention, plan_retention
+from ...memvid.index.lineage import uris_with_earlier_ledgers
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..events.bus import Bus
@@ -53,7 +54,8 @@ class Retaining(SessionJob):
             return await super().piece(uri)
         if (rule := self._rule()) == Retention():
             async with self._thread.piece():
-                self._noted.update(dict.fromkeys(await self._thread.run(self._store.index.uris_with_earlier_ledgers)))
+                found = await self._thread.run(partial(uris_with_earlier_ledgers, self._store.index))
+                self._noted.update(dict.fromkeys(found))
         else:
             for uris in self._store.index.iter_uris(NAMES_AT_ONCE):
                 self._noted.update(dict.fromkeys(uris))

@@ -20,7 +20,7 @@ from ..api import branching as api
 from ..api.constraints import FREE
 from ..api.limits import MAX_LOGITS_BYTES, MAX_SEED
 from ..api.sampling import Sampling
-from ..api.session import SessionInfo
+from ..api.session import Origin, SessionInfo
 from ..branches.ranking import measured, ranked
 from ..branches.sleeping import dress_in, map_of, map_of_root, planted_in
 from ..branches.stepping import walk
@@ -447,11 +447,19 @@ def _session_of(copy: Session, uri: SessionUri, request: api.KeepRequest) -> Ses
         unchanged_tokens=0,
         dirty=True,
         rewound=False,
-        provenance=replace(copy.provenance, recomputed=None),
+        provenance=replace(copy.provenance, recomputed=None, forked_from=_origin_of(copy)),
         interrupted=None,
         last_read=LastRead(),
         stay=Stay(),
     )
+
+
+def _origin_of(copy: Session) -> Origin | None:
+    """What a branch has of the version of its tree's session; what that came from, where it has nothing of one."""
+    durable, tokens = copy.durable, min(copy.unchanged_tokens, len(copy.state.tokens))
+    if durable is None or not tokens:
+        return copy.provenance.forked_from
+    return Origin(str(copy.uri), durable.version, durable.bundle_id, tokens)
 
 
 def _require_read(branches: Sequence[Branch]) -> None:

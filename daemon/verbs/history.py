@@ -9,6 +9,7 @@ from functools import partial
 from ...memvid.uri import SessionUri
 from ..api.creating import HistoryRequest
 from ..api.history import HistoryResult, InMemory
+from ..api.limits import MAX_HISTORY
 from ..branches.trees import Branch
 from ..parts.parts import Parts
 from ..residency.listing import look_of
@@ -35,7 +36,7 @@ async def history(parts: Parts, request: HistoryRequest) -> HistoryResult:
     )
     only = {*map(str, uris), *(each.session for each in made.entries)} if uris else None
     found = await in_pieces(_in_memory(parts, request.namespace, only))
-    return replace(made, in_memory=tuple(found[: request.limit]))
+    return replace(made, in_memory=tuple(found[:MAX_HISTORY]))
 
 
 def _in_memory(parts: Parts, namespace: str | None, only: Collection[str] | None) -> Pieces[list[InMemory]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...memvid.uri import parse_reference
 from ..api.creating import CreateRequest, ListRequest, SetRequest, ShowRequest
 from ..api.session import ListResult, SessionDetail, SessionInfo
@@ -50,7 +52,10 @@ def require_no_look(parts: Parts, live: Session) -> None:
 @answers(ListRequest, told=False)
 async def list_sessions(parts: Parts, request: ListRequest) -> ListResult:
     parts.door.require_open()
-    return ListResult(tuple(await in_pieces(parts.sessions.roll.infos(request.namespace))))
+    infos = await in_pieces(parts.sessions.roll.infos(request.namespace))
+    if branches := parts.sessions.forest.standing_on():
+        infos = [replace(each, branches=branches[each.session]) if each.session in branches else each for each in infos]
+    return ListResult(tuple(infos))
 
 
 @answers(ShowRequest, told=False)

@@ -65,6 +65,14 @@ class Base:
         return cls(None, (), dict(session.model.backend))
 
 
+def parent_of(session: Session) -> str | None:
+    """The version that a session's next one follows; where it has none, the one of another that it began with."""
+    if session.durable is not None:
+        return session.durable.bundle_id
+    origin = session.provenance.forked_from
+    return None if origin is None else origin.bundle_id
+
+
 # --- session maps
 
 
@@ -125,7 +133,7 @@ def ledger_of(session: Session, base: Base) -> VersionDraft:
     return VersionDraft(
         uri=session.uri,
         identity=session.model.identity,
-        parent=base.bundle_id,
+        parent=parent_of(session),
         reused=base.blocks,
         blocks=(),
         session=map_behind(session, base),

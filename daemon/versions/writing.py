@@ -40,7 +40,7 @@ from ..models import canary
 from ..sessions.sessions import Session
 from ..sessions.tracing import tell_sleep
 from ..tasks.door import Door, LastSleep
-from .version import Base, is_said_by, ledger_of, map_behind, map_of
+from .version import Base, is_said_by, ledger_of, map_behind, map_of, parent_of
 from .waking import Waking
 
 
@@ -239,7 +239,7 @@ class Versions:
             VersionDraft(
                 uri=session.uri,
                 identity=session.model.identity,
-                parent=session.durable.bundle_id if session.durable else None,
+                parent=parent_of(session),
                 reused=snapshot.reused,
                 blocks=snapshot.drafts(),
                 session={**map_of(session), **terms.branch},

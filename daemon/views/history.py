@@ -127,7 +127,7 @@ class _Page:
             told = provenance_in(kept)
             ways: tuple[tuple[Way, Origin | None], ...] = (("forked", told.forked_from), ("folded", told.folded_from))
             for way, origin in ways:
-                if origin is not None and origin.bundle_id == row.parent:  # else of an earlier version
+                if origin is not None and row.parent in (None, origin.bundle_id):  # else it is an earlier version's
                     return way, origin
         return None
 

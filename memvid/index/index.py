@@ -364,17 +364,6 @@ class Index(Closing):
         for page in self._pages("namespace, name", None, page_rows):
             yield [SessionUri(namespace, name) for namespace, name in page]
 
-    def uris_with_earlier_ledgers(self) -> list[SessionUri]:
-        """The sessions of which a version before the newest ends in a ledger."""
-        rows = self.select(
-            "SELECT DISTINCT namespace, name FROM versions AS earlier WHERE unread_tokens > 0 AND EXISTS ("
-            "SELECT 1 FROM versions AS later WHERE later.namespace = earlier.namespace AND later.name = earlier.name "
-            "AND (later.version, later.created_ns, later.bundle_id) > "
-            "(earlier.version, earlier.created_ns, earlier.bundle_id)) ORDER BY namespace, name",
-            (),
-        )
-        return [SessionUri(namespace, name) for namespace, name in rows]
-
     def _pages(self, columns: str, namespace: str | None, page_rows: int) -> Iterator[list[tuple[Any, ...]]]:
         """These columns of each session, page by page. The first two are its namespace and name."""
         within, values = ("", ()) if namespace is None else ("namespace = ? AND ", (namespace,))

@@ -30,3 +30,15 @@ def links(index: Index) -> list[Link]:
         uri = uris.get((of[0], of[1])) or uris.setdefault((of[0], of[1]), SessionUri(of[0], of[1]))
         found.append((bundle_id.hex(), None if parent is None else parent.hex(), uri))
     return found
+
+
+def uris_with_earlier_ledgers(index: Index) -> list[SessionUri]:
+    """The sessions of which a version before the newest ends in a ledger."""
+    rows = index.select(
+        "SELECT DISTINCT namespace, name FROM versions AS earlier WHERE unread_tokens > 0 AND EXISTS ("
+        "SELECT 1 FROM versions AS later WHERE later.namespace = earlier.namespace AND later.name = earlier.name "
+        "AND (later.version, later.created_ns, later.bundle_id) > "
+        "(earlier.version, earlier.created_ns, earlier.bundle_id)) ORDER BY namespace, name",
+        (),
+    )
+    return [SessionUri(namespace, name) for namespace, name in rows]

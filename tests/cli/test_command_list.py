@@ -11,6 +11,7 @@ from torpor.daemon.api.verbs import VERBS
 
 FOLDER = Path(__file__).parents[2] / "cli" / "commands"
 COMMAND_OF = {
+    "causes": "why",
     "contents": "cat",
     "create": "append",
     "delete": "rm",
@@ -30,8 +31,8 @@ COMMAND_OF = {
 
 WITHOUT_COMMAND = {
     *("converse", "measure", "recall", "disown"),  # what the APIs of HTTP are made of
-    *("tree", "branch", "prefill", "produce", "commit", "advance"),  # branches are for programs
-    *("diverge", "guide", "prune", "retain", "keep", "branches"),
+    *("tree", "branch", "prefill", "produce", "commit", "advance"),  # most of branches is for programs
+    *("guide", "retain", "keep", "branches"),
 }
 
 

@@ -47,6 +47,7 @@ INFO: dict[str, Any] = {
     "written_bytes": 5,
     "dirty": True,
     "durability": "none",
+    "branches": 2,
     "unnamed": True,
     "unreadable": True,
     "stripped": True,

@@ -90,6 +90,24 @@ def test_a_session_is_read_slept_listed_woken_and_deleted(torpor: Torpor, served
     assert torpor("ls", "--json").document["sessions"] == []
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.usefixtures("served")
+def test_a_session_diverges_and_the_best_is_kept(torpor: Torpor) -> None:
+    torpor("append", "notes", "a text of thirty-odd bytes, to read")
+    torpor("save", "notes")
+    made = torpor("diverge", "notes", "--count", "3", "-n", "4", "--keep", "best", "--json").document
+    first, *others = made["attempts"]
+    assert ([first["kept"], *(each["kept"] for each in others)], made["kept"]["name"]) == ([True, False, False], "best")
+    assert made["kept"]["token_count"] == first["position"]
+    shown = torpor("diverge", "notes", "--count", "3", "-n", "4")
+    assert [line.split("\t")[0] for line in shown.out.splitlines()] == ["", "1", "2", "3"]
+    assert "drawn at temperature 0.8" in shown.err
+    taken = torpor("diverge", "notes", "--keep", "best")
+    assert (taken.status, "best is there already" in taken.err) == (2, True)
+    torpor("save", "best")
+    assert "best@1 (awake)\tforked from notes@1 at 35" in torpor("log", "notes").out
+
+
 @pytest.mark.one_in(3)
 def test_stop_puts_sessions_to_sleep_and_the_next_daemon_has_them(
     torpor: Torpor, serving: int, store: Path, tiny_model: Path

@@ -13,6 +13,7 @@ from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import utc_day
 from torpor.memvid.errors import DurabilityLost, IndexFailed, SessionNotFound
 from torpor.memvid.index.index import INDEX_FILE, Index, PackRow
+from torpor.memvid.index.lineage import uris_with_earlier_ledgers
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
@@ -114,7 +115,7 @@ def test_a_session_with_a_ledger_before_its_newest_version_is_found_in_one_quest
     index.add_all([row(newest, 1), replace(row(newest, 2), unread_tokens=2)])
     index.add_all([replace(row(same_number, 1), unread_tokens=2), row(same_number, 1, created_ns=2, salt=1)])
     index.add_all([row(exact, 1), row(exact, 2)])
-    assert index.uris_with_earlier_ledgers() == [earlier, same_number]
+    assert uris_with_earlier_ledgers(index) == [earlier, same_number]
 
 
 def test_a_session_that_goes_while_it_is_listed_hides_no_other(index: Index) -> None:
