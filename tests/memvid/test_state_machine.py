@@ -30,6 +30,7 @@ from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.reader import BundleReader
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.coins import require_coins
 from torpor.tests.memvid.faults import scenarios, worlds
 from torpor.tests.memvid.faults.damage import HOWS, Damage, Ward, files_of, strike
 from torpor.tests.memvid.faults.moments import EAGER
@@ -432,6 +433,11 @@ class SoundStore(RuleBasedStateMachine):
     def nothing_is_pinned_that_nobody_reads(self) -> None:
         assert len(self.store._core.pins._held) == len(self.readers)
 
+    @invariant()
+    def its_coins_add_up(self) -> None:
+        """The sums of what it holds are the disk, to the byte."""
+        require_coins(self.store, is_sound=self.is_sound)
+
 
 def _is_mark_of(mark: Mark, uri: SessionUri, number: int) -> bool:
     return mark.value == number and (mark.name == str(uri) or mark.name.startswith(f"{uri}:"))
@@ -613,3 +619,13 @@ def test_t7_the_same_for_many_steps_and_other_ones_each_time(machine: type[RuleB
     while steps < HEAVY_STEPS:
         steps += run_machine(machine, 100, 60, fixed=False)
         print(f"{machine.__name__}: {steps} steps")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("machine", SHARE)
+def test_the_coins_of_a_store_add_up_to_the_disk_after_200_histories(machine: type[RuleBasedStateMachine]) -> None:
+    """They do behind each step of the others, too (`its_coins_add_up`)."""
+    steps = run_machine(machine, 200, 30, fixed=False)
+    print(f"{machine.__name__}: {steps} steps")
+    assert steps >= 10 * 200

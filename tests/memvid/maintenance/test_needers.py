@@ -7,21 +7,8 @@ from torpor.memvid.maintenance.needers import Places
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.coins import places, shared_bytes, stored_bytes
 from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, flip, frame_in, manifest_path, pack_of, sleep
-
-
-def places(store: Store, uri: SessionUri = URI, version: int | None = None, *, deep: bool = False) -> Places:
-    with store.open_session(uri, version) as reader:
-        return store.places_of(reader, deep=deep)
-
-
-def stored_bytes(found: Places) -> int:
-    return found.beside_bytes + sum(each.stored_bytes for each in found.blocks)
-
-
-def shared_bytes(found: Places) -> int:
-    shared = [each for each in found.blocks if len(found.needers.sessions(each.entry.id)) > 1]
-    return found.beside_shared_bytes + sum(each.stored_bytes for each in shared)
 
 
 def require_as_used(found: Places, usage: UsageReport, uri: SessionUri) -> None:

@@ -9,28 +9,8 @@ from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.coins import require_even
 from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, flip, manifest_path, pack_of, put, sleep, turn
-
-
-def require_even(store: Store, report: UsageReport) -> None:
-    """Both splits add up, to what is on the disk."""
-    assert report.file_bytes == (
-        report.version_bytes
-        + report.pack_bytes
-        + report.damaged_bytes
-        + report.incoming_bytes
-        + report.index_bytes
-        + report.temp_bytes
-        + report.journal_bytes
-        + report.other_bytes
-    )
-    places = report.version_bytes + report.pack_bytes
-    assert report.file_bytes == report.stored_bytes + report.rest_bytes
-    assert report.stored_bytes == report.shared_bytes + sum(one.alone_bytes for one in report.sessions)
-    assert places == report.stored_bytes + report.unneeded_bytes + report.unreadable_bytes
-    assert all(one.stored_bytes == one.shared_bytes + one.alone_bytes for one in report.sessions)
-    assert report.shared_bytes <= sum(one.shared_bytes for one in report.sessions)
-    assert report.file_bytes == sum(path.stat().st_size for path in Path(store.path).rglob("*") if path.is_file())
 
 
 def of(report: UsageReport, uri: SessionUri) -> SessionUsage:
