@@ -97,10 +97,23 @@ class ConfigInfo(Result):
     waits_for_disuse: tuple[str, ...] = ()
 
 
+class StoreCoins(Result):
+    """What the store holds in the four coins, as of `UsageReport`, and the rest of its files, in bytes. counted_ns:
+    when that was counted."""
+
+    logical_bytes: Count
+    stored_bytes: Count
+    shared_bytes: Count
+    alone_bytes: Count
+    rest_bytes: Count
+    counted_ns: int
+
+
 class DiskInfo(Result):
     """The disk of the store, and the budgets of the store, in bytes; None: no bound. free_bytes: room for this user.
     keep_free_bytes: the part of it that no sleep may take. held_bytes: what the store's budget bounds, the manifests
-    and packs, where it has one."""
+    and packs, where it has one. coins: counted every ten minutes at most, as long as somebody asks; None before
+    that."""
 
     free_bytes: Count
     total_bytes: Count
@@ -108,6 +121,7 @@ class DiskInfo(Result):
     daily_write_budget_bytes: Count | None
     keep_free_bytes: Count
     held_bytes: Count | None = None
+    coins: StoreCoins | None = None
 
 
 class HttpInfo(Result):

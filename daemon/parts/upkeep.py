@@ -16,6 +16,7 @@ from ..upkeep.analyst import Analyst
 from ..upkeep.healing import Healing
 from ..upkeep.idling import Idling
 from ..upkeep.making_room import DeletingUnused
+from ..upkeep.measuring import Measuring
 from ..upkeep.single_questions import SingleQuestions
 from ..upkeep.suspending import Suspending
 from ..upkeep.unloading import Unloading
@@ -49,6 +50,7 @@ class UpkeepParts:
         self.single_questions = SingleQuestions(loop, sessions.awake, models.idle_sleeps)
         self.unloading = Unloading(loop, shelf, weights)
         self.watching = Watching(loop, shelf, models.loader.digests, weights, bus, options)
+        self.measuring = Measuring(loop, disk)
         self.suspending = Suspending(models.idle_sleeps)
 
     def start(self) -> None:

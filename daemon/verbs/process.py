@@ -8,7 +8,6 @@ import time
 
 from ... import __version__
 from ...memvid.disk.room import Room, room_at
-from ...memvid.store import Store
 from ...snapshot.blas import library_in_use
 from ..api.events import ProgressEvent
 from ..api.process import DiskInfo, LoadModelRequest, ModelInfo, StatusRequest, StatusResult, UnloadModelRequest
@@ -45,7 +44,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
         scrub=parts.upkeep.scrub_info(),
         config=None if parts.config is None else parts.config.info(),
         aliases=parts.options.aliases,
-        disk=None if room is None else _disk_of(parts.store.disk, room),
+        disk=None if room is None else _disk_of(parts, room),
         unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]),
         http=parts.http,
     )
@@ -75,7 +74,8 @@ async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
     return _info_of(parts, parts.models.shelf.place(request.model))
 
 
-def _disk_of(store: Store, room: Room) -> DiskInfo:
+def _disk_of(parts: Parts, room: Room) -> DiskInfo:
+    store = parts.store.disk
     most = store.budget
     return DiskInfo(
         free_bytes=room.free_bytes,
@@ -84,6 +84,7 @@ def _disk_of(store: Store, room: Room) -> DiskInfo:
         store_budget_bytes=most.max_store_bytes,
         daily_write_budget_bytes=most.max_bytes_per_day,
         keep_free_bytes=most.min_free_bytes,
+        coins=parts.upkeep.measuring.coins(),
     )
 
 

@@ -120,16 +120,17 @@ class Upkeep(Sessions):
 
         return forgetting.forget(self._core, uri, dry_run=dry_run)
 
-    def usage(self) -> UsageReport:
+    def usage(self, at_each_file: Callable[[], object] = lambda: None) -> UsageReport:
         """The disk space of the store, by place and by need, and each session's part. Works in a store opened for
-        reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions.
+        reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions. at_each_file: is
+        called before each; what it raises ends the count.
 
         Raises:
             StoreIoError, StoreClosed
         """
         from ..maintenance import usage
 
-        return usage.usage(self._core)
+        return usage.usage(self._core, at_each_file)
 
     def places_of(self, reader: BundleReader, *, deep: bool = False) -> Places:
         """Where the blocks of an open version lie, in which condition, and which versions need them. deep: every byte

@@ -303,14 +303,6 @@ class Index(Closing):
                 packs.setdefault(name, []).extend(by_key[key])
         return packs
 
-    def packs_with_beginning(self, digits: str) -> list[str]:
-        """The packs that may have a block whose id begins with these hex digits."""
-        ends = (_KEY.unpack(bytes.fromhex(digits[: 2 * _KEY.size].ljust(2 * _KEY.size, fill)))[0] for fill in "0f")
-        rows = self.select(
-            "SELECT DISTINCT name FROM blocks JOIN packs ON pack = number WHERE block BETWEEN ? AND ?", tuple(ends)
-        )
-        return [str(name) for (name,) in rows]
-
     def pack_sizes(self) -> dict[str, int]:
         """The bytes of each pack's file, by name."""
         return {str(name): int(size) for name, size in self.select("SELECT name, size_bytes FROM packs", ())}

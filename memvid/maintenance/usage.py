@@ -11,7 +11,7 @@ one moment; a file that goes meanwhile is left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from ..answers import Finding, SessionUsage, UsageReport, VersionInfo
@@ -109,16 +109,16 @@ class _Tally:
                 session.shared_bytes += size_bytes
 
 
-def usage(core: StoreCore) -> UsageReport:
+def usage(core: StoreCore, at_each_file: Callable[[], object]) -> UsageReport:
     """See `Store.usage`."""
     core.require_open()
     core.look_again()
     tally = _Tally()
     stripped = stripped_in(core.folder) or frozenset()
     rows = core.index.all_rows()
-    users = _add_versions(core, stripped, tally)
+    users = _add_versions(core, stripped, tally, at_each_file)
     _add_rows(core, rows, stripped, tally)
-    _add_packs(core, users, tally)
+    _add_packs(core, users, tally, at_each_file)
     places = _places(core)
     file_bytes = tally.version_bytes + tally.pack_bytes + sum(places.values())
     alone_bytes = sum(session.alone_bytes for session in tally.sessions.values())
@@ -154,9 +154,12 @@ def _told(uri: SessionUri, session: _Session) -> SessionUsage:
 # --- versions
 
 
-def _add_versions(core: StoreCore, stripped: frozenset[str], tally: _Tally) -> _Needs:
+def _add_versions(
+    core: StoreCore, stripped: frozenset[str], tally: _Tally, at_each_file: Callable[[], object]
+) -> _Needs:
     users = _Needs()
     for bundle_id in sorted(core.folder.list_versions()):
+        at_each_file()
         status = core.folder.status_of(manifest_name(bundle_id))
         if status is None:
             continue
@@ -192,10 +195,11 @@ def _add_rows(core: StoreCore, rows: Iterable[VersionInfo], stripped: frozenset[
 # --- packs
 
 
-def _add_packs(core: StoreCore, users: _Needs, tally: _Tally) -> None:
+def _add_packs(core: StoreCore, users: _Needs, tally: _Tally, at_each_file: Callable[[], object]) -> None:
     """Of a block that lies in several packs the frame counts that a repack would keep."""
     packs = []
     for name in sorted(core.folder.list_packs()):
+        at_each_file()
         status = core.folder.status_of(name)
         try:
             with open_frames(core.folder, name) as file:

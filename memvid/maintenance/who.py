@@ -13,6 +13,7 @@ from ..answers import Finding
 from ..errors import AmbiguousVersion, NothingNamed, StoreClosed, StoreError
 from ..folder.folder import id_in, manifest_name
 from ..folder.store_file import BUNDLES, PACKS, VERSIONS
+from ..index.beginnings import packs_with_beginning
 from ..limits import MIN_ID_DIGITS
 from ..writing.core import StoreCore
 from .needers import Needers, needers_of, view_of
@@ -128,7 +129,7 @@ def _by_id(core: StoreCore, digits: str) -> Iterator[Thing]:
         if id_in(name).startswith(digits):
             yield Thing("pack", id_in(name), name)
     blocks = {each for bundle_id in there for each in core.needs.of(bundle_id) if each.hex().startswith(digits)}
-    for name in core.index.packs_with_beginning(digits):
+    for name in packs_with_beginning(core.index, digits):
         try:
             blocks.update(each for each in view_of(core, name).blocks if each.hex().startswith(digits))
         except StoreClosed:

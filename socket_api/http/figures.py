@@ -49,6 +49,12 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         "disk_store_budget_bytes": "Bytes that the store may take.",
         "disk_daily_write_budget_bytes": "Bytes that may be written to the store in a day.",
         "disk_keep_free_bytes": "Bytes of the disk that no sleep may take.",
+        "disk_coins_logical_bytes": "Bytes of the raw state of all versions of all sessions.",
+        "disk_coins_stored_bytes": "Bytes of the disk that sessions need: shared and alone together.",
+        "disk_coins_shared_bytes": "Bytes of the disk that several sessions need, counted once.",
+        "disk_coins_alone_bytes": "Bytes of the disk that one session alone needs, which are freed if it goes.",
+        "disk_coins_rest_bytes": "Bytes of the store that no session needs, and of its other files.",
+        "disk_coins_counted_ns": "When the coins of the store were counted, in nanoseconds of Unix time.",
         "disk_held_bytes": "Bytes of manifests and packs, which the budget of the store bounds.",
     }
 )
