@@ -7,6 +7,7 @@ Imports nothing heavy before handling is in place, so that an interrupt during t
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -33,7 +34,13 @@ def main() -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    from .registry import run  # here, because this import takes long enough to be interrupted
+    # The imports stand here because they take long enough to be interrupted.
+    if os.environ.get("TORPOR_COMPLETING"):
+        from .completing import write_candidates
+
+        write_candidates(arguments)
+        return 0
+    from .registry import run
 
     return run(arguments)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from .reach.options import Declared
 
@@ -48,6 +48,12 @@ class _Parameter:
     def is_flag(self) -> bool:
         return self.kind is bool
 
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The words that a choice has; none of what is no choice."""
+        kinds = (self.kind, *get_args(self.kind))
+        return next((get_args(each) for each in kinds if get_origin(each) is Literal), ())
+
     def value(self, line: PlainLine) -> Any:
         given = self._given()
         if self.declared.callback is None:
@@ -65,6 +71,8 @@ class _Parameter:
             return self.words
         if len(self.words) > 1:
             raise _LeftToTyper
+        if self.choices:
+            return self.words[0]
         return True if self.is_flag else _OF_ONE[self.kind](self.words[0])
 
 
@@ -128,7 +136,8 @@ def _next(waiting: Any) -> str:
 
 
 def _require_readable(parameter: _Parameter) -> None:
-    """Numbers and choices are typer's, and so is what has rules of its own."""
+    """Numbers are typer's, and so is what has rules of its own."""
     known = parameter.is_flag or parameter.kind in _OF_ONE or parameter.kind in _OF_MANY
+    known = known or parameter.words[-1] in parameter.choices
     if not known or parameter.declared.more.keys() - {"callback", "is_eager", "rich_help_panel"}:
         raise _LeftToTyper

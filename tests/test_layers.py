@@ -80,6 +80,7 @@ HOLDS: dict[str, tuple[str, ...]] = {
             "help",
             "plain_line",
             "program",
+            "completing",
             "registry",
             "detached",
         ),

@@ -187,7 +187,10 @@ NAMESPACE_PARAMETER = inspect.Parameter(
 )
 
 
-_READS_NAMES = (require_sessions, _require_version, _require_versions, enter_namespace)
+READS_VERSIONS: Final = (_require_version, _require_versions)
+"""The callbacks of arguments that name a session, and maybe a version of it."""
+
+_READS_NAMES = (require_sessions, *READS_VERSIONS, enter_namespace)
 
 
 def takes_namespace(signature: inspect.Signature) -> bool:

@@ -18,14 +18,15 @@ from ...memvid.disk.location import default_store_path
 from ...places import expanded
 from ...socket_api.errors import DaemonUnreachable
 from ...socket_api.wire.address import default_socket_path
-from ..errors import InvalidUsage, NothingToDo
+from ..errors import DaemonStartFailed, InvalidUsage, NothingToDo
 from ..exit_codes import OK
 from ..reach import background
 from ..reach.consent import YesOption, has_consent
 from ..reach.daemon_link import connect, nobody_is_there
 from ..reach.options import JsonOption, argument, option
 from ..reach.writing import write_whole
-from ..view.output import Output, plain
+from ..view.output import Output, plain, typed
+from ..view.table import facts_table
 from . import last_options
 from .serve_parameters import arguments_of, given_of, takes
 
@@ -39,7 +40,10 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]
 Words = tuple[str, ...]
 """A command."""
 
-ActionArgument = Annotated[Literal["install", "uninstall"], argument("install|uninstall", "Write and enable, or undo.")]
+ActionArgument = Annotated[
+    Literal["install", "status", "remove", "uninstall"],
+    argument("install|status|remove", "Write and enable, show, or undo; uninstall is remove."),
+]
 DryRunOption = Annotated[bool, option("--dry-run", "Show the file and the commands, and do nothing.")]
 
 
@@ -63,18 +67,22 @@ def service(
 ) -> int:
     """Install shows and writes a unit of systemd for this user, or a job of launchd, and starts it. The service has the
     options of the daemon that runs now, and those given here; other settings can stand in the file of --config. A file
-    that is there and says something else is replaced only if you agree. Uninstall stops the service and removes the
-    file.
+    that is there and says something else is replaced only if you agree. Status shows whether there is one, whether it
+    runs, and whether its file is what an install would write. Remove stops the service and removes the file.
 
     [bold]Examples[/]
 
     [cyan]torpor service install --dry-run[/]
     [cyan]torpor service install --config ~/agents/torpor.toml[/]
-    [cyan]torpor service uninstall[/]
+    [cyan]torpor service status[/]
+    [cyan]torpor service remove[/]
     """
     output, given, installs = Output(as_json=as_json), given_of(values), action == "install"
     socket = given.get("socket") or default_socket_path()
     options = {"store": default_store_path(), **last_options.recall(socket), **given, "socket": socket}
+    if action == "status":
+        _status(output, unit_of(options), socket)
+        return OK.number
     config = options.get("config")
     if installs and config is not None and not Path(config).is_file():
         raise InvalidUsage(f"There is no configuration {config}, so the service would not start. Write it first.")
@@ -105,6 +113,63 @@ def service(
     else:
         _tell(output, action, left, problem, agreed=agreed)
     return OK.number
+
+
+def _status(output: Output, unit: Unit, socket: Path) -> None:
+    """What there is of the service, and of the daemon on its socket."""
+    there = unit.path.read_text(encoding="utf-8", errors="replace") if unit.path.exists() else None
+    facts = {
+        "path": str(unit.path),
+        "installed": there is not None,
+        "up_to_date": there == unit.text,
+        "starts_with_login": {"enabled": True, "disabled": False}.get(_asked_of_systemd("is-enabled")),
+        "pid": main_pid(),
+        "socket": str(socket),
+        "answers": _is_running(socket),
+    }
+    if output.as_json:
+        output.document("service", {"action": "status", **facts})
+        return
+    table = facts_table()
+    table.add_row("file", plain(unit.path) + ("" if there is not None else ", which is not there: no service"))
+    if there is not None and there != unit.text:
+        table.add_row("", f"differs from what {typed('torpor service install')} would write: --dry-run shows how")
+    if there is not None and facts["starts_with_login"] is not None:
+        table.add_row("login", "starts it" if facts["starts_with_login"] else "does not start it")
+    if there is not None:
+        table.add_row("process", str(facts["pid"] or "none: it does not run"))
+    table.add_row("daemon", f"{'answers' if facts['answers'] else 'none answers'} on {plain(socket)}")
+    output.show(table)
+
+
+def main_pid() -> int | None:
+    """The process that the service runs; None if there is none, or the supervisor does not tell."""
+    if sys.platform == "darwin":
+        told = re.search(r"^\s*pid = (\d+)", _asked("launchctl", "print", f"gui/{os.getuid()}/{_NAME}"), re.MULTILINE)
+        return int(told[1]) if told else None
+    told_pid = _asked_of_systemd("show", "--property", "MainPID", "--value")
+    return int(told_pid) or None if told_pid.isdecimal() else None
+
+
+def start_again() -> None:
+    """Have the supervisor start the service that it has. Raises DaemonStartFailed."""
+    of_launchd = ("launchctl", "kickstart", "-k", f"gui/{os.getuid()}/{_NAME}")
+    _, why = _run([of_launchd if sys.platform == "darwin" else ("systemctl", "--user", "restart", _NAME)])
+    if why is not None:
+        raise DaemonStartFailed(f"{why}.")
+
+
+def _asked_of_systemd(*words: str) -> str:
+    return _asked("systemctl", "--user", *words, _NAME)
+
+
+def _asked(*command: str) -> str:
+    """What a command says; nothing where it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def unit_of(options: Mapping[str, Any]) -> Unit:

@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...daemon.api.process import ShutdownResult
 from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_plural
@@ -18,15 +16,15 @@ from ..exit_codes import OK, PARTIAL
 from ..reach.background import still_running, wait_until_gone
 from ..reach.daemon_link import connect, nobody_is_there
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, SocketOption
+from ..reach.options import JsonOption, SocketOption, option
 from ..reach.store_view import describe_holder, find_holder
 from ..view.output import Output, plain, report_error
 
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait until all sessions sleep.")
+    float, option("--timeout SECONDS", "How long to wait until all sessions sleep. Default: 300.", min=0.1)
 ]
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Stop also where a session cannot be kept whole.")]
+ForceOption = Annotated[bool, option("--force", "Stop also where a session cannot be kept whole.")]
 
 
 def stop(
@@ -46,7 +44,7 @@ def stop(
     [cyan]torpor stop --force[/]
     """
     output = Output(as_json=as_json)
-    pid, report = _shut_down(socket, timeout, force=force)
+    pid, report = shut_down(socket, timeout, force=force)
     ignore_interrupts()
     if as_json:
         body = {"pid": pid, "slept": report.slept, "failed": report.failed, "empty": report.empty}
@@ -57,7 +55,7 @@ def stop(
     return PARTIAL.number if report.failed else OK.number
 
 
-def _shut_down(socket: Path | None, timeout_s: float, *, force: bool) -> tuple[int | None, ShutdownResult]:
+def shut_down(socket: Path | None, timeout_s: float, *, force: bool) -> tuple[int | None, ShutdownResult]:
     """Ask the daemon to stop, and wait for its process to end. No signal is sent."""
     deadline = time.monotonic() + timeout_s
     with _connect(socket, timeout_s) as client:

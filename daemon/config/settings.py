@@ -11,8 +11,8 @@ from ..errors import InvalidConfiguration, UnknownModel
 from ..memory.model_registry import ModelChoice
 from ..models.adapters import AdapterChoice
 from ..models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, KvChoice
+from ..options.configuration import Configuration, read_configuration, require_aliases
 from ..options.serve_options import MODEL_OPTIONS, SERVE_OPTIONS, ModelOptions, ServeOptions
-from .configuration import Configuration, read_configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,7 @@ def settings_of(command_line: Mapping[str, Any]) -> Settings:
             pinned=model.pin,
             ttl_s=options.model_ttl if model.ttl is None or "model_ttl" in command_line else model.ttl,
         )
-    for alias, name in options.aliases:
-        if name not in choices:
-            names = ", ".join(map(repr, choices))
-            raise InvalidConfiguration(
-                f"aliases: {alias!r} stands for {name!r}, and only {names} are served. Give it the name of a model.",
-                field="aliases",
-            )
+    require_aliases(options.aliases, choices)
     return Settings(choices, options)
 
 

@@ -130,7 +130,7 @@ def test_a_ctrl_c_at_a_question_is_told_on_a_line_of_its_own(torpor: Torpor, mon
 
 
 def test_the_choices_of_an_argument_stand_in_one_line(torpor: Torpor) -> None:
-    assert "Choose from: install, uninstall." in " ".join(torpor("service").err.split())
+    assert "Choose from: install, status, remove, uninstall." in " ".join(torpor("service").err.split())
 
 
 def test_an_interrupt_is_status_130(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:

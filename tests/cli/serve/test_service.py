@@ -56,9 +56,22 @@ def test_it_is_written_started_and_removed(torpor: Torpor, path: Path, systemctl
     assert path.read_text() in installed.out
     assert f" --socket {default_socket_path()}" in section(path.read_text())["ExecStart"]
     assert torpor("service", "install").status == 0, "it says the same"
-    assert torpor("service", "uninstall", "--yes").status == 0
+    assert torpor("service", "remove", "--yes").status == 0
     assert (path.exists(), systemctl()) == (False, [*BEGIN, *BEGIN, *END])
     assert torpor("service", "uninstall", "--yes", "--json").error["error"]["code"] == "nothing_to_do"
+
+
+def test_its_status_tells_of_the_file_the_process_and_the_daemon(
+    torpor: Torpor, path: Path, systemctl: Callable[[], list[str]]
+) -> None:
+    before = torpor("service", "status", "--json").document
+    assert (before["installed"], before["up_to_date"], before["pid"], before["answers"]) == (False, False, None, False)
+    torpor("service", "install")
+    after = torpor("service", "status", "--json").document
+    assert (after["path"], after["installed"], after["up_to_date"]) == (str(path), True, True)
+    assert systemctl()[-2:] == ["--user is-enabled torpor", "--user show --property MainPID --value torpor"]
+    path.write_text("[Service]\n")
+    assert "differs from what torpor service install would write" in torpor("service", "status").out
 
 
 def test_a_dry_run_shows_all_and_does_nothing(torpor: Torpor, path: Path, systemctl: Callable[[], list[str]]) -> None:

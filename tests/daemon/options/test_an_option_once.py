@@ -19,7 +19,7 @@ PROGRAM = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from torpor.cli.serve.serve_parameters import arguments_of, given_of
-from torpor.daemon.config.configuration import read_configuration
+from torpor.daemon.options.configuration import read_configuration
 from torpor.daemon.errors import InvalidConfiguration
 from torpor.socket_api import Client
 

@@ -12,7 +12,7 @@ pin = true
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, Final
 from ...places import expanded
 from ..api.limits import MAX_MODEL_CHARS
 from ..errors import InvalidConfiguration
-from ..options.serve_options import MODEL_OPTIONS, SERVE_OPTIONS, Declared, ModelOptions
+from .serve_options import MODEL_OPTIONS, SERVE_OPTIONS, Declared, ModelOptions
 
 MAX_CONFIG_BYTES: Final = 256 * 1024
 """Room for a thousand models. A longer file is refused before it is read."""
@@ -67,6 +67,18 @@ def read_configuration(path: Path) -> Configuration:
         return Configuration(_values("", content, _OF_FILE, tables=(_MODELS,)), models)
     except _Wrong as wrong:
         raise _invalid(path, f"is wrong at {wrong.key}: {wrong}", field=wrong.key) from None
+
+
+def require_aliases(aliases: Iterable[tuple[str, str]], served: Iterable[str]) -> None:
+    """Raise InvalidConfiguration unless each alias stands for a model that is served."""
+    names = list(served)
+    for alias, name in aliases:
+        if name not in names:
+            raise InvalidConfiguration(
+                f"aliases: {alias!r} stands for {name!r}, and only {', '.join(map(repr, names))} are served. Give it "
+                "the name of a model.",
+                field="aliases",
+            )
 
 
 def _model(place: str, name: str, table: object, beside: Callable[[str], str]) -> ModelOptions:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torpor.daemon.config.configuration import MAX_CONFIG_BYTES, Configuration, read_configuration
 from torpor.daemon.errors import InvalidConfiguration
+from torpor.daemon.options.configuration import MAX_CONFIG_BYTES, Configuration, read_configuration
 
 
 @pytest.fixture
