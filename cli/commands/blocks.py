@@ -164,7 +164,7 @@ def render_blocks(found: BlocksResult) -> RenderableType:
     """Draw a row for each block, then what is no block, and the sums."""
     gone = {
         "HOLDS": not any(block.holds for block in found.blocks),
-        "MEMORY": all(block.resident is None for block in found.blocks),
+        "MEMORY": not any(block.resident for block in found.blocks),
         "READ BACK": all(block.read_ns is None for block in found.blocks),
     }
     names = [name for name in _COLUMNS if not gone.get(name)]

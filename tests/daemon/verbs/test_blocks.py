@@ -1,0 +1,41 @@
+"""What the daemon alone knows of blocks: what is in memory, what was said since, and whose the tokens are."""
+
+from __future__ import annotations
+
+import pytest
+from torpor.memvid.errors import SessionNotFound
+from torpor.tests.daemon.session_rig import Rigged, tokens_of
+
+
+async def test_the_blocks_of_an_awake_session_are_in_memory_as_far_as_they_are_unchanged(rig: Rigged) -> None:
+    await rig.asleep("agent", tokens_of(1, 600))
+    asleep = await rig.service.blocks("agent")
+    assert (asleep.memory_tokens, {each.resident for each in asleep.blocks}) == (None, {False})
+    await rig.wake("agent")
+    awake = await rig.service.blocks("agent")
+    assert (awake.memory_tokens, {each.resident for each in awake.blocks}) == (600, {True})
+    await rig.service.append("agent", tokens=tokens_of(2, 9))
+    later = await rig.service.blocks("agent")
+    assert (later.token_count, later.memory_tokens) == (600, 609)
+    assert [(each.kind, each.resident) for each in later.blocks] == [*([("span", True)] * 3), ("state", False)]
+    assert later.journal_tokens in (0, 9), "by the durability of the daemon"
+    await rig.sleep("agent")
+    await rig.wake("agent@1", at_token=300)
+    look = await rig.service.blocks("agent@1")
+    assert [each.resident for each in look.blocks] == [True, False, False, False]
+    assert look.memory_tokens == 300
+
+
+async def test_a_session_without_a_version_has_no_blocks_and_it_is_said_how_it_gets_one(rig: Rigged) -> None:
+    await rig.read("agent", tokens_of(1, 40))
+    with pytest.raises(SessionNotFound, match="torpor save"):
+        await rig.service.blocks("agent")
+
+
+async def test_the_messages_of_a_chat_are_told_by_their_roles(rig: Rigged) -> None:
+    await rig.service.create("agent")
+    await rig.service.chat("agent", "hello", max_tokens=3)
+    await rig.sleep("agent")
+    first = (await rig.service.blocks("agent")).blocks[0]
+    assert list(first.holds) == ["user", "assistant"]
+    assert sum(first.holds.values()) == first.tokens
