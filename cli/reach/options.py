@@ -155,6 +155,9 @@ VersionArgument = Annotated[
         callback=_require_version,
     ),
 ]
+OtherArgument = Annotated[
+    str, argument("OTHER[@VERSION]", "What it is compared with, named in the same ways.", callback=_require_version)
+]
 VersionsArgument = Annotated[
     list[str],
     argument(

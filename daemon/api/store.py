@@ -203,6 +203,16 @@ class ContentsRequest(Request):
     manifest: bool = False
 
 
+class DifferenceRequest(Request):
+    """How two memories differ: sessions, versions (`NAME~2`) or places (`NAME:500`: up to there). An awake session is
+    compared as it is in memory. tokens: a diff of tokens, and not of lines of text."""
+
+    session: SessionText
+    other: SessionText
+    _: KW_ONLY
+    tokens: bool = False
+
+
 class StatsRequest(Request):
     """Figures of all sessions, or of those of a label or namespace: together, and by label."""
 

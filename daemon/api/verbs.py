@@ -14,6 +14,7 @@ from ...spellings import EARLIER
 from . import blocks, branching, conversing, creating, forking, process, reading, recalling, session, store, waking
 from .causes import CausesResult, WhyResult
 from .contents import Contents
+from .difference import Difference
 from .history import HistoryResult
 from .verb import Verb
 
@@ -48,6 +49,7 @@ class Verbs:
     analyze = Verb(store.AnalyzeRequest, store.AnalysisResult, leaves="Nothing has changed.")
     blocks = Verb(store.BlocksRequest, blocks.BlocksResult)
     contents = Verb(store.ContentsRequest, Contents)
+    difference = Verb(store.DifferenceRequest, Difference)
     delete = Verb(store.DeleteRequest, answers.DeleteReport)
     maintain = Verb(store.MaintainRequest, answers.MaintenanceReport)
     mark = Verb(store.MarkRequest, answers.MarkedVersion)

@@ -20,8 +20,8 @@ from ..api.waking import Because
 from ..events import accounts
 from ..sessions.encoding import Encoder
 from ..sessions.sessions import Session
-from ..sessions.why import Explanation, explain, volatile_pattern, with_setting
 from ..views.causes import MAX_REQUESTS
+from ..views.why import Explanation, explain, volatile_pattern, with_setting
 from .prefixes import packed, tokens_in_common
 from .reuse import PrefixReuse
 

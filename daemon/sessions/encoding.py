@@ -27,9 +27,9 @@ from ..models.control_tokens import any_of, edges_of
 from ..models.grammars import AnswerForm, Matcher, Steps
 from ..models.models import LoadedModel
 from ..models.token_bytes import BYTE_SYMBOLS
+from ..views.why import Detokenizer
 from .compiling import GrammarThread
 from .sessions import Session
-from .why import Detokenizer
 
 # NFC makes a text at most 3.5 times shorter in UTF-8 (iota with dialytika and tonos; Hangul: 3 times).
 _NFC_SHRINKS_AT_MOST = 4

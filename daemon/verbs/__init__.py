@@ -9,6 +9,7 @@ from . import (  # noqa: F401
     branching,
     contents,
     conversing,
+    difference,
     forking,
     history,
     process,

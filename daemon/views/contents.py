@@ -66,7 +66,7 @@ def page_of(store: Store, row: VersionInfo, span: Span) -> Page:
         manifest = reader.manifest
         start, end, stop = _bounds(span, manifest.token_count)
         problems: list[Finding] = []
-        tokens = _tokens(reader, start, end, problems)
+        tokens = tokens_of(reader, start, end, problems)
         if problems:  # as many as are there; else nothing, up to behind what is damaged
             end = start + len(tokens) if tokens else _behind_gap(reader, start, end)
             problems = [] if tokens else problems
@@ -90,7 +90,7 @@ def page_of(store: Store, row: VersionInfo, span: Span) -> Page:
         )
         spans = role_spans(manifest.session, manifest.token_count)
         part = dict(manifest.identity.parts).get(TOKENIZER)
-        lead = _tokens(reader, max(0, start - _LEAD_TOKENS), start, [])
+        lead = tokens_of(reader, max(0, start - _LEAD_TOKENS), start, [])
         return _page(page, part, lead, tokens, spans, span)
 
 
@@ -171,7 +171,7 @@ def _page(
     return Page(replace(page, has_roles=bool(spans)), tokenizer, lead, tokens, spans, span.tokens)
 
 
-def _tokens(reader: BundleReader, start: int, end: int, problems: list[Finding]) -> array[int]:
+def tokens_of(reader: BundleReader, start: int, end: int, problems: list[Finding]) -> array[int]:
     """Tokens of a version, up to the first that cannot be read; what is wrong there goes to `problems`."""
     found, manifest = array("I"), reader.manifest
     for entry in reader.entries:

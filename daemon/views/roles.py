@@ -24,7 +24,9 @@ versions."""
 ROLES: Final = ("system", "user", "assistant", "tool", "system")
 """By number. The last one is of lines that a client has anew with each request."""
 
-_ROOT: Final = "chat_root"
+ROOT: Final = "chat_root"
+"""The key of the tools and template arguments of a chat."""
+
 _NO_TOOLS: Final = '{"tools": []'
 
 TEXT: Final = "text"
@@ -76,7 +78,7 @@ def held_in(spans: Sequence[RoleSpan], start: int, end: int) -> dict[str, int]:
 
 
 def _has_tools(session: Mapping[str, Any]) -> bool:
-    root = session.get(_ROOT)
+    root = session.get(ROOT)
     return isinstance(root, str) and not root.startswith(_NO_TOOLS)
 
 

@@ -17,7 +17,7 @@ from ...daemon.tasks.pieces import in_pieces
 from ..errors import HttpRefused
 from ..tokens import OWNERS, Tokens
 from ..wire.checking import load_request_in_pieces
-from ..wire.naming import name_in
+from ..wire.naming import NAMING, name_in
 
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 
@@ -43,7 +43,7 @@ class Caller:
         """
         values = dict(params)
         if self.namespace is not None:
-            for field in ("session", "name"):
+            for field in NAMING:
                 if isinstance(values.get(field), str):
                     values[field] = self._own(values[field])
             if "sessions" in values:

@@ -54,6 +54,7 @@ ROUTES: Final = (
     SessionRoute("GET", f"{PATH}/{{session}}/why", VERBS["why"]),
     SessionRoute("GET", f"{PATH}/{{session}}/blocks", VERBS["blocks"]),
     SessionRoute("GET", f"{PATH}/{{session}}/contents", VERBS["contents"]),
+    SessionRoute("GET", f"{PATH}/{{session}}/difference", VERBS["difference"]),
     SessionRoute("GET", _HISTORY_PATH, VERBS["history"]),
     SessionRoute("GET", "/v1/why", VERBS["causes"]),
     *(

@@ -13,6 +13,7 @@ FOLDER = Path(__file__).parents[2] / "cli" / "commands"
 COMMAND_OF = {
     "causes": "why",
     "contents": "cat",
+    "difference": "diff",
     "create": "append",
     "delete": "rm",
     "import_bundle": "import",

@@ -123,6 +123,18 @@ def test_the_contents_of_a_version_are_told_page_by_page(front: Front, there: Fr
     assert front.refusal("contents", "nobody") == "session_not_found"
 
 
+@contract("difference")
+def test_two_memories_are_compared(front: Front, there: Front, asleep: str) -> None:
+    there.fork(f"{asleep}:30", f"{asleep}-part")
+    there.append(f"{asleep}-part", tokens=PAST[:10])
+    found = front.difference(asleep, f"{asleep}-part", tokens=True)
+    assert (found.common_tokens, found.one.differs_at, found.other.token_count) == (30, 30, 40)
+    assert (found.one.alone_blocks, found.other.changed) == (2, True)
+    assert sum(line.startswith("-") for line in found.lines) == found.lines_removed
+    assert front.difference(f"{asleep}@1", asleep).is_none
+    assert front.refusal("difference", asleep, "nobody") == "session_not_found"
+
+
 @contract("blocks")
 def test_the_blocks_of_a_version_are_told_with_who_needs_them(front: Front, there: Front, asleep: str) -> None:
     found = front.blocks(f"{asleep}@1", deep=True)

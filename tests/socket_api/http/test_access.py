@@ -154,6 +154,8 @@ def test_a_token_is_for_the_sessions_of_its_namespace(begin: Begin) -> None:
     assert ask("POST", "/v1/sessions", {"session": "other/d"}) == 403
     assert ask("GET", "/v1/sessions/other%2Fd") == 403
     assert ask("POST", "/v1/sessions/a/fork", {"name": "other/d"}) == 403
+    assert ask("GET", "/v1/sessions/a/difference?other=other%2Fd") == 403
+    assert ask("GET", "/v1/sessions/a/difference?other=other%2F%40abcdef12") == 403
     assert ask("GET", "/v1/sessions?namespace=other") == 200
     calls = server.service.calls
     made = [given["session"] for verb, given in calls if verb == "create"]

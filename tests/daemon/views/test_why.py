@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from torpor.daemon.options.line_patterns import matcher_of
 from torpor.daemon.prefixes.prefixes import tokens_in_common
-from torpor.daemon.sessions.why import (
+from torpor.daemon.views.why import (
     BEFORE_TOKENS,
     BEHIND_TOKENS,
     REMEDIES,

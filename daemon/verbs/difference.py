@@ -1,0 +1,65 @@
+"""Handler for difference."""
+
+from __future__ import annotations
+
+from array import array
+from contextlib import ExitStack
+from functools import partial
+
+from ...memvid.access.sessions import Named
+from ..api.difference import Difference
+from ..api.store import DifferenceRequest
+from ..parts.parts import Parts
+from ..sessions.sessions import Session
+from ..views.difference import Side, difference_of, side_of
+from ..views.words import words_for
+from .answering import answers
+
+
+@answers(DifferenceRequest, told=False)
+async def difference(parts: Parts, request: DifferenceRequest) -> Difference:
+    """Raises SessionNotFound, AmbiguousVersion, and the errors of a damaged manifest."""
+    named = [await parts.sessions.named(text) for text in (request.session, request.other)]
+    live = [_live_side(parts, each) for each in named]
+    folders = [model.folder for model in parts.models.shelf.loaded()]
+
+    def compare() -> Difference:
+        with ExitStack() as stack:
+            one, other = (side or _stored_side(parts, stack, each) for side, each in zip(live, named, strict=True))
+            return difference_of(one, other, partial(words_for, folders=folders), by_token=request.tokens)
+
+    return await parts.store.on_io(compare)
+
+
+def _stored_side(parts: Parts, stack: ExitStack, named: Named) -> Side:
+    disk = parts.store.disk
+    row = named.row or parts.store.standing.require_row(named.uri)
+    return side_of(stack.enter_context(disk.open_session(row.uri, row.bundle_id)), row, named.token)
+
+
+def _live_side(parts: Parts, named: Named) -> Side | None:
+    """The session as it is in memory; None where a version is named, or it sleeps."""
+    live = parts.sessions.awake.get(named.uri)
+    return None if live is None or named.row is not None else _side_of_live(live, named.token)
+
+
+def _side_of_live(live: Session, token: int | None) -> Side:
+    durable, ledger = live.durable, live.state.tokens[:]
+    unchanged = min(live.unchanged_tokens if live.dirty else len(ledger), len(ledger))
+
+    def read(start: int, end: int) -> array[int]:
+        return ledger[start:end]
+
+    return Side(
+        name=str(live.uri),
+        version=None if durable is None else durable.version,
+        bundle_id=None if durable is None else durable.bundle_id,
+        model=live.model.name,
+        labels=live.labels,
+        changed=live.dirty,
+        count=min(len(ledger), token or len(ledger)),
+        identity=dict(live.model.identity.parts),
+        session=live.to_map(),
+        entries=[] if durable is None else [entry for entry in durable.entries if entry.end <= unchanged],
+        read=read,
+    )
