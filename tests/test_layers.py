@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             *("httptools", "mcp", "mcp_types", "opentelemetry"),
         },
     ),
-    "cli": ({"memvid", "socket_api"}, {"typer", "rich", "pydantic", "platformdirs"}),
+    "cli": ({"memvid", "socket_api"}, {"typer", "rich", "textual", "pydantic", "platformdirs"}),
 }
 # What each folder holds, in the order in which it builds on itself: each may import what stands before it.
 HOLDS: dict[str, tuple[str, ...]] = {
