@@ -67,6 +67,20 @@ def run_shell(script: str, environment: dict[str, str]) -> str:
     return done.stdout
 
 
+def told_in(block: str) -> list[tuple[str, str]]:
+    """The commands behind `$ ` in a block, each with what it shows below."""
+    commands = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+    return [(command, shown) for command, _, shown in (each.partition("\n") for each in commands)]
+
+
+def masked(shown: str) -> list[str]:
+    """The lines of what a command shows, without what differs at each run, and with one blank for many."""
+    shown = re.sub(r"\b[0-9a-f]{12}\b", "ID", shown)
+    shown = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "TIME", shown)
+    shown = re.sub(r"\b[\d.]+ (?:B|[KMG]iB)\b", "SIZE", shown)
+    return [" ".join(line.split()) for line in shown.splitlines()]
+
+
 # --- examples
 
 
@@ -123,6 +137,14 @@ def test_a_framework_is_connected_as_told_and_reads_only_what_is_new(home: dict[
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = re.findall(r"^(\d+) tokens read:", done.stdout, re.MULTILINE)
     assert int(second) < int(first), "the second turn reads its own message alone"
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.timeout(600)
+def test_what_is_shown_of_memory_is_what_the_commands_show(home: dict[str, str]) -> None:
+    """But for ids, times and sizes, and for blanks."""
+    for command, shown in told_in(blocks("docs/how-to/look-into-memory.md", "look")):
+        assert (command, masked(run_shell(command, home))) == (command, masked(shown))
 
 
 @pytest.mark.one_in(4)

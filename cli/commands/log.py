@@ -124,10 +124,9 @@ class _Line:
 
 
 def _lines_of(found: HistoryResult, *, bare: bool) -> Iterator[_Line]:
-    shown = {each.bundle_id for each in found.entries}
     awake = {each.bundle_id for each in found.in_memory if _is_as_stored(each)}
     for state in found.in_memory:
-        if not (_is_as_stored(state) and state.bundle_id in shown):
+        if not _is_as_stored(state):
             yield _line_in_memory(state, bare=bare)
     for entry in found.entries:
         yield _line_of(entry, awake=entry.bundle_id in awake, bare=bare)

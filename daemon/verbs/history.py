@@ -10,6 +10,7 @@ from ...memvid.uri import SessionUri
 from ..api.creating import HistoryRequest
 from ..api.history import HistoryResult, InMemory
 from ..api.limits import MAX_HISTORY
+from ..api.session import Origin
 from ..branches.trees import Branch
 from ..parts.parts import Parts
 from ..residency.listing import look_of
@@ -41,34 +42,41 @@ async def history(parts: Parts, request: HistoryRequest) -> HistoryResult:
 
 def _in_memory(parts: Parts, namespace: str | None, only: Collection[str] | None) -> Pieces[list[InMemory]]:
     """What is in memory of some sessions, or of all: those that are awake, and behind them the branches of trees, each
-    before the one above it."""
+    before the one above it. Of a session that was kept of a branch and has no version yet, its origin counts, too."""
 
-    def is_meant(uri: SessionUri) -> bool:
-        return namespace in (None, uri.namespace) and (only is None or str(uri) in only)
+    def is_meant(live: Session) -> bool:
+        origin = _unwritten_origin(live)
+        named = {str(live.uri), *([origin.session] if origin else [])}
+        return namespace in (None, live.uri.namespace) and (only is None or not named.isdisjoint(only))
 
     found = []
     for looked_at, live in enumerate(list(parts.sessions.awake.values()), 1):
-        if is_meant(live.uri):
+        if is_meant(live):
             newest = parts.store.disk.find_session(live.uri)
             found.append(_state_of(live, look=look_of(live, newest) is not None))
         if not looked_at % SESSIONS_AT_ONCE:
             yield
     for tree in parts.sessions.forest.all_trees():
-        if is_meant(tree.root.live.uri):
+        if is_meant(tree.root.live):
             found += map(_branch_of, tree.root.subtree())
             yield
     return found
 
 
+def _unwritten_origin(live: Session) -> Origin | None:
+    """The origin of a session that has no version yet; None if it is of another namespace."""
+    origin = live.provenance.forked_from
+    if origin is None or live.durable is not None:
+        return None
+    return origin if SessionUri.parse(origin.session).namespace == live.uri.namespace else None
+
+
 def _state_of(live: Session, *, look: bool = False) -> InMemory:
-    tokens, durable = len(live.state.tokens), live.durable
-    return InMemory(
-        session=str(live.uri),
-        bundle_id=None if durable is None else durable.bundle_id,
-        token_count=tokens,
-        added_tokens=tokens - (0 if durable is None else durable.token_count),
-        look=look,
-    )
+    tokens, before = len(live.state.tokens), _unwritten_origin(live)
+    bundle_id, taken = (None, 0) if before is None else (before.bundle_id, before.tokens)
+    if live.durable is not None:
+        bundle_id, taken = live.durable.bundle_id, live.durable.token_count
+    return InMemory(str(live.uri), bundle_id, tokens, tokens - taken, look)
 
 
 def _branch_of(branch: Branch) -> InMemory:

@@ -32,6 +32,8 @@ async def test_what_is_awake_and_its_trees_stand_on_their_versions(rig: Rigged) 
     assert [each.branches for each in await service.list_sessions()] == [2, 0]
 
     await service.keep(child.branch, "kept")
+    unwritten = InMemory("torpor://default/kept", saved.bundle_id, 45 + grown, 5 + grown)
+    assert unwritten in (await service.history(["base"])).in_memory, "it has no version yet"
     await service.keep(root, "tree", subtree=True)
     await service.prune([root], subtree=True)
     await service.sleep("kept")
