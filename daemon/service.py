@@ -30,6 +30,7 @@ from .config.settings import Settings
 from .engine.decoding import Decoder
 from .engine.engine import Engine
 from .events.bus import Bus, Resumable, Subscription, Wanted
+from .events.figures import Figures
 from .memory.loading import Loader, load_first
 from .memory.model_registry import ModelChoice, Shelf
 from .models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME
@@ -145,6 +146,11 @@ class Service(Verbs, Awaiting):
             for each in self._changed_unseen
         ]
         return tuple(found)
+
+    @property
+    def figures(self) -> Figures:
+        """The figures of its events and requests since it began."""
+        return self._parts.bus.figures
 
     @property
     def budget(self) -> str:

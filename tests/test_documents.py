@@ -125,6 +125,14 @@ def test_budgets_and_retention_runs_and_quantises_something(home: dict[str, str]
 
 @pytest.mark.one_in(4)
 @pytest.mark.timeout(600)
+def test_it_is_told_why_a_request_was_slow_with_a_daemon_and_without(home: dict[str, str]) -> None:
+    said = run_shell(blocks("docs/how-to/look-into-memory.md", "causes"), home)
+    assert len(re.findall(r"chat  diverged at token [0-9]+ of [0-9]+, in message 0: clock", said)) == 2
+    assert re.search(r"^clock\t1\t[1-9]", said, re.MULTILINE), said
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.timeout(600)
 def test_a_session_is_moved_and_a_store_backed_up_as_told(home: dict[str, str]) -> None:
     assert "copy" in run_shell(blocks("docs/how-to/move-a-session.md", "upkeep"), home)
 

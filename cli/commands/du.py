@@ -25,7 +25,7 @@ _PLACES = (
     ("index_bytes", "index"),
     ("temp_bytes", "unfinished"),
     ("journal_bytes", "journal of turns"),
-    ("other_bytes", "marks and everything else"),
+    ("other_bytes", "marks, diary and everything else"),
 )
 
 

@@ -175,6 +175,7 @@ def _tell_all(output: Output, since: str | None, by: By, socket: Path | None, st
         output.line("no request is known" if since is None else f"no request is known of the last {plain(since)}")
     else:
         output.show(_table(result))
+        output.remark(f"[dim]requests since {format_time(result.since_ns)}[/]")
     if result.left_out:
         output.remark(f"[dim]{format_plural(result.left_out, 'row')} more (all counts them)[/]")
     if by == "cause":
@@ -193,7 +194,7 @@ def _require_duration(since: str) -> None:
 
 def _table(result: CausesResult) -> RenderableType:
     first = result.by.upper()
-    table = rows_table(first, *_FIGURES, right=tuple(_FIGURES), whole=(first,), first_to_go=_FIRST_TO_GO)
+    table = rows_table(first, *_FIGURES, right=tuple(_FIGURES), whole=(first, *_FIGURES), first_to_go=_FIRST_TO_GO)
     for row in result.rows:
         table.add_row(_key(result.by, row.key), *_figures(row))
     table.add_row("[dim]all[/]", *_figures(result.total))

@@ -19,7 +19,7 @@ BYTES: Final = tuple(float(1 << power) for power in range(12, 37, 3))
 """From 4 KiB to 64 GiB."""
 
 Begun = Literal["cold", "reused", "woken"]
-"""How a request found its session: without any of its tokens; with some, of its own or another's; asleep."""
+"""How a request found its session: with none of its tokens; with some, its own or taken over from another; asleep."""
 
 
 @dataclass(slots=True)
@@ -55,8 +55,8 @@ class Figures:
 
     def __init__(self) -> None:
         self.first_token = Histograms(
-            "Seconds from a request to the first token of its answer, by how the session was found: cold, reused (some "
-            "of its tokens were in memory) or woken.",
+            "Seconds from a request to the first token of its answer, by how it found the session: cold (all was to be "
+            "read), reused (it had some tokens, or took them over from another) or woken.",
             SECONDS,
             "begun",
         )

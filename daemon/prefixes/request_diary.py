@@ -63,7 +63,8 @@ class RequestDiary:
 def _begun(account: Account, reuse: Reuse | None) -> Begun:
     if account.was_woken:
         return "woken"
-    return "reused" if account.taken_over or (reuse is not None and reuse.outcome != "none") else "cold"
+    had = reuse is not None and reuse.common_tokens > 0 and reuse.source == str(account.session)
+    return "reused" if had or account.taken_over else "cold"
 
 
 def _cost_of(account: Account) -> RequestCost:

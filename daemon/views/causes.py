@@ -95,20 +95,52 @@ def _remedy_of(cause: str | None) -> str:
     return REMEDIES.get(cause, "")  # type: ignore[call-overload,no-any-return]
 
 
-def cost_of(entry: Entry) -> RequestCost:
-    """What an entry says of the cost of its request. Raises TypeError: it is not of this form."""
-    return RequestCost(**{"request": 0, "verb": "", **_told(entry, _COST), "ended_ns": entry.at_ns})
+_TEXTS: Final = frozenset(
+    (*("verb", "client", "code"), *("outcome", "cause", "became", "not_taken", "recomputed_because"))
+)
+"""The fields that are words; the others are numbers."""
+
+_FIELD_OF: Final = {
+    short: (at, name, name in _TEXTS) for at, names in enumerate((_COST, _REUSE)) for name, short in names.items()
+}
+_Told = dict[str, Any]
+
+
+def _told(entry: Entry) -> tuple[_Told, _Told]:
+    """What an entry says of the cost of its request, and of its prefix. Raises TypeError: anybody may have written
+    it."""
+    told: tuple[_Told, _Told] = {}, {}
+    for short, value in entry.facts.items():
+        if (field := _FIELD_OF.get(short)) is not None:
+            at, name, is_text = field
+            if not (type(value) is str if is_text else type(value) in (int, float) and value >= 0):
+                raise TypeError(name)
+            told[at][name] = value
+    return told
+
+
+def _reuse(told: _Told) -> Reuse | None:
+    """Without names and texts; None if nothing is said of the prefix."""
+    if told.get("outcome") not in _OUTCOMES or told.get("became") not in ("refused", "rewound", None):
+        return None
+    return Reuse(**{"verb": "", "at_ns": 0, **told})
+
+
+_OUTCOMES: Final = get_args(PrefixOutcome)
 
 
 def reuse_of(entry: Entry) -> Reuse | None:
-    """What an entry says of the prefix of its request; None if nothing. Raises TypeError: it is not of this form."""
-    told = _told(entry, _REUSE)
-    if told.get("outcome") not in get_args(PrefixOutcome) or told.get("became") not in ("refused", "rewound", None):
+    """What an entry says of the prefix of its request, and of its cost; None if nothing. Raises TypeError: it is not of
+    this form."""
+    of_cost, told = _told(entry)
+    if (reuse := _reuse(told)) is None:
         return None
+    if not all(type(each) is str for words in (entry.words, entry.other_words) for each in words.values()):
+        raise TypeError("words")
     own = _OWN in entry.facts
     words = entry.words if own else entry.other_words
     source = entry.uri if own else entry.other
-    more, reuse = words.get("more", ""), Reuse(**{"verb": "", "at_ns": entry.at_ns, **told})
+    more = words.get("more", "")
     remedy = f"{_remedy_of(reuse.cause)} {'' if more.endswith(CUT) else more}".strip()
     return replace(
         reuse,
@@ -117,25 +149,8 @@ def reuse_of(entry: Entry) -> Reuse | None:
         found_text=words.get("asked"),
         remedy=remedy or None,
         volatile=tuple(entry.words.get("volatile", "").split("\n")) if "volatile" in entry.words else (),
-        cost=cost_of(entry),
+        cost=RequestCost(**{"request": 0, "verb": "", **of_cost, "ended_ns": entry.at_ns}),
     )
-
-
-_TEXTS: Final = frozenset(
-    (*("verb", "client", "code"), *("outcome", "cause", "became", "not_taken", "recomputed_because"))
-)
-"""The fields that are words; the others are numbers."""
-
-
-def _told(entry: Entry, names: Mapping[str, str]) -> dict[str, Any]:
-    """The fields that an entry has. Raises TypeError: anybody may have written it."""
-    told = {name: entry.facts[short] for name, short in names.items() if short in entry.facts}
-    for name, value in told.items():
-        if not (type(value) is str if name in _TEXTS else type(value) in (int, float) and value >= 0):
-            raise TypeError(name)
-    if not all(type(each) is str for words in (entry.words, entry.other_words) for each in words.values()):
-        raise TypeError("words")
-    return told
 
 
 def why(store: Store, uri: SessionUri, known: Iterable[Reuse] = ()) -> WhyResult:
@@ -160,38 +175,36 @@ def causes(store: Store, *, since: str | None = None, by: By = "cause", namespac
         if namespace is not None and (entry.uri is None or entry.uri.namespace != namespace):
             continue
         try:
-            cost, reuse = cost_of(entry), reuse_of(entry)
-            key, added = _key(by, entry, cost, reuse), _sums(entry, cost, reuse)
+            cost, told_of_prefix = _told(entry)
+            reuse = _reuse(told_of_prefix)
         except TypeError:
             continue
         first_ns = entry.at_ns if first_ns is None else first_ns
-        rows.setdefault(key, Counter()).update(added)
-        total.update(added)
+        row = rows.setdefault(_key(by, entry, cost, reuse), Counter())
+        for name in _SUMMED & cost.keys():
+            row[name] += cost[name]
+        row["requests"] += 1
+        row["failed"] += "code" in cost
+        if reuse is not None:
+            again = reuse.read_again(cost.get("read_tokens", 0), own=_OWN in entry.facts)
+            row["read_again_tokens"] += sum(again.values())
+    for row in rows.values():
+        total.update(row)
     told = [_costs(key, sums) for key, sums in rows.items()]
     told.sort(key=(lambda each: int(each.key)) if by == "hour" else (lambda each: (-each.seconds, each.key)))
     shown = told[-MAX_ROWS:] if by == "hour" else told[:MAX_ROWS]
     return CausesResult(by, tuple(shown), _costs("", total), first_ns, len(told) - len(shown), store.diary.problem)
 
 
-def _key(by: By, entry: Entry, cost: RequestCost, reuse: Reuse | None) -> str:
+def _key(by: By, entry: Entry, cost: _Told, reuse: Reuse | None) -> str:
     if by == "cause":
-        return cost.verb if reuse is None else reuse.cause_word
+        return str(cost.get("verb", "")) if reuse is None else reuse.cause_word
     if by == "session":
         return "" if entry.uri is None else str(entry.uri)
-    return cost.client if by == "client" else str(cost.ended_ns // 10**9 // _HOUR_S * _HOUR_S)
+    return str(cost.get("client", "")) if by == "client" else str(entry.at_ns // 10**9 // _HOUR_S * _HOUR_S)
 
 
 _SUMMED: Final = frozenset(field.name for field in fields(RequestCost)) & {field.name for field in fields(Costs)}
-
-
-def _sums(entry: Entry, cost: RequestCost, reuse: Reuse | None) -> Mapping[str, Any]:
-    again = {} if reuse is None else reuse.read_again(cost.read_tokens, own=_OWN in entry.facts)
-    return {
-        **{name: getattr(cost, name) for name in _SUMMED},
-        "requests": 1,
-        "failed": int(bool(cost.code)),
-        "read_again_tokens": sum(again.values()),
-    }
 
 
 def _costs(key: str, sums: Mapping[str, Any]) -> Costs:

@@ -13,7 +13,6 @@ Rules:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 import threading
@@ -57,6 +56,7 @@ _MAGIC: Final = b"\xd1mvd"
 _FILE_HEAD: Final = struct.Struct("<8sQ8s")
 _HEAD: Final = struct.Struct("<4sHHQ8s")
 _SAYS, _ENDS, _RENAMES = range(3)
+_DAMAGED: Final = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,8 @@ class Diary:
 
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of the files
+        self._saying = threading.Lock()  # of what waits: never held while a file is read or written
         self._waiting: deque[Entry | _Change] = deque(maxlen=MAX_UNWRITTEN)
         self._last_ns = 0
         self._end = -1  # of the sound part of the file that was written last; -1: not known
@@ -134,7 +135,7 @@ class Diary:
         entry = Entry(self._now(at_ns), facts, uri, words, other, other_words or {})
         fitting = next((each for each in _shorter(entry) if len(_encoded(each)) <= MAX_DIARY_ENTRY_BYTES), None)
         if fitting is not None:
-            with self._lock:
+            with self._saying:
                 self._waiting.append(fitting)
 
     def end(self, uri: SessionUri) -> None:
@@ -146,13 +147,14 @@ class Diary:
         self._change(old, new)
 
     def _change(self, uri: SessionUri, new: SessionUri | None) -> None:
-        with self._lock:
-            if self._waiting or any(plain_status(self._folder.root_fd, name) for name in DIARY_FILES):
-                self._waiting.append(_Change(self._now(), uri, new))
+        if self._waiting or any(plain_status(self._folder.root_fd, name) for name in DIARY_FILES):
+            change = _Change(self._now(), uri, new)
+            with self._saying:
+                self._waiting.append(change)
 
     def _now(self, at_ns: int | None = None) -> int:
         """A time later than all before it in this process."""
-        with self._lock:
+        with self._saying:
             self._last_ns = max(time.time_ns() if at_ns is None else at_ns, self._last_ns + 1)
             return self._last_ns
 
@@ -164,12 +166,13 @@ class Diary:
         """Append what was said since the last time, without a flush. What cannot be written is let go. Raises
         StoreError."""
         with self._lock:
-            if not self._waiting:
+            with self._saying:
+                waiting = list(self._waiting)
+                self._waiting.clear()
+            if not waiting:
                 return
-            data = b"".join(map(_encoded, self._waiting))
-            self._waiting.clear()
             try:
-                self._append(data)
+                self._append(b"".join(map(_encoded, waiting)))
                 self.problem = None
             except StoreError as error:
                 self._end, self.problem = -1, error.message
@@ -188,7 +191,7 @@ class Diary:
         with closing_fd(open_file(root_fd, DIARY_FILE, os.O_RDWR | os.O_CREAT, path)) as fd:
             size = stat_open(fd, path).st_size
             if size != self._end:
-                self._end = self._found(DIARY_FILE).end
+                self._end = _scanned(self._data(DIARY_FILE)).end
                 os.ftruncate(fd, self._end)
             if not self._end:
                 data = _file_head(0) + data
@@ -199,30 +202,36 @@ class Diary:
 
     def read(self, since_ns: int = 0, uri: SessionUri | None = None) -> list[Entry]:
         """All entries since a time, the oldest first, as sessions are named now; with `uri`, those of one session. What
-        cannot be read is left out, and `problem` tells why."""
+        cannot be read is left out, and `problem` tells why. Whoever says something does not wait for it."""
         with self._lock:
-            problem, found = None, []
-            for name in DIARY_FILES:
-                try:
-                    found.append(self._found(name, since_ns))
-                except StoreError as error:
-                    problem = error.message
-                    found.append(_Found())
-            self.problem = problem
-            waiting = list(self._waiting)
-        late, told = _split(waiting)
+            found = self._readable(since_ns, None if uri is None else str(uri).encode())
+            if uri is not None and any(change.new == uri for each in found for change in each.changes):
+                found = self._readable(since_ns, None)  # it had another name
+            late, told = _split(self._unwritten())
         changes = [*(change for each in found for change in each.changes), *told]
         parts = [*((each.entries, each.applied_ns) for each in found), (late, 0)]
         entries = [one for part, applied_ns in parts for one in _as_now(part, changes, applied_ns)]
         return [each for each in entries if each.at_ns >= since_ns and (uri is None or each.uri == uri)]
 
-    def _found(self, name: str, since_ns: int = 0) -> _Found:
-        """What a file has, of entries those since a time; nothing without one. Raises UnsafePath, StoreIoError."""
+    def _readable(self, since_ns: int, needle: bytes | None) -> list[_Found]:
+        found, self.problem = [], None
+        for name in DIARY_FILES:
+            try:
+                found.append(_scanned(self._data(name), since_ns, needle))
+            except StoreError as error:
+                self.problem = error.message
+        return found
+
+    def _unwritten(self) -> list[Entry | _Change]:
+        with self._saying:
+            return list(self._waiting)
+
+    def _data(self, name: str) -> bytes | None:
+        """The bytes of a file; None without one. Raises UnsafePath, StoreIoError."""
         try:
-            data = read_small(self._folder.root_fd, name, MAX_DIARY_BYTES, self.path_of(name))
+            return read_small(self._folder.root_fd, name, MAX_DIARY_BYTES, self.path_of(name))
         except FileNotFoundError:
-            return _Found()
-        return _scanned(data, since_ns)
+            return None
 
     # --- forgetting
 
@@ -230,28 +239,34 @@ class Diary:
         """Whether the name of a session stands in it, also where no reader sees it. Raises UnsafePath, StoreIoError."""
         name = uri.name.encode()
         with self._lock:
-            waiting = b"".join(map(_encoded, self._waiting))
-            return name in waiting or any(name in (self._found(each).data or b"") for each in DIARY_FILES)
+            return any(name in _encoded(each) for each in self._unwritten()) or any(
+                name in (self._data(each) or b"") for each in DIARY_FILES
+            )
 
     def erase(self, uri: SessionUri) -> bool:
         """Leave nothing of a session in the files, nor of what is deleted or damaged, durably; whether there was
         something. Raises UnsafePath, StoreIoError, NoSpace, DurabilityLost: some may be left."""
+        name = uri.name.encode()
         with self._lock:
-            was_named = self.mentions(uri)
-            found = {name: self._found(name) for name in DIARY_FILES}
-            if not was_named and all(each.is_whole for each in found.values()):
-                return False
-            late, told = _split(self._waiting)
-            changes = [*(change for each in found.values() for change in each.changes), *told]
-            self._waiting.clear()
-            self._waiting.extend(_but_of(_as_now(late, changes, 0), uri))
-            now_ns, self._end = self._now(), -1
-            for name, each in found.items():
-                if each.data is not None:
-                    entries = _but_of(_as_now(each.entries, changes, each.applied_ns), uri)
-                    data = b"".join([_file_head(now_ns), *map(_encoded, entries)])
-                    durable.write_file(self._folder.root_fd, name, data, self._folder.path, replacing=True)
+            found = {each: _scanned(self._data(each)) for each in DIARY_FILES}
+            changes = [change for each in found.values() for change in each.changes]
+            with self._saying:
+                was_named = any(name in _encoded(each) for each in self._waiting)
+                late, told = _split(self._waiting)
+                changes += told
+                self._waiting = deque(_but_of(_as_now(late, changes, 0), uri), MAX_UNWRITTEN)
+            was_named = was_named or any(name in (each.data or b"") for each in found.values())
+            if was_named or not all(each.is_whole for each in found.values()):
+                self._write_anew(found, changes, uri)
             return was_named
+
+    def _write_anew(self, found: Mapping[str, _Found], changes: Sequence[_Change], gone: SessionUri) -> None:
+        now_ns, self._end = self._now(), -1
+        for name, each in found.items():
+            if each.data is not None:
+                entries = _but_of(_as_now(each.entries, changes, each.applied_ns), gone)
+                data = b"".join([_file_head(now_ns), *map(_encoded, entries)])
+                durable.write_file(self._folder.root_fd, name, data, self._folder.path, replacing=True)
 
 
 def _split(said: Iterable[Entry | _Change]) -> tuple[list[Entry], list[_Change]]:
@@ -325,51 +340,58 @@ def _text(uri: SessionUri | None) -> str:
     return "" if uri is None else str(uri)
 
 
-def _scanned(data: bytes, since_ns: int) -> _Found:
-    if len(data) < _FILE_HEAD.size or data[: _FILE_HEAD.size] != _file_head(int.from_bytes(data[8:16], "little")):
-        return _Found(data, is_whole=not data)
+def _scanned(data: bytes | None, since_ns: int = 0, needle: bytes | None = None) -> _Found:
+    """What a file has; of entries those since a time that have these bytes."""
+    if data is None:
+        return _Found()
     applied_ns = int.from_bytes(data[8:16], "little")
+    if data[: _FILE_HEAD.size] != _file_head(applied_ns):
+        return _Found(data, is_whole=not data)
     entries, changes, is_whole = list[Entry](), list[_Change](), True
     place = end = _FILE_HEAD.size
     while place < len(data):
-        found = _at(data, place, since_ns)
-        if found is None:
+        ends = _end_at(data, place)
+        said = None if ends is None else _said(data, place, ends, since_ns, needle)
+        if ends is None or said is _DAMAGED:
             is_whole, place = False, data.find(_MAGIC, place + 1)
             if place < 0:
                 break
             continue
-        said, place = found
-        end = place
-        if isinstance(said, Entry):
+        place = end = ends
+        if type(said) is Entry:
             entries.append(said)
-        elif said is not None:
+        elif type(said) is _Change:
             changes.append(said)
     return _Found(data, applied_ns, entries, changes, end, is_whole)
 
 
-def _at(data: bytes, place: int, since_ns: int) -> tuple[Entry | _Change | None, int] | None:
-    """The sound entry at a place, None for one of a later kind or before a time, and where it ends; None without
-    one."""
-    if len(data) - place < _HEAD.size:
+def _end_at(data: bytes, place: int) -> int | None:
+    """Where an entry ends, by its length; None if none begins at a place."""
+    if data[place : place + len(_MAGIC)] != _MAGIC or len(data) - place < _HEAD.size:
         return None
-    magic, size, kind, at_ns, digest = _HEAD.unpack_from(data, place)
+    end = place + _HEAD.size + int.from_bytes(data[place + 4 : place + 6], "little")
+    return end if end <= len(data) and end - place <= MAX_DIARY_ENTRY_BYTES else None
+
+
+def _said(data: bytes, place: int, end: int, since_ns: int, needle: bytes | None) -> Entry | _Change | bool | None:
+    """What an entry says; None for one that is not wanted, or of a later kind."""
+    _, _, kind, at_ns, digest = _HEAD.unpack_from(data, place)
     begins = place + _HEAD.size
-    body = data[begins : begins + size]
-    if magic != _MAGIC or len(body) != size or begins + size - place > MAX_DIARY_ENTRY_BYTES:
+    body = data[begins:end]
+    if kind == _SAYS and (at_ns < since_ns or (needle is not None and needle not in body)):
         return None
-    if kind == _SAYS and at_ns < since_ns:
-        return None, begins + size
     if blake3(data[place : begins - 8] + body).digest(8) != digest:
-        return None
-    with contextlib.suppress(ValueError, TypeError, InvalidUri, msgpack.UnpackException):
-        return _decoded(kind, at_ns, msgpack.unpackb(body)), begins + size
-    return None
+        return _DAMAGED
+    try:
+        return _decoded(kind, at_ns, msgpack.unpackb(body))
+    except (ValueError, TypeError, InvalidUri, msgpack.UnpackException):
+        return _DAMAGED
 
 
 def _decoded(kind: int, at_ns: int, fields: Any) -> Entry | _Change | None:
     if kind == _SAYS:
         uri, facts, words, other, other_words = fields
-        if not all(isinstance(each, dict) for each in (facts, words, other_words)):
+        if not type(facts) is type(words) is type(other_words) is dict:
             raise ValueError
         return Entry(at_ns, facts, _uri(uri), words, _uri(other), other_words)
     if kind in (_ENDS, _RENAMES):

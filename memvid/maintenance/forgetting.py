@@ -133,7 +133,8 @@ class _Forget:
         try:
             if self.run.dry_run:
                 return core.diary.mentions(self._uri)
-            with core.committing():
+            with core.poisoning():
+                core.require_writable()
                 return core.diary.erase(self._uri)
         except (DurabilityLost, LockLost):
             raise

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
+from string import ascii_letters, digits
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -21,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ... import __version__
+from ...daemon.events.accounts import MAX_CLIENT_CHARS, client
 from ...errors import TorporError
 from ..errors import HttpRefused, InternalError
 from ..server.spans import TRACE_HEADERS, trace_headers
@@ -48,6 +50,8 @@ _CLIENT_LEFT = 499
 
 DIALECTS: Final = (chat_completions, completions, responses, conversations, messages)
 """The APIs that clients speak: each is a module, which gives its routes."""
+
+_WORD: Final = frozenset(f"{ascii_letters}{digits}._-/+")
 
 _OPEN: Final = frozenset({("GET", "/healthz"), ("HEAD", "/healthz"), ("HEAD", "/")})
 """Answered without a token: they tell nothing but that a daemon is here."""
@@ -108,6 +112,7 @@ class Checked:
                 self._desk.counters.requests.labels(route, str(message["status"])).inc()
             await send(message)
 
+        client.set(_client_of(request))
         trace_headers.set({each: request.headers[each] for each in TRACE_HEADERS if each in request.headers})
         try:
             self._check(request)
@@ -121,6 +126,20 @@ class Checked:
         self._desk.access.require_no_page(request.headers, on_unix=on_unix)
         if (request.method, request.url.path) not in _OPEN:
             request.state.caller = self._desk.access.caller_of(request.headers, on_unix=on_unix)
+
+
+def _client_of(request: Request) -> str:
+    """Who asks, for figures: the first word of its name, and the API that it speaks."""
+    name = "".join(filter(_WORD.__contains__, request.headers.get("user-agent", "").partition(" ")[0]))
+    spoken = max((path for path in _spoken() if request.url.path.startswith(path)), key=len, default="")
+    return f"{name[:MAX_CLIENT_CHARS] or 'unknown'} {_spoken().get(spoken, 'sessions')}"
+
+
+@cache
+def _spoken() -> Mapping[str, str]:
+    """The name of the API that is spoken at each path."""
+    names = {route.path: each.__name__.rpartition(".")[2] for each in DIALECTS for route in each.routes()}
+    return {**names, mcp.PATH: "mcp"}
 
 
 async def _root(request: Request) -> Response:

@@ -1,23 +1,27 @@
-"""`/metrics`: the figures of `status`, and counts of requests over HTTP, for Prometheus.
+"""`/metrics`: the figures of `status`, those of the daemon's events, and counts of requests over HTTP, for Prometheus.
 
 Each number of the record of `status` is a gauge, so a new field of that record is a new gauge: `torpor_` and the names
-on the way to it. Those of a model have its name as a label. `figures.py` has a sentence for each.
+on the way to it. Those of a model have its name as a label. `figures.py` has a sentence for each. Histograms and
+counters of events and requests are those of `daemon/events/figures.py`; none has a session's name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.utils import floatToGoString
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ...daemon.api.process import StatusRequest, StatusResult
 from ...daemon.api.verbs import VERBS
+from ...daemon.events.figures import Figures
 from ..errors import HttpRefused
 from .figures import SENTENCES
 
@@ -58,6 +62,27 @@ class _Status:
         yield from families.values()
 
 
+class _OfEvents:
+    """A collector of the figures of the daemon's events."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[HistogramMetricFamily | CounterMetricFamily]:
+        for name, kind in self._figures.histograms.items():
+            family = HistogramMetricFamily(f"torpor_{name}", kind.sentence, labels=[kind.label] if kind.label else [])
+            for label, one in sorted(kind.of.items()):
+                upto = accumulate(one.counts)
+                bounds = [*map(floatToGoString, one.bounds), "+Inf"]
+                family.add_metric([label] if kind.label else [], list(zip(bounds, upto, strict=True)), one.total)
+            yield family
+        for name, (sentence, label, counts) in self._figures.counters.items():
+            counter = CounterMetricFamily(f"torpor_{name}", sentence, labels=[label])
+            for value, count in sorted(counts.items()):
+                counter.add_metric([value], count)
+            yield counter
+
+
 async def status_of(request: Request) -> StatusResult:
     """The daemon's `status`, for a request."""
     status: StatusResult = await request.app.state.desk.works.answer(VERBS["status"], StatusRequest(), request.receive)
@@ -75,6 +100,7 @@ async def metrics(request: Request) -> Response:
     desk = request.app.state.desk
     registry = CollectorRegistry()
     registry.register(_Status(await status_of(request)))
+    registry.register(_OfEvents(desk.backend.figures))
     return Response(generate_latest(registry) + generate_latest(desk.counters.registry), media_type=CONTENT_TYPE_LATEST)
 
 

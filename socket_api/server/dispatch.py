@@ -15,6 +15,7 @@ from ...daemon.api.process import ShutdownRequest, ShutdownResult, SubscribeRequ
 from ...daemon.api.records import Request
 from ...daemon.api.verb import R, Verb
 from ...daemon.events.events import Notice
+from ...daemon.events.figures import Figures
 from ...daemon.tasks.cancellation import in_any_case
 from ...daemon.tasks.pieces import in_pieces
 from .wire_map import wire_map
@@ -42,8 +43,11 @@ class Backend(Protocol):
     """The service as the server sees it; `torpor.daemon.service.Service` has this shape.
 
     Every call raises TorporError for expected failures. A request's `on_event` is called on the event loop. To stop a
-    cancellable verb, cancel the task that awaits it; committed work stays.
+    cancellable verb, cancel the task that awaits it; committed work stays. figures: of its events, since it began.
     """
+
+    @property
+    def figures(self) -> Figures: ...
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R: ...
 

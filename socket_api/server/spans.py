@@ -16,6 +16,7 @@ from ...daemon.api.process import ShutdownResult
 from ...daemon.api.reading import GenerateResult
 from ...daemon.api.records import Request
 from ...daemon.api.verb import R, Verb
+from ...daemon.events.figures import Figures
 from ...errors import TorporError
 from .dispatch import Backend, Events, ResumableEvents
 
@@ -63,6 +64,10 @@ class Traced:
         self._backend = backend
         self._tracer = tracer
         self._propagator = TraceContextTextMapPropagator()
+
+    @property
+    def figures(self) -> Figures:
+        return self._backend.figures
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
         """As the backend."""

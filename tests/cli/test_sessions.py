@@ -75,7 +75,7 @@ def test_why_counts_the_requests_of_all_sessions(torpor: Torpor, daemon: ServerT
     assert head[:6] == ["CAUSE", "REQUESTS", "AGAIN", "READ", "REUSED", "WRITTEN"]
     assert (clock[:7], clock[-1]) == (["clock", "2", "800", "900", "0", "0", "3.50 s"], "1")
     assert (hit[0], hit[6], odd[0], odd[6], total[0], total[1]) == ("hit", "250 ms", "[red]x␊", "–", "all", "8")
-    assert ran.err.splitlines()[0] == "1 row more (all counts them)"
+    assert ran.err.splitlines()[:2] == ["requests since –", "1 row more (all counts them)"]
     assert "clock  Only a date or a time differs. Say it in the newest message, not at the beginning." in ran.err
     assert daemon.service.calls[-1] == ("causes", {"since": "2h"})
     assert torpor("why", "--by", "hour", "--json").document["rows"][0]["read_again_tokens"] == 800

@@ -35,11 +35,14 @@ from typing import Any, Final, get_type_hints
 
 import pytest
 from pydantic import TypeAdapter
+from torpor.daemon.api.causes import REMEDIES, RequestCost, Reuse
 from torpor.daemon.api.process import ModelInfo
 from torpor.daemon.api.session import SessionInfo
 from torpor.daemon.api.verbs import VERBS
+from torpor.daemon.views import causes as views
 from torpor.errors import TorporError
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.cli.cli_rig import MadeStore, Ran, Torpor, flip, unstyled
 from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
@@ -144,8 +147,23 @@ def _hold(_: World, path: str, *names: str) -> None:
     assert set(os.listdir(path)) == set(names), f"it holds {os.listdir(path)}"
 
 
+def _tell(world: World) -> None:
+    """Let the diary of the store tell of two requests for a session, and of one for another that is deleted since."""
+    agent, gone = SessionUri("default", "agent"), SessionUri("default", "gone")
+    read = RequestCost(1, "chat", 0, "curl chat_completions", "", 40, 0, 12, 2.5, 0.1, 1.0, 0.5, 0.8, 0.05)
+    texts = ("It is 06:30.", "It is 07:45.", "clock", REMEDIES["clock"], "rewound")
+    with Store.open(world.store.path, writable=True) as store:
+        views.say(store.diary, agent, read, Reuse("chat", 2, "diverged", str(agent), 3, 9, 3, 1, *texts))
+        hit = Reuse("generate", 1, "hit", str(agent), 9, 9)
+        views.say(store.diary, agent, RequestCost(2, "generate", 0, written_tokens=3, seconds=0.25), hit)
+        anew = RequestCost(3, "append", 0, read_tokens=7, seconds=1.0)
+        views.say(store.diary, gone, anew, Reuse("append", 3, "none"))
+        store.diary.end(gone)
+
+
 ARRANGEMENTS: Final[dict[str, Callable[..., object]]] = {
     "a daemon": _serve,
+    "a diary": _tell,
     "facts of": _have,
     "each request is refused as": _refuse,
     "a writer has the store": lambda world: world.open.enter_context(Store.open(world.store.path, writable=True)),

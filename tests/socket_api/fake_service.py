@@ -24,6 +24,7 @@ from torpor.daemon.api.verb import Awaiting, R, Verb
 from torpor.daemon.api.verbs import VERBS, Verbs
 from torpor.daemon.errors import AnswerNotFound
 from torpor.daemon.events.bus import Bus, Resumable, Subscription, Wanted
+from torpor.daemon.events.figures import Figures
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.errors import TorporError
 from torpor.memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion, ShownVersion
@@ -80,6 +81,10 @@ class FakeService(Verbs, Awaiting):
         self.answers: dict[type[Request], Callable[[Any], Awaitable[Result]]] = {
             verb.request: getattr(self, f"_{name}") for name, verb in VERBS.items() if hasattr(self, f"_{name}")
         }
+
+    @property
+    def figures(self) -> Figures:
+        return self.bus.figures
 
     def hold(self) -> None:
         """Stop all work before its next step, until `release`."""
