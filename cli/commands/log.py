@@ -125,11 +125,13 @@ class _Line:
 
 def _lines_of(found: HistoryResult, *, bare: bool) -> Iterator[_Line]:
     awake = {each.bundle_id for each in found.in_memory if _is_as_stored(each)}
+    damaged = {(each.session, each.version) for each in found.problems}
     for state in found.in_memory:
         if not _is_as_stored(state):
             yield _line_in_memory(state, bare=bare)
     for entry in found.entries:
-        yield _line_of(entry, awake=entry.bundle_id in awake, bare=bare)
+        flags = {"awake": entry.bundle_id in awake, "pinned": entry.pinned, "stripped": entry.stripped}
+        yield _line_of(entry, flags | {"damaged": (entry.session, entry.version) in damaged}, bare=bare)
 
 
 def _is_as_stored(state: InMemory) -> bool:
@@ -137,8 +139,7 @@ def _is_as_stored(state: InMemory) -> bool:
     return state.branch is None and not state.added_tokens and not state.look and state.bundle_id is not None
 
 
-def _line_of(entry: HistoryEntry, *, awake: bool, bare: bool) -> _Line:
-    flags = {"awake": awake, "pinned": entry.pinned, "stripped": entry.stripped}
+def _line_of(entry: HistoryEntry, flags: Mapping[str, bool], *, bare: bool) -> _Line:
     marks = [*entry.tags, *(name for name, holds in flags.items() if holds)]
     marks += [f"{entry.lossy.bits} bits"] if entry.lossy else []
     name = f"{_short(entry.session, bare=bare)}{VERSION_MARK}{entry.version}"
@@ -176,6 +177,7 @@ _WAYS: Final = {
     "branched": "branch of",
     "imported": "imported",
     "quantized": "kept in fewer bits",
+    "unknown": "its manifest cannot be read",
 }
 
 

@@ -11,7 +11,9 @@ from ...memvid.answers import Finding, ShownVersion
 from ...records import Count, Result
 from .session import Origin
 
-Way = Literal["began", "went_on", "went_back", "cut_off", "forked", "folded", "branched", "imported", "quantized"]
+Way = Literal[
+    "began", "went_on", "went_back", "cut_off", "forked", "folded", "branched", "imported", "quantized", "unknown"
+]  # fmt: skip
 
 
 class HistoryEntry(ShownVersion):
@@ -19,7 +21,8 @@ class HistoryEntry(ShownVersion):
 
     way: `began` with nothing before it; `went_on` from the version before it; `went_back` to an earlier one, from which
         it went on; `cut_off`: what it went on from is gone; `forked`, `folded` or `imported` from another session;
-        `branched`: kept as a branch of a tree; `quantized`: the one before it in fewer bits.
+        `branched`: kept as a branch of a tree; `quantized`: the one before it in fewer bits; `unknown`: a first version
+        whose manifest cannot be read.
     origin: of a fork, a fold or a branch, as far as its manifest can be read. parent_version: the number of its parent,
         where that is of the same session. added_tokens: how many tokens it has more
         than what it came from, or fewer; None where that is gone. branches: kept with it in one tree.

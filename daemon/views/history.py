@@ -86,10 +86,10 @@ class _Page:
 
     def _entry(self, row: VersionInfo) -> HistoryEntry:
         kept = self._session_map(row)
-        self._note_tree(row, kept)
+        self._note_tree(row, kept or {})
         parent = self._parents.get(row.parent or "")
-        origin = self._origin(row, kept)
-        way = origin[0] if origin else _way(row, parent)
+        origin = self._origin(row, kept or {})
+        way = origin[0] if origin else _way(row, parent, has_manifest=kept is not None)
         marks = self._store.marks_to_show(row.uri).of(row.bundle_id)
         shown = ShownVersion(**vars(row), tags=marks.tags, pinned=marks.pinned, stripped=marks.stripped)
         return HistoryEntry(
@@ -101,15 +101,14 @@ class _Page:
             branches=self._sizes.get(row.bundle_id, 0),
         )
 
-    def _session_map(self, row: VersionInfo) -> Mapping[str, Any]:
+    def _session_map(self, row: VersionInfo) -> Mapping[str, Any] | None:
         try:
             with self._store.open_session(row.uri, row.bundle_id) as reader:
                 return reader.manifest.session
         except StoreError as error:
-            message = f"Version {row.version} of {row.session} cannot be read: {error.message}"
             path = str(error.details.get("path", ""))
-            self.problems.append(Finding(path, error.code, message, row.session, row.version))
-            return {}
+            self.problems.append(Finding(path, error.code, error.message, row.session, row.version))
+            return None
 
     def _note_tree(self, row: VersionInfo, kept: Mapping[str, Any]) -> None:
         """Note where the branches of a tree come from."""
@@ -141,8 +140,10 @@ class _Page:
         return replace(entry, parent=entry.parent if is_own else None, origin=origin if knows else None)
 
 
-def _way(row: VersionInfo, parent: VersionInfo | None) -> Way:
+def _way(row: VersionInfo, parent: VersionInfo | None, *, has_manifest: bool) -> Way:
     """How a version came about that is no fork, fold or branch by its manifest."""
+    if not has_manifest and (parent is None or parent.session != row.session):
+        return "unknown"
     if row.parent is None:
         return "began"
     if parent is None:

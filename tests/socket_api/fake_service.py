@@ -18,6 +18,7 @@ from torpor.daemon.api import conversing, creating, forking, process, reading, r
 from torpor.daemon.api.causes import CausesResult, Costs, WhyResult
 from torpor.daemon.api.creating import CreateRequest
 from torpor.daemon.api.events import NEVER_SENT, OnEvent, ProgressEvent, SessionEvent, TokenEvent
+from torpor.daemon.api.history import HistoryResult
 from torpor.daemon.api.records import Request
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.verb import Awaiting, R, Verb
@@ -271,6 +272,9 @@ class FakeService(Verbs, Awaiting):
 
     async def _list(self, request: creating.ListRequest) -> session.ListResult:
         return session.ListResult(tuple(session.info for session in self.sessions.values()))
+
+    async def _history(self, _: creating.HistoryRequest) -> HistoryResult:
+        return HistoryResult(())
 
     async def _show(self, request: creating.ShowRequest) -> session.SessionDetail:
         found = self._find(request.session)

@@ -154,7 +154,7 @@ def test_a_damaged_manifest_is_named_and_its_version_told_as_the_index_has_it(st
     found = history_of(store, [FORK], limit=9)
     (problem,) = found.problems
     assert (problem.session, problem.version, problem.code) == (str(FORK), 1, "truncated")
-    assert (told(store)["fork@1"].way, told(store)["fork@1"].follows) == ("imported", row.parent)
+    assert (told(store)["fork@1"].way, told(store)["fork@1"].follows) == ("unknown", row.parent)
 
 
 def test_marks_are_told_and_lost_marks_hide_no_version(store: Store) -> None:

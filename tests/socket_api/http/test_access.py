@@ -157,10 +157,14 @@ def test_a_token_is_for_the_sessions_of_its_namespace(begin: Begin) -> None:
     assert ask("GET", "/v1/sessions/a/difference?other=other%2Fd") == 403
     assert ask("GET", "/v1/sessions/a/difference?other=other%2F%40abcdef12") == 403
     assert ask("GET", "/v1/sessions?namespace=other") == 200
+    assert ask("GET", "/v1/history?sessions=other%2Fd") == 403
+    assert ask("GET", "/v1/history?sessions=b&sessions=other%2Fd") == 403
+    assert ask("GET", "/v1/history?sessions=b&namespace=other&limit=7") == 200
     calls = server.service.calls
     made = [given["session"] for verb, given in calls if verb == "create"]
     assert made == ["team/a", "team/b", "torpor://team/c"]
     assert ("list", {"namespace": "team"}) in calls
+    assert ("history", {"sessions": ("team/b",), "namespace": "team", "limit": 7}) in calls
     connection.close()
 
 
