@@ -330,7 +330,8 @@ def told_of(client: httpx2.Client, name: str, prompt: list[int]) -> dict[str, An
     assert len(told["blocks"]["blocks"]) == 3
     told["list"] = [each for each in client.get("/v1/sessions").json()["sessions"] if each["name"].startswith(name)]
     told["delete"] = [client.delete(f"/v1/sessions/{name}{end}").json() for end in ("", "-fork", "-fold")]
-    own: dict[str, Any] = without(told, re.compile(r"session|name|bundle_id|block_id|.*_ns|.*seconds|parent|lineage|tail_text"))
+    apart = re.compile(r"session|name|bundle_id|block_id|.*_ns|.*seconds|parent|lineage|tail_text")
+    own: dict[str, Any] = without(told, apart)
     return own
 
 
