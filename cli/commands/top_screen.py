@@ -60,6 +60,7 @@ class Sessions(ScrollView, can_focus=True):
         super().__init__()
         self._live, self._on_room = live, on_room
         self._rows: list[SessionInfo] = []
+        self._lines: list[Text] = []
         self._at = 0
         self._is_held = False
 
@@ -69,8 +70,17 @@ class Sessions(ScrollView, can_focus=True):
         return self._rows[self._at] if self._rows else None
 
     def on_resize(self) -> None:
-        """Have the titles drawn for this width."""
+        """Have the titles drawn for this width, too."""
+        self._renew()
         self._on_room()
+
+    def on_focus(self) -> None:
+        """Show which session is chosen."""
+        self._renew()
+
+    def on_blur(self) -> None:
+        """Show that keys go elsewhere."""
+        self._renew()
 
     @property
     def columns(self) -> int:
@@ -85,24 +95,39 @@ class Sessions(ScrollView, can_focus=True):
             at = next((at for at, each in enumerate(rows) if each.session == chosen.session), self._at)
             self._at = max(0, min(at, len(rows) - 1))
         self.virtual_size = Size(0, len(rows))
-        self.refresh()
+        self._renew()
+
+    def _visible(self) -> list[Text]:
+        first, width = self.scroll_offset.y, self.columns
+        lines = [session_line(self._live, each, width) for each in self._rows[first : first + self.size.height]]
+        if self.has_focus and 0 <= self._at - first < len(lines):
+            lines[self._at - first].stylize("reverse")
+        return lines
+
+    def _renew(self) -> None:
+        """Have the visible part drawn; what is as it was is not sent to the terminal again."""
+        lines = self._visible()
+        if lines != self._lines:
+            self._lines = lines
+            self.refresh()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Show another part."""
+        super().watch_scroll_y(old_value, new_value)
+        self._renew()
 
     def render_line(self, y: int) -> Strip:
         """One line of the visible part."""
-        at, width = y + self.scroll_offset.y, self.columns
-        if at >= len(self._rows):
-            return Strip.blank(width, self.rich_style)
-        line = session_line(self._live, self._rows[at], width)
-        if at == self._at and self.has_focus:
-            line.stylize("reverse")
-        return Strip(line.render(self.app.console), width).apply_style(self.rich_style)
+        if y >= len(self._lines):
+            return Strip.blank(self.columns, self.rich_style)
+        return Strip(self._lines[y].render(self.app.console), self.columns).apply_style(self.rich_style)
 
     def action_move(self, by: int) -> None:
         """Choose another session."""
         self._is_held = True
         self._at = max(0, min(self._at + by, len(self._rows) - 1))
         self.scroll_to_region(Region(0, self._at, 1, 1), animate=False)
-        self.refresh()
+        self._renew()
 
     def action_page(self, by: int) -> None:
         """Choose one a page away."""
@@ -116,7 +141,10 @@ class Top(App[None]):
     Screen { layout: vertical; background: ansi_default; color: ansi_default; }
     Static { height: auto; }
     #titles { height: 1; text-style: bold; margin-top: 1; }
-    Sessions { height: 1fr; scrollbar-size-vertical: 1; overflow-x: hidden; background: ansi_default; }
+    Sessions { height: 1fr; background: ansi_default; overflow-x: hidden; scrollbar-gutter: stable;
+        scrollbar-size-vertical: 1; scrollbar-background: ansi_default; scrollbar-color: ansi_bright_black;
+        scrollbar-background-hover: ansi_default; scrollbar-color-hover: ansi_white;
+        scrollbar-background-active: ansi_default; scrollbar-color-active: ansi_white; }
     #below { height: auto; layout: vertical; }
     #below.wide { layout: horizontal; }
     #below Static { width: 1fr; }
@@ -209,7 +237,7 @@ class Top(App[None]):
         at, said = self._said
         if time.monotonic() - at < _SAID_S and said:
             return fitted(said, width)
-        keys = {"s": f"sort: {self._sort}", "r": "reverse", "/": "filter", "z": "sleep", "w": "wake", "q": "quit"}
+        keys = {"s": f"by {self._sort}", "r": "reverse", "/": "filter", "z": "sleep", "w": "wake", "q": "quit"}
         if self._holding:
             keys = {**keys, "/": f"filter: {plain(self._holding)}", "esc": "all"}
         return fitted("  ".join(f"[bold]{key}[/] [dim]{what}[/]" for key, what in keys.items() if what), width)
@@ -360,5 +388,7 @@ class Top(App[None]):
 
 
 def _write(part: Static, lines: list[Text]) -> None:
-    part.styles.height = len(lines)
-    part.update(Text("\n").join(lines))
+    text = Text("\n").join(lines)
+    if text != part.content:
+        part.styles.height = len(lines)
+        part.update(text)

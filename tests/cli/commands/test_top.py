@@ -65,7 +65,7 @@ async def test_all_of_it_stands_on_screens_of_any_size(size: tuple[int, int], co
     text = "\n".join(lines)
     for part in ("memory  ━", "store   ━", "work    2 awake", "model   demo", "idle  2.00 KiB", "clock at token 10"):
         assert part in text
-    assert lines[-1].startswith("s sort: activity  r reverse  / filter  z sleep  w wake  q ")
+    assert lines[-1].startswith("s by activity  r reverse  / filter  z sleep  w wake  q quit")
 
 
 async def test_of_ten_thousand_sessions_the_visible_ones_alone_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ async def test_keys_sort_reverse_and_filter_and_the_chosen_session_stays_chosen(
     async with app.run_test(size=(80, 24)) as pilot:
         await shows(app, "s00001")
         await pilot.press("s", "s")
-        await shows(app, "sort: tokens")
+        await shows(app, "s by tokens")
         assert [line[8:14] for line in shown(app) if line.startswith("default/")] == ["s00002", "s00001", "s00000"]
         await pilot.press("down")
         assert app._sessions.chosen == app._live.sessions["torpor://default/s00001"]
