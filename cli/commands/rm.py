@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from ...errors import TorporError
 from ...memvid.answers import DeleteReport
@@ -22,6 +23,9 @@ from ..reach.options import JsonOption, SocketOption, VersionsArgument, WrittenS
 from ..reach.store_view import open_store
 from ..view.output import Output, plain
 from .upkeep import deleting
+
+_MOST_COUNTED: Final = 2000
+"""Versions of a store whose needs are read for a question: some tenths of a second."""
 
 
 def rm(
@@ -48,7 +52,8 @@ def rm(
         path = store or default_store_path() if daemon is None else Path(daemon.status().store)
         marks = _marks_of(path, sessions, _names(daemon, path), to_the_end=yes)
         named = ", ".join(f"{each} (with {marks[each]})" if marks.get(each) else each for each in sessions)
-        if not (yes or has_consent(f"Delete {named} for good?", "delete", as_json=as_json)):
+        sizes = "" if yes or as_json else _sizes_of(path, sessions)
+        if not (yes or has_consent(f"Delete {named} for good?{sizes}", "delete", as_json=as_json)):
             output.remark("nothing deleted")
             return ERROR.number
         with deleting(daemon, path) as delete_one:
@@ -120,6 +125,18 @@ def _marks_in(store: Store, session: str, names: Collection[SessionUri]) -> str:
         tags, pins = list(of.tags), len(of.pins)
     told = [f"the tag{'s' * (len(tags) > 1)} {', '.join(sorted(tags))}"] if tags else []
     return " and ".join([*told, *([format_plural(pins, "pin")] if pins else [])])
+
+
+def _sizes_of(path: Path, sessions: Sequence[str]) -> str:
+    """What of one session is freed, for the question; nothing for several, or where it would take seconds to tell."""
+    with contextlib.suppress(TorporError), open_store(path) as store:
+        if len(sessions) == 1 and len(store.index.bundle_ids()) <= _MOST_COUNTED:
+            named = store.named(sessions[0]).require_whole()
+            usage = [each for each in store.usage().sessions if each.session == str(named.uri)]
+            if named.row is None and usage:
+                alone, shared = format_bytes(usage[0].alone_bytes), format_bytes(usage[0].shared_bytes)
+                return f" {alone} is its alone, and freed; {shared} is shared, and stays."
+    return ""
 
 
 def _names(daemon: Client | None, path: Path) -> list[SessionUri]:

@@ -106,12 +106,11 @@ def needed(core: StoreCore, thing: Thing) -> Needed:
 
 
 def _by_path(core: StoreCore, text: str) -> Thing | None:
-    """The manifest or pack of a path: whole, within the store, or the name of the file alone."""
-    root = os.path.realpath(core.path)
-    path = os.path.realpath(text if os.path.isabs(text) else os.path.join(root, text))
-    within = os.path.relpath(path, root) if path.startswith(f"{root}/") else ""
-    bare = os.path.basename(text)
-    for name in (within, *(f"{folder}/{bare}" for folder in (VERSIONS, PACKS, BUNDLES) if "." in bare)):
+    """The manifest or pack of a path: from here, from the store's folder, or the name of the file alone."""
+    root, bare = os.path.realpath(core.path), os.path.basename(text)
+    paths = [os.path.realpath(each) for each in (text, os.path.join(root, text))]
+    within = [os.path.relpath(path, root) for path in paths if path.startswith(f"{root}/")]
+    for name in (*within, *(f"{folder}/{bare}" for folder in (VERSIONS, PACKS, BUNDLES) if "." in bare)):
         folder, _, file = name.partition("/")
         if folder == VERSIONS and core.folder.has_manifest(id_in(name)):
             return Thing("version", id_in(file), name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from torpor.tests.cli.cli_rig import MadeStore, Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
@@ -49,6 +51,10 @@ def test_rm_tells_before_and_after_which_tags_and_pins_go(
     assert delete("rm", "agent@first", "agent").status == 1
     both = "with the tags best, first and"
     assert asked == [f"Delete agent@first ({both} 1 pin), agent ({both} 2 pins) for good?"]
+    assert delete("rm", "other").status == 1
+    assert re.fullmatch(
+        r"Delete other for good\? [0-9.]+ KiB is its alone, and freed; 0 B is shared, and stays\.", asked[1]
+    )
     assert delete("rm", "agent@2", "--yes").out.rstrip().endswith("freed; with it went 1 pin")
     assert delete("rm", "other", "--yes").out.rstrip().endswith("freed") or beside_a_daemon
 

@@ -79,7 +79,9 @@ def test_thoughts_are_where_the_marks_of_the_model_stand() -> None:
 # --- who
 
 
-def test_a_block_a_version_and_a_pack_are_found_by_id_and_by_path(store: Store) -> None:
+def test_a_block_a_version_and_a_pack_are_found_by_id_and_by_path(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = sleep(store, 700)
     fork = sleep(store, 600, uri=FORK_URI, before=first)
     store.pin(URI, 1)
@@ -91,7 +93,8 @@ def test_a_block_a_version_and_a_pack_are_found_by_id_and_by_path(store: Store) 
         (str(URI), 1, 1, True, False),
         (str(FORK_URI), 1, 1, False, True),
     ]
-    for text in (pack.stem[:8], str(pack), f"packs/{pack.name}", pack.name):
+    monkeypatch.chdir(pack.parents[2])
+    for text in (pack.stem[:8], str(pack), f"packs/{pack.name}", f"./store/packs/{pack.name}", pack.name):
         assert (who_needs(store, text).kind, who_needs(store, text).blocks) == ("pack", 4)
     for text in (fork.bundle_id, str(manifest_path(store, fork.bundle_id)), f"{fork.bundle_id}.mvm"):
         found = who_needs(store, text)
