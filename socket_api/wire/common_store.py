@@ -10,7 +10,7 @@ from typing import Any, Final
 OF_ALL: Final = frozenset(
     (
         *("blocks_new", "blocks_reused", "bundle_bytes", "bytes_freed", "bytes_read", "bytes_written"),
-        *("problems", "problems_left_out", "unreadable", "written_bytes"),
+        *("problem", "problems", "problems_left_out", "unreadable", "written_bytes"),
         *("alone_bytes", "beside_bytes", "shared_bytes", "stored_bytes"),
         "request",
         *("codec", "pack", "read_ns", "sessions_needing", "versions_needing"),

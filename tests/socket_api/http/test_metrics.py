@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Metric], d
             chat(later, HELLO, session="b")
             chat(*turn, {"role": "assistant", "content": said}, HELLO)
             assert client.post("/v1/completions", json={"prompt": " And?", "max_tokens": 2}).status_code == 200
-            text = client.get("/metrics").text
+            deadline = time.monotonic() + 60
+            while "torpor_disk_coins_stored_bytes " not in (text := client.get("/metrics").text):
+                assert time.monotonic() < deadline, "the coins are counted behind the first look"
             why = client.get("/v1/why", params={"by": "client"}).json()
             assert client.get("/v1/why", params={"since": "soon"}).status_code == 400
             assert client.get("/v1/why", params={"since": "1h"}).json()["total"] == why["total"]

@@ -294,6 +294,20 @@ def test_a_token_does_not_tell_what_those_of_another_have_read_threat_61(served:
         assert asked(other, messages=again)["cached"] == 0
 
 
+def test_a_token_is_told_of_no_request_for_another_namespace_threat_61(served: Served) -> None:
+    """What requests cost is counted of its own sessions alone, and a session that is gone has no namespace."""
+    with client_of(served) as owner, other_namespace(served) as other:
+        asked(owner, "of-the-owner")
+        asked(owner, "gone")
+        owner.delete("/v1/sessions/gone")
+        before = other.get("/v1/why").json()["total"]["requests"]
+        session = asked(other, "of-another")
+        told = other.get("/v1/why", params={"by": "session"}).json()
+        assert told["total"]["requests"] == before + 1, session
+        assert {row["key"].split("/")[2] for row in told["rows"]} == {"team"}
+        assert "of-the-owner" not in other.get("/v1/why", params={"by": "session", "namespace": "default"}).text
+
+
 def test_no_number_tells_a_token_that_another_namespace_has_the_same_words_threat_61(served: Served) -> None:
     """Equal blocks lie in the store once, whoever wrote them. Every answer about a session is the same as about one
     with words that nobody has."""
