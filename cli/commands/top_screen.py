@@ -33,8 +33,10 @@ from ..view.output import plain
 
 _DRAWN_S: Final = 0.25  # at most so often, however many events come
 _ASKED_S: Final = 1.0
+_STATUS_SHARE: Final = 0.2
 _LISTED_SHARE: Final = 0.05
-"""The part of the time that listings may take: with many sessions they come rarely, and events tell what changes."""
+"""The part of the time that these answers may take: with many sessions they come rarely, and events tell what changes.
+Where an event does not tell it all, a listing may come four times as soon."""
 _RETRY_S: Final = 1.0
 _MOST_WHY: Final = 5
 _MOST_AT_WORK: Final = 1000
@@ -320,15 +322,19 @@ class Top(App[None]):
         while True:
             try:
                 async with AsyncClient(self._socket) as client, client.events() as events:
-                    await self._both(self._listen(events), self._ask(client))
+                    self._live.take_status(await client.status())  # before a listing, which may take long
+                    self._changed.set()
+                    await self._until_one_ends(
+                        self._listen(events), self._ask_status(client), self._ask_sessions(client)
+                    )
                 self._live.lose("the daemon has stopped")
             except (TorporError, OSError) as error:
                 self._live.lose(f"no daemon: {error}")
             self._changed.set()
             await asyncio.sleep(_RETRY_S)
 
-    async def _both(self, *works: Coroutine[Any, Any, None]) -> None:
-        """Do both until one ends. Raises as that one."""
+    async def _until_one_ends(self, *works: Coroutine[Any, Any, None]) -> None:
+        """Do all until one ends. Raises as that one."""
         tasks = [asyncio.ensure_future(each) for each in works]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -360,19 +366,12 @@ class Top(App[None]):
         while len(self._at_work) > _MOST_AT_WORK:
             del self._at_work[next(iter(self._at_work))]
 
-    async def _ask(self, client: AsyncClient) -> None:
-        """Ask again and again: for the status, for what missed, and for all sessions as often as their number lets."""
-        listed_s, cost_s = 0.0, 0.0
+    async def _ask_status(self, client: AsyncClient) -> None:
+        """Ask again and again for what holds now, and for what was read again."""
         while True:
-            self._live.take_status(await client.status())
             begun_s = time.monotonic()
-            if begun_s - listed_s >= max(_ASKED_S, cost_s / _LISTED_SHARE) or (
-                self._lists_now.is_set() and begun_s - listed_s >= cost_s / _LISTED_SHARE / 4
-            ):
-                self._lists_now.clear()
-                self._live.take_sessions(await client.list_sessions())
-                listed_s = time.monotonic()
-                cost_s = listed_s - begun_s
+            self._live.take_status(await client.status())
+            pause_s = max(_ASKED_S, (time.monotonic() - begun_s) / _STATUS_SHARE)
             for session in list(self._to_ask)[:_MOST_WHY]:
                 del self._to_ask[session]
                 try:
@@ -381,10 +380,20 @@ class Top(App[None]):
                     if error.code != "session_not_found":  # it was deleted meanwhile
                         raise
             self._changed.set()
+            await asyncio.sleep(pause_s)
+
+    async def _ask_sessions(self, client: AsyncClient) -> None:
+        """Ask again and again for all sessions, as often as their number lets; sooner if events tell too little."""
+        while True:
+            self._lists_now.clear()
+            begun_s = time.monotonic()
+            self._live.take_sessions(await client.list_sessions())
+            self._changed.set()
+            pause_s = (time.monotonic() - begun_s) / _LISTED_SHARE
+            await asyncio.sleep(max(_DRAWN_S, pause_s / 4))
             with suppress(TimeoutError):
-                async with asyncio.timeout(_ASKED_S):
+                async with asyncio.timeout(max(_ASKED_S, pause_s * 3 / 4)):
                     await self._lists_now.wait()
-                await asyncio.sleep(_DRAWN_S)  # several changes are one
 
 
 def _write(part: Static, lines: list[Text]) -> None:

@@ -116,7 +116,8 @@ class Live:
             self.moves.appendleft(event)
         if name is None:
             return False
-        self._touched_ns[name] = event.time_ns
+        if event.request is not None or event.name in _MOVES:  # no upkeep, as a scrub
+            self._touched_ns[name] = event.time_ns
         if (begun := _BEGINS.get(event.name)) is not None:
             self.doing[name] = begun
             if begun == "writing" and (pace := self._paces.get(name)) is not None:
