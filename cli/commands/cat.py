@@ -18,6 +18,7 @@ from ...memvid.disk.location import default_store_path
 from ...memvid.store import Store
 from ...memvid.units import format_count, format_plural
 from ..errors import InvalidUsage
+from ..exit_codes import INTEGRITY
 from ..reach.daemon_link import find_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument, option
 from ..reach.store_view import open_store
@@ -47,7 +48,7 @@ def cat(
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """The template's marks are in it, and what the model thought. NAME:500 ends at token 500. Asks the daemon if one
     runs, for an awake session is told as it is in memory. With no daemon, or with --store, it reads the store's files;
     the text is then told by the tokenizer of a model folder that this user has loaded or downloaded, if its files are
@@ -70,8 +71,9 @@ def cat(
             output.document("cat", asdict(page))
         elif page.manifest is not None:
             output.stream(page.manifest + "\n")
-        else:
-            _write(output, page, turn, roles=roles, tokens=tokens, header=header, begin=begin)
+        elif not _write(output, page, turn, roles=roles, tokens=tokens, header=header, begin=begin):
+            return INTEGRITY.number
+        return INTEGRITY.number if page.problems else 0
 
 
 @contextlib.contextmanager
@@ -113,14 +115,16 @@ def _reading(opened: Store, session: str, end: int | None, output: Output, *, to
     return turn
 
 
-def _write(output: Output, page: Contents, turn: Turn, *, roles: bool, tokens: bool, header: bool, begin: int) -> None:
+def _write(output: Output, page: Contents, turn: Turn, *, roles: bool, tokens: bool, header: bool, begin: int) -> bool:
+    """Write page after page. Gives whether all could be read."""
     if header:
         output.show(_header(page))
         output.line("")
     for remark in _remarks(page, begin, roles=roles):
         output.remark(f"[dim]{plain(remark)}[/]")
-    role_from, last = -1, "\n"
+    role_from, last, is_whole = -1, "\n", True
     while True:
+        is_whole = is_whole and not page.problems
         for problem in page.problems:
             output.remark(render_problem(problem))
         if tokens:
@@ -141,6 +145,7 @@ def _write(output: Output, page: Contents, turn: Turn, *, roles: bool, tokens: b
         page = turn(page.following)
     if last != "\n" and not tokens:
         output.stream("\n" if sys.stdout.isatty() or roles else "")
+    return is_whole
 
 
 def _write_tokens(output: Output, page: Contents) -> None:
@@ -165,7 +170,7 @@ def _remarks(page: Contents, begin: int, *, roles: bool) -> Iterator[str]:
         yield page.no_text
     if roles and not page.has_roles:
         yield f"Nothing tells of messages in {page.session}: no chat has made it, so it stands under one header."
-    if page.start == page.end:
+    if page.start == page.end and not page.problems:
         yield f"{page.session} has {format_plural(page.token_count, 'token')}; nothing is at token {begin}."
 
 

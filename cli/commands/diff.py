@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from typing import Annotated, Final
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from ...daemon.api.difference import Compared, Difference
 from ...daemon.views.difference import Side, difference_of, side_of
 from ...daemon.views.words import words_for
 from ...memvid.store import Store
 from ...memvid.units import format_bytes, format_count, format_plural
+from ..exit_codes import INTEGRITY
 from ..reach.options import JsonOption, OtherArgument, SocketOption, StoreOption, VersionArgument, option
 from ..reach.viewing import look
 from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table
@@ -31,6 +31,7 @@ _CAUSES: Final = {
     "message": "a message differs",
     "other_text": "other text was read there",
 }
+_GAP: Final = "\n"
 _STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -42,7 +43,7 @@ def diff(
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Tokens are compared, so an equal text in other tokens is a difference; of two tokenizers, the texts are. The
     first token that differs is shown with the text on both sides and the kind of cause, as [cyan]torpor why[/] has it.
     Then comes what differs beside the text: model, sampling, system text, tools, labels; then a unified diff of what
@@ -64,16 +65,19 @@ def diff(
         lambda client: client.difference(version, other, tokens=tokens),
         lambda opened: _read(opened, version, other, by_token=tokens),
     ).record
+    status = INTEGRITY.number if found.problems else 0
     if output.told("diff", found):
-        return
+        return status
     output.show(render_difference(found, by_token=tokens))
     if not stat:
-        for line in _lines(found):
-            output.show(line)
+        for at, line in enumerate(found.lines):
+            style = _STYLES.get(line[:1], "none")
+            output.line(f"{'' if at else _GAP}[{style}]{plain(neutralise(line))}[/]")
     for remark in _remarks(found):
         output.remark(f"[dim]{plain(remark)}[/]")
     for problem in found.problems:
         output.remark(render_problem(problem))
+    return status
 
 
 def _read(opened: Store, version: str, other: str, *, by_token: bool) -> Difference:
@@ -135,6 +139,8 @@ def _where(found: Difference) -> str:
         return "nowhere: their tokens are the same"
     if found.by_text and found.no_text is not None:
         return "nobody knows: their tokenizers differ, and are not both at hand"
+    if found.problems:
+        return f"not before token {found.common_tokens}, as far as they can be read"
     ended = next((side for side in (found.one, found.other) if side.differs_at is None), None)
     if ended is not None:
         return f"where {plain(_name(ended))} ends: the other one goes on"
@@ -156,13 +162,6 @@ def _facts(found: Difference) -> RenderableType:
         one, other = ("–" if value is None else plain(neutralise(value)) for value in (fact.one, fact.other))
         table.add_row(fact.kind, plain(neutralise(fact.name)), one, other)
     return table
-
-
-def _lines(found: Difference) -> Iterator[RenderableType]:
-    for at, line in enumerate(found.lines):
-        if not at:
-            yield ""
-        yield Text(neutralise(line), style=_STYLES.get(line[:1], ""))
 
 
 def _remarks(found: Difference) -> Iterator[str]:

@@ -12,6 +12,7 @@ from ..api.store import DifferenceRequest
 from ..parts.parts import Parts
 from ..sessions.sessions import Session
 from ..views.difference import Side, difference_of, side_of
+from ..views.stored import BACKEND
 from ..views.words import words_for
 from .answering import answers
 
@@ -59,7 +60,7 @@ def _side_of_live(live: Session, token: int | None) -> Side:
         changed=live.dirty,
         count=min(len(ledger), token or len(ledger)),
         identity=dict(live.model.identity.parts),
-        session=live.to_map(),
+        session={**live.to_map(), BACKEND: dict(live.model.backend)},
         entries=[] if durable is None else [entry for entry in durable.entries if entry.end <= unchanged],
         read=read,
     )

@@ -111,8 +111,8 @@ def told(page: Page, decode: Decode | None, why_not: str = "") -> Contents:
         passages = tuple(_passages(page, len(page.tokens), lambda _start, _end: None))
         return replace(contents, passages=passages, no_text=why_not)
     count = _whole_characters(page, decode)
-    end = contents.start + count
-    contents = replace(contents, end=end, following=end if count < len(page.tokens) else contents.following)
+    if count < len(page.tokens):
+        contents = replace(contents, end=contents.start + count, following=contents.start + count)
 
     def text(start: int, end: int) -> str:
         before = [*page.lead, *page.tokens[:start]][-_LEAD_TOKENS:]

@@ -95,6 +95,7 @@ def test_tokens_that_cannot_be_read_are_named_and_the_rest_is_told(opened: Store
     ledger = [*struct.unpack("<700I", making.token_ids(0, 700))]
     with making.away(making.pack_of(opened, first)):
         found = list(pages(lambda span: told(page_of(opened, row, span), None), Span()))
+        assert told(page_of(opened, row, Span()), decode).end == 256
     assert [(page.start, page.end, len(page.tokens)) for page in found] == [(0, 256, 0), (256, 512, 0), (512, 700, 188)]
     assert list(found[-1].tokens) == ledger[512:]
     for page in found[:2]:
