@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from ...memvid.errors import SessionNotFound
 from ..api.blocks import BlocksResult
@@ -29,18 +28,24 @@ async def blocks(parts: Parts, request: BlocksRequest) -> BlocksResult:
     row = named.row or parts.store.standing.require_row(uri)
     marks = (model.marks for model in parts.models.shelf.loaded() if model.identity.digest.hex() == row.identity)
     thinking = next((each.reasoning_ids for each in marks), None)
-    found = await parts.store.on_io(partial(blocks_of, parts.store.disk, row, deep=request.deep, thinking=thinking))
-    return _with_memory(found, parts.sessions.awake.get(uri))
+    live = parts.sessions.awake.get(row.uri)
+    held, tokens = _held_of(live), None if live is None else len(live.state.tokens)
+
+    def look() -> BlocksResult:  # all of it off the loop: there may be thousands
+        # A stop waits for what is read, so long reads end with it.
+        go_on = parts.door.require_working if request.deep else parts.door.require_open
+        found = blocks_of(parts.store.disk, row, deep=request.deep, thinking=thinking, at_each_block=go_on)
+        told = tuple(replace(each, resident=each.block_id in held) for each in found.blocks)
+        return replace(found, blocks=told, memory_tokens=tokens)
+
+    return await parts.store.on_io(look)
 
 
-def _with_memory(found: BlocksResult, live: Session | None) -> BlocksResult:
-    """The same with what of it the awake session has in memory."""
-    held: set[str] = set()
-    if live is not None and live.durable is not None:
-        unchanged = live.unchanged_tokens if live.dirty else live.durable.block_tokens
-        end = min(unchanged, len(live.state.tokens))
-        held = {
-            each.id.hex() for each in live.durable.entries if each.end <= end and (each.token_count or not live.dirty)
-        }
-    told = tuple(replace(each, resident=each.block_id in held) for each in found.blocks)
-    return replace(found, blocks=told, memory_tokens=None if live is None else len(live.state.tokens))
+def _held_of(live: Session | None) -> set[str]:
+    """The blocks that a session has in memory as its last version has them, by their ids in hex."""
+    if live is None or live.durable is None:
+        return set()
+    unchanged = live.unchanged_tokens if live.dirty else live.durable.block_tokens
+    end = min(unchanged, len(live.state.tokens))
+    there = (each for each in live.durable.entries if each.end <= end)
+    return {each.id.hex() for each in there if each.kind == "span" or not live.dirty}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -27,13 +27,19 @@ Mark = tuple[int, ...]
 
 
 def blocks_of(
-    store: Store, row: VersionInfo, *, deep: bool = False, thinking: tuple[Mark, Mark] | None = None
+    store: Store,
+    row: VersionInfo,
+    *,
+    deep: bool = False,
+    thinking: tuple[Mark, Mark] | None = None,
+    at_each_block: Callable[[], object] = lambda: None,
 ) -> BlocksResult:
     """The blocks of a version, as its files tell. deep: every byte is read. thinking: where thoughts begin and end, if
-    the model is known. Raises the errors of a manifest that is missing or damaged."""
+    the model is known. at_each_block: is called before each; what it raises ends the look. Raises the errors of a
+    manifest that is missing or damaged."""
     with store.open_session(row.uri, row.bundle_id) as reader:
         manifest = reader.manifest
-        places = store.places_of(reader, deep=deep)
+        places = store.places_of(reader, deep=deep, at_each_block=at_each_block)
         spans = _roles_in(reader, thinking)
         lossy = manifest.lossy
         blocks = [_block(place, places.needers, spans, lossy.bits if lossy else 0) for place in places.blocks]

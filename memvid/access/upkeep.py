@@ -132,17 +132,19 @@ class Upkeep(Sessions):
 
         return usage.usage(self._core, at_each_file)
 
-    def places_of(self, reader: BundleReader, *, deep: bool = False) -> Places:
+    def places_of(
+        self, reader: BundleReader, *, deep: bool = False, at_each_block: Callable[[], object] = lambda: None
+    ) -> Places:
         """Where the blocks of an open version lie, in which condition, and which versions need them. deep: every byte
-        of them is read and compared. Works in a store opened for reading. The first time it reads every version's
-        manifest.
+        of them is read and compared. at_each_block: is called before each; what it raises ends the look. Works in a
+        store opened for reading. The first time it reads every version's manifest.
 
         Raises:
             StoreIoError, UnsafePath, StoreClosed
         """
         from ..maintenance import needers
 
-        return needers.places_of(self._core, reader, deep=deep)
+        return needers.places_of(self._core, reader, at_each_block, deep=deep)
 
     def bases(self) -> dict[SessionUri, str]:
         """The versions behind which turns stand in the journal, by bundle id. Raises StoreIoError, UnsafePath."""

@@ -10,7 +10,7 @@ heads of the version's own blocks; payloads only where that is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from ..answers import Condition, Finding, VersionInfo
@@ -92,7 +92,9 @@ def needers_of(core: StoreCore, block_ids: Collection[bytes]) -> Needers:
     return Needers(of, rows, whole, tuple(unknown))
 
 
-def places_of(core: StoreCore, reader: BundleReader, *, deep: bool = False) -> Places:
+def places_of(
+    core: StoreCore, reader: BundleReader, at_each_block: Callable[[], object], *, deep: bool = False
+) -> Places:
     """Where the blocks of an open version lie. deep: every byte of them is read and compared. Raises as
     `needers_of`."""
     core.require_open()
@@ -108,6 +110,7 @@ def places_of(core: StoreCore, reader: BundleReader, *, deep: bool = False) -> P
     told_of = {block_id for name in problems for block_id in named.get(name, ())}
     blocks = []
     for entry in entries:
+        at_each_block()
         view = by_name.get(homes.get(entry.id, ""))
         if view is None:
             condition: Condition = "damaged" if entry.id in told_of else "missing"

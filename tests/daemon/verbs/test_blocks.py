@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torpor.daemon.errors import ServiceClosed
 from torpor.memvid.errors import SessionNotFound
 from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
@@ -39,3 +40,19 @@ async def test_the_messages_of_a_chat_are_told_by_their_roles(rig: Rigged) -> No
     first = (await rig.service.blocks("agent")).blocks[0]
     assert list(first.holds) == ["user", "assistant"]
     assert sum(first.holds.values()) == first.tokens
+
+
+async def test_a_stop_does_not_wait_until_every_byte_is_read(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.asleep("agent", tokens_of(1, 600))
+    door, asked = rig.service._parts.door, [0]
+
+    def stopping_at_the_third() -> None:
+        asked[0] += 1
+        if asked[0] == 3:
+            raise ServiceClosed("The daemon is stopping.")
+
+    monkeypatch.setattr(door, "require_working", stopping_at_the_third)
+    assert len((await rig.service.blocks("agent")).blocks) == 4
+    with pytest.raises(ServiceClosed):
+        await rig.service.blocks("agent", deep=True)
+    assert asked == [3]
