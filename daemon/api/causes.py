@@ -110,14 +110,15 @@ class Reuse(Result):
         return "new" if self.outcome == "none" else self.not_taken or "hit"
 
     def read_again(self, read: int, *, own: bool) -> dict[str, int]:
-        """The tokens that a session had and that were computed all the same, by cause. read: those of the request that
-        the model read. own: whether the source is the session itself; what another one has in the place of another
-        message is another conversation, and no miss."""
+        """The tokens that a session had and that were computed all the same, by cause. read: all that were computed for
+        the request. own: whether the source is the session itself; what another one has in the place of another message
+        is another conversation, and no miss."""
         again = Counter({self.recomputed_because or "recomputed": self.recomputed_tokens})
-        common = min(read, self.common_tokens) if self.not_taken is not None else 0
+        left = max(0, read - self.recomputed_tokens)
+        common = min(left, self.common_tokens) if self.not_taken is not None else 0
         again[self.not_taken or ""] += common
         if self.outcome == "diverged" and (own or self.cause not in _OTHER_WORDS):
-            again[self.cause or "other_text"] += min(read - common, self.stored_tokens - self.common_tokens)
+            again[self.cause or "other_text"] += min(left - common, self.stored_tokens - self.common_tokens)
         return {cause: tokens for cause, tokens in again.items() if tokens > 0}
 
 
@@ -134,7 +135,7 @@ class Costs(Result):
     """What requests cost together. key: what they have in common: a cause, a session (empty for one that was deleted
     since), a client, or the hour in which they ended, as seconds of Unix time.
 
-    read_tokens: that a model read; read_again_tokens: that were computed though a session had them;
+    read_tokens: that a model read; read_again_tokens: those of them that a session had;
     taken_over_tokens: from other sessions; written_tokens. seconds: of whole requests, and of their stages: waiting for
     their turn and for memory, waking, reading, writing, and until it was durable. failed: how many did.
     """

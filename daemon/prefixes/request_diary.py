@@ -45,6 +45,8 @@ class RequestDiary:
         if uri is None or not did:
             return
         reuse = next((each for each in self._reasons.of(uri) if each.at_ns == account.noted_ns), None)
+        if reuse is not None:
+            account.read += reuse.recomputed_tokens
         self._count(account, reuse)
         if uri not in account.gone:
             say(self._diary, uri, _cost_of(account), reuse, account.gone)

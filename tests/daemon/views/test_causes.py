@@ -75,9 +75,8 @@ async def test_the_requests_of_all_are_counted_by_each_word(open_rig: Any, store
         rows = {each.key: each for each in by_cause.rows}
         assert rows.keys() == {"new", "clock", "sleep"}
         assert (rows["new"].requests, rows["new"].written_tokens, rows["new"].read_again_tokens) == (2, 3, 0)
-        assert rows["clock"].read_tokens == rewound.prefilled_tokens
-        again = rewound.prefilled_tokens + rewound.recomputed_tokens
-        assert rows["clock"].read_again_tokens == again, "it stood there, but for the time"
+        read = rewound.prefilled_tokens + rewound.recomputed_tokens
+        assert rows["clock"].read_tokens == rows["clock"].read_again_tokens == read, "it stood there, but for the time"
         assert rows["sleep"].durable_seconds > 0
         assert (by_cause.total.requests, by_cause.left_out, by_cause.problem) == (4, 0, None)
         assert [each.seconds for each in by_cause.rows] == sorted(
@@ -179,6 +178,28 @@ def test_a_store_without_a_sound_diary_gives_what_there_is(store: Path) -> None:
         told = views.causes(opened)
         assert (told.rows, str(store / "diary.mvd") in (told.problem or "")) == ((), True)
         assert views.why(opened, URI).problem == told.problem
+
+
+@pytest.mark.parametrize(
+    ("reuse", "own", "again"),
+    [
+        (Reuse("chat", 1, "none"), False, {}),
+        (
+            Reuse("chat", 1, "hit", "s", 90, 90, recomputed_tokens=30, recomputed_because="stripped"),
+            True,
+            {"stripped": 30},
+        ),
+        (Reuse("chat", 1, "hit", "s", 90, 600, not_taken="no_room"), False, {"no_room": 90}),
+        (Reuse("chat", 1, "hit", "s", 500, 600, cached_tokens=256), False, {}),
+        (Reuse("chat", 1, "diverged", "s", 20, 60, cause="clock"), True, {"clock": 40}),
+        (Reuse("chat", 1, "diverged", "s", 20, 600, cause="message"), True, {"message": 100}),
+        (Reuse("chat", 1, "diverged", "s", 20, 600, cause="message", not_taken="no_room"), False, {"no_room": 20}),
+        (Reuse("chat", 1, "diverged", "s", 20, 60, cause="clock", not_taken="x"), False, {"x": 20, "clock": 40}),
+    ],
+)
+def test_a_token_is_read_again_by_one_cause(reuse: Reuse, own: bool, again: dict[str, int]) -> None:
+    """Of a request for which 100 were computed."""
+    assert reuse.read_again(100, own=own) == again
 
 
 def test_the_rows_are_bounded(store: Path) -> None:
