@@ -143,9 +143,10 @@ def _line_of(entry: HistoryEntry, flags: Mapping[str, bool], *, bare: bool) -> _
     marks = [*entry.tags, *(name for name, holds in flags.items() if holds)]
     marks += [f"{entry.lossy.bits} bits"] if entry.lossy else []
     name = f"{_short(entry.session, bare=bare)}{VERSION_MARK}{entry.version}"
+    color = "red" if flags["damaged"] else "green"
     parts = (
         f"[yellow]{format_id(entry.bundle_id)}[/]",
-        plain(name) + (f" [green]({plain(', '.join(marks))})[/]" if marks else ""),
+        f"[bold]{plain(name)}[/]" + (f" [{color}]({plain(', '.join(marks))})[/]" if marks else ""),
         plain(_how(entry, bare=bare)),
         f"[dim]{format_time(entry.created_ns)}[/]",
         format_plural(entry.token_count, "token"),
@@ -192,7 +193,7 @@ def _line_in_memory(state: InMemory, *, bare: bool) -> _Line:
     added = f"a look at token {format_count(state.token_count)}" if state.look else _added(state.added_tokens)
     parts = (
         "",
-        f"{plain(_short(state.session, bare=bare))} [green]({'in memory' if is_branch else 'awake'})[/]",
+        f"[bold]{plain(_short(state.session, bare=bare))}[/] [green]({'in memory' if is_branch else 'awake'})[/]",
         ", ".join(filter(None, (what, added))),
         "[dim]now[/]",
         format_plural(state.token_count, "token"),

@@ -97,8 +97,9 @@ def test_of_many_the_newest_are_told_and_how_many_more_there_are(store: Store) -
 
 def test_a_version_whose_parent_is_gone_says_so(store: Store) -> None:
     fork = store.require_session(FORK).bundle_id
-    with store.open_bundle(fork) as reader:
-        heir(store, FORK, reader.receipt())
+    with store.open_session(AGENT, 1) as first, store.open_bundle(fork) as reader:
+        heir(store, FORK, reader.receipt(), forked_from=origin(first.receipt()))  # all later versions have it, too
+    assert told(store)["fork@2"].way == "went_on"
     store.delete_version(FORK, 1)
     store.delete_version(AGENT, 1)
     found = told(store)
