@@ -13,6 +13,7 @@ from rich.text import Text
 from ...daemon.api.blocks import BlockInfo, BlocksResult
 from ...daemon.views.blocks import blocks_of
 from ...memvid.units import format_bytes, format_count, format_plural
+from ..exit_codes import INTEGRITY, OK
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument, option
 from ..reach.viewing import look
 from ..view.formatting import format_id, format_time
@@ -58,10 +59,10 @@ def blocks(
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """On a terminal a ribbon stands on top: the ledger from its first token to its last. Asks the daemon if one runs,
     which knows what is in memory; with no daemon, or with --store, it reads the store's files. What is needed by one
-    session alone is freed when that session goes.
+    session alone is freed when that session goes. The status is 6 if a block is damaged or missing.
 
     [bold]Examples[/]
 
@@ -76,8 +77,9 @@ def blocks(
         lambda client: client.blocks(session, deep=deep),
         lambda opened: blocks_of(opened, opened.resolve_version(session), deep=deep),
     ).record
+    status = INTEGRITY if any(kind_of(block) == "damaged" for block in found.blocks) else OK
     if output.told("blocks", found):
-        return
+        return status.number
     stretches = list(stretches_of(found))
     if output.stdout.is_terminal and stretches:
         output.show(ribbon(stretches, output.stdout.width))
@@ -88,6 +90,7 @@ def blocks(
         output.remark(f"[dim]{plain(remark)}[/]")
     for problem in found.problems:
         output.remark(render_problem(problem))
+    return status.number
 
 
 # --- the ribbon

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from ...daemon.api.blocks import Needer, WhoResult
 from ...daemon.views.who import who_needs
 from ...memvid.units import format_bytes, format_count, format_plural
+from ..exit_codes import INTEGRITY, OK
 from ..reach.options import JsonOption, SocketOption, StoreOption, argument
 from ..reach.store_view import choose_store, open_store
 from ..view.formatting import format_id
@@ -26,10 +27,10 @@ def who(
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Reads the manifests of the store of --store, of the running daemon's store, or of the default one: what no
     manifest names is needed by nobody. ALONE is freed when that version goes. While a manifest is damaged or missing
-    the answer is not complete, and no pack is removed.
+    the answer is not complete, which status 6 says, and no pack is removed.
 
     [bold]Examples[/]
 
@@ -40,14 +41,16 @@ def who(
     path = choose_store(store, socket)
     with open_store(path) as opened:
         found = who_needs(opened, named)
+    status = INTEGRITY if found.problems else OK
     if as_json:
         output.document("who", {"store": str(path), **asdict(found)})
-        return
+        return status.number
     for problem in found.problems:
         output.remark(render_problem(problem))
     if found.needers:
         output.show(render_needers(found))
     output.remark(_sentence(found))
+    return status.number
 
 
 def render_needers(found: WhoResult) -> RenderableType:
