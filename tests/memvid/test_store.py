@@ -478,6 +478,7 @@ CHANGES: dict[str, Callable[[Store], object]] = {
     "repack": lambda store: store.repack(),
     "repair": lambda store: store.repair(),
     "remember a look": lambda store: store.save_scrub_mark(ScrubMark(b"", 1, 1)),
+    "write the diary": lambda store: (store.diary.say({}, URI, {}), store.write_diary()),
 }
 """All that changes a store; a file was exported beside it."""
 NOT_WRITABLE = {

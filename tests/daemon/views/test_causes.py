@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from torpor.daemon.api.causes import MAX_ROWS, RequestCost, Reuse
 from torpor.daemon.errors import TranscriptDiverged
 from torpor.daemon.events.accounts import client
 from torpor.daemon.sessions.transcripts import message_of
-from torpor.daemon.upkeep import writing_diary
 from torpor.daemon.views import causes as views
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -95,19 +93,6 @@ async def test_the_requests_of_all_are_counted_by_each_word(open_rig: Any, store
         assert (await rig.service.causes(since="0.000001s")).total.requests == 0
     with Store.open(store, writable=False) as opened:
         assert views.causes(opened, by="session").total == by_cause.total
-
-
-async def test_the_diary_is_written_behind_the_requests(
-    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing_diary, "BEHIND_S", 0.01)
-    async with open_rig() as rig:
-        await rig.read("a", TOKENS[:20])
-        async with asyncio.timeout(10):
-            while not (store / "diary.mvd").exists():
-                await asyncio.sleep(0.01)
-        with Store.open(store, writable=False) as opened:
-            assert [each.outcome for each in views.why(opened, URI).requests] == ["none"]
 
 
 @pytest.mark.parametrize("way", ["forget", "delete"])
