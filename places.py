@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from .errors import NoHome
 
@@ -16,8 +16,11 @@ NO_LINKS_ERRNOS: Final = frozenset(
 """The error numbers of a file system without hard links."""
 
 
-def user_folder(find: Callable[[str], Path]) -> Path:
-    """Torpor's own folder for this user. find: a function of platformdirs. Raises NoHome."""
+def user_folder(kind: Literal["data", "state", "config", "cache"]) -> Path:
+    """Torpor's own folder for this user and what is of that kind. Raises NoHome."""
+    import platformdirs  # where no setting names the place
+
+    find: Callable[[str], Path] = getattr(platformdirs, f"user_{kind}_path")
     try:
         return find("torpor")
     except RuntimeError as error:

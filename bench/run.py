@@ -13,6 +13,7 @@ BENCHMARKS = (
     "wake.py",
     "ttft.py",
     "start.py",
+    "quick.py",
     "canary.py",
     "store.py",
     "delta.py",

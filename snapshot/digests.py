@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blake3 import blake3
-from platformdirs import user_cache_path
 
 from ..places import user_folder
 from .errors import ModelFilesChanging
@@ -32,7 +31,7 @@ _CLOCK_GRAIN_NS = 2_500_000_000
 
 def default_cache_path() -> Path:
     """Where digests are remembered by default."""
-    return user_folder(user_cache_path) / "digests.json"
+    return user_folder("cache") / "digests.json"
 
 
 @dataclass(slots=True)

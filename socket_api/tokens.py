@@ -13,8 +13,6 @@ import stat
 from pathlib import Path
 from typing import Final
 
-import platformdirs
-
 from ..places import NO_LINKS_ERRNOS, user_folder
 from .errors import UnsafeTokenFile
 
@@ -40,7 +38,7 @@ OWNERS: Final = "default"
 
 def default_tokens_path() -> Path:
     """The file of tokens."""
-    return user_folder(platformdirs.user_config_path) / "http-tokens"
+    return user_folder("config") / "http-tokens"
 
 
 class Tokens:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import platformdirs
 import pytest
 from torpor.errors import NoHome
 from torpor.places import expanded, user_folder
@@ -15,10 +16,11 @@ def homeless(name: str) -> Path:
     raise RuntimeError("could not determine the home directory")
 
 
-def test_a_user_without_a_home_is_told_what_to_do() -> None:
+def test_a_user_without_a_home_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert user_folder("state") == platformdirs.user_state_path("torpor")
+    monkeypatch.setattr(platformdirs, "user_state_path", homeless)
     with pytest.raises(NoHome, match="Set HOME"):
-        user_folder(homeless)
-    assert user_folder(Path) == Path("torpor")
+        user_folder("state")
 
 
 def test_the_home_of_a_user_that_there_is_not_is_told_with_the_path() -> None:

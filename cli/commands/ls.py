@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from ...memvid.answers import Finding
 from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_bytes, format_count
 from ...memvid.uri import SessionUri
+from ...records import as_map
 from ..reach.daemon_link import find_daemon, find_ended_daemon
 from ..reach.options import NAMESPACE_VARIABLE, JsonOption, SocketOption, StoreOption, argument, enter_namespace
 from ..reach.store_view import (
@@ -83,7 +83,7 @@ def ls(
     problems = [problem for problem in (ended, find_marks_problem(Path(place)), *unknown, *missing) if problem]
     unreadable = find_unreadable(Path(place), sessions)
     if as_json:
-        told = list(map(asdict, [*problems, *unreadable]))
+        told = list(map(as_map, [*problems, *unreadable]))
         body = {"source": source, "store": place, "sessions": sessions, "problems": told, "locked_by": holder}
         output.document("ls", body | {"journalled": [str(uri) for uri in journalled]})
         return
@@ -122,11 +122,11 @@ def _load_sessions(
         with daemon:
             listed = daemon.list_sessions(namespace)
             status = daemon.status()
-            return "daemon", status.store, [asdict(info) for info in listed], [], list(status.unreadable)
+            return "daemon", status.store, [as_map(info) for info in listed], [], list(status.unreadable)
     path = store or default_store_path()
     with open_store(path) as opened:
         journalled = [uri for uri in opened.acknowledged() if namespace in (None, uri.namespace)]
-        sessions = [asdict(info) | {"state": STORED} for info in list_store(opened, namespace)]
+        sessions = [as_map(info) | {"state": STORED} for info in list_store(opened, namespace)]
         return "store", str(path), sessions, journalled, opened.unreadable()
 
 

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from platformdirs import user_state_path
-
 from ...daemon.api.process import StatusResult
 from ...errors import TorporError
 from ...memvid.units import format_count, format_plural
@@ -81,7 +79,7 @@ def launch(
         _tell_agents(output)
         return OK.number
     record = _agent_named(agent)
-    folder = user_folder(user_state_path) / "launch" / record.name
+    folder = user_folder("state") / "launch" / record.name
     if dry_run:
         facts = _facts_now(record, given, namespace)
         if not show_token or "token" in facts.examples:

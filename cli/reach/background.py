@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_state_path
-
 from ...places import user_folder
 from ..errors import DaemonStartFailed, DaemonStillRunning
 
@@ -52,7 +50,7 @@ def _ignore_download(_model: str, _done: int, _total: int) -> None:
 
 def default_log_path() -> Path:
     """The log of a daemon in the background, unless one is named."""
-    return user_folder(user_state_path) / "daemon.log"
+    return user_folder("state") / "daemon.log"
 
 
 def open_log(log: Path) -> int:

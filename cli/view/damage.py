@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import TorporError
 from ...memvid.answers import VersionInfo
@@ -20,10 +21,12 @@ from ...memvid.format.records import DamagedVersion, VerifyReport
 from ...memvid.store import Store
 from ...memvid.units import format_count
 from ...memvid.uri import VERSION_MARK, SessionUri
-from ...socket_api.client.client import Client
 from ..exit_codes import INTEGRITY, exit_status_of
 from .advice import way_out
 from .formatting import format_id
+
+if TYPE_CHECKING:
+    from ...socket_api.client.client import Client
 
 _MENDING = " Its tokens are sound, so `torpor repair` lets the daemon compute its keys and values again."
 

@@ -18,7 +18,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import cached_property
 from typing import Any, TextIO
 
@@ -26,6 +25,7 @@ from ...errors import TorporError
 from ...memvid.answers import Finding
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
+from ...records import as_map
 from ..exit_codes import exit_status_of
 from .advice import naming_store, naming_store_in, way_out
 from .lines import Lines
@@ -74,7 +74,7 @@ class Output:
     def told(self, command: str, record: Any) -> bool:
         """With `--json`, write a record as the document of a command. Gives whether that was asked for."""
         if self.as_json:
-            self.document(command, asdict(record))
+            self.document(command, as_map(record))
         return self.as_json
 
     def remark(self, markup: str) -> None:

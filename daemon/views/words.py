@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from blake3 import blake3
-from platformdirs import user_cache_path
 
 from ...errors import TorporError
 from ...places import user_folder
@@ -95,7 +94,7 @@ def why_no_words(model: str) -> str:
 def _folders_of_user() -> Iterator[Path]:
     """Folders of models that daemons of this user have loaded, and those in the hub's cache."""
     with suppress(OSError, ValueError, RecursionError, TorporError):
-        told = json.loads((user_folder(user_cache_path) / _DIGESTS).read_bytes())
+        told = json.loads((user_folder("cache") / _DIGESTS).read_bytes())
         files = told.get("files") if isinstance(told, dict) else None
         for path in files if isinstance(files, dict) else ():
             if os.path.basename(path) == _FILE:

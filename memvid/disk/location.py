@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from platformdirs import user_data_path
-
 from ...places import expanded, user_folder
 
 STORE_VARIABLE = "TORPOR_STORE"
@@ -14,7 +12,7 @@ STORE_VARIABLE = "TORPOR_STORE"
 
 def default_store_path() -> Path:
     """$TORPOR_STORE if it is set, else the user's data folder of this platform. Creates nothing."""
-    return named_store_path() or user_folder(user_data_path) / "store"
+    return named_store_path() or user_folder("data") / "store"
 
 
 def named_store_path() -> Path | None:

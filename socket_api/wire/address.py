@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import platformdirs
-
 from ...places import user_folder
 from ..errors import SocketPathTooLong
 
@@ -28,7 +26,7 @@ def default_socket_path(environment: Mapping[str, str] = os.environ) -> Path:
     if runtime and Path(runtime).is_absolute() and _is_ours_alone(runtime):
         return Path(runtime) / "torpor" / SOCKET_NAME
     # Not platformdirs' runtime folder: without XDG_RUNTIME_DIR that is under /tmp, where all users may write.
-    return user_folder(platformdirs.user_state_path) / "run" / SOCKET_NAME
+    return user_folder("state") / "run" / SOCKET_NAME
 
 
 def max_socket_path_bytes(platform: str = sys.platform) -> int:
