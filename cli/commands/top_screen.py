@@ -26,7 +26,7 @@ from ...daemon.api.session import SessionInfo
 from ...errors import TorporError
 from ...memvid.units import format_bytes, format_count
 from ...socket_api.client.aclient import AsyncClient
-from ...socket_api.errors import RemoteError
+from ...socket_api.errors import DaemonUnreachable, RemoteError
 from ..view.live import READS, SORTS, Live, short
 from ..view.live_lines import fitted, head, miss_line, move_line, panel, session_line, title_line
 from ..view.output import plain
@@ -327,9 +327,11 @@ class Top(App[None]):
                     await self._until_one_ends(
                         self._listen(events), self._ask_status(client), self._ask_sessions(client)
                     )
-                self._live.lose("the daemon has stopped")
+                self._live.lose("no daemon")
+            except DaemonUnreachable:
+                self._live.lose("no daemon")
             except (TorporError, OSError) as error:
-                self._live.lose(f"no daemon: {error}")
+                self._live.lose(f"no answer ({error})")
             self._changed.set()
             await asyncio.sleep(_RETRY_S)
 

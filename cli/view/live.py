@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
@@ -78,19 +79,21 @@ class Live:
         self.moves: deque[NoticeEvent] = deque(maxlen=MAX_SHOWN)
         self.misses: deque[Miss] = deque(maxlen=MAX_SHOWN)
         self.trouble: str | None = "connecting"
+        self._lost_at = ""
         self._paces: dict[str, _Pace] = {}
         self._touched_ns: dict[str, int] = {}
         self._reused_ns: dict[str, int] = {}
         self._clock = clock
 
     def lose(self, why: str) -> None:
-        """The daemon does not answer: what was told stands, and says of when it is."""
-        self.trouble = why
+        """The daemon does not answer: what was told stands, with the time until which it held."""
+        self._lost_at = self._lost_at or f"{datetime.now().astimezone():%H:%M:%S}"
+        self.trouble = f"{why} since {self._lost_at}"
         self.doing.clear()
 
     def take_status(self, status: StatusResult) -> None:
         """Take what the daemon says of itself."""
-        self.status, self.trouble = status, None
+        self.status, self.trouble, self._lost_at = status, None, ""
 
     def take_sessions(self, listed: Iterable[SessionInfo]) -> None:
         """Take a whole listing."""

@@ -150,7 +150,7 @@ async def test_a_daemon_that_is_lost_is_told_and_the_next_one_is_followed(short_
     async with app.run_test(size=(100, 30)):
         await shows(app, "default/before")
         await asyncio.to_thread(first.stop)
-        await shows(app, "no daemon: ")
+        await shows(app, "no daemon since ")
         assert any("default/before" in line for line in shown(app)), "what was known stays"
         second = ServerThread(first.socket_path)
         try:
