@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -53,7 +54,8 @@ def cat(
     runs, for an awake session is told as it is in memory. With no daemon, or with --store, it reads the store's files;
     the text is then told by the tokenizer of a model folder that this user has loaded or downloaded, if its files are
     those of the version. Else the ids of the tokens are told, and why. Messages that were read in one go stand under
-    one header. --json writes one page; [cyan].following[/] says where the next begins (--from).
+    one header, but where a daemon has the model in memory and proves their words. --json writes one page;
+    [cyan].following[/] says where the next begins (--from).
 
     [bold]Examples[/]
 
@@ -65,7 +67,7 @@ def cat(
     output = Output(as_json=as_json)
     if end is not None and end <= begin:
         raise InvalidUsage(f"--to {end} is not behind --from {begin}.", option="--to")
-    with _pages(session, end, socket, store, output, tokens=tokens, manifest=manifest) as turn:
+    with _pages(session, end, socket, store, output, tokens=tokens, roles=roles, manifest=manifest) as turn:
         page = turn(begin)
         if as_json:
             output.document("cat", asdict(page))
@@ -85,12 +87,14 @@ def _pages(
     output: Output,
     *,
     tokens: bool,
+    roles: bool,
     manifest: bool,
 ) -> Iterator[Turn]:
     """The pages of a ledger, from the daemon if one runs; else from files, which stay open."""
     if (daemon := find_daemon(socket, store)) is not None:
         with daemon:
-            yield lambda start: daemon.contents(session, start=start, end=end, tokens=tokens, manifest=manifest)
+            asked = partial(daemon.contents, session, end=end, tokens=tokens, apart=roles, manifest=manifest)
+            yield lambda start: asked(start=start)
         return
     with open_store(store or default_store_path()) as opened:
         yield _reading(opened, session, end, output, tokens=tokens, manifest=manifest)

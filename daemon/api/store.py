@@ -191,7 +191,8 @@ class ContentsRequest(Request):
     awake session is told as it is in memory.
 
     start, end: tokens of the ledger, from and to before. most: tokens of a page. tokens: also each token with its text.
-    manifest: the manifest of the version instead.
+    apart: tell messages apart that were read in one go, where the model is in memory and proves their words. manifest:
+        the manifest of the version instead.
     """
 
     session: SessionText
@@ -200,6 +201,7 @@ class ContentsRequest(Request):
     end: Position | None = None
     most: Annotated[int, Field(ge=1, le=MAX_PAGE_TOKENS)] = MAX_PAGE_TOKENS
     tokens: bool = False
+    apart: bool = False
     manifest: bool = False
 
 

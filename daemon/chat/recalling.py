@@ -17,6 +17,7 @@ from functools import partial
 from itertools import chain, groupby, islice
 from typing import Any, Final
 
+from ...memvid.answers import VersionInfo
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ...snapshot.errors import MalformedSnapshot
@@ -82,6 +83,10 @@ class Recalling:
             self._residency.standing.require_row(uri)
             return await self._threads.on_io(partial(self._of_asleep, uri))
 
+    async def dialogue_of(self, row: VersionInfo) -> Dialogue:
+        """The words of a stored version. Raises the errors of a damaged bundle."""
+        return await self._threads.on_io(partial(self._of_asleep, row.uri, row.bundle_id))
+
     async def messages(self, model: LoadedModel, dialogue: Dialogue, first: int, last: int) -> list[RecalledMessage]:
         """The messages from number `first` to `last`, with all that were read together with one of them."""
         return await self._encoder.with_detokenizer(model, lambda _: list(_told(model, dialogue, first, last)))
@@ -108,8 +113,8 @@ class Recalling:
         words = {answer: _with_ids(each) for answer, each in messages.items() if each.certain}
         return {answer: each for answer, each in words.items() if _ids_of(said[answer]) in ([], _ids_of(each))}
 
-    def _of_asleep(self, uri: SessionUri) -> Dialogue:
-        with self._store.open_session(uri) as reader:
+    def _of_asleep(self, uri: SessionUri, version: str | None = None) -> Dialogue:
+        with self._store.open_session(uri, version) as reader:
             entries, unread = reader.manifest.session, unread_in(reader.manifest.session, uri)
             tokens = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
             try:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from ...memvid.answers import VersionInfo
-from ..api.contents import Contents
+from ..api.contents import Contents, Passage
 from ..api.store import ContentsRequest
+from ..chat.conversing import Dialogue
+from ..models.models import LoadedModel
 from ..parts.parts import Parts
 from ..sessions.sessions import Session
-from ..views.contents import Page, Span, manifest_text, page_of, page_of_ledger, told
+from ..views.contents import Page, Said, Span, apart, manifest_text, page_of, page_of_ledger, told
+from ..views.why import Detokenizer
 from ..views.words import TOKENIZER, why_no_words, words_for
 from .answering import answers
+
+_MOST_RECALLED: Final = 131_072
+"""Tokens of a ledger in which messages are told apart: each costs time as the ledger has tokens."""
 
 
 @answers(ContentsRequest, told=False)
@@ -23,12 +31,19 @@ async def contents(parts: Parts, request: ContentsRequest) -> Contents:
     span = Span(request.start, min(ends, default=None), 1 if request.manifest else request.most, request.tokens)
     live = parts.sessions.awake.get(named.uri)
     if named.row is None and live is not None and not request.manifest:
-        return await with_text(parts, _page_of_live(live, span))
+        page = _page_of_live(live, span)
+        found = await with_text(parts, page)
+        return await _apart(parts, found, page, live.model, Dialogue.of(live)) if request.apart else found
     row = named.row or parts.store.standing.require_row(named.uri)
     page = await parts.store.on_io(partial(page_of, parts.store.disk, row, span))
     if request.manifest:
         return replace(page.contents, manifest=await parts.store.on_io(lambda: _manifest_of(parts, row)))
-    return await with_text(parts, page)
+    found = await with_text(parts, page)
+    models = (model for model in parts.models.shelf.loaded() if model.identity.digest.hex() == row.identity)
+    model = next(models, None) if request.apart and any("+" in each.role for each in found.passages) else None
+    if model is None or row.token_count > _MOST_RECALLED:
+        return found
+    return await _apart(parts, found, page, model, await parts.sessions.recalling.dialogue_of(row))
 
 
 async def with_text(parts: Parts, page: Page) -> Contents:
@@ -46,6 +61,32 @@ async def with_text(parts: Parts, page: Page) -> Contents:
     if model is None:
         return told(page, None, why_no_words(name))
     return await parts.models.encoder.with_detokenizer(model, lambda reader: told(page, reader.decode))
+
+
+async def _apart(parts: Parts, found: Contents, page: Page, model: LoadedModel, dialogue: Dialogue) -> Contents:
+    """The page with the messages apart that were read in one go, as far as their words are proven."""
+    told = list[Passage]()
+    for passage in found.passages:
+        whole = (passage.role_start, passage.role_end) == (passage.start, passage.end)
+        if "+" not in passage.role or not whole or passage.text is None or found.token_count > _MOST_RECALLED:
+            told.append(passage)
+            continue
+        turns = [at for at, turn in enumerate(dialogue.text_map.turns) if turn.end == passage.end]
+        messages = await parts.sessions.recalling.messages(model, dialogue, turns[0], turns[-1])
+        said = [Said(each.role, each.content.strip()) for each in messages if each.certain]
+        tokens = page.tokens[passage.start - page.contents.start : passage.end - page.contents.start]
+        if len(said) != len(turns):
+            told.append(passage)
+            continue
+
+        def split(
+            reader: Detokenizer, passage: Passage = passage, tokens: Sequence[int] = tokens, said: list[Said] = said
+        ) -> list[Passage]:
+            opens = reader.controls - model.end_tokens
+            return apart(passage, tokens, said, reader.decode, opens.__contains__)
+
+        told += await parts.models.encoder.with_detokenizer(model, split)
+    return replace(found, passages=tuple(told))
 
 
 def _manifest_of(parts: Parts, row: VersionInfo) -> str:

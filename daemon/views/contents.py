@@ -10,6 +10,7 @@ import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from ...memvid.answers import Finding, VersionInfo
@@ -34,6 +35,7 @@ _MOST_CHARS: Final = 4_096
 """Of a manifest that is shown: values in all, items of one list or map, characters of one text."""
 
 Decode = Callable[[Sequence[int]], str]
+Opens = Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,49 @@ def told(page: Page, decode: Decode | None, why_not: str = "") -> Contents:
         return contents
     texts = tuple(_each(page.lead, page.tokens[:count], decode))
     return replace(contents, tokens=contents.tokens[:count], token_texts=texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message of a passage: its role, and its words as they stand in the text."""
+
+    role: str
+    words: str
+
+
+def apart(passage: Passage, tokens: Sequence[int], said: Sequence[Said], decode: Decode, opens: Opens) -> list[Passage]:
+    """A passage of several messages as one for each: a message begins with the first control token behind the words
+    before it that opens something. As it is, if that is not between its words and those. tokens: of the passage. opens:
+    whether a token is such a one."""
+    text, cuts, at = passage.text or "", list[tuple[int, int]](), 0
+    places = _places(tokens, decode, opens)
+    if "".join(part for _, part in places) != text or not all(each.words for each in said):
+        return [passage]
+    chars = list(accumulate((len(part) for _, part in places), initial=0))
+    for before, behind in pairwise(said):
+        ends = text.find(before.words, at) + len(before.words)
+        begins = text.find(behind.words, ends)
+        cut = next((number for number, char in enumerate(chars[:-1]) if ends <= char < begins and number), None)
+        if ends < len(before.words) or cut is None:
+            return [passage]
+        cuts.append((places[cut][0], chars[cut]))
+        at = ends
+    if text.find(said[-1].words, at) < 0:
+        return [passage]
+    bounds = [(0, 0), *cuts, (len(tokens), len(text))]
+    roles = [said[0].role if "tools" not in passage.role.split("+") else f"tools+{said[0].role}"]
+    roles += [each.role for each in said[1:]]
+    first = passage.start
+    return [
+        Passage(first + one[0], first + two[0], role, first + one[0], first + two[0], text[one[1] : two[1]])
+        for role, (one, two) in zip(roles, pairwise(bounds), strict=True)
+    ]
+
+
+def _places(tokens: Sequence[int], decode: Decode, opens: Opens) -> list[tuple[int, str]]:
+    """The text from the first token on, and from each that opens something, with its place."""
+    starts = [0, *(at for at, token in enumerate(tokens) if at and opens(token))]
+    return [(one, decode(tokens[one:two])) for one, two in pairwise([*starts, len(tokens)])]
 
 
 def manifest_text(manifest: Manifest) -> str:

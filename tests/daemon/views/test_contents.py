@@ -6,10 +6,11 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from torpor.daemon.api.contents import Contents
-from torpor.daemon.views.contents import Page, Span, manifest_text, page_of, page_of_ledger, told
+from torpor.daemon.api.contents import Contents, Passage
+from torpor.daemon.views.contents import Page, Said, Span, apart, manifest_text, page_of, page_of_ledger, told
 from torpor.daemon.views.roles import TEXT_MAP, TURN_LINE
 from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.store import Store
@@ -114,3 +115,26 @@ def test_a_manifest_is_shown_within_bounds(opened: Store) -> None:
     assert shown["session"]["long"] == "x" * 4096 + "… (5000 characters)"
     assert shown["session"]["many"][-1] == "… 1000 more"
     assert shown["session"]["bytes"] == "00" * 32 + "… (100 bytes)"
+
+
+@pytest.mark.parametrize(
+    ("said", "parts"),
+    [
+        ((("system", "Be brief."), ("user", "Hi")), ["<s>Be brief.|\n", "<u>Hi|\n"]),
+        ((("system", "Be brief."), ("user", "Hi there")), None),  # these are not its words
+        ((("system", "Be"), ("user", "brief.")), None),  # nothing opens a message between them
+        ((("system", "Be brief."), ("user", "")), None),
+    ],
+)
+def test_messages_part_where_one_is_opened_between_the_words_of_two(said: Any, parts: list[str] | None) -> None:
+    text = "<s>Be brief.|\n<u>Hi|\n"
+    whole = Passage(100, 100 + len(text), "tools+system+user", 100, 100 + len(text), text)
+    told = apart(whole, list(text.encode()), [Said(*each) for each in said], decode, lambda token: token == ord("<"))
+    if parts is None:
+        assert told == [whole]
+        return
+    at = 100 + len(parts[0])
+    assert told == [
+        Passage(100, at, "tools+system", 100, at, parts[0]),
+        Passage(at, whole.end, "user", at, whole.end, parts[1]),
+    ]

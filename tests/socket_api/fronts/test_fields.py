@@ -71,7 +71,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "blocks": [{**OF, "deep": True}],
     "causes": [{"since": "2h", "by": "session", "namespace": "lab"}],
     "difference": [{**OF, "other": "nobody~1", "tokens": True}],
-    "contents": [{**OF, "start": 3, "end": 7, "most": 2, "tokens": True, "manifest": True}],
+    "contents": [{**OF, "start": 3, "end": 7, "most": 2, "tokens": True, "apart": True, "manifest": True}],
     "set": [{**OF, "labels": ["x"], **DRAWN}],
     "sleep": [OF],
     "save": [OF],
