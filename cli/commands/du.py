@@ -68,7 +68,8 @@ def du(
 def render_sessions(sessions: Sequence[SessionUsage], report: UsageReport | None = None) -> RenderableType:
     """Draw the space of each session, the largest first. report: of the store, whose sums stand below then."""
     figures = ("VERSIONS", "TOKENS", *(coin.upper() for coin in COINS))
-    table = rows_table("SESSION", *figures, right=figures, whole=("SESSION",), first_to_go=("VERSIONS", "TOKENS"))
+    first_to_go = ("VERSIONS", "TOKENS", "LOGICAL")
+    table = rows_table("SESSION", *figures, right=figures, whole=("SESSION", *figures), first_to_go=first_to_go)
     for usage in sorted(sessions, key=lambda usage: (-usage.stored_bytes, usage.session)):
         counts = [format_count(usage.versions), format_count(usage.token_count)]
         table.add_row(plain(usage.session.removeprefix("torpor://")), *counts, *_coins(usage))

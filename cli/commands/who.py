@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 from rich.console import RenderableType
@@ -84,7 +85,7 @@ def _sentence(found: WhoResult) -> str:
     if not found.path:
         what += ", and no pack has it"
     elif found.kind == "block":
-        what += f", in {found.path}"
+        what += f", in pack {format_id(Path(found.path).stem)}"
     cut = found.needers_left_out
     more = f"; {format_plural(cut, 'further version')} left out" if cut else ""
     if found.needers:
