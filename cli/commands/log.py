@@ -20,7 +20,7 @@ from ..reach.options import (
     StoreOption,
     argument,
     option,
-    require_sessions,
+    require_versions,
 )
 from ..reach.since import SinceOption, parse_since
 from ..reach.store_view import find_marks_problem
@@ -36,7 +36,11 @@ _NEEDED: Final = 3
 
 HistoriesArgument = Annotated[
     list[str] | None,
-    argument("[SESSION]...", "Only these sessions and their kin; otherwise all.", callback=require_sessions),
+    argument(
+        "[SESSION[@VERSION]]...",
+        "Only these sessions and their kin, or a version and what it came from; otherwise all.",
+        callback=require_versions,
+    ),
 ]
 GraphOption = Annotated[bool, option("--graph", "Draw lanes from each version down to what it came from.")]
 OnelineOption = Annotated[bool, option("--oneline", "Of each its bundle, its name with marks, and how it came about.")]
@@ -63,6 +67,7 @@ def log(
     [bold]Examples[/]
 
     [cyan]torpor log notes[/]
+    [cyan]torpor log notes@before-refactor[/]
     [cyan]torpor log --graph[/]
     [cyan]torpor log --since 2h --oneline[/]
     """
@@ -87,7 +92,7 @@ def log(
 def _read(store: Store, sessions: Sequence[str], asked: Mapping[str, Any]) -> HistoryResult:
     from ...daemon.views.history import history_of
 
-    return history_of(store, [store.resolve(each) for each in sessions], **asked)
+    return history_of(store, [store.named(each) for each in sessions], **asked)
 
 
 def _show(output: Output, view: View[HistoryResult], *, graph: bool, oneline: bool, bare: bool) -> None:

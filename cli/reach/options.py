@@ -120,8 +120,9 @@ def _require_version(context: CommandLine, value: str) -> str:
     return _name_in(context, value)
 
 
-def _require_versions(context: CommandLine, value: list[str]) -> list[str]:
-    return [_require_version(context, text) for text in value]
+def require_versions(context: CommandLine, value: list[str] | None) -> list[str] | None:
+    """As `require_sessions`, for names that may have versions."""
+    return None if value is None else [_require_version(context, text) for text in value]
 
 
 def _name_in(context: CommandLine, text: str) -> str:
@@ -163,7 +164,7 @@ VersionsArgument = Annotated[
     argument(
         "SESSION[@VERSION]...",
         "A session whole, or one version of it: @ and its number, a tag, or 8 digits of its id; ~2 for two before.",
-        callback=_require_versions,
+        callback=require_versions,
     ),
 ]
 LabelChoice = Annotated[str | None, option("--label TEXT", "The sessions that have this label.")]
@@ -190,7 +191,7 @@ NAMESPACE_PARAMETER = inspect.Parameter(
 )
 
 
-READS_VERSIONS: Final = (_require_version, _require_versions)
+READS_VERSIONS: Final = (_require_version, require_versions)
 """The callbacks of arguments that name a session, and maybe a version of it."""
 
 _READS_NAMES = (require_sessions, *READS_VERSIONS, enter_namespace)

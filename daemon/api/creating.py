@@ -71,7 +71,8 @@ class ShowRequest(Request):
 
 class HistoryRequest(Request):
     """The versions of sessions and of their kin: what they came from, and what was forked, folded or branched off them;
-    without a session, of all. namespace: only in that one. since_ns: only what was made since. limit: so many."""
+    of a version (`NAME@3`), it and what it came from; without a name, all. namespace: only in that one. since_ns: only
+    what was made since. limit: so many."""
 
     sessions: Annotated[Sequence[SessionText], Listed(or_one=True), Field(max_length=MAX_NAMED_SESSIONS)] = ()
     _: KW_ONLY

@@ -22,20 +22,20 @@ from .answering import answers
 
 @answers(HistoryRequest, told=False)
 async def history(parts: Parts, request: HistoryRequest) -> HistoryResult:
-    """Raises SessionNotFound."""
+    """Raises SessionNotFound, AmbiguousVersion, InvalidUri."""
     parts.door.require_open()
-    uris = [parts.sessions.resolve(each) for each in request.sessions]
+    named = [await parts.sessions.named(each) for each in request.sessions]
     made = await parts.store.on_io(
         partial(
             history_of,
             parts.store.disk,
-            uris,
+            named,
             namespace=request.namespace,
             since_ns=request.since_ns,
             limit=request.limit,
         )
     )
-    only = {*map(str, uris), *(each.session for each in made.entries)} if uris else None
+    only = {*(str(each.uri) for each in named), *(each.session for each in made.entries)} if named else None
     found = await in_pieces(_in_memory(parts, request.namespace, only))
     return replace(made, in_memory=tuple(found[:MAX_HISTORY]))
 

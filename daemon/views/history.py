@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from ...memvid.access.sessions import Named
 from ...memvid.answers import Finding, ShownVersion, VersionInfo
 from ...memvid.errors import StoreError
 from ...memvid.index.lineage import Link, links, newest_rows
@@ -27,13 +28,13 @@ _MOST_PROBLEMS: Final = 1000
 
 
 def history_of(
-    store: Store, sessions: Sequence[SessionUri], *, namespace: str | None = None, since_ns: int = 0, limit: int
+    store: Store, named: Sequence[Named], *, namespace: str | None = None, since_ns: int = 0, limit: int
 ) -> HistoryResult:
     """The newest versions of some sessions and their kin, or of all; fields as of `HistoryRequest`. It tells nothing of
-    other namespaces than the one that is named. Works on a damaged store."""
+    other namespaces than the one that is named. Works on a damaged store. Raises InvalidUri: a name has a place."""
     unread = store.unreadable()
-    if sessions:
-        kin = store.index.rows_of(_Kin(store).of(sessions)).values()
+    if named:
+        kin = store.index.rows_of(_Kin(store).of([each.require_whole() for each in named])).values()
         wanted = [row for row in kin if row.created_ns >= since_ns and namespace in (None, row.uri.namespace)]
         rows = sorted(wanted, key=_age)[:limit]
         left_out = len(wanted) - len(rows)
@@ -174,20 +175,22 @@ class _Kin:
         for link in links(store.index):
             self._enter(link)
 
-    def of(self, sessions: Iterable[SessionUri]) -> set[str]:
-        """Their bundle ids."""
-        waiting, seen, found = list(sessions), set(sessions), set[str]()
-        for uri in sessions:
+    def of(self, named: Iterable[Named]) -> set[str]:
+        """Their bundle ids; of a version, it and what it came from."""
+        found = {each.row.bundle_id for each in named if each.row is not None}
+        waiting = {each.uri for each in named if each.row is None}
+        for uri in {each.uri for each in named}:
             name, _, number = uri.name.rpartition(".")
             if name and number.isdigit():  # it may be a branch of that one's tree
                 self._enter_tree(SessionUri(uri.namespace, name))
+        seen = set(waiting)
         while waiting:
             uri = waiting.pop()
             self._enter_tree(uri)
             found.update(self._versions.get(uri, ()))
             heirs = {heir for each in self._versions.get(uri, ()) for heir in self._heirs.get(each, ())} - seen
             seen |= heirs
-            waiting += heirs
+            waiting |= heirs
         for each in list(found):
             before = self._parents.get(each)
             while before is not None and before in self._parents and before not in found:

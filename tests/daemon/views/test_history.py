@@ -13,6 +13,7 @@ import pytest
 from torpor.daemon.api.history import HistoryEntry
 from torpor.daemon.api.session import Origin
 from torpor.daemon.views.history import history_of, in_order
+from torpor.memvid.errors import InvalidUri
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.format.records import Receipt
 from torpor.memvid.store import Store
@@ -54,9 +55,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def told(store: Store, *sessions: SessionUri, limit: int = 99, **asked: Any) -> dict[str, HistoryEntry]:
+def told(store: Store, *sessions: SessionUri | str, limit: int = 99, **asked: Any) -> dict[str, HistoryEntry]:
     """The entries by the names of their versions, in their order."""
-    entries = history_of(store, sessions, limit=limit, **asked).entries
+    named = [store.named(str(each)) for each in sessions]
+    entries = history_of(store, named, limit=limit, **asked).entries
     return {f"{each.uri.name}@{each.version}": each for each in entries}
 
 
@@ -83,13 +85,19 @@ def test_of_a_session_it_tells_its_kin_and_no_other(store: Store) -> None:
     assert list(told(store, FOLD)) == ["fold@1", "agent@2", "agent@1"]
     assert list(told(store, FOLD, DEEP)) == ["fold@1", "heir@1", "deep@1", "fork@1", "agent@2", "agent@1"]
     assert list(told(store, AGENT)) == list(told(store))
-    assert told(store, SessionUri("default", "nobody")) == {}
+
+
+def test_of_a_version_it_tells_what_it_came_from(store: Store) -> None:
+    assert list(told(store, f"{AGENT}@2")) == ["agent@2", "agent@1"]
+    assert list(told(store, "deep~1", f"{FOLD}@1")) == ["fold@1", "fork@1", "agent@2", "agent@1"]
+    with pytest.raises(InvalidUri):
+        told(store, "agent:7")
 
 
 def test_of_many_the_newest_are_told_and_how_many_more_there_are(store: Store) -> None:
     found = history_of(store, (), limit=2)
     assert ([each.version for each in found.entries], found.left_out) == ([3, 1], 5)
-    assert history_of(store, [FORK], limit=3).left_out == 1
+    assert history_of(store, [store.named(str(FORK))], limit=3).left_out == 1
     since = told(store)["heir@1"].created_ns
     assert list(told(store, since_ns=since)) == ["agent@3", "fold@1", "heir@1"]
     assert list(told(store, FORK, since_ns=since)) == ["heir@1"]
@@ -152,7 +160,7 @@ def test_a_damaged_manifest_is_named_and_its_version_told_as_the_index_has_it(st
     row = store.require_session(FORK)
     path = Path(store.path) / manifest_name(row.bundle_id)
     os.truncate(path, path.stat().st_size - 1)
-    found = history_of(store, [FORK], limit=9)
+    found = history_of(store, [store.named(str(FORK))], limit=9)
     (problem,) = found.problems
     assert (problem.session, problem.version, problem.code) == (str(FORK), 1, "truncated")
     assert (told(store)["fork@1"].way, told(store)["fork@1"].follows) == ("unknown", row.parent)
