@@ -18,7 +18,21 @@ from ..exit_codes import INTEGRITY, exit_status_of
 
 ON_FILES = frozenset(
     {
-        *("serve", "ensure", "launch", "service", "doctor", "ls", "log", "show", "blocks", "who", "verify", "du"),
+        *(
+            "serve",
+            "ensure",
+            "launch",
+            "service",
+            "doctor",
+            "ls",
+            "log",
+            "show",
+            "blocks",
+            "who",
+            "diff",
+            "verify",
+            "du",
+        ),
         *(
             "why",
             "cat",
