@@ -86,8 +86,8 @@ class Sessions(ScrollView, can_focus=True):
 
     @property
     def columns(self) -> int:
-        """The width of a line, beside the bar."""
-        return self.scrollable_content_region.width
+        """The width of a line, beside the bar and a blank."""
+        return max(1, self.scrollable_content_region.width - 1)
 
     def take(self, rows: list[SessionInfo]) -> None:
         """Show these, in this order."""
@@ -103,7 +103,7 @@ class Sessions(ScrollView, can_focus=True):
         first, width = self.scroll_offset.y, self.columns
         lines = [session_line(self._live, each, width) for each in self._rows[first : first + self.size.height]]
         if self.has_focus and 0 <= self._at - first < len(lines):
-            lines[self._at - first].stylize("reverse")
+            lines[self._at - first] = Text(lines[self._at - first].plain, style="reverse")
         return lines
 
     def _renew(self) -> None:
@@ -121,8 +121,9 @@ class Sessions(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         """One line of the visible part."""
         if y >= len(self._lines):
-            return Strip.blank(self.columns, self.rich_style)
-        return Strip(self._lines[y].render(self.app.console), self.columns).apply_style(self.rich_style)
+            return Strip.blank(self.size.width, self.rich_style)
+        line = Strip(self._lines[y].render(self.app.console), self.columns).apply_style(self.rich_style)
+        return line.extend_cell_length(self.size.width, self.rich_style)
 
     def action_move(self, by: int) -> None:
         """Choose another session."""

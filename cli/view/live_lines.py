@@ -135,11 +135,11 @@ COLUMNS: Final = (
     Column("STATE", 8, 0, "activity", _state, "left"),
     Column("TOK/S", 6, 0, "rate", _pace),
     Column("TOKENS", 9, 0, "tokens", lambda _, info: format_count(info.token_count)),
-    Column("MEMORY", 9, 62, "memory", lambda _, info: _size(info.resident_bytes)),
-    Column("WRITTEN", 9, 74, "disk", lambda _, info: _size(info.written_bytes)),
-    Column("MODEL", 16, 98, "", lambda _, info: plain(info.model), "left"),
-    Column("LAST VERSION", 16, 116, "", lambda _, info: format_time(info.slept_ns), "left"),
-    Column("LABELS", 20, 138, "", lambda _, info: plain(" ".join(info.labels)), "left"),
+    Column("MEMORY", 9, 61, "memory", lambda _, info: _size(info.resident_bytes)),
+    Column("WRITTEN", 9, 73, "disk", lambda _, info: _size(info.written_bytes)),
+    Column("MODEL", 16, 97, "", lambda _, info: plain(info.model), "left"),
+    Column("LAST VERSION", 16, 115, "", lambda _, info: format_time(info.slept_ns), "left"),
+    Column("LABELS", 20, 137, "", lambda _, info: plain(" ".join(info.labels)), "left"),
 )
 
 
