@@ -11,6 +11,7 @@ from ..parts.parts import Parts
 from ..sessions.sessions import Session
 from ..views.blocks import blocks_of
 from .answering import answers
+from .contents import spans_apart
 
 
 @answers(BlocksRequest, told=False)
@@ -26,15 +27,18 @@ async def blocks(parts: Parts, request: BlocksRequest) -> BlocksResult:
             session=str(uri),
         )
     row = named.row or parts.store.standing.require_row(uri)
-    marks = (model.marks for model in parts.models.shelf.loaded() if model.identity.digest.hex() == row.identity)
-    thinking = next((each.reasoning_ids for each in marks), None)
+    models = (model for model in parts.models.shelf.loaded() if model.identity.digest.hex() == row.identity)
+    model = next(models, None)
+    thinking = None if model is None else model.marks.reasoning_ids
+    spans = () if model is None else await spans_apart(parts, row, model)
     live = parts.sessions.awake.get(row.uri)
     held, tokens = _held_of(live), None if live is None else len(live.state.tokens)
 
     def look() -> BlocksResult:  # all of it off the loop: there may be thousands
         # A stop waits for what is read, so long reads end with it.
         go_on = parts.door.require_working if request.deep else parts.door.require_open
-        found = blocks_of(parts.store.disk, row, deep=request.deep, thinking=thinking, at_each_block=go_on)
+        deep, disk = request.deep, parts.store.disk
+        found = blocks_of(disk, row, deep=deep, thinking=thinking, spans=spans, at_each_block=go_on)
         told = tuple(replace(each, resident=each.block_id in held) for each in found.blocks)
         return replace(found, blocks=told, memory_tokens=tokens)
 

@@ -15,6 +15,7 @@ from ..models.models import LoadedModel
 from ..parts.parts import Parts
 from ..sessions.sessions import Session
 from ..views.contents import Page, Said, Span, apart, manifest_text, page_of, page_of_ledger, told
+from ..views.roles import RoleSpan
 from ..views.why import Detokenizer
 from ..views.words import TOKENIZER, why_no_words, words_for
 from .answering import answers
@@ -44,6 +45,21 @@ async def contents(parts: Parts, request: ContentsRequest) -> Contents:
     if model is None or row.token_count > _MOST_RECALLED:
         return found
     return await _apart(parts, found, page, model, await parts.sessions.recalling.dialogue_of(row))
+
+
+async def spans_apart(parts: Parts, row: VersionInfo, model: LoadedModel) -> tuple[RoleSpan, ...]:
+    """Whose the tokens of a version are, with messages apart that were read in one go; none where its session map tells
+    as much. model: its own, in memory."""
+    if row.token_count > _MOST_RECALLED:
+        return ()
+    page = await parts.store.on_io(partial(page_of, parts.store.disk, row, Span(most=row.token_count)))
+    if not any("+" in role for _, _, role in page.spans):
+        return ()
+    found = await with_text(parts, page)
+    found = await _apart(parts, found, page, model, await parts.sessions.recalling.dialogue_of(row))
+    told = [(each.start, each.end, each.role) for each in found.passages if each.role is not None]
+    end = told[-1][1] if told else 0
+    return (*told, *((max(one, end), two, role) for one, two, role in page.spans if two > end))
 
 
 async def with_text(parts: Parts, page: Page) -> Contents:

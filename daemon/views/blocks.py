@@ -32,15 +32,16 @@ def blocks_of(
     *,
     deep: bool = False,
     thinking: tuple[Mark, Mark] | None = None,
+    spans: Sequence[RoleSpan] = (),
     at_each_block: Callable[[], object] = lambda: None,
 ) -> BlocksResult:
     """The blocks of a version, as its files tell. deep: every byte is read. thinking: where thoughts begin and end, if
-    the model is known. at_each_block: is called before each; what it raises ends the look. Raises the errors of a
-    manifest that is missing or damaged."""
+    the model is known. spans: whose the tokens are, if more is known than the session map tells. at_each_block: is
+    called before each; what it raises ends the look. Raises the errors of a manifest that is missing or damaged."""
     with store.open_session(row.uri, row.bundle_id) as reader:
         manifest = reader.manifest
         places = store.places_of(reader, deep=deep, at_each_block=at_each_block)
-        spans = _roles_in(reader, thinking)
+        spans = _roles_in(reader, thinking, spans)
         lossy = manifest.lossy
         blocks = [_block(place, places.needers, spans, lossy.bits if lossy else 0) for place in places.blocks]
         if lossy is not None:
@@ -103,9 +104,11 @@ def _behind(store: Store, row: VersionInfo) -> int:
 # --- what they hold
 
 
-def _roles_in(reader: BundleReader, thinking: tuple[Mark, Mark] | None) -> tuple[RoleSpan, ...]:
+def _roles_in(
+    reader: BundleReader, thinking: tuple[Mark, Mark] | None, spans: Sequence[RoleSpan]
+) -> Sequence[RoleSpan]:
     manifest = reader.manifest
-    spans = role_spans(manifest.session, manifest.token_count)
+    spans = spans or role_spans(manifest.session, manifest.token_count)
     if not spans or thinking is None or not any(role == "assistant" for _, _, role in spans):
         return spans
     with contextlib.suppress(StoreError):  # a header is missing: the thoughts are not told apart

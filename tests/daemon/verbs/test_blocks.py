@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 from torpor.daemon.errors import ServiceClosed
+from torpor.daemon.views.blocks import blocks_of
 from torpor.memvid.errors import SessionNotFound
+from torpor.memvid.store import Store
+from torpor.tests.daemon.conversing_rig import SYSTEM, assistant, converse, user
 from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 
@@ -40,6 +43,21 @@ async def test_the_messages_of_a_chat_are_told_by_their_roles(rig: Rigged) -> No
     first = (await rig.service.blocks("agent")).blocks[0]
     assert list(first.holds) == ["user", "assistant"]
     assert sum(first.holds.values()) == first.tokens
+
+
+async def test_messages_that_were_read_in_one_go_are_told_apart_where_the_model_is_in_memory(rig: Rigged) -> None:
+    said = [SYSTEM, user("Who are you?"), assistant("A fox."), user("Where is it?")]
+    await converse(rig, said, "In the woods.")
+    await rig.sleep("a")
+    first = (await rig.service.blocks("a")).blocks[0]
+    apart = await rig.service.contents("a", apart=True)
+    tokens = dict.fromkeys(first.holds, 0)
+    for passage in apart.passages:
+        tokens[passage.role or ""] += passage.end - passage.start
+    assert (first.holds, list(first.holds)) == (tokens, ["system", "user", "assistant"])
+    with Store.open(rig.service._parts.store.disk.path, writable=False) as beside:
+        found = blocks_of(beside, beside.resolve_version("a"))
+        assert list(found.blocks[0].holds) == ["system+user+assistant", "user", "assistant"]
 
 
 async def test_a_stop_does_not_wait_until_every_byte_is_read(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
