@@ -82,6 +82,7 @@ def log(
         store,
         lambda client: client.history(sessions or (), **asked),
         partial(_read, sessions=sessions or (), asked=asked),
+        ("history", {name: value for name, value in ({"sessions": sessions} | asked).items() if value}, HistoryResult),
     )
     if as_json:
         output.document("log", {"source": view.source, "store": str(view.place), **asdict(view.record)})

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
+from ...daemon.api.session import ListResult
 from ...memvid.answers import Finding
 from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_bytes, format_count
 from ...memvid.uri import SessionUri
 from ...records import as_map
-from ..reach.daemon_link import find_daemon, find_ended_daemon
+from ..reach.daemon_link import ask_plainly, find_daemon, find_ended_daemon
 from ..reach.options import NAMESPACE_VARIABLE, JsonOption, SocketOption, StoreOption, argument, enter_namespace
 from ..reach.store_view import (
     STORED,
@@ -117,6 +118,10 @@ def _load_sessions(
 ) -> tuple[str, str, list[dict[str, Any]], list[SessionUri], list[Finding]]:
     """Give the listing's source (daemon or store), the store's path, the sessions, those with turns that the journal of
     a store alone has, and manifests that cannot be read and may be of any session."""
+    asked = {} if namespace is None else {"namespace": namespace}
+    if told := ask_plainly(socket, store, ("list", asked, ListResult)):
+        served, listed = told
+        return "daemon", served.store, [as_map(info) for info in listed], [], list(served.unreadable)
     daemon = find_daemon(socket, store)
     if daemon is not None:
         with daemon:

@@ -17,6 +17,7 @@ from ...errors import TorporError
 from ...memvid.answers import Finding
 from ...memvid.disk.location import STORE_VARIABLE, named_store_path
 from ...memvid.uri import parse_reference
+from ...records import Result
 from ...socket_api.errors import DaemonUnreachable
 from ...socket_api.wire.address import default_socket_path, require_path_fits
 from ..errors import InvalidUsage
@@ -83,6 +84,30 @@ def find_daemon(socket: Path | None, store: Path | None = None, *, timeout_s: fl
     if socket is None:
         return None
     raise mismatch
+
+
+def ask_plainly(
+    socket: Path | None, store: Path | None, *asked: tuple[str, Mapping[str, Any], type[Result]]
+) -> list[Any] | None:
+    """The answers of the daemon that `find_daemon` would find, `ServedStore` first: as of `plain.ask_plainly`, for a
+    command that only lists. None: there is none, or a client has to ask."""
+    path = socket or default_socket_path()
+    if store is not None or _no_socket_at(path):
+        return None
+    from ...socket_api.client import plain
+
+    answers = plain.ask_plainly(path, ("status", {}, ServedStore), *asked)
+    wanted = named_store_path()
+    if answers is None or (wanted and os.path.realpath(wanted) != os.path.realpath(answers[0].store)):
+        return None
+    return answers
+
+
+class ServedStore(Result):
+    """What a listing needs of a daemon's status."""
+
+    store: str
+    unreadable: tuple[Finding, ...] = ()
 
 
 def _client(socket: Path | None, timeout_s: float | None) -> Client:

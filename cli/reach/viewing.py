@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ...memvid.disk.location import default_store_path
 from ...memvid.store import Store
-from .daemon_link import find_daemon
+from ...records import Result
+from .daemon_link import ask_plainly, find_daemon
 from .store_view import open_store
 
 if TYPE_CHECKING:
     from ...socket_api.client.client import Client
 
-R = TypeVar("R")
+R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,17 @@ class View(Generic[R]):
     record: R
 
 
-def look(socket: Path | None, store: Path | None, ask: Callable[[Client], R], read: Callable[[Store], R]) -> View[R]:
-    """Ask the daemon for a view if one runs; else, or with a named store, make it of the files. Raises the errors of
-    either."""
+def look(
+    socket: Path | None,
+    store: Path | None,
+    ask: Callable[[Client], R],
+    read: Callable[[Store], R],
+    plainly: tuple[str, Mapping[str, Any], type[R]] | None = None,
+) -> View[R]:
+    """Ask the daemon for a view if one runs; else, or with a named store, make it of the files. plainly: what `ask`
+    asks, as `ask_plainly` takes it, for a command that is to be quick. Raises the errors of either."""
+    if plainly is not None and (told := ask_plainly(socket, store, plainly)):
+        return View("daemon", Path(told[0].store), told[1])
     daemon = find_daemon(socket, store)
     if daemon is not None:
         with daemon:

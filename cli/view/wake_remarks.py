@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from ...daemon.api.session import Look, Recomputed
-from ...daemon.api.waking import WakePlanResult, WakeResult
 from ...memvid.answers import Finding, Lossy, PartDiffers
 from ...memvid.units import format_bytes, format_count, format_plural
 from .output import Output, plain
+
+if TYPE_CHECKING:
+    from ...daemon.api.waking import WakePlanResult, WakeResult
 
 
 def remark_on_wake(output: Output, woken: WakeResult) -> None:

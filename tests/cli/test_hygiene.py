@@ -6,7 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from torpor.socket_api import Client
+from torpor.socket_api.wire.address import default_socket_path
 from torpor.tests.cli.cli_rig import MadeStore
+from torpor.tests.socket_api.server_rig import ServerThread
 
 _PROTOCOL = ("pydantic", "torpor.socket_api.client", "torpor.socket_api.wire.checking")
 _SERVICE = ("torpor.daemon.engine", "torpor.daemon.models", "torpor.daemon.parts", "torpor.daemon.verbs")
@@ -62,3 +65,11 @@ def test_ls_imports_the_store_and_nothing_that_asks_a_daemon_where_there_is_none
     assert {name for name in barred if not name.startswith("torpor.daemon.api")} == _OF_FILES
     assert of(("torpor.cli.commands",), modules) == {"torpor.cli.commands", "torpor.cli.commands.ls"}
     assert "torpor.memvid.store" in modules, "it is the command that ran"
+
+
+@pytest.mark.parametrize("command", ["ls", "log"])
+def test_a_listing_of_a_daemon_needs_no_client_no_pydantic_and_no_typer(daemon: ServerThread, command: str) -> None:
+    with Client(default_socket_path()) as client:
+        client.create("notes")
+    barred = of(("pydantic", "typer", "asyncio", *_DRAWING, *_MODELS), imported_by(command))
+    assert barred == set()
