@@ -18,37 +18,9 @@ from ..exit_codes import INTEGRITY, exit_status_of
 
 ON_FILES = frozenset(
     {
-        *(
-            "serve",
-            "ensure",
-            "launch",
-            "service",
-            "doctor",
-            "ls",
-            "log",
-            "show",
-            "blocks",
-            "who",
-            "diff",
-            "verify",
-            "du",
-        ),
-        *(
-            "why",
-            "cat",
-            "backup",
-            "import",
-            "rm",
-            "forget",
-            "tag",
-            "untag",
-            "pin",
-            "unpin",
-            "prune",
-            "repack",
-            "strip",
-            "repair",
-        ),
+        *("serve", "ensure", "launch", "service", "doctor"),
+        *("ls", "log", "show", "why", "blocks", "who", "diff", "cat", "verify", "du", "backup", "import"),
+        *("rm", "forget", "tag", "untag", "pin", "unpin", "prune", "repack", "strip", "repair"),
     }
 )
 """The commands that take --store, but for these two."""
