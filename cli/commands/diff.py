@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import takewhile
 from typing import Annotated, Final
 
 from rich.console import Group, RenderableType
@@ -93,7 +94,7 @@ def _read(opened: Store, version: str, other: str, *, by_token: bool) -> Differe
 
 def render_difference(found: Difference, *, by_token: bool = False) -> RenderableType:
     """All but the diff itself. by_token: it is one of tokens."""
-    parts: list[RenderableType] = [_sides(found), "", _sums(found, "tokens" if by_token else "lines")]
+    parts: list[RenderableType] = [_sides(found), "", _sums(found, "tokens" if by_token or found.no_text else "lines")]
     if found.facts:
         parts += ["", _facts(found)]
     return Group(*parts)
@@ -109,7 +110,7 @@ def _sides(found: Difference) -> RenderableType:
     for sign, side in (("-", found.one), ("+", found.other)):
         alone = side.token_count - (side.token_count if side.differs_at is None else side.differs_at)
         table.add_row(
-            sign,
+            f"[{_STYLES[sign]}]{sign}[/]",
             plain(side.session),
             f"{side.version or '–'}{' and since' if side.changed else ''}",
             plain(side.model),
@@ -122,13 +123,19 @@ def _sides(found: Difference) -> RenderableType:
 
 def _sums(found: Difference, unit: str) -> RenderableType:
     facts = facts_table()
-    common = format_plural(found.common_tokens, "token")
+    common = f"the first {format_plural(found.common_tokens, 'token')}" if found.common_tokens else "no token"
     by_text = " (their tokenizers differ, so their texts are compared)" if found.by_text else ""
-    facts.add_row("in common", f"the first {common}{by_text}, {_blocks(found.common_blocks, found.common_bytes)}")
+    facts.add_row("in common", f"{common}{by_text}, {_blocks(found.common_blocks, found.common_bytes)}")
     facts.add_row("they part", _where(found))
-    for sign, side in (("-", found.one), ("+", found.other)):
-        if side.text is not None and not found.is_none:
-            facts.add_row(f"  {sign}", plain(neutralise(repr(side.text))))
+    texts = [None if side.text is None else neutralise(repr(side.text)) for side in (found.one, found.other)]
+    alike = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*(each or "" for each in texts), strict=False))
+    )
+    for sign, text in zip("-+", texts, strict=True):
+        if text is not None and not found.is_none:
+            style = _STYLES[sign]
+            shown = f"[dim]{plain(text[:alike])}[/][{style}]{plain(text[alike:])}[/]"
+            facts.add_row(f"  [{style}]{sign}[/]", shown)
     if found.lines_added or found.lines_removed:
         facts.add_row(unit, f"{format_count(found.lines_added)} added, {format_count(found.lines_removed)} removed")
     return facts
