@@ -20,8 +20,8 @@ MODULES = sorted([*ROOT.glob("*.py"), *(path for folder in FOLDERS for path in (
 
 # What each folder may import beside the standard library and the package's own root modules, which are "".
 MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
-    # the clients, under the name of the package; the kinds of pydantic's settings; a digest
-    "": ({"socket_api"}, {"pydantic", "blake3"}),
+    # the clients, under the name of the package; the kinds of pydantic's settings; a digest; where folders belong
+    "": ({"socket_api"}, {"pydantic", "blake3", "platformdirs"}),
     "memvid": (set(), {"msgpack", "zstandard", "blake3", "platformdirs"}),
     "snapshot": ({"memvid"}, {"mlx", "mlx_lm", "numpy", "blake3", "platformdirs"}),
     "daemon": (
