@@ -12,7 +12,7 @@ import pytest
 from torpor.cli.commands import top_screen
 from torpor.cli.commands.top_screen import Top
 from torpor.cli.view.live import Live
-from torpor.daemon.events.events import FirstToken, SleepEnded
+from torpor.daemon.events.events import FirstToken, PrefillBegan, SleepEnded
 from torpor.memvid.uri import SessionUri
 from torpor.socket_api.client.client import Client
 from torpor.tests.cli.cli_rig import Torpor, pretend_terminal
@@ -103,11 +103,11 @@ async def test_keys_sort_reverse_and_filter_and_the_chosen_session_stays_chosen(
         await pilot.press("s", "s")
         await shows(app, "s by tokens")
         assert [line[8:14] for line in shown(app) if line.startswith("default/")] == ["s00002", "s00001", "s00000"]
-        await pilot.press("down")
-        assert app._sessions.chosen == app._live.sessions["torpor://default/s00001"]
+        await pilot.press("down", "down")
+        assert app._sessions.chosen == app._live.sessions["torpor://default/s00000"]
         await pilot.press("r")
         await shows(app, lambda text: text.index("s00000") < text.index("s00002"))
-        assert app._sessions.chosen == app._live.sessions["torpor://default/s00001"]
+        assert app._sessions.chosen == app._live.sessions["torpor://default/s00000"]
         await pilot.press("slash", *"0002", "enter")
         await shows(app, "filter: 0002")
         assert [line[8:14] for line in shown(app) if line.startswith("default/")] == ["s00002"]
@@ -136,10 +136,19 @@ async def test_it_follows_a_daemon_and_sleeps_and_wakes_what_is_chosen(daemon: S
             await shows(app, "idle  4.00 KiB in 250 ms")
             daemon.do(lambda: daemon.service.bus.publish(FirstToken(uri, 0.1)))
             await shows(app, "writing")
+            daemon.do(lambda: work_in_another(daemon, uri, SessionUri("default", "fork")))
+            asked = [("why", {"session": "torpor://default/fork"})]
+            await poll(lambda: asked == [each for each in daemon.service.calls if each in asked])
             client.delete("agent")
             await pilot.press("z")
             await shows(app, "default/agent: ")
     await asyncio.to_thread(daemon.wait_until, lambda: not daemon.service.bus.is_watched)
+
+
+def work_in_another(daemon: ServerThread, named: SessionUri, other: SessionUri) -> None:
+    """As a transcript whose request goes on in a fork."""
+    with daemon.service.bus.request("converse", lambda: named):
+        daemon.service.bus.publish(PrefillBegan(other, 3))
 
 
 async def test_a_daemon_that_is_lost_is_told_and_the_next_one_is_followed(short_path: Path) -> None:

@@ -86,6 +86,7 @@ class Read:
         for packet in sorted((each for each in self.trace.packet if each.HasField("track_event")), key=_when):
             event, at_ms = packet.track_event, packet.timestamp / 1e6
             if event.type == pb.TrackEvent.TYPE_INSTANT:
+                assert list(event.categories) == ["event"]
                 self.instants.append(event.name)
             elif event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
                 begun = {"track": tracks[event.track_uuid], "name": event.name, "ts": at_ms, "flows": event.flow_ids}
