@@ -35,7 +35,7 @@ async def shows(app: Top, what: str | Callable[[str], bool]) -> None:
     """Wait until the screen has a text."""
     found = what if callable(what) else lambda text: what in text
     try:
-        await poll(lambda: found("\n".join(shown(app))), timeout_s=10)
+        await poll(lambda: found("\n".join(shown(app))))
     except TimeoutError:
         raise AssertionError(f"{what!r} is not on the screen:\n" + "\n".join(shown(app))) from None
 
