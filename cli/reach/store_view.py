@@ -21,7 +21,7 @@ from ...memvid.folder.folder import StoreFolder, manifest_name
 from ...memvid.folder.marks import MARKS_FILE, Marks, findings_of_missing, require_id, stripped_in
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.format.blocks import SlotSpec
-from ...memvid.format.manifest import read_manifest_bytes
+from ...memvid.format.manifest import is_manifest_file, read_manifest_bytes
 from ...memvid.store import Store
 from ...memvid.uri import parse_reference
 from .daemon_link import find_daemon
@@ -29,6 +29,8 @@ from .daemon_link import find_daemon
 _KEEP_AWAKE = "The session is awake, and all of it in memory: `torpor sleep {}` writes it anew, as another version."
 STORED = "stored"  # a session's state in a listing of files: only a daemon knows whether it is awake
 _ROWS_AT_ONCE = 1000
+_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_AT_A_LOOK = 1 << 20  # bytes; a longer manifest is read in full
 
 if TYPE_CHECKING:
     from ...daemon.api.process import StatusResult
@@ -129,7 +131,13 @@ def _stripped_in(folder: StoreFolder | None) -> frozenset[str]:
 
 
 def _fault_of_manifest(folder: StoreFolder, bundle_id: str) -> StoreError | None:
-    """Why a manifest cannot be read, with its path; None if it can."""
+    """Why a manifest cannot be read, with its path; None if it can. A listing asks for each session: one that is sound
+    at the first look is not looked at again."""
+    with contextlib.suppress(OSError, ValueError):
+        fd = os.open(manifest_name(require_id(bundle_id)), _LOOK, dir_fd=folder.root_fd)
+        with closing_fd(fd):
+            if is_manifest_file(os.read(fd, _MOST_AT_A_LOOK), bundle_id):
+                return None
     try:
         fd, path = folder.open_name(manifest_name(require_id(bundle_id)))
         with closing_fd(fd):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from ...memvid.units import format_plural, three_digits
@@ -46,4 +46,4 @@ def format_time(instant_ns: int | None) -> str:
     """Write an instant in local time, to the minute; a missing one is a dash."""
     if instant_ns is None:
         return "–"
-    return datetime.fromtimestamp(instant_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M")
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(instant_ns // 10**9))

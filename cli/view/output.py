@@ -42,6 +42,9 @@ PIPED_WIDTH = 120  # columns in a file or a pipe: there is no terminal to ask, a
 # surrogate pairs.
 _UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_HARMLESS = re.compile(r"[A-Za-z0-9 ./:@~_,-]*", re.ASCII)
+"""What most data are: nothing in it needs a look."""
+
 _MADE_UP = re.compile(r"-(?:[0-9a-f]{8}){1,2}\Z")
 """The end of the name of a session that the daemon or the server of HTTP had to name."""
 
@@ -140,7 +143,10 @@ def plain(data: object) -> str:
     All data in a line, a remark or a table passes here: names, paths, labels, messages. The commands that messages
     advise name the store, if --store did.
     """
-    return escape(neutralise(naming_store(str(data))).replace("\n", "␊").replace("\t", "␉"))
+    text = str(data)
+    if _HARMLESS.fullmatch(text):
+        return text
+    return escape(neutralise(naming_store(text)).replace("\n", "␊").replace("\t", "␉"))
 
 
 def typed(command: str) -> str:

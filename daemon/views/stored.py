@@ -17,6 +17,7 @@ from ...memvid.folder.versions import lineage_of
 from ...memvid.format.manifest import ELSEWHERE, Manifest
 from ...memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES, MAX_TOKENS, MAX_VERSION
 from ...memvid.store import Store
+from ...memvid.uri import SCHEME
 from ..api.sampling import Sampling
 from ..api.session import Origin, Provenance, Recomputed, SessionDetail, SessionInfo
 
@@ -47,11 +48,11 @@ def written_bytes_of(versions: Sequence[VersionInfo]) -> int:
 def info_of_stored(row: VersionInfo, written_bytes: int, sampling: Sampling | None = None) -> SessionInfo:
     """A session on disk, by the row of a version, the last one as a rule. written_bytes: of all versions. sampling:
     from its manifest, if that was read."""
-    uri = row.uri
+    namespace, _, name = row.session.removeprefix(SCHEME).partition("/")
     return SessionInfo(
         session=row.session,
-        namespace=uri.namespace,
-        name=uri.name,
+        namespace=namespace,
+        name=name,
         state="asleep",
         model=row.model,
         token_count=row.token_count,

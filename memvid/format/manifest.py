@@ -301,6 +301,12 @@ def encode_manifest_file(encoded: bytes) -> bytes:
     return encode_header(MANIFEST_MAGIC, HEADER_BYTES + len(encoded)) + encoded
 
 
+def is_manifest_file(data: bytes, bundle_id: str) -> bool:
+    """Whether these are the bytes of a sound file of that manifest. `read_manifest_bytes` says why not."""
+    header = encode_header(MANIFEST_MAGIC, len(data))
+    return data[:HEADER_BYTES] == header and bundle_id_of(data[HEADER_BYTES:]) == bundle_id
+
+
 def read_manifest_bytes(fd: int, path: str, bundle_id: str | None) -> bytes:
     """The manifest's bytes in an open file, whose digest is `bundle_id`; None: whatever it is.
 
