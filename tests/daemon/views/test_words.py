@@ -17,7 +17,7 @@ TEXT = "def a():\n    return 'Grüße 🎲'"
 
 @pytest.fixture(autouse=True)
 def _of_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(words, "user_cache_path", lambda name: tmp_path / "cache" / name)
+    monkeypatch.setattr(words, "user_folder", lambda kind: tmp_path / kind / "torpor")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
