@@ -169,6 +169,10 @@ ELSEWHERE: Final = {
 }
 """What other tools call a command, and its name here."""
 
+_RENAMED: Final = "`torpor fork OLD NEW` has NEW begin as OLD stands; `torpor rm OLD` lets OLD go, and its history."
+UNBUILT: Final = {"rename": _RENAMED, "mv": _RENAMED, "move": _RENAMED}
+"""What there is no command for, and what does the same (docs/decisions/56-a-session-keeps-its-name.md)."""
+
 
 def command_named(name: str) -> Command | None:
     """The command of that name; None if there is none."""

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..spellings import present
 from .calling import function_of, guarded, write_version
-from .command_list import COMMANDS, ELSEWHERE, command_named
+from .command_list import COMMANDS, ELSEWHERE, UNBUILT, command_named
 from .errors import Interrupted, InvalidUsage
 from .exit_codes import USAGE
 from .help import write_help
@@ -67,7 +67,9 @@ class _Commands(TyperGroup):
         try:
             name, command, rest = super().resolve_command(ctx, [present(args[0]), *args[1:]])
         except _UsageError as error:
-            if meant := _meant_by(args[0]):
+            if args[0] in UNBUILT:
+                error.message = f"{error.message.rstrip('.')}: a session keeps its name. {UNBUILT[args[0]]}"
+            elif meant := _meant_by(args[0]):
                 error.message = f"{error.message.rstrip('.')}. Did you mean {' or '.join(map(repr, meant))}?"
             raise
         return name, command, [*self._given_before(ctx), *rest]
