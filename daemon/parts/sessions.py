@@ -86,7 +86,7 @@ class SessionParts:
         self.reuse = PrefixReuse(disk, engine, versions, bus, self._hits, options.now.prefix_reuse)
         self.heads = Heads(disk, threads)
         self.reasons = Reasons(encoder, self.reuse, self.awake.get)
-        self.diary = RequestDiary(disk.diary, self.reasons, bus, store.writing_diary.note)
+        self._diary = RequestDiary(disk.diary, self.reasons, bus, store.writing_diary.note)
         self.recalling = Recalling(disk, threads, encoder, residency, store.journal)
         self.conversing = Conversing(encoder, residency, engine, bus)
         self.exchanges = Exchanges(engine, residency, self.reuse, self.reasons, bus, store.journal)
@@ -242,7 +242,7 @@ class SessionParts:
         """Remove a session everywhere; the caller holds its turn. Raises SessionNotFound."""
         disk, report = self._store.disk, DeleteReport(str(uri), 0, 0)
         await self.writing_behind.let_go(uri)
-        self.diary.forget(uri)
+        self.tell_no_more(uri)
         if disk.can_be_deleted(uri):
             report = await self._store.on_writer(lambda: disk.delete_session(uri))
         elif uri not in self.awake:
@@ -280,6 +280,10 @@ class SessionParts:
             self.heads.note(live)
         else:
             await self.heads.learn(uri)
+
+    def tell_no_more(self, uri: SessionUri) -> None:
+        """A session is about to go: the diary gets no more of what requests under way have of it."""
+        self._diary.forget(uri)
 
     def forget_words(self, uri: SessionUri) -> None:
         """Forget all tokens and text of a deleted session."""

@@ -157,7 +157,7 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> Maintenanc
     if not dry_run:
         await parts.sessions.writing_behind.let_go(uri)
         await parts.sessions.writing_behind.settled()
-        parts.sessions.diary.forget(uri)
+        parts.sessions.tell_no_more(uri)
     try:
         report = await parts.upkeep.carry_out(Order("forget", uri, dry_run))
     except SessionNotFound:

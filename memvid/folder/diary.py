@@ -236,26 +236,24 @@ class Diary:
     # --- forgetting
 
     def mentions(self, uri: SessionUri) -> bool:
-        """Whether the name of a session stands in it, also where no reader sees it. Raises UnsafePath, StoreIoError."""
+        """Whether the name of a session stands in the files, also where no reader sees it. Raises UnsafePath,
+        StoreIoError."""
         name = uri.name.encode()
         with self._lock:
-            return any(name in _encoded(each) for each in self._unwritten()) or any(
-                name in (self._data(each) or b"") for each in DIARY_FILES
-            )
+            return any(name in (self._data(each) or b"") for each in DIARY_FILES)
 
     def erase(self, uri: SessionUri) -> bool:
-        """Leave nothing of a session in the files, nor of what is deleted or damaged, durably; whether there was
-        something. Raises UnsafePath, StoreIoError, NoSpace, DurabilityLost: some may be left."""
+        """Leave nothing of a session, and in the files nothing of what is deleted or damaged, durably; whether they had
+        its name. Raises UnsafePath, StoreIoError, NoSpace, DurabilityLost: some may be left."""
         name = uri.name.encode()
         with self._lock:
             found = {each: _scanned(self._data(each)) for each in DIARY_FILES}
             changes = [change for each in found.values() for change in each.changes]
             with self._saying:
-                was_named = any(name in _encoded(each) for each in self._waiting)
                 late, told = _split(self._waiting)
                 changes += told
                 self._waiting = deque(_but_of(_as_now(late, changes, 0), uri), MAX_UNWRITTEN)
-            was_named = was_named or any(name in (each.data or b"") for each in found.values())
+            was_named = any(name in (each.data or b"") for each in found.values())
             if was_named or not all(each.is_whole for each in found.values()):
                 self._write_anew(found, changes, uri)
             return was_named
