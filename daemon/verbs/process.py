@@ -8,9 +8,18 @@ import time
 
 from ... import __version__
 from ...memvid.disk.room import Room, room_at
+from ...memvid.store import Store
 from ...snapshot.blas import library_in_use
 from ..api.events import ProgressEvent
-from ..api.process import DiskInfo, LoadModelRequest, ModelInfo, StatusRequest, StatusResult, UnloadModelRequest
+from ..api.process import (
+    DiskInfo,
+    LoadModelRequest,
+    ModelInfo,
+    StatusRequest,
+    StatusResult,
+    StoreCoins,
+    UnloadModelRequest,
+)
 from ..disk.maintenance import MAX_PROBLEMS_TOLD
 from ..events.events import Event, ModelDownloadProgress
 from ..memory.model_registry import Place
@@ -44,7 +53,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
         scrub=parts.upkeep.scrub_info(),
         config=None if parts.config is None else parts.config.info(),
         aliases=parts.options.aliases,
-        disk=None if room is None else _disk_of(parts, room),
+        disk=None if room is None else _disk_of(parts.store.disk, room, parts.upkeep.measuring.coins()),
         unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]),
         http=parts.http,
     )
@@ -74,8 +83,7 @@ async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
     return _info_of(parts, parts.models.shelf.place(request.model))
 
 
-def _disk_of(parts: Parts, room: Room) -> DiskInfo:
-    store = parts.store.disk
+def _disk_of(store: Store, room: Room, coins: StoreCoins | None) -> DiskInfo:
     most = store.budget
     return DiskInfo(
         free_bytes=room.free_bytes,
@@ -84,7 +92,7 @@ def _disk_of(parts: Parts, room: Room) -> DiskInfo:
         store_budget_bytes=most.max_store_bytes,
         daily_write_budget_bytes=most.max_bytes_per_day,
         keep_free_bytes=most.min_free_bytes,
-        coins=parts.upkeep.measuring.coins(),
+        coins=coins,
     )
 
 
