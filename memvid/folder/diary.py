@@ -6,8 +6,8 @@ Rules:
 - Entries are only appended, some at a time, and never flushed: a crash costs the last ones, and no answer waits.
 - Each has a digest of its own. What is damaged, as a torn end, is no entry, and is cut or skipped.
 - A full file takes the place of the older one, which goes: so the oldest entries go first.
-- A delete or a new name of a session is an entry too: whoever reads sees neither name nor words of what is deleted.
-  `erase` writes both files anew, the older one first: durably, without the session, and with what such entries say.
+- A delete of a session is an entry too: whoever reads sees neither name nor words of what is deleted.
+  `erase` writes both files anew, the older one first: durably, without the session, and without what was deleted.
 - The diary is never needed. A file that cannot be used is read as an empty one, and written anew.
 """
 
@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -55,7 +55,7 @@ _FILE_MAGIC: Final = b"TORPORD1"
 _MAGIC: Final = b"\xd1mvd"
 _FILE_HEAD: Final = struct.Struct("<8sQ8s")
 _HEAD: Final = struct.Struct("<4sHHQ8s")
-_SAYS, _ENDS, _RENAMES = range(3)
+_SAYS, _ENDS = range(2)
 _DAMAGED: Final = False
 
 
@@ -71,31 +71,30 @@ class Entry:
     other: SessionUri | None = None
     other_words: Mapping[str, Any] = field(default_factory=dict)
 
-    def as_named(self, uri: SessionUri | None, other: SessionUri | None) -> Entry:
-        """The entry with the names that its sessions have now; None for one that is gone, and its words with it."""
-        if uri is None:
+    def without(self, is_gone: Callable[[SessionUri], bool]) -> Entry:
+        """The entry without the names of sessions that are gone, and without their words."""
+        if self.uri is not None and is_gone(self.uri):
             return Entry(self.at_ns, self.facts, None, {})
-        return replace(self, uri=uri, other=other, other_words={} if other is None else self.other_words)
+        return replace(self, other=None, other_words={}) if self.other is not None and is_gone(self.other) else self
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
-    """What became of a session: its end, or another name."""
+class _End:
+    """A session was deleted."""
 
     at_ns: int
     uri: SessionUri
-    new: SessionUri | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a file has. data: None without one. applied_ns: earlier changes are in its entries already. end: of what is
-    sound. is_whole: all of it is."""
+    """What a file has. data: None without one. applied_ns: its entries have nothing of what was deleted until then.
+    end: of what is sound. is_whole: all of it is."""
 
     data: bytes | None = None
     applied_ns: int = 0
     entries: Sequence[Entry] = ()
-    changes: Sequence[_Change] = ()
+    ends: Sequence[_End] = ()
     end: int = 0
     is_whole: bool = True
 
@@ -110,7 +109,7 @@ class Diary:
         self._folder = folder
         self._lock = threading.Lock()  # of the files
         self._saying = threading.Lock()  # of what waits: never held while a file is read or written
-        self._waiting: deque[Entry | _Change] = deque(maxlen=MAX_UNWRITTEN)
+        self._waiting: deque[Entry | _End] = deque(maxlen=MAX_UNWRITTEN)
         self._last_ns = 0
         self._end = -1  # of the sound part of the file that was written last; -1: not known
         self.problem: str | None = None
@@ -140,17 +139,10 @@ class Diary:
 
     def end(self, uri: SessionUri) -> None:
         """Say that a session is deleted. Waits for no disk."""
-        self._change(uri, None)
-
-    def rename(self, old: SessionUri, new: SessionUri) -> None:
-        """Say that a session has another name. Waits for no disk."""
-        self._change(old, new)
-
-    def _change(self, uri: SessionUri, new: SessionUri | None) -> None:
         if self._waiting or any(plain_status(self._folder.root_fd, name) for name in DIARY_FILES):
-            change = _Change(self._now(), uri, new)
+            ended = _End(self._now(), uri)
             with self._saying:
-                self._waiting.append(change)
+                self._waiting.append(ended)
 
     def _now(self, at_ns: int | None = None) -> int:
         """A time later than all before it in this process."""
@@ -201,16 +193,14 @@ class Diary:
     # --- reading
 
     def read(self, since_ns: int = 0, uri: SessionUri | None = None) -> list[Entry]:
-        """All entries since a time, the oldest first, as sessions are named now; with `uri`, those of one session. What
-        cannot be read is left out, and `problem` tells why. Whoever says something does not wait for it."""
+        """All entries since a time, the oldest first; with `uri`, those of one session. What cannot be read is left
+        out, and `problem` tells why. Whoever says something does not wait for it."""
         with self._lock:
             found = self._readable(since_ns, None if uri is None else str(uri).encode())
-            if uri is not None and any(change.new == uri for each in found for change in each.changes):
-                found = self._readable(since_ns, None)  # it had another name
             late, told = _split(self._unwritten())
-        changes = [*(change for each in found for change in each.changes), *told]
+        ends = [*(end for each in found for end in each.ends), *told]
         parts = [*((each.entries, each.applied_ns) for each in found), (late, 0)]
-        entries = [one for part, applied_ns in parts for one in _as_now(part, changes, applied_ns)]
+        entries = [one for part, applied_ns in parts for one in _left_of(part, ends, applied_ns)]
         return [each for each in entries if each.at_ns >= since_ns and (uri is None or each.uri == uri)]
 
     def _readable(self, since_ns: int, needle: bytes | None) -> list[_Found]:
@@ -222,7 +212,7 @@ class Diary:
                 self.problem = error.message
         return found
 
-    def _unwritten(self) -> list[Entry | _Change]:
+    def _unwritten(self) -> list[Entry | _End]:
         with self._saying:
             return list(self._waiting)
 
@@ -248,57 +238,48 @@ class Diary:
         name = uri.name.encode()
         with self._lock:
             found = {each: _scanned(self._data(each)) for each in DIARY_FILES}
-            changes = [change for each in found.values() for change in each.changes]
+            ends = [end for each in found.values() for end in each.ends]
             with self._saying:
                 late, told = _split(self._waiting)
-                changes += told
-                self._waiting = deque(_but_of(_as_now(late, changes, 0), uri), MAX_UNWRITTEN)
+                ends += told
+                self._waiting = deque(_but_of(_left_of(late, ends, 0), uri), MAX_UNWRITTEN)
             was_named = any(name in (each.data or b"") for each in found.values())
             if was_named or not all(each.is_whole for each in found.values()):
-                self._write_anew(found, changes, uri)
+                self._write_anew(found, ends, uri)
             return was_named
 
-    def _write_anew(self, found: Mapping[str, _Found], changes: Sequence[_Change], gone: SessionUri) -> None:
+    def _write_anew(self, found: Mapping[str, _Found], ends: Sequence[_End], gone: SessionUri) -> None:
         now_ns, self._end = self._now(), -1
         for name, each in found.items():
             if each.data is not None:
-                entries = _but_of(_as_now(each.entries, changes, each.applied_ns), gone)
+                entries = _but_of(_left_of(each.entries, ends, each.applied_ns), gone)
                 data = b"".join([_file_head(now_ns), *map(_encoded, entries)])
                 durable.write_file(self._folder.root_fd, name, data, self._folder.path, replacing=True)
 
 
-def _split(said: Iterable[Entry | _Change]) -> tuple[list[Entry], list[_Change]]:
-    entries, changes = list[Entry](), list[_Change]()
+def _split(said: Iterable[Entry | _End]) -> tuple[list[Entry], list[_End]]:
+    entries, ends = list[Entry](), list[_End]()
     for each in said:
         if isinstance(each, Entry):
             entries.append(each)
         else:
-            changes.append(each)
-    return entries, changes
+            ends.append(each)
+    return entries, ends
 
 
-def _as_now(entries: Sequence[Entry], changes: Sequence[_Change], applied_ns: int) -> list[Entry]:
-    """Entries with the names that their sessions have now. applied_ns: changes until then are in them already."""
-    left, now = [each for each in changes if each.at_ns > applied_ns], dict[SessionUri, SessionUri | None]()
-    if not left:
+def _left_of(entries: Sequence[Entry], ends: Sequence[_End], applied_ns: int) -> list[Entry]:
+    """Entries without what was deleted behind them. applied_ns: they have nothing of what was deleted until then."""
+    last = dict[SessionUri, int]()
+    for each in ends:
+        if each.at_ns > applied_ns:
+            last[each.uri] = max(each.at_ns, last.get(each.uri, 0))
+    if not last:
         return list(entries)
-    told = []
-    for entry in reversed(entries):  # backwards: what a name of that time is called now
-        while left and left[-1].at_ns > entry.at_ns:
-            change = left.pop()
-            new = None if change.new is None else now.get(change.new, change.new)
-            if change.new is not None:
-                now.pop(change.new, None)
-            now[change.uri] = new
-        uri, other = (None if each is None else now.get(each, each) for each in (entry.uri, entry.other))
-        told.append(entry if (uri, other) == (entry.uri, entry.other) else entry.as_named(uri, other))
-    return told[::-1]
+    return [entry.without(lambda uri, at_ns=entry.at_ns: last.get(uri, 0) > at_ns) for entry in entries]  # type: ignore[misc]
 
 
-def _but_of(entries: Iterable[Entry], uri: SessionUri) -> Iterator[Entry]:
-    for each in entries:
-        if each.uri != uri:
-            yield each.as_named(each.uri, None) if each.other == uri else each
+def _but_of(entries: Iterable[Entry], gone: SessionUri) -> Iterator[Entry]:
+    return (each.without(gone.__eq__) for each in entries if each.uri != gone)
 
 
 def _shorter(entry: Entry) -> Iterator[Entry]:
@@ -324,11 +305,11 @@ def _file_head(applied_ns: int) -> bytes:
     return _FILE_HEAD.pack(_FILE_MAGIC, applied_ns, blake3(_FILE_MAGIC + applied_ns.to_bytes(8)).digest(8))
 
 
-def _encoded(said: Entry | _Change) -> bytes:
+def _encoded(said: Entry | _End) -> bytes:
     if isinstance(said, Entry):
         kind, fields = _SAYS, [_text(said.uri), said.facts, said.words, _text(said.other), said.other_words]
     else:
-        kind, fields = (_ENDS if said.new is None else _RENAMES), [_text(said.uri), _text(said.new)]
+        kind, fields = _ENDS, [_text(said.uri)]
     body = bytes(msgpack.packb(fields))
     head = _HEAD.pack(_MAGIC, len(body), kind, said.at_ns, b"")[:-8]
     return head + blake3(head + body).digest(8) + body
@@ -345,7 +326,7 @@ def _scanned(data: bytes | None, since_ns: int = 0, needle: bytes | None = None)
     applied_ns = int.from_bytes(data[8:16], "little")
     if data[: _FILE_HEAD.size] != _file_head(applied_ns):
         return _Found(data, is_whole=not data)
-    entries, changes, is_whole = list[Entry](), list[_Change](), True
+    entries, deleted, is_whole = list[Entry](), list[_End](), True
     place = end = _FILE_HEAD.size
     while place < len(data):
         ends = _end_at(data, place)
@@ -358,9 +339,9 @@ def _scanned(data: bytes | None, since_ns: int = 0, needle: bytes | None = None)
         place = end = ends
         if type(said) is Entry:
             entries.append(said)
-        elif type(said) is _Change:
-            changes.append(said)
-    return _Found(data, applied_ns, entries, changes, end, is_whole)
+        elif type(said) is _End:
+            deleted.append(said)
+    return _Found(data, applied_ns, entries, deleted, end, is_whole)
 
 
 def _end_at(data: bytes, place: int) -> int | None:
@@ -371,7 +352,7 @@ def _end_at(data: bytes, place: int) -> int | None:
     return end if end <= len(data) and end - place <= MAX_DIARY_ENTRY_BYTES else None
 
 
-def _said(data: bytes, place: int, end: int, since_ns: int, needle: bytes | None) -> Entry | _Change | bool | None:
+def _said(data: bytes, place: int, end: int, since_ns: int, needle: bytes | None) -> Entry | _End | bool | None:
     """What an entry says; None for one that is not wanted, or of a later kind."""
     _, _, kind, at_ns, digest = _HEAD.unpack_from(data, place)
     begins = place + _HEAD.size
@@ -386,17 +367,17 @@ def _said(data: bytes, place: int, end: int, since_ns: int, needle: bytes | None
         return _DAMAGED
 
 
-def _decoded(kind: int, at_ns: int, fields: Any) -> Entry | _Change | None:
+def _decoded(kind: int, at_ns: int, fields: Any) -> Entry | _End | None:
     if kind == _SAYS:
         uri, facts, words, other, other_words = fields
         if not type(facts) is type(words) is type(other_words) is dict:
             raise ValueError
         return Entry(at_ns, facts, _uri(uri), words, _uri(other), other_words)
-    if kind in (_ENDS, _RENAMES):
-        old, new = map(_uri, fields)
-        if old is None or (new is None) != (kind == _ENDS):
+    if kind == _ENDS:
+        (ended,) = map(_uri, fields)
+        if ended is None:
             raise ValueError
-        return _Change(at_ns, old, new)
+        return _End(at_ns, ended)
     return None
 
 

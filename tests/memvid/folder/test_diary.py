@@ -15,7 +15,6 @@ from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.store_making import OTHER_URI, URI, require_awake, sleep
 
 SECRET = SessionUri("default", "zyx-secret")
-NEW = SessionUri("default", "renamed")
 
 
 @pytest.fixture
@@ -129,33 +128,33 @@ def test_an_entry_takes_at_most_512_bytes_and_long_words_are_cut_short(folder: S
     assert len(bytes_of(folder)) <= 24 + 2 * MAX_DIARY_ENTRY_BYTES
 
 
-def test_what_is_deleted_keeps_its_facts_and_no_name_and_a_new_name_goes_back_to_the_beginning(diary: Diary) -> None:
+def test_what_is_deleted_keeps_its_facts_and_neither_name_nor_words(diary: Diary) -> None:
     diary.say({"n": 1}, SECRET, {"w": "a"}, OTHER_URI, {"o": "b"})
     diary.say({"n": 2}, OTHER_URI, {"w": "c"}, SECRET, {"o": "d"})
     diary.write()
-    diary.rename(OTHER_URI, NEW)
     diary.end(SECRET)
     diary.write()
-    diary.say({"n": 3}, SECRET, {"w": "e"}, OTHER_URI, {"o": "f"})  # others, of the same names
-    assert said(diary) == [(1, None, None, None, None), (2, NEW, "c", None, None), (3, SECRET, "e", OTHER_URI, "f")]
-    diary.rename(NEW, OTHER_URI)
-    assert said(diary)[1] == (2, OTHER_URI, "c", None, None)
+    diary.say({"n": 3}, SECRET, {"w": "e"}, OTHER_URI, {"o": "f"})  # another one of that name
+    assert said(diary) == [
+        (1, None, None, None, None),
+        (2, OTHER_URI, "c", None, None),
+        (3, SECRET, "e", OTHER_URI, "f"),
+    ]
 
 
-def test_names_that_were_swapped_are_each_others_also_in_the_midst_of_an_erasure(
+def test_what_was_deleted_stays_so_in_the_midst_of_an_erasure(
     folder: StoreFolder, diary: Diary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aside = SessionUri("default", "aside")
     diary.say({"n": 1}, URI, {})
     diary.say({"n": 2}, OTHER_URI, {})
     diary.say({"n": 3}, SECRET, {})
     diary.write()
     Path(folder.path, DIARY_FILE).rename(Path(folder.path, OLD_DIARY_FILE))
-    for old, new in ((URI, aside), (OTHER_URI, URI), (aside, OTHER_URI)):
-        diary.rename(old, new)
+    diary.end(URI)
+    diary.say({"n": 4}, URI, {})
     diary.write()
-    wanted = [(1, OTHER_URI), (2, URI)]
-    assert [each[:2] for each in said(diary)] == [*wanted, (3, SECRET)]
+    assert [each[:2] for each in said(diary)] == [(1, None), (2, OTHER_URI), (3, SECRET), (4, URI)]
+    wanted = [(1, None), (2, OTHER_URI), (4, URI)]
 
     class Killed(Exception):
         pass
@@ -184,7 +183,7 @@ def test_forget_leaves_no_byte_of_a_name_or_of_words_in_the_files(store: Store, 
     store.write_diary()
     (store_path / DIARY_FILE).rename(store_path / OLD_DIARY_FILE)
     store.diary.say({"n": 3}, SECRET, {"w": "hush, it is said"})
-    store.diary.rename(NEW, SECRET)
+    store.diary.end(SECRET)
     store.write_diary()
     with open(store_path / DIARY_FILE, "ab") as file:
         file.write(b"\0\0hush, it is torn")
@@ -198,7 +197,11 @@ def test_forget_leaves_no_byte_of_a_name_or_of_words_in_the_files(store: Store, 
     everything = b"".join(path.read_bytes() for path in store_path.rglob("*") if path.is_file())
     assert b"hush" not in everything
     assert b"zyx-secret" not in everything
-    assert said(store.diary) == [(2, URI, "aloud", None, None)]
+    assert said(store.diary) == [
+        (1, None, None, None, None),
+        (2, URI, "aloud", None, None),
+        (3, None, None, None, None),
+    ]
     require_awake(store, 20, uri=URI)
     with pytest.raises(SessionNotFound):
         store.forget(SECRET)
