@@ -34,6 +34,11 @@ class Caller:
         """Whether it may be told of all namespaces: on the Unix socket, and with a token of `default`."""
         return self.namespace in (None, OWNERS)
 
+    @property
+    def bound_to(self) -> str | None:
+        """The only namespace that it may be told of; None for the owner."""
+        return None if self.is_owner else self.namespace
+
     async def request_of(self, verb: Verb[Any, Any], params: Mapping[str, Any]) -> Request:
         """The checked request of a verb; bare names are names in the namespace.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -88,15 +88,9 @@ async def _tell(
 def _told(notice: Notice, events: ResumableEvents, caller: Caller) -> bytes:
     values = notice_map(notice)
     if not caller.is_owner:
-        facts = without_others(values["facts"]).items()
-        values["facts"] = {name: _own(value, caller) for name, value in facts if name not in _OF_DAEMON}
+        facts = without_others(values["facts"], caller.bound_to).items()
+        values["facts"] = {name: value for name, value in facts if name not in _OF_DAEMON}
     return f"id: {events.place}\ndata: {json.dumps(values, ensure_ascii=False)}\n\n".encode()
-
-
-def _own(value: Any, caller: Caller) -> Any:
-    """A fact; None in place of a session of another namespace."""
-    is_others = isinstance(value, str) and value.startswith("torpor://")
-    return None if is_others and not value.startswith(f"torpor://{caller.namespace}/") else value
 
 
 def _silence(events: ResumableEvents) -> bytes:

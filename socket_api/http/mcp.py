@@ -32,7 +32,7 @@ async def mcp(request: Request, send: Send) -> None:
     """Answer a request. Raises ExtraMissing, and the errors of a body."""
     desk = desk_of(request)
     async with desk.bodies.read(request) as body:
-        manager = await asyncio.to_thread(_new_manager, desk)
+        manager = await asyncio.to_thread(_new_manager, desk, request.state.caller.bound_to)
         unread = [json.dumps(body).encode()]
 
         async def receive() -> Message:
@@ -44,7 +44,7 @@ async def mcp(request: Request, send: Send) -> None:
             await manager.handle_request(request.scope, receive, send)
 
 
-def _new_manager(desk: Desk) -> Any:
+def _new_manager(desk: Desk, namespace: str | None) -> Any:
     try:
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
@@ -68,5 +68,8 @@ def _new_manager(desk: Desk) -> Any:
 
     # Whole answers: for a stream the package leaves a task in the loop that never ends.
     return StreamableHTTPSessionManager(
-        server_of(ask), stateless=True, json_response=True, max_request_body_size=_ESCAPED * MAX_BODY_BYTES
+        server_of(ask, namespace),
+        stateless=True,
+        json_response=True,
+        max_request_body_size=_ESCAPED * MAX_BODY_BYTES,
     )

@@ -7,6 +7,7 @@ path names; the answer is the verb's record, for a client of one namespace witho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -28,6 +29,7 @@ from .requests import in_path
 from .work import desk_of
 
 PATH: Final = "/v1/sessions"
+_NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 _SWITCH: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "false": False})
 _HISTORY_PATH: Final = "/v1/history"
 
@@ -79,7 +81,8 @@ async def _answer(route: SessionRoute, request: Request) -> Response:
             params["session"] = in_path(request, "session")
         result = await desk.ask(request, route.verb, params)
         values = await in_pieces(wire_map(route.verb, result))
-        return JSONResponse(values if request.state.caller.is_owner else without_others(values))
+        bound_to = request.state.caller.bound_to
+        return JSONResponse(values if bound_to is None else without_others(values, bound_to))
 
 
 def _asked_in(query: QueryParams, verb: Verb[Any, Any]) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def _asked_in(query: QueryParams, verb: Verb[Any, Any]) -> dict[str, Any]:
         elif bool in kinds.get(name, ()):
             asked[name] = _SWITCH.get(text, text)
         else:
-            asked[name] = int(text) if int in kinds.get(name, ()) and text.isdecimal() else text
+            asked[name] = int(text) if int in kinds.get(name, ()) and _NUMBER.fullmatch(text) else text
     return asked
 
 

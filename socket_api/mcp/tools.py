@@ -47,8 +47,8 @@ _LEFT_OUT: Final = {"tokens"}
 """Of results, beside what the store has of all namespaces: ids of tokens, which say nothing to an agent."""
 
 
-def server_of(ask: Ask) -> Server[Any]:
-    """A server of MCP whose tools ask verbs."""
+def server_of(ask: Ask, namespace: str | None = None) -> Server[Any]:
+    """A server of MCP whose tools ask verbs. namespace: the only one that its client may be told of; None for all."""
 
     async def call(context: Any, params: CallToolRequestParams) -> CallToolResult:
         verb = TOOLS.get(params.name)
@@ -59,7 +59,7 @@ def server_of(ask: Ask) -> Server[Any]:
         except TorporError as error:
             return _told(f"{error.message} ({error.code})", is_error=True)
         told = reader_of_result(verb).dump_python(result, mode="json", exclude=_LEFT_OUT, exclude_none=True)
-        return _told(json.dumps(without_others(told), ensure_ascii=False, separators=(",", ":")))
+        return _told(json.dumps(without_others(told, namespace), ensure_ascii=False, separators=(",", ":")))
 
     async def list_tools(context: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(tools=[_tool(each) for each in TOOLS.values()])

@@ -1,5 +1,7 @@
-"""What the store has of all namespaces in one: equal blocks lie in it once, whoever wrote them. So a number of bytes or
-blocks can tell that another namespace has the same words, and who may know of one namespace alone is not told any.
+"""What is not told to who may know of one namespace alone.
+
+The store has equal blocks once, whoever wrote them: so a number of bytes or blocks can tell that another namespace has
+the same words. And a session may come from one of another namespace, whose name, id and tokens are not its own.
 """
 
 from __future__ import annotations
@@ -18,9 +20,21 @@ OF_ALL: Final = frozenset(
 )
 """The fields of results that depend on what other namespaces have stored, and how often they have asked."""
 
+_SCHEME: Final = "torpor://"
 
-def without_others(told: Any) -> Any:
-    """A result's map without the fields `OF_ALL`, on any level."""
+
+def without_others(told: Any, namespace: str | None) -> Any:
+    """A result's map without the fields `OF_ALL`, on any level, and with None for each map and each name of a session
+    of another namespace. namespace: None where all may be named."""
     if isinstance(told, Mapping):
-        return {name: without_others(value) for name, value in told.items() if name not in OF_ALL}
-    return [without_others(each) for each in told] if isinstance(told, list | tuple) else told
+        if _is_others(told.get("session"), namespace):
+            return None
+        return {name: without_others(value, namespace) for name, value in told.items() if name not in OF_ALL}
+    if isinstance(told, list | tuple):
+        return [without_others(each, namespace) for each in told]
+    return None if _is_others(told, namespace) else told
+
+
+def _is_others(name: Any, namespace: str | None) -> bool:
+    is_session = namespace is not None and isinstance(name, str) and name.startswith(_SCHEME)
+    return is_session and not name.startswith(f"{_SCHEME}{namespace}/")
