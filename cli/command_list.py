@@ -171,7 +171,7 @@ ELSEWHERE: Final = {
 
 _RENAMED: Final = "`torpor fork OLD NEW` has NEW begin as OLD stands; `torpor rm OLD` lets OLD go, and its history."
 UNBUILT: Final = {"rename": _RENAMED, "mv": _RENAMED, "move": _RENAMED}
-"""What there is no command for, and what does the same (docs/decisions/56-a-session-keeps-its-name.md)."""
+"""What there is no command for, and what does the same (docs/decisions/03-bundle-id-covers-the-manifest.md)."""
 
 
 def command_named(name: str) -> Command | None:
