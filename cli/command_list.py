@@ -52,6 +52,8 @@ COMMANDS = (
             "Show the daemon's events from now on: reads and writes, sleeps, wakes, evictions, waits."),
     Command(_SYSTEM, "top", "commands.top.top",
             "Watch the daemon: memory, disk, models, queue, sessions; with keys to sort, filter, sleep and wake."),
+    Command(_SYSTEM, "inspect", "commands.inspect_page.inspect",
+            "Open the inspector, a page of the daemon that shows what memory holds, shares and costs."),
     Command(_SYSTEM, "logs", "commands.logs.logs", "Show the end of the daemon's log, and follow it with -f."),
     Command(_SYSTEM, "stats", "commands.stats.stats",
             "Show figures of all sessions, by label: their number, tokens, memory and disk, and their hits."),
@@ -150,10 +152,11 @@ LOOKING: Final = frozenset({"show", "log", "why", "blocks", "cat", "diff", "du"}
 
 ELSEWHERE: Final = {
     **dict.fromkeys(("list", "dir", "ps", "sessions"), "ls"),
-    **dict.fromkeys(("inspect", "info", "describe", "get"), "show"),
+    **dict.fromkeys(("info", "describe", "get"), "show"),
     **dict.fromkeys(("history", "versions", "snapshots", "reflog"), "log"),
     **dict.fromkeys(("delete", "remove", "del", "destroy"), "rm"),
     **dict.fromkeys(("watch", "monitor"), "top"),
+    **dict.fromkeys(("dashboard", "ui", "web", "open"), "inspect"),
     **dict.fromkeys(("status", "health", "check"), "doctor"),
     **dict.fromkeys(("start", "up", "run"), "ensure"),
     **dict.fromkeys(("kill", "down", "shutdown", "quit"), "stop"),

@@ -231,7 +231,7 @@ class UsageReport(Result):
     `unneeded_bytes`: frames that no version needs, and second copies. Manifests and packs that cannot be read
     (`problems`) count as `unreadable_bytes` alone. Versions whose manifests are missing are `problems` too, and have no
     bytes. The budgets compare `written_today_bytes`, as far as the index was not lost since, and `free_bytes` (of the
-    disk).
+    disk). counted_ns: when this was.
     """
 
     file_bytes: int
@@ -254,3 +254,4 @@ class UsageReport(Result):
     free_bytes: int
     sessions: tuple[SessionUsage, ...]
     problems: tuple[Finding, ...] = ()
+    counted_ns: int = 0

@@ -110,7 +110,7 @@ def _http_server(options: ServeOptions) -> HttpServer | None:
     # Imported here: who does not ask for HTTP pays nothing for it (tests/socket_api/http/test_imports.py).
     from .http.server import HttpServer
 
-    return HttpServer(socket_path=options.http_socket, port=options.http)
+    return HttpServer(socket_path=options.http_socket, port=options.http, inspector=not options.no_inspector)
 
 
 def describe_stop(report: ShutdownResult) -> str:

@@ -12,8 +12,9 @@ from string import Template
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from ...daemon.api.process import StatusResult
 from ...socket_api.tokens import MIN_TOKEN_CHARS, OWNERS, Tokens
-from ..errors import InvalidUsage
+from ..errors import HttpNotServed, InvalidUsage
 from ..reach.writing import write_whole
 from .agents import Agent
 
@@ -74,6 +75,20 @@ class Start:
         if self.file is not None:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self.file, self.text, 0o600)
+
+
+def port_of(status: StatusResult, socket: Path, title: str) -> tuple[str, Path]:
+    """Where a daemon serves HTTP on its port, and its file of tokens. title: who needs it. Raises HttpNotServed."""
+    http = status.http
+    if http is None or http.url is None or http.tokens is None:
+        first = f"put `http = {HTTP_PORT}` into {status.config.path}, and " if status.config else ""
+        raise HttpNotServed(
+            f"The daemon on {socket} does not serve HTTP, which {title} needs. To have it, {first}stop the daemon"
+            " (`torpor stop`: its sessions sleep, and wake at their next use), then"
+            f" `torpor serve{'' if first else f' --http {HTTP_PORT}'} --detach`.",
+            socket=str(socket),
+        )
+    return http.url, Path(http.tokens)
 
 
 def token_of(tokens: Path, namespace: str) -> str:

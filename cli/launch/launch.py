@@ -21,7 +21,7 @@ from ...places import user_folder
 from ...socket_api.client.client import Client
 from ...socket_api.errors import DaemonUnreachable
 from ...socket_api.tokens import OWNERS
-from ..errors import AgentMissing, HttpNotServed, InvalidUsage
+from ..errors import AgentMissing, InvalidUsage
 from ..exit_codes import OK
 from ..reach.consent import YesOption, has_consent
 from ..reach.daemon_link import connect
@@ -31,7 +31,19 @@ from ..serve.serve_parameters import given_of, takes
 from ..view.output import Output, plain, rows_table, typed
 from .agents import AGENTS, KEY_COMMAND, Agent
 from .figures import Figures, figures_of
-from .filling import EXAMPLE, HTTP_PORT, LEAST_CONTEXT, VARIABLE, Facts, Start, exports_of, filled, start_of, token_of
+from .filling import (
+    EXAMPLE,
+    HTTP_PORT,
+    LEAST_CONTEXT,
+    VARIABLE,
+    Facts,
+    Start,
+    exports_of,
+    filled,
+    port_of,
+    start_of,
+    token_of,
+)
 from .running import run
 from .user_settings import change_of
 
@@ -144,19 +156,12 @@ def _facts_of(daemon: Client, agent: Agent, given: Mapping[str, Any], namespace:
 
 
 def _facts_in(status: StatusResult, socket: Path, agent: Agent, given: Mapping[str, Any], namespace: str) -> Facts:
-    http = status.http
-    if http is None or http.url is None or http.tokens is None:
-        first = f"put `http = {HTTP_PORT}` into {status.config.path}, and " if status.config else ""
-        raise HttpNotServed(
-            f"The daemon on {socket} does not serve HTTP, which {agent.title} needs. To have it, {first}stop the daemon"
-            " (`torpor stop`: its sessions sleep, and wake at their next use), then run this again.",
-            socket=str(socket),
-        )
+    url, tokens = port_of(status, socket, agent.title)
     model = status.model_named(next(iter(given.get("model") or {}), "")) or status.models[0]
     return Facts(
-        http.url,
-        token_of(Path(http.tokens), namespace),
-        shlex.quote(http.tokens),
+        url,
+        token_of(tokens, namespace),
+        shlex.quote(str(tokens)),
         model.name,
         model.context_tokens or EXAMPLE.context,
         namespace,

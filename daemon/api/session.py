@@ -80,7 +80,7 @@ class SessionInfo(Result):
     """A session as a listing shows it; `session` is its URI.
 
     written_bytes: what all its versions wrote, of stripped ones what is left of it. slept_ns: when its last version
-        became durable, None if it has none.
+        became durable, None if it has none. used_ns: when a request used it last; None for one asleep.
     sampling: None for a sleeping session, unless its manifest was read.
     unread_tokens: how many of its tokens have no state in its last version, and are computed again at the next use.
     lossy: None for one that is exact.
@@ -110,6 +110,7 @@ class SessionInfo(Result):
     durability: OwnDurability | None = None
     unnamed: bool = False
     branches: Count = 0
+    used_ns: int | None = None
 
 
 class SessionDetail(Result):

@@ -215,6 +215,13 @@ class DifferenceRequest(Request):
     tokens: bool = False
 
 
+class UsageRequest(Request):
+    """The disk space of the store, by place and by need, and the part of each session: of this namespace's, or of all.
+    A count of a large store may be some minutes old (`counted_ns`)."""
+
+    namespace: SessionText | None = None
+
+
 class StatsRequest(Request):
     """Figures of all sessions, or of those of a label or namespace: together, and by label."""
 

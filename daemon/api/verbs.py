@@ -39,6 +39,7 @@ class Verbs:
     fork = Verb(forking.ForkRequest, forking.ForkResult)
     fold = Verb(forking.FoldRequest, forking.FoldResult, leaves="There is no new session.")
     warm = Verb(waking.WarmRequest, waking.WarmResult, leaves="What it had woken stays awake.")
+    usage = Verb(store.UsageRequest, answers.UsageReport)
     stats = Verb(store.StatsRequest, store.StatsResult)
     clear = Verb(store.ClearRequest, store.ClearResult)
     list_sessions = Verb(creating.ListRequest, session.ListResult, name="list")

@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ...memvid.disk.clock import now_ns
 from ...memvid.units import format_bytes
 from ...memvid.uri import SessionUri
 from ...snapshot.memory import available_bytes
@@ -218,7 +219,9 @@ class Memory:
         use.reserved = 0
         session = self._session_of(use)
         if session is not None:
-            session.stay = replace(session.stay, held_bytes=session.resident_bytes, last_used=time.monotonic())
+            session.stay = replace(
+                session.stay, held_bytes=session.resident_bytes, last_used=time.monotonic(), used_ns=now_ns()
+            )
 
     def release(self, use: Claim, reserved: int) -> None:
         """Give back a part of a reservation that is free, or counted elsewhere by now."""

@@ -373,6 +373,10 @@ class ServeOptions:
         Place(),
         Option("Serve them on this Unix socket too, to you alone and without a token.", "HTTP", changes=None),
     ] = None
+    no_inspector: Annotated[
+        bool,
+        Option("Leave out the page on the port of HTTP that shows what memory holds (torpor inspect).", "HTTP"),
+    ] = False
 
 
 def _declared(record: type[Any], *, of_model: bool) -> dict[str, Declared]:

@@ -95,6 +95,7 @@ def info_of_awake(live: Session, newest: VersionInfo | None = None, written_byte
         look=look_of(live, newest),
         durability=live.durability,
         unnamed=live.unnamed,
+        used_ns=live.stay.used_ns,
     )
 
 

@@ -47,13 +47,14 @@ class Stay:
     """How a session stands in memory.
 
     held_bytes: the memory of its state when a request last released it; the engine changes it during a request.
-    last_used: when that was, by the monotonic clock.
+    last_used, used_ns: when that was, by the monotonic clock and in Unix time, which goes on while the machine sleeps.
     awake_until: by the same clock, to when a client wants it awake: no idleness ends it before, and pressure only where
         no other session can go.
     """
 
     held_bytes: int = 0
     last_used: float = field(default_factory=time.monotonic)
+    used_ns: int = field(default_factory=now_ns)
     awake_until: float = 0.0
 
 

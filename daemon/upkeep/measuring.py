@@ -1,14 +1,17 @@
-"""What the store holds in the four coins, counted now and then for `status` and `/metrics`: each count reads all
-manifests and the directories of all packs. Nobody asks, nothing is counted.
+"""What the store holds in the four coins, counted now and then for `status` and `/metrics`, and when it is asked for:
+each count reads all manifests and the directories of all packs. Nobody asks, nothing is counted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
+from dataclasses import fields
+from functools import partial
 from typing import ClassVar, Final
 
-from ...memvid.disk.clock import now_ns
+from ...memvid.answers import UsageReport
 from ...memvid.store import Store
 from ..api.process import StoreCoins
 from .loop import Job, Upkeep
@@ -17,7 +20,10 @@ WAIT_S: Final = 5.0
 """From the question to the count: many ask once, at a start, and do not ask again."""
 
 EVERY_S: Final = 600.0
-"""The shortest time between two counts."""
+"""The shortest time between two counts that nobody waits for."""
+
+SHARE: Final = 20
+"""A count that is asked for is good for as long as so many counts take."""
 
 
 class _Stopped(Exception):
@@ -31,7 +37,9 @@ class Measuring(Job[None]):
 
     def __init__(self, upkeep: Upkeep, store: Store) -> None:
         self._store = store
-        self._coins: StoreCoins | None = None
+        self._report: UsageReport | None = None
+        self._good_until = 0.0
+        self._counting = asyncio.Lock()
         self._due_at: float | None = None
         self._not_before = 0.0
         super().__init__(upkeep)
@@ -41,7 +49,16 @@ class Measuring(Job[None]):
         if self._due_at is None:
             self._due_at = max(time.monotonic() + WAIT_S, self._not_before)
             self.look_again()
-        return self._coins
+        return None if self._report is None else _coins_in(self._report)
+
+    async def report(self) -> UsageReport:
+        """The usage of the store, counted now, or a moment ago. Raises ServiceClosed and the errors of a count."""
+        async with self._counting:
+            if self._report is None or time.monotonic() >= self._good_until:
+                begun = time.monotonic()
+                self._report = await self._thread.order(partial(self._store.usage, at_each_file=_yield))
+                self._good_until = time.monotonic() + SHARE * (time.monotonic() - begun)
+            return self._report
 
     def due(self) -> Iterable[tuple[None, float]]:
         return [] if self._due_at is None else [(None, self._due_at)]
@@ -53,26 +70,26 @@ class Measuring(Job[None]):
         if counted is None:
             self._due_at = time.monotonic() + WAIT_S
         else:
-            self._coins, self._due_at, self._not_before = counted, None, time.monotonic() + EVERY_S
+            self._report, self._due_at, self._not_before = counted, None, time.monotonic() + EVERY_S
         return time.monotonic() - begun
 
-    def _count(self) -> StoreCoins | None:
+    def _count(self) -> UsageReport | None:
         """A count; None if something else has to go first."""
         try:
-            found = self._store.usage(at_each_file=self._go_on)
+            return self._store.usage(at_each_file=self._go_on)
         except _Stopped:
             return None
-        return StoreCoins(
-            logical_bytes=found.logical_bytes,
-            stored_bytes=found.stored_bytes,
-            shared_bytes=found.shared_bytes,
-            alone_bytes=found.alone_bytes,
-            rest_bytes=found.rest_bytes,
-            counted_ns=now_ns(),
-        )
 
     def _go_on(self) -> None:
-        """Between two files: let other threads have the interpreter."""
-        time.sleep(0)
+        _yield()
         if self._thread.must_stop():
             raise _Stopped
+
+
+def _yield() -> None:
+    """Between two files: let other threads have the interpreter."""
+    time.sleep(0)
+
+
+def _coins_in(report: UsageReport) -> StoreCoins:
+    return StoreCoins(**{each.name: getattr(report, each.name) for each in fields(StoreCoins)})

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from ...memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion
+from ...memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion, UsageReport
 from ...memvid.errors import InvalidPolicy, SessionNotFound
 from ...memvid.exchange.incoming import owner_of
 from ...memvid.folder.marks import require_id
@@ -58,6 +58,17 @@ async def _maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceRe
     if request.operation == "repair":
         return await _repair(parts, dry_run=request.dry_run)
     return await to_the_end(parts.upkeep.carry_out(order))
+
+
+@answers(api.UsageRequest, told=False)
+async def usage(parts: Parts, request: api.UsageRequest) -> UsageReport:
+    """Raises the errors of a count."""
+    parts.door.require_open()
+    report = await parts.upkeep.measuring.report()
+    if request.namespace is None:
+        return report
+    ours = f"torpor://{request.namespace}/"
+    return replace(report, sessions=tuple(each for each in report.sessions if each.session.startswith(ours)))
 
 
 @answers(api.MarkRequest)

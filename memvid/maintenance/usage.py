@@ -144,6 +144,7 @@ def usage(core: StoreCore, at_each_file: Callable[[], object]) -> UsageReport:
         free_bytes=free_bytes_of(core.folder.packs_fd, core.path),
         sessions=tuple(_told(uri, one) for uri, one in sorted(tally.sessions.items())),
         problems=tuple(tally.problems),
+        counted_ns=now_ns(),
     )
 
 

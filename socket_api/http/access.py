@@ -2,7 +2,8 @@
 
 On the Unix socket the kernel names the user who connects (`connections.py`). On the loopback port every user of the
 machine could connect, and so could a page in a browser. There a request needs a token, and a `Host` that is this
-machine. A request with an `Origin` comes from a page and is refused on both; there are no CORS headers.
+machine. A request with an `Origin` comes from a page. It is refused on both, but for the inspector's own page, whose
+origin is the very address that it asks; there are no CORS headers.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import Any, Final
 from ...daemon.api.records import Request
 from ...daemon.api.verb import Verb
 from ...daemon.tasks.pieces import in_pieces
-from ..errors import HttpRefused
+from ..errors import HttpRefused, UnsafeTokenFile
 from ..tokens import OWNERS, Tokens
 from ..wire.checking import load_request_in_pieces
 from ..wire.naming import NAMING, name_in
+
+NOBODYS: Final = ""
+"""The namespace of a caller without a token, where none is needed: no session is in it."""
 
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 
@@ -38,6 +42,15 @@ class Caller:
     def bound_to(self) -> str | None:
         """The only namespace that it may be told of; None for the owner."""
         return None if self.is_owner else self.namespace
+
+    def require_owner(self) -> None:
+        """Raises HttpRefused: it may not be told of all namespaces."""
+        if not self.is_owner:
+            raise HttpRefused(
+                "These figures are of all namespaces. Ask for them with a token of the namespace default, or on the"
+                " Unix socket (--http-socket).",
+                status=403,
+            )
 
     async def request_of(self, verb: Verb[Any, Any], params: Mapping[str, Any]) -> Request:
         """The checked request of a verb; bare names are names in the namespace.
@@ -75,22 +88,26 @@ class Caller:
 
 
 class Access:
-    """Finds the caller of a request, or refuses it. tokens, port: of the loopback address, None without one."""
+    """Finds the caller of a request, or refuses it. tokens, port: of the loopback address, None without one. has_page:
+    whether the inspector is served there."""
 
-    def __init__(self, tokens: Tokens | None = None, port: int | None = None) -> None:
+    def __init__(self, tokens: Tokens | None = None, port: int | None = None, *, has_page: bool = False) -> None:
         self._tokens = tokens
+        self._has_page = has_page
         self._hosts = {f"{host}:{port}" for host in _HOSTS} | ({*_HOSTS} if port == 80 else set())
 
     def require_no_page(self, headers: Mapping[str, str], *, on_unix: bool) -> None:
         """Refuse what a page in a browser may have sent, also through a name that leads here (DNS rebinding). Raises
         HttpRefused."""
-        if "origin" in headers:
+        host = headers.get("host", "").lower()
+        is_own = self._has_page and not on_unix and headers.get("origin") == f"http://{host}"
+        if "origin" in headers and not is_own:
             raise HttpRefused(
                 "This request comes from a page in a browser (it has an Origin), and no page may ask this daemon. Let"
                 " a program of your own ask it.",
                 status=403,
             )
-        if not on_unix and headers.get("host", "").lower() not in self._hosts:
+        if not on_unix and host not in self._hosts:
             raise HttpRefused(
                 f"The Host of this request is not this machine. Use one of {', '.join(sorted(self._hosts))}.",
                 status=403,
@@ -111,3 +128,10 @@ class Access:
                 status=401,
             )
         return Caller(namespace)
+
+    def token_of(self, namespace: str) -> str | None:
+        """The first token of a namespace; None if it has none any more, or the file is not to be used."""
+        try:
+            return None if self._tokens is None else self._tokens.token_of(namespace)
+        except UnsafeTokenFile:
+            return None

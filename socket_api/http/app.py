@@ -36,9 +36,11 @@ from . import (
     messages,
     models,
     openapi,
+    page,
     responses,
     sessions,
 )
+from .access import NOBODYS, Caller
 from .metrics import metrics
 from .requests import ClientLeft
 from .routing import Posted, Sending
@@ -70,6 +72,7 @@ def app_of(desk: Desk) -> ASGIApp:
         *models.routes(),
         *sessions.routes(),
         *events.routes(),
+        *(page.routes() if desk.codes is not None else []),
     ]
     app = Starlette(
         routes=routes,
@@ -124,7 +127,10 @@ class Checked:
     def _check(self, request: Request) -> None:
         on_unix = request.state.connection.on_unix
         self._desk.access.require_no_page(request.headers, on_unix=on_unix)
-        if (request.method, request.url.path) not in _OPEN:
+        has_page = self._desk.codes is not None
+        if (request.method, request.url.path) in _OPEN or (has_page and page.is_open(request)):
+            request.state.caller = Caller(NOBODYS)
+        else:
             request.state.caller = self._desk.access.caller_of(request.headers, on_unix=on_unix)
 
 
@@ -143,6 +149,8 @@ def _spoken() -> Mapping[str, str]:
 
 
 async def _root(request: Request) -> Response:
+    if desk_of(request).codes is not None and page.is_asked(request):
+        return page.page(request)
     return JSONResponse({"server": f"torpor {__version__}", "openapi": "/openapi.json"})
 
 

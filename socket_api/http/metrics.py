@@ -22,7 +22,6 @@ from starlette.responses import Response
 from ...daemon.api.process import StatusRequest, StatusResult
 from ...daemon.api.verbs import VERBS
 from ...daemon.events.figures import Figures
-from ..errors import HttpRefused
 from .figures import SENTENCES
 
 
@@ -91,12 +90,7 @@ async def status_of(request: Request) -> StatusResult:
 
 async def metrics(request: Request) -> Response:
     """The answer of `/metrics`. Raises HttpRefused: the caller may not be told of all namespaces."""
-    if not request.state.caller.is_owner:
-        raise HttpRefused(
-            "These figures are of all namespaces. Ask for them with a token of the namespace default, or on the Unix"
-            " socket (--http-socket).",
-            status=403,
-        )
+    request.state.caller.require_owner()
     desk = request.app.state.desk
     registry = CollectorRegistry()
     registry.register(_Status(await status_of(request)))

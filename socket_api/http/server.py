@@ -26,6 +26,7 @@ from ..wire.peer import FindPeerUid, peer_uid
 from .access import Access
 from .app import app_of
 from .connections import Config, Connection, HttpLimits
+from .sign_in import Codes
 from .work import Desk
 
 _HOST = "127.0.0.1"
@@ -64,8 +65,10 @@ class HttpServer:
         tokens_path: Path | None = None,
         limits: HttpLimits | None = None,
         find_peer_uid: FindPeerUid = peer_uid,
+        inspector: bool = True,
     ) -> None:
         """Take the port, so that it is known to be free; 0: any free one. tokens_path: by default the user's.
+        inspector: whether its page is on the port.
 
         Raises:
             PortInUse, UnsafeTokenFile, and the errors of a socket's path.
@@ -76,6 +79,7 @@ class HttpServer:
         self.limits = replace(limits, max_connections=min(limits.max_connections, share))
         self._socket_path = socket_path
         self._find_peer_uid = find_peer_uid
+        self._inspector = inspector and port is not None
         self._listener: Listener | None = None
         self._bound: socket.socket | None = None
         self._desk: Desk | None = None
@@ -120,7 +124,8 @@ class HttpServer:
 
     async def start(self, backend: Backend) -> None:
         """Serve, once. Raises the errors of a socket's path."""
-        self._desk = Desk(backend, Access(self._tokens, self.port), self.limits)
+        access = Access(self._tokens, self.port, has_page=self._inspector)
+        self._desk = Desk(backend, access, self.limits, codes=Codes() if self._inspector else None)
         sockets = [] if self._bound is None else [self._bound]
         if self._socket_path is not None:
             self._listener = await asyncio.to_thread(open_listener, self._socket_path)

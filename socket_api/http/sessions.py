@@ -36,11 +36,12 @@ _HISTORY_PATH: Final = "/v1/history"
 
 @dataclass(frozen=True, slots=True)
 class SessionRoute:
-    """A verb, and where it is asked."""
+    """A verb, and where it is asked. of_all: its answer tells of all namespaces, so the owner alone gets it."""
 
     method: str
     path: str
     verb: Verb[Any, Any]
+    of_all: bool = False
 
     @property
     def names_session(self) -> bool:
@@ -59,6 +60,8 @@ ROUTES: Final = (
     SessionRoute("GET", f"{PATH}/{{session}}/difference", VERBS["difference"]),
     SessionRoute("GET", _HISTORY_PATH, VERBS["history"]),
     SessionRoute("GET", "/v1/why", VERBS["causes"]),
+    SessionRoute("GET", "/v1/status", VERBS["status"], of_all=True),
+    SessionRoute("GET", "/v1/usage", VERBS["usage"], of_all=True),
     *(
         SessionRoute("POST", f"{PATH}/{{session}}/{name}", VERBS[name])
         for name in ("set", "sleep", "save", "wake", "fork", "fold")
@@ -73,6 +76,8 @@ def routes() -> list[Route]:
 
 async def _answer(route: SessionRoute, request: Request) -> Response:
     desk = desk_of(request)
+    if route.of_all:
+        request.state.caller.require_owner()
     async with desk.bodies.read(request) as body:
         params = params_of_json(route.verb, body)
         if route.method == "GET":

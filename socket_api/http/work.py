@@ -25,6 +25,7 @@ from .access import Access
 from .connections import HttpLimits
 from .metrics import Counters
 from .requests import Bodies, ClientLeft, has_left
+from .sign_in import Codes
 
 T = TypeVar("T")
 
@@ -114,11 +115,12 @@ class Works:
 
 @dataclass
 class Desk:
-    """The parts of one server over a service."""
+    """The parts of one server over a service. codes: of the inspector's sign-in, None where it is not served."""
 
     backend: Backend
     access: Access
     limits: HttpLimits = field(default_factory=HttpLimits)
+    codes: Codes | None = None
     started_s: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:

@@ -27,6 +27,7 @@ COMMAND_OF = {
     "status": "doctor",
     "subscribe": "events",
     "unload_model": "models",
+    "usage": "du",
 }
 """The command that asks for a verb, where it has another name."""
 

@@ -28,7 +28,7 @@ from torpor.daemon.events.bus import Bus, Resumable, Subscription, Wanted
 from torpor.daemon.events.figures import Figures
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.errors import TorporError
-from torpor.memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion, ShownVersion
+from torpor.memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion, ShownVersion, UsageReport
 from torpor.memvid.uri import SessionUri
 from torpor.records import Result
 
@@ -351,6 +351,9 @@ class FakeService(Verbs, Awaiting):
 
     async def _causes(self, request: reading.CausesRequest) -> CausesResult:
         return CausesResult(request.by, (), Costs(""))
+
+    async def _usage(self, request: store.UsageRequest) -> UsageReport:
+        return UsageReport(*(0,) * 18, sessions=())
 
     async def _fork(self, request: forking.ForkRequest) -> forking.ForkResult:
         found = self._find(request.session.partition("@")[0])

@@ -83,6 +83,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
         {**OF, "name": "new", "summarize": 9},
     ],
     "warm": [{"sessions": ["nobody", "no one"]}, {"sessions": "nobody"}, {"label": "none", "namespace": "lab"}],
+    "usage": [{"namespace": "lab"}],
     "stats": [{"label": "none", "namespace": "lab"}],
     "clear": [{"label": "none", "namespace": "lab", "dry_run": True}],
     "delete": [OF],

@@ -3,13 +3,15 @@ that each front asks for all of it, and tells all of it (`fronts_rig.py` compare
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from torpor.daemon.api.sampling import Sampling, TokenBias
+from torpor.daemon.api.session import SessionInfo
 from torpor.daemon.api.verbs import VERBS
 from torpor.tests.socket_api.fronts.fronts_rig import COVERED, FRONTS, OF_THE_PROCESS, ROUTE_OF, Front, contract
-from torpor.tests.socket_api.real_daemon import tokens_of
+from torpor.tests.socket_api.real_daemon import tokens_of, until
 
 PAST = tokens_of(7, 40)
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
@@ -42,14 +44,19 @@ def test_every_verb_has_a_contract_over_every_front_that_has_it() -> None:
 
 @contract("create", "list", "show", "set")
 def test_a_session_is_made_listed_shown_and_set(front: Front, there: Front, name: str) -> None:
-    made = front.create(name, labels=["a"], sampling=Sampling(temperature=0.5, seed=2**64 - 1), durability="none")
+    def as_made(info: SessionInfo) -> SessionInfo:
+        return replace(info, used_ns=0)
+
+    told = front.create(name, labels=["a"], sampling=Sampling(temperature=0.5, seed=2**64 - 1), durability="none")
+    made = as_made(told)
+    assert told.used_ns > 10**18
     assert (made.session, made.labels, made.sampling.seed) == (f"torpor://default/{name}", ("a",), 2**64 - 1)
-    assert made in front.list_sessions().sessions
+    assert made in [as_made(each) for each in front.list_sessions().sessions]
     assert front.list_sessions("another").sessions == ()
-    assert front.show(name).info == made
+    assert as_made(front.show(name).info) == made
     changed = front.set(name, sampling=Sampling(temperature=0.0), labels=["b"])
     assert (changed.sampling.temperature, changed.sampling.seed, changed.labels) == (0.0, 2**64 - 1, ("b",))
-    assert there.show(name).info == changed
+    assert as_made(there.show(name).info) == as_made(changed)
     assert front.refusal("create", name) == "session_exists"
 
 
@@ -250,10 +257,22 @@ def test_versions_are_marked_analyzed_and_maintained(front: Front, there: Front,
     assert front.refusal("import_bundle", "ab" * 32, session=f"{asleep}-other")
 
 
-@contract("status", "load_model", "unload_model")
-def test_the_process_tells_its_state_and_loads_models(front: Front) -> None:
-    assert front.load_model("demo").resident
+@contract("status", "usage")
+def test_the_process_tells_its_state_and_the_store_its_space(front: Front, asleep: str) -> None:
     assert [each.name for each in front.status().models] == ["demo"]
+    uri = f"torpor://default/{asleep}"
+    until(
+        lambda: uri in [each.session for each in front.usage("default").sessions]
+    )  # the last count is told for a moment
+    found = front.usage("default")
+    assert [each.token_count for each in found.sessions if each.session == uri] == [40]
+    assert found.file_bytes == found.alone_bytes + found.shared_bytes + found.rest_bytes
+    assert front.usage(namespace="another").sessions == ()
+
+
+@contract("load_model", "unload_model")
+def test_the_process_loads_models(front: Front) -> None:
+    assert front.load_model("demo").resident
     assert front.refusal("load_model", "other") == front.refusal("unload_model", "other")
 
 

@@ -23,7 +23,7 @@ def begin(short_path: Path) -> Iterator[Begin]:
     running: list[HttpThread] = []
 
     def start(**limits: Any) -> HttpThread:
-        more = {name: limits.pop(name) for name in ("find_peer_uid", "seen_as") if name in limits}
+        more = {name: limits.pop(name) for name in ("find_peer_uid", "seen_as", "inspector") if name in limits}
         folder = short_path / str(len(running))
         running.append(HttpThread(folder, limits=HttpLimits(**{"goodbye_timeout_s": 0.5, **limits}), **more))
         return running[-1]
