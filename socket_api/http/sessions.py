@@ -29,7 +29,7 @@ from .requests import in_path
 from .work import desk_of
 
 PATH: Final = "/v1/sessions"
-_NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 _SWITCH: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "false": False})
 _HISTORY_PATH: Final = "/v1/history"
 

@@ -2,18 +2,25 @@
 
 import { Component, html, render, useEffect, useState } from "./preact.js";
 import { isSignedIn, namespace, onSignedOut, signInByLink, signOut } from "./asking.js";
+import { History } from "./history.js";
+import { Live } from "./live.js";
 import { Overview } from "./overview.js";
 import { Session } from "./session.js";
+import { Why } from "./why.js";
 import { plain } from "./words.js";
 
-const VIEWS = [["Overview", "#/"]];
+const VIEWS = [["Overview", "#/"], ["History", "#/history"], ["Why", "#/why"], ["Live", "#/live"]];
 
 function viewOf(hash) {
   const session = /^#\/session\/(.+)$/.exec(hash)?.[1];
   if (session) {
     const name = decodeURIComponent(session);
-    return [`#/session/`, html`<${Session} key=${name} name=${name} />`];
+    return ["", html`<${Session} key=${name} name=${name} />`];
   }
+  const history = /^#\/history(?:\/(.+))?$/.exec(hash);
+  if (history) return ["#/history", html`<${History} session=${history[1] ? decodeURIComponent(history[1]) : ""} />`];
+  if (hash === "#/why") return ["#/why", html`<${Why} />`];
+  if (hash === "#/live") return ["#/live", html`<${Live} />`];
   return ["#/", html`<${Overview} />`];
 }
 

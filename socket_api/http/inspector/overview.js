@@ -17,7 +17,7 @@ export function Overview() {
   const usage = useAsked(isOwner() ? "/v1/usage" : null, SELDOM_S);
   if (sessions.value && sessions.value.sessions.length > MANY !== many) setMany(!many);
   return html`<h1 class="hidden">Overview</h1>
-    ${isOwner() && html`<${Memory} status=${status} /><${Disk} usage=${usage} status=${status} /><${Queue} status=${status} />`}
+    ${isOwner() && html`<div class="beside"><${Memory} status=${status} /><${Disk} usage=${usage} status=${status} /><${Queue} status=${status} /></div>`}
     <${Sessions} sessions=${sessions} models=${models} usage=${usage} />`;
 }
 

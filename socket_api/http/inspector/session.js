@@ -25,7 +25,7 @@ export function Session({ name }) {
       ? html`<${Panel} wide title="Blocks" command=${`torpor save ${typed(name)}`}><${Empty}>It is awake and has never slept. Blocks are of versions: a save or a sleep makes the first one.<//><//>`
       : html`<${Blocks} key=${version} name=${name} version=${version} />`)}
     ${info && html`<${Requests} name=${name} why=${why} />`}
-    ${info && html`<${Versions} name=${name} versions=${detail.value.versions} asked=${detail} chosen=${version} onChoose=${setChosen} />`}`;
+    ${info && html`<p class="wide"><a href=${`#/history/${encodeURIComponent(name)}`}>Its history and its kin</a></p><${Versions} name=${name} versions=${detail.value.versions} asked=${detail} chosen=${version} onChoose=${setChosen} />`}`;
 }
 
 function Blocks({ name, version }) {
@@ -120,7 +120,7 @@ export function Miss({ row }) {
 
 // --- its versions
 
-const marksOf = (version) => [
+export const versionMarks = (version) => [
   ...version.tags.map((tag) => [plain(tag), "label", `tag ${plain(tag)}`]),
   ...(version.pinned ? [["pinned", "plain", "It is never pruned."]] : []),
   ...(version.stripped ? [["stripped", "warn", "It needs no keys and values; the next use reads the tokens again."]] : []),
@@ -139,7 +139,7 @@ function Versions({ name, versions, asked, chosen, onChoose }) {
     { name: "Raw", size: "10ch", right: true, from: 700, of: (row) => bytes(row.logical_bytes) },
     { name: "Wrote", size: "10ch", right: true, from: 480, of: (row) => bytes(row.bundle_bytes) },
     { name: "Receipt", size: "14ch", from: 900, of: (row) => html`<span class="mono" title=${row.bundle_id}>${shortId(row.bundle_id)}</span>` },
-    { name: "Marks", size: "minmax(10ch, 1fr)", from: 600, of: (row) => html`<${Marks} marks=${marksOf(row)} />` },
+    { name: "Marks", size: "minmax(10ch, 1fr)", from: 600, of: (row) => html`<${Marks} marks=${versionMarks(row)} />` },
   ];
   const rows = [...versions].reverse();
   return html`<${Panel} wide title="Versions" asked=${asked} command=${`torpor log ${typed(name)}`} note=${count(rows.length)}>

@@ -14,11 +14,13 @@ from torpor.socket_api.client.client import Client
 from torpor.socket_api.http.sessions import ROUTES
 from torpor.tests.socket_api.http.inspector.browser import Browser, Tab, link_of
 from torpor.tests.socket_api.http.serving import Served, serving
+from torpor.tests.socket_api.real_daemon import until
 
 CANARY = "<img src=x onerror=window.ran=1><script>window.ran=1</script>"
 HOSTILE = f"{CANARY} \u202edesrever \u2066 ]]>&quot;'\"`${{1}} \x1b[31m"
 TEAM = "the-token-of-the-team"
 SECRET = "a-session-of-nobody-else"
+CHOSEN = "document.querySelector('.row[aria-selected=true] .pick').innerText"
 SYSTEM = "You are careful. " * 40
 
 
@@ -43,7 +45,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             client.create("team/theirs")
             client.append("team/theirs", text="their words")
             client.save("team/theirs")
-            client.mark(f"{SECRET}@1", tag="before")
+            client.mark(SECRET, tag="before")
         yield found
 
 
@@ -145,12 +147,70 @@ def test_a_session_that_never_slept_and_one_that_is_gone_are_told_in_words(page:
     assert "nobody" in page.get("document.querySelector('.failure').innerText")
 
 
+def test_two_points_of_the_history_are_chosen_by_keyboard_and_compared(page: Tab, there: Served) -> None:
+    page.get("location.hash = '#/history'")
+    page.until("document.querySelectorAll('.lanes').length > 3")
+    of = "[...document.querySelectorAll('.height .row')].map(row => row.querySelector('.pick').innerText)"
+    names = page.get(of)
+    assert {"fork", "chat", "lossy", SECRET} <= {name.partition("@")[0] for name in names}
+    version = next(name for name in names if name.startswith("chat@"))
+    page.get("document.querySelector('[role=grid]').focus()")
+    page.press("Home")
+    for name in ("fork", version):
+        for _ in range(names.index(name) - page.get(f"{of}.indexOf({CHOSEN})")):
+            page.press("ArrowDown")
+        for _ in range(page.get(f"{of}.indexOf({CHOSEN})") - names.index(name)):
+            page.press("ArrowUp")
+        page.press("Enter")
+    page.until("document.querySelectorAll('.sides h3').length === 2")
+    assert page.get("[...document.querySelectorAll('.sides h3 a')].map(a => a.innerText)")[1] == version
+    assert "tokens in common" in page.text()
+    sound(page, there)
+
+
+def test_why_tells_what_requests_cost_by_each_of_its_orders(page: Tab, there: Served) -> None:
+    page.get("location.hash = '#/why'")
+    page.until("document.querySelector('.hours rect')")
+    assert "a new session" in page.text()
+    for by in ("session", "client", "hour"):
+        page.get(
+            "(() => { const by = document.querySelectorAll('select')[1];"
+            f" by.value = '{by}'; by.dispatchEvent(new Event('change')); }})()"
+        )
+        page.until(f"document.querySelector('.head').innerText.toLowerCase().startsWith('{by}')")
+    sound(page, there)
+
+
+def test_live_tells_events_at_once_and_does_nothing_while_it_is_hidden(page: Tab, there: Served) -> None:
+    page.get("location.hash = '#/live'")
+    page.until("document.body.innerText.includes('following')")
+    events = "document.querySelectorAll('.events li').length"
+    with Client(there.daemon.socket) as client:
+
+        def seen() -> bool:
+            client.append("chat", text="x")
+            client.save("chat")
+            return bool(page.get(events))
+
+        until(seen)
+        hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+        page.get(hide % "true" + "document.dispatchEvent(new Event('visibilitychange'))")
+        asked = len(page.requests)
+        before = page.get(events)
+        client.append("chat", text="x")
+        client.save("chat")
+        assert (len(page.requests), page.get(events)) == (asked, before)
+        page.get(hide % "false" + "document.dispatchEvent(new Event('visibilitychange'))")
+        page.until(f"{events} > {before}")
+    sound(page, there)
+
+
 @pytest.mark.parametrize("width", [375, 1280, 2560])
 def test_nothing_sticks_out_at_any_width(browser: Browser, there: Served, width: int) -> None:
     tab = signed_in(browser, there, width=width, dark=width == 375)
-    for where in ("#/", "#/session/default%2Fchat"):
+    for where in ("#/", "#/session/default%2Fchat", "#/history", "#/why", "#/live"):
         tab.get(f"location.hash = {json.dumps(where)}")
-        tab.until("document.querySelectorAll('.panel').length > 2 && !document.querySelector('[aria-busy=true]')")
+        tab.until("document.querySelectorAll('.panel').length > 0 && !document.querySelector('[aria-busy=true]')")
         assert tab.get("document.documentElement.scrollWidth <= window.innerWidth"), where
     sound(tab, there)
 
