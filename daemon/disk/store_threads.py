@@ -1,7 +1,7 @@
 """The threads for disk work and hashing, so that the event loop and the engine go on; and their progress reports.
 
-The process has six pools. Four are here. Texts have one thread of their own, because no two calls may use one tokenizer
-(`sessions/encoding.py`), and upkeep has one, because nothing waits for it (`upkeep_thread.py`).
+The process has seven pools. Five are here. Texts have one thread of their own, because no two calls may use one
+tokenizer (`sessions/encoding.py`), and upkeep has one, because nothing waits for it (`upkeep_thread.py`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,22 @@ class StoreThreads:
         self._write = ThreadPoolExecutor(1, thread_name_prefix="torpor-write")
         # Another one: no turn waits for a sleep to be written.
         self._journal = ThreadPoolExecutor(1, thread_name_prefix="torpor-journal")
+        # Two: who looks may ask for all bytes of a session, and again and again, and no wake waits behind that.
+        self._look = ThreadPoolExecutor(2, thread_name_prefix="torpor-look")
         # Apart from the reads: each wake waits on one of those for its slots.
         self.fill = ThreadPoolExecutor(fill_threads(), thread_name_prefix="torpor-fill")
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
         """Run store work that only reads, off the event loop: on the threads that asyncio has for short work of all
         kinds. They are enough that no wake waits for the reads of others."""
-        reading = asyncio.get_running_loop().run_in_executor(None, work)
+        return await self._reading(None, work)
+
+    async def on_look(self, work: Callable[[], Result]) -> Result:
+        """As `on_io`, for a view, which may take long: after the views that were asked for before."""
+        return await self._reading(self._look, work)
+
+    async def _reading(self, pool: ThreadPoolExecutor | None, work: Callable[[], Result]) -> Result:
+        reading = asyncio.get_running_loop().run_in_executor(pool, work)
         self._reads.add(reading)
         reading.add_done_callback(self._has_read)
         try:
@@ -72,7 +81,8 @@ class StoreThreads:
             await asyncio.to_thread(pool.shutdown)
         while self._reads:
             await asyncio.wait(self._reads)
-        await asyncio.to_thread(self.fill.shutdown)
+        for pool in (self._look, self.fill):
+            await asyncio.to_thread(pool.shutdown)
 
 
 def reporter(stage: Stage, emit: OnEvent) -> Callable[[int, int], None]:

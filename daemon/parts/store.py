@@ -86,6 +86,10 @@ class StoreParts:
         """Run store work that only reads, off the event loop."""
         return await self.versions.threads.on_io(work)
 
+    async def on_look(self, work: Callable[[], Result]) -> Result:
+        """As `on_io`, for a view."""
+        return await self.versions.threads.on_look(work)
+
     async def on_writer(self, work: Callable[[], Result]) -> Result:
         """Run store work that writes, one after the other, off the event loop."""
         return await self.versions.threads.on_writer(work)

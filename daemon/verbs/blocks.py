@@ -42,7 +42,7 @@ async def blocks(parts: Parts, request: BlocksRequest) -> BlocksResult:
         told = tuple(replace(each, resident=each.block_id in held) for each in found.blocks)
         return replace(found, blocks=told, memory_tokens=tokens)
 
-    return await parts.store.on_io(look)
+    return await parts.store.on_look(look)
 
 
 def _held_of(live: Session | None) -> set[str]:

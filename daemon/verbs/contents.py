@@ -36,9 +36,9 @@ async def contents(parts: Parts, request: ContentsRequest) -> Contents:
         found = await with_text(parts, page)
         return await _apart(parts, found, page, live.model, Dialogue.of(live)) if request.apart else found
     row = named.row or parts.store.standing.require_row(named.uri)
-    page = await parts.store.on_io(partial(page_of, parts.store.disk, row, span))
+    page = await parts.store.on_look(partial(page_of, parts.store.disk, row, span))
     if request.manifest:
-        return replace(page.contents, manifest=await parts.store.on_io(lambda: _manifest_of(parts, row)))
+        return replace(page.contents, manifest=await parts.store.on_look(lambda: _manifest_of(parts, row)))
     found = await with_text(parts, page)
     models = (model for model in parts.models.shelf.loaded() if model.identity.digest.hex() == row.identity)
     model = next(models, None) if request.apart and any("+" in each.role for each in found.passages) else None
@@ -52,7 +52,7 @@ async def spans_apart(parts: Parts, row: VersionInfo, model: LoadedModel) -> tup
     as much. model: its own, in memory."""
     if row.token_count > _MOST_RECALLED:
         return ()
-    page = await parts.store.on_io(partial(page_of, parts.store.disk, row, Span(most=row.token_count)))
+    page = await parts.store.on_look(partial(page_of, parts.store.disk, row, Span(most=row.token_count)))
     if not any("+" in role for _, _, role in page.spans):
         return ()
     found = await with_text(parts, page)
@@ -71,7 +71,7 @@ async def with_text(parts: Parts, page: Page) -> Contents:
         words = words_for(page.tokenizer, name, folders)
         return None if words is None else told(page, words.decode)
 
-    if (found := await parts.store.on_io(by_files)) is not None:
+    if (found := await parts.store.on_look(by_files)) is not None:
         return found
     model = next((each for each in models if dict(each.identity.parts).get(TOKENIZER) == page.tokenizer), None)
     if model is None:

@@ -29,7 +29,7 @@ async def difference(parts: Parts, request: DifferenceRequest) -> Difference:
             one, other = (side or _stored_side(parts, stack, each) for side, each in zip(live, named, strict=True))
             return difference_of(one, other, partial(words_for, folders=folders), by_token=request.tokens)
 
-    return await parts.store.on_io(compare)
+    return await parts.store.on_look(compare)
 
 
 def _stored_side(parts: Parts, stack: ExitStack, named: Named) -> Side:

@@ -25,7 +25,7 @@ async def history(parts: Parts, request: HistoryRequest) -> HistoryResult:
     """Raises SessionNotFound, AmbiguousVersion, InvalidUri."""
     parts.door.require_open()
     named = [await parts.sessions.named(each) for each in request.sessions]
-    made = await parts.store.on_io(
+    made = await parts.store.on_look(
         partial(
             history_of,
             parts.store.disk,

@@ -237,7 +237,7 @@ async def why(parts: Parts, request: api.WhyRequest) -> WhyResult:
     """Raises SessionNotFound."""
     uri = parts.sessions.resolve(request.session)
     known = parts.sessions.reasons.of(uri)
-    return await parts.store.on_io(partial(views.why, parts.store.disk, uri, known))
+    return await parts.store.on_look(partial(views.why, parts.store.disk, uri, known))
 
 
 @answers(api.CausesRequest)
@@ -245,7 +245,7 @@ async def causes(parts: Parts, request: api.CausesRequest) -> CausesResult:
     """Raises ServiceClosed."""
     parts.door.require_open()
     look = partial(views.causes, since=request.since, by=request.by, namespace=request.namespace)
-    return await parts.store.on_io(partial(look, parts.store.disk))
+    return await parts.store.on_look(partial(look, parts.store.disk))
 
 
 def _order(request: api.WritingRequest, count: int, drawing: Sampling, matcher: Matcher | None) -> WriteOrder:
