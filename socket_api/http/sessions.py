@@ -62,6 +62,8 @@ ROUTES: Final = (
     SessionRoute("GET", "/v1/why", VERBS["causes"]),
     SessionRoute("GET", "/v1/status", VERBS["status"], of_all=True),
     SessionRoute("GET", "/v1/usage", VERBS["usage"], of_all=True),
+    SessionRoute("POST", f"{PATH}/{{session}}/mark", VERBS["mark"]),
+    SessionRoute("POST", f"{PATH}/{{session}}/maintain", VERBS["maintain"], of_all=True),
     *(
         SessionRoute("POST", f"{PATH}/{{session}}/{name}", VERBS[name])
         for name in ("set", "sleep", "save", "wake", "fork", "fold")

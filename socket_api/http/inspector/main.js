@@ -6,10 +6,11 @@ import { History } from "./history.js";
 import { Live } from "./live.js";
 import { Overview } from "./overview.js";
 import { Session } from "./session.js";
+import { Sharing } from "./sharing.js";
 import { Why } from "./why.js";
 import { plain } from "./words.js";
 
-const VIEWS = [["Overview", "#/"], ["History", "#/history"], ["Why", "#/why"], ["Live", "#/live"]];
+const VIEWS = [["Overview", "#/"], ["History", "#/history"], ["Sharing", "#/sharing"], ["Why", "#/why"], ["Live", "#/live"]];
 
 function viewOf(hash) {
   const session = /^#\/session\/(.+)$/.exec(hash)?.[1];
@@ -19,6 +20,7 @@ function viewOf(hash) {
   }
   const history = /^#\/history(?:\/(.+))?$/.exec(hash);
   if (history) return ["#/history", html`<${History} session=${history[1] ? decodeURIComponent(history[1]) : ""} />`];
+  if (hash === "#/sharing") return ["#/sharing", html`<${Sharing} />`];
   if (hash === "#/why") return ["#/why", html`<${Why} />`];
   if (hash === "#/live") return ["#/live", html`<${Live} />`];
   return ["#/", html`<${Overview} />`];
@@ -50,8 +52,8 @@ function Page() {
     return () => window.removeEventListener("hashchange", tell);
   }, []);
   const [current, view] = viewOf(hash);
-  return html`<a class="skip" href=${hash || "#/"} onClick=${(event) => (event.preventDefault(), document.querySelector("main").focus())}>To the figures</a>
-    <header class="top">
+  return html`<header class="top">
+      <a class="skip" href=${hash || "#/"} onClick=${(event) => (event.preventDefault(), document.querySelector("main").focus())}>To the figures</a>
       <a class="brand" href="#/"><img src="/inspector/icon.svg" alt="" width="22" height="22" />Torpor</a>
       <nav aria-label="Views">${VIEWS.map(([name, href]) => html`<a href=${href} aria-current=${href === current ? "page" : null}>${name}</a>`)}</nav>
       <span class="who">${plain(namespace())}</span>

@@ -50,7 +50,7 @@ function piecesOf(stretch, byRole) {
   return holds.map(([role, tokens]) => [at, (at += tokens), `r-${KNOWN_ROLES.includes(role) ? role : "text"}`]);
 }
 
-export function Ribbon({ session, asked, version }) {
+export function Ribbon({ session, asked, version, onFork }) {
   const found = asked.value;
   const stretches = useMemo(() => (found ? stretchesOf(found) : []), [found]);
   const states = found ? found.blocks.filter((block) => block.tokens === 0) : [];
@@ -66,6 +66,7 @@ export function Ribbon({ session, asked, version }) {
     ${chosen && html`<div class="tools" role="radiogroup" aria-label="Color the ribbon">
         ${choose("by place", false)}
         ${hasRoles ? choose("by role", true) : html`<span class="small">Roles are known of chats alone.</span>`}
+        ${chosen.block && html`<button onClick=${() => onFork({ reference: version, tokens: chosen.end })}>Fork behind this block …</button>`}
         <button onClick=${() => setRevealed(!revealed)} aria-pressed=${revealed ? "true" : "false"}>${revealed ? "Hide text" : "Show text"}</button>
       </div>
       <${Strip} stretches=${stretches} byRole=${byRole && hasRoles} at=${Math.min(at, stretches.length - 1)} onAt=${setAt} />

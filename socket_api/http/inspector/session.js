@@ -1,6 +1,7 @@
 // One session: its state, the ribbon of its blocks, its last requests, and its versions.
 
 import { html, useState } from "./preact.js";
+import { Acts } from "./acts.js";
 import { useAsked } from "./asking.js";
 import { Empty, Facts, Marks, Panel, Table, Time } from "./parts.js";
 import { State } from "./overview.js";
@@ -15,23 +16,25 @@ export function Session({ name }) {
   const models = useAsked("/v1/models");
   const newest = detail.value?.versions.at(-1)?.version ?? null;
   const [chosen, setChosen] = useState(null);
+  const [act, setAct] = useState({ name: null, point: null });
   const version = chosen ?? newest;
   const info = detail.value?.info;
   const why = useAsked(info ? routeOf(name, "/why") : null, OFTEN_S);
-  return html`<nav class="crumbs" aria-label="Path"><a href="#/">Overview</a> <span aria-hidden="true">/</span> <b>${nameOf(name)}</b></nav>
+  return html`<nav class="crumbs" aria-label="Path"><a href="#/">Overview</a> <span aria-hidden="true">/</span> <b>${nameOf(name)}</b> <span aria-hidden="true">·</span> <a href=${`#/history/${encodeURIComponent(name)}`}>its history and its kin</a></nav>
     <h1>${nameOf(name)} ${info && html`<${State} state=${info.state} />`}</h1>
     <div class="beside"><${About} name=${name} detail=${detail} models=${models} /><${Identity} name=${name} detail=${detail} /></div>
     ${info && (version === null
       ? html`<${Panel} wide title="Blocks" command=${`torpor save ${typed(name)}`}><${Empty}>It is awake and has never slept. Blocks are of versions: a save or a sleep makes the first one.<//><//>`
-      : html`<${Blocks} key=${version} name=${name} version=${version} />`)}
+      : html`<${Blocks} key=${version} name=${name} version=${version} onFork=${(point) => setAct({ name: "Fork", point })} />`)}
+    ${info && html`<${Acts} detail=${detail.value} point=${act.point} chosen=${act.name} onChoose=${(name) => setAct({ name, point: null })} onDone=${detail.again} />`}
     ${info && html`<${Requests} name=${name} why=${why} />`}
-    ${info && html`<p class="wide"><a href=${`#/history/${encodeURIComponent(name)}`}>Its history and its kin</a></p><${Versions} name=${name} versions=${detail.value.versions} asked=${detail} chosen=${version} onChoose=${setChosen} />`}`;
+    ${info && html`<${Versions} name=${name} versions=${detail.value.versions} asked=${detail} chosen=${version} onChoose=${setChosen} />`}`;
 }
 
-function Blocks({ name, version }) {
+function Blocks({ name, version, onFork }) {
   const reference = `${name.replace(/^torpor:\/\//, "")}@${version}`;
   const asked = useAsked(routeOf(reference, "/blocks"), SELDOM_S);
-  return html`<${Ribbon} session=${name} asked=${asked} version=${reference} />`;
+  return html`<${Ribbon} session=${name} asked=${asked} version=${reference} onFork=${onFork} />`;
 }
 
 // --- what it is

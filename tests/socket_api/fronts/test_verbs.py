@@ -239,21 +239,26 @@ def test_a_transcript_is_measured_answered_recalled_and_disowned(front: Front, n
 # --- the store, and the process
 
 
-@contract("mark", "analyze", "maintain", "import_bundle")
-def test_versions_are_marked_analyzed_and_maintained(front: Front, there: Front, asleep: str) -> None:
+@contract("mark", "maintain")
+def test_versions_are_marked_and_maintained(front: Front, there: Front, asleep: str) -> None:
     marked = front.mark(f"{asleep}@1", tag="before", move=True)
     assert (marked.version, marked.tags, marked.pinned) == (1, ("before",), False)
     assert front.mark(asleep, pinned=True).pinned
     assert front.mark(asleep, untag="before").tags == ()
-    assert front.analyze(f"{asleep}@1", kind="probe", labels=["a", "b"]).token_count == 40
     there.append(asleep, tokens=PAST)
     there.save(asleep)
     assert front.mark(f"{asleep}@1", pinned=False).version == 1
     pruned = front.maintain("prune", session=asleep, keep_last=1, dry_run=True).actions
     assert [each.version for each in pruned if each.session] == [1]
-    more: dict[str, dict[str, Any]] = {"repair": {}, "repack": {"session": asleep, "cold_after_days": 30}}
-    for operation, options in (*more.items(), ("prune", {"session": asleep, "keep_days": 7.5})):
-        assert front.maintain(operation, **options).operation == operation
+    assert front.maintain("repack", session=asleep, cold_after_days=30).operation == "repack"
+    assert front.maintain("prune", session=asleep, keep_days=7.5).operation == "prune"
+    assert front.maintain("forget", session=asleep, dry_run=True).dry_run
+
+
+@contract("analyze", "import_bundle")
+def test_versions_are_analyzed_and_imported_and_a_store_is_repaired(front: Front, there: Front, asleep: str) -> None:
+    assert front.analyze(f"{asleep}@1", kind="probe", labels=["a", "b"]).token_count == 40
+    assert front.maintain("repair").operation == "repair"
     assert front.refusal("import_bundle", "ab" * 32, session=f"{asleep}-other")
 
 

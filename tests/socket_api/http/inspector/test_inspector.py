@@ -205,10 +205,63 @@ def test_live_tells_events_at_once_and_does_nothing_while_it_is_hidden(page: Tab
     sound(page, there)
 
 
+def test_the_matrix_tells_whose_blocks_two_sessions_share(page: Tab, there: Served) -> None:
+    page.get("location.hash = '#/sharing'")
+    page.until("document.querySelectorAll('.cell').length > 3")
+    names = page.get("[...document.querySelectorAll('[role=rowheader] a')].map(a => a.innerText)")
+    assert {"chat", "fork", SECRET} <= set(names)
+    page.get("document.querySelector('.matrix').focus()")
+    for _ in range(names.index("chat")):
+        page.press("ArrowDown")
+    for key, far in (("ArrowRight", names.index("fork") - 1), ("ArrowLeft", 1 - names.index("fork"))):
+        for _ in range(far):
+            page.press(key)
+    page.until("document.querySelectorAll('.holders li').length > 0")
+    assert "held by chat, fork" in page.get("document.querySelector('.holders li').innerText").replace("\n", " ")
+    sound(page, there)
+
+
+def test_acts_say_what_they_will_do_and_do_it(page: Tab, there: Served) -> None:
+    with Client(there.daemon.socket) as client:
+        client.append("acted", text="some words " * 200, create=True)
+        client.sleep("acted")
+        page.get("location.hash = '#/session/default%2Facted'")
+        page.click("Tag …")
+        page.until("document.activeElement.name === 'tag'")
+        for letter in "kept":
+            page.press(letter)
+        page.press("Enter")
+        page.until("document.body.innerText.includes('Tagged.')")
+        assert client.show("acted").versions[-1].tags == ("kept",)
+        page.click("Fork behind this block …")
+        page.until("document.activeElement.name === 'name'")
+        assert "was at token 256" in page.text()
+        page.press("Escape")
+        page.until("!document.querySelector('.consent')")
+        page.click("Fork behind this block …")
+        page.until("document.activeElement.name === 'name'")
+        page.press("n")
+        page.press("Enter")
+        page.until("document.body.innerText.includes('Made n with 256 tokens')")
+        page.click("Wake …")
+        page.until("document.querySelector('.go')")
+        assert client.show("acted").info.state == "asleep", "it has only said what it would do"
+        page.press("Enter")
+        page.until("document.body.innerText.includes('It is awake with')")
+        page.click("Forget …")
+        page.until("document.querySelector('.consent li') && !document.querySelector('.go').disabled")
+        assert client.show("acted").info.version is not None
+        page.click("Forget")
+        page.until("document.querySelector('h1').innerText === 'Overview' || location.hash === '#/'")
+        assert "torpor://default/acted" not in [each.session for each in client.list_sessions()]
+        client.delete("n")
+    sound(page, there)
+
+
 @pytest.mark.parametrize("width", [375, 1280, 2560])
 def test_nothing_sticks_out_at_any_width(browser: Browser, there: Served, width: int) -> None:
     tab = signed_in(browser, there, width=width, dark=width == 375)
-    for where in ("#/", "#/session/default%2Fchat", "#/history", "#/why", "#/live"):
+    for where in ("#/", "#/session/default%2Fchat", "#/history", "#/sharing", "#/why", "#/live"):
         tab.get(f"location.hash = {json.dumps(where)}")
         tab.until("document.querySelectorAll('.panel').length > 0 && !document.querySelector('[aria-busy=true]')")
         assert tab.get("document.documentElement.scrollWidth <= window.innerWidth"), where
