@@ -65,7 +65,7 @@ function Consent({ act, onDone, onLeave }) {
     }
   };
   useEffect(() => {
-    form.current.querySelector("input, button").focus();
+    form.current.querySelector("input, button:not(:disabled)").focus();
     form.current.scrollIntoView({ block: "nearest" });
     if (act.plan) attempt(async () => setPlan(await ask(path, { body: { ...act.body, dry_run: true } })));
   }, []);

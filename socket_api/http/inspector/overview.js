@@ -7,11 +7,12 @@ import { bytes, count, hrefOf, nameOf, percent, plain, plural } from "./words.js
 
 const OFTEN_S = 5;
 const SELDOM_S = 20;
-const MANY = 1000; // sessions, of which the list is asked seldom
+const RARELY_S = 60;
+const MANY = 1000; // sessions: to list them costs the daemon seconds, so it is asked rarely
 
 export function Overview() {
   const [many, setMany] = useState(false);
-  const sessions = useAsked("/v1/sessions", many ? SELDOM_S : OFTEN_S);
+  const sessions = useAsked("/v1/sessions", many ? RARELY_S : OFTEN_S);
   const models = useAsked("/v1/models", SELDOM_S);
   const status = useAsked(isOwner() ? "/v1/status" : null, OFTEN_S);
   const usage = useAsked(isOwner() ? "/v1/usage" : null, SELDOM_S);

@@ -19,9 +19,11 @@ _ARGUMENTS: Final = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
 )
-_CODES: Final = {
-    **{"Enter": 13, "Tab": 9, "Escape": 27, "End": 35, "Home": 36},
-    **{"ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39},
+_CODES: Final = {"Enter": 13, "Tab": 9, "Escape": 27, "End": 35, "Home": 36} | {
+    "ArrowDown": 40,
+    "ArrowUp": 38,
+    "ArrowLeft": 37,
+    "ArrowRight": 39,
 }
 
 

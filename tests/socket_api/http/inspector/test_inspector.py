@@ -7,11 +7,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torpor.socket_api.client.client import Client
 from torpor.socket_api.http.sessions import ROUTES
+from torpor.tests.socket_api.http.http_rig import Begin
 from torpor.tests.socket_api.http.inspector.browser import Browser, Tab, link_of
 from torpor.tests.socket_api.http.serving import Served, serving
 from torpor.tests.socket_api.real_daemon import until
@@ -20,6 +22,10 @@ CANARY = "<img src=x onerror=window.ran=1><script>window.ran=1</script>"
 HOSTILE = f"{CANARY} \u202edesrever \u2066 ]]>&quot;'\"`${{1}} \x1b[31m"
 TEAM = "the-token-of-the-team"
 SECRET = "a-session-of-nobody-else"
+MANY = 10_000
+SLOWER = 4
+"""Than alone: other tests run beside this one."""
+
 CHOSEN = "document.querySelector('.row[aria-selected=true] .pick').innerText"
 SYSTEM = "You are careful. " * 40
 
@@ -244,7 +250,7 @@ def test_acts_say_what_they_will_do_and_do_it(page: Tab, there: Served) -> None:
         page.press("Enter")
         page.until("document.body.innerText.includes('Made n with 256 tokens')")
         page.click("Wake …")
-        page.until("document.querySelector('.go')")
+        page.until("document.activeElement.className === 'go'")
         assert client.show("acted").info.state == "asleep", "it has only said what it would do"
         page.press("Enter")
         page.until("document.body.innerText.includes('It is awake with')")
@@ -282,6 +288,33 @@ def test_an_empty_store_says_how_to_begin(browser: Browser, tmp_path: Path) -> N
         tab = browser.open(link_of(there.url, there.token))
         tab.until("document.body.innerText.includes('There is no session yet')")
         sound(tab, there)
+
+
+def test_ten_thousand_sessions_are_there_at_once_and_only_those_in_sight_are_drawn(
+    browser: Browser, begin: Begin
+) -> None:
+    server = begin()
+    server.ask("POST", "/v1/sessions", {"session": "one"})
+    first = server.service.sessions["one"]
+    for number in range(MANY - 1):
+        name = f"s{number:05}"
+        info = replace(first.info, session=f"torpor://default/{name}", name=name, token_count=number)
+        server.service.sessions[name] = replace(first, info=info)
+    tab = browser.open(link_of(f"http://127.0.0.1:{server.port}", server.token))
+    tab.until("document.querySelectorAll('.height .row').length > 0")
+    first_ms, listed_ms, drawn_ms = tab.get(
+        "[performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0,"
+        " performance.getEntriesByType('resource').find(each => each.name.endsWith('/sessions')).responseEnd,"
+        " performance.now()]"
+    )
+    assert first_ms < 1000 * SLOWER
+    assert drawn_ms - listed_ms < 500 * SLOWER, "the list itself takes the daemon seconds; to draw it takes little"
+    assert f"{MANY:,}" in tab.text()
+    tab.get("document.querySelector('[role=grid]').focus()")
+    tab.press("End")
+    tab.until("document.querySelector('.row[aria-selected=true]').getAttribute('aria-rowindex') === '10001'")
+    assert tab.get("document.querySelectorAll('.height .row').length") < 50
+    assert tab.faults == []
 
 
 # --- namespaces
