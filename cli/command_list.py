@@ -151,18 +151,23 @@ LOOKING: Final = frozenset({"show", "log", "why", "blocks", "cat", "diff", "du"}
 """The commands that take the beginning of a session's name for it, as they change nothing."""
 
 ELSEWHERE: Final = {
-    **dict.fromkeys(("list", "dir", "ps", "sessions"), "ls"),
+    **dict.fromkeys(("list", "dir", "ps", "sessions", "find"), "ls"),
     **dict.fromkeys(("info", "describe", "get"), "show"),
     **dict.fromkeys(("history", "versions", "snapshots", "reflog"), "log"),
     **dict.fromkeys(("delete", "remove", "del", "destroy"), "rm"),
-    **dict.fromkeys(("watch", "monitor"), "top"),
+    **dict.fromkeys(("watch", "monitor", "memory"), "top"),
     **dict.fromkeys(("dashboard", "ui", "web", "open"), "inspect"),
-    **dict.fromkeys(("status", "health", "check"), "doctor"),
+    **dict.fromkeys(("health", "check"), "doctor"),
     **dict.fromkeys(("start", "up", "run"), "ensure"),
     **dict.fromkeys(("kill", "down", "shutdown", "quit"), "stop"),
     **dict.fromkeys(("checkpoint", "commit", "snapshot"), "save"),
     **dict.fromkeys(("suspend", "hibernate"), "sleep"),
     **dict.fromkeys(("resume", "restore", "attach"), "wake"),
+    **dict.fromkeys(("recover", "mend"), "repair"),
+    **dict.fromkeys(("settings", "options"), "config"),
+    **dict.fromkeys(("compare", "delta"), "diff"),
+    **dict.fromkeys(("summarize", "summarise"), "fold"),
+    "blame": "who",
     **dict.fromkeys(("gc", "compact", "vacuum"), "repack"),
     **dict.fromkeys(("fsck", "scrub"), "verify"),
     **dict.fromkeys(("usage", "df", "size"), "du"),
@@ -172,9 +177,21 @@ ELSEWHERE: Final = {
 }
 """What other tools call a command, and its name here."""
 
-_RENAMED: Final = "`torpor fork OLD NEW` has NEW begin as OLD stands; `torpor rm OLD` lets OLD go, and its history."
-UNBUILT: Final = {"rename": _RENAMED, "mv": _RENAMED, "move": _RENAMED}
-"""What there is no command for, and what does the same (docs/decisions/03-bundle-id-covers-the-manifest.md)."""
+_RENAMED: Final = (
+    "A session keeps its name. `torpor fork OLD NEW` has NEW begin as OLD stands; `torpor rm OLD` lets OLD go, and its "
+    "history."
+)
+_BACK: Final = (
+    "`torpor wake NAME@2` goes on from an earlier version; `torpor fork NAME@2 NEW` has a new session begin there."
+)
+UNBUILT: Final = {
+    **dict.fromkeys(("rename", "mv", "move"), _RENAMED),  # docs/decisions/03-bundle-id-covers-the-manifest.md
+    **dict.fromkeys(("checkout", "reset", "revert", "rollback", "undo"), _BACK),
+    **dict.fromkeys(("tree", "graph"), "`torpor log --graph` draws it: where each version came from."),
+    **dict.fromkeys(("trace", "profile"), "`torpor events --perfetto FILE` writes a trace of what happens."),
+    "status": "`torpor top` shows what the daemon does; `torpor ls` lists sessions; `torpor doctor` examines all.",
+}
+"""What there is no command for, and what does the same."""
 
 
 def command_named(name: str) -> Command | None:

@@ -5,8 +5,10 @@ Owns its text; `command_list.py` has the commands and their sentences.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
+from typing import Final
 
 from .command_list import COMMANDS, DAILY, command_named
 from .exit_codes import describe_exit_codes
@@ -14,14 +16,20 @@ from .view.markup import escape
 from .view.output import Output
 
 EXIT_STATUS = "exit-status"  # the topic of `torpor help` that is no command
-_COLUMNS = 80
-_NAMES_AT = 22
+_MOST_COLUMNS: Final = 80
+_LEAST_COLUMNS: Final = 40
+_OPTIONS: Final = (
+    ("--json", "Write one JSON document to stdout."),
+    ("--socket PATH", "The daemon's Unix socket, if not $TORPOR_SOCKET."),
+    ("--store PATH", "Read this store's files, if not those of $TORPOR_STORE."),
+    ("--namespace NAME", "Where bare names are, if not in $TORPOR_NAMESPACE."),
+)
 
 
 def write_help() -> None:
     """Write it to stdout."""
     output = Output(as_json=False)
-    for line in help_lines():
+    for line in help_lines(output.stdout.width):
         output.line(line)
 
 
@@ -30,17 +38,18 @@ def write_exit_statuses() -> None:
     Output(as_json=False).line(escape(describe_exit_codes()))
 
 
-def help_lines() -> Iterator[str]:
-    """Its lines, as markup: at most 40, none wider than 80 columns."""
+def help_lines(columns: int = _MOST_COLUMNS) -> Iterator[str]:
+    """Its lines, as markup, none wider than the terminal or 80 columns. There it has at most 40."""
+    columns = max(_LEAST_COLUMNS, min(columns, _MOST_COLUMNS))
     yield "Usage: torpor [OPTIONS] COMMAND [ARGUMENTS]..."
     yield ""
-    yield "Local language-model agents with a memory that survives. [cyan]torpor demo[/] shows it."
+    yield from _wrapped("Local language-model agents with a memory that survives. `torpor demo` shows it.", columns)
     yield ""
     yield "[bold]Every day[/]"
     for name in DAILY:
         command = command_named(name)
         if command is not None:
-            yield f"  [cyan]{name:<8}[/]{command.brief}"
+            yield from _row(name, command.brief, columns, at=10, styles=("cyan", ""))
     yield ""
     yield "[bold]And[/]"
     panels: dict[str, list[str]] = {}
@@ -48,17 +57,31 @@ def help_lines() -> Iterator[str]:
         if command.name not in DAILY:
             panels.setdefault(command.panel, []).append(command.name)
     for panel, names in panels.items():
-        first, *more = textwrap.wrap("  ".join(names), _COLUMNS - _NAMES_AT, break_on_hyphens=False)
-        yield f"  [dim]{panel:<{_NAMES_AT - 2}}[/][cyan]{first}[/]"
-        for line in more:
-            yield f"{'':{_NAMES_AT}}[cyan]{line}[/]"
+        yield from _row(panel, "  ".join(names), columns, at=22, styles=("dim", "cyan"))
     yield ""
     yield "[bold]Options, before a command or behind it[/]"
-    yield "  --json            Write one JSON document to stdout."
-    yield "  --socket PATH     The daemon's Unix socket, if not $TORPOR_SOCKET."
-    yield "  --store PATH      Read this store's files, if not those of $TORPOR_STORE."
-    yield "  --namespace NAME  Where bare names are, if not in $TORPOR_NAMESPACE."
+    for option, text in _OPTIONS:
+        yield from _row(option, text, columns, at=20)
     yield "  --version, --help"
     yield ""
-    yield "[cyan]torpor COMMAND --help[/] explains a command by example,"
-    yield f"[cyan]torpor help {EXIT_STATUS}[/] what a script may rely on."
+    yield from _wrapped("`torpor COMMAND --help` explains a command by example,", columns)
+    yield from _wrapped(f"`torpor help {EXIT_STATUS}` what a script may rely on.", columns)
+
+
+def _row(name: str, text: str, columns: int, *, at: int, styles: tuple[str, str] = ("", "")) -> Iterator[str]:
+    """A name, and from a column on its text, broken between words."""
+    head = f"  {_styled(name, styles[0])}{'':{at - 2 - len(name)}}"
+    for line in textwrap.wrap(text, columns - at, break_on_hyphens=False):
+        yield f"{head}{_styled(line, styles[1])}"
+        head = " " * at
+
+
+def _styled(text: str, style: str) -> str:
+    return f"[{style}]{text}[/]" if style else text
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    """Lines of a text. A command in it is not broken."""
+    whole = re.sub("`.*?`", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
+    lines = textwrap.wrap(whole, columns, break_on_hyphens=False)
+    return [re.sub("`(.*?)`", r"[cyan]\1[/]", line).replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -68,7 +68,7 @@ class _Commands(TyperGroup):
             name, command, rest = super().resolve_command(ctx, [present(args[0]), *args[1:]])
         except _UsageError as error:
             if args[0] in UNBUILT:
-                error.message = f"{error.message.rstrip('.')}: a session keeps its name. {UNBUILT[args[0]]}"
+                error.message = f"{error.message.rstrip('.')}. {UNBUILT[args[0]]}"
             elif meant := _meant_by(args[0]):
                 error.message = f"{error.message.rstrip('.')}. Did you mean {' or '.join(map(repr, meant))}?"
             raise
@@ -220,6 +220,8 @@ _TAKING_A_TEXT = {"append", "chat", "generate"}
 def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int:
     from .view.output import write_failure
 
+    if near := getattr(error, "possibilities", None):
+        error.possibilities = difflib.get_close_matches(error.option_name, near, cutoff=0.7)
     problem = error.format_message().replace("Input should be", "it must be").partition(", unable to parse")[0]
     problem = problem.replace("Value error, ", "")  # pydantic's prefix of the message of a check
     problem = " ".join(problem.replace(",\n", ", ").split())  # the parser lists choices in lines

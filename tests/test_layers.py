@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -168,6 +169,24 @@ def test_what_a_folder_holds_builds_on_itself_without_a_circle(folder: str) -> N
                 assert order.index(parts[1]) <= order.index(_part_of(path)), where
     for package in (ROOT / folder).glob("*/__init__.py"):
         assert ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))), package
+
+
+OF_ALL = {
+    "memvid": {"errors", "limits", "uri", "units", "operations"},
+    "daemon": {"errors", "available", "doctor"},
+    "socket_api": {"limits", "errors"},
+    "cli": {"exit_codes", "errors", "detached", "main", "tied"},
+}
+"""What the map leaves out: what all use, and what starts a layer."""
+
+
+@pytest.mark.parametrize("folder", HOLDS)
+def test_the_map_has_the_order_of_a_folder(folder: str) -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## Order inside a layer")[2]
+    row = re.search(rf"^{folder} +(.*(?:\n +─.*)*)", text, re.MULTILINE)
+    assert row is not None
+    named = [part.strip().removesuffix(".py") for part in row[1].split("─")]
+    assert named == [part for part in HOLDS[folder] if part not in OF_ALL[folder]]
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -18,20 +18,20 @@ from ...memvid.disk.location import default_store_path
 from ...memvid.errors import SessionNotFound
 from ...memvid.folder.versions import describe_versions
 from ...memvid.units import format_bytes, format_count, format_plural
-from ...memvid.uri import names_version, parse_version_reference
+from ...memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, names_version, parse_version_reference
 from ..exit_codes import INTEGRITY, exit_status_of
 from ..reach.daemon_link import find_daemon, find_ended_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument
 from ..reach.store_view import STORED, find_marks_problem, find_missing, load_detail, open_store
 from ..view.damage import add_suggestion
 from ..view.formatting import format_id, format_sampling, format_time
-from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table
+from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table, typed
 from ..view.wake_remarks import describe_differing, describe_recomputed
 
 WIDE_COLUMNS = 100  # a narrower terminal is shown short ids
 _FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "LOGICAL", "MADE")
 _FIRST_TO_GO = ("PARENT", "LOGICAL", "BUNDLE")
-NEEDS_DAEMON = "needs a running daemon: its model has the tokenizer"
+_DEFAULT = f"torpor://{DEFAULT_NAMESPACE}/"
 LINES_SHOWN = 6  # lines of a layer list on the screen; JSON has them all
 
 
@@ -39,7 +39,7 @@ def show(
     session: VersionArgument, socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
     """Asks the daemon if one runs. With no daemon, or with --store, it reads the store's files, which tell everything
-    but the text: that needs the model's tokenizer. An earlier version is always shown from the files.
+    but the text, which [cyan]torpor cat[/] writes. An earlier version is always shown from the files.
 
     [bold]Examples[/]
 
@@ -108,8 +108,7 @@ def _add_others(error: TorporError, place: Path, session: str) -> None:
 
 
 def render_detail(detail: dict[str, Any], width: int, *, earlier: bool = False) -> RenderableType:
-    """Draw a session, section by section. width: of the terminal, in columns. earlier: a version was named, and the
-    daemon has the text of the newest state only."""
+    """Draw a session, section by section. width: of the terminal, in columns. earlier: a version was named."""
     narrow = width < WIDE_COLUMNS
     info = detail["info"]
     parts: list[RenderableType] = [Text(neutralise(info["session"]), style="bold"), _facts(detail)]
@@ -127,8 +126,12 @@ def render_detail(detail: dict[str, Any], width: int, *, earlier: bool = False) 
     if detail["tail_text"]:
         parts += [_heading("ends with"), Text(_indented(neutralise(detail["tail_text"])), style="italic")]
     elif detail["tail_text"] is None:
-        missing = "the text of a version is not kept; wake or fork it to read it" if earlier else NEEDS_DAEMON
-        parts += [_heading("ends with"), Text(f"  ({missing})", style="dim")]
+        version = f"{VERSION_MARK}{info['version']}" if earlier else ""
+        way = typed(f"torpor cat {neutralise(info['session']).removeprefix(_DEFAULT)}{version}")
+        parts += [
+            _heading("ends with"),
+            Text.from_markup(f"  {way} writes its text, if its tokenizer is at hand", style="dim"),
+        ]
     return Group(*parts)
 
 

@@ -65,10 +65,9 @@ def verify(
         f"{format_plural(report.bundles_checked, 'version')}, {format_plural(report.blocks_checked, 'block')},"
         f" {format_bytes(report.bytes_checked)} read in {format_seconds(seconds)}"
     )
-    if report.ok:
-        output.line(f"[green]sound[/]  {checked}" + ("" if deep else "; --deep reads every byte"))
-    else:
-        output.line(f"[red]damaged[/]  {_harm(report, damaged)} Checked: {checked}")
+    more = "" if deep else "; --deep reads every byte"
+    verdict = "[green]sound[/] " if report.ok else f"[red]damaged[/]  {_harm(report, damaged)} Checked:"
+    output.line(f"{verdict} {checked}{more}")
     return status.number
 
 

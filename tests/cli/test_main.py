@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from torpor.cli.command_list import COMMANDS, DAILY, ELSEWHERE
+from torpor.cli.command_list import COMMANDS, DAILY, ELSEWHERE, UNBUILT
 from torpor.cli.exit_codes import STATUSES
 from torpor.cli.program import load_command
-from torpor.tests.cli.cli_rig import Torpor
+from torpor.tests.cli.cli_rig import Torpor, pretend_terminal, unstyled
 
 NAMES = [command.name for command in COMMANDS]
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
@@ -80,6 +80,15 @@ def test_help_is_one_screen_with_the_commands_of_every_day_first_and_all_others_
     assert {*NAMES} <= {*re.findall(r"(?<!\S)[a-z-]+(?!\S)", ran.out)}
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_help_breaks_its_lines_between_words(torpor: Torpor, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    piped = torpor("--help").out
+    pretend_terminal(monkeypatch, columns)
+    shown = unstyled(torpor("--help").out)
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
+    assert sorted(shown.split()) == sorted(piped.split())
+
+
 def test_help_is_asked_for_in_words_too(torpor: Torpor) -> None:
     assert torpor("help").out == torpor("--help").out
     assert torpor("help", "ls").out == torpor("ls", "--help").out
@@ -102,8 +111,11 @@ def test_version(torpor: Torpor) -> None:
 
 
 def test_what_other_tools_call_a_command_is_none_here_and_leads_to_one() -> None:
-    assert not ELSEWHERE.keys() & set(NAMES)
+    assert not (ELSEWHERE.keys() | UNBUILT.keys()) & set(NAMES)
+    assert not ELSEWHERE.keys() & UNBUILT.keys()
     assert set(ELSEWHERE.values()) <= set(NAMES)
+    told = re.findall(r"`torpor ([a-z]+)", " ".join(UNBUILT.values()))
+    assert {*told} == {"fork", "rm", "wake", "log", "events", "top", "ls", "doctor"}
 
 
 @pytest.mark.parametrize("name", NAMES)
