@@ -16,6 +16,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Container
+from textual.events import Paste
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -162,7 +163,7 @@ class Top(App[None]):
         Binding("ctrl+c", "quit", priority=True),
         Binding("s", "sort"),
         Binding("r", "reverse"),
-        Binding("slash", "filter"),
+        Binding("slash", "filter", priority=True),  # before the next key is passed on
         Binding("escape", "unfilter"),
         Binding("z", "sleep"),
         Binding("w", "wake"),
@@ -267,7 +268,18 @@ class Top(App[None]):
     def action_filter(self) -> None:
         """Ask for a part of a name."""
         self._filter.add_class("shown")
-        self._filter.focus()
+        self.screen.set_focus(self._filter)  # at once: what is typed behind it belongs to the filter
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A slash in the filter is a part of a name."""
+        return action != "filter" or self.focused is not self._filter
+
+    def on_paste(self, event: Paste) -> None:
+        """Take a pasted slash for the key; in the filter, text is pasted by the filter itself."""
+        first, *_ = event.text.splitlines() or [""]
+        if first.startswith("/"):
+            self.action_filter()
+            self._filter.value = first[1:]
 
     def action_unfilter(self) -> None:
         """Show all sessions again."""

@@ -45,6 +45,9 @@ _ENDS: Final = frozenset(
 _LEAVING: Final = frozenset(("asked", "idle", "pressure", "suspend", "shutdown", "quantize", "fold"))
 """Causes of sleeps behind which a session has left memory; behind the others it stays."""
 
+_COMING: Final = frozenset(("asked", "warm"))
+"""Causes of wakes behind which a session is in memory; the others read what is stored of it for something else."""
+
 _MOVES: Final = frozenset(("sleep_ended", "sleep_failed", "wake_ended", "wake_failed"))
 READS: Final = frozenset(("chat", "converse", "append", "generate"))
 """The verbs behind which `why` has something new."""
@@ -115,7 +118,7 @@ class Live:
     def take_event(self, event: NoticeEvent) -> bool:
         """Take an event. Gives whether only a listing tells what it means for the sessions."""
         name, facts = event.session, event.facts
-        if event.name in _MOVES:
+        if _is_move(event):
             self.moves.appendleft(event)
         if name is None:
             return False
@@ -148,7 +151,7 @@ class Live:
                 slept_ns=event.time_ns,
                 dirty=False,
             )
-        elif event.name == "wake_ended" and info is not None:
+        elif event.name == "wake_ended" and info is not None and facts["cause"] in _COMING:
             self.sessions[name] = replace(info, state="awake", token_count=facts["tokens"])
         return event.name in ("session_created", "session_forked", "session_folded", "wake_ended") or (
             event.name == "request_finished" and info is None
@@ -183,6 +186,13 @@ class Live:
         found.sort(key=lambda each: each.session)
         found.sort(key=lambda each: key(self, each), reverse=falling != reverse)
         return found
+
+
+def _is_move(event: NoticeEvent) -> bool:
+    """Whether a session went to sleep or woke, or was to: not where one that stays awake was written."""
+    return event.name in _MOVES and event.facts.get("cause") in (
+        _LEAVING if event.name.startswith("sleep") else _COMING
+    )
 
 
 def _searched(info: SessionInfo) -> str:

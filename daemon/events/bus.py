@@ -157,6 +157,7 @@ class Bus:
             MAX_WAITING_EVENTS,
             self._end_resumable,
             lambda number: f"{run}-{self._number if number is None else number}",
+            goes_on=after is not None,
         )
         self._enter(subscription)
         subscription.put(first, always=True)
@@ -305,16 +306,25 @@ class Resumable(Subscription):
         most_waiting: int,
         on_end: Callable[[Subscription], None],
         place: Callable[[int | None], str],
+        *,
+        goes_on: bool,
     ) -> None:
-        """place: of an event by its number, or of the last of all."""
+        """place: of an event by its number, or of the last of all. goes_on: behind a place that its reader has."""
         super().__init__(wanted, most_waiting, on_end)
         self._place = place
+        self._goes_on = goes_on
         self._taken = 0
 
     async def __anext__(self) -> Notice:
         notice = await super().__anext__()
         self._taken = notice.number
         return notice
+
+    def id_of(self, notice: Notice) -> str | None:
+        """The place of an event, the same each time it is told. None for `subscribed` on another connection: the reader
+        has that place already, as the id of the event that it got last."""
+        is_again = self._goes_on and isinstance(notice.event, Subscribed)
+        return None if is_again else self._place(notice.number)
 
     @property
     def place(self) -> str:

@@ -16,11 +16,24 @@ from typing import Any, ClassVar, Final, Literal, dataclass_transform
 from ...memvid.uri import SessionUri
 
 SleepCause = Literal[
-    "asked", "save", "idle", "pressure", "suspend", "shutdown", "quantize", "fork", "rewind", "fold", "heal", "journal"
+    "asked",
+    "save",
+    "idle",
+    "pressure",
+    "suspend",
+    "shutdown",
+    "quantize",
+    "fork",
+    "rewind",
+    "fold",
+    "heal",
+    "journal",
+    "ledger",
 ]
 """Why a session is made durable: a client wants it to sleep or to be saved, it was not used, others need the memory,
 the system suspends, the daemon stops, it is kept in fewer bits, a fork of it needs a version, it goes back for a
-transcript, it is folded, its damaged part has been computed again, or the journal has no room for its turns."""
+transcript, it is folded, its damaged part has been computed again, the
+journal has no room for its turns, or its ledger alone is kept while it stays awake and is not used."""
 
 WakeCause = Literal["asked", "warm", "prefix", "fork", "quantize", "heal"]
 """Why a snapshot is read: for a request, ahead of one, for another session that begins alike, for a fork, for fewer

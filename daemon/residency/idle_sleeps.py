@@ -63,4 +63,4 @@ class IdleSleeps:
         async with self._turns.take(uri):
             live = self._awake.get(uri)
             if live is not None and live.is_single_question:
-                await self._putting_away.keep(live, ignore, "idle", Terms(ledger_alone=True))
+                await self._putting_away.keep(live, ignore, "ledger", Terms(ledger_alone=True))

@@ -90,7 +90,9 @@ def _told(notice: Notice, events: ResumableEvents, caller: Caller) -> bytes:
     if not caller.is_owner:
         facts = without_others(values["facts"], caller.bound_to).items()
         values["facts"] = {name: value for name, value in facts if name not in _OF_DAEMON}
-    return f"id: {events.place}\ndata: {json.dumps(values, ensure_ascii=False)}\n\n".encode()
+    place = events.id_of(notice)
+    named = "" if place is None else f"id: {place}\n"
+    return f"{named}data: {json.dumps(values, ensure_ascii=False)}\n\n".encode()
 
 
 def _silence(events: ResumableEvents) -> bytes:

@@ -38,6 +38,8 @@ class ResumableEvents(Events, Protocol):
     @property
     def place(self) -> str: ...
 
+    def id_of(self, notice: Notice) -> str | None: ...
+
 
 class Backend(Protocol):
     """The service as the server sees it; `torpor.daemon.service.Service` has this shape.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.events import Key, Paste
 from torpor.cli.commands import top_screen
 from torpor.cli.commands.top_screen import Top
 from torpor.cli.view.live import Live
@@ -118,6 +119,20 @@ async def test_keys_sort_reverse_and_filter_and_the_chosen_session_stays_chosen(
         assert app._sessions.chosen is None
         await pilot.press("z", "w", "up", "end", "q")
     assert app.return_value is None
+
+
+async def test_a_filter_is_taken_whole_however_fast_it_is_typed_or_pasted() -> None:
+    app = Top(None, a_live(), follows=False)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(app, "s00001")
+        for key in ("slash", "t", "slash", "s", "0", "0", "0", "0", "1", "enter"):
+            app.post_message(Key(key, "/" if key in ("slash", "/") else key if len(key) == 1 else None))
+        await shows(app, "filter: t/s00001")
+        await pilot.press("escape")
+        app.post_message(Paste("/00002"))
+        await shows(app, lambda text: "s00002" in text and "s00001" not in text.partition("sleeps and wakes")[0])
+        await pilot.press("enter")
+        await shows(app, "filter: 00002")
 
 
 async def test_it_follows_a_daemon_and_sleeps_and_wakes_what_is_chosen(daemon: ServerThread) -> None:

@@ -31,7 +31,9 @@ def test_events_tell_what_a_session_does_until_it_has_ended() -> None:
     assert live.pace_of(A) == 10.0
 
 
-@pytest.mark.parametrize(("cause", "state"), [("asked", "asleep"), ("idle", "asleep"), ("save", "awake")])
+@pytest.mark.parametrize(
+    ("cause", "state"), [("asked", "asleep"), ("idle", "asleep"), ("save", "awake"), ("ledger", "awake")]
+)
 def test_a_sleep_takes_a_session_from_memory_but_for_a_save(cause: str, state: str) -> None:
     live = Live()
     live.take_sessions([info("a")])
@@ -41,7 +43,8 @@ def test_a_sleep_takes_a_session_from_memory_but_for_a_save(cause: str, state: s
     assert found.resident_bytes == (0 if state == "asleep" else 4096)
     assert live.take_event(event("wake_ended", cause="asked", tokens=120, bytes_read=1, seconds=0.1))
     assert (live.sessions[A].state, live.sessions[A].token_count) == ("awake", 120)
-    assert [each.name for each in live.moves] == ["wake_ended", "sleep_ended"]
+    live.take_event(event("wake_ended", cause="prefix", tokens=120, bytes_read=1, seconds=0.1))
+    assert [each.name for each in live.moves] == ["wake_ended", *["sleep_ended"] * (state == "asleep")]
     live.take_event(event("session_deleted"))
     assert not live.sessions
 

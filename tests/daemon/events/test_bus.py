@@ -205,6 +205,18 @@ async def test_a_subscription_goes_on_behind_its_place_without_a_gap() -> None:
         assert await taken(second, 1) == [("first_token", 6)]
 
 
+async def test_an_event_has_the_same_id_each_time_that_it_is_told() -> None:
+    bus = Bus()
+    with bus.resume(Wanted(session=A), None) as first:
+        for event in (FirstToken(A, 1.0), FirstToken(A, 2.0), FirstToken(B, 3.0)):
+            bus.publish(event)
+        ids = [first.id_of(await anext(first)) for _ in range(3)]
+    with bus.resume(Wanted(session=A), ids[1]) as second:
+        assert [second.id_of(await anext(second)) for _ in range(2)] == [None, ids[2]]
+    with bus.resume(Wanted(), "00000000-7") as third:
+        assert third.id_of(await anext(third)) == ids[0], "what was lost stood before all that is kept"
+
+
 async def test_who_was_away_for_too_many_events_is_told_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torpor.daemon.events.bus.MAX_PAST_EVENTS", 3)
     bus = Bus()

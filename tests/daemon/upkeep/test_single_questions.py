@@ -66,6 +66,7 @@ async def test_a_single_question_costs_its_ledger_and_goes_on_from_memory(
         assert before > 100_000 > 10_000 > rows(rig, "q")[0].bundle_bytes
         assert await rig.fingerprint("q") == had
         assert not rig.live("q").dirty
+        assert rig.service._parts.bus.figures.sleep.of.keys() == {"ledger"}, "it did not go to sleep"
         killed = as_killed(store)
         again = await rig.service.generate("q", text="And?", **TURN)
         assert (again.prefilled_tokens, again.recomputed_tokens) == (4, 0)

@@ -34,7 +34,7 @@ class Reading:
         while (line := self._answer.readline().decode().rstrip("\n")) or not lines:
             lines.append(line)
         fields = dict(each.split(": ", 1) for each in lines)
-        return fields["id"], json.loads(fields["data"]) if "data" in fields else {}
+        return fields.get("id", ""), json.loads(fields["data"]) if "data" in fields else {}
 
     def rest(self) -> bytes:
         return self._answer.read()
@@ -70,10 +70,14 @@ def test_a_lost_connection_goes_on_behind_the_last_event(server: HttpThread) -> 
     with reading(server, "?names=first_token") as stream:
         publish(server, FirstToken(A, 1.0))
         stream.next()
-        place, _ = stream.next()
+        publish(server, SessionDeleted(A, 1, 10))
+        place, live = stream.next()
+        assert place.endswith(f"-{live['number']}")
     publish(server, FirstToken(A, 2.0), SessionDeleted(A, 1, 10), FirstToken(A, 3.0))
     with reading(server, "?names=first_token&names=lost", Last_Event_ID=place) as stream:
-        told = [stream.next()[1] for _ in range(3)]
+        ids, told = zip(*(stream.next() for _ in range(3)), strict=True)
+    run = place.split("-")[0]
+    assert ids == ("", f"{run}-{told[1]['number']}", f"{run}-{told[2]['number']}")
     assert [each["name"] for each in told] == ["subscribed", "first_token", "first_token"]
     assert [each["facts"].get("seconds") for each in told] == [None, 2.0, 3.0]
     with reading(server, Last_Event_ID="00000000-7") as stream:
