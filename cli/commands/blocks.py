@@ -75,7 +75,7 @@ def blocks(
         socket,
         store,
         lambda client: client.blocks(session, deep=deep),
-        lambda opened: blocks_of(opened, opened.resolve_version(session), deep=deep),
+        lambda opened: blocks_of(opened, opened.resolve_version(session, look=True), deep=deep),
     ).record
     status = INTEGRITY if any(kind_of(block) == "damaged" for block in found.blocks) else OK
     if output.told("blocks", found):

@@ -101,7 +101,7 @@ def _pages(
 
 
 def _reading(opened: Store, session: str, end: int | None, output: Output, *, tokens: bool, manifest: bool) -> Turn:
-    named = opened.named(session)
+    named = opened.named(session, look=True)
     row = named.row or opened.require_session(named.uri)
     if named.row is None and opened.has_turns(named.uri):
         output.remark(describe_turns([named.uri]))

@@ -85,7 +85,7 @@ def _read(opened: Store, version: str, other: str, *, by_token: bool) -> Differe
     with ExitStack() as stack:
 
         def side(text: str) -> Side:
-            named = opened.named(text)
+            named = opened.named(text, look=True)
             row = named.row or opened.require_session(named.uri)
             return side_of(stack.enter_context(opened.open_session(row.uri, row.bundle_id)), row, named.token)
 

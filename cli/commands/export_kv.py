@@ -39,7 +39,7 @@ def export_kv(
     require_file(target, "export-kv")
     place = choose_store(store, socket)
     with naming_the_intact_in(place, version), open_store(place) as opened:
-        row = opened.resolve_version(version)
+        row = opened.resolve_version(version, look=True)
         try:
             with output.progress("exporting", unit="bytes") as on_progress:
                 report = opened.export_tensors(

@@ -93,7 +93,7 @@ def log(
 def _read(store: Store, sessions: Sequence[str], asked: Mapping[str, Any]) -> HistoryResult:
     from ...daemon.views.history import history_of
 
-    return history_of(store, [store.named(each) for each in sessions], **asked)
+    return history_of(store, [store.named(each, look=True) for each in sessions], **asked)
 
 
 def _show(output: Output, view: View[HistoryResult], *, graph: bool, oneline: bool, bare: bool) -> None:

@@ -98,7 +98,7 @@ def _add_others(error: TorporError, place: Path, session: str) -> None:
         return
     try:
         with open_store(place) as opened:
-            row = opened.resolve_version(session)
+            row = opened.resolve_version(session, look=True)
             others = sorted(each.version for each in opened.versions(row.uri) if each.version != row.version)
     except TorporError:
         return  # as in `add_suggestion`

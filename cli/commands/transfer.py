@@ -69,7 +69,7 @@ def export(
         open_store(place) as opened,
         output.progress("exporting", unit="bytes") as on_progress,
     ):
-        row = opened.resolve_version(version)
+        row = opened.resolve_version(version, look=True)
         try:
             report = opened.export_session(row.uri, row.bundle_id, target, replacing=overwrite, on_progress=on_progress)
         except KeyboardInterrupt:

@@ -67,7 +67,7 @@ def load_detail(store: Store, session: str) -> tuple[SessionDetail, dict[str, st
     """Read one session from the files, and the environment of its manifest: its newest version, or the one that it
     names. The text is missing: it needs the model. Raises SessionNotFound, AmbiguousVersion, and the errors of a
     damaged bundle."""
-    row = store.resolve_version(session)
+    row = store.resolve_version(session, look=True)
     with store.open_session(row.uri, row.bundle_id) as reader:
         header = reader.read_header(reader.entries[0]) if reader.entries else None
         layers = _layers_of([spec for spec, _ in header.slots] if header else [])

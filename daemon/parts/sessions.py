@@ -117,17 +117,18 @@ class SessionParts:
         self._door.require_open()
         return self._store.disk.resolve(name, also=self.awake)
 
-    async def named(self, session: str) -> Named:
-        """What a client names: a session, a version of it, or a place within. Raises as `Sessions.named`."""
+    async def named(self, session: str, *, look: bool = False) -> Named:
+        """What a client names: a session, a version of it, or a place within. look, and what it raises: as
+        `Sessions.named`."""
         self._door.require_open()
         if not names_version(session):  # nothing is awaited: requests for a session take their turns as they come
             return self._store.disk.named(session, self.awake)
         awake = frozenset(self.awake)
-        return await self._store.on_io(lambda: self._store.disk.named(session, awake))
+        return await self._store.on_io(lambda: self._store.disk.named(session, awake, look=look))
 
-    async def named_by_number(self, session: str) -> Named:
+    async def named_by_number(self, session: str, *, look: bool = False) -> Named:
         """As `named`, for what goes on by the version's number. Raises AmbiguousVersion: that means another version."""
-        named = await self.named(session)
+        named = await self.named(session, look=look)
         if named.row is not None:
             self._store.disk.require_numbered(named.row)
         return named

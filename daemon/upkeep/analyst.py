@@ -66,7 +66,7 @@ class Analyst:
     def _analyze(
         self, version: str, kind: str, labels: Sequence[str] | None, report: Callable[[int, int], None]
     ) -> tuple[VersionInfo, str]:
-        row = self._store.resolve_version(version)
+        row = self._store.resolve_version(version, look=True)
         with ExitStack() as stack:
             reader = stack.enter_context(self._store.open_session(row.uri, row.bundle_id))
             parent, why = self._open_parent(reader)

@@ -19,7 +19,7 @@ async def blocks(parts: Parts, request: BlocksRequest) -> BlocksResult:
     """Raises SessionNotFound: also if the session is awake and has never slept. AmbiguousVersion, and the errors of a
     damaged manifest."""
     parts.door.require_open()
-    named = (await parts.sessions.named(request.session)).require_whole()
+    named = (await parts.sessions.named(request.session, look=True)).require_whole()
     uri = named.uri
     if uri in parts.sessions.awake and parts.store.disk.find_session(uri) is None:
         raise SessionNotFound(

@@ -56,7 +56,7 @@ async def tree(parts: Parts, request: api.TreeRequest) -> api.BranchInfo:
 
 async def _version_to_plant(parts: Parts, session: str) -> VersionInfo | None:
     """The version that is named, or that has the session's whole tree; None for the session as it stands."""
-    named = (await parts.sessions.named_by_number(session)).require_whole()
+    named = (await parts.sessions.named_by_number(session, look=True)).require_whole()
     if named.row is not None:
         return named.row
     uri = named.uri

@@ -27,7 +27,7 @@ _MOST_RECALLED: Final = 131_072
 @answers(ContentsRequest, told=False)
 async def contents(parts: Parts, request: ContentsRequest) -> Contents:
     """Raises SessionNotFound, AmbiguousVersion, and the errors of a damaged manifest."""
-    named = await parts.sessions.named(request.session)
+    named = await parts.sessions.named(request.session, look=True)
     ends = [end for end in (request.end, named.token) if end is not None]
     span = Span(request.start, min(ends, default=None), 1 if request.manifest else request.most, request.tokens)
     live = parts.sessions.awake.get(named.uri)

@@ -20,7 +20,7 @@ from .answering import answers
 @answers(DifferenceRequest, told=False)
 async def difference(parts: Parts, request: DifferenceRequest) -> Difference:
     """Raises SessionNotFound, AmbiguousVersion, and the errors of a damaged manifest."""
-    named = [await parts.sessions.named(text) for text in (request.session, request.other)]
+    named = [await parts.sessions.named(text, look=True) for text in (request.session, request.other)]
     live = [_live_side(parts, each) for each in named]
     folders = [model.folder for model in parts.models.shelf.loaded()]
 

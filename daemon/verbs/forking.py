@@ -28,7 +28,7 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
     source = parts.store.disk.session_of(request.session, parts.sessions.awake)
     # The name's turn is taken before anything is awaited, so no two requests take a name that is free.
     async with parts.sessions.residency.turn_with_name(source, wanted) as use:
-        named = await parts.sessions.named_by_number(request.session)
+        named = await parts.sessions.named_by_number(request.session, look=True)
         order = await to_the_end(_order_of_fork(parts, use, named, request))
         is_whole = await parts.store.on_io(lambda: parts.store.forking.is_whole(order))
         if order.at_token not in (None, order.row.block_tokens) or not is_whole:

@@ -24,7 +24,7 @@ from .answering import answers
 async def history(parts: Parts, request: HistoryRequest) -> HistoryResult:
     """Raises SessionNotFound, AmbiguousVersion, InvalidUri."""
     parts.door.require_open()
-    named = [await parts.sessions.named(each) for each in request.sessions]
+    named = [await parts.sessions.named(each, look=True) for each in request.sessions]
     made = await parts.store.on_look(
         partial(
             history_of,

@@ -12,7 +12,7 @@ from ..disk.clock import now_ns
 from ..disk.paths import Closing, undoing
 from ..errors import BundleMissing, InvalidUri, SessionNotFound
 from ..folder.marks import Marks, findings_of_missing
-from ..folder.versions import ambiguous, ambiguous_id, describe_versions, select_version, step_back
+from ..folder.versions import ambiguous, ambiguous_id, describe_versions, other_session, select_version, step_back
 from ..format.blocks import BlockEntry
 from ..format.records import OpenReport, VersionKey
 from ..uri import PLACE_MARK, Reference, SessionUri, not_found, parse_reference, parse_version_reference
@@ -146,25 +146,28 @@ class Sessions(Closing):
         self._core.require_open()
         return self._core.read_again()
 
-    def resolve_version(self, text: str) -> VersionInfo:
+    def resolve_version(self, text: str, *, look: bool = False) -> VersionInfo:
         """The one version that `text` means: a session as `resolve` reads it, with what `parse_version_reference` takes
-        behind it, or the digits of a bundle id; without a version the latest. A place is refused.
+        behind it, or the digits of a bundle id; without a version the latest. A place is refused. look: as of `named`.
 
         Raises:
             InvalidUri, AmbiguousVersion, SessionNotFound
             CorruptMarks, MarksLost: only for a tag.
         """
-        named = self.named(text).require_whole()
+        named = self.named(text, look=look).require_whole()
         return named.row or self.require_session(named.uri, None)
 
-    def named(self, text: str, also: Collection[SessionUri] = ()) -> Named:
-        """What `text` names; it may have a place. also: as of `resolve`. Raises as `resolve_version`."""
+    def named(self, text: str, also: Collection[SessionUri] = (), *, look: bool = False) -> Named:
+        """What `text` names; it may have a place. also: as of `resolve`. look: nothing that is there is changed by it,
+        so steps back may lead into the session that the named one was forked from. Raises as `resolve_version`."""
         reference = parse_version_reference(text)
         uri, row = self._session_of(reference, also)
         if row is None and (reference.selector is not None or reference.back):
             row = self._version_of(uri, reference)
         if row is not None and reference.back:
             row = step_back(row, reference.back, lambda bundle_id: self.index.rows_of([bundle_id]).get(bundle_id))
+            if row.uri != uri and not look:
+                raise other_session(text, row)
         return Named(text, uri if row is None else row.uri, row, reference.token)
 
     def session_of(self, text: str, also: Collection[SessionUri] = ()) -> SessionUri:

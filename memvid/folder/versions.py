@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..answers import VersionInfo
-from ..errors import AmbiguousVersion, SessionNotFound
+from ..errors import AmbiguousVersion, InvalidUri, SessionNotFound
 from ..uri import BACK_MARK, VERSION_MARK, Selector, SessionUri
 from .marks import Marks
 
@@ -74,6 +74,13 @@ def step_back(row: VersionInfo, steps: int, row_of: Callable[[str], VersionInfo 
             )
         current = before
     return current
+
+
+def other_session(text: str, row: VersionInfo) -> InvalidUri:
+    """The error for steps back that lead out of the session that was named, where that would change something. row: of
+    the version that they lead to."""
+    other = f"{row.uri}{VERSION_MARK}{row.version}"
+    return InvalidUri(f"{text} is {other}; name it so.", field="session", value=text)
 
 
 def told_of_rivals(rivals: Sequence[VersionInfo]) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.cli.cli_rig import MadeStore, Torpor
+from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
 
 
@@ -27,6 +30,18 @@ def test_rm_deletes_in_the_store_that_is_named_and_asks_no_daemon_then(
     assert [info["name"] for info in made_store("ls", "--json").document["sessions"]] == ["other"]
     assert "agent" in daemon.service.sessions
     assert made_store("verify", "--deep").status == 0
+
+
+def test_steps_back_into_another_session_change_nothing(made_store: MadeStore) -> None:
+    with Store.open(made_store.path, writable=True) as store:
+        base = making.sleep(store, 300, uri=SessionUri("default", "base"))
+        making.sleep(store, 600, uri=SessionUri("default", "child"), before=base)
+    for words in (("rm", "--yes"), ("tag", "keep"), ("pin",), ("unpin",), ("strip",)):
+        refused = made_store(words[0], "child~1", *words[1:])
+        assert refused.status == 2, words
+        assert "child~1 is torpor://default/base@1; name it so." in " ".join(refused.err.split())
+    assert made_store("cat", "child~1", "--tokens").status == 0
+    assert made_store("rm", "base@1", "--yes").status == 0
 
 
 @pytest.mark.parametrize("beside_a_daemon", [False, True])

@@ -51,7 +51,20 @@ async def test_every_verb_that_takes_a_version_takes_each_way_to_name_one(rig: R
     assert (await rig.service.plan_wake("agent~2")).token_count == 20
     forked = await rig.service.fork("agent~1:35", "fork")
     assert (forked.token_count, forked.forked_from.bundle_id) == (35, second)
-    assert (await rig.wake("fork~1:15")).token_count == 15  # the version that it was forked from
+    assert (await rig.service.contents("fork~1", tokens=True)).version == 2  # the version that it was forked from
+    assert (await rig.service.fork("fork~1:15", "again")).token_count == 15
+    await rig.service.delete("again")
+    told = r"^fork~1 is torpor://default/agent@2; name it so\.$"
+    for refused in (
+        rig.service.delete("fork~1"),
+        rig.service.wake("fork~1"),
+        rig.service.mark("fork~1", tag="keep"),
+        rig.service.mark("fork~1", pinned=True),
+        rig.service.mark("fork~1", pinned=False),
+        rig.service.maintain("strip", session="fork~1"),
+    ):
+        with pytest.raises(InvalidUri, match=told):
+            await refused
     await rig.sleep("agent")
     assert (await rig.service.tree(f"@{first[:10]}")).position == 20
     assert (await rig.service.mark("agent~2", tag="begun")).bundle_id == first

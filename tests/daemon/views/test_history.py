@@ -57,7 +57,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def told(store: Store, *sessions: SessionUri | str, limit: int = 99, **asked: Any) -> dict[str, HistoryEntry]:
     """The entries by the names of their versions, in their order."""
-    named = [store.named(str(each)) for each in sessions]
+    named = [store.named(str(each), look=True) for each in sessions]
     entries = history_of(store, named, limit=limit, **asked).entries
     return {f"{each.uri.name}@{each.version}": each for each in entries}
 

@@ -113,8 +113,11 @@ def test_a_version_is_named_by_how_many_are_before_another_along_the_parents(sto
     store.tag(URI, 2, "left")
     steps = {"agent~0": 3, "agent~": 1, "agent~1": 1, "agent@2~1": 1, "agent@left~": 1, f"{third.bundle_id[:9]}~1": 1}
     assert {text: store.resolve_version(text).version for text in steps} == steps
-    assert store.resolve_version(f"{OTHER_URI}~1").bundle_id == third.bundle_id
-    assert store.resolve_version(f"{OTHER_URI}~2") == store.resolve_version("agent@1")
+    assert store.resolve_version(f"{OTHER_URI}~1", look=True).bundle_id == third.bundle_id
+    assert store.resolve_version(f"{OTHER_URI}~2", look=True) == store.resolve_version("agent@1")
+    for find in (store.resolve_version, store.named, store.resolve_pinned):  # for who changes what is named
+        with pytest.raises(InvalidUri, match=f"^{OTHER_URI}~2 is {URI}@1; name it so\\.$"):
+            find(f"{OTHER_URI}~2")
     with pytest.raises(SessionNotFound, match="no version 2 before version 3: there is only 1 before it"):
         store.resolve_version("agent~2")
     with pytest.raises(SessionNotFound, match="there is none before it") as refused:
