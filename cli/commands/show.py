@@ -228,7 +228,7 @@ def _lineage(detail: dict[str, Any]) -> Iterator[str]:
         origin["bundle_id"]: f"version {origin['version']} of {origin['session']}" for origin in origins if origin
     }
     for bundle in detail["lineage"]:
-        whose = others.get(bundle, "no version of this session: removed, or another's")
+        whose = others.get(bundle, "gone since, and with it nothing of this version")
         yield _short(bundle) + ("" if bundle in there else f" ({neutralise(whose)})")
 
 

@@ -19,10 +19,13 @@ Way = Literal[
 class HistoryEntry(ShownVersion):
     """A version, and how it came about.
 
-    way: `began` with nothing before it; `went_on` from the version before it; `went_back` to an earlier one, from which
-        it went on; `cut_off`: what it went on from is gone; `forked`, `folded` or `imported` from another session;
+    way: `began` with nothing of another before it; `went_on` from the version before it; `went_back` to an earlier one,
+        from which it went on; `cut_off`: what it went on from is gone, and the version before it is no beginning of it;
+        `forked`, `folded` or `imported` from another session;
         `branched`: kept as a branch of a tree; `quantized`: the one before it in fewer bits; `unknown`: a first version
         whose manifest cannot be read.
+    parent: where that is gone, the version before it that is left, if it went on from that; the stand-ins of a daemon
+        go by themselves. So the oldest that is left of a session began, or is the fork or the fold.
     origin: of a fork, a fold or a branch, as far as its manifest can be read. parent_version: the number of its parent,
         where that is of the same session. added_tokens: how many tokens it has more
         than what it came from, or fewer; None where that is gone. branches: kept with it in one tree.

@@ -1,7 +1,8 @@
 """The history of sessions, as the files tell it: which version came from which, how, and what it added.
 
 The index has the parents of versions, a fork's and a fold's too. Their manifests have the rest, and only those of the
-versions to show are read.
+versions to show are read. A stand-in goes by itself, so a parent may be gone: what names it went on from the version
+before it that is left, or, the oldest of its session, came from what its manifest names, or else began.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
+from ...errors import TorporError
 from ...memvid.access.sessions import Named
 from ...memvid.answers import Finding, ShownVersion, VersionInfo
 from ...memvid.errors import StoreError
-from ...memvid.index.lineage import Link, links, newest_rows
+from ...memvid.format.manifest import Manifest
+from ...memvid.index.lineage import Link, links, newest_rows, version_before
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.history import HistoryEntry, HistoryResult, Way
@@ -25,6 +29,10 @@ from .stored import origin_of, provenance_in
 from .trees import BRANCH, branches_in, fork_head_in
 
 _MOST_PROBLEMS: Final = 1000
+
+_MOST_LOOKED_INTO: Final = 500
+"""Sessions without their first version whose manifest is read for what they came from; of more, those that were made
+last."""
 
 
 def history_of(
@@ -86,30 +94,48 @@ class _Page:
         return [self._hidden(self._entry(row)) for row in self._rows]
 
     def _entry(self, row: VersionInfo) -> HistoryEntry:
-        kept = self._session_map(row)
-        self._note_tree(row, kept or {})
+        manifest = self._manifest(row)
+        kept = {} if manifest is None else manifest.session
+        self._note_tree(row, kept)
+        left = self._left_before(row, manifest)
+        if left is not None:
+            self._parents[left.bundle_id] = left
+            row = replace(row, parent=left.bundle_id)
         parent = self._parents.get(row.parent or "")
-        origin = self._origin(row, kept or {})
-        way = origin[0] if origin else _way(row, parent, has_manifest=kept is not None)
+        origin = self._origin(row, kept)
+        way = origin[0] if origin else self._way(row, parent, has_manifest=manifest is not None)
         marks = self._store.marks_to_show(row.uri).of(row.bundle_id)
         shown = ShownVersion(**vars(row), tags=marks.tags, pinned=marks.pinned, stripped=marks.stripped)
         return HistoryEntry(
             **vars(shown),
-            way=way,
+            way="went_on" if left is not None else way,
             origin=origin[1] if origin else None,
             parent_version=parent.version if parent is not None and parent.session == row.session else None,
             added_tokens=_added(row, way, origin[1] if origin else None, parent),
             branches=self._sizes.get(row.bundle_id, 0),
         )
 
-    def _session_map(self, row: VersionInfo) -> Mapping[str, Any] | None:
+    def _manifest(self, row: VersionInfo) -> Manifest | None:
         try:
             with self._store.open_session(row.uri, row.bundle_id) as reader:
-                return reader.manifest.session
+                return reader.manifest
         except StoreError as error:
             path = str(error.details.get("path", ""))
             self.problems.append(Finding(path, error.code, error.message, row.session, row.version))
             return None
+
+    def _left_before(self, row: VersionInfo, manifest: Manifest | None) -> VersionInfo | None:
+        """Of a version whose parent is gone, the one before it that is left, if it begins with that one's blocks."""
+        before = version_before(self._store.index, row) if self._is_cut(row) else None
+        if before is None or manifest is None or before.token_count > row.token_count:
+            return None
+        with contextlib.suppress(StoreError), self._store.open_session(before.uri, before.bundle_id) as reader:
+            whole = _spans(reader.manifest)[:-1]  # the last one may have grown since
+            return before if _spans(manifest)[: len(whole)] == whole else None
+        return None
+
+    def _is_cut(self, row: VersionInfo) -> bool:
+        return row.version > 1 and row.parent is not None and row.parent not in self._parents
 
     def _note_tree(self, row: VersionInfo, kept: Mapping[str, Any]) -> None:
         """Note where the branches of a tree come from."""
@@ -123,13 +149,26 @@ class _Page:
     def _origin(self, row: VersionInfo, kept: Mapping[str, Any]) -> tuple[Way, Origin] | None:
         if BRANCH in kept and row.bundle_id in self._trees:
             return "branched", replace(self._trees[row.bundle_id], tokens=fork_head_in(kept))
-        with contextlib.suppress(ValueError):
-            told = provenance_in(kept)
-            ways: tuple[tuple[Way, Origin | None], ...] = (("forked", told.forked_from), ("folded", told.folded_from))
-            for way, origin in ways:
-                if origin is not None and row.parent in (None, origin.bundle_id):  # else it is an earlier version's
-                    return way, origin
-        return None
+        told = _told_origin(kept)
+        is_own = told is not None and row.parent in (None, told[1].bundle_id)  # else it may be an earlier version's
+        return told if is_own or self._is_oldest_left(row) else None
+
+    def _way(self, row: VersionInfo, parent: VersionInfo | None, *, has_manifest: bool) -> Way:
+        """How a version came about that is no fork, fold or branch by its manifest."""
+        if not has_manifest and (parent is None or parent.session != row.session):
+            return "unknown"
+        if row.parent is None or self._is_oldest_left(row):
+            return "began"
+        if parent is None:
+            return "imported" if row.version == 1 else "cut_off"
+        if parent.session != row.session:
+            return "imported"
+        if row.lossy is not None and parent.lossy != row.lossy and parent.token_count == row.token_count:
+            return "quantized"
+        return "went_on" if parent.version == row.version - 1 else "went_back"
+
+    def _is_oldest_left(self, row: VersionInfo) -> bool:
+        return self._is_cut(row) and version_before(self._store.index, row) is None
 
     def _hidden(self, entry: HistoryEntry) -> HistoryEntry:
         """Without what it says of another namespace."""
@@ -141,19 +180,19 @@ class _Page:
         return replace(entry, parent=entry.parent if is_own else None, origin=origin if knows else None)
 
 
-def _way(row: VersionInfo, parent: VersionInfo | None, *, has_manifest: bool) -> Way:
-    """How a version came about that is no fork, fold or branch by its manifest."""
-    if not has_manifest and (parent is None or parent.session != row.session):
-        return "unknown"
-    if row.parent is None:
-        return "began"
-    if parent is None:
-        return "imported" if row.version == 1 else "cut_off"
-    if parent.session != row.session:
-        return "imported"
-    if row.lossy is not None and parent.lossy != row.lossy and parent.token_count == row.token_count:
-        return "quantized"
-    return "went_on" if parent.version == row.version - 1 else "went_back"
+def _spans(manifest: Manifest) -> list[bytes]:
+    return [entry.id for entry in manifest.blocks if entry.kind == "span"]
+
+
+def _told_origin(kept: Mapping[str, Any]) -> tuple[Way, Origin] | None:
+    """What a session was forked or folded from, as each of its session maps tells."""
+    with contextlib.suppress(ValueError):
+        told = provenance_in(kept)
+        if told.forked_from is not None:
+            return "forked", told.forked_from
+        if told.folded_from is not None:
+            return "folded", told.folded_from
+    return None
 
 
 def _added(row: VersionInfo, way: Way, origin: Origin | None, parent: VersionInfo | None) -> int | None:
@@ -174,6 +213,10 @@ class _Kin:
         self._heirs = defaultdict[str, set[SessionUri]](set)
         for link in links(store.index):
             self._enter(link)
+        self._unread = self._without_first()
+        made_last = sorted(store.index.rows_of(self._unread).values(), key=_age)
+        for row in made_last[:_MOST_LOOKED_INTO]:
+            self._look_into(row)
 
     def of(self, named: Iterable[Named]) -> set[str]:
         """Their bundle ids; of a version, it and what it came from."""
@@ -192,10 +235,10 @@ class _Kin:
             seen |= heirs
             waiting |= heirs
         for each in list(found):
-            before = self._parents.get(each)
-            while before is not None and before in self._parents and before not in found:
+            before = self._before(each)
+            while before is not None and before not in found:
                 found.add(before)
-                before = self._parents[before]
+                before = self._before(before)
         return found
 
     def _enter(self, link: Link) -> None:
@@ -204,6 +247,40 @@ class _Kin:
         self._versions[uri].append(bundle_id)
         if parent is not None:
             self._heirs[parent].add(uri)
+
+    def _without_first(self) -> set[str]:
+        """The oldest versions that name a parent that is gone. Others that do came from the one before them."""
+        oldest = set()
+        for ids in self._versions.values():
+            for before, each in pairwise([None, *ids]):
+                if each is None or (parent := self._parents[each]) is None or parent in self._parents:
+                    continue
+                if before is None:
+                    oldest.add(each)
+                self._parents[each] = before
+        return oldest
+
+    def _before(self, bundle_id: str) -> str | None:
+        if bundle_id in self._unread:
+            self._look_into(self._store.index.rows_of([bundle_id])[bundle_id])
+        return self._parents[bundle_id]
+
+    def _look_into(self, row: VersionInfo) -> None:
+        """Enter what the oldest version of a session came from; where that is gone, a later one of the same session."""
+        self._unread.discard(row.bundle_id)
+        with contextlib.suppress(TorporError, ValueError), self._store.open_session(row.uri, row.bundle_id) as reader:
+            if (told := _told_origin(reader.manifest.session)) is None:
+                return
+            origin = told[1]
+            there = {
+                each.version: each.bundle_id for each in self._store.index.versions(SessionUri.parse(origin.session))
+            }
+            later = next((each for number, each in there.items() if number > origin.version), None)
+            left = None if origin.version in there else later
+            before = origin.bundle_id if origin.bundle_id in self._parents else left
+            if before is not None:
+                self._parents[row.bundle_id] = before
+                self._heirs[before].add(row.uri)
 
     def _enter_tree(self, uri: SessionUri) -> None:
         """Where a session was kept as a tree, its branches come from its first version."""

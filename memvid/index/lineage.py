@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..answers import VersionInfo
 from ..uri import SessionUri
 from .index import Index
 
 Link = tuple[str, str | None, SessionUri]
 """A version: its bundle id, that of its parent, and its session."""
+
+_BY_AGE: Final = "version, created_ns, bundle_id"
 
 
 def newest_rows(index: Index, limit: int, namespace: str | None, since_ns: int) -> tuple[list[VersionInfo], int]:
@@ -25,11 +29,20 @@ def links(index: Index) -> list[Link]:
     uris: dict[tuple[str, str], SessionUri] = {}
     found: list[Link] = []
     for bundle_id, parent, *of in index.select(
-        "SELECT bundle_id, parent, namespace, name FROM versions ORDER BY namespace, name, version", ()
+        f"SELECT bundle_id, parent, namespace, name FROM versions ORDER BY namespace, name, {_BY_AGE}",  # noqa: S608
+        (),
     ):
         uri = uris.get((of[0], of[1])) or uris.setdefault((of[0], of[1]), SessionUri(of[0], of[1]))
         found.append((bundle_id.hex(), None if parent is None else parent.hex(), uri))
     return found
+
+
+def version_before(index: Index, row: VersionInfo) -> VersionInfo | None:
+    """The next older version of its session that is there."""
+    where = f"WHERE namespace = ? AND name = ? AND ({_BY_AGE}) < (?, ?, ?)"
+    newest_first = "ORDER BY version DESC, created_ns DESC, bundle_id DESC LIMIT 1"
+    own = (row.uri.namespace, row.uri.name, row.version, row.created_ns, bytes.fromhex(row.bundle_id))
+    return next(iter(index.rows(f"{where} {newest_first}", own)), None)
 
 
 def uris_with_earlier_ledgers(index: Index) -> list[SessionUri]:

@@ -103,17 +103,41 @@ def test_of_many_the_newest_are_told_and_how_many_more_there_are(store: Store) -
     assert list(told(store, FORK, since_ns=since)) == ["heir@1"]
 
 
-def test_a_version_whose_parent_is_gone_says_so(store: Store) -> None:
+def test_the_oldest_that_is_left_is_the_fork_or_began(store: Store) -> None:
+    """A daemon's stand-in goes by itself, and with it what the parent of a version names."""
     fork = store.require_session(FORK).bundle_id
     with store.open_session(AGENT, 1) as first, store.open_bundle(fork) as reader:
-        heir(store, FORK, reader.receipt(), forked_from=origin(first.receipt()))  # all later versions have it, too
+        before = told(store)["agent@1"].bundle_id
+        heir(store, FORK, reader.receipt(), forked_from=origin(first.receipt(), 250))  # all later versions have it, too
     assert told(store)["fork@2"].way == "went_on"
     store.delete_version(FORK, 1)
+    found = told(store)
+    assert (found["fork@2"].way, found["fork@2"].added_tokens) == ("forked", 50)
+    assert found["fork@2"].origin == Origin(str(AGENT), 1, before, 250)
+    assert "fork@2" in told(store, AGENT), "its kin"
+    assert list(told(store, f"{FORK}@2")) == ["fork@2", "agent@1"]
+    assert (found["deep@1"].way, found["deep@1"].origin) == ("forked", Origin(str(FORK), 1, fork, 300))
     store.delete_version(AGENT, 1)
     found = told(store)
-    assert (found["fork@2"].way, found["fork@2"].added_tokens, found["fork@2"].follows) == ("cut_off", None, fork)
-    assert (found["deep@1"].way, found["deep@1"].origin) == ("forked", Origin(str(FORK), 1, fork, 300))
-    assert found["agent@3"].way == "cut_off"
+    assert [(found[name].way, found[name].added_tokens) for name in ("agent@2", "agent@3")] == [
+        ("began", 600),
+        ("cut_off", None),  # it has fewer tokens than the version before it
+    ]
+    assert {"fork@2", "deep@1", "heir@1"} <= set(told(store, AGENT)), "also where the version that they name is gone"
+
+
+def test_of_a_row_of_versions_those_that_are_left_went_on_from_each_other(store: Store) -> None:
+    with store.open_session(AGENT, 2) as reader:
+        second = reader.receipt()
+    fourth = making.sleep(store, 620, before=making.sleep(store, 610, before=second))
+    fifth = making.sleep(store, 630, before=fourth)
+    store.delete_version(AGENT, 4)
+    store.delete_version(AGENT, 3)
+    found = told(store)
+    entry = found["agent@5"]
+    assert (entry.way, entry.parent, entry.parent_version) == ("went_on", second.bundle_id, 2)
+    assert (entry.added_tokens, fifth.version) == (20, 6)
+    assert list(told(store, f"{AGENT}@6")) == ["agent@6", "agent@5", "agent@2", "agent@1"]
 
 
 def test_what_another_store_made_is_imported_and_fewer_bits_are_quantized(store: Store) -> None:
