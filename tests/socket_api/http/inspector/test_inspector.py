@@ -174,6 +174,7 @@ def test_two_points_of_the_history_are_chosen_by_keyboard_and_compared(page: Tab
     sound(page, there)
 
 
+@pytest.mark.one_in(2)
 def test_why_tells_what_requests_cost_by_each_of_its_orders(page: Tab, there: Served) -> None:
     page.get("location.hash = '#/why'")
     page.until("document.querySelector('.hours rect')")
@@ -264,6 +265,7 @@ def test_acts_say_what_they_will_do_and_do_it(page: Tab, there: Served) -> None:
     sound(page, there)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", [375, 1280, 2560])
 def test_nothing_sticks_out_at_any_width(browser: Browser, there: Served, width: int) -> None:
     tab = signed_in(browser, there, width=width, dark=width == 375)
@@ -274,6 +276,7 @@ def test_nothing_sticks_out_at_any_width(browser: Browser, there: Served, width:
     sound(tab, there)
 
 
+@pytest.mark.one_in(2)
 def test_a_lost_daemon_is_told_and_what_was_seen_stays(browser: Browser, tmp_path: Path) -> None:
     with serving(tmp_path) as there:
         with Client(there.daemon.socket) as client:
@@ -283,6 +286,7 @@ def test_a_lost_daemon_is_told_and_what_was_seen_stays(browser: Browser, tmp_pat
     assert "notes" in tab.text()
 
 
+@pytest.mark.one_in(2)
 def test_an_empty_store_says_how_to_begin(browser: Browser, tmp_path: Path) -> None:
     with serving(tmp_path) as there:
         tab = browser.open(link_of(there.url, there.token))
@@ -290,6 +294,7 @@ def test_an_empty_store_says_how_to_begin(browser: Browser, tmp_path: Path) -> N
         sound(tab, there)
 
 
+@pytest.mark.one_in(2)
 def test_ten_thousand_sessions_are_there_at_once_and_only_those_in_sight_are_drawn(
     browser: Browser, begin: Begin
 ) -> None:
