@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -31,7 +31,9 @@ from ..view.lines import Lines
 from ..view.output import Output, plain, render_problem, typed
 
 _NEEDED: Final = 3
-"""Parts of a line that stay on the narrowest terminal: the bundle, the name with its marks, and how it came about."""
+"""Parts of a line that stay on the narrowest terminal."""
+
+_PARTS: Final = ("bundle", "name", "how it came about", "date", "tokens", "bytes written")
 
 
 HistoriesArgument = Annotated[
@@ -108,7 +110,9 @@ def _show(output: Output, view: View[HistoryResult], *, graph: bool, oneline: bo
     if not lines:
         output.remark("No versions here. " + typed("torpor save NAME") + " makes one of a session.")
     else:
-        output.show(_drawn(lines, most) if graph else Lines(_NEEDED, True, [((), each.parts[:most]) for each in lines]))
+        output.show(
+            _drawn(lines, most) if graph else Lines(_NEEDED, _PARTS, True, [((), each.parts[:most]) for each in lines])
+        )
     if found.left_out:
         shown, total = len(found.entries), len(found.entries) + found.left_out
         output.remark(
@@ -131,12 +135,15 @@ class _Line:
 
 def _lines_of(found: HistoryResult, *, bare: bool) -> Iterator[_Line]:
     awake = {each.bundle_id for each in found.in_memory if _is_as_stored(each)}
+    in_memory = {each.bundle_id for each in found.in_memory if each.branch is None and not each.look}
     damaged = {(each.session, each.version) for each in found.problems}
     for state in found.in_memory:
         if not _is_as_stored(state):
             yield _line_in_memory(state, bare=bare)
     for entry in found.entries:
         flags = {"awake": entry.bundle_id in awake, "pinned": entry.pinned, "stripped": entry.stripped}
+        if entry.bundle_id in in_memory:  # nothing of it is to be computed
+            entry = replace(entry, unread_tokens=0)
         yield _line_of(entry, flags | {"damaged": (entry.session, entry.version) in damaged}, bare=bare)
 
 
@@ -222,7 +229,7 @@ def _drawn(lines: Sequence[_Line], most: int | None) -> Lines:
     """With lanes. most: parts of a line."""
     ascii_only = not _takes(SIGNS + "●○", sys.stdout.encoding or "ascii")
     sign, end = ("*", "o") if ascii_only else ("●", "○")
-    drawn = Lines(_NEEDED)
+    drawn = Lines(_NEEDED, _PARTS)
     for line, row in zip(lines, laid_out([(each.key, each.origin) for each in lines]), strict=True):
         node = node_line(row, line.sign or (end if row.ends else sign), ascii_only=ascii_only)
         drawn.add(node, line.parts[:most])

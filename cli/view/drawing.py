@@ -88,30 +88,41 @@ _MOST_SIGNS = 48  # of the lanes of a line: there may be one for each session
 def draw_lines(lines: Lines, console: Console, options: ConsoleOptions) -> RenderResult:
     """Draw lines of parts, none of them broken."""
     if not console.is_terminal:
-        for whole in lines.lines():
-            yield Segment(whole + "\n")
+        for each in lines.lines():
+            yield Segment(each + "\n")
         return
-    rows = [(lanes, list(map(console.render_str, parts))) for lanes, parts in lines.rows]
-    widths = [
-        max(each.cell_len for each in column) for column in zip_longest(*(parts for _, parts in rows), fillvalue=Text())
-    ]
-    for lanes, parts in rows:
-        line = Text(end="\n")
-        for signs, lane in lanes[:_MOST_SIGNS]:
-            line.append(signs, None if lane is None else LANE_COLORS[lane % len(LANE_COLORS)])
-        line.append("…" if len(lanes) > _MOST_SIGNS else "")
-        for at, (part, width) in enumerate(zip(parts, widths, strict=False)):
-            if lines.aligned:
-                part.pad_right(width - part.cell_len)
-            elif not part:
-                continue
-            gap = "  " if line else ""
-            if at >= lines.needed and line.cell_len + len(gap) + part.cell_len > options.max_width:
-                break
-            line = line.append(gap).append_text(part)
-        line.rstrip()
-        line.truncate(options.max_width, overflow="ellipsis")
-        yield line
+    rows = [(_drawn_lanes(lanes), list(map(console.render_str, parts))) for lanes, parts in lines.rows]
+    columns = [parts for _, parts in rows if parts]
+    widths = [max(each.cell_len for each in column) for column in zip_longest(*columns, fillvalue=Text())]
+    whole = [_line(lanes, parts, widths if lines.aligned else []) for lanes, parts in rows]
+    count = len(widths)
+    while count > lines.needed and max((line.cell_len for line in whole), default=0) > options.max_width:
+        count -= 1
+        whole = [_line(lanes, parts[:count], widths if lines.aligned else []) for lanes, parts in rows]
+    for drawn in whole:
+        drawn.truncate(options.max_width, overflow="ellipsis")
+        yield drawn
+    if gone := lines.names[count : len(widths)]:
+        yield Text(f"not shown, for want of room: {', '.join(gone)} (--json has all)", style="dim")
+
+
+def _drawn_lanes(lanes: Sequence[tuple[str, int | None]]) -> Text:
+    drawn = Text()
+    for signs, lane in lanes[:_MOST_SIGNS]:
+        drawn.append(signs, None if lane is None else LANE_COLORS[lane % len(LANE_COLORS)])
+    return drawn.append("…" if len(lanes) > _MOST_SIGNS else "")
+
+
+def _line(lanes: Text, parts: Sequence[Text], widths: Sequence[int]) -> Text:
+    """The parts behind the lanes, each as wide as it has to be; without widths, those that are there."""
+    line = Text(end="\n").append_text(lanes)
+    for at, part in enumerate(parts):
+        width = widths[at] if widths else 0
+        if part or width:
+            line.append("  " if line else "").append_text(part)
+            line.append(" " * max(0, width - part.cell_len))
+    line.rstrip()
+    return line
 
 
 def console_on(file: Any, width: int | None) -> Console:

@@ -15,11 +15,12 @@ from .markup import unmarked
 
 @dataclass(slots=True)
 class Lines:
-    """Lines, each with its lanes and the markup of its parts. On a terminal none is broken: parts for which there is no
-    room are left out from the last one on, and of the first `needed` the end is cut. aligned: the parts of all lines
-    stand below each other there."""
+    """Lines, each with its lanes and the markup of its parts, of which `names` are the names. On a terminal none is
+    broken: parts for which one line has no room are left out of all, from the last one on, and a line below says so; of
+    the first `needed` the end is cut. aligned: the parts of all lines stand below each other there."""
 
     needed: int
+    names: Sequence[str]
     aligned: bool = False
     rows: list[tuple[Sequence[Piece], Sequence[str]]] = field(default_factory=list)
 
