@@ -10,8 +10,9 @@ from ..reach.options import SocketOption
 
 
 def top(socket: SocketOption = None) -> None:
-    """Memory and disk against their budgets, models, the queue, every session with its tokens a second, the last sleeps
-    and wakes, and the last requests that read again what was read before, with their cause. It follows a daemon that
+    """Memory and disk against their budgets, models, the queue, every session with its tokens a second, the sleeps and
+    wakes since it began, and the last requests that read again what was read before, with their cause, also some of
+    before it began. It follows a daemon that
     ends and comes back. Keys: arrows choose a session, s sorts, r reverses, / filters, z puts the chosen session to
     sleep, w wakes it, q ends.
 

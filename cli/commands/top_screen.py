@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
+from heapq import nlargest
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -40,6 +41,7 @@ _LISTED_SHARE: Final = 0.05
 Where an event does not tell it all, a listing may come four times as soon."""
 _RETRY_S: Final = 1.0
 _MOST_WHY: Final = 5
+_MOST_BEFORE: Final = 16  # sessions, used last, whose requests of before are asked for
 _MOST_AT_WORK: Final = 1000
 _SAID_S: Final = 8.0
 _WIDE: Final = 110
@@ -184,6 +186,7 @@ class Top(App[None]):
         self._sort, self._reverse, self._holding = "activity", False, ""
         self._said: tuple[float, str] = (0.0, "")
         self._to_ask: dict[str, None] = {}
+        self._knows_before = False
         self._at_work: dict[int, set[str]] = {}
         self._lists_now = asyncio.Event()
 
@@ -234,7 +237,7 @@ class Top(App[None]):
             moves = [move_line(each, part) for each in islice(self._live.moves, lines)]
             misses = [miss_line(each, part) for each in islice(self._live.misses, lines)]
             _write(self._moves, panel("sleeps and wakes", moves, lines, part, empty="none since this began"))
-            _write(self._misses, panel("read again", misses, lines, part, empty="nothing since this began"))
+            _write(self._misses, panel("read again", misses, lines, part, empty="nothing that is known"))
         _write(self._keys, [self._last_line(width)])
 
     def _last_line(self, width: int) -> Text:
@@ -381,6 +384,15 @@ class Top(App[None]):
         while len(self._at_work) > _MOST_AT_WORK:
             del self._at_work[next(iter(self._at_work))]
 
+    def _ask_of_before(self) -> None:
+        """Have the sessions that were used last asked what they read again before this began; once."""
+        if not self._knows_before:
+            self._knows_before = True
+            used = nlargest(
+                _MOST_BEFORE, self._live.sessions.values(), key=lambda each: each.used_ns or each.slept_ns or 0
+            )
+            self._to_ask |= dict.fromkeys(each.session for each in used)
+
     async def _ask_status(self, client: AsyncClient) -> None:
         """Ask again and again for what holds now, and for what was read again."""
         while True:
@@ -403,6 +415,7 @@ class Top(App[None]):
             self._lists_now.clear()
             begun_s = time.monotonic()
             self._live.take_sessions(await client.list_sessions())
+            self._ask_of_before()
             self._changed.set()
             pause_s = (time.monotonic() - begun_s) / _LISTED_SHARE
             await asyncio.sleep(max(_DRAWN_S, pause_s / 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,10 +11,11 @@ from rich.console import RenderableType
 from ...daemon.api.causes import REMEDIES, By, CausesResult, Costs, RequestCost, Reuse
 from ...daemon.views import causes as views
 from ...memvid.format.blocks import BLOCK_TOKENS
-from ...memvid.units import format_count, format_plural, parse_seconds
+from ...memvid.units import format_count, format_plural
 from ...memvid.uri import SCHEME
 from ..errors import InvalidUsage
 from ..reach.options import JsonOption, SocketOption, StoreOption, argument, option, require_sessions
+from ..reach.since import SinceOption, parse_ago, parse_since
 from ..reach.viewing import look
 from ..view.formatting import format_seconds, format_time
 from ..view.output import Output, neutralise, plain, rows_table
@@ -38,9 +40,6 @@ AnySessionArgument = Annotated[
     argument("SESSION", "NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.", callback=require_sessions),
 ]
 AllOption = Annotated[bool, option("--all", "Count the requests of all sessions, as without a SESSION.")]
-SinceOption = Annotated[
-    str | None, option("--since TIME", "Only requests of the last TIME: 30min, 2h, 7d. With --all.")
-]
 ByOption = Annotated[
     By | None, option("--by WORD", "Count by cause, session, client or hour; by cause if left out. With --all.")
 ]
@@ -58,7 +57,7 @@ def why(
     """A hit reused the whole prefix. Where a request, or the beginning of a new session, left the known prefix, this
     shows the token, the text on both sides, the kind of cause (a clock, reordered keys, dropped thinking, another
     template, an edited message) and what to do. The last 16 requests of a session are told, also those before the
-    daemon began.
+    daemon began; with --since, those of them from then on.
 
     With --all the requests of all sessions are counted: tokens that were read, and read again though a session had
     them, and the seconds by stage. The store keeps what it cost for some 60,000 requests, the oldest go first.
@@ -74,15 +73,17 @@ def why(
     if session is None:
         _tell_all(output, since, by or "cause", socket, store)
         return
-    if of_all or since is not None or by is not None:
-        raise InvalidUsage("Give either a SESSION, or --all with --since and --by.")
+    if of_all or by is not None:
+        raise InvalidUsage("Give either a SESSION, or --all, which goes with --by.")
+    since_ns = parse_since(since)
     result = look(
         socket, store, lambda client: client.why(session), lambda opened: views.why(opened, opened.resolve(session))
     ).record
+    result = replace(result, requests=tuple(each for each in result.requests if each.at_ns >= since_ns))
     if output.told("why", result):
         return
     if not result.requests:
-        output.line(f"{plain(result.session)}  no request is known")
+        output.line(f"{plain(result.session)}  no request is known{_since(since_ns)}")
     for reuse in reversed(result.requests):
         _tell(output, reuse, result.session)
     _tell_problem(output, result.problem)
@@ -139,7 +140,7 @@ _FIGURES: Final = {
     "REQUESTS": "requests",
     "AGAIN": "read_again_tokens",
     "READ": "read_tokens",
-    "REUSED": "taken_over_tokens",
+    "REUSED": "reused_tokens",
     "WRITTEN": "written_tokens",
     "TIME": "seconds",
     "WAITING": "waited_seconds",
@@ -155,24 +156,31 @@ _WORDS: Final[dict[str, str]] = {
     "new": "No session began like this one.",
     "stripped": "The session had been stripped, as the store needed room.",
     "ledger": "The session's last version ended in its ledger alone, as behind a crash.",
+    "recomputed": "The session had the tokens, but not what was computed for them.",
+    "sleep": "Requests to sleep or to save: no prompt was read.",
+    "wake": "Requests to wake: no prompt was read.",
+    "fork": "Requests to fork: no prompt was read.",
+    "fold": "A smaller session went on in the place of an exhausted one, and read what it was given to go on from.",
+    "tree": "Branches of a tree: what they read and wrote, compared with no session.",
     **{cause: f"A new session took over nothing: {reason}." for cause, reason in _NOT_TAKEN.items()},
     **{str(cause): remedy for cause, remedy in REMEDIES.items()},
 }
 
+_OTHER: Final = "Requests of this verb: no prompt was compared with what sessions had."
+
 
 def _tell_all(output: Output, since: str | None, by: By, socket: Path | None, store: Path | None) -> None:
-    if since is not None:
-        _require_duration(since)
+    since_ns, within = parse_since(since), None if since is None else _seconds(parse_ago(since))
     result = look(
         socket,
         store,
-        lambda client: client.causes(since=since, by=by),
-        lambda opened: views.causes(opened, since=since, by=by),
+        lambda client: client.causes(since=within, by=by),
+        lambda opened: views.causes(opened, since=within, by=by),
     ).record
     if output.told("why", result):
         return
     if not result.rows:
-        output.line("no request is known" if since is None else f"no request is known of the last {plain(since)}")
+        output.line(f"no request is known{_since(since_ns)}")
     else:
         output.show(_table(result))
         output.remark(f"[dim]requests since {format_time(result.since_ns)}[/]")
@@ -180,16 +188,18 @@ def _tell_all(output: Output, since: str | None, by: By, socket: Path | None, st
         output.remark(f"[dim]{format_plural(result.left_out, 'row')} more (all counts them)[/]")
     if by == "cause":
         for row in result.rows:
-            if row.key in _WORDS:
-                output.remark(f"[dim]{plain(row.key)}[/]  {plain(_WORDS[row.key])}")
+            output.remark(f"[dim]{plain(row.key)}[/]  {plain(_WORDS.get(row.key, _OTHER))}")
     _tell_problem(output, result.problem)
 
 
-def _require_duration(since: str) -> None:
-    try:
-        parse_seconds(since)
-    except ValueError as error:
-        raise InvalidUsage(f"--since: {error}.") from None
+def _seconds(ago: float) -> str:
+    """A time ago as the verb takes it: above 0, and of at most nine digits."""
+    seconds = round(min(max(ago, 0.001), 999_999_999.0), 3)
+    return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
+
+
+def _since(since_ns: int) -> str:
+    return f" since {format_time(since_ns)}" if since_ns else ""
 
 
 def _table(result: CausesResult) -> RenderableType:

@@ -109,6 +109,12 @@ class Reuse(Result):
             return self.recomputed_because or "recomputed"
         return "new" if self.outcome == "none" else self.not_taken or "hit"
 
+    def reused(self, *, own: bool) -> int:
+        """The tokens of the prompt for which nothing was computed: the session had them, or took them over. own: as of
+        `read_again`."""
+        kept = self.common_tokens if own else self.cached_tokens
+        return 0 if self.became == "refused" else max(0, kept - self.recomputed_tokens)
+
     def read_again(self, read: int, *, own: bool) -> dict[str, int]:
         """The tokens that a session had and that were computed all the same, by cause. read: all that were computed for
         the request. own: whether the source is the session itself; what another one has in the place of another message
@@ -135,9 +141,10 @@ class Costs(Result):
     """What requests cost together. key: what they have in common: a cause, a session (empty for one that was deleted
     since), a client, or the hour in which they ended, as seconds of Unix time.
 
-    read_tokens: that a model read; read_again_tokens: those of them that a session had;
-    taken_over_tokens: from other sessions; written_tokens. seconds: of whole requests, and of their stages: waiting for
-    their turn and for memory, waking, reading, writing, and until it was durable. failed: how many did.
+    read_tokens: that a model read; read_again_tokens: those of them that a session had; reused_tokens: of prompts, for
+    which nothing was computed, as their session had them or took them over from another; taken_over_tokens: those of
+    them that were taken over; written_tokens. seconds: of whole requests, and of their stages: waiting for their turn
+    and for memory, waking, reading, writing, and until it was durable. failed: how many did.
     """
 
     key: str
@@ -145,6 +152,7 @@ class Costs(Result):
     failed: Count = 0
     read_tokens: Count = 0
     read_again_tokens: Count = 0
+    reused_tokens: Count = 0
     taken_over_tokens: Count = 0
     written_tokens: Count = 0
     seconds: float = 0.0

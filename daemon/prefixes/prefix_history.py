@@ -175,7 +175,7 @@ class Reasons:
         if ledger is None or not held <= common < len(ledger):
             return _hit(verb, now, live.uri, held)
         told = await self._explained(live, ledger, found, common)
-        return _diverged(verb, now, source, common, len(ledger), told, None)
+        return replace(_diverged(verb, now, source, common, len(ledger), told, None), cached_tokens=held)
 
     async def _of_a_new_session(
         self, live: Session, verb: ReadingVerb, ids: Sequence[int], now: int, system: str | None

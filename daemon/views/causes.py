@@ -186,6 +186,7 @@ def causes(store: Store, *, since: str | None = None, by: By = "cause", namespac
         row["requests"] += 1
         row["failed"] += "code" in cost
         if reuse is not None:
+            row["reused_tokens"] += reuse.reused(own=_OWN in entry.facts)
             again = reuse.read_again(cost.get("read_tokens", 0), own=_OWN in entry.facts)
             row["read_again_tokens"] += sum(again.values())
     for row in rows.values():

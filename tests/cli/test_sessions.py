@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -67,17 +68,34 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Se
     assert (ran.out.splitlines()[-1], ran.err) == (told, "not all is told  It [red]cannot be read.\n")
 
 
+def test_why_of_a_session_tells_its_requests_since_a_time(torpor: Torpor, daemon: ServerThread) -> None:
+    now_ns = time.time_ns()
+    torpor("append", "a", "x")
+    old, new = Reuse("chat", now_ns - 7200 * 10**9, "none"), Reuse("append", now_ns - 10**9, "none")
+    daemon.service.also("why", requests=(old, new))
+    ran = torpor("why", "a", "--since", "1h", "--json")
+    assert not ran.err
+    assert [each["verb"] for each in ran.document["requests"]] == ["append"]
+    assert "no request is known since " in torpor("why", "a", "--since", "2999-01-01").out
+
+
 def test_why_counts_the_requests_of_all_sessions(torpor: Torpor, daemon: ServerThread) -> None:
-    rows = (Costs("clock", 2, 1, 900, 800, seconds=3.5), Costs("hit", 5, seconds=0.25), Costs("[red]x\n", 1))
+    rows = (Costs("clock", 2, 1, 900, 800, 70, seconds=3.5), Costs("hit", 5, seconds=0.25), Costs("[red]x\n", 1))
     daemon.service.also("causes", rows=rows, total=Costs("", 8, 1, 900, 800, seconds=3.75), left_out=1)
     ran = torpor("why", "--all", "--since", "2h")
     head, clock, hit, odd, total = (line.split("\t") for line in ran.out.splitlines())
     assert head[:6] == ["CAUSE", "REQUESTS", "AGAIN", "READ", "REUSED", "WRITTEN"]
-    assert (clock[:7], clock[-1]) == (["clock", "2", "800", "900", "0", "0", "3.50 s"], "1")
+    assert (clock[:7], clock[-1]) == (["clock", "2", "800", "900", "70", "0", "3.50 s"], "1")
     assert (hit[0], hit[6], odd[0], odd[6], total[0], total[1]) == ("hit", "250 ms", "[red]x␊", "–", "all", "8")
     assert ran.err.splitlines()[:2] == ["requests since –", "1 row more (all counts them)"]
     assert "clock  Only a date or a time differs. Say it in the newest message, not at the beginning." in ran.err
-    assert daemon.service.calls[-1] == ("causes", {"since": "2h"})
+    assert {line.split("  ")[0] for line in ran.err.splitlines()[2:]} == {"clock", "hit", "[red]x␊"}, (
+        "each is explained"
+    )
+    assert daemon.service.calls[-1] == ("causes", {"since": "7200s"})
+    for text, days in (("1w", 7.0), ("yesterday", 1.0)):
+        torpor("why", "--since", text)
+        assert days <= float(daemon.service.calls[-1][1]["since"].removesuffix("s")) / 86_400 < days + 1.1
     assert torpor("why", "--by", "hour", "--json").document["rows"][0]["read_again_tokens"] == 800
     rows = (Costs("torpor://lab/a", 1), Costs("", 1))
     daemon.service.also("causes", by="session", rows=rows, left_out=0)
@@ -88,8 +106,8 @@ def test_why_counts_the_requests_of_all_sessions(torpor: Torpor, daemon: ServerT
     daemon.service.also("causes", by="client", rows=(Costs("", 1),))
     assert torpor("why", "--by", "client").out.splitlines()[1].startswith("Unix socket\t")
     daemon.service.also("causes", rows=())
-    assert torpor("why", "--since", "5min").out == "no request is known of the last 5min\n"
-    for wrong in (["a", "--all"], ["a", "--since", "2h"], ["--since", "soon"], ["--since", "0"], ["--by", "color"]):
+    assert torpor("why", "--since", "2026-11-30T14:05").out == "no request is known since 2026-11-30 14:05\n"
+    for wrong in (["a", "--all"], ["a", "--by", "hour"], ["--since", "soon"], ["--since", "0"], ["--by", "color"]):
         assert torpor("why", *wrong).status == 2, wrong
 
 

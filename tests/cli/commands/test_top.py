@@ -138,8 +138,10 @@ async def test_a_filter_is_taken_whole_however_fast_it_is_typed_or_pasted() -> N
 async def test_it_follows_a_daemon_and_sleeps_and_wakes_what_is_chosen(daemon: ServerThread) -> None:
     with Client(daemon.socket_path) as client:
         client.append("agent", text="one two three", create=True)
+        daemon.service.also("why", requests=(reuse(5, "clock", became="rewound"),))
         app = Top(daemon.socket_path)
         async with app.run_test(size=(100, 30)) as pilot:
+            await shows(app, "clock at token 10")  # of before
             await shows(app, "default/agent")
             await pilot.press("z")
             await shows(app, "default/agent sleeps: version 1")

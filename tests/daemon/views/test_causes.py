@@ -187,6 +187,33 @@ def test_a_token_is_read_again_by_one_cause(reuse: Reuse, own: bool, again: dict
     assert reuse.read_again(100, own=own) == again
 
 
+@pytest.mark.parametrize(
+    ("reuse", "own", "reused"),
+    [
+        (Reuse("chat", 1, "none"), False, 0),
+        (Reuse("chat", 1, "hit", "s", 90, 90), True, 90),
+        (Reuse("chat", 1, "hit", "s", 90, 90, recomputed_tokens=30), True, 60),
+        (Reuse("chat", 1, "hit", "s", 500, 600, cached_tokens=256), False, 256),
+        (Reuse("chat", 1, "hit", "s", 90, 600, not_taken="no_room"), False, 0),
+        (Reuse("chat", 1, "diverged", "s", 20, 60, cause="clock", became="rewound"), True, 20),
+        (Reuse("chat", 1, "diverged", "s", 20, 60, cause="clock", became="refused"), True, 0),
+    ],
+)
+def test_tokens_are_reused_for_which_nothing_was_computed(reuse: Reuse, own: bool, reused: int) -> None:
+    assert reuse.reused(own=own) == reused
+
+
+async def test_the_tokens_of_a_prompt_are_read_or_reused(open_rig: Any) -> None:
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.read("a", TOKENS)
+        await rig.service.append("a", tokens=TOKENS[:40])
+        await rig.read("b", TOKENS)
+        total = (await rig.service.causes()).total
+        assert total.reused_tokens == 600 + total.taken_over_tokens
+        assert total.read_tokens + total.reused_tokens == 600 + 640 + 600
+        assert total.taken_over_tokens > 0
+
+
 def test_the_rows_are_bounded(store: Path) -> None:
     with Store.open(store, writable=True) as opened:
         for number in range(MAX_ROWS + 7):
