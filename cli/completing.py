@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 from ..errors import TorporError
 from ..memvid.disk.location import default_store_path, named_store_path
 from ..memvid.store import Store
-from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, parse_reference
+from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, parse_reference, require_tag
 from ..socket_api.wire.address import default_socket_path
 from ..spellings import present
 from .calling import guarded
@@ -59,6 +59,9 @@ def candidates(words: Sequence[str]) -> list[str]:
     given = options.get(behind[-1]) if behind else None
     if given is None or given.annotation is bool or get_args(given.annotation)[:1] == (bool,):
         given = _place_of([each for each in parameters if not _flags_of(each)], behind, options)
+    if given is not None and getattr(_mark_of(given), "callback", None) is require_tag:
+        of_session = next(iter(_arguments_in(behind, options)), None) if command.name == "untag" else None
+        return _fitting(_tags(of_session, before), begun)
     return [] if given is None else _fitting(_values_of(given, begun, before), begun)
 
 
@@ -83,17 +86,22 @@ def _place_of(
     arguments: Sequence[inspect.Parameter], behind: Sequence[str], options: dict[str, inspect.Parameter]
 ) -> inspect.Parameter | None:
     """The argument that a word is for; the last one takes all that follow, if it takes several."""
-    taken, words = 0, iter(behind)
+    taken = sum(1 for _ in _arguments_in(behind, options))
+    if taken < len(arguments):
+        return arguments[taken]
+    last = arguments[-1] if arguments else None
+    return last if last is not None and "list" in str(get_args(last.annotation)[:1]) else None
+
+
+def _arguments_in(behind: Sequence[str], options: dict[str, inspect.Parameter]) -> Iterator[str]:
+    """The words that are no option and no value of one."""
+    words = iter(behind)
     for word in words:
         if word in options:
             if get_args(options[word].annotation)[:1] != (bool,):
                 next(words, None)
         elif not word.startswith("-"):
-            taken += 1
-    if taken < len(arguments):
-        return arguments[taken]
-    last = arguments[-1] if arguments else None
-    return last if last is not None and "list" in str(get_args(last.annotation)[:1]) else None
+            yield word
 
 
 def _values_of(parameter: inspect.Parameter, begun: str, before: Sequence[str]) -> Iterable[str]:
@@ -118,7 +126,7 @@ def _values_of(parameter: inspect.Parameter, begun: str, before: Sequence[str]) 
 
 def _sessions(begun: str, before: Sequence[str], *, versions: bool) -> Iterator[str]:
     """Names of sessions, bare where those of their namespace are; behind the mark of a version its tags and numbers."""
-    chosen = _option("--namespace", before) or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
+    chosen = _namespace_in(before)
     with _opened(before) as store:
         if VERSION_MARK in begun and versions:
             name = begun.partition(VERSION_MARK)[0]
@@ -146,6 +154,19 @@ def _versions(store: Store, uri: SessionUri) -> Iterator[str]:
     with suppress(TorporError):
         yield from store.marks(uri).tags
     yield from (str(row.version) for row in store.versions(uri))
+
+
+def _tags(session: str | None, before: Sequence[str]) -> list[str]:
+    """The tags that a session has; a new one, of no session, is anybody's guess."""
+    if session is None:
+        return []
+    chosen = _namespace_in(before)
+    with _opened(before) as store:
+        return list(store.marks(parse_reference(session if "/" in session else f"{chosen}/{session}")).tags)
+
+
+def _namespace_in(before: Sequence[str]) -> str:
+    return _option("--namespace", before) or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
 
 
 def _select(before: Sequence[str], query: str) -> list[str]:

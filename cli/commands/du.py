@@ -63,6 +63,9 @@ def du(
         remark_on_room(output, path)
     for problem in report.problems:
         output.line(render_problem(problem))
+    if report.problems:
+        named = f" {plain(session)}" if session is not None else ""
+        output.remark(f"{typed(f'torpor verify{named} --deep')} says which versions that harms, and what to do.")
 
 
 def render_sessions(sessions: Sequence[SessionUsage], report: UsageReport | None = None) -> RenderableType:

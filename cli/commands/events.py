@@ -60,6 +60,8 @@ def events(
         return
     try:
         with connect(socket) as client, client.events(name, session=session, namespace=within) as happening:
+            if output.stderr.is_terminal:  # who waits is to know that nothing has happened yet
+                output.remark("[dim]listening until Ctrl-C[/]")
             for event in happening:
                 _write(output, event)
     except KeyboardInterrupt:

@@ -25,7 +25,7 @@ from ..reach.options import (
 from ..reach.since import SinceOption, parse_since
 from ..reach.store_view import find_marks_problem
 from ..reach.viewing import View, look
-from ..view.formatting import format_id, format_time
+from ..view.formatting import format_id, format_marks, format_time
 from ..view.graph import SIGNS, join_line, laid_out, node_line
 from ..view.lines import Lines
 from ..view.output import Output, plain, render_problem, typed
@@ -159,7 +159,7 @@ def _line_of(entry: HistoryEntry, flags: Mapping[str, bool], *, bare: bool) -> _
     color = "red" if flags["damaged"] else "green"
     parts = (
         f"[yellow]{format_id(entry.bundle_id)}[/]",
-        f"[bold]{plain(name)}[/]" + (f" [{color}]({plain(', '.join(marks))})[/]" if marks else ""),
+        f"[bold]{plain(name)}[/]" + (f" [{color}]{plain(format_marks(marks))}[/]" if marks else ""),
         plain(_how(entry, bare=bare)),
         f"[dim]{format_time(entry.created_ns)}[/]",
         format_plural(entry.token_count, "token"),

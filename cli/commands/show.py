@@ -24,7 +24,7 @@ from ..reach.daemon_link import find_daemon, find_ended_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument
 from ..reach.store_view import STORED, find_marks_problem, find_missing, load_detail, open_store
 from ..view.damage import add_suggestion
-from ..view.formatting import format_id, format_sampling, format_time
+from ..view.formatting import format_id, format_marks, format_sampling, format_time
 from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table, typed
 from ..view.wake_remarks import describe_differing, describe_recomputed
 
@@ -214,7 +214,7 @@ def _versions(versions: list[dict[str, Any]]) -> RenderableType:
             "LOGICAL": format_bytes(version["logical_bytes"]),
             "MADE": format_time(version["created_ns"]),
             "MARKS": plain(
-                " ".join([*version["tags"], *(f"({mark})" for mark in ("pinned", "stripped") if version[mark])])
+                format_marks([*version["tags"], *(mark for mark in ("pinned", "stripped") if version[mark])])
             ),
         }
         table.add_row(*figures.values())

@@ -14,7 +14,7 @@ from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY, OK
 from ..reach.options import JsonOption, SocketOption, StoreOption, argument
 from ..reach.store_view import choose_store, open_store
-from ..view.formatting import format_id
+from ..view.formatting import format_id, format_marks
 from ..view.output import Output, plain, render_problem, rows_table, typed
 
 NamedArgument = Annotated[
@@ -31,7 +31,8 @@ def who(
 ) -> int:
     """Reads the manifests of the store of --store, of the running daemon's store, or of the default one: what no
     manifest names is needed by nobody. ALONE is freed when that version goes. While a manifest is damaged or missing
-    the answer is not complete, which status 6 says, and no pack is removed.
+    the answer is not complete, which status 6 says, and no pack is removed. A version with "turns behind it" is the one
+    that turns in the journal go on from, which no version has yet.
 
     [bold]Examples[/]
 
@@ -67,7 +68,7 @@ def render_needers(found: WhoResult) -> RenderableType:
             format_bytes(one.stored_bytes),
             format_bytes(one.alone_bytes),
             plain(format_id(one.bundle_id)),
-            plain(" ".join([*one.tags, *(f"({mark})" for mark in _marks(one))])),
+            plain(format_marks([*one.tags, *_marks(one)])),
         )
     return table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def _describe_daemon(daemon: dict[str, Any], files: dict[str, Any]) -> str:
         f" (pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}):"
         f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {plain(models)};"
         f" {_describe_memory(daemon['memory'])}{_describe_queue(daemon['queue'])}{_describe_config(daemon['config'])}"
-        f"{_describe_budgets(daemon['disk'])}{_describe_http(daemon['http'])}"
+        f"{_describe_disk(daemon, files)}{_describe_http(daemon['http'])}"
     )
 
 
@@ -141,7 +142,11 @@ def _describe_suspend(why_not: str | None) -> str:
     return "sessions sleep first" if why_not is None else f"sessions stay awake: {plain(why_not)}"
 
 
-def _describe_budgets(disk: dict[str, Any] | None) -> str:
+def _describe_disk(daemon: dict[str, Any], files: dict[str, Any]) -> str:
+    """The budgets of the store that is shown below, or that the daemon serves another one."""
+    if os.path.realpath(daemon["store"]) != os.path.realpath(files["path"]):
+        return f"; it serves another store, {plain(daemon['store'])}"
+    disk = daemon["disk"]
     return "" if disk is None else f"; {', '.join(budgets_in(disk)) or 'no budget for the store'}"
 
 

@@ -15,7 +15,7 @@ def budgets_in(disk: Mapping[str, Any]) -> list[str]:
     """The budgets of a store, a phrase each. disk: as of a daemon's status."""
     phrases = (
         ("the store may hold", "store_budget_bytes"),
-        ("it holds", "held_bytes"),
+        ("its manifests and packs hold", "held_bytes"),
         ("a day may write", "daily_write_budget_bytes"),
         ("of the disk stay free", "keep_free_bytes"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...memvid.units import format_plural, three_digits
@@ -33,6 +33,12 @@ def format_rate(count: int, seconds: float) -> str:
 def format_id(hex_id: str | None) -> str:
     """Shorten an id for a table; a missing one is a dash."""
     return hex_id[:SHORT_ID_DIGITS] if hex_id else "–"
+
+
+def format_marks(marks: Iterable[str]) -> str:
+    """Write the tags and marks of a version: `(north, pinned)`; empty for none."""
+    told = ", ".join(marks)
+    return f"({told})" if told else ""
 
 
 def format_sampling(values: Mapping[str, Any]) -> str:

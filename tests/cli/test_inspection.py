@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from torpor.cli.commands.show import render_detail
 from torpor.cli.commands.verify import SESSIONS_SHOWN
-from torpor.cli.serve.doctor import _describe_config, _describe_queue
+from torpor.cli.serve.doctor import _describe_config, _describe_disk, _describe_queue
 from torpor.cli.view.formatting import format_time
 from torpor.errors import TorporError
 from torpor.memvid.answers import Finding
@@ -243,6 +243,14 @@ def test_doctor_says_who_waits_and_nothing_of_a_queue_in_which_nobody_does() -> 
     assert _describe_queue({"waiting": 1, "background": 0, "limit": 512}) == "; 1 request waiting (512 may)"
     told = _describe_queue({"waiting": 1200, "background": 3, "limit": 2000})
     assert told == "; 1,200 requests waiting, 3 of them in the background (2,000 may)"
+
+
+def test_doctor_tells_budgets_of_the_store_that_it_counts_alone() -> None:
+    disk = {"store_budget_bytes": 20 << 30, "held_bytes": 3 << 30}
+    daemon = {"store": "/a/store", "disk": disk}
+    told = "; the store may hold 20.0 GiB, its manifests and packs hold 3.00 GiB"
+    assert _describe_disk(daemon, {"path": "/a/b/../store"}) == told
+    assert _describe_disk(daemon, {"path": "/b"}) == "; it serves another store, /a/store"
 
 
 def test_doctor_names_what_waits_in_words_for_one_and_for_several() -> None:

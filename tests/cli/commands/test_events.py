@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torpor.daemon.events.events import Event, SleepEnded, WakeBegan, WakeVerified
 from torpor.memvid.uri import SessionUri
-from torpor.tests.cli.cli_rig import WAIT_S, Torpor
+from torpor.tests.cli.cli_rig import WAIT_S, Torpor, pretend_terminal, unstyled
 from torpor.tests.socket_api.server_rig import ServerThread
 
 A = SessionUri("default", "a")
@@ -43,7 +43,7 @@ def test_each_event_is_a_line_with_its_facts(torpor: Torpor, daemon: ServerThrea
     thread = tell(daemon, *HAPPENING)
     ran = torpor("events", "--session", "a", "--name", "sleep_ended", "--name", "wake_began")
     thread.join()
-    assert ran.status == 0
+    assert (ran.status, ran.err) == (0, "")
     first, second = ran.out.splitlines()
     assert " ".join(first.split()[1:]) == (
         "sleep_ended torpor://default/a cause idle version 2 tokens 1,500 bytes_written 4,096 logical_bytes 8,192"
@@ -51,6 +51,16 @@ def test_each_event_is_a_line_with_its_facts(torpor: Torpor, daemon: ServerThrea
     )
     assert " ".join(second.split()[1:]) == "wake_began torpor://default/a cause asked version –"
     assert daemon.service.calls[-1][1]["names"] == ("sleep_ended", "wake_began")
+
+
+def test_a_terminal_is_told_that_it_listens(
+    torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_terminal(monkeypatch, 80)
+    thread = tell(daemon, *HAPPENING)
+    ran = torpor("events", "--name", "wake_began")
+    thread.join()
+    assert unstyled(ran.err) == "listening until Ctrl-C\n"
 
 
 def test_with_json_each_line_is_a_document(torpor: Torpor, daemon: ServerThread) -> None:
