@@ -128,14 +128,18 @@ def _marks_in(store: Store, session: str, names: Collection[SessionUri]) -> str:
 
 
 def _sizes_of(path: Path, sessions: Sequence[str]) -> str:
-    """What of one session is freed, for the question; nothing for several, or where it would take seconds to tell."""
+    """What of whole sessions is freed, for the question; nothing where it would take seconds to tell."""
     with contextlib.suppress(TorporError), open_store(path) as store:
-        if len(sessions) == 1 and len(store.index.bundle_ids()) <= _MOST_COUNTED:
-            named = store.named(sessions[0]).require_whole()
-            usage = [each for each in store.usage().sessions if each.session == str(named.uri)]
-            if named.row is None and usage:
-                alone, shared = format_bytes(usage[0].alone_bytes), format_bytes(usage[0].shared_bytes)
-                return f" {alone} is its alone, and freed; {shared} is shared, and stays."
+        if len(store.index.bundle_ids()) <= _MOST_COUNTED:
+            named = [store.named(each).require_whole() for each in sessions]
+            uris = {str(each.uri) for each in named if each.row is None}
+            usage = [each for each in store.usage().sessions if each.session in uris]
+            if any(each.row is not None for each in named) or not usage:
+                return ""
+            alone = format_bytes(sum(each.alone_bytes for each in usage))
+            if len(uris) > 1:
+                return f" {alone} at least is freed, and what they share with each other alone."
+            return f" {alone} is its alone, and freed; {format_bytes(usage[0].shared_bytes)} is shared, and stays."
     return ""
 
 
