@@ -82,7 +82,6 @@ def _one_below_the_other(table: PlainTable) -> Iterator[RenderableType]:
 
 
 LANE_COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
-_MOST_SIGNS = 48  # of the lanes of a line: there may be one for each session
 
 
 def draw_lines(lines: Lines, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -108,9 +107,9 @@ def draw_lines(lines: Lines, console: Console, options: ConsoleOptions) -> Rende
 
 def _drawn_lanes(lanes: Sequence[tuple[str, int | None]]) -> Text:
     drawn = Text()
-    for signs, lane in lanes[:_MOST_SIGNS]:
+    for signs, lane in lanes:
         drawn.append(signs, None if lane is None else LANE_COLORS[lane % len(LANE_COLORS)])
-    return drawn.append("…" if len(lanes) > _MOST_SIGNS else "")
+    return drawn
 
 
 def _line(lanes: Text, parts: Sequence[Text], widths: Sequence[int]) -> Text:

@@ -6,7 +6,7 @@ the same thing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,9 @@ Piece = tuple[str, int | None]
 
 SIGNS: Final = "│─├╯"
 """The characters of lanes, where the stream has them; else ASCII."""
+
+_MOST_LANES: Final = 24
+"""That a line shows: there may be one for each session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +31,13 @@ class Row:
     join: tuple[int, int] | None
 
 
-def laid_out(things: Sequence[tuple[Hashable, Hashable | None]]) -> list[Row]:
-    """The rows of things, each with what it came from. Where that does not stand below it, its lane ends. A lane has
-    one number as long as it goes on, so that it can have a color."""
+def laid_out(things: Sequence[tuple[Hashable, Hashable | None]]) -> Iterator[Row]:
+    """The rows of things, each with what it came from; one by one, for each may have as many lanes as there are things.
+    Where what a thing came from does not stand below it, its lane ends. A lane has one number as long as it goes on, so
+    that it can have a color."""
     places = {thing: at for at, (thing, _) in enumerate(things)}
     columns: list[tuple[Hashable, int] | None] = []  # where the lane of each leads to, and its number
-    rows, lanes_made, just_ended = list[Row](), 0, -1
+    lanes_made, just_ended = 0, -1
     for at, (thing, origin) in enumerate(things):
         column = _column_of(thing, columns)
         if column is None:
@@ -51,8 +55,7 @@ def laid_out(things: Sequence[tuple[Hashable, Hashable | None]]) -> list[Row]:
         just_ended = column if ends else -1
         while columns and columns[-1] is None:
             columns.pop()
-        rows.append(Row(lanes, column, ends, join))
-    return rows
+        yield Row(lanes, column, ends, join)
 
 
 def _column_of(thing: Hashable, columns: Sequence[tuple[Hashable, int] | None]) -> int | None:
@@ -70,8 +73,9 @@ def _free_column(columns: list[tuple[Hashable, int] | None], but: int) -> int:
 def node_line(row: Row, sign: str, *, ascii_only: bool) -> list[Piece]:
     """The line on which a thing stands."""
     bar = "|" if ascii_only else SIGNS[0]
-    pieces = [(sign if at == row.column else " " if lane is None else bar, lane) for at, lane in enumerate(row.lanes)]
-    return _spaced(pieces, lambda _: (" ", None))
+    shown = enumerate(row.lanes[:_MOST_LANES])
+    pieces = [(sign if at == row.column else " " if lane is None else bar, lane) for at, lane in shown]
+    return _cut(row, _spaced(pieces, lambda _: (" ", None)), ascii_only=ascii_only)
 
 
 def join_line(row: Row, *, ascii_only: bool) -> list[Piece]:
@@ -91,7 +95,13 @@ def join_line(row: Row, *, ascii_only: bool) -> list[Piece]:
             return " ", None
         return ("/" if ascii_only and at == start - 1 else dash), own
 
-    return _spaced([piece(at, lane) for at, lane in enumerate(row.lanes)], gap)
+    spaced = _spaced([piece(at, lane) for at, lane in enumerate(row.lanes[:_MOST_LANES])], gap)
+    return _cut(row, spaced, ascii_only=ascii_only)
+
+
+def _cut(row: Row, line: list[Piece], *, ascii_only: bool) -> list[Piece]:
+    """Say so where lanes are left out."""
+    return [*line, (" ..." if ascii_only else " …", None)] if len(row.lanes) > _MOST_LANES else line
 
 
 def _spaced(pieces: Sequence[Piece], gap: Callable[[int], Piece]) -> list[Piece]:

@@ -78,5 +78,13 @@ def test_a_wide_join_passes_the_lanes_between() -> None:
 
 
 def test_a_lane_keeps_its_number_so_that_it_keeps_its_color() -> None:
-    rows = laid_out([(0, 2), (1, 3), (2, 4), (3, 4), (4, None)])
+    rows = list(laid_out([(0, 2), (1, 3), (2, 4), (3, 4), (4, None)]))
     assert [row.lanes for row in rows] == [(0,), (0, 1), (0, 1), (0, 1), (0,)]
+
+
+def test_a_line_shows_so_many_lanes_and_says_that_there_are_more() -> None:
+    things = [(at, 2000 + at) for at in range(2000)] + [(2000 + at, None) for at in range(2000)]
+    lines, _ = drawn(things)
+    assert max(map(len, lines)) == 24 + 24 + 1
+    assert (lines[23], lines[24]) == ("│ " * 23 + "*", "│ " * 23 + "│ …")
+    assert drawn(things, ascii_only=True)[0][1000] == "| " * 23 + "| ..."
