@@ -18,6 +18,7 @@ from ...daemon.views.words import why_no_words, words_for
 from ...memvid.disk.location import default_store_path
 from ...memvid.store import Store
 from ...memvid.units import format_count, format_plural
+from ...memvid.uri import VERSION_MARK, parse_version_reference
 from ..errors import InvalidUsage
 from ..exit_codes import INTEGRITY
 from ..reach.daemon_link import find_daemon
@@ -93,11 +94,33 @@ def _pages(
     """The pages of a ledger, from the daemon if one runs; else from files, which stay open."""
     if (daemon := find_daemon(socket, store)) is not None:
         with daemon:
-            asked = partial(daemon.contents, session, end=end, tokens=tokens, apart=roles, manifest=manifest)
-            yield lambda start: asked(start=start)
+            asked = partial(daemon.contents, tokens=tokens, apart=roles, manifest=manifest)
+            yield asking(asked, session, end, output)
         return
     with open_store(store or default_store_path()) as opened:
         yield _reading(opened, session, end, output, tokens=tokens, manifest=manifest)
+
+
+def asking(ask: Callable[..., Contents], session: str, end: int | None, output: Output) -> Turn:
+    """Pages by a daemon: all of the version that the first one is of. What an awake session has besides can change
+    between two pages, and that is said."""
+    first: Contents | None = None
+    is_told = False
+
+    def turn(start: int) -> Contents:
+        nonlocal first, is_told
+        if first is not None and first.bundle_id is not None and not first.changed:
+            stop = parse_version_reference(session).token
+            ends = [each for each in (end, stop, first.token_count) if each is not None]
+            return ask(f"{first.session}{VERSION_MARK}{first.bundle_id}", start=start, end=min(ends))
+        page = ask(session, start=start, end=end)
+        first = first or page
+        if not is_told and (page.bundle_id, page.token_count) != (first.bundle_id, first.token_count):
+            is_told = True
+            output.remark(f"{plain(page.session)} has changed: from token {start} on this is what it has now.")
+        return page
+
+    return turn
 
 
 def _reading(opened: Store, session: str, end: int | None, output: Output, *, tokens: bool, manifest: bool) -> Turn:
