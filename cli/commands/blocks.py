@@ -39,6 +39,7 @@ KINDS: Final = {
     "ledger": Kind("+", "default", "tokens alone"),
     "journal": Kind("j", "magenta", "in the journal"),
     "memory": Kind("m", "blue", "in memory alone"),
+    "untold": Kind("·", "dim", "not in the list"),
 }
 """By what a reader has to know first: where several hold, the first one is drawn."""
 
@@ -98,10 +99,14 @@ def blocks(
 
 def stretches_of(found: BlocksResult) -> Iterator[Stretch]:
     """The ledger from its first token to its last, each stretch with its kind."""
+    at, end = 0, found.token_count - found.unread_tokens
     for block in found.blocks:
         if block.tokens:
             yield block.start, block.start + block.tokens, kind_of(block)
-    at = found.token_count - found.unread_tokens
+            at = block.start + block.tokens
+    if at < end:  # the list is cut
+        yield at, end, "untold"
+    at = end
     for count, kind in ((found.unread_tokens, "ledger"), (found.journal_tokens, "journal")):
         if count:
             yield at, at + count, kind

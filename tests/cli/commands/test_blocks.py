@@ -55,6 +55,14 @@ def test_the_ribbon_shows_the_ledger_from_its_first_token_to_its_last_with_what_
     assert len({kind.sign for kind in KINDS.values()}) == len(KINDS), "without color, too, they are told apart"
 
 
+def test_blocks_that_the_list_leaves_out_have_a_place_of_their_own() -> None:
+    told = replace(found(block(0)), token_count=1_100_000, unread_tokens=10, journal_tokens=3, memory_tokens=1_100_500)
+    assert signs(told, 8) == "········"
+    assert signs(replace(found(block(0)), token_count=1024), 8) == "██······"
+    assert "·· not in the list: 768 tokens" in legend(told, [(256, 1024, "untold")], 80).plain
+    assert "untold" not in {kind for _, _, kind in stretches_of(found(block(0), unread=9))}
+
+
 def test_one_damaged_block_of_many_is_shown_at_any_width() -> None:
     blocks = [block(256 * number) for number in range(400)]
     blocks[250] = replace(blocks[250], condition="damaged")
