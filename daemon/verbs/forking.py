@@ -67,7 +67,7 @@ async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
 
 async def _order_of_fork(parts: Parts, use: Use, named: Named, request: ForkRequest) -> ForkOrder:
     """The version to fork; a changed awake session is saved as one first."""
-    source, row, at_token = named.uri, named.row, named.token or request.at_token
+    source, row, at_token = named.uri, named.row, named.place(request.at_token)
     labels = None if request.labels is None else tuple(request.labels)
     if row is None:
         live = parts.sessions.awake.get(source)

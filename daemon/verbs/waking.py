@@ -76,7 +76,7 @@ async def _order_of(parts: Parts, request: api.WakingRequest) -> tuple[SessionUr
     """The session to wake, and its version and place: those of its name, or the request's own."""
     named = await parts.sessions.named_by_number(request.session)
     version = request.version if named.row is None else named.row.version
-    return named.uri, WakeOrder(version, named.token or request.at_token, request.strict)
+    return named.uri, WakeOrder(version, named.place(request.at_token), request.strict)
 
 
 async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started: float) -> api.WakeResult:

@@ -34,6 +34,16 @@ class Named:
     row: VersionInfo | None
     token: int | None
 
+    def place(self, at_token: int | None) -> int | None:
+        """The place that is meant: the one named, or a request's own `at_token`. Raises InvalidUri: there are both."""
+        if self.token is not None and at_token is not None:
+            raise InvalidUri(
+                f"{self.text} names a place, and so does at_token, {at_token}; name one.",
+                field="session",
+                value=self.text,
+            )
+        return at_token if self.token is None else self.token
+
     def require_whole(self) -> Named:
         """Refuse a place, for what takes a version whole. Raises InvalidUri."""
         if self.token is not None:

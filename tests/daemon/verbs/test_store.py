@@ -49,6 +49,13 @@ async def test_every_verb_that_takes_a_version_takes_each_way_to_name_one(rig: R
     assert (await rig.wake("agent:55")).token_count == 55
     await rig.sleep("agent")
     assert (await rig.service.plan_wake("agent~2")).token_count == 20
+    for twice in (
+        rig.wake("agent:5", at_token=30),
+        rig.service.plan_wake("agent:5", at_token=30),
+        rig.service.fork("agent:5", "fork", at_token=30),
+    ):
+        with pytest.raises(InvalidUri, match="agent:5 names a place, and so does at_token, 30"):
+            await twice
     forked = await rig.service.fork("agent~1:35", "fork")
     assert (forked.token_count, forked.forked_from.bundle_id) == (35, second)
     assert (await rig.service.contents("fork~1", tokens=True)).version == 2  # the version that it was forked from
