@@ -90,6 +90,7 @@ def _told(notice: Notice, events: ResumableEvents, caller: Caller) -> bytes:
     if not caller.is_owner:
         facts = without_others(values["facts"], caller.bound_to).items()
         values["facts"] = {name: value for name, value in facts if name not in _OF_DAEMON}
+        del values["number"], values["request"]  # they count what all namespaces do
     place = events.id_of(notice)
     named = "" if place is None else f"id: {place}\n"
     return f"{named}data: {json.dumps(values, ensure_ascii=False)}\n\n".encode()

@@ -1,7 +1,8 @@
 """What is not told to who may know of one namespace alone.
 
 The store has equal blocks once, whoever wrote them: so a number of bytes or blocks can tell that another namespace has
-the same words. And a session may come from one of another namespace, whose name, id and tokens are not its own.
+the same words. And a session may come from one of another namespace, whose name, id and tokens are not its own. A
+manifest tells all of it, in one text.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ OF_ALL: Final = frozenset(
         *("blocks_new", "blocks_reused", "bundle_bytes", "bytes_freed", "bytes_read", "bytes_written"),
         *("problem", "problems", "problems_left_out", "unreadable", "written_bytes"),
         *("alone_bytes", "beside_bytes", "shared_bytes", "stored_bytes"),
+        "manifest",
         "request",
         *("codec", "pack", "read_ns", "sessions_needing", "versions_needing"),
     )
@@ -25,11 +27,14 @@ _SCHEME: Final = "torpor://"
 
 def without_others(told: Any, namespace: str | None) -> Any:
     """A result's map without the fields `OF_ALL`, on any level, and with None for each map and each name of a session
-    of another namespace. namespace: None where all may be named."""
+    of another namespace. namespace: None where all may be named; else the id of a parent, which may be another one's,
+    is told by a history alone, which knows whose it is."""
     if isinstance(told, Mapping):
         if _is_others(told.get("session"), namespace):
             return None
-        return {name: without_others(value, namespace) for name, value in told.items() if name not in OF_ALL}
+        is_id = isinstance(told.get("parent"), str)  # else the number of a branch
+        hidden = OF_ALL if namespace is None or "way" in told or not is_id else OF_ALL | {"parent"}
+        return {name: without_others(value, namespace) for name, value in told.items() if name not in hidden}
     if isinstance(told, list | tuple):
         return [without_others(each, namespace) for each in told]
     return None if _is_others(told, namespace) else told

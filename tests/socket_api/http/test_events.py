@@ -95,6 +95,7 @@ def test_a_client_of_one_namespace_is_told_of_its_own_sessions_alone(server: Htt
         publish(server, MemoryAwaited(B, 10, 20, 3))
         told = [stream.next()[1] for _ in range(4)]
     assert {each["session"] for each in told} == {str(B)}
+    assert not {"number", "request"} & {name for each in told for name in each}, "they count what all do"
     assert [each["facts"].get("source") for each in told] == [None, str(B), None, None]
     assert told[2]["facts"] == {"versions": 3}, "the bytes are of blocks that others may have, too"
     assert told[3]["facts"] == {"wanted_bytes": 10}, "the rest is of all who share the memory"

@@ -21,6 +21,18 @@ def test_what_the_store_has_in_common_and_sessions_of_other_namespaces_are_left_
     }
 
 
+def test_a_manifest_and_a_parent_that_may_be_of_another_namespace_are_left_out() -> None:
+    told = {"session": "torpor://team/b", "parent": "ab", "manifest": '{"forked_from": "torpor://other/a"}'}
+    assert without_others({**told, "versions": [told]}, "team") == {
+        "session": "torpor://team/b",
+        "versions": [{"session": "torpor://team/b"}],
+    }
+    entry = {"session": "torpor://team/b", "parent": "ab", "way": "went_on"}
+    branch = {"session": "torpor://team/b", "branch": 3, "parent": 2}
+    assert without_others([branch], "team") == [branch]
+    assert without_others(entry, "team") == entry, "a history leaves out what is not told itself"
+
+
 def test_a_namespace_that_begins_as_another_one_is_not_that_one() -> None:
     assert without_others(["torpor://teams/a"], "team") == [None]
 
