@@ -248,8 +248,6 @@ class SessionParts:
             report = await self._store.on_writer(lambda: disk.delete_session(uri))
         elif uri not in self.awake:
             self._store.standing.require_row(uri)  # raises
-        else:
-            disk.diary.end(uri)
         # Only now: a session that cannot be removed from the disk must not be lost from memory.
         self.forget(uri)
         self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
@@ -266,6 +264,8 @@ class SessionParts:
             )
         await self.writing_behind.let_go(uri)
         report = await self._store.on_writer(lambda: self._store.disk.delete_version(uri, bundle_id))
+        if live is None and not self._store.disk.can_be_deleted(uri):
+            self.forget(uri)  # it was the last one
         self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
         return with_bounded_problems(report)
 
@@ -287,7 +287,9 @@ class SessionParts:
         self._diary.forget(uri)
 
     def forget_words(self, uri: SessionUri) -> None:
-        """Forget all tokens and text of a deleted session."""
+        """Forget all tokens and text of a deleted session, and let the diary do so, all in one step of the loop: what
+        ends behind it cannot know the session any more."""
+        self._diary.end(uri)
         self.reuse.forget(uri)
         self.heads.forget(uri)
         self.reasons.forget(uri)

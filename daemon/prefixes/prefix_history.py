@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from ...memvid.uri import SessionUri
-from ..api.causes import NotTaken, ReadingVerb, Reuse
+from ..api.causes import REMEDIES, NotTaken, ReadingVerb, Reuse
 from ..api.waking import Because
 from ..events import accounts
 from ..sessions.encoding import Encoder
@@ -53,16 +53,16 @@ class Reasons:
         return tuple(self._of.get(uri, ()))
 
     def forget(self, uri: SessionUri) -> None:
-        """Forget a session, and its text in the requests of others."""
+        """Forget a session, and its name and all texts beside it in the requests of others."""
         self._of.pop(uri, None)
-        self._left.pop(uri, None)
+        self._left = {fork: source for fork, source in self._left.items() if uri not in (fork, source)}
         gone = str(uri)
         if self._under_way:
             self._gone.add(gone)
         for requests in self._of.values():
             for at, reuse in enumerate(requests):
-                if reuse.source == gone and reuse.expected_text is not None:
-                    requests[at] = replace(reuse, expected_text=None)
+                if reuse.source == gone:
+                    requests[at] = _without_source(reuse)
 
     @contextmanager
     def of_what_reads(self, uri: SessionUri) -> Iterator[None]:
@@ -98,7 +98,7 @@ class Reasons:
         try:
             reuse = await self._found(live, verb, packed(ids), at, message_index, system, refusing=refusing)
             if reuse.source in self._gone:
-                reuse = replace(reuse, expected_text=None)
+                reuse = _without_source(reuse)
             self._remember(live.uri, reuse)
         finally:
             self._under_way -= 1
@@ -206,6 +206,12 @@ class Reasons:
         self._of.move_to_end(uri)
         while len(self._of) > MAX_SESSIONS:
             self._of.popitem(last=False)
+
+
+def _without_source(reuse: Reuse) -> Reuse:
+    """Each of the texts has a part of both sessions, and so may what a remedy says beyond its cause."""
+    remedy = None if reuse.remedy is None or reuse.cause is None else REMEDIES.get(reuse.cause)  # type: ignore[call-overload]
+    return replace(reuse, source=None, expected_text=None, found_text=None, remedy=remedy)
 
 
 def _is_own_divergence(reuse: Reuse, uri: SessionUri) -> bool:

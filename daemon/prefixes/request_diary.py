@@ -33,6 +33,13 @@ class RequestDiary:
         for account in self._bus.accounts:
             account.gone.add(uri)
 
+    def end(self, uri: SessionUri) -> None:
+        """A session is deleted, and what was known of it in memory goes now: nothing that was said of it until now is
+        told any more, nor by requests that began while it was being deleted."""
+        self.forget(uri)
+        self._diary.end(uri)
+        self._on_said()
+
     def _ended(self, account: Account) -> None:
         try:
             self._tell(account)

@@ -34,5 +34,9 @@ class WritingDiary(Job[None]):
 
     async def piece(self, _: None) -> None:
         self._due = None
-        async with self._thread.piece():
-            await self._thread.run(self._disk.write_diary)
+        try:
+            async with self._thread.piece():
+                await self._thread.run(self._disk.write_diary)
+        finally:
+            if self._disk.diary.has_unwritten:  # deletes are not let go where a write fails
+                self._due = time.monotonic() + BEHIND_S

@@ -178,6 +178,8 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> Maintenanc
     live = parts.sessions.awake.get(uri)
     if not dry_run:
         parts.sessions.forget(uri)  # only now, as in `delete_session`
+        said = await parts.upkeep.run(partial(parts.store.disk.forget_what_was_said, uri))
+        report = replace(report, problems=tuple(dict.fromkeys([*report.problems, *said.problems])))
     if live is None:
         return report
     reason = f"the awake session, {format_plural(len(live.state.tokens), 'token')}, leaves memory"

@@ -120,6 +120,13 @@ class Upkeep(Sessions):
 
         return forgetting.forget(self._core, uri, dry_run=dry_run)
 
+    def forget_what_was_said(self, uri: SessionUri) -> MaintenanceReport:
+        """Erase from the diary what was said of a session while it was forgotten, once nobody knows it any more. Raises
+        ReadOnlyStore, LockLost, DurabilityLost."""
+        from ..maintenance import forgetting
+
+        return forgetting.forget_what_was_said(self._core, uri)
+
     def usage(self, at_each_file: Callable[[], object] = lambda: None) -> UsageReport:
         """The disk space of the store, by place and by need, and each session's part. Works in a store opened for
         reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions. at_each_file: is

@@ -6,8 +6,10 @@ Rules:
 - Entries are only appended, some at a time, and never flushed: a crash costs the last ones, and no answer waits.
 - Each has a digest of its own. What is damaged, as a torn end, is no entry, and is cut or skipped.
 - A full file takes the place of the older one, which goes: so the oldest entries go first.
-- A delete of a session is an entry too: whoever reads sees neither name nor words of what is deleted.
-  `erase` writes both files anew, the older one first: durably, without the session, and without what was deleted.
+- A delete of a session is an entry too: whoever reads sees neither name nor words of what is deleted. It waits until
+  it is written or applied: a failed write, or many entries behind it, costs none. A time is later than all before it,
+  also than those of an earlier process, for a clock that is set back would undo deletes.
+- `erase` writes both files anew, the older one first: durably, without the session, and without what was deleted.
 - The diary is never needed. A file that cannot be used is read as an empty one, and written anew.
 """
 
@@ -28,7 +30,7 @@ from blake3 import blake3
 
 from ..disk import durable
 from ..disk.paths import closing_fd, open_file, plain_status, read_small, stat_open
-from ..errors import InvalidUri, StoreError
+from ..errors import DurabilityLost, InvalidUri, StoreError, StoreIoError, UnsafePath
 from ..limits import MIB
 from ..uri import SessionUri
 from .folder import StoreFolder
@@ -48,7 +50,10 @@ MAX_DIARY_ENTRY_BYTES: Final = 512
 """One entry with its frame."""
 
 MAX_UNWRITTEN: Final = 4096
-"""Entries that wait to be written; further ones push out the oldest."""
+"""Entries that wait to be written; further ones push out the oldest, but no delete. So many are written at once."""
+
+MAX_DAMAGED_PLACES: Final = 1024
+"""In one file; what stands behind them is not looked at. Else a crafted file would cost seconds at each read."""
 
 _HALF_BYTES: Final = MAX_DIARY_BYTES // 2
 _FILE_MAGIC: Final = b"TORPORD1"
@@ -56,6 +61,7 @@ _MAGIC: Final = b"\xd1mvd"
 _FILE_HEAD: Final = struct.Struct("<8sQ8s")
 _HEAD: Final = struct.Struct("<4sHHQ8s")
 _SAYS, _ENDS = range(2)
+_MAX_NS: Final = 1 << 63
 _DAMAGED: Final = False
 
 
@@ -89,12 +95,14 @@ class _End:
 @dataclass(frozen=True, slots=True)
 class _Found:
     """What a file has. data: None without one. applied_ns: its entries have nothing of what was deleted until then.
-    end: of what is sound. is_whole: all of it is."""
+    newest_ns: the latest time in it, at most that of an entry that was looked at. end: of what is sound. is_whole: all
+    of it is."""
 
     data: bytes | None = None
     applied_ns: int = 0
     entries: Sequence[Entry] = ()
     ends: Sequence[_End] = ()
+    newest_ns: int = 0
     end: int = 0
     is_whole: bool = True
 
@@ -109,8 +117,11 @@ class Diary:
         self._folder = folder
         self._lock = threading.Lock()  # of the files
         self._saying = threading.Lock()  # of what waits: never held while a file is read or written
-        self._waiting: deque[Entry | _End] = deque(maxlen=MAX_UNWRITTEN)
+        self._waiting: deque[Entry] = deque(maxlen=MAX_UNWRITTEN)
+        self._ended: dict[SessionUri, int] = {}  # deletes that wait: the last one of each name, and when
+        self._has_said = False
         self._last_ns = 0
+        self._is_behind_files = False  # the time: it is later than all in the files
         self._end = -1  # of the sound part of the file that was written last; -1: not known
         self.problem: str | None = None
 
@@ -131,40 +142,58 @@ class Diary:
     ) -> None:
         """Say something of a session, to be written by the next `write`. Texts that find no room in an entry are cut
         short. Waits for no disk."""
-        entry = Entry(self._now(at_ns), facts, uri, words, other, other_words or {})
+        entry = Entry(0, facts, uri, words, other, other_words or {})
         fitting = next((each for each in _shorter(entry) if len(_encoded(each)) <= MAX_DIARY_ENTRY_BYTES), None)
         if fitting is not None:
             with self._saying:
-                self._waiting.append(fitting)
+                self._has_said = True
+                self._waiting.append(replace(fitting, at_ns=self._now(at_ns)))
 
     def end(self, uri: SessionUri) -> None:
         """Say that a session is deleted. Waits for no disk."""
-        if self._waiting or any(plain_status(self._folder.root_fd, name) for name in DIARY_FILES):
-            ended = _End(self._now(), uri)
+        if self._has_said or any(plain_status(self._folder.root_fd, name) for name in DIARY_FILES):
             with self._saying:
-                self._waiting.append(ended)
+                self._ended[uri] = self._now()
 
     def _now(self, at_ns: int | None = None) -> int:
-        """A time later than all before it in this process."""
+        """A time later than all before it. Within `_saying`."""
+        self._last_ns = max(time.time_ns() if at_ns is None else at_ns, self._last_ns + 1)
+        return self._last_ns
+
+    def _get_behind_files(self) -> None:
+        """Once: let what waits, and all that comes, be later than all in the files. Within `_lock`."""
+        if self._is_behind_files:
+            return
+        newest_ns = max(each.newest_ns for each in self._found()[0].values())
         with self._saying:
-            self._last_ns = max(time.time_ns() if at_ns is None else at_ns, self._last_ns + 1)
-            return self._last_ns
+            waiting = [*(each.at_ns for each in self._waiting), *self._ended.values()]
+            later_ns = max(newest_ns + 1 - min(waiting, default=newest_ns + 1), 0)
+            for at, each in enumerate(self._waiting):
+                self._waiting[at] = replace(each, at_ns=each.at_ns + later_ns)
+            for uri in self._ended:
+                self._ended[uri] += later_ns
+            self._last_ns = max(self._last_ns + later_ns, newest_ns)
+        self._is_behind_files = True
 
     @property
     def has_unwritten(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting or self._ended)
 
     def write(self) -> None:
-        """Append what was said since the last time, without a flush. What cannot be written is let go. Raises
-        StoreError."""
+        """Append what was said since the last time, without a flush. What cannot be written is let go, except deletes:
+        those wait on. Raises StoreError."""
         with self._lock:
-            with self._saying:
-                waiting = list(self._waiting)
-                self._waiting.clear()
-            if not waiting:
+            if not self.has_unwritten:
                 return
+            self._get_behind_files()
+            with self._saying:
+                ended = dict(self._ended)
+                said: list[Entry | _End] = [*self._waiting, *_ends_of(ended)]
+                self._waiting.clear()
+            said.sort(key=lambda each: each.at_ns)
             try:
-                self._append(b"".join(map(_encoded, waiting)))
+                for first in range(0, len(said), MAX_UNWRITTEN):
+                    self._append(b"".join(map(_encoded, said[first : first + MAX_UNWRITTEN])))
                 self.problem = None
             except StoreError as error:
                 self._end, self.problem = -1, error.message
@@ -173,6 +202,14 @@ class Diary:
                 failure = durable.write_error(error, "write", self.path_of(DIARY_FILE))
                 self._end, self.problem = -1, failure.message
                 raise failure from error
+            self._end_no_more(ended)
+
+    def _end_no_more(self, ended: Mapping[SessionUri, int]) -> None:
+        """These deletes wait no more, unless the name was deleted again."""
+        with self._saying:
+            for uri, at_ns in ended.items():
+                if self._ended.get(uri) == at_ns:
+                    del self._ended[uri]
 
     def _append(self, data: bytes) -> None:
         root_fd, path = self._folder.root_fd, self.path_of(DIARY_FILE)
@@ -196,25 +233,33 @@ class Diary:
         """All entries since a time, the oldest first; with `uri`, those of one session. What cannot be read is left
         out, and `problem` tells why. Whoever says something does not wait for it."""
         with self._lock:
-            found = self._readable(since_ns, None if uri is None else str(uri).encode())
-            late, told = _split(self._unwritten())
-        ends = [*(end for each in found for end in each.ends), *told]
-        parts = [*((each.entries, each.applied_ns) for each in found), (late, 0)]
+            if self.has_unwritten:
+                self._get_behind_files()
+            found, failures = self._found(since_ns, None if uri is None else str(uri).encode())
+            self.problem = failures[-1].message if failures else None
+            with self._saying:
+                late, told = list(self._waiting), _ends_of(self._ended)
+        ends = [*(end for each in found.values() for end in each.ends), *told]
+        parts = [*((each.entries, each.applied_ns) for each in found.values()), (late, 0)]
         entries = [one for part, applied_ns in parts for one in _left_of(part, ends, applied_ns)]
         return [each for each in entries if each.at_ns >= since_ns and (uri is None or each.uri == uri)]
 
-    def _readable(self, since_ns: int, needle: bytes | None) -> list[_Found]:
-        found, self.problem = [], None
+    def _found(
+        self, since_ns: int = 0, needle: bytes | None = None
+    ) -> tuple[dict[str, _Found], list[UnsafePath | StoreIoError]]:
+        """What each file has, and why some could not be read: such a file has nothing."""
+        data, failures = self._each()
+        return {name: _scanned(each, since_ns, needle) for name, each in data.items()}, failures
+
+    def _each(self) -> tuple[dict[str, bytes | None], list[UnsafePath | StoreIoError]]:
+        data, failures = dict[str, bytes | None](), list[UnsafePath | StoreIoError]()
         for name in DIARY_FILES:
             try:
-                found.append(_scanned(self._data(name), since_ns, needle))
-            except StoreError as error:
-                self.problem = error.message
-        return found
-
-    def _unwritten(self) -> list[Entry | _End]:
-        with self._saying:
-            return list(self._waiting)
+                data[name] = self._data(name)
+            except (UnsafePath, StoreIoError) as error:
+                data[name] = None
+                failures.append(error)
+        return data, failures
 
     def _data(self, name: str) -> bytes | None:
         """The bytes of a file; None without one. Raises UnsafePath, StoreIoError."""
@@ -226,45 +271,76 @@ class Diary:
     # --- forgetting
 
     def mentions(self, uri: SessionUri) -> bool:
-        """Whether the name of a session stands in the files, also where no reader sees it. Raises UnsafePath,
-        StoreIoError."""
-        name = uri.name.encode()
+        """Whether the name of a session stands in the files, also where no reader sees it, or is about to. Raises
+        UnsafePath, StoreIoError: that cannot be told of one of them, and the other has none."""
         with self._lock:
-            return any(name in (self._data(each) or b"") for each in DIARY_FILES)
+            data, failures = self._each()
+            with self._saying:
+                waits = uri in self._ended or any(uri in (each.uri, each.other) for each in self._waiting)
+        if waits or _is_named(uri, data.values()):
+            return True
+        if failures:
+            raise failures[0]
+        return False
 
     def erase(self, uri: SessionUri) -> bool:
         """Leave nothing of a session, and in the files nothing of what is deleted or damaged, durably; whether they had
-        its name. Raises UnsafePath, StoreIoError, NoSpace, DurabilityLost: some may be left."""
-        name = uri.name.encode()
+        its name. A file that cannot be read or written hinders the other one not.
+
+        Raises:
+            UnsafePath, StoreIoError, NoSpace, DurabilityLost: some may be left. No reader is told of it.
+        """
         with self._lock:
-            found = {each: _scanned(self._data(each)) for each in DIARY_FILES}
-            ends = [end for each in found.values() for end in each.ends]
-            with self._saying:
-                late, told = _split(self._waiting)
-                ends += told
-                self._waiting = deque(_but_of(_left_of(late, ends, 0), uri), MAX_UNWRITTEN)
-            was_named = any(name in (each.data or b"") for each in found.values())
+            self._get_behind_files()
+            found, failures = self._found()
+            with self._saying:  # what is deleted behind this moment is not applied
+                at_ns, ended = self._now(), dict(self._ended)
+                self._waiting = deque(_but_of(_left_of(self._waiting, _ends_of(ended), 0), uri), MAX_UNWRITTEN)
+            was_named = _is_named(uri, (each.data for each in found.values()))
             if was_named or not all(each.is_whole for each in found.values()):
-                self._write_anew(found, ends, uri)
+                try:
+                    self._write_anew(found, _ends_of(ended), uri, at_ns, are_all=not failures)
+                except StoreError:
+                    with self._saying:
+                        self._ended[uri] = max(at_ns, self._ended.get(uri, 0))
+                    raise
+            else:
+                ended = {uri: ended[uri]} if uri in ended else {}
+            if failures:
+                raise failures[0]
+            self._end_no_more(ended)
             return was_named
 
-    def _write_anew(self, found: Mapping[str, _Found], ends: Sequence[_End], gone: SessionUri) -> None:
-        now_ns, self._end = self._now(), -1
+    def _write_anew(
+        self, found: Mapping[str, _Found], ended: Sequence[_End], gone: SessionUri, at_ns: int, *, are_all: bool
+    ) -> None:
+        """are_all: no file is left out; else, as where the older one fails, the deletes in the files stay. Raises the
+        first failure, behind the last file; DurabilityLost at once."""
+        self._end, failure = -1, None
+        ends = [end for each in found.values() for end in each.ends]
         for name, each in found.items():
-            if each.data is not None:
-                entries = _but_of(_left_of(each.entries, ends, each.applied_ns), gone)
-                data = b"".join([_file_head(now_ns), *map(_encoded, entries)])
+            if each.data is None:
+                continue
+            entries = _but_of(_left_of(each.entries, [*ends, *ended], each.applied_ns), gone)
+            kept = () if are_all and failure is None else (end for end in ends if end.uri != gone)
+            data = b"".join([_file_head(at_ns), *map(_encoded, (*entries, *kept))])
+            try:
                 durable.write_file(self._folder.root_fd, name, data, self._folder.path, replacing=True)
+            except DurabilityLost:
+                raise
+            except StoreError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
 
-def _split(said: Iterable[Entry | _End]) -> tuple[list[Entry], list[_End]]:
-    entries, ends = list[Entry](), list[_End]()
-    for each in said:
-        if isinstance(each, Entry):
-            entries.append(each)
-        else:
-            ends.append(each)
-    return entries, ends
+def _is_named(uri: SessionUri, files: Iterable[bytes | None]) -> bool:
+    name = uri.name.encode()
+    return any(name in (each or b"") for each in files)
+
+
+def _ends_of(ended: Mapping[SessionUri, int]) -> list[_End]:
+    return [_End(at_ns, uri) for uri, at_ns in ended.items()]
 
 
 def _left_of(entries: Sequence[Entry], ends: Sequence[_End], applied_ns: int) -> list[Entry]:
@@ -324,24 +400,24 @@ def _scanned(data: bytes | None, since_ns: int = 0, needle: bytes | None = None)
     if data is None:
         return _Found()
     applied_ns = int.from_bytes(data[8:16], "little")
-    if data[: _FILE_HEAD.size] != _file_head(applied_ns):
+    if data[: _FILE_HEAD.size] != _file_head(applied_ns) or applied_ns >= _MAX_NS:
         return _Found(data, is_whole=not data)
-    entries, deleted, is_whole = list[Entry](), list[_End](), True
+    entries, deleted, damaged, newest_ns = list[Entry](), list[_End](), 0, applied_ns
     place = end = _FILE_HEAD.size
-    while place < len(data):
+    while 0 <= place < len(data) and damaged < MAX_DAMAGED_PLACES:
         ends = _end_at(data, place)
         said = None if ends is None else _said(data, place, ends, since_ns, needle)
         if ends is None or said is _DAMAGED:
-            is_whole, place = False, data.find(_MAGIC, place + 1)
-            if place < 0:
-                break
+            damaged, place = damaged + 1, data.find(_MAGIC, place + 1)
             continue
         place = end = ends
         if type(said) is Entry:
             entries.append(said)
+            newest_ns = max(newest_ns, said.at_ns)
         elif type(said) is _End:
             deleted.append(said)
-    return _Found(data, applied_ns, entries, deleted, end, is_whole)
+            newest_ns = max(newest_ns, said.at_ns)
+    return _Found(data, applied_ns, entries, deleted, newest_ns, end, not damaged)
 
 
 def _end_at(data: bytes, place: int) -> int | None:
@@ -359,7 +435,7 @@ def _said(data: bytes, place: int, end: int, since_ns: int, needle: bytes | None
     body = data[begins:end]
     if kind == _SAYS and (at_ns < since_ns or (needle is not None and needle not in body)):
         return None
-    if blake3(data[place : begins - 8] + body).digest(8) != digest:
+    if at_ns >= _MAX_NS or blake3(data[place : begins - 8] + body).digest(8) != digest:
         return _DAMAGED
     try:
         return _decoded(kind, at_ns, msgpack.unpackb(body))

@@ -65,6 +65,29 @@ def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceRep
     return report
 
 
+def forget_what_was_said(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
+    """See `Store.forget_what_was_said`."""
+    run = MaintenanceRun(core, "forget", False)
+    _erase_diary(run, core, uri)
+    return run.report()
+
+
+def _erase_diary(run: MaintenanceRun, core: StoreCore, uri: SessionUri) -> bool:
+    """Whether the diary told of the session, and does so no more."""
+    path = core.folder.path_of(DIARY_FILE)
+    try:
+        if run.dry_run:
+            return core.diary.mentions(uri)
+        with core.poisoning():
+            core.require_writable()
+            return core.diary.erase(uri)
+    except (DurabilityLost, LockLost):
+        raise
+    except StoreError as error:
+        run.tell(path, NOT_FORGOTTEN, f"{path} may tell of {uri}: {error.message} Then {_AGAIN}.")
+        return False
+
+
 class _Forget:
     def __init__(self, core: StoreCore, uri: SessionUri, *, dry_run: bool) -> None:
         self.run = MaintenanceRun(core, "forget", dry_run)
@@ -100,7 +123,7 @@ class _Forget:
         for row, size_bytes in zip(self._rows, sizes, strict=True):
             path = core.folder.path_of(manifest_name(row.bundle_id))
             run.freed("remove", path, size_bytes, "It is a version of the session.", row)
-        if self._erase_diary():
+        if _erase_diary(run, core, self._uri):
             path = core.folder.path_of(DIARY_FILE)
             run.actions.append(Action("remove", path, str(self._uri), None, 0, "It told of the session."))
         if turns_go:
@@ -125,21 +148,6 @@ class _Forget:
         except StoreError as error:
             message = f"{journal.path} may hold turns of {self._uri}: {error.message} Then {_AGAIN}."
             self.run.tell(journal.path, NOT_FORGOTTEN, message)
-            return False
-
-    def _erase_diary(self) -> bool:
-        """Whether the diary told of the session, and does so no more."""
-        core, path = self._core, self._core.folder.path_of(DIARY_FILE)
-        try:
-            if self.run.dry_run:
-                return core.diary.mentions(self._uri)
-            with core.poisoning():
-                core.require_writable()
-                return core.diary.erase(self._uri)
-        except (DurabilityLost, LockLost):
-            raise
-        except StoreError as error:
-            self.run.tell(path, NOT_FORGOTTEN, f"{path} may tell of {self._uri}: {error.message} Then {_AGAIN}.")
             return False
 
     @property

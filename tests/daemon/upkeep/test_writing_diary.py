@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.upkeep import writing_diary
+from torpor.daemon.upkeep import loop, writing_diary
 from torpor.daemon.views import causes as views
 from torpor.memvid.disk import durable
 from torpor.memvid.store import Store
@@ -53,3 +53,25 @@ async def test_a_file_that_cannot_be_written_costs_its_entries_alone(
         await rig.service.append("a", tokens=tokens_of(3, 20))
     with Store.open(store, writable=False) as opened:
         assert len(views.why(opened, URI).requests) >= 1, "the close writes what waits"
+
+
+@pytest.mark.parametrize("named", ["a", "a@1"])
+async def test_a_delete_is_written_behind_too_and_again_where_that_fails(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setattr(writing_diary, "BEHIND_S", 0.01)
+    monkeypatch.setattr(loop, "AGAIN_S", 0.01)
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        await rig.service.sleep("a")
+        disk = rig.service._parts.store.disk
+        await until(lambda: (store / "diary.mvd").exists() and not disk.diary.has_unwritten)
+        (store / "diary.mvd").rename(store / "aside")
+        (store / "diary.mvd").mkdir()
+        await rig.service.delete(named)
+        await until(lambda: disk.diary.problem is not None)
+        (store / "diary.mvd").rmdir()
+        (store / "aside").rename(store / "diary.mvd")
+        await until(lambda: not disk.diary.has_unwritten)
+        with Store.open(store, writable=False) as opened:
+            assert views.why(opened, URI).requests == ()

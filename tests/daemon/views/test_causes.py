@@ -118,6 +118,43 @@ async def test_what_a_request_under_way_has_of_a_session_that_goes_is_not_told(
         assert not [path for path in store.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("way", ["forget", "delete"])
+async def test_what_a_request_has_that_ends_while_a_session_goes_is_not_told(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_written: bool
+) -> None:
+    """It begins and ends when the disk has the session no more, and memory has it still."""
+    async with open_rig(prefix_reuse="exact") as rig:
+        parts = rig.service._parts
+        await rig.read("secret", TOKENS)
+        await rig.service.save("secret")
+        owner, name = (parts.upkeep, "carry_out") if way == "forget" else (parts.store, "on_writer")
+        carry_out = getattr(owner, name)
+
+        async def and_then_another(order: Any) -> Any:
+            report = await carry_out(order)
+            monkeypatch.undo()
+            await rig.read("a", [*TOKENS[:100], *tokens_of(2, 100)])
+            assert (await rig.service.why("a")).requests[-1].source == "torpor://default/secret"
+            if is_written:
+                parts.store.disk.write_diary()
+            return report
+
+        monkeypatch.setattr(owner, name, and_then_another)
+        if way == "forget":
+            assert (await rig.service.maintain(operation="forget", session="secret")).problems == ()
+            assert not [path for path in store.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+        else:
+            await rig.service.delete("secret")
+        for told in (views.why(parts.store.disk, URI), await rig.service.why("a")):
+            (reuse,) = told.requests
+            assert (reuse.outcome, reuse.source, reuse.expected_text, reuse.found_text) == ("diverged", *[None] * 3)
+    if way == "forget":
+        assert not [path for path in store.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+    with Store.open(store, writable=False) as opened:
+        assert [each.source for each in views.why(opened, URI).requests] == [None]
+
+
 async def test_forget_leaves_no_byte_of_a_name_or_a_text_in_the_store(open_rig: Any, store: Path) -> None:
     secret = [message_of("system", "The word is Xyzzy-Plugh. It is 06:30."), message_of("user", "Hello!")]
     other = [message_of("system", "The word is Xyzzy-Plugh. It is 07:45."), message_of("user", "Hello!")]

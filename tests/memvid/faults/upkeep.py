@@ -230,7 +230,6 @@ def a_secret_in_the_diary(path: Path) -> World:
         for name in DIARY_FILES:
             store.diary.say({"read": 1}, SECRET, {"text": _TOLD["words"].decode()})
             store.diary.say({"read": 2}, OTHER_URI, {"text": "aloud"}, SECRET, {"text": _TOLD["words"].decode()})
-            store.diary.rename(SECRET, SECRET)
             store.write_diary()
             (path / DIARY_FILE).rename(path / name)
     return frozenset({secret, *(Mark("trace", kind) for kind in _TOLD)})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from torpor.memvid.errors import SessionNotFound
+from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.folder import diary as diaries
 from torpor.memvid.folder.diary import CUT, DIARY_FILE, MAX_DIARY_ENTRY_BYTES, OLD_DIARY_FILE, Diary, Entry
 from torpor.memvid.folder.folder import StoreFolder
@@ -239,3 +241,138 @@ def test_a_close_writes_what_was_said(store_path: Path) -> None:
         store.diary.say({"n": 1}, OTHER_URI, {})
     with Store.open(store_path, writable=False) as reader:
         assert [each.facts for each in reader.diary.read()] == [{"n": 1}]
+
+
+def without_room(*_: object, **__: object) -> None:
+    raise NoSpace("No.", path="", action="write", errno=28)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_delete_that_waits_outlives_the_erasure_of_another_session(
+    folder: StoreFolder, diary: Diary, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    diary.say({"n": 1}, URI, {"w": "a"})
+    if fails:
+        diary.say({"n": 2}, SECRET, {"w": "hush"})
+    diary.write()
+    diary.end(URI)
+    with monkeypatch.context() as patched:
+        if fails:
+            patched.setattr(diaries.durable, "write_file", without_room)
+            with pytest.raises(NoSpace):
+                diary.erase(SECRET)
+        else:
+            assert not diary.erase(SECRET)
+    assert diary.read(uri=URI) == diary.read(uri=SECRET) == []
+    diary.write()
+    assert Diary(folder).read(uri=URI) == Diary(folder).read(uri=SECRET) == []
+    diary.erase(SECRET)
+    diary.write()
+    assert b"zyx-secret" not in bytes_of(folder)
+    assert [each[:2] for each in said(Diary(folder))] == [(1, None), (2, None)][: 1 + fails]
+
+
+def test_a_delete_is_lost_by_no_failed_write_and_by_no_number_of_entries(
+    folder: StoreFolder, diary: Diary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diaries, "MAX_UNWRITTEN", 16)
+    diary = Diary(folder)
+    diary.say({"n": 1}, URI, {"w": "a"})
+    diary.write()
+    diary.end(URI)
+    with monkeypatch.context() as patched:
+        patched.setattr(diaries.durable, "write_at", without_room)
+        with pytest.raises(NoSpace):
+            diary.write()
+    assert diary.has_unwritten
+    for number in range(40):
+        diary.say({"n": number}, OTHER_URI, {})
+    assert diary.read(uri=URI) == []
+    diary.write()
+    assert not diary.has_unwritten
+    assert Diary(folder).read(uri=URI) == []
+    assert [each.facts["n"] for each in Diary(folder).read(uri=OTHER_URI)] == list(range(24, 40))
+
+
+@pytest.mark.parametrize("erased", [False, True])
+def test_a_clock_that_is_set_back_undoes_no_delete(
+    folder: StoreFolder, diary: Diary, monkeypatch: pytest.MonkeyPatch, erased: bool
+) -> None:
+    monkeypatch.setattr(diaries.time, "time_ns", lambda: 2_000)
+    diary.say({"n": 1}, URI, {})
+    diary.say({"n": 2}, SECRET, {})
+    diary.write()
+    if erased:
+        diary.erase(SECRET)
+    monkeypatch.setattr(diaries.time, "time_ns", lambda: 1_000)
+    later = Diary(folder)
+    later.say({"n": 3}, OTHER_URI, {})
+    later.end(URI)
+    later.say({"n": 4}, URI, {})
+    for _ in range(2):
+        assert [each[:2] for each in said(later) if each[0] != 2] == [(1, None), (3, OTHER_URI), (4, URI)]
+        later.write()
+        later = Diary(folder)
+    times = [each.at_ns for each in later.read()]
+    assert times == sorted(set(times))
+    assert times[0] == 2_000
+
+
+@pytest.mark.parametrize("name", [OLD_DIARY_FILE, DIARY_FILE])
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nowhere")])
+def test_what_stands_in_place_of_a_file_does_not_keep_the_other_one(
+    store: Store, store_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    sleep(store, 20, uri=SECRET)
+    store.diary.say({"n": 1}, SECRET, {"w": "hush"})
+    store.write_diary()
+    (sound,) = {store_path / OLD_DIARY_FILE, store_path / DIARY_FILE} - {store_path / name}
+    (store_path / DIARY_FILE).rename(sound)
+    make(store_path / name)
+    (problem,) = store.forget(SECRET).problems
+    assert problem.code == "not_forgotten"
+    assert str(store_path / name) in problem.message
+    assert b"hush" not in sound.read_bytes()
+    assert b"zyx-secret" not in sound.read_bytes()
+
+
+def test_where_the_older_file_cannot_be_written_the_deletes_in_the_newer_one_stay(
+    folder: StoreFolder, diary: Diary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary.say({"n": 1}, URI, {"w": "a"})
+    diary.write()
+    Path(folder.path, DIARY_FILE).rename(Path(folder.path, OLD_DIARY_FILE))
+    diary.end(URI)
+    diary.say({"n": 2}, SECRET, {"w": "hush"})
+    diary.write()
+    write = diaries.durable.write_file
+
+    def but_the_older(folder_fd: int, name: str, *args: Any, **named: Any) -> None:
+        if name == OLD_DIARY_FILE:
+            raise StoreIoError("No.", path=name, action="write", errno=5)
+        write(folder_fd, name, *args, **named)
+
+    monkeypatch.setattr(diaries.durable, "write_file", but_the_older)
+    with pytest.raises(StoreIoError):
+        diary.erase(SECRET)
+    assert b"zyx-secret" not in bytes_of(folder)
+    assert said(Diary(folder)) == [(1, None, None, None, None)]
+
+
+def test_a_file_made_of_beginnings_is_not_looked_through(
+    folder: StoreFolder, diary: Diary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary.say({"n": 1}, URI, {})
+    diary.write()
+    looks, end_at = 0, diaries._end_at
+
+    def counted(data: bytes, place: int) -> int | None:
+        nonlocal looks
+        looks += 1
+        return end_at(data, place)
+
+    monkeypatch.setattr(diaries, "_end_at", counted)
+    with open(Path(folder.path, DIARY_FILE), "ab") as file:
+        file.write(diaries._MAGIC * 100_000)
+    assert [each[0] for each in said(Diary(folder))] == [1]
+    assert looks == 1 + diaries.MAX_DAMAGED_PLACES
