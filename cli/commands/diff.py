@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 
 from ...daemon.api.difference import Compared, Difference
 from ...daemon.views.difference import Side, difference_of, side_of
+from ...daemon.views.why import BEFORE_TOKENS, BEHIND_TOKENS
 from ...daemon.views.words import words_for
 from ...memvid.store import Store
 from ...memvid.units import format_bytes, format_count, format_plural
@@ -127,18 +128,26 @@ def _sums(found: Difference, unit: str) -> RenderableType:
     by_text = " (their tokenizers differ, so their texts are compared)" if found.by_text else ""
     facts.add_row("in common", f"{common}{by_text}, {_blocks(found.common_blocks, found.common_bytes)}")
     facts.add_row("they part", _where(found))
-    texts = [None if side.text is None else neutralise(repr(side.text)) for side in (found.one, found.other)]
-    alike = sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*(each or "" for each in texts), strict=False))
-    )
-    for sign, text in zip("-+", texts, strict=True):
-        if text is not None and not found.is_none:
-            style = _STYLES[sign]
-            shown = f"[dim]{plain(text[:alike])}[/][{style}]{plain(text[alike:])}[/]"
-            facts.add_row(f"  [{style}]{sign}[/]", shown)
+    for sign, style, text in _texts(found):
+        facts.add_row(f"  [{style}]{sign}[/]", f"[{style}]{plain(neutralise(text))}[/]")
     if found.lines_added or found.lines_removed:
         facts.add_row(unit, f"{format_count(found.lines_added)} added, {format_count(found.lines_removed)} removed")
     return facts
+
+
+def _texts(found: Difference) -> Iterator[tuple[str, str, str]]:
+    """The texts where they part, apart from what stands in both before it, each with its sign and its style."""
+    one, other = found.one.text, found.other.text
+    if one is None or other is None:
+        return
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    both = "".join(char for char, _ in pairs)
+    if both:
+        yield "both", "dim", f"{'… ' if found.common_tokens > BEFORE_TOKENS else ''}{both!r}"
+    for sign, side, text in (("-", found.one, one), ("+", found.other, other)):
+        if rest := text[len(both) :]:
+            at = side.token_count if side.differs_at is None else side.differs_at
+            yield sign, _STYLES[sign], f"{rest!r}{' …' if side.token_count > at + BEHIND_TOKENS else ''}"
 
 
 def _where(found: Difference) -> str:
@@ -147,12 +156,12 @@ def _where(found: Difference) -> str:
     if found.by_text and found.no_text is not None:
         return "nobody knows: their tokenizers differ, and are not both at hand"
     if found.problems:
-        return f"not before token {found.common_tokens}, as far as they can be read"
+        return f"not before token {format_count(found.common_tokens)}, as far as they can be read"
     ended = next((side for side in (found.one, found.other) if side.differs_at is None), None)
     if ended is not None:
         return f"where {plain(_name(ended))} ends: the other one goes on"
     cause = f": {_CAUSES.get(found.cause, found.cause)}" if found.cause else ""
-    return f"at token {found.common_tokens}{cause}"
+    return f"at token {format_count(found.common_tokens)}{cause}"
 
 
 def _name(side: Compared) -> str:

@@ -13,9 +13,9 @@ Kind = Literal["model", "identity", "backend", "sampling", "system", "tools", "t
 class Compared(Result):
     """One of two memories. version: None for an awake session that has never slept; changed: whether an awake session
     has gone on since. token_count: of what is compared: all, or up to a place. differs_at: its first token that the
-    other one has not; None where they do not part. text: around that place, 8 tokens before it and 16 behind; None
-    without a tokenizer, or where it ends there. alone_blocks, alone_bytes: blocks that the other one has not, and their
-    raw state.
+    other one has not; None where they do not part. text: around the place where they part, 8 tokens before it and 16
+    behind; None without a tokenizer, or where they do not part. alone_blocks, alone_bytes: blocks that the other one
+    has not, and their raw state.
     """
 
     session: str

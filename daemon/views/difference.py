@@ -165,7 +165,7 @@ def _parted_tokens(one: Side, other: Side, words: Words | None, *, by_token: boo
         told = explain(ledgers[0], ledgers[1], at, Detokenizer(words.decode, frozenset(words.controls)))
         around, cause = (told.expected_text, told.found_text), told.cause
     elif words is not None:
-        around = _around(ledgers[0], at, words), _around(ledgers[1], at, words)
+        around = _around(ledgers, (at, at), (words, words))
     tails = [ledger[max(0, at - _CONTEXT_TOKENS) : at + _COMPARED_TOKENS] for ledger in ledgers]
     lines = _lines_of(tails[0], words, by_token=by_token), _lines_of(tails[1], words, by_token=by_token)
     left_out = sum(max(0, len(ledger) - at - _COMPARED_TOKENS) for ledger in ledgers)
@@ -173,9 +173,17 @@ def _parted_tokens(one: Side, other: Side, words: Words | None, *, by_token: boo
     return _Parted((place, place), around, cause, lines, left_out)
 
 
-def _around(ledger: Sequence[int], at: int, words: Words) -> str | None:
-    """The text around a place; None where the ledger ends there."""
-    return words.decode(ledger[max(0, at - BEFORE_TOKENS) : at + BEHIND_TOKENS]) if at < len(ledger) else None
+def _around(
+    ledgers: Sequence[Sequence[int]], places: tuple[int, int], words: tuple[Words, Words]
+) -> tuple[str | None, str | None]:
+    """The texts around the place where two ledgers part; None where neither goes on behind it."""
+    if all(at >= len(ledger) for ledger, at in zip(ledgers, places, strict=True)):
+        return None, None
+    one, other = (
+        each.decode(ledger[max(0, at - BEFORE_TOKENS) : at + BEHIND_TOKENS])
+        for ledger, at, each in zip(ledgers, places, words, strict=True)
+    )
+    return one, other
 
 
 def _spans(side: Side) -> list[BlockEntry]:
@@ -197,7 +205,7 @@ def _parted_texts(one: Side, other: Side, of_one: Words, of_other: Words) -> _Pa
     texts = ["".join(_text_in_pieces(*each)) for each in zip(ledgers, (of_one, of_other), strict=True)]
     at = _common(*texts)
     places = _token_at(ledgers[0], of_one, at), _token_at(ledgers[1], of_other, at)
-    around = _around(ledgers[0], places[0], of_one), _around(ledgers[1], places[1], of_other)
+    around = _around(ledgers, places, (of_one, of_other))
     begin = texts[0].rfind("\n", 0, max(0, at - _CONTEXT_TOKENS)) + 1
     tails = [text[begin : at + _COMPARED_TOKENS].split("\n") for text in texts]
     ends = [_token_at(*each, at + _COMPARED_TOKENS) for each in zip(ledgers, (of_one, of_other), strict=True)]

@@ -84,6 +84,13 @@ def test_where_two_ledgers_part_is_told_with_both_texts_the_cause_and_the_lines(
     assert [line for line in by_token.lines if line[0] in "+-"] == ["-     99  'c'", "+    120  'x'"]
 
 
+def test_where_one_goes_on_behind_the_other_both_have_the_text_before_it() -> None:
+    found = differ(side("Once upon a time"), side("Once upon a time there was"))
+    assert (found.one.text, found.other.text) == ("n a time", "n a time there was")
+    same = differ(side("Once upon"), side("Once upon"))
+    assert (same.one.text, same.other.text) == (None, None)
+
+
 @given(st.text("ab|\n", max_size=40), st.text("ab|\n", max_size=40), st.text("ab|\n", max_size=40))
 def test_what_is_in_common_is_the_longest_beginning_of_both(begin: str, one: str, other: str) -> None:
     found = differ(side(begin + one), side(begin + other))
