@@ -128,7 +128,7 @@ def _reading(opened: Store, session: str, end: int | None, output: Output, *, to
     row = named.row or opened.require_session(named.uri)
     if named.row is None and opened.has_turns(named.uri):
         output.remark(describe_turns([named.uri]))
-    ends = [each for each in (end, named.token) if each is not None]
+    ends = [each for each in (end, named.place_in(row.token_count)) if each is not None]
     span = Span(end=min(ends, default=None), tokens=tokens)
 
     def turn(start: int) -> Contents:

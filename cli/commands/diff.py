@@ -88,7 +88,9 @@ def _read(opened: Store, version: str, other: str, *, by_token: bool) -> Differe
         def side(text: str) -> Side:
             named = opened.named(text, look=True)
             row = named.row or opened.require_session(named.uri)
-            return side_of(stack.enter_context(opened.open_session(row.uri, row.bundle_id)), row, named.token)
+            return side_of(
+                stack.enter_context(opened.open_session(row.uri, row.bundle_id)), row, named.place_in(row.token_count)
+            )
 
         return difference_of(side(version), side(other), words_for, by_token=by_token)
 

@@ -28,15 +28,15 @@ _MOST_RECALLED: Final = 131_072
 async def contents(parts: Parts, request: ContentsRequest) -> Contents:
     """Raises SessionNotFound, AmbiguousVersion, and the errors of a damaged manifest."""
     named = await parts.sessions.named(request.session, look=True)
-    ends = [end for end in (request.end, named.token) if end is not None]
-    span = Span(request.start, min(ends, default=None), 1 if request.manifest else request.most, request.tokens)
     live = parts.sessions.awake.get(named.uri)
     if named.row is None and live is not None and not request.manifest:
-        page = _page_of_live(live, span)
+        page = _page_of_live(live, _span(request, named.place_in(len(live.state.tokens))))
         found = await with_text(parts, page)
         return await _apart(parts, found, page, live.model, Dialogue.of(live)) if request.apart else found
     row = named.row or parts.store.standing.require_row(named.uri)
-    page = await parts.store.on_look(partial(page_of, parts.store.disk, row, span))
+    page = await parts.store.on_look(
+        partial(page_of, parts.store.disk, row, _span(request, named.place_in(row.token_count)))
+    )
     if request.manifest:
         return replace(page.contents, manifest=await parts.store.on_look(lambda: _manifest_of(parts, row)))
     found = await with_text(parts, page)
@@ -45,6 +45,11 @@ async def contents(parts: Parts, request: ContentsRequest) -> Contents:
     if model is None or row.token_count > _MOST_RECALLED:
         return found
     return await _apart(parts, found, page, model, await parts.sessions.recalling.dialogue_of(row))
+
+
+def _span(request: ContentsRequest, place: int | None) -> Span:
+    ends = [end for end in (request.end, place) if end is not None]
+    return Span(request.start, min(ends, default=None), 1 if request.manifest else request.most, request.tokens)
 
 
 async def spans_apart(parts: Parts, row: VersionInfo, model: LoadedModel) -> tuple[RoleSpan, ...]:

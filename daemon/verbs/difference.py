@@ -35,13 +35,15 @@ async def difference(parts: Parts, request: DifferenceRequest) -> Difference:
 def _stored_side(parts: Parts, stack: ExitStack, named: Named) -> Side:
     disk = parts.store.disk
     row = named.row or parts.store.standing.require_row(named.uri)
-    return side_of(stack.enter_context(disk.open_session(row.uri, row.bundle_id)), row, named.token)
+    return side_of(stack.enter_context(disk.open_session(row.uri, row.bundle_id)), row, named.place_in(row.token_count))
 
 
 def _live_side(parts: Parts, named: Named) -> Side | None:
     """The session as it is in memory; None where a version is named, or it sleeps."""
     live = parts.sessions.awake.get(named.uri)
-    return None if live is None or named.row is not None else _side_of_live(live, named.token)
+    return (
+        None if live is None or named.row is not None else _side_of_live(live, named.place_in(len(live.state.tokens)))
+    )
 
 
 def _side_of_live(live: Session, token: int | None) -> Side:

@@ -56,6 +56,17 @@ class Named:
             )
         return self
 
+    def place_in(self, token_count: int) -> int | None:
+        """The place, in a ledger of so many tokens. Raises InvalidUri: it has fewer."""
+        if self.token is not None and self.token > token_count:
+            raise InvalidUri(
+                f"{self.text} names the place at token {self.token}, and there are {token_count} tokens; give a place "
+                f"from 1 to {token_count}, or none for the end.",
+                field="session",
+                value=self.text,
+            )
+        return self.token
+
 
 class Sessions(Closing):
     """An open store, asked for sessions."""
