@@ -166,7 +166,7 @@ ELSEWHERE: Final = {
     **dict.fromkeys(("recover", "mend"), "repair"),
     **dict.fromkeys(("settings", "options"), "config"),
     **dict.fromkeys(("compare", "delta"), "diff"),
-    **dict.fromkeys(("summarize", "summarise"), "fold"),
+    "summarize": "fold",
     "blame": "who",
     **dict.fromkeys(("gc", "compact", "vacuum"), "repack"),
     **dict.fromkeys(("fsck", "scrub"), "verify"),

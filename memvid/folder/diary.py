@@ -271,13 +271,11 @@ class Diary:
     # --- forgetting
 
     def mentions(self, uri: SessionUri) -> bool:
-        """Whether the name of a session stands in the files, also where no reader sees it, or is about to. Raises
-        UnsafePath, StoreIoError: that cannot be told of one of them, and the other has none."""
+        """Whether the name of a session stands in the files, also where no reader sees it. Raises UnsafePath,
+        StoreIoError: that cannot be told of one of them, and the other has none."""
         with self._lock:
             data, failures = self._each()
-            with self._saying:
-                waits = uri in self._ended or any(uri in (each.uri, each.other) for each in self._waiting)
-        if waits or _is_named(uri, data.values()):
+        if _is_named(uri, data.values()):
             return True
         if failures:
             raise failures[0]

@@ -94,6 +94,7 @@ DAEMON: dict[str, Any] = {
     "socket": "the socket",
     "problem": None,
     "pid": 1,
+    "store": "the store",
     "uptime_s": 1.0,
     "disk": None,
     "http": None,
