@@ -18,7 +18,7 @@ endif
 # A program that starts compiles what it imports only once: where this is set, hundreds of them did so anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-quick test-all clients check bench cache-kinds reference install blas clean help
+.PHONY: demo test test-quick test-all clients remote check bench cache-kinds reference install blas clean help
 
 help: ## say what the targets are
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -35,7 +35,7 @@ PYTEST := OPENBLAS_NUM_THREADS=1 $(MEMORY) $(BIN)/python -m pytest -q -m "not he
 
 test: install ## style, types and the tests, with a bounded share of each heavy sweep
 	@$(MAKE) --no-print-directory -j 2 check compiled
-	@$(PYTEST) --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 4
 
 # Three workers that collect a fresh clone's tests would each compile all of them. What fails here the tests tell.
 .PHONY: compiled
@@ -52,7 +52,7 @@ NOT_QUICK := faults fuzz test_exhaustive_damage.py test_state_machine.py test_co
 test-quick: install ## the tests of the store, the wire and the commands that take little, for every edit
 	@$(PYTEST) $(addprefix --ignore=tests/memvid/,$(NOT_QUICK)) $(QUICK)
 
-test-all: install check clients ## the tests with every heavy sweep in full
+test-all: install check clients remote ## the tests with every heavy sweep in full
 	@$(BIN)/python -m pytest -q
 
 # Agent frameworks and coding agents as people install them, in folders of their own, and without a network but loopback.
@@ -74,12 +74,27 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/requirements
 	@cd $(CLIENTS) && PATH="$$PWD/bin:$$PATH" npm install --silent --no-audit --no-fund
 	@touch $@
 
+# Servers of S3 as people install them: each pins what it needs, so each has an environment of its own.
+SERVERS := .venv-remote
+
+remote: install $(SERVERS)/.installed ## what a remote needs of an object store, with moto and ministack, and faults between
+	@TORPOR_SERVERS="moto ministack" $(BIN)/python -m pytest -q tests/memvid/remote
+
+$(SERVERS)/.installed: Makefile
+	@echo "installing servers of S3 into $(SERVERS) ..."
+	@for each in 'moto:moto[server]>=5.2' 'ministack:ministack>=1.5'; do \
+		at=$(SERVERS)/$${each%%:*}; \
+		test -x $$at/bin/python || $(PYTHON) -m venv $$at || exit 1; \
+		$$at/bin/python -m pip install --quiet --disable-pip-version-check "$${each#*:}" || exit 1; \
+	done
+	@touch $@
+
 check: install ## style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@MYPYPATH=$(TYPING) $(BIN)/mypy -m torpor -m torpor.errors -m torpor.places -m torpor.records -m torpor.spellings -m torpor.tokenizer_files $(addprefix -p torpor.,$(FOLDERS))
 
-bench: install ## measure what the documents claim, with the figures of the peers beside them
+bench: install $(SERVERS)/.installed ## measure what the documents claim, with the figures of the peers beside them
 	@$(BIN)/python bench/run.py
 
 cache-kinds: install ## sleep and wake every architecture of mlx-lm, and write docs/reference/cache-kinds.md
@@ -105,4 +120,4 @@ blas: ## a fast BLAS for MLX on Linux, from the system's package manager
 	@sh scripts/install-blas
 
 clean: ## remove what make has built
-	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info
+	rm -rf $(VENV) $(CLIENTS) $(SERVERS) build dist *.egg-info

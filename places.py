@@ -31,6 +31,11 @@ def user_folder(kind: Literal["data", "state", "config", "cache"]) -> Path:
         ) from error
 
 
+def default_log_path() -> Path:
+    """The log of a daemon in the background, unless one is named. Raises NoHome."""
+    return user_folder("state") / "daemon.log"
+
+
 def expanded(path: str | os.PathLike[str]) -> Path:
     """The path with `~` and `~USER` as folders. Raises NoHome."""
     try:

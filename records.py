@@ -7,7 +7,8 @@ value, and not checked; pydantic, which checks it, is not imported here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, dataclass_transform, get_args
 
@@ -54,17 +55,59 @@ def _as_tuple(value: object) -> object:
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-@dataclass(frozen=True, eq=False, repr=False)
 class Record:
     """Base of all, which makes frozen dataclasses of them: no conversion, no NaN, no unknown field.
 
-    Equality, digest and text are those of a dataclass, written once: to make them for each of two hundred classes took
-    half of a command's time to begin."""
+    What a dataclass does is written once here: to make it for each of two hundred classes took half of a command's time
+    to begin."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     __pydantic_config__: ClassVar[Any] = FORBIDDING
+    _by_place: ClassVar[Sequence[str]] = ()
+    _defaults: ClassVar[dict[str, Any]] = {}
+    _needed: ClassVar[Set[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, eq=False, repr=False)(cls)
+        dataclass(init=False, eq=False, repr=False)(cls)
+        of = fields(cls)
+        cls._by_place = tuple(each.name for each in of if not each.kw_only)
+        cls._defaults = {each.name: each.default for each in of}
+        cls._needed = {each.name for each in of if each.default is MISSING}
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        given = dict(zip(self._by_place, values, strict=False))
+        given.update(named)
+        whole = self._defaults | given
+        is_sound = len(given) == len(values) + len(named) and len(whole) == len(self._defaults)
+        if not (is_sound and self._needed <= given.keys()):
+            whole = self._completed(values, named)
+        self.__dict__.update(whole)
+        if (check := getattr(self, "__post_init__", None)) is not None:
+            check()
+
+    def _completed(self, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """With the defaults that are made anew each time. Raises TypeError: in the words of a function."""
+        given, of = dict(zip(self._by_place, values, strict=False)), f"{type(self).__qualname__}.__init__()"
+        if len(values) > len(given):
+            raise TypeError(f"{of} takes {len(given) + 1} positional arguments but {len(values) + 1} were given")
+        for name in named:
+            if name in given or name not in self._defaults:
+                fault = "multiple values for argument" if name in given else "an unexpected keyword argument"
+                raise TypeError(f"{of} got {fault} {name!r}")
+        whole = {**self._defaults, **given, **named}
+        for each in fields(self):
+            if whole[each.name] is MISSING:
+                make: Any = each.default_factory
+                if make is MISSING:
+                    raise TypeError(f"{of} missing 1 required argument: {each.name!r}")
+                whole[each.name] = make()
+        return whole
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
 
     def __eq__(self, other: object) -> bool:
         return vars(self) == vars(other) if type(other) is type(self) else NotImplemented
@@ -91,7 +134,7 @@ def as_map(value: Any) -> Any:
     if isinstance(value, Record):
         return {name: each if type(each) in _UNCHANGING else as_map(each) for name, each in vars(value).items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(as_map, value))
+        return [*map(as_map, value)] if isinstance(value, list) else (*map(as_map, value),)
     return {name: as_map(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 

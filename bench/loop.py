@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import socket as sockets
 import statistics
 import subprocess
 import sys
@@ -24,9 +25,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from http.client import HTTPConnection
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ LIMIT_S, QUICK_LIMIT_S = 60.0, 15.0
 ANSWER_S = 120.0
 """For how long anything may keep a phase waiting."""
 _TORPOR = str(Path(sys.executable).with_name("torpor"))
-ASKED = ("list", "stats", "status", "events", "clear", "large")
+ASKED = ("list", "GET /v1/sessions", "torpor ls", "stats", "status", "events", "clear", "large")
 _SPAWN = multiprocessing.get_context("spawn")
 _WORDS = "an agent that has slept for an hour goes on at the next token with nothing read again "
 _numbers = count()
@@ -87,7 +89,7 @@ class Daemon:
     def __init__(self, store: Path, socket: Path) -> None:
         self.socket = socket
         self._command = [_TORPOR, "serve", "--store", str(store), "--socket", str(self.socket), "--json"]
-        self._command += ["--prefix-reuse", "off"]
+        self._command += ["--prefix-reuse", "off", "--http-socket", str(_http_beside(socket))]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -145,7 +147,7 @@ def _ask_over_and_over(socket: Path, what: str, ready: Any, stop: Any, told: Any
     taken: list[float] = []
     try:
         with Client(socket, timeout_s=ANSWER_S) as client:
-            asks = asks_of(client)[what]
+            asks = asks_of(client, socket)[what]
             ready.set()
             while not (taken and stop.is_set()):
                 begun = time.perf_counter()
@@ -158,8 +160,25 @@ def _ask_over_and_over(socket: Path, what: str, ready: Any, stop: Any, told: Any
         told.send((taken, None))
 
 
-def asks_of(client: Client) -> dict[str, Callable[[], object]]:
+def _http_beside(socket: Path) -> Path:
+    """The socket on which the daemon serves HTTP."""
+    return socket.with_suffix(".http")
+
+
+def get_sessions(path: Path) -> None:
+    """Ask for all sessions over HTTP, and take the answer as a page does."""
+    with closing(sockets.socket(sockets.AF_UNIX)) as connected:
+        connected.settimeout(ANSWER_S)
+        connected.connect(str(path))
+        asked = HTTPConnection("localhost")
+        asked.sock = connected
+        asked.request("GET", "/v1/sessions")
+        json.loads(asked.getresponse().read())["sessions"]
+
+
+def asks_of(client: Client, socket: Path) -> dict[str, Callable[[], object]]:
     """What is asked beside the stream."""
+    ls = [_TORPOR, "ls", "--socket", str(socket)]
 
     def clear() -> None:
         for number in range(CLEARED):
@@ -181,6 +200,8 @@ def asks_of(client: Client) -> dict[str, Callable[[], object]]:
 
     return {
         "list": client.list_sessions,
+        "GET /v1/sessions": partial(get_sessions, _http_beside(socket)),
+        "torpor ls": partial(subprocess.run, ls, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
         "stats": client.stats,
         "status": client.status,
         "events": events,

@@ -1,8 +1,9 @@
 """What a command costs the processor, from `exec` to its end, beside a Python that does nothing.
 
 Round by round each command runs once, in a process of its own: seconds of the processor (user and system), as the
-kernel counts them. The stores are made first, of arithmetic: a small one, and one of 10,000 sessions. Two commands run
-beside a daemon with the demo model, which serves a store of its own. Output goes nowhere, in one row to a terminal.
+kernel counts them. Modules are compiled once, whatever the environment says, as for who has installed them. The stores
+are made first, of arithmetic: a small one, and one of 10,000 sessions. Two commands run beside a daemon with the demo
+model, which serves a store of its own. Output goes nowhere, in some rows to a terminal.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ROUNDS = 10
 SESSIONS, SOME_SESSIONS, QUICK_SESSIONS = 10_000, 20, 100
 _TORPOR = str(Path(sys.executable).with_name("torpor"))
 _NOTHING = "python -c pass"
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def seconds_of(command: Sequence[str], environment: dict[str, str], *, terminal: bool = False) -> float:
@@ -59,7 +61,7 @@ def _output(*, terminal: bool) -> Iterator[int]:
 @contextlib.contextmanager
 def daemon_in(folder: Path) -> Iterator[dict[str, str]]:
     """A daemon with a session; the environment of a command that asks it."""
-    environment = os.environ | {"TORPOR_STORE": str(folder / "served"), "TORPOR_SOCKET": str(folder / "torpor.sock")}
+    environment = _ENVIRONMENT | {"TORPOR_STORE": str(folder / "served"), "TORPOR_SOCKET": str(folder / "torpor.sock")}
     subprocess.run([_TORPOR, "ensure", "--log", str(folder / "log")], check=True, env=environment, capture_output=True)
     with Client(folder / "torpor.sock") as client:
         client.create("reader")
@@ -76,19 +78,22 @@ def measure(rounds: int, parent: Path | None, sessions: int) -> dict[str, list[f
         folder = Path(name)
         make_store(folder / "small", SOME_SESSIONS, 3)
         make_store(folder / "large", sessions, 1)
-        alone = os.environ | {"TORPOR_SOCKET": str(folder / "nobody.sock"), "TORPOR_STORE": str(folder / "small")}
+        alone = _ENVIRONMENT | {"TORPOR_SOCKET": str(folder / "nobody.sock"), "TORPOR_STORE": str(folder / "small")}
         large = alone | {"TORPOR_STORE": str(folder / "large")}
+        terminal = {"COLUMNS": "120", "TERM": "xterm"}
         rows = {
             _NOTHING: ([sys.executable, "-c", "pass"], alone, False),
             "--version": ([_TORPOR, "--version"], alone, False),
             "--help": ([_TORPOR, "--help"], alone, False),
             "ls": ([_TORPOR, "ls"], alone, False),
-            "ls, on a terminal": ([_TORPOR, "ls"], alone | {"COLUMNS": "120", "TERM": "xterm"}, True),
+            "ls, on a terminal": ([_TORPOR, "ls"], alone | terminal, True),
             "log": ([_TORPOR, "log"], alone, False),
+            "log, on a terminal": ([_TORPOR, "log"], alone | terminal, True),
             "ls, of a daemon": ([_TORPOR, "ls"], served, False),
             "log, of a daemon": ([_TORPOR, "log"], served, False),
             "a press of Tab": ([_TORPOR, "show", "team-1/a"], alone | {"TORPOR_COMPLETING": "1"}, False),
             f"ls, {sessions:,} sessions": ([_TORPOR, "ls"], large, False),
+            f"ls, {sessions:,}, on a terminal": ([_TORPOR, "ls"], large | terminal, True),
         }
         taken: dict[str, list[float]] = {row: [] for row in rows}
         for _ in range(rounds):
@@ -109,7 +114,7 @@ def report(taken: dict[str, list[float]], out: Path) -> None:
         axes.invert_yaxis()
         axes.set(xlabel="seconds of the processor, median")
     for row, each in figures["processor_s"].items():
-        print(f"{row:>22} {each['median']:.3f} s ({each['lowest']:.3f} to {each['highest']:.3f})")
+        print(f"{row:>26} {each['median']:.3f} s ({each['lowest']:.3f} to {each['highest']:.3f})")
 
 
 def main() -> int:

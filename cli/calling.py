@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from .. import __version__
@@ -13,6 +14,7 @@ from ..errors import TorporError
 from ..memvid.errors import InvalidUri
 from ..memvid.uri import parse_reference, session_in
 from .command_list import LOOKING, Command
+from .exit_codes import INTEGRITY, exit_status_of
 from .reach.options import NAMESPACE_PARAMETER, takes_namespace
 from .view.advice import advising_for
 
@@ -49,6 +51,7 @@ def guarded(command: Command) -> Callable[..., Any]:
                 except TorporError as error:
                     completed = _completed(arguments, error) if command.name in LOOKING else None
                     if completed is None:
+                        _add_suggestion(error, arguments)
                         raise
                     arguments = completed
 
@@ -58,6 +61,19 @@ def guarded(command: Command) -> Callable[..., Any]:
         signature = signature.replace(parameters=[*signature.parameters.values(), NAMESPACE_PARAMETER])
     guarded.__signature__ = signature  # type: ignore[attr-defined]
     return guarded
+
+
+def _add_suggestion(error: TorporError, arguments: Mapping[str, Any]) -> None:
+    """Where a session is damaged that the command names, say how it goes on all the same."""
+    named = arguments.get("session") or arguments.get("version")
+    if exit_status_of(error.code) != INTEGRITY.number or not isinstance(named, str):
+        return
+    from .reach.store_view import choose_served_store
+    from .view.damage import add_suggestion
+
+    with suppress(TorporError):  # the fault is reported already; a missing suggestion needs no second error
+        path, served = choose_served_store(arguments.get("store"), arguments.get("socket"))
+        add_suggestion(error, path, named, is_served=served is not None)
 
 
 def _completed(arguments: Mapping[str, Any], error: TorporError) -> dict[str, Any] | None:

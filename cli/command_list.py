@@ -98,6 +98,10 @@ COMMANDS = (
             "again."),
     Command(_AT_REST, "warm", "commands.warm.warm",
             "Wake sessions ahead of their next request, so that it does not wait: by name, or by label."),
+    Command(_AT_REST, "push", "commands.remote.push",
+            "Send the newest versions of sessions to the daemon's remote, and wait until they are durable there."),
+    Command(_AT_REST, "pull", "commands.remote.pull",
+            "Take the newest versions that the daemon's remote has of sessions into the store."),
     Command(_AT_REST, "quantize", "commands.quantize.quantize",
             "Keep the keys and values of a sleeping session in 8 or 4 bits. What is lost does not come back."),
     Command(_LOOK, "ls", "commands.ls.ls", "List sessions, with their tokens and bytes."),
@@ -147,6 +151,8 @@ DAILY: Final = (
 )
 """The commands of every day, which stand first in `torpor --help`."""
 
+EXIT_STATUS: Final = "exit-status"  # the topic of `torpor help` that is no command
+
 LOOKING: Final = frozenset({"show", "log", "why", "blocks", "cat", "diff", "du"})
 """The commands that take the beginning of a session's name for it, as they change nothing."""
 
@@ -182,12 +188,15 @@ _RENAMED: Final = (
     "history."
 )
 _BACK: Final = (
-    "`torpor wake NAME@2` goes on from an earlier version; `torpor fork NAME@2 NEW` has a new session begin there."
+    "`torpor wake NAME@2` goes on from an earlier version; `torpor fork NAME@2 NEW` has a new session begin there. "
+    "`torpor log NAME --since yesterday` tells which version is of when."
 )
 UNBUILT: Final = {
     **dict.fromkeys(("rename", "mv", "move"), _RENAMED),  # docs/decisions/03-bundle-id-covers-the-manifest.md
     **dict.fromkeys(("checkout", "reset", "revert", "rollback", "undo"), _BACK),
     **dict.fromkeys(("tree", "graph"), "`torpor log --graph` draws it: where each version came from."),
+    "tags": "`torpor log` shows tags and pins, of all sessions or of those that are named.",
+    **dict.fromkeys(("grep", "search"), "`torpor cat NAME | grep TEXT` looks into a session."),
     **dict.fromkeys(("trace", "profile"), "`torpor events --perfetto FILE` writes a trace of what happens."),
     "status": "`torpor top` shows what the daemon does; `torpor ls` lists sessions; `torpor doctor` examines all.",
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,10 @@ VARIABLE: Final = "TORPOR_COMPLETING"
 _MOST: Final = 500
 """Candidates: more than anybody reads."""
 
+_WORD: Final = re.compile(r"[\w.][\w./@:+,%-]*|--?[\w-]+")
+"""What every shell takes as it is, as one word: bash puts a candidate into the line without quotes. Anybody may have
+chosen a label, or the name of a model in an imported bundle, and one with a `$(` in it would be a command."""
+
 
 def write_candidates(words: Sequence[str]) -> None:
     """Print what the last word may become. A fault gives none: nothing may stand in the midst of a command line."""
@@ -57,29 +62,26 @@ def candidates(words: Sequence[str]) -> list[str]:
         return _fitting((*options, "--help"), begun)
     behind = before[named + 1 :]
     given = options.get(behind[-1]) if behind else None
-    if given is None or given.annotation is bool or get_args(given.annotation)[:1] == (bool,):
+    if given is None or get_args(given.annotation)[0] is bool:
         given = _place_of([each for each in parameters if not _flags_of(each)], behind, options)
-    if given is not None and getattr(_mark_of(given), "callback", None) is require_tag:
+    if given is not None and _declared(given).callback is require_tag:
         of_session = next(iter(_arguments_in(behind, options)), None) if command.name == "untag" else None
         return _fitting(_tags(of_session, before), begun)
     return [] if given is None else _fitting(_values_of(given, begun, before), begun)
 
 
 def _fitting(found: Iterable[str], begun: str) -> list[str]:
-    return sorted(each for each in set(found) if each.startswith(begun))[:_MOST]
+    return sorted(each for each in set(found) if each.startswith(begun) and _WORD.fullmatch(each))[:_MOST]
 
 
-def _mark_of(parameter: inspect.Parameter) -> Any:
-    return next(iter(get_args(parameter.annotation)[1:]), None)
+def _declared(parameter: inspect.Parameter) -> Declared:
+    declared: Declared = get_args(parameter.annotation)[1]
+    return declared
 
 
 def _flags_of(parameter: inspect.Parameter) -> Sequence[str]:
     """The flags of an option; of an argument none."""
-    mark = _mark_of(parameter)
-    if isinstance(mark, Declared):
-        return mark.flags
-    told = (getattr(mark, "default", None), *(getattr(mark, "param_decls", None) or ()))
-    return [each for each in told if isinstance(each, str) and each.startswith("-")]
+    return _declared(parameter).flags
 
 
 def _place_of(
@@ -105,11 +107,10 @@ def _arguments_in(behind: Sequence[str], options: dict[str, inspect.Parameter]) 
 
 
 def _values_of(parameter: inspect.Parameter, begun: str, before: Sequence[str]) -> Iterable[str]:
-    kind, mark = get_args(parameter.annotation)[0], _mark_of(parameter)
+    kind, callback = get_args(parameter.annotation)[0], _declared(parameter).callback
     for each in (kind, *get_args(kind)):
         if get_origin(each) is Literal:
             return map(str, get_args(each))
-    callback = getattr(mark, "callback", None)
     if parameter.annotation == NewNameArgument:
         return ()
     if callback is require_sessions or callback in READS_VERSIONS:

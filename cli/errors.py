@@ -66,7 +66,7 @@ class HttpNotServed(CliError):
 
 
 class DemoDaemonFailed(CliError):
-    """A daemon of the demo did not start, or ended when it should not have."""
+    """A daemon of the demo did not end as it should have."""
 
 
 class DemoUnfit(CliError):

@@ -10,12 +10,11 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
-from .command_list import COMMANDS, DAILY, command_named
+from .command_list import COMMANDS, DAILY, EXIT_STATUS, command_named
 from .exit_codes import describe_exit_codes
 from .view.markup import escape
 from .view.output import Output
 
-EXIT_STATUS = "exit-status"  # the topic of `torpor help` that is no command
 _MOST_COLUMNS: Final = 80
 _LEAST_COLUMNS: Final = 40
 _OPTIONS: Final = (

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 from .reach.options import Declared
 
@@ -60,7 +60,7 @@ class _Parameter:
             return given
         takes_line = len(inspect.signature(self.declared.callback).parameters) > 1
         call = partial(self.declared.callback, line) if takes_line else self.declared.callback
-        return call(given)  # type: ignore[call-arg]
+        return call(given)
 
     def _given(self) -> Any:
         if not self.words:
@@ -90,15 +90,11 @@ def read_line(line: PlainLine, signature: inspect.Signature, words: Sequence[str
 
 
 def _parameter(parameter: inspect.Parameter) -> _Parameter:
-    kind, *marks = get_args(parameter.annotation) if get_origin(parameter.annotation) is Annotated else (None,)
-    if len(marks) != 1 or not isinstance(marks[0], Declared):
-        raise _LeftToTyper
-    declared = marks[0]
-    default = parameter.default
+    kind, declared = get_args(parameter.annotation)
     variable = declared.more.get("envvar")
     if variable is not None and variable in os.environ:
         raise _LeftToTyper
-    return _Parameter(parameter.name, kind, declared, default)
+    return _Parameter(parameter.name, kind, declared, parameter.default)
 
 
 def _deal(parameters: Sequence[_Parameter], words: Sequence[str]) -> None:

@@ -211,6 +211,7 @@ def _flowing(text: str) -> str:
 
 _GONE = {
     "--check-models": "`torpor serve --check-models` reads the files of the models that it serves again.",
+    "--version": "Name the version behind an @, as in NAME@2.",
     "--repeats": "`bench/ttft.py` takes the times as often as you like.",
 }
 """Options that a command once had, and their replacements."""

@@ -14,10 +14,9 @@ from typing import Any
 from ..errors import TorporError
 from ..spellings import present
 from .calling import guarded, write_version
-from .command_list import command_named
+from .command_list import EXIT_STATUS, command_named
 from .errors import Interrupted, OutputFailed, SystemRefused, UnreadableInput
 from .exit_codes import OK
-from .help import EXIT_STATUS, write_exit_statuses, write_help
 from .plain_line import PlainLine, read_line
 from .reach.options import NAMESPACE_VARIABLE, enter_namespace
 from .view.streams import ReaderGone
@@ -47,6 +46,8 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str], *, as_json: bool) -> Any:
     name, words = (arguments[0], arguments[1:]) if arguments else ("help", ())
     if name in ("help", "--help") and (not words or words == [EXIT_STATUS]):
+        from .help import write_exit_statuses, write_help  # only where they are asked for
+
         return write_exit_statuses() if words else write_help()
     if name == "help":
         return _run([words[0], "--help"], as_json=as_json)

@@ -1,4 +1,4 @@
-"""A command that ends with its starter: `python -m torpor.cli.tied serve ...` is the demo's daemon.
+"""A detached daemon that ends with its starter: that of the demo.
 
 Standard input is a pipe, and only the starter holds its other end. The pipe ends when the starter does, even by
 SIGKILL. So no daemon of a demo outlives the demo.
@@ -11,7 +11,8 @@ import signal
 import threading
 import time
 
-from .main import main
+from .detached import main
+from .view.streams import leave
 
 GRACE_S = 10.0  # for a graceful stop; then it is killed: a store made for one process is of no use without it
 
@@ -26,4 +27,4 @@ def _end_with_the_starter() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_the_starter, daemon=True).start()
-    main()
+    leave(main())

@@ -160,6 +160,10 @@ class ServiceClosed(DaemonError):
     """The daemon is stopping and takes no more work."""
 
 
+class NoRemote(DaemonError):
+    """The daemon has no remote."""
+
+
 class SessionAwake(DaemonError):
     """The session is awake with another version than the requested one, or only for a look."""
 

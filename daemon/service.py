@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..errors import TorporError
 from ..memvid.disk.budget import Budget
@@ -41,6 +42,9 @@ from .tasks.cancellation import in_any_case, to_the_end
 from .tasks.door import LastSleep, Phase
 from .upkeep.scrubbing import ScrubPolicy
 from .verbs import HANDLERS
+
+if TYPE_CHECKING:
+    from ..memvid.remote.sessions import RemoteSessions
 
 Found = TypeVar("Found")
 
@@ -93,6 +97,8 @@ class Service(Verbs, Awaiting):
             ModelUnavailable, ModelFilesMissing: a model cannot be loaded, or its files are no model; the store is
                 released again. The errors of `load_model` for an adapter, likewise.
             MemoryBudgetExceeded: the models alone take more than the budget.
+            InvalidRemote, RemoteUnfit, RemoteRefused: the remote cannot be used. One that does not answer is no error:
+                it is tried before it is used.
         """
         options = options or ServeOptions()
         sources = models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}
@@ -101,12 +107,15 @@ class Service(Verbs, Awaiting):
         bus = bus or Bus()
         loader = Loader(digests, bus)
         store = await in_any_case(asyncio.to_thread(lambda: _open_store(options)))
+        remote: RemoteSessions | None = None
         engine = Engine(Decoder(options.batch, bus.from_any_thread()))
         try:
+            if options.remote is not None:
+                remote = await in_any_case(asyncio.to_thread(partial(store.open_remote, options.remote)))
             await load_first(shelf, loader, options.memory_budget)
             if scrub is None and options.scrub_rate:
                 scrub = ScrubPolicy(options.scrub_rate)
-            parts = Parts(store, engine, shelf, loader, bus, options, scrub)
+            parts = Parts(store, engine, shelf, loader, bus, options, scrub, remote)
             await in_any_case(parts.start())
         except BaseException:
             loader.close()
@@ -218,7 +227,7 @@ class Service(Verbs, Awaiting):
             await self._parts.config.close()
         # running work may have ended with a new session in memory
         await self._parts.sessions.last_sleeps.keep_all(order, keeping, give_up=True)
-        await self._parts.close()
+        await self._parts.close(order)
         return keeping.report()
 
     def follow(self, file: ConfigFile, settings: Settings) -> None:

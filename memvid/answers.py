@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, Literal
 
+from ..errors import TorporError
 from ..records import Count, Result
 from .uri import SessionUri
 
@@ -22,6 +23,11 @@ class Finding(Result):
     session: str | None = None
     version: int | None = None
     lost: bool = False
+
+    @classmethod
+    def of(cls, path: str, error: TorporError) -> Finding:
+        """What an error says of a file."""
+        return cls(path, error.code, error.message)
 
 
 class Action(Result):
@@ -201,6 +207,11 @@ Condition = Literal["whole", "stripped", "missing", "damaged"]
 and it cannot be read."""
 
 
+Standing = Literal["same", "ahead", "behind", "diverged", "absent"]
+"""What a store has of a session, beside the newest version of a remote: that very one, later ones, an earlier one,
+later ones that do not follow it, or nothing."""
+
+
 class SessionUsage(Result):
     """The disk space of one session in the four coins, in bytes.
 
@@ -220,6 +231,26 @@ class SessionUsage(Result):
     stripped_versions: int = 0
 
 
+class Together(Result):
+    """The disk space of some sessions in the four coins, as if they were one: `shared_bytes` are what sessions beside
+    them need too, and `alone_bytes` are freed if all of them go."""
+
+    sessions: tuple[str, ...]
+    logical_bytes: int
+    stored_bytes: int
+    shared_bytes: int
+    alone_bytes: int
+
+
+class SharedBytes(Result):
+    """A part of the disk that some sessions need, each of them, and no other: `size_bytes`, counted once. sessions: of
+    these, which are `session_count`, the eight that need most of the disk, the one that needs most first."""
+
+    size_bytes: int
+    sessions: tuple[str, ...]
+    session_count: int
+
+
 class UsageReport(Result):
     """The disk space of the store in bytes, split in two ways with the same sum, and each session's part.
 
@@ -227,11 +258,12 @@ class UsageReport(Result):
     `incoming_bytes` + `index_bytes` + `temp_bytes` + `journal_bytes` + `other_bytes`.
     By need: `file_bytes` = `stored_bytes` + `rest_bytes`, and `stored_bytes` = `alone_bytes` + `shared_bytes`.
     `alone_bytes` is the sum of the sessions'; `shared_bytes` counts once what several need, so it is less than the sum
-    of theirs. The rest is `unneeded_bytes` + `unreadable_bytes` + all places but manifests and packs. A repack can free
-    `unneeded_bytes`: frames that no version needs, and second copies. Manifests and packs that cannot be read
-    (`problems`) count as `unreadable_bytes` alone. Versions whose manifests are missing are `problems` too, and have no
-    bytes. The budgets compare `written_today_bytes`, as far as the index was not lost since, and `free_bytes` (of the
-    disk). counted_ns: when this was.
+    of theirs; `shared_by` are the twenty largest parts of it, by who shares them. The rest is `unneeded_bytes` +
+    `unreadable_bytes` + all places but manifests and packs. A repack can free `unneeded_bytes`: frames that no version
+    needs, and second copies. Manifests and packs that cannot be read (`problems`) count as `unreadable_bytes` alone.
+    Versions whose manifests are missing are `problems` too, and have no bytes. The budgets compare
+    `written_today_bytes`, as far as the index was not lost since, and `free_bytes` (of the disk). counted_ns: when this
+    was.
     """
 
     file_bytes: int
@@ -253,5 +285,6 @@ class UsageReport(Result):
     written_today_bytes: int
     free_bytes: int
     sessions: tuple[SessionUsage, ...]
+    shared_by: tuple[SharedBytes, ...] = ()
     problems: tuple[Finding, ...] = ()
     counted_ns: int = 0

@@ -207,6 +207,60 @@ class BlockMissing(Corruption):
     """No pack has a block that a manifest or a caller names; `whole_up_to`: the tokens of its version before it."""
 
 
+# --- an object store that holds versions
+
+
+class RemoteError(StoreError):
+    """Root of what an object store, or what lies in it, refuses. The store on this disk is as it was."""
+
+
+class RemoteUnreachable(RemoteError):
+    """No answer in time, or one that says to try again later."""
+
+
+class RemoteRefused(RemoteError):
+    """The object store takes no such request: no credentials, no right, no such bucket."""
+
+
+class RemoteUnclear(RemoteError):
+    """A write may have landed or not: its answer was lost, or may be wrong. Read back what is there."""
+
+
+class RemoteUnfit(RemoteError):
+    """The object store lets a conditional write through that it must refuse; `check` says which. Two owners of one
+    session could not be told apart there."""
+
+
+class RemoteTooLarge(RemoteError):
+    """An object is larger than anything that Torpor writes under such a key; `limit`."""
+
+
+class CorruptHead(RemoteError, Corruption):
+    """The head of a session in a remote is not what was written there, or another session's; `path`, `reason`."""
+
+
+class HeadReplayed(RemoteError):
+    """The head of a session is older than one that this store has seen, or gone: revision `found`, `seen` before."""
+
+
+class LeaseHeld(RemoteError):
+    """Another machine has the session: `machine`, its store's uuid `store`. `wait_s`: after so many seconds without a
+    sign of life of it the session may be taken. `is_asked`: our request waits for an answer."""
+
+
+class LeaseLost(RemoteError):
+    """The session is not ours: the lease ran out before it was renewed, or another machine has taken the session.
+    Nothing is acknowledged any more. `machine`: who has it, if known."""
+
+
+class Diverged(RemoteError):
+    """A session has gone on here, and otherwise in the remote. Both are as they were."""
+
+
+class InvalidRemote(RemoteError):
+    """A URL of a remote that means nothing here; `url`, without credentials."""
+
+
 # --- a sound bundle that is not the one that was promised
 
 

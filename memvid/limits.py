@@ -87,6 +87,40 @@ MAX_IDENTITY_NAME_CHARS: Final = 128
 MAX_IDENTITY_VALUE_BYTES: Final = 4 * KIB
 """Values are digests and short settings; a value of many KiB is a mistake."""
 
+# --- remotes
+
+MAX_PLACES_BYTES: Final = 20 * MIB
+"""The places of a version: MAX_BLOCKS lines of 56 bytes, and as many packs fit."""
+
+MAX_SENT_PACK_BYTES: Final = 256 * MIB
+"""Raw bytes of the blocks in a pack for a remote, unless its first one alone has more. What was cut off goes on at the
+pack."""
+
+MAX_FETCHED_FRAME_BYTES: Final = 1 * GIB
+"""One frame from a remote, which is in memory whole for a moment."""
+
+FETCHED_SPAN_BYTES: Final = 8 * MIB
+"""Of a frame, in one piece. A longer frame comes in several."""
+
+MAX_HEAD_BYTES: Final = 256 * KIB
+"""The head of a session: MAX_HEAD_VERSIONS take half of it, MAX_TAIL_SEGMENTS less than the other half."""
+
+MAX_HEAD_VERSIONS: Final = 4096
+"""Versions that a remote keeps of one session."""
+
+MAX_TAIL_SEGMENTS: Final = 256
+MAX_TAIL_KEY_CHARS: Final = 400
+"""Segments of a journal behind the newest version, and the length of a key of one."""
+
+MAX_LEASE_S: Final = 3600
+"""Seconds of a lease: whoever has died holds his sessions for so long at most."""
+
+MAX_MACHINE_CHARS: Final = 255
+"""The name of a machine, for people; POSIX's limit for a host's."""
+
+MAX_SEEN_HEADS: Final = 16 * KIB
+"""Heads of which a store remembers how new they were: 1.5 MiB at most."""
+
 # --- names
 
 MAX_NAME_CHARS: Final = 128

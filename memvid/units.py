@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?:([KMGT])(i)?)?B?", re.ASCII | re.IGNORECASE)
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|min|h|d)?", re.ASCII | re.IGNORECASE)
@@ -48,10 +47,13 @@ def parse_bytes(text: str) -> int:
         raise ValueError(f"{text[:40]!r} is no size; write bytes, or a number with a unit, as in 500MiB or 2GB")
     number, prefix, binary = match.groups()
     base = 1024 if binary else 1000
-    size = Decimal(number) * base ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0)
-    if size != int(size):
+    whole, _, decimals = number.partition(".")
+    unit: int = base ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0)
+    scale: int = 10 ** len(decimals)
+    size_bytes, rest = divmod(int(whole + decimals) * unit, scale)
+    if rest:
         raise ValueError(f"{text[:40]!r} is no whole number of bytes")
-    return int(size)
+    return size_bytes
 
 
 def parse_seconds(text: str) -> float:

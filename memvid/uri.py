@@ -48,6 +48,14 @@ _TAG_RULE: Final = (
 )
 
 
+def _is_part(part: object) -> bool:
+    return isinstance(part, str) and _PART.fullmatch(part) is not None
+
+
+def _no_part(label: str, part: object) -> InvalidUri:
+    return InvalidUri(f"{_shown(part)} is not a valid {label}: use {_RULE}.", field=label, value=_shown(part))
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class SessionUri:
     """The full name of a session. Raises InvalidUri for parts outside the syntax, however it is built."""
@@ -56,11 +64,10 @@ class SessionUri:
     name: str
 
     def __post_init__(self) -> None:
-        for label, part in (("namespace", self.namespace), ("name", self.name)):
-            if not isinstance(part, str) or not _PART.fullmatch(part):
-                raise InvalidUri(
-                    f"{_shown(part)} is not a valid {label}: use {_RULE}.", field=label, value=_shown(part)
-                )
+        if not _is_part(self.namespace):
+            raise _no_part("namespace", self.namespace)
+        if not _is_part(self.name):
+            raise _no_part("name", self.name)
 
     @classmethod
     def parse(cls, text: str) -> SessionUri:

@@ -29,13 +29,11 @@ from torpor.cli.command_list import COMMANDS, Command
 from torpor.cli.launch.agents import AGENTS
 from torpor.cli.launch.filling import EXAMPLE, exports_of, filled, text_of
 from torpor.cli.reach.options import NAMESPACE_PARAMETER, takes_namespace
-from torpor.cli.reach.options import Declared as DeclaredByCommand
 from torpor.daemon.api.verb import Verb
 from torpor.daemon.events import events
 from torpor.daemon.options.serve_options import MODEL_OPTIONS, SERVE_OPTIONS, Declared
 from torpor.errors import TorporError
 from torpor.socket_api import Client
-from typer.models import ArgumentInfo
 from verb_reference import reference
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -84,7 +82,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    return " ".join(re.sub(r"\[/?\]|\[/[a-z]+\]|\[[a-z]+\]", "", text).split())
+    return " ".join(_bold_of(text).split())
 
 
 # --- commands
@@ -121,7 +119,8 @@ def _code_of(text: str) -> str:
 
 
 def _bold_of(text: str) -> str:
-    return re.sub(r"\\\[|\[/?[a-z]*\]", lambda found: "[" if found[0] == r"\[" else "", text)
+    """A text without its markup. `[]` is none: jq has it."""
+    return re.sub(r"\\\[|\[/[a-z]*\]|\[[a-z]+\]", lambda found: "[" if found[0] == r"\[" else "", text)
 
 
 def _parameters_of(command: Command) -> list[_Parameter]:
@@ -136,12 +135,10 @@ class _Parameter:
     def __init__(self, parameter: inspect.Parameter) -> None:
         if not get_args(parameter.annotation):
             raise TypeError(f"{parameter} of a command is no argument and no option; see cli/reach/options.py")
-        self.kind, *more = get_args(parameter.annotation)
-        more = [each.for_typer() if isinstance(each, DeclaredByCommand) else each for each in more]
-        (self.info,) = (each for each in more if hasattr(each, "param_decls"))
+        self.kind, self.declared = get_args(parameter.annotation)
         self.default = parameter.default
         self.key = parameter.name
-        self.is_argument = isinstance(self.info, ArgumentInfo)
+        self.is_argument = not self.declared.flags
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -150,23 +147,17 @@ class _Parameter:
 
     @property
     def value(self) -> str:
-        return self.info.metavar or self.key.upper().strip("_")
+        return self.declared.metavar or self.key.upper().strip("_")
 
     @property
     def usage(self) -> str:
         return self.value if self.default is inspect.Parameter.empty or self.value[0] == "[" else f"[{self.value}]"
 
     @property
-    def names(self) -> list[str]:
-        # In an annotation typer takes the first name for a default.
-        told = (self.info.default, *(self.info.param_decls or ()))
-        return [name for name in told if isinstance(name, str) and name.startswith("-")]
-
-    @property
     def name(self) -> str:
         if self.is_argument:
             return f"`{self.value}`"
-        return ", ".join(f"`{name}`" for name in self.names or [f"--{self.key.replace('_', '-')}"])
+        return ", ".join(f"`{flag}`" for flag in self.declared.flags)
 
     @property
     def shown_value(self) -> str:
@@ -174,16 +165,14 @@ class _Parameter:
             return ""
         if self.choices:
             return ", ".join(f"`{choice}`" for choice in self.choices)
-        least, most = self.info.min, self.info.max
+        least, most = self.declared.more.get("min"), self.declared.more.get("max")
         if least is None:
             return f"`{self.value}`"
         return f"`{self.value}`, from {least:,}" if most is None else f"`{self.value}`, {least:,} to {most:,}"
 
     @property
     def meaning(self) -> str:
-        told = _code_of(self.info.help or "")
-        shows = self.info.show_default and self.default not in (None, False, ..., inspect.Parameter.empty)
-        return f"{told} Default: {self.default}." if shows else told
+        return _code_of(self.declared.help)
 
 
 # --- settings

@@ -94,7 +94,12 @@ class Tokens:
                 self._read()
         except (OSError, UnsafeTokenFile):
             return None
-        return self._namespaces.get(_digest(token))
+        return self._namespaces.get(digest_of(token))
+
+    def with_digest(self, digest: bytes) -> tuple[str, str] | None:
+        """The namespace and the token with a digest, as the file has them now; None if it has none. Raises
+        UnsafeTokenFile."""
+        return next((line for line in self._load()[1] if digest_of(line[1]) == digest), None)
 
     def token_of(self, namespace: str) -> str | None:
         """The first token of a namespace in the file; None if it has none. Raises UnsafeTokenFile."""
@@ -102,7 +107,7 @@ class Tokens:
 
     def _read(self) -> None:
         self._seen, lines = self._load()
-        self._namespaces = {_digest(token): namespace for namespace, token in lines}
+        self._namespaces = {digest_of(token): namespace for namespace, token in lines}
 
     def _load(self) -> tuple[tuple[int, ...], list[tuple[str, str]]]:
         """What tells this state of the file from others, and each line's namespace and token."""
@@ -146,7 +151,8 @@ class Tokens:
         return UnsafeTokenFile(f"The file of tokens {self.path} {problem}.", path=str(self.path))
 
 
-def _digest(token: str) -> bytes:
+def digest_of(token: str) -> bytes:
+    """By which a token, or a code for one, is known."""
     # Looked up by its digest: the time of the search tells nothing about a known token.
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 

@@ -34,10 +34,11 @@ settings.load_profile("torpor")
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 _LONGEST = (
-    *("memvid/faults/test_faults.py", "socket_api/http/test_clients.py", "test_documents.py", "daemon/test_service.py"),
-    *("memvid/test_state_machine.py", "socket_api/http/test_shapes.py", "daemon/test_refusals.py", "bench/test_run.py"),
-    *("daemon/test_exactness.py", "daemon/verbs/test_retries.py", "socket_api/test_invariants_failures.py"),
-    *("dialogues/test_company.py", "dialogues/test_ledger.py"),
+    *("dialogues/test_company.py", "socket_api/test_invariants.py", "socket_api/http/inspector/test_inspector.py"),
+    *("socket_api/http/test_clients.py", "test_documents.py", "memvid/test_state_machine.py", "bench/test_run.py"),
+    *("socket_api/http/test_shapes.py", "socket_api/http/test_threats.py", "memvid/faults/test_faults.py"),
+    *("dialogues/test_ledger.py", "socket_api/fronts/test_verbs.py", "memvid/recovery/test_opening.py"),
+    *("daemon/verbs/test_recalling.py", "daemon/verbs/test_retries.py", "daemon/test_exactness.py", "test_layers.py"),
 )
 """The files that take longest. They begin, so that no worker has one left when the others have nothing more to do."""
 

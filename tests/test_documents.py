@@ -127,7 +127,7 @@ def test_budgets_and_retention_runs_and_quantises_something(home: dict[str, str]
 @pytest.mark.timeout(600)
 def test_it_is_told_why_a_request_was_slow_with_a_daemon_and_without(home: dict[str, str]) -> None:
     said = run_shell(blocks("docs/how-to/look-into-memory.md", "causes"), home)
-    assert len(re.findall(r"chat  diverged at token [0-9]+ of [0-9]+, in message 0: clock", said)) == 2
+    assert len(re.findall(r"chat  clock: diverged at token [0-9]+ of [0-9]+, in message 0", said)) == 2
     assert re.search(r"^clock\t1\t[1-9]", said, re.MULTILINE), said
 
 
@@ -254,4 +254,5 @@ def test_the_reference_is_fresh() -> None:
         assert re.findall("^## .*", again, re.MULTILINE) == re.findall("^## .*", commands, re.MULTILINE), name
     untold = re.findall(r"^\| `(\w+)` \|.*\|  \|$", text_of("docs/reference/errors.md"), re.MULTILINE)
     assert not untold, "an error without a docstring"
+    assert "jq -r '.sessions[].session'" in commands, "markup goes, and nothing else"
     assert tables.page_with_tables("<!-- generated: events -->\n<!-- end of events -->").count("| `sleep_ended` |") == 1

@@ -23,7 +23,7 @@ MODULES = sorted([*ROOT.glob("*.py"), *(path for folder in FOLDERS for path in (
 MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     # the clients, under the name of the package; the kinds of pydantic's settings; a digest; where folders belong
     "": ({"socket_api"}, {"pydantic", "blake3", "platformdirs"}),
-    "memvid": (set(), {"msgpack", "zstandard", "blake3", "platformdirs"}),
+    "memvid": (set(), {"msgpack", "zstandard", "blake3", "platformdirs", "obstore"}),
     "snapshot": ({"memvid"}, {"mlx", "mlx_lm", "numpy", "blake3", "platformdirs"}),
     "daemon": (
         {"snapshot", "memvid"},
@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
 HOLDS: dict[str, tuple[str, ...]] = {
     "memvid": (
         *("errors", "limits", "uri", "units", "answers", "disk", "format", "format_1", "folder", "index", "writing"),
-        *("checking", "exchange", "recovery", "maintenance", "access", "store", "operations"),
+        *("checking", "exchange", "recovery", "maintenance", "remote", "access", "store", "operations"),
     ),
     "daemon": (
         *(
@@ -269,6 +269,17 @@ def test_only_the_adapters_of_caches_name_the_cache_classes_of_mlx_lm() -> None:
             continue
         for name, ours, line in imports_of(path):
             assert ours or "Cache" not in name, f"{path.relative_to(ROOT)}:{line}: {name}"
+
+
+def test_the_client_of_object_stores_is_imported_within_functions_of_the_remote_alone() -> None:
+    """It is an extra, and takes time: who has no remote imports nothing of it."""
+    for path in MODULES:
+        named = any(name.startswith("obstore") for name, ours, _ in imports_of(path) if not ours)
+        assert not named or path.parent == ROOT / "memvid" / "remote", path
+        at_once = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if named]
+        assert not any(
+            "obstore" in ast.unparse(each) for each in at_once if isinstance(each, (ast.Import, ast.ImportFrom))
+        )
 
 
 def test_the_table_covers_every_folder_of_the_package() -> None:

@@ -74,7 +74,8 @@ def test_what_went_with_its_subject_is_not_lost(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_all_that_the_harness_has_is_found_in_its_source() -> None:
-    found = proofs.proofs_in(proofs.files_of(None))
+    files = proofs.files_of(None).items()
+    found = proofs.proofs_in({name: data for name, data in files if "/test_" not in name or b"PLANTS" in data})
     assert found["mutant"].keys() - {"EARLY"} == {
         name for name, mutant in all_mutants().items() if mutant.flush is None and name != EARLY
     }

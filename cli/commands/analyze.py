@@ -8,17 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from ...daemon.api.store import AnalysisResult
 from ...memvid.units import format_count, format_plural
 from ..reach.artifacts import ArtifactFile, KindOption, LabelOption, OverwriteOption, require_file
 from ..reach.daemon_link import connect, progress_of
 from ..reach.options import JsonOption, SocketOption, VersionArgument, option
-from ..view.damage import naming_the_intact
 from ..view.formatting import format_id
-from ..view.output import Output, facts_table, neutralise, plain, rows_table
+from ..view.output import Output, facts_table, plain, rows_table
+from ..view.table import PlainTable
 
 WIDE_COLUMNS = 100  # a terminal this wide is shown all columns
 _LEFT_OUT_IF_NARROW = ("SHAPE", "DRIFT")
@@ -51,7 +48,7 @@ def analyze(
         require_file(out, "analyze --out")
     with connect(socket) as client:
         file = ArtifactFile(out, Path(client.status().store), replacing=overwrite) if out is not None else None
-        with naming_the_intact(client, version), progress_of(output, "analyze") as on_event:
+        with progress_of(output, "analyze") as on_event:
             result = client.analyze(version, kind=kind, labels=label or None, on_event=on_event)
     if file is not None:
         file.write(result.artifact.encode())
@@ -60,7 +57,7 @@ def analyze(
         body = {name: value for name, value in asdict(result).items() if name != "artifact"}
         output.document("analyze", {**body, "path": file.path if file else None, "artifact": document})
         return
-    output.show(render_analysis(document, output.stdout.width))
+    output.show(*render_analysis(document, output.stdout.width))
     if file is not None:
         output.remark(f"written to {plain(file.path)}")
     _remark_awake(output, result)
@@ -74,17 +71,14 @@ def _remark_awake(output: Output, result: AnalysisResult) -> None:
         )
 
 
-def render_analysis(document: dict[str, Any], width: int) -> RenderableType:
-    """Draw a document. width: of the terminal, in columns."""
-    parts: list[RenderableType] = [Text(neutralise(document["session"]), style="bold"), _facts(document)]
-    parts += [Text(""), _rows(document, narrow=width < WIDE_COLUMNS)]
-    notes = list(_notes(document))
-    if notes:
-        parts.append(Text("\n" + "\n".join(f"  {neutralise(note)}" for note in notes), style="dim"))
-    return Group(*parts)
+def render_analysis(document: dict[str, Any], width: int) -> Iterator[str | PlainTable]:
+    """A document, part by part. width: of the terminal, in columns."""
+    yield from (f"[bold]{plain(document['session'])}[/]", _facts(document), "")
+    yield from (_rows(document, narrow=width < WIDE_COLUMNS), "")
+    yield from (f"[dim]  {plain(note)}[/]" for note in _notes(document))
 
 
-def _facts(document: dict[str, Any]) -> RenderableType:
+def _facts(document: dict[str, Any]) -> PlainTable:
     facts = facts_table()
     facts.add_row("  version", f"{document['version']}  (bundle {plain(format_id(document['bundle_id']))})")
     facts.add_row("  model", plain(document["model"]))
@@ -94,7 +88,7 @@ def _facts(document: dict[str, Any]) -> RenderableType:
     return facts
 
 
-def _rows(document: dict[str, Any], *, narrow: bool) -> RenderableType:
+def _rows(document: dict[str, Any], *, narrow: bool) -> PlainTable:
     names = ("ARRAY", "SHAPE", "RMS", "MAX", "NEXT", "MEAN", "RANK", "DRIFT", "OUTLIERS")
     shown = [name for name in names if not (narrow and name in _LEFT_OUT_IF_NARROW)]
     right = tuple(name for name in shown if name not in ("ARRAY", "SHAPE", "OUTLIERS"))

@@ -16,7 +16,6 @@ from ..reach.generation_options import PriorityOption
 from ..reach.inputs import load_text, require_no_file
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption, argument, option
-from ..view.damage import naming_the_intact
 from ..view.formatting import format_rate, format_seconds
 from ..view.output import Output, plain
 from ..view.wake_remarks import remark_on_branch, remark_on_wake_in_passing
@@ -55,8 +54,7 @@ def append(
             except KeyboardInterrupt:
                 raise Interrupted(_left_at(client.socket_path, session)) from None
 
-        with naming_the_intact(client, session):
-            result = with_session(output, client, session, model, act, labels=label)
+        result = with_session(output, client, session, model, act, labels=label)
         ignore_interrupts()
     if not output.told("append", result):
         _say(output, result)

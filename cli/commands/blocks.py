@@ -1,4 +1,4 @@
-"""`torpor blocks`: the blocks of a version, one line each, and a ribbon of them."""
+"""`torpor blocks`: the blocks of a session or a version, one line each, and a ribbon of them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Annotated, Final, NamedTuple
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from ...daemon.api.blocks import BlockInfo, BlocksResult
-from ...daemon.views.blocks import blocks_of
 from ...memvid.units import format_bytes, format_count, format_plural
+from ...memvid.uri import VERSION_MARK
+from ...socket_api.errors import RemoteError
 from ..exit_codes import INTEGRITY, OK
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument, option
 from ..reach.viewing import look
-from ..view.formatting import format_id, format_time
+from ..view.formatting import format_id, format_name, format_time
 from ..view.output import Output, plain, render_problem, rows_table
+from ..view.table import PlainTable
 
 DeepOption = Annotated[bool, option("--deep", "Read every byte, so that damage within keys and values is seen too.")]
 
@@ -61,7 +60,8 @@ def blocks(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """On a terminal a ribbon stands on top: the ledger from its first token to its last. Asks the daemon if one runs,
+    """On a terminal a ribbon stands on top: the ledger from its first token to its last. Of a session it is what the
+    session holds now, of [cyan]NAME@3[/] what that version holds. Asks the daemon if one runs,
     which knows what is in memory; with no daemon, or with --store, it reads the store's files. What is needed by one
     session alone is freed when that session goes. The status is 6 if a block is damaged or missing.
 
@@ -72,20 +72,17 @@ def blocks(
     [cyan]torpor blocks notes --json | jq .alone_bytes[/]
     """
     output = Output(as_json=as_json)
-    found = look(
-        socket,
-        store,
-        lambda client: client.blocks(session, deep=deep),
-        lambda opened: blocks_of(opened, opened.resolve_version(session, look=True), deep=deep),
-    ).record
-    status = INTEGRITY if any(kind_of(block) == "damaged" for block in found.blocks) else OK
+    found = look(socket, store, lambda source: source.blocks(session, deep=deep)).record
+    unread = bool(found.problems) and not (found.blocks or found.rest)
+    status = INTEGRITY if unread or any(kind_of(block) == "damaged" for block in found.blocks) else OK
     if output.told("blocks", found):
         return status.number
+    if unread:
+        raise RemoteError(found.problems[0].code, found.problems[0].message, path=found.problems[0].path)
     stretches = list(stretches_of(found))
     if output.stdout.is_terminal and stretches:
-        output.show(ribbon(stretches, output.stdout.width))
-        output.show(legend(found, stretches, output.stdout.width))
-        output.show("")
+        width = output.stdout.width
+        output.show(ribbon(stretches, width), *legend(found, stretches, width), "")
     output.show(render_blocks(found))
     for remark in _remarks(found):
         output.remark(f"[dim]{plain(remark)}[/]")
@@ -98,21 +95,22 @@ def blocks(
 
 
 def stretches_of(found: BlocksResult) -> Iterator[Stretch]:
-    """The ledger from its first token to its last, each stretch with its kind."""
-    at, end = 0, found.token_count - found.unread_tokens
+    """The memory from its first token to its last, each stretch with its kind."""
+    at = 0
     for block in found.blocks:
         if block.tokens:
-            yield block.start, block.start + block.tokens, kind_of(block)
-            at = block.start + block.tokens
+            at = _end_of(block, found)
+            yield block.start, at, kind_of(block)
+    end = min(found.token_count - found.unread_tokens, found.common_tokens)
     if at < end:  # the list is cut
         yield at, end, "untold"
-    at = end
-    for count, kind in ((found.unread_tokens, "ledger"), (found.journal_tokens, "journal")):
-        if count:
-            yield at, at + count, kind
-            at += count
-    if (found.memory_tokens or 0) > at:
-        yield at, found.memory_tokens or 0, "memory"
+    for each in found.rest:
+        yield each.start, each.end, each.place
+
+
+def _end_of(block: BlockInfo, found: BlocksResult) -> int:
+    """Where it ends, or, in its midst, what the session has of it."""
+    return min(block.start + block.tokens, found.common_tokens)
 
 
 def kind_of(block: BlockInfo) -> str:
@@ -126,10 +124,10 @@ def kind_of(block: BlockInfo) -> str:
     return "shared" if block.sessions_needing > 1 else "alone"
 
 
-def ribbon(stretches: Sequence[Stretch], width: int) -> Text:
-    """One row: each column stands for as many tokens, and shows the kind that most of them have; but damage is always
-    shown."""
-    total, drawn, row = stretches[-1][1], Text(no_wrap=True), list[str]()
+def ribbon(stretches: Sequence[Stretch], width: int) -> str:
+    """Markup of one row: each column stands for as many tokens, and shows the kind that most of them have; but damage
+    is always shown."""
+    total, row = stretches[-1][1], list[str]()
     for column in range(width):
         start, end = column * total / width, (column + 1) * total / width
         shares: Counter[str] = Counter()
@@ -137,38 +135,34 @@ def ribbon(stretches: Sequence[Stretch], width: int) -> Text:
             if (part := min(end, ends) - max(start, begins)) > 0:
                 shares[kind] += int(part * width)  # parts of tokens count, too
         row.append("damaged" if "damaged" in shares else shares.most_common(1)[0][0])
-    for kind, run in groupby(row):
-        drawn.append(KINDS[kind].sign * len(list(run)), KINDS[kind].style)
-    return drawn
+    return "".join(f"[{KINDS[kind].style}]{KINDS[kind].sign * len(list(run))}[/]" for kind, run in groupby(row))
 
 
-def legend(found: BlocksResult, stretches: Iterable[Stretch], width: int) -> Text:
-    """What the signs of the ribbon mean, with their tokens and bytes, in lines of that width."""
+def legend(found: BlocksResult, stretches: Iterable[Stretch], width: int) -> Iterator[str]:
+    """Markup of what the signs of the ribbon mean, with their tokens and bytes, in lines of that width."""
     tokens: Counter[str] = Counter()
     for start, end, kind in stretches:
         tokens[kind] += end - start
     sizes: Counter[str] = Counter()
     for block in found.blocks:
         sizes[kind_of(block)] += block.stored_bytes
-    drawn, at = Text(), 0
+    line, at = list[str](), 0
     for kind, (sign, style, meaning) in KINDS.items():
         if kind in tokens:
             size = f", {format_bytes(sizes[kind])}" if sizes[kind] else ""
             entry = f" {meaning}: {format_plural(tokens[kind], 'token')}{size}"
-            if at and at + 5 + len(entry) > width:
-                drawn.append("\n")
-                at = 0
-            drawn.append("   " if at else "")
-            drawn.append(sign * 2, style)
-            drawn.append(entry, "dim")
+            if line and at + 5 + len(entry) > width:
+                yield "   ".join(line)
+                line, at = [], 0
+            line.append(f"[{style}]{sign * 2}[/][dim]{entry}[/]")
             at += 5 + len(entry)
-    return drawn
+    yield "   ".join(line)
 
 
 # --- the table
 
 
-def render_blocks(found: BlocksResult) -> RenderableType:
+def render_blocks(found: BlocksResult) -> PlainTable:
     """Draw a row for each block, then what is no block, and the sums."""
     gone = {
         "HOLDS": not any(block.holds for block in found.blocks),
@@ -182,8 +176,13 @@ def render_blocks(found: BlocksResult) -> RenderableType:
         *names, right=right, whole=whole, first_to_go=tuple(each for each in _FIRST_TO_GO if each in names)
     )
     for block in found.blocks:
-        cells = _cells(block)
+        cells = _cells(block, _end_of(block, found))
         table.add_row(*(cells[name] for name in names))
+    for each in found.rest:
+        kind = KINDS[each.place]
+        span = f"{format_count(each.start)}–{format_count(each.end)}"
+        cells = {"TOKENS": span, "KEPT": f"[{kind.style}]{kind.meaning}[/]"}
+        table.add_row(*(cells.get(name, "") for name in names))
     for what, logical, stored in (
         ("not in blocks", "", format_bytes(found.beside_bytes)),
         ("all", format_bytes(found.logical_bytes), format_bytes(found.stored_bytes)),
@@ -193,8 +192,10 @@ def render_blocks(found: BlocksResult) -> RenderableType:
     return table
 
 
-def _cells(block: BlockInfo) -> dict[str, str]:
-    end = block.start + block.tokens
+def _cells(block: BlockInfo, end: int) -> dict[str, str]:
+    """end: of what counts of its tokens."""
+    span, whole = (f"{format_count(block.start)}–{format_count(each)}" for each in (end, block.start + block.tokens))
+    tokens = span if end == block.start + block.tokens else f"{span} of {whole}"
     kept = "exact" if block.lossy_bits is None else f"{block.lossy_bits} bits"
     if block.condition != "whole":
         kept = block.condition
@@ -202,7 +203,7 @@ def _cells(block: BlockInfo) -> dict[str, str]:
     needed = "alone" if block.sessions_needing == 1 else format_plural(block.sessions_needing, "session")
     versions = f", {format_plural(block.versions_needing, 'version')}" if block.versions_needing > 1 else ""
     return {
-        "TOKENS": f"{format_count(block.start)}–{format_count(end)}" if block.tokens else f"at {format_count(end)}",
+        "TOKENS": tokens if block.tokens else f"at {format_count(block.start)}",
         "HOLDS": plain(_holds(block)),
         "LOGICAL": format_bytes(block.logical_bytes),
         "STORED": format_bytes(block.stored_bytes) if block.stored_bytes else "–",
@@ -227,15 +228,20 @@ def _holds(block: BlockInfo) -> str:
 
 
 def _remarks(found: BlocksResult) -> Iterator[str]:
-    name = found.session.removeprefix("torpor://")
+    name = format_name(found.session)
     yield (
         f"{name}@{found.version}: logical {format_bytes(found.logical_bytes)}; stored "
         f"{format_bytes(found.stored_bytes)} = shared {format_bytes(found.shared_bytes)} + alone "
         f"{format_bytes(found.alone_bytes)}. Not in blocks: its manifest, and what packs have around blocks."
     )
+    if found.common_tokens < found.token_count:
+        yield (
+            f"{name} has the first {format_plural(found.common_tokens, 'token')} of {VERSION_MARK}{found.version}: "
+            f"`torpor blocks {name}{VERSION_MARK}{found.version}` has all blocks of that."
+        )
     if found.blocks_left_out:
         yield f"{format_plural(found.blocks_left_out, 'further block')} left out"
-    if not any(block.holds for block in found.blocks):
+    if found.blocks and not any(block.holds for block in found.blocks):
         yield "What the blocks hold is left out: the session knows of no messages; it read and wrote plain text."
     if not found.deep:
         yield f"Heads were read, and no payload: `torpor blocks {name}@{found.version} --deep` reads every byte."

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Final
 
-from rich.console import RenderableType
-
 from ...daemon.api.contents import Contents
-from ...daemon.views.contents import Span, manifest_text, page_of, told
-from ...daemon.views.words import why_no_words, words_for
-from ...memvid.disk.location import default_store_path
-from ...memvid.store import Store
 from ...memvid.units import format_count, format_plural
 from ...memvid.uri import VERSION_MARK, parse_version_reference
 from ..errors import InvalidUsage
 from ..exit_codes import INTEGRITY
-from ..reach.daemon_link import find_daemon
+from ..reach.files import Files
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument, option
-from ..reach.store_view import open_store
+from ..reach.viewing import answering
 from ..view.formatting import format_time
 from ..view.output import Output, describe_turns, facts_table, neutralise, plain, render_problem
+from ..view.table import PlainTable
 
 RolesOption = Annotated[bool, option("--roles", "A header before each message: whose it is, and its tokens.")]
 TokensOption = Annotated[bool, option("--tokens", "One line a token: its place, its id and its text.")]
@@ -56,7 +48,8 @@ def cat(
     the text is then told by the tokenizer of a model folder that this user has loaded or downloaded, if its files are
     those of the version. Else the ids of the tokens are told, and why. Messages that were read in one go stand under
     one header, but where a daemon has the model in memory and proves their words. --json writes one page;
-    [cyan].following[/] says where the next begins (--from).
+    [cyan].following[/] says where the next begins (--from). In a pipe it is the text to the byte, as the model saw it:
+    no end of a line is put behind it.
 
     [bold]Examples[/]
 
@@ -68,42 +61,25 @@ def cat(
     output = Output(as_json=as_json)
     if end is not None and end <= begin:
         raise InvalidUsage(f"--to {end} is not behind --from {begin}.", option="--to")
-    with _pages(session, end, socket, store, output, tokens=tokens, roles=roles, manifest=manifest) as turn:
+    with answering(socket, store) as (source, _):
+        if isinstance(source, Files) and (uri := source.newer_turns(session)):
+            output.remark(describe_turns([uri]))
+        asked = partial(source.contents, tokens=tokens, apart=roles, manifest=manifest)
+        turn = asking(asked, session, end, output)
         page = turn(begin)
-        if as_json:
-            output.document("cat", asdict(page))
-        elif page.manifest is not None:
+        is_whole = not page.problems
+        if output.told("cat", page):
+            return 0 if is_whole else INTEGRITY.number
+        if page.manifest is not None:
             output.stream(page.manifest + "\n")
-        elif not _write(output, page, turn, roles=roles, tokens=tokens, header=header, begin=begin):
-            return INTEGRITY.number
-        return INTEGRITY.number if page.problems else 0
-
-
-@contextlib.contextmanager
-def _pages(
-    session: str,
-    end: int | None,
-    socket: Path | None,
-    store: Path | None,
-    output: Output,
-    *,
-    tokens: bool,
-    roles: bool,
-    manifest: bool,
-) -> Iterator[Turn]:
-    """The pages of a ledger, from the daemon if one runs; else from files, which stay open."""
-    if (daemon := find_daemon(socket, store)) is not None:
-        with daemon:
-            asked = partial(daemon.contents, tokens=tokens, apart=roles, manifest=manifest)
-            yield asking(asked, session, end, output)
-        return
-    with open_store(store or default_store_path()) as opened:
-        yield _reading(opened, session, end, output, tokens=tokens, manifest=manifest)
+        else:
+            is_whole = _write(output, page, turn, roles=roles, tokens=tokens, header=header, begin=begin)
+        return 0 if is_whole else INTEGRITY.number
 
 
 def asking(ask: Callable[..., Contents], session: str, end: int | None, output: Output) -> Turn:
-    """Pages by a daemon: all of the version that the first one is of. What an awake session has besides can change
-    between two pages, and that is said."""
+    """Pages, all of the version that the first one is of. What an awake session has besides can change between two
+    pages, and that is said."""
     first: Contents | None = None
     is_told = False
 
@@ -119,25 +95,6 @@ def asking(ask: Callable[..., Contents], session: str, end: int | None, output: 
             is_told = True
             output.remark(f"{plain(page.session)} has changed: from token {start} on this is what it has now.")
         return page
-
-    return turn
-
-
-def _reading(opened: Store, session: str, end: int | None, output: Output, *, tokens: bool, manifest: bool) -> Turn:
-    named = opened.named(session, look=True)
-    row = named.row or opened.require_session(named.uri)
-    if named.row is None and opened.has_turns(named.uri):
-        output.remark(describe_turns([named.uri]))
-    ends = [each for each in (end, named.place_in(row.token_count)) if each is not None]
-    span = Span(end=min(ends, default=None), tokens=tokens)
-
-    def turn(start: int) -> Contents:
-        page = page_of(opened, row, replace(span, start=start, most=1 if manifest else span.most))
-        if manifest:
-            with opened.open_session(row.uri, row.bundle_id) as reader:
-                return replace(page.contents, manifest=manifest_text(reader.manifest))
-        words = words_for(page.tokenizer, row.model)
-        return told(page, None if words is None else words.decode, "" if words else why_no_words(row.model))
 
     return turn
 
@@ -201,7 +158,7 @@ def _remarks(page: Contents, begin: int, *, roles: bool) -> Iterator[str]:
         yield f"{page.session} has {format_plural(page.token_count, 'token')}; nothing is at token {begin}."
 
 
-def _header(page: Contents) -> RenderableType:
+def _header(page: Contents) -> PlainTable:
     facts = facts_table()
     facts.add_row("session", plain(page.session))
     changed = ", changed since" if page.changed else ""

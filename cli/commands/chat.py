@@ -12,25 +12,22 @@ from ...daemon.api.reading import GenerateResult
 from ...errors import TorporError
 from ...socket_api.client.client import Client, TextStream
 from ..errors import Interrupted, InvalidUsage
-from ..exit_codes import INTERRUPTED, OK
+from ..exit_codes import INTEGRITY, INTERRUPTED, OK, exit_status_of
 from ..reach.batches import ends_everything
 from ..reach.daemon_link import OnEvent, connect, with_session
 from ..reach.dialogue import ask, unseen_typing
-from ..reach.generation_options import (
-    FrequencyPenaltyOption,
-    LogitBiasOption,
-    MaxTokensOption,
-    PresencePenaltyOption,
-    PriorityOption,
-    SeedOption,
-    StopOption,
-    TemperatureOption,
-    TopPOption,
-    sampling_of,
-)
+from ..reach.generation_options import SAMPLING, MaxTokensOption, PriorityOption, StopOption, sampling_of
 from ..reach.inputs import load_text, load_transcript
-from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption, argument, option
-from ..view.damage import naming_the_intact
+from ..reach.options import (
+    JsonOption,
+    ModelOption,
+    NewLabelOption,
+    SessionArgument,
+    SocketOption,
+    argument,
+    option,
+    takes,
+)
 from ..view.output import Output, plain, report_error
 from .streaming import finish_generation, stream_to_end
 
@@ -46,24 +43,20 @@ DivergenceOption = Annotated[
 ]
 
 
+@takes(SAMPLING)
 def chat(
     session: SessionArgument,
     message: Annotated[str | None, argument("MESSAGE", "One message, - is stdin; without it, a dialogue.")] = None,
     transcript: TranscriptOption = None,
     on_divergence: DivergenceOption = None,
     max_tokens: MaxTokensOption = None,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    seed: SeedOption = None,
-    presence_penalty: PresencePenaltyOption = None,
-    frequency_penalty: FrequencyPenaltyOption = None,
-    logit_bias: LogitBiasOption = None,
     stop: StopOption = None,
     priority: PriorityOption = "normal",
     model: ModelOption = None,
     label: NewLabelOption = None,
     socket: SocketOption = None,
     as_json: JsonOption = False,
+    **drawing: Any,
 ) -> int:
     """With a MESSAGE, or with text on standard input, it answers once. On a terminal without either it is a dialogue:
     Ctrl-C stops an answer, Ctrl-D ends the dialogue. The session is made if there is none of that name.
@@ -80,14 +73,7 @@ def chat(
     [cyan]torpor chat helper --transcript messages.json --on-divergence rewind[/]
     """
     output = Output(as_json=as_json)
-    sampling = sampling_of(
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=logit_bias,
-    )
+    sampling = sampling_of(drawing)
     if transcript is None and on_divergence is not None:
         raise InvalidUsage("--on-divergence is for --transcript: one new message cannot diverge.")
     if transcript is not None and message is not None:
@@ -128,8 +114,7 @@ class _Turn:
         def act(new: Mapping[str, Any]) -> GenerateResult:
             return stream_to_end(self._output, partial(begin, new=new))
 
-        with naming_the_intact(self._client, self.session):
-            return with_session(self._output, self._client, self.session, self._model, act, labels=self._labels)
+        return with_session(self._output, self._client, self.session, self._model, act, labels=self._labels)
 
 
 def _dialogue(output: Output, turn: _Turn) -> int:
@@ -155,4 +140,6 @@ def _dialogue(output: Output, turn: _Turn) -> int:
             if ends_everything(error):
                 output.remark(f"[dim]When a daemon runs again, `torpor chat {plain(turn.session)}` goes on.[/]")
                 raise
+            if exit_status_of(error.code) == INTEGRITY.number:
+                raise  # each further message would meet it, too
             report_error(error, as_json=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from ...daemon.api.store import ClearResult
@@ -11,6 +12,7 @@ from ..reach.consent import YesOption, has_consent
 from ..reach.daemon_link import connect
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import DryRunOption, JsonOption, NamespaceChoice, SocketOption, option
+from ..reach.store_view import sizes_of
 from ..view.output import Output, plain
 
 LabelOption = Annotated[str, option("--label TEXT", "Every session that has this label.")]
@@ -41,20 +43,21 @@ def clear(
         with output.progress("clear"):
             result = client.clear(label, namespace=namespace, dry_run=dry_run)
         ignore_interrupts()
+        sizes = sizes_of(Path(client.status().store), result.sessions) if dry_run and not as_json else ""
     if not output.told("clear", result):
-        _say(output, result)
+        _say(output, result, sizes)
     if not result.failed:
         return OK.number
     return PARTIAL.number if result.sessions else ERROR.number
 
 
-def _say(output: Output, result: ClearResult) -> None:
+def _say(output: Output, result: ClearResult, sizes: str) -> None:
     for session in result.sessions:
         output.line(f"{plain(session)}  {'would be deleted' if result.dry_run else 'deleted'}")
     for session, reason in result.failed.items():
         output.remark(f"[red]{plain(session)}[/] {plain(reason)}")
     for problem in result.problems:
         output.remark(f"[yellow]{plain(problem.code)}[/] {plain(problem.message)}")
-    written, freed = format_bytes(result.written_bytes), format_bytes(result.bytes_freed)
-    size = f"{written} written" if result.dry_run else f"{freed} freed"
-    output.remark(f"[dim]{format_plural(len(result.sessions), 'session')}, {size}[/]")
+    sessions = format_plural(len(result.sessions), "session")
+    size = f".{sizes}" if sizes else f", {format_bytes(result.written_bytes)} written"
+    output.remark(f"[dim]{sessions}{size if result.dry_run else f', {format_bytes(result.bytes_freed)} freed'}[/]")

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import takewhile
 from typing import Annotated, Final
 
-from rich.console import Group, RenderableType
-
 from ...daemon.api.difference import Compared, Difference
-from ...daemon.views.difference import Side, difference_of, side_of
 from ...daemon.views.why import BEFORE_TOKENS, BEHIND_TOKENS
-from ...daemon.views.words import words_for
-from ...memvid.store import Store
 from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY
 from ..reach.options import JsonOption, OtherArgument, SocketOption, StoreOption, VersionArgument, option
 from ..reach.viewing import look
 from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table
+from ..view.table import PlainTable
 
 StatOption = Annotated[bool, option("--stat", "Only how much differs, and what beside the text.")]
 TokensOption = Annotated[bool, option("--tokens", "A diff of tokens, and not of lines of text.")]
@@ -61,20 +56,15 @@ def diff(
     [cyan]torpor diff notes notes~2 --json | jq .common_tokens[/]
     """
     output = Output(as_json=as_json)
-    found = look(
-        socket,
-        store,
-        lambda client: client.difference(version, other, tokens=tokens),
-        lambda opened: _read(opened, version, other, by_token=tokens),
-    ).record
+    found = look(socket, store, lambda source: source.difference(version, other, tokens=tokens)).record
     status = INTEGRITY.number if found.problems else 0
     if output.told("diff", found):
         return status
-    output.show(render_difference(found, by_token=tokens))
+    output.show(*render_difference(found, by_token=tokens))
     if not stat:
         for at, line in enumerate(found.lines):
             style = _STYLES.get(line[:1], "none")
-            output.line(f"{'' if at else _GAP}[{style}]{plain(neutralise(line))}[/]")
+            output.whole_line(f"{'' if at else _GAP}[{style}]{plain(neutralise(line))}[/]")
     for remark in _remarks(found):
         output.remark(f"[dim]{plain(remark)}[/]")
     for problem in found.problems:
@@ -82,28 +72,14 @@ def diff(
     return status
 
 
-def _read(opened: Store, version: str, other: str, *, by_token: bool) -> Difference:
-    with ExitStack() as stack:
-
-        def side(text: str) -> Side:
-            named = opened.named(text, look=True)
-            row = named.row or opened.require_session(named.uri)
-            return side_of(
-                stack.enter_context(opened.open_session(row.uri, row.bundle_id)), row, named.place_in(row.token_count)
-            )
-
-        return difference_of(side(version), side(other), words_for, by_token=by_token)
-
-
-def render_difference(found: Difference, *, by_token: bool = False) -> RenderableType:
+def render_difference(found: Difference, *, by_token: bool = False) -> Iterator[str | PlainTable]:
     """All but the diff itself. by_token: it is one of tokens."""
-    parts: list[RenderableType] = [_sides(found), "", _sums(found, "tokens" if by_token or found.no_text else "lines")]
+    yield from (_sides(found), "", _sums(found, "tokens" if by_token or found.no_text else "lines"))
     if found.facts:
-        parts += ["", _facts(found)]
-    return Group(*parts)
+        yield from ("", _facts(found))
 
 
-def _sides(found: Difference) -> RenderableType:
+def _sides(found: Difference) -> PlainTable:
     table = rows_table(
         *("", "SESSION", "VERSION", "MODEL", "TOKENS", "ALONE", "BLOCKS ALONE"),
         right=("TOKENS", "ALONE"),
@@ -124,7 +100,7 @@ def _sides(found: Difference) -> RenderableType:
     return table
 
 
-def _sums(found: Difference, unit: str) -> RenderableType:
+def _sums(found: Difference, unit: str) -> PlainTable:
     facts = facts_table()
     common = f"the first {format_plural(found.common_tokens, 'token')}" if found.common_tokens else "no token"
     by_text = " (their tokenizers differ, so their texts are compared)" if found.by_text else ""
@@ -174,7 +150,7 @@ def _blocks(count: int, size_bytes: int) -> str:
     return f"{format_plural(count, 'block')}, {format_bytes(size_bytes)}" if count else "no block"
 
 
-def _facts(found: Difference) -> RenderableType:
+def _facts(found: Difference) -> PlainTable:
     table = rows_table("DIFFERS", "NAME", "-", "+", whole=("DIFFERS",))
     for fact in found.facts:
         one, other = ("–" if value is None else plain(neutralise(value)) for value in (fact.one, fact.other))

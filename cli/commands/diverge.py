@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict
 from typing import Annotated, Final
 
 from ...daemon.api.branching import Attempt, DivergeResult
@@ -17,7 +16,6 @@ from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, tokens_after
 from ..reach.generation_options import TemperatureOption
 from ..reach.options import JsonOption, SocketOption, VersionArgument, option, require_sessions
-from ..view.damage import naming_the_intact
 from ..view.markup import escape
 from ..view.output import Output, neutralise, plain, rows_table
 from ..view.table import PlainTable
@@ -57,8 +55,7 @@ def diverge(
     with connect(socket) as client:
         if keep is not None:
             _require_free(client, keep)
-        with naming_the_intact(client, session):
-            root = client.tree(session)
+        root = client.tree(session)
         if temperature is None and root.sampling.temperature == 0 and count > 1:
             temperature = _DRAWN_AT
             output.remark(f"[dim]drawn at temperature {temperature}: that of the session is 0[/]")
@@ -66,8 +63,7 @@ def diverge(
             client.guide([root.branch], sampling=Sampling(temperature=temperature))
         made = _write(output, client, root.branch, count, max_tokens)
         kept = None if keep is None else client.keep(made.attempts[0].branch, keep)
-    if as_json:
-        output.document("diverge", {"session": session, **asdict(made), "kept": kept and asdict(kept)})
+    if output.told("diverge", made, session=session, kept=kept):
         return
     output.show(_table(made.attempts, on_screen=output.stdout.is_terminal))
     if kept is not None:

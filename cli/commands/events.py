@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -106,7 +105,7 @@ def _as_its_owner(path: str, flags: int) -> int:
 
 def _write(output: Output, event: NoticeEvent) -> None:
     if output.as_json:
-        output.document("events", {name: value for name, value in asdict(event).items() if name != "kind"})
+        output.document("events", {name: value for name, value in vars(event).items() if name != "kind"})
     else:
         output.line(render_event(event))
         sys.stdout.flush()

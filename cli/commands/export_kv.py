@@ -10,7 +10,6 @@ from ..reach.artifacts import KindOption, LabelOption, OverwriteOption, require_
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument, argument
 from ..reach.store_view import choose_store, open_store
-from ..view.damage import naming_the_intact_in
 from ..view.output import Output, plain
 
 TargetArgument = Annotated[str, argument("FILE", "The file to write, such as notes.safetensors.")]
@@ -38,7 +37,7 @@ def export_kv(
     output = Output(as_json=as_json)
     require_file(target, "export-kv")
     place = choose_store(store, socket)
-    with naming_the_intact_in(place, version), open_store(place) as opened:
+    with open_store(place) as opened:
         row = opened.resolve_version(version, look=True)
         try:
             with output.progress("exporting", unit="bytes") as on_progress:

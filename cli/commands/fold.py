@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ...memvid.units import format_count, format_plural
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, progress_of
 from ..reach.generation_options import PriorityOption
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import JsonOption, NewNameArgument, OwnLabelOption, SessionArgument, SocketOption, option
-from ..view.damage import naming_the_intact
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
 
@@ -27,9 +24,7 @@ SummarizeOption = Annotated[
 ]
 TailOption = Annotated[
     int,
-    typer.Option(
-        "--tail", metavar="TOKENS", min=0, help="How many of the last tokens go along as they are, from a turn on."
-    ),
+    option("--tail TOKENS", "How many of the last tokens go along as they are, from a turn on. Default: 0.", min=0),
 ]
 
 
@@ -56,17 +51,16 @@ def fold(
     if (summary is None) == (summarize is None):
         raise InvalidUsage("Give either --summary TEXT or --summarize N.", option="--summary")
     with connect(socket) as client, progress_of(output, "prefill") as on_event:
-        with naming_the_intact(client, session):
-            result = client.fold(
-                session,
-                name,
-                summary=summary,
-                summarize=summarize,
-                tail=tail,
-                labels=label,
-                priority=priority,
-                on_event=on_event,
-            )
+        result = client.fold(
+            session,
+            name,
+            summary=summary,
+            summarize=summarize,
+            tail=tail,
+            labels=label,
+            priority=priority,
+            on_event=on_event,
+        )
         ignore_interrupts()
     if output.told("fold", result):
         return

@@ -8,7 +8,6 @@ from ...memvid.units import format_bytes, format_plural
 from ..reach.daemon_link import connect, progress_of
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import JsonOption, NewNameArgument, OwnLabelOption, SocketOption, VersionArgument, option
-from ..view.damage import naming_the_intact
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
 
@@ -43,8 +42,7 @@ def fork(
     """
     output = Output(as_json=as_json)
     with connect(socket) as client, progress_of(output, "sleep") as on_event:
-        with naming_the_intact(client, version):
-            result = client.fork(version, name, at_token=at, labels=label, on_event=on_event)
+        result = client.fork(version, name, at_token=at, labels=label, on_event=on_event)
         ignore_interrupts()
     if output.told("fork", result):
         return

@@ -8,38 +8,30 @@ from typing import Annotated, Any
 
 from ...daemon.api.reading import GenerateResult
 from ...socket_api.client.client import TextStream
-from ..reach.daemon_link import OnEvent, connect, require_labels, require_model, with_session
-from ..reach.generation_options import (
-    FrequencyPenaltyOption,
-    LogitBiasOption,
-    MaxTokensOption,
-    PresencePenaltyOption,
-    PriorityOption,
-    SeedOption,
-    StopOption,
-    TemperatureOption,
-    TopPOption,
-    sampling_of,
-)
+from ..reach.daemon_link import OnEvent, connect, with_session
+from ..reach.generation_options import SAMPLING, MaxTokensOption, PriorityOption, StopOption, sampling_of
 from ..reach.inputs import require_no_file
-from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption, argument, option
-from ..view.damage import naming_the_intact
+from ..reach.options import (
+    JsonOption,
+    ModelOption,
+    NewLabelOption,
+    SessionArgument,
+    SocketOption,
+    argument,
+    option,
+    takes,
+)
 from ..view.output import Output
 from .streaming import finish_generation, stream_to_end
 
 ProveOption = Annotated[bool, option("--prove", "Give a digest of the logits behind every token.")]
 
 
+@takes(SAMPLING)
 def generate(
     session: SessionArgument,
     text: Annotated[str | None, argument("TEXT", "Read this first, then go on.")] = None,
     max_tokens: MaxTokensOption = None,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    seed: SeedOption = None,
-    presence_penalty: PresencePenaltyOption = None,
-    frequency_penalty: FrequencyPenaltyOption = None,
-    logit_bias: LogitBiasOption = None,
     stop: StopOption = None,
     prove: ProveOption = False,
     priority: PriorityOption = "normal",
@@ -47,6 +39,7 @@ def generate(
     label: NewLabelOption = None,
     socket: SocketOption = None,
     as_json: JsonOption = False,
+    **drawing: Any,
 ) -> int:
     """The text streams to stdout. Ctrl-C stops it: the tokens written so far are kept, and the session can go on.
     A sleeping session wakes by itself. The sampling options hold for this request; [cyan]torpor set[/] changes those of
@@ -60,14 +53,7 @@ def generate(
     """
     require_no_file(text)
     output = Output(as_json=as_json)
-    sampling = sampling_of(
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=logit_bias,
-    )
+    sampling = sampling_of(drawing)
     with connect(socket) as client:
 
         def begin(on_event: OnEvent, new: Mapping[str, Any]) -> TextStream:
@@ -87,10 +73,5 @@ def generate(
             return stream_to_end(output, partial(begin, new=new))
 
         # No session is made without a text: it would have nothing to go on from.
-        with naming_the_intact(client, session):
-            if model is not None and not text:
-                require_model(client, session, model)
-            if label and not text:
-                require_labels(client, session, label)
-            result = with_session(output, client, session, model, act, labels=label) if text else act({})
+        result = with_session(output, client, session, model, act, labels=label, creates=bool(text))
     return finish_generation(output, "generate", result)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 from ...daemon.api.history import HistoryEntry, HistoryResult, InMemory
 from ...daemon.api.limits import DEFAULT_HISTORY, MAX_HISTORY
-from ...memvid.store import Store
 from ...memvid.units import format_bytes, format_count, format_plural
-from ...memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, parse_reference
+from ...memvid.uri import VERSION_MARK
 from ..reach.options import (
     JsonOption,
     NamespaceChoice,
@@ -25,7 +23,7 @@ from ..reach.options import (
 from ..reach.since import SinceOption, parse_since
 from ..reach.store_view import find_marks_problem
 from ..reach.viewing import View, look
-from ..view.formatting import format_id, format_marks, format_time
+from ..view.formatting import format_id, format_marks, format_name, format_time
 from ..view.graph import SIGNS, join_line, laid_out, node_line
 from ..view.lines import Lines
 from ..view.output import Output, plain, render_problem, typed
@@ -63,8 +61,10 @@ def log(
     as_json: JsonOption = False,
 ) -> None:
     """The newest come first. The kin of a session are the versions that it came from, and the forks, folds and branches
-    that came from it. Asks the daemon if one runs, so that it shows what is awake, and trees of branches, too. With no
-    daemon, or with --store, it reads the store's files.
+    that came from it; [cyan]torpor show NAME[/] lists its own alone. Asks the daemon if one runs, so that it shows what
+    is awake, and trees of branches, too. With no daemon, or with --store, it reads the store's files. To see or to have
+    a session as it was at some time, take the version from here: [cyan]torpor cat NAME@3[/] tells its text,
+    [cyan]torpor wake NAME@3[/] goes on from it.
 
     [bold]Examples[/]
 
@@ -82,33 +82,25 @@ def log(
     view = look(
         socket,
         store,
-        lambda client: client.history(sessions or (), **asked),
-        partial(_read, sessions=sessions or (), asked=asked),
+        lambda source: source.history(sessions or (), **asked),
         ("history", {name: value for name, value in ({"sessions": sessions} | asked).items() if value}, HistoryResult),
     )
-    if as_json:
-        output.document("log", {"source": view.source, "store": str(view.place), **asdict(view.record)})
-        return
-    _show(output, view, graph=graph, oneline=oneline, bare=namespace is None)
+    if not output.told("log", view.record, source=view.source, store=str(view.place)):
+        _show(output, view, namespace, graph=graph, oneline=oneline)
 
 
-def _read(store: Store, sessions: Sequence[str], asked: Mapping[str, Any]) -> HistoryResult:
-    from ...daemon.views.history import history_of
-
-    return history_of(store, [store.named(each, look=True) for each in sessions], **asked)
-
-
-def _show(output: Output, view: View[HistoryResult], *, graph: bool, oneline: bool, bare: bool) -> None:
-    """bare: names of the default namespace are shown as they are typed."""
+def _show(output: Output, view: View[HistoryResult], namespace: str | None, *, graph: bool, oneline: bool) -> None:
+    """Without a namespace, names of the default one are shown as they are typed."""
     found = view.record
     for problem in filter(None, (find_marks_problem(view.place), *found.problems)):
         output.remark(render_problem(problem))
     if view.source == "store":
         output.remark(f"[dim]no daemon asked: these are the files of[/] {plain(view.place)}")
-    lines = list(_lines_of(found, bare=bare))
+    lines = list(_lines_of(found, bare=namespace is None))
     most = _NEEDED if oneline else None
     if not lines:
-        output.remark("No versions here. " + typed("torpor save NAME") + " makes one of a session.")
+        where = "here" if namespace is None else f"in namespace {plain(namespace)}"
+        output.remark(f"No versions {where}. {typed('torpor save NAME')} makes one of a session.")
     else:
         output.show(
             _drawn(lines, most) if graph else Lines(_NEEDED, _PARTS, True, [((), each.parts[:most]) for each in lines])
@@ -135,7 +127,7 @@ class _Line:
 
 def _lines_of(found: HistoryResult, *, bare: bool) -> Iterator[_Line]:
     awake = {each.bundle_id for each in found.in_memory if _is_as_stored(each)}
-    in_memory = {each.bundle_id for each in found.in_memory if each.branch is None and not each.look}
+    in_memory = {each.bundle_id for each in found.in_memory if each.branch is None and each.back_at is None}
     damaged = {(each.session, each.version) for each in found.problems}
     for state in found.in_memory:
         if not _is_as_stored(state):
@@ -149,13 +141,13 @@ def _lines_of(found: HistoryResult, *, bare: bool) -> Iterator[_Line]:
 
 def _is_as_stored(state: InMemory) -> bool:
     """Whether it is a session that stands where its version ends, so that a mark there tells of it."""
-    return state.branch is None and not state.added_tokens and not state.look and state.bundle_id is not None
+    return state.branch is None and not state.added_tokens and state.back_at is None and state.version is not None
 
 
 def _line_of(entry: HistoryEntry, flags: Mapping[str, bool], *, bare: bool) -> _Line:
     marks = [*entry.tags, *(name for name, holds in flags.items() if holds)]
     marks += [f"{entry.lossy.bits} bits"] if entry.lossy else []
-    name = f"{_short(entry.session, bare=bare)}{VERSION_MARK}{entry.version}"
+    name = f"{format_name(entry.session, bare=bare)}{VERSION_MARK}{entry.version}"
     color = "red" if flags["damaged"] else "green"
     parts = (
         f"[yellow]{format_id(entry.bundle_id)}[/]",
@@ -172,9 +164,9 @@ def _how(entry: HistoryEntry, *, bare: bool) -> str:
     """How it came about, and what it added, in words."""
     origin, words = entry.origin, _WAYS[entry.way]
     if entry.way == "went_back":
-        words += f" to {VERSION_MARK}{entry.parent_version}"
+        words += _place(entry.parent_version, entry.back_at)
     if origin is not None:
-        words += f" {_short(origin.session, bare=bare)}{VERSION_MARK}{origin.version}"
+        words += f" {format_name(origin.session, bare=bare)}{VERSION_MARK}{origin.version}"
         words += "" if entry.way == "folded" else f" at {format_count(origin.tokens)}"
     branches = f"a tree of {format_count(entry.branches + 1)} branches" if entry.branches else ""
     unread = f"the last {format_count(entry.unread_tokens)} to compute" if entry.unread_tokens else ""
@@ -195,6 +187,12 @@ _WAYS: Final = {
 }
 
 
+def _place(version: int | None, token: int | None) -> str:
+    """What it has of the version that it went back in. More than up to where it went, if the same was drawn there."""
+    name = f"{VERSION_MARK}{version}"
+    return f" to {name}" if token is None else f": the first {format_plural(token, 'token')} of {name}"
+
+
 def _added(tokens: int | None) -> str:
     """Tokens that it has more or fewer, with their sign; empty for none."""
     return f"{'+' if tokens > 0 else '−'}{format_plural(abs(tokens), 'token')}" if tokens else ""
@@ -202,12 +200,13 @@ def _added(tokens: int | None) -> str:
 
 def _line_in_memory(state: InMemory, *, bare: bool) -> _Line:
     is_branch = state.branch is not None
-    what = f"branch {state.branch}" if is_branch else "" if state.bundle_id else "no version yet"
-    added = f"a look at token {format_count(state.token_count)}" if state.look else _added(state.added_tokens)
+    what = [f"branch {state.branch}"] if is_branch else [] if state.bundle_id else ["no version yet"]
+    if state.back_at is not None:
+        what.append(("a look back" if state.look else "back") + _place(state.version, state.back_at))
     parts = (
         "",
-        f"[bold]{plain(_short(state.session, bare=bare))}[/] [green]({'in memory' if is_branch else 'awake'})[/]",
-        ", ".join(filter(None, (what, added))),
+        f"[bold]{plain(format_name(state.session, bare=bare))}[/] [green]({'in memory' if is_branch else 'awake'})[/]",
+        ", ".join(filter(None, (*what, _added(state.added_tokens)))),
         "[dim]now[/]",
         format_plural(state.token_count, "token"),
         "",
@@ -218,11 +217,6 @@ def _line_in_memory(state: InMemory, *, bare: bool) -> _Line:
         "@",
         parts,
     )
-
-
-def _short(session: str, *, bare: bool) -> str:
-    uri = parse_reference(session)
-    return uri.name if bare and uri.namespace == DEFAULT_NAMESPACE else f"{uri.namespace}/{uri.name}"
 
 
 def _drawn(lines: Sequence[_Line], most: int | None) -> Lines:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 
 from ...errors import TorporError
+from ...places import default_log_path
 from ..errors import NothingToDo, UnreadableInput
-from ..reach.background import default_log_path
 from ..reach.daemon_link import find_daemon
 from ..reach.options import JsonOption, SocketOption, option
 from ..view.output import Output, neutralise, plain
@@ -62,7 +62,7 @@ def logs(
 
 def _tell(output: Output, path: Path, descriptor: int, lines: int, *, follow: bool) -> None:
     with Log(path, descriptor) as log:
-        last, cut = log.last(lines)
+        last, cut = log.last(lines, whole=follow)
         if cut:
             output.remark("[dim]what stands before these lines is not read: a log may be long[/]")
         for line in chain(last, log.following(_POLL_S) if follow else ()):
@@ -70,7 +70,7 @@ def _tell(output: Output, path: Path, descriptor: int, lines: int, *, follow: bo
             if output.as_json:
                 output.document("logs", {"path": str(path), "line": text})
             else:
-                output.line(plain(text))
+                output.whole_line(plain(text))
             sys.stdout.flush()
             require_reader()
 
@@ -90,11 +90,14 @@ class Log:
     def __exit__(self, *exc: object) -> None:
         os.close(self._descriptor)
 
-    def last(self, count: int) -> tuple[list[bytes], bool]:
-        """So many of the last lines, of the last 4 MiB at most; and whether that left some out."""
+    def last(self, count: int, *, whole: bool = False) -> tuple[list[bytes], bool]:
+        """So many of the last lines, of the last 4 MiB at most; and whether that left some out. whole: the beginning of
+        a line that is still written is left to `following`."""
         size = os.fstat(self._descriptor).st_size
         start = max(0, size - _MOST_BYTES)
         end = os.pread(self._descriptor, size - start, start)
+        if whole:
+            end = end[: end.rfind(b"\n") + 1]
         self._at = start + len(end)
         lines = end.removesuffix(b"\n").split(b"\n")[1 if start else 0 :] if end else []
         return lines[max(0, len(lines) - count) :], start > 0 and len(lines) < count

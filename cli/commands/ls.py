@@ -8,22 +8,20 @@ from typing import Annotated, Any
 
 from ...daemon.api.session import ListResult
 from ...memvid.answers import Finding
-from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_bytes, format_count
 from ...memvid.uri import SessionUri
-from ...records import as_map
-from ..reach.daemon_link import ask_plainly, find_daemon, find_ended_daemon
-from ..reach.options import NAMESPACE_VARIABLE, JsonOption, SocketOption, StoreOption, argument, enter_namespace
+from ..errors import InvalidUsage
+from ..reach.daemon_link import ask_plainly, find_ended_daemon
+from ..reach.files import Files
+from ..reach.options import NAMESPACE_VARIABLE, JsonOption, SocketOption, StoreOption, argument, enter_namespace, option
 from ..reach.store_view import (
-    STORED,
     describe_holder,
     find_holder,
     find_marks_problem,
     find_missing,
     find_unreadable,
-    list_store,
-    open_store,
 )
+from ..reach.viewing import answering
 from ..view.disk import remark_on_room
 from ..view.formatting import format_id, format_time
 from ..view.output import Output, describe_turns, plain, render_problem, rows_table, typed
@@ -37,13 +35,14 @@ _FIRST_TO_GO = ("BUNDLE", "LABELS", "LAST VERSION", "RESIDENT", "MODEL", "VERSIO
 NamespaceArgument = Annotated[
     str | None, argument("NAMESPACE", "Only the sessions of this namespace.", callback=enter_namespace)
 ]
+RemoteOption = Annotated[bool, option("--remote", "The sessions of the daemon's remote, and at which machine each is.")]
 MARKS = {  # by field of a session: the mark behind its state, its style and its meaning
     "dirty": ("*", "default", "changed since its last version"),
-    "unread_tokens": ("+", "default", "the next use computes its last tokens again: torpor show says how many"),
+    "unread_tokens": ("+", "default", "the next use reads its last tokens again: torpor show says how many"),
     "stripped": (
         "~",
         "yellow",
-        "stripped: the next use reads those tokens again whose keys and values nothing else has kept",
+        "stripped: the next use reads again what nothing else has kept of it",
     ),
     "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
     "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),
@@ -53,7 +52,7 @@ MARKS = {  # by field of a session: the mark behind its state, its style and its
     "unreadable": (
         "!",
         "red",
-        "its newest version has no sound manifest: if awake, put it to sleep, and it has one; else ask torpor verify",
+        "its newest version cannot be read: a sleep of one that is awake writes another; else torpor verify says more",
     ),
 }
 STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
@@ -61,6 +60,7 @@ STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
 
 def ls(
     namespace: NamespaceArgument = None,
+    remote: RemoteOption = False,
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -74,8 +74,18 @@ def ls(
     [cyan]torpor ls[/]
     [cyan]torpor ls --json | jq -r '.sessions[].session'[/]
     [cyan]torpor ls --store /backup/store[/]
+    [cyan]torpor ls --remote[/]
     """
     output = Output(as_json=as_json)
+    if remote:
+        if store is not None:
+            raise InvalidUsage(
+                "The daemon knows the remote: --remote and --store do not go together.", option="--remote"
+            )
+        from .remote import list_remote  # a listing of the store does not wait for its records
+
+        list_remote(namespace, socket, output)
+        return
     source, place, sessions, journalled, unknown = _load_sessions(namespace, socket, store)
     unserved = source == "store" and store is None
     holder = find_holder(Path(place)) if unserved else None
@@ -84,9 +94,8 @@ def ls(
     problems = [problem for problem in (ended, find_marks_problem(Path(place)), *unknown, *missing) if problem]
     unreadable = find_unreadable(Path(place), sessions)
     if as_json:
-        told = list(map(as_map, [*problems, *unreadable]))
-        body = {"source": source, "store": place, "sessions": sessions, "problems": told, "locked_by": holder}
-        output.document("ls", body | {"journalled": [str(uri) for uri in journalled]})
+        body = {"source": source, "store": place, "sessions": sessions, "problems": [*problems, *unreadable]}
+        output.document("ls", body | {"locked_by": holder, "journalled": [str(uri) for uri in journalled]})
         return
     for problem in problems:
         output.remark(render_problem(problem))
@@ -121,18 +130,13 @@ def _load_sessions(
     asked = {} if namespace is None else {"namespace": namespace}
     if told := ask_plainly(socket, store, ("list", asked, ListResult)):
         served, listed = told
-        return "daemon", served.store, [as_map(info) for info in listed], [], list(served.unreadable)
-    daemon = find_daemon(socket, store)
-    if daemon is not None:
-        with daemon:
-            listed = daemon.list_sessions(namespace)
-            status = daemon.status()
-            return "daemon", status.store, [as_map(info) for info in listed], [], list(status.unreadable)
-    path = store or default_store_path()
-    with open_store(path) as opened:
-        journalled = [uri for uri in opened.acknowledged() if namespace in (None, uri.namespace)]
-        sessions = [as_map(info) | {"state": STORED} for info in list_store(opened, namespace)]
-        return "store", str(path), sessions, journalled, opened.unreadable()
+        return "daemon", served.store, [{**vars(info)} for info in listed], [], list(served.unreadable)
+    with answering(socket, store) as (source, place):
+        sessions = [{**vars(info)} for info in source.list_sessions(namespace)]
+        if not isinstance(source, Files):
+            return "daemon", str(place), sessions, [], list(source.status().unreadable)
+        journalled = [uri for uri in source.store.acknowledged() if namespace in (None, uri.namespace)]
+        return "store", str(place), sessions, journalled, source.store.unreadable()
 
 
 def render_sessions(sessions: list[dict[str, Any]]) -> Any:

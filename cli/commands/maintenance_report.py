@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...memvid.answers import Action, Finding, MaintenanceReport
 from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY, OK, STATUS_OF_CODE
 from ..reach.interrupts import ignore_interrupts
-from ..view.formatting import format_id
+from ..view.formatting import format_id, format_name
 from ..view.output import Output, plain, render_problem, rows_table
 
 ROWS_SHOWN = 40  # actions on the screen; JSON has them all
@@ -45,8 +45,7 @@ _DONE = {
 def write_report(output: Output, command: str, report: MaintenanceReport, *, nothing: str = "nothing to do") -> int:
     """Write a report and give its exit status. nothing: the line that says that no action was needed."""
     ignore_interrupts()
-    if output.as_json:
-        output.document(command, {"ok": not report.problems, **asdict(report)})
+    if output.told(command, report, ok=not report.problems):
         return _exit_status(report)
     if report.actions:
         output.show(render_actions(report))
@@ -91,7 +90,7 @@ def render_actions(report: MaintenanceReport) -> Any:
 def _owner(action: Action) -> str:
     if action.session is None:
         return "–"
-    name = action.session.removeprefix("torpor://")
+    name = format_name(action.session)
     return name if action.version is None else f"{name}@{action.version}"
 
 

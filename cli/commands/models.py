@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -70,7 +69,7 @@ def models(
             with output.progress("unloading"):
                 listed = (client.unload_model(name),)
     if as_json:
-        output.document("models", {"models": [asdict(model) for model in listed]})
+        output.document("models", {"models": listed})
         return
     output.show(render_models(listed))
     for model in listed:

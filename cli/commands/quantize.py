@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import typer
-
 from ..reach.daemon_link import connect
-from ..reach.options import DryRunOption, JsonOption, SessionArgument, SocketOption
-from ..view.damage import naming_the_intact
+from ..reach.options import DryRunOption, JsonOption, SessionArgument, SocketOption, option
 from ..view.output import Output
 from .maintenance_report import write_report
 from .upkeep import PATIENCE_S
 
-BitsOption = Annotated[Literal["8", "4"], typer.Option("--bits", help="In how many bits each number is kept.")]
+BitsOption = Annotated[Literal["8", "4"], option("--bits", "In how many bits each number is kept. Default: 8.")]
 
 
 def quantize(
@@ -34,10 +31,6 @@ def quantize(
     [cyan]torpor prune notes --keep-last 1[/]
     """
     output = Output(as_json=as_json)
-    with (
-        connect(socket, timeout_s=PATIENCE_S) as daemon,
-        naming_the_intact(daemon, session),
-        output.progress("quantize"),
-    ):
+    with connect(socket, timeout_s=PATIENCE_S) as daemon, output.progress("quantize"):
         report = daemon.maintain("quantize", session=session, bits=8 if bits == "8" else 4, dry_run=dry_run)
     return write_report(output, "quantize", report)

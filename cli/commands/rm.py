@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 from ...errors import TorporError
 from ...memvid.answers import DeleteReport
@@ -20,12 +19,9 @@ from ..reach.batches import run_batch
 from ..reach.consent import YesOption, has_consent
 from ..reach.daemon_link import find_daemon
 from ..reach.options import JsonOption, SocketOption, VersionsArgument, WrittenStoreOption
-from ..reach.store_view import open_store
+from ..reach.store_view import open_store, sizes_of
 from ..view.output import Output, plain
 from .upkeep import deleting
-
-_MOST_COUNTED: Final = 2000
-"""Versions of a store whose needs are read for a question: some tenths of a second."""
 
 
 def rm(
@@ -52,7 +48,7 @@ def rm(
         path = store or default_store_path() if daemon is None else Path(daemon.status().store)
         marks = _marks_of(path, sessions, _names(daemon, path), to_the_end=yes)
         named = ", ".join(f"{each} (with {marks[each]})" if marks.get(each) else each for each in sessions)
-        sizes = "" if yes or as_json else _sizes_of(path, sessions)
+        sizes = "" if yes or as_json else sizes_of(path, sessions)
         if not (yes or has_consent(f"Delete {named} for good?{sizes}", "delete", as_json=as_json)):
             output.remark("nothing deleted")
             return ERROR.number
@@ -125,22 +121,6 @@ def _marks_in(store: Store, session: str, names: Collection[SessionUri]) -> str:
         tags, pins = list(of.tags), len(of.pins)
     told = [f"the tag{'s' * (len(tags) > 1)} {', '.join(sorted(tags))}"] if tags else []
     return " and ".join([*told, *([format_plural(pins, "pin")] if pins else [])])
-
-
-def _sizes_of(path: Path, sessions: Sequence[str]) -> str:
-    """What of whole sessions is freed, for the question; nothing where it would take seconds to tell."""
-    with contextlib.suppress(TorporError), open_store(path) as store:
-        if len(store.index.bundle_ids()) <= _MOST_COUNTED:
-            named = [store.named(each).require_whole() for each in sessions]
-            uris = {str(each.uri) for each in named if each.row is None}
-            usage = [each for each in store.usage().sessions if each.session in uris]
-            if any(each.row is not None for each in named) or not usage:
-                return ""
-            alone = format_bytes(sum(each.alone_bytes for each in usage))
-            if len(uris) > 1:
-                return f" {alone} at least is freed, and what they share with each other alone."
-            return f" {alone} is its alone, and freed; {format_bytes(usage[0].shared_bytes)} is shared, and stays."
-    return ""
 
 
 def _names(daemon: Client | None, path: Path) -> list[SessionUri]:

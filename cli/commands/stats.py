@@ -17,8 +17,9 @@ def stats(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """HITS counts since the daemon began. A hit is a [cyan]torpor warm[/] that finds the session awake, or a new
-    session that takes over its tokens. A session with several labels counts in each.
+    """WRITTEN is what their versions have written; [cyan]torpor du[/] tells what of the disk they need now. HITS counts
+    since the daemon began. A hit is a [cyan]torpor warm[/] that finds the session awake, or a new session that takes
+    over its tokens. A session with several labels counts in each.
 
     [bold]Examples[/]
 

@@ -29,7 +29,8 @@ from ...errors import TorporError
 from ...memvid.units import format_bytes, format_count
 from ...socket_api.client.aclient import AsyncClient
 from ...socket_api.errors import DaemonUnreachable, RemoteError
-from ..view.live import READS, SORTS, Live, short
+from ..view.formatting import format_name
+from ..view.live import READS, SORTS, Live
 from ..view.live_lines import fitted, head, miss_line, move_line, panel, session_line, title_line
 from ..view.output import plain
 
@@ -314,11 +315,11 @@ class Top(App[None]):
     def _act(self, verb: str) -> None:
         chosen = self._sessions.chosen
         if chosen is not None:
-            self.say(f"{verb} {plain(short(chosen.session))} …")
+            self.say(f"{verb} {plain(format_name(chosen.session))} …")
             self.run_worker(self._ask_to(verb, chosen.session), exclusive=False)
 
     async def _ask_to(self, verb: str, session: str) -> None:
-        name = plain(short(session))
+        name = plain(format_name(session))
         try:
             async with AsyncClient(self._socket) as client:
                 if verb == "sleep":

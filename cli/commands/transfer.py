@@ -23,7 +23,6 @@ from ..reach.options import (
     require_sessions,
 )
 from ..reach.store_view import choose_store, open_store
-from ..view.damage import naming_the_intact_in
 from ..view.formatting import format_id
 from ..view.output import Output, describe_turns, plain
 from .upkeep import import_bundle
@@ -64,11 +63,7 @@ def export(
     output = Output(as_json=as_json)
     require_file(target, "export")
     place = choose_store(store, socket)
-    with (
-        naming_the_intact_in(place, version),
-        open_store(place) as opened,
-        output.progress("exporting", unit="bytes") as on_progress,
-    ):
+    with open_store(place) as opened, output.progress("exporting", unit="bytes") as on_progress:
         row = opened.resolve_version(version, look=True)
         try:
             report = opened.export_session(row.uri, row.bundle_id, target, replacing=overwrite, on_progress=on_progress)

@@ -77,7 +77,7 @@ def _document(report: VerifyReport, damaged: Sequence[SessionDamage]) -> dict[st
         "bundles_checked": report.bundles_checked,
         "blocks_checked": report.blocks_checked,
         "bytes_checked": report.bytes_checked,
-        "findings": [asdict(each) for each in report.findings],
+        "findings": report.findings,
         "sessions": [asdict(each) for each in damaged],
     }
 

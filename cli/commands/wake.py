@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+from ...daemon.api.waking import WakeResult
 from ...memvid.units import format_bytes, format_count, format_plural
-from ...memvid.uri import VERSION_MARK, names_version, session_in
-from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, progress_of
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import JsonOption, SocketOption, VersionArgument, option
 from ..reach.store_view import find_missing
-from ..view.damage import naming_the_intact
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
 from ..view.wake_remarks import remark_on_look, remark_on_wake, write_plan
 
-VersionOption = Annotated[
-    str | None, option("--version VERSION", "An earlier version: its number, a tag, or the beginning of its bundle id.")
-]
 AtOption = Annotated[
     int | None,
     option(
@@ -42,12 +37,10 @@ _CANARY = {
     "lossy": ", and it computes what it did when it slept, in fewer bits",
     "not_run": "",
 }
-PLAIN_NUMBER_DIGITS = 7  # longer ones may also begin a bundle id, and the daemon looks for both
 
 
 def wake(
     session: VersionArgument,
-    version: VersionOption = None,
     at: AtOption = None,
     strict: StrictOption = False,
     plan: PlanOption = False,
@@ -62,53 +55,42 @@ def wake(
     [bold]Examples[/]
 
     [cyan]torpor wake notes[/]
-    [cyan]torpor wake notes --version 2[/]
+    [cyan]torpor wake notes@2[/]
     [cyan]torpor wake notes@before-refactor[/]
     [cyan]torpor wake notes --at 1500[/]
     [cyan]torpor wake notes~2:1500[/]
     [cyan]torpor wake notes --plan[/]
     """
     output = Output(as_json=as_json)
-    session, number = _named(session, version)
     if plan:
-        with connect(socket) as client, naming_the_intact(client, session):
+        with connect(socket) as client:
             place = Path(client.status().store)
-            planned = client.plan_wake(session, version=number, at_token=at, strict=strict)
+            planned = client.plan_wake(session, at_token=at, strict=strict)
             write_plan(
                 output, replace(planned, unreadable=(*planned.unreadable, *find_missing(place, planned.session)))
             )
         return
     with connect(socket) as client, progress_of(output, "wake") as on_event:
         place = Path(client.status().store)
-        with naming_the_intact(client, session):
-            result = client.wake(session, version=number, at_token=at, strict=strict, on_event=on_event)
-            result = replace(result, unreadable=(*result.unreadable, *find_missing(place, result.session)))
+        result = client.wake(session, at_token=at, strict=strict, on_event=on_event)
+        result = replace(result, unreadable=(*result.unreadable, *find_missing(place, result.session)))
         ignore_interrupts()
-    if as_json:
-        output.document("wake", asdict(result))
-    elif result.already_awake:
-        output.line(f"{plain(result.session)}  was awake already, {format_plural(result.token_count, 'token')}")
-    else:
-        canary = "lossy" if result.lossy and result.canary == "same_bits" else result.canary
-        again = result.provenance.recomputed
-        if again and not again.same_logits:
-            canary = "not_run"  # a part has other bits, as the remark says: two lines must not contradict each other
-        output.line(
-            f"{plain(result.session)}  awake at version {result.version}: {format_plural(result.token_count, 'token')},"
-            f" {format_count(result.tokens_prefilled)} of them prefilled, {format_bytes(result.bytes_read)} read"
-            f" in {format_seconds(result.seconds)}{_CANARY[canary]}"
-        )
+    if not output.told("wake", result):
+        output.line(_line(result))
     remark_on_wake(output, result)
     remark_on_look(output, result.session, result.look)
 
 
-def _named(session: str, version: str | None) -> tuple[str, int | None]:
-    """The session, and the version's number. Any other selector goes behind the session's @."""
-    if version is None:
-        return session, None
-    if names_version(session):
-        raise InvalidUsage(f"{session} names a version already; leave out --version.", option="--version")
-    if version.isascii() and version.isdecimal() and len(version) <= PLAIN_NUMBER_DIGITS:
-        return session, int(version)
-    name = session_in(session)
-    return f"{name}{VERSION_MARK}{version}{session[len(name) :]}", None
+def _line(woken: WakeResult) -> str:
+    tokens = format_plural(woken.token_count, "token")
+    if woken.already_awake:
+        return f"{plain(woken.session)}  was awake already, {tokens}"
+    canary = "lossy" if woken.lossy and woken.canary == "same_bits" else woken.canary
+    again = woken.provenance.recomputed
+    if again and not again.same_logits:
+        canary = "not_run"  # a part has other bits, as the remark says: two lines must not contradict each other
+    return (
+        f"{plain(woken.session)}  awake at version {woken.version}: {tokens},"
+        f" {format_count(woken.tokens_prefilled)} of them prefilled, {format_bytes(woken.bytes_read)} read"
+        f" in {format_seconds(woken.seconds)}{_CANARY[canary]}"
+    )

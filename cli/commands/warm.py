@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 from ...daemon.api.waking import Warmed
@@ -45,9 +44,7 @@ def warm(
     with connect(socket) as client, progress_of(output, "wake") as on_event:
         result = client.warm(sessions or (), label=label, namespace=namespace if label else None, on_event=on_event)
         ignore_interrupts()
-    if as_json:
-        output.document("warm", asdict(result))
-    else:
+    if not output.told("warm", result):
         for each in result.sessions:
             output.line(_line(each))
         if not result.sessions:

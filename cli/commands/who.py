@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
-
-from rich.console import RenderableType
 
 from ...daemon.api.blocks import Needer, WhoResult
 from ...daemon.views.who import who_needs
@@ -14,8 +11,9 @@ from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY, OK
 from ..reach.options import JsonOption, SocketOption, StoreOption, argument
 from ..reach.store_view import choose_store, open_store
-from ..view.formatting import format_id, format_marks
+from ..view.formatting import format_id, format_marks, format_name
 from ..view.output import Output, plain, render_problem, rows_table, typed
+from ..view.table import PlainTable
 
 NamedArgument = Annotated[
     str,
@@ -44,8 +42,7 @@ def who(
     with open_store(path) as opened:
         found = who_needs(opened, named)
     status = INTEGRITY if found.problems else OK
-    if as_json:
-        output.document("who", {"store": str(path), **asdict(found)})
+    if output.told("who", found, store=str(path)):
         return status.number
     for problem in found.problems:
         output.remark(render_problem(problem))
@@ -55,14 +52,14 @@ def who(
     return status.number
 
 
-def render_needers(found: WhoResult) -> RenderableType:
+def render_needers(found: WhoResult) -> PlainTable:
     """Draw a row for each version that needs it."""
     right = ("VERSION", "BLOCKS", "STORED", "ALONE")
     whole = ("SESSION", *right, "BUNDLE")
     table = rows_table("SESSION", *right, "BUNDLE", "MARKS", right=right, whole=whole, first_to_go=("BUNDLE", "MARKS"))
     for one in found.needers:
         table.add_row(
-            plain(one.session.removeprefix("torpor://")),
+            plain(format_name(one.session)),
             str(one.version),
             format_count(one.blocks),
             format_bytes(one.stored_bytes),

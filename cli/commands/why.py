@@ -6,19 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
-from rich.console import RenderableType
-
 from ...daemon.api.causes import REMEDIES, By, CausesResult, Costs, RequestCost, Reuse
-from ...daemon.views import causes as views
 from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.units import format_count, format_plural
-from ...memvid.uri import SCHEME
 from ..errors import InvalidUsage
-from ..reach.options import JsonOption, SocketOption, StoreOption, argument, option, require_sessions
+from ..reach.options import (
+    JsonOption,
+    NamespaceChoice,
+    SocketOption,
+    StoreOption,
+    argument,
+    option,
+    require_sessions,
+)
 from ..reach.since import SinceOption, parse_ago, parse_since
 from ..reach.viewing import look
-from ..view.formatting import format_seconds, format_time
+from ..view.formatting import format_name, format_seconds, format_time
 from ..view.output import Output, neutralise, plain, rows_table
+from ..view.table import PlainTable
 
 _NOT_TAKEN: Final = {
     "no_whole_block": f"only whole blocks of {BLOCK_TOKENS} are",
@@ -29,6 +34,7 @@ _NOT_TAKEN: Final = {
 }
 
 _RECOMPUTED: Final = {
+    "": "the session went on from an earlier token, whose logits were not kept.",
     "stripped": "it was stripped, as the store needed room or somebody asked for it. To keep a session whole, pin it "
     "(`torpor pin`), or give the store more (`torpor serve --store-budget`).",
     "ledger": "its last version ended in its ledger alone, as behind a crash, a short stop or a single question.",
@@ -50,6 +56,7 @@ def why(
     of_all: AllOption = False,
     since: SinceOption = None,
     by: ByOption = None,
+    namespace: NamespaceChoice = None,
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -71,14 +78,12 @@ def why(
     """
     output = Output(as_json=as_json)
     if session is None:
-        _tell_all(output, since, by or "cause", socket, store)
+        _tell_all(output, since, by or "cause", namespace, socket, store)
         return
     if of_all or by is not None:
         raise InvalidUsage("Give either a SESSION, or --all, which goes with --by.")
     since_ns = parse_since(since)
-    result = look(
-        socket, store, lambda client: client.why(session), lambda opened: views.why(opened, opened.resolve(session))
-    ).record
+    result = look(socket, store, lambda source: source.why(session)).record
     result = replace(result, requests=tuple(each for each in result.requests if each.at_ns >= since_ns))
     if output.told("why", result):
         return
@@ -98,11 +103,11 @@ def _tell(output: Output, reuse: Reuse, session: str) -> None:
         output.line(f"    {plain(reuse.remedy or '')}")
         if reuse.became is not None:
             output.line(f"    {_what_became(reuse)}")
-    if reuse.recomputed_tokens:
-        output.line(f"    {_recomputed(reuse)}")
     for line in reuse.volatile:
         output.line(f"    volatile, so it is said later: {plain(neutralise(line))}")
     if reuse.cost is not None:
+        if reuse.cost.recomputed_tokens:
+            output.line(f"    {_recomputed(reuse.cost)}")
         output.line(f"    [dim]{_cost(reuse.cost)}[/]")
 
 
@@ -122,7 +127,8 @@ _STAGES: Final = {
 
 def _cost(cost: RequestCost) -> str:
     """What a request cost, and where its time went: stages that took no thousandth of it are left out."""
-    tokens = f"read {format_count(cost.read_tokens)}, wrote {format_count(cost.written_tokens)}"
+    again = f" ({format_count(cost.read_again_tokens)} again)" if cost.read_again_tokens else ""
+    tokens = f"read {format_count(cost.read_tokens)}{again}, wrote {format_count(cost.written_tokens)}"
     stages = [
         f"{word} {format_seconds(getattr(cost, name))}"
         for name, word in _STAGES.items()
@@ -152,7 +158,7 @@ _FIGURES: Final = {
 }
 _FIRST_TO_GO: Final = ("FAILED", "KEEPING", "WRITING", "READING", "WAKING", "WAITING", "REUSED", "WRITTEN")
 _WORDS: Final[dict[str, str]] = {
-    "hit": "Nothing was read again.",
+    "hit": "All that was known was used; a new session reads the end of a block again that is not whole.",
     "new": "No session began like this one.",
     "stripped": "The session had been stripped, as the store needed room.",
     "ledger": "The session's last version ended in its ledger alone, as behind a crash.",
@@ -169,26 +175,25 @@ _WORDS: Final[dict[str, str]] = {
 _OTHER: Final = "Requests of this verb: no prompt was compared with what sessions had."
 
 
-def _tell_all(output: Output, since: str | None, by: By, socket: Path | None, store: Path | None) -> None:
+def _tell_all(
+    output: Output, since: str | None, by: By, namespace: str | None, socket: Path | None, store: Path | None
+) -> None:
     since_ns, within = parse_since(since), None if since is None else _seconds(parse_ago(since))
-    result = look(
-        socket,
-        store,
-        lambda client: client.causes(since=within, by=by),
-        lambda opened: views.causes(opened, since=within, by=by),
-    ).record
+    result = look(socket, store, lambda source: source.causes(since=within, by=by, namespace=namespace)).record
     if output.told("why", result):
         return
     if not result.rows:
-        output.line(f"no request is known{_since(since_ns)}")
+        where = "" if namespace is None else f" in namespace {plain(namespace)}"
+        output.line(f"no request is known{where}{_since(since_ns)}")
     else:
         output.show(_table(result))
         output.remark(f"[dim]requests since {format_time(result.since_ns)}[/]")
     if result.left_out:
         output.remark(f"[dim]{format_plural(result.left_out, 'row')} more (all counts them)[/]")
     if by == "cause":
+        cells = max((len(row.key) for row in result.rows), default=0)
         for row in result.rows:
-            output.remark(f"[dim]{plain(row.key)}[/]  {plain(_WORDS.get(row.key, _OTHER))}")
+            output.remark(f"[dim]{plain(row.key.ljust(cells))}[/]  {plain(_WORDS.get(row.key, _OTHER))}")
     _tell_problem(output, result.problem)
 
 
@@ -202,18 +207,24 @@ def _since(since_ns: int) -> str:
     return f" since {format_time(since_ns)}" if since_ns else ""
 
 
-def _table(result: CausesResult) -> RenderableType:
-    first = result.by.upper()
-    table = rows_table(first, *_FIGURES, right=tuple(_FIGURES), whole=(first, *_FIGURES), first_to_go=_FIRST_TO_GO)
+def _table(result: CausesResult) -> PlainTable:
+    first, last = result.by.upper(), ("LAST AGAIN",) if result.by == "session" else ()
+    columns, first_to_go = (first, *_FIGURES, *last), (*last, *_FIRST_TO_GO)
+    table = rows_table(*columns, right=tuple(_FIGURES), whole=columns, first_to_go=first_to_go)
     for row in result.rows:
-        table.add_row(_key(result.by, row.key), *_figures(row))
-    table.add_row("[dim]all[/]", *_figures(result.total))
+        table.add_row(_key(result.by, row.key), *_figures(row), *(_last_again(row) for _ in last))
+    table.add_row("[dim]all[/]", *_figures(result.total), *("" for _ in last))
     return table
+
+
+def _last_again(row: Costs) -> str:
+    """Why tokens were last read again, and when."""
+    return f"{plain(row.last_again)}, {format_time(row.last_again_ns)}" if row.last_again else "–"
 
 
 def _key(by: str, key: str) -> str:
     if by == "session":
-        return plain(key.removeprefix(SCHEME)) if key else "[dim](deleted since)[/]"
+        return plain(format_name(key)) if key else "[dim](deleted since)[/]"
     if by == "hour":
         return format_time(int(key) * 10**9)
     return plain(key) if key else "[dim]Unix socket[/]"
@@ -235,10 +246,10 @@ def _what_became(reuse: Reuse) -> str:
     return f"The session went back to token {reuse.position}, and went on from there."
 
 
-def _recomputed(reuse: Reuse) -> str:
-    count = format_plural(reuse.recomputed_tokens, "token")
-    reason = _RECOMPUTED.get(reuse.recomputed_because or "", reuse.recomputed_because)
-    return f"{count} of the session read again{f': {plain(reason)}' if reason else ''}"
+def _recomputed(cost: RequestCost) -> str:
+    count = format_plural(cost.recomputed_tokens, "token")
+    reason = _RECOMPUTED.get(cost.recomputed_because, cost.recomputed_because)
+    return f"{count} recomputed: {plain(reason)}"
 
 
 def _taken_over(reuse: Reuse, session: str) -> str:
@@ -246,19 +257,20 @@ def _taken_over(reuse: Reuse, session: str) -> str:
     if reuse.source == session:
         return ""
     if reuse.cached_tokens:
-        return f"; {format_count(reuse.cached_tokens)} of them taken over"
+        return f"; {format_count(reuse.cached_tokens)} of these taken over"
     reason = _NOT_TAKEN.get(reuse.not_taken or "", reuse.not_taken)
     return f"; none taken over{f': {plain(reason)}' if reason else ''}"
 
 
 def _headline(reuse: Reuse, session: str) -> str:
-    when = f"{format_time(reuse.at_ns)}  {plain(reuse.verb)}"
+    cause = (reuse.cause or reuse.outcome) if reuse.cost is None else reuse.cost.cause
+    begun = f"{format_time(reuse.at_ns)}  {plain(reuse.verb)}  {plain(cause)}"
     if reuse.outcome == "none":
-        return f"{when}  none: no session began like this one"
+        return f"{begun}: no session began like this one"
     kept = f"{format_plural(reuse.common_tokens, 'token')} of {plain(reuse.source or '')}"
     if reuse.outcome == "hit":
-        return f"{when}  hit: {kept}{_taken_over(reuse, session)}"
+        return f"{begun}: {kept}{_taken_over(reuse, session)}"
     where = "" if reuse.message_index is None else f", in message {reuse.message_index}"
     source = "" if reuse.source == session else f" from {plain(reuse.source or '')}"
     at = f"at token {reuse.position} of {reuse.stored_tokens}{where}"
-    return f"{when}  diverged{source} {at}: {plain(reuse.cause or '')}"
+    return f"{begun}: diverged{source} {at}{_taken_over(reuse, session)}"

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
-import typer
-
 from ..errors import DemoDisproved, InvalidUsage
 from ..reach.inputs import load_text
 from ..reach.options import JsonOption, option
@@ -28,7 +26,7 @@ DEFAULT_DOCUMENT = Path(argparse.__file__)  # about 100 kB of prose and code, in
 
 DocumentOption = Annotated[Path | None, option("--document PATH", "Read this text; default: Python's argparse.py.")]
 CountOption = Annotated[
-    int, typer.Option("--max-tokens", "-n", min=64, max=512, metavar="N", help="Tokens before the sleep, and after.")
+    int, option("--max-tokens -n N", "Tokens before the sleep, and after. Default: 64.", min=64, max=512)
 ]
 KeepOption = Annotated[bool, option("--keep", "Keep the demo's folder: store and daemon logs.")]
 
@@ -57,7 +55,7 @@ def demo(
     if as_json:
         output.document("demo", {**evidence.to_map(), "folder": str(folder) if keep else None})
     else:
-        output.stdout.print(render_report(evidence, output.stdout.width), crop=False)
+        output.show(*render_report(evidence))
         if keep:
             output.remark(f"kept: [cyan]torpor ls --store {plain(str(folder))}/store[/]")
     if evidence.failed:

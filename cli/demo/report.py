@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from rich import box
-from rich.console import Group, RenderableType
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
 from ...daemon.api.waking import SleepResult, WakeResult
 from ...memvid.units import format_bytes, format_count
 from ..view.formatting import format_id, format_rate, format_seconds
-from ..view.output import neutralise, plain
+from ..view.output import plain
+from ..view.table import Column, PlainTable, rows_table
 from .daemon import Death
 
-MAX_WIDTH = 110  # columns; wider lines are hard to read
 ORDER_CHECK = "the woken first token came before the cold one"
 NOTE = (
     "cold: from the first append sent, with the document and the tokens written before the sleep to read, to the first"
@@ -141,68 +135,56 @@ def _equal(name: str, ours: Sequence[object], theirs: Sequence[object], unit: st
     return Check(name, True, f"{len(ours)} of {len(theirs)} {unit}equal")
 
 
-def render_report(evidence: Evidence, width: int) -> RenderableType:
+def render_report(evidence: Evidence) -> Iterator[str | PlainTable]:
     """Draw the whole report."""
-    width = min(width, MAX_WIDTH)
-    figures, texts, checks = _figures(evidence, width), _texts(evidence, width), _checks(evidence, width)
-    return Group("", figures, Text(NOTE, style="dim"), "", texts, "", checks, "", _verdict(evidence, width))
+    yield from ("", _figures(evidence), "", f"[dim]{NOTE}[/]", "")
+    ending = plain(" ".join(evidence.before_sleep.text.split())[-40:])
+    yield f"[dim]what they wrote after the point of sleep[/], going on from: …{ending}"
+    yield from ("", _texts(evidence), "", _checks(evidence), "", _verdict(evidence))
 
 
-def _figures(evidence: Evidence, width: int) -> RenderableType:
-    receipt, tokens, model = evidence.receipt, len(evidence.before_sleep.tokens), evidence.model
-    table = Table(box=box.ROUNDED, width=width, show_header=False, border_style="dim")
-    table.add_column(ratio=1)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(ratio=1, style="dim")
+def _figures(evidence: Evidence) -> PlainTable:
+    receipt, model = evidence.receipt, evidence.model
+    written = f"{len(evidence.before_sleep.tokens)} + {len(evidence.after_wake.tokens)}"
     computes = f"{format_count(model['parameters'])} parameters, {model['compute_dtype']}, {evidence.blas}"
-    table.add_row("model", plain(model["name"]), plain(computes))
-    table.add_row("tokens read", format_count(evidence.document_tokens), f"of {plain(evidence.document)}")
-    table.add_row(
-        "tokens written", f"{tokens} + {len(evidence.after_wake.tokens)}", "before the sleep + after the wake"
-    )
-    table.add_row("bytes on disk", format_bytes(receipt.bytes_written), f"{receipt.blocks_new} blocks, one bundle")
-    table.add_section()
     rate = format_rate(evidence.document_tokens, evidence.seconds_to_read)
-    table.add_row("time to read", format_seconds(evidence.seconds_to_read), f"{rate}, the first time")
-    table.add_row("time to sleep", format_seconds(evidence.seconds_to_sleep), "until durable and read back")
-    table.add_row("time to wake", format_seconds(evidence.seconds_to_wake), "every byte hashed, one token computed")
-    prefilled = f"[bold]{evidence.wake.tokens_prefilled}[/]"
-    table.add_row("tokens prefilled by the wake", prefilled, f"of {receipt.token_count:,}")
-    table.add_section()
-    table.add_row("first token, cold", format_seconds(evidence.cold_first_token_s), "everything read again")
-    table.add_row("first token, woken", format_seconds(evidence.woken_first_token_s), "after the SIGKILL")
-    table.add_row("[bold]cold ÷ woken[/]", f"[bold green]{evidence.ratio:,.1f}×[/]", "")
+    table = PlainTable([Column("", style="dim"), Column("", right=True, whole=True), Column("")], show_header=False)
+    for row in (
+        ("model", plain(model["name"]), plain(computes)),
+        ("tokens read", format_count(evidence.document_tokens), f"of {plain(evidence.document)}"),
+        ("tokens written", written, "before the sleep + after the wake"),
+        ("bytes on disk", format_bytes(receipt.bytes_written), f"{receipt.blocks_new} blocks, one bundle"),
+        ("time to read", format_seconds(evidence.seconds_to_read), f"{rate}, the first time"),
+        ("time to sleep", format_seconds(evidence.seconds_to_sleep), "until durable and read back"),
+        ("time to wake", format_seconds(evidence.seconds_to_wake), "every byte hashed, one token computed"),
+        ("tokens prefilled by the wake", str(evidence.wake.tokens_prefilled), f"of {receipt.token_count:,}"),
+        ("first token, cold", format_seconds(evidence.cold_first_token_s), "everything read again"),
+        ("first token, woken", format_seconds(evidence.woken_first_token_s), "after the SIGKILL"),
+        ("cold ÷ woken", f"[bold green]{evidence.ratio:,.1f}×[/]", ""),
+    ):
+        table.add_row(*row)
     return table
 
 
-def _texts(evidence: Evidence, width: int) -> RenderableType:
-    ending = neutralise(" ".join(evidence.before_sleep.text.split()))[-40:]
-    table = Table(box=box.ROUNDED, width=width, border_style="dim")
-    table.add_column("woken after SIGKILL", ratio=1, overflow="fold")
-    table.add_column("control, never slept", ratio=1, overflow="fold")
-    table.add_row(*(Text(neutralise(each.text)) for each in (evidence.after_wake, evidence.control_after)))
-    lead = Text("what they wrote after the point of sleep", style="dim").append(f", going on from: …{ending}")
-    return Group(lead, table)
+def _texts(evidence: Evidence) -> PlainTable:
+    table = rows_table("WOKEN AFTER SIGKILL", "CONTROL, NEVER SLEPT")
+    texts = (evidence.after_wake.text, evidence.control_after.text)
+    table.add_row(*("\n".join(map(plain, text.split("\n"))) for text in texts))
+    return table
 
 
-def _checks(evidence: Evidence, width: int) -> RenderableType:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), width=width)
-    table.add_column(width=1)
-    table.add_column(ratio=3)
-    table.add_column(ratio=2, style="dim", overflow="fold")
+def _checks(evidence: Evidence) -> PlainTable:
+    table = PlainTable([Column("", whole=True), Column(""), Column("", style="dim")], show_header=False)
     for check in evidence.checks:
         mark, title = ("[green]✓[/]", "{}") if check.passed else ("[bold red]✗[/]", "[bold red]{}[/]")
         table.add_row(mark, title.format(plain(check.name)), plain(check.detail))
     return table
 
 
-def _verdict(evidence: Evidence, width: int) -> RenderableType:
+def _verdict(evidence: Evidence) -> str:
     if evidence.failed:
-        said = Text.assemble(("Not the same", "bold red"), f": {'; '.join(evidence.failed)}.")
-        return Panel(said, border_style="red", box=box.ROUNDED, width=width)
-    said = Text.assemble(
-        ("Bit for bit the same", "bold green"),
-        ": token ids and logits of the woken session equal those of the one that never slept, and its first token came"
-        f" {evidence.ratio:,.0f} times sooner than by reading again.",
+        return f"[bold red]Not the same[/]: {'; '.join(evidence.failed)}."
+    return (
+        "[bold green]Bit for bit the same[/]: token ids and logits of the woken session equal those of the one that"
+        f" never slept, and its first token came {evidence.ratio:,.0f} times sooner than by reading again."
     )
-    return Panel(said, border_style="green", box=box.ROUNDED, width=width)

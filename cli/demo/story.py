@@ -113,7 +113,8 @@ class Demo:
         self._daemons = 0
 
     def tell(self) -> Evidence:
-        """Run the whole story. Raises DemoDaemonFailed, DemoUnfit, and the daemon's refusals."""
+        """Run the whole story. Raises DaemonStartFailed, DaemonStillRunning, DemoDaemonFailed, DemoUnfit, and the
+        daemon's refusals."""
         with ExitStack() as processes:
             return Evidence(**self._tell(processes))
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,12 +26,11 @@ from ..errors import AgentMissing, InvalidUsage
 from ..exit_codes import OK
 from ..reach.consent import YesOption, has_consent
 from ..reach.daemon_link import connect
-from ..reach.options import JsonOption, NamespaceChoice, argument, option
+from ..reach.options import JsonOption, NamespaceChoice, argument, option, takes
 from ..serve.ensure import find_or_start, require_served
-from ..serve.serve_parameters import given_of, takes
+from ..serve.serve_parameters import given_of, options_of
 from ..view.output import Output, plain, rows_table, typed
 from .agents import AGENTS, KEY_COMMAND, Agent
-from .figures import Figures, figures_of
 from .filling import (
     EXAMPLE,
     HTTP_PORT,
@@ -61,7 +61,7 @@ WriteOption = Annotated[
 ]
 
 
-@takes("model", "config", "store", "socket", "http")
+@takes(options_of("model", "config", "store", "socket", "http"))
 def launch(
     agent: AgentArgument = None,
     arguments: OwnArguments = None,
@@ -115,11 +115,12 @@ def launch(
         if write_config:
             return _write(output, record, facts, yes=yes)
         _remark_on_context(output, record, facts)
-        before = figures_of(daemon)
+        before = _sessions_of(daemon)
     start = start_of(record, facts, folder, arguments or ())
     start.write()
+    begun = time.monotonic()
     status = run([str(program), *start.command[1:]], start.environment)
-    _tell_end(output, record, before, given, status)
+    _tell_end(output, record, given, status, begun, before)
     return status
 
 
@@ -178,20 +179,46 @@ def _remark_on_context(output: Output, agent: Agent, facts: Facts) -> None:
         )
 
 
-def _tell_end(output: Output, agent: Agent, before: Figures, given: Mapping[str, Any], status: int) -> None:
-    """One line of what the daemon did while the agent ran."""
+def _sessions_of(daemon: Client) -> int:
+    status = daemon.status()
+    return status.sessions_awake + status.sessions_asleep
+
+
+def _tell_end(
+    output: Output, agent: Agent, given: Mapping[str, Any], status: int, begun: float, sessions_before: int
+) -> None:
+    """One line of what the daemon did for programs over HTTP while the agent ran. begun: by the monotonic clock."""
     try:
         with connect(given.get("socket"), store=given.get("store")) as daemon:
-            figures = figures_of(daemon).since(before)
+            sessions = _sessions_of(daemon) - sessions_before
+            costs = daemon.causes(since=f"{max(0.001, time.monotonic() - begun):.3f}s", by="client")
     except TorporError:  # the agent has ended, and its status is this command's
         output.remark(
             "[yellow]the daemon does not answer any more[/]; what it answered is kept, and the next launch starts it"
         )
         return
+    over_http = [row for row in costs.rows if row.key]
+    tokens = {
+        "reused": sum(row.reused_tokens for row in over_http),
+        "read": sum(row.read_tokens for row in over_http),
+        "read_again": sum(row.read_again_tokens for row in over_http),
+        "written": sum(row.written_tokens for row in over_http),
+    }
     if output.as_json:
-        output.document("launch", {"agent": agent.name, "status": status, **asdict(figures)})
+        output.document("launch", {"agent": agent.name, "status": status, "sessions": sessions, **tokens})
     else:
-        output.remark(f"[dim]{figures.told(agent.title)}[/]")
+        output.remark(f"[dim]while {agent.title} ran, {_told(tokens, sessions)}[/]")
+
+
+def _told(tokens: Mapping[str, int], sessions: int) -> str:
+    if not any(tokens.values()):
+        return "no answer came to its end"
+    again = f" ({format_count(tokens['read_again'])} again)" if tokens["read_again"] else ""
+    kept = f"; {format_plural(sessions, 'more session')} kept" if sessions > 0 else ""
+    return (
+        f"{format_count(tokens['reused'])} tokens were reused, {format_count(tokens['read'])} were read{again}"
+        f" and {format_count(tokens['written'])} written{kept}"
+    )
 
 
 def _write(output: Output, agent: Agent, facts: Facts, *, yes: bool) -> int:
@@ -200,7 +227,7 @@ def _write(output: Output, agent: Agent, facts: Facts, *, yes: bool) -> int:
     lines = list(change.lines())
     for line in lines:
         color = {"+": "green", "-": "red"}.get(line[:1], "dim")
-        output.line(f"[{color}]{plain(line)}[/]")
+        output.whole_line(f"[{color}]{plain(line)}[/]")
     if not lines:
         output.remark(f"{plain(change.path)} has these settings already")
     elif yes or has_consent(f"Write this to {change.path}?", "write it", as_json=output.as_json):
@@ -211,10 +238,10 @@ def _write(output: Output, agent: Agent, facts: Facts, *, yes: bool) -> int:
     else:
         return OK.number
     if agent.environment or VARIABLE in change.after:
-        output.line(f"export {VARIABLE}=$({plain(filled(KEY_COMMAND, facts))})")
+        output.whole_line(f"export {VARIABLE}=$({plain(filled(KEY_COMMAND, facts))})")
         for line in exports_of(agent, replace(facts, token=EXAMPLE.token)):
-            output.line(plain(line))
-    output.line(plain(filled(agent.usage or agent.command, replace(facts, model=shlex.quote(facts.model)))))
+            output.whole_line(plain(line))
+    output.whole_line(plain(filled(agent.usage or agent.command, replace(facts, model=shlex.quote(facts.model)))))
     return OK.number
 
 
@@ -237,15 +264,15 @@ def _tell_start(output: Output, start: Start, facts: Facts) -> None:
         words["context"] = f"{facts.context} tokens of context"
         why = "No daemon answers" if "token" in facts.examples else f"{facts.model} is not loaded"
         examples = ", ".join(words[each] for each in facts.examples)
-        output.line(f"[dim]# {plain(why)}, so these are examples: {plain(examples)}.[/]")
+        output.whole_line(f"[dim]# {plain(why)}, so these are examples: {plain(examples)}.[/]")
     for name, value in start.environment.items():
-        output.line(f"export {name}={plain(shlex.quote(value))}")
+        output.whole_line(f"export {name}={plain(shlex.quote(value))}")
     if start.file is not None:
-        output.line(f"cat > {plain(shlex.quote(str(start.file)))} <<'END'")
+        output.whole_line(f"cat > {plain(shlex.quote(str(start.file)))} <<'END'")
         for line in start.text.splitlines():
-            output.line(plain(line))
-        output.line("END")
-    output.line(plain(shlex.join(start.command)))
+            output.whole_line(plain(line))
+        output.whole_line("END")
+    output.whole_line(plain(shlex.join(start.command)))
     if facts.token == _HIDDEN and "token" not in facts.examples:
         output.remark("[dim]the token is hidden; --show-token shows it[/]")
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...places import user_folder
 from ..errors import DaemonStartFailed, DaemonStillRunning
 
 START_TIMEOUT_S = 1800.0  # for a large model on a slow disk; a download's progress begins it anew
@@ -34,7 +33,7 @@ class Started:
     serves HTTP, a sentence each."""
 
     socket: str
-    pid: int
+    process: subprocess.Popen[bytes]
     log: Path
     warnings: int = 0
     http: tuple[str, ...] = ()
@@ -46,11 +45,6 @@ OnDownload = Callable[[str, int, int], None]
 
 def _ignore_download(_model: str, _done: int, _total: int) -> None:
     """Show nothing."""
-
-
-def default_log_path() -> Path:
-    """The log of a daemon in the background, unless one is named."""
-    return user_folder("state") / "daemon.log"
 
 
 def open_log(log: Path) -> int:
@@ -74,18 +68,22 @@ def open_log(log: Path) -> int:
     return descriptor
 
 
-def start(arguments: Sequence[str], log: Path, on_download: OnDownload = _ignore_download) -> Started:
+def start(
+    arguments: Sequence[str], log: Path, on_download: OnDownload = _ignore_download, *, tied_to: int | None = None
+) -> Started:
     """Start `torpor serve` in a session of its own, and wait until it answers. An interrupt ends the child.
-    on_download: called while it downloads a model. Raises DaemonStartFailed: it ended before, with its own error; the
-    log cannot be written; or nothing happened within START_TIMEOUT_S."""
+    on_download: called while it downloads a model. tied_to: a pipe to read from, at whose end it ends, too. Raises
+    DaemonStartFailed: it ended before, with its own error; the log cannot be written; or nothing happened within
+    START_TIMEOUT_S."""
     read_end, write_end = os.pipe()
     try:
         descriptor = open_log(log)
         try:
-            command = [sys.executable, "-P", "-m", "torpor.cli.detached", str(write_end), str(log), *arguments]
+            module = "torpor.cli.detached" if tied_to is None else "torpor.cli.tied"
+            command = [sys.executable, "-P", "-m", module, str(write_end), str(log), *arguments]
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if tied_to is None else tied_to,
                 stdout=descriptor,
                 stderr=descriptor,
                 pass_fds=(write_end,),
@@ -151,7 +149,7 @@ def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path, on_downl
             facts = _object_in(each)
             if facts.get("event") == "ready":
                 http = tuple(map(str, facts.get("http", ())))
-                return Started(str(facts["socket"]), process.pid, log, int(facts["warnings"]), http)
+                return Started(str(facts["socket"]), process, log, int(facts["warnings"]), http)
             if facts.get("event") == "download":
                 on_download(str(facts["model"]), int(facts["done_bytes"]), int(facts["total_bytes"]))
                 deadline = time.monotonic() + START_TIMEOUT_S

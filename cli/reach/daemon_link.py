@@ -17,16 +17,15 @@ from ...errors import TorporError
 from ...memvid.answers import Finding
 from ...memvid.disk.location import STORE_VARIABLE, named_store_path
 from ...memvid.uri import parse_reference
+from ...places import default_log_path
 from ...records import Result
 from ...socket_api.errors import DaemonUnreachable
 from ...socket_api.wire.address import default_socket_path, require_path_fits
 from ..errors import InvalidUsage
 from ..view.output import OnProgress, Output, plain
-from .background import default_log_path
 
 if TYPE_CHECKING:
     from ...daemon.api.events import WorkEvent
-    from ...daemon.api.session import SessionInfo
     from ...socket_api.client.client import Client
 
 R = TypeVar("R")
@@ -158,8 +157,8 @@ def nobody_is_there(error: TorporError) -> bool:
 def find_ended_daemon(socket: Path | None = None, *, restarting: bool = False) -> Finding | None:
     """Describe a daemon that ended without a stop, and so left its socket behind; None if none did. socket: None is the
     default one. restarting: the caller starts another daemon, so the user need not."""
-    socket, log = socket or default_socket_path(), default_log_path()
-    if not socket.is_socket() or _somebody_is_on(socket):
+    socket = socket or default_socket_path()
+    if not socket.is_socket() or somebody_is_on(socket):
         return None
     from ...socket_api.client.link import start_command
 
@@ -167,12 +166,14 @@ def find_ended_daemon(socket: Path | None = None, *, restarting: bool = False) -
         "The daemon that listened here ended without a stop. The next start brings each session back as it was at its"
         " last answer, or at its last sleep if the daemon ran with --durability sleep."
     )
+    log = default_log_path()
     message += "" if restarting else f" Start it again with `{start_command(socket)}`."
     message += f" Why it ended may stand in {log}, or in the file that --log named." if log.exists() else ""
     return Finding(str(socket), DaemonUnreachable.code, message)
 
 
-def _somebody_is_on(socket: Path) -> bool:
+def somebody_is_on(socket: Path) -> bool:
+    """Whether a process listens there, be it silent."""
     try:
         _client(socket, CLEAN_UP_TIMEOUT_S).close()
     except TorporError as error:
@@ -188,9 +189,10 @@ def with_session(
     act: Callable[[Mapping[str, Any]], R],
     *,
     labels: Sequence[str] | None = None,
+    creates: bool = True,
 ) -> R:
-    """Act on a session; if there is none of that name, say so and let the request make it. act: gets further parameters
-    of the request.
+    """Act on a session; if there is none of that name, and the request `creates` it, say so and let it. act: gets
+    further parameters of the request.
 
     A refusal because there is no session has changed nothing, so a second try is safe. If that fails or is stopped
     before anything was read, the daemon has no new session.
@@ -198,14 +200,12 @@ def with_session(
     Raises:
         InvalidUsage: the session is on another model than the named one, or lacks one of the labels.
     """
-    if model is not None:
-        require_model(client, session, model)
-    if labels:
-        require_labels(client, session, labels)
+    if model is not None or labels:
+        _require_alike(client, session, model, labels or ())
     try:
         return act({})
     except TorporError as error:
-        if error.code != "session_not_found":
+        if error.code != "session_not_found" or not creates:
             raise
     uri, status = parse_reference(session), client.status()
     chosen = status.models[0] if model is None else status.model_named(model)
@@ -222,22 +222,20 @@ def with_session(
         raise
 
 
-def require_model(client: Client, session: str, model: str) -> None:
-    """Raise InvalidUsage if the session exists on another model."""
-    found = _info_of(client, session)
-    if found is not None and found.model != model:
+def _require_alike(client: Client, session: str, model: str | None, labels: Sequence[str]) -> None:
+    """Raise InvalidUsage if the session exists, and on another model or without one of these labels."""
+    wanted = str(parse_reference(session))
+    found = next((info for info in client.list_sessions() if info.session == wanted), None)
+    if found is None:
+        return  # the next request says so
+    if model not in (None, found.model):
         raise InvalidUsage(
             f"{found.session} is on model {found.model!r} and stays there; --model is for a session that does not"
             " exist yet. Leave it out, or choose another name.",
             session=found.session,
             model=found.model,
         )
-
-
-def require_labels(client: Client, session: str, labels: Sequence[str]) -> None:
-    """Raise InvalidUsage if the session exists without these labels."""
-    found = _info_of(client, session)
-    if found is not None and not set(labels) <= set(found.labels):
+    if not set(labels) <= set(found.labels):
         raise InvalidUsage(
             f"{found.session} is there already, and has {', '.join(found.labels) or 'no label'}; --label is for a"
             " session that does not exist yet. Leave it out, or fork the session with such labels (torpor fork"
@@ -245,12 +243,6 @@ def require_labels(client: Client, session: str, labels: Sequence[str]) -> None:
             session=found.session,
             labels=list(found.labels),
         )
-
-
-def _info_of(client: Client, session: str) -> SessionInfo | None:
-    """None if there is none of that name: the next request says so."""
-    wanted = str(parse_reference(session))
-    return next((info for info in client.list_sessions() if info.session == wanted), None)
 
 
 def tokens_after(socket: Path, session: str) -> int | None:

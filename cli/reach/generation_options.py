@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 from ...daemon.api.limits import MAX_BIAS, MAX_GENERATED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
 from ...daemon.api.records import Priority
@@ -43,22 +44,37 @@ PriorityOption = Annotated[Priority, option("--priority", "background gives way 
 TemperatureOption = Annotated[
     float | None, option("--temperature -t X", "0 takes the likeliest token; more makes rarer ones likelier.", min=0)
 ]
-TopPOption = Annotated[
-    float | None, option("--top-p X", "Draw from the likeliest tokens whose probabilities add up to X.", min=0, max=1)
-]
-SeedOption = Annotated[int | None, option("--seed N", "Where the random numbers begin.", min=0)]
-PresencePenaltyOption = Annotated[
-    float | None,
-    option("--presence-penalty X", "Take X (-2 to 2) off the logit of each token that the answer has already."),
-]
-FrequencyPenaltyOption = Annotated[
-    float | None,
-    option("--frequency-penalty X", "Take X (-2 to 2) off a token's logit for each time that the answer has it."),
-]
-LogitBiasOption = Annotated[
-    list[str] | None,
-    option("--logit-bias ID=X", "Add X to the logit of a token; ID=never rules it out, none clears. Can be repeated."),
-]
+SAMPLING: Final = {
+    "temperature": TemperatureOption,
+    "top_p": Annotated[
+        float | None,
+        option("--top-p X", "Draw from the likeliest tokens whose probabilities add up to X.", min=0, max=1),
+    ],
+    "top_k": Annotated[int | None, option("--top-k N", "Draw from the N likeliest; 0: from all.", min=0)],
+    "min_p": Annotated[
+        float | None, option("--min-p X", "Leave out tokens less likely than X times the likeliest.", min=0, max=1)
+    ],
+    "repetition_penalty": Annotated[
+        float | None,
+        option("--repetition-penalty X", "Above 1: tokens that were just said become less likely.", min=0),
+    ],
+    "presence_penalty": Annotated[
+        float | None,
+        option("--presence-penalty X", "Take X (-2 to 2) off the logit of each token that the answer has already."),
+    ],
+    "frequency_penalty": Annotated[
+        float | None,
+        option("--frequency-penalty X", "Take X (-2 to 2) off a token's logit for each time that the answer has it."),
+    ],
+    "logit_bias": Annotated[
+        list[str] | None,
+        option(
+            "--logit-bias ID=X", "Add X to the logit of a token; ID=never rules it out, none clears. Can be repeated."
+        ),
+    ],
+    "seed": Annotated[int | None, option("--seed N", "Where the random numbers begin.", min=0)],
+}
+"""How tokens are drawn: the fields of `Sampling`."""
 
 
 def _biases_of(given: list[str]) -> list[TokenBias]:
@@ -75,11 +91,12 @@ def _biases_of(given: list[str]) -> list[TokenBias]:
         ) from None
 
 
-def sampling_of(*, logit_bias: list[str] | None = None, **given: float | int | None) -> Sampling | None:
-    """Gather the given sampling options; None if there are none. Raises InvalidUsage: a value that no sampler takes."""
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if logit_bias:
-        chosen["logit_bias"] = _biases_of(logit_bias)
+def sampling_of(given: Mapping[str, Any]) -> Sampling | None:
+    """Gather the given options of `SAMPLING`; None if there are none. Raises InvalidUsage: a value that no sampler
+    takes."""
+    chosen = {name: value for name, value in given.items() if value not in (None, [])}
+    if "logit_bias" in chosen:
+        chosen["logit_bias"] = _biases_of(chosen["logit_bias"])
     if not chosen:
         return None
     try:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol, TypeVar, get_args
 
 from ...memvid.uri import DEFAULT_NAMESPACE, SessionUri, parse_reference, parse_version_reference, session_in
 from ...socket_api.wire.naming import name_in
@@ -36,7 +36,7 @@ class Declared:
     more: Mapping[str, Any]
 
     @property
-    def callback(self) -> Callable[[Any, Any], Any] | None:
+    def callback(self) -> Callable[..., Any] | None:
         """What makes the command's value of the one that was given."""
         return self.more.get("callback")
 
@@ -45,18 +45,22 @@ class Declared:
         import typer
 
         make: Any = typer.Option if self.flags else typer.Argument
-        return make(
-            *self.flags,
-            metavar=self.metavar,
-            show_default=False,
-            help=self.help,
-            **self.more,
-        )
+        more = dict(self.more)
+        if (read := more.get("parser")) is not None:
+
+            def parse(text: str) -> Any:
+                try:
+                    return read(text)
+                except ValueError as error:
+                    raise typer.BadParameter(f"{error}.") from error
+
+            more["parser"] = parse
+        return make(*self.flags, metavar=self.metavar, show_default=False, help=self.help, **more)
 
 
 def option(words: str, help: str, **more: Any) -> Declared:
     """Declare an option. words: its flags, then its metavar in capitals. No default is shown: where it matters, the
-    help says it. more: as of `typer.Option`."""
+    help says it. more: as of `typer.Option`; what a `parser` raises as ValueError is told."""
     flags = tuple(word for word in words.split() if word.startswith("-"))
     return Declared(flags, " ".join(words.split()[len(flags) :]) or None, help, more)
 
@@ -64,6 +68,30 @@ def option(words: str, help: str, **more: Any) -> Declared:
 def argument(metavar: str, help: str, **more: Any) -> Declared:
     """Declare an argument, as `option` does an option."""
     return Declared((), metavar, help, more)
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def takes(options: Mapping[str, Any]) -> Callable[[Command], Command]:
+    """Give a command options between its arguments and its own options, as `**values`. options: their annotations, by
+    parameter; one that is not given is None, a flag False."""
+
+    def change(command: Command) -> Command:
+        signature, keyword = inspect.signature(command, eval_str=True), inspect.Parameter.KEYWORD_ONLY
+        own = [each.replace(kind=keyword) for each in list(signature.parameters.values())[:-1]]
+        given = [
+            inspect.Parameter(
+                name, keyword, default=False if get_args(annotation)[0] is bool else None, annotation=annotation
+            )
+            for name, annotation in options.items()
+        ]
+        arguments = [each for each in own if not get_args(each.annotation)[1].flags]
+        parameters = [*arguments, *given, *(each for each in own if each not in arguments)]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return change
 
 
 _HINTS = {
@@ -144,6 +172,9 @@ SessionArgument = Annotated[
 ]
 OnlySessionArgument = Annotated[
     str | None, argument("SESSION", "Only this session; otherwise all.", callback=require_sessions)
+]
+OnlySessionsArgument = Annotated[
+    list[str] | None, argument("[SESSION]...", "Only these sessions; otherwise all.", callback=require_sessions)
 ]
 SessionsArgument = Annotated[
     list[str], argument("SESSION...", "NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.", callback=require_sessions)

@@ -7,11 +7,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, MutableMapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...daemon.views.stored import detail_of_stored, info_of_stored
+from ...errors import TorporError
 from ...memvid.answers import Finding
 from ...memvid.disk import lock
 from ...memvid.disk.location import default_store_path
@@ -20,21 +19,19 @@ from ...memvid.errors import PUT_BACK, StoreError
 from ...memvid.folder.folder import StoreFolder, manifest_name
 from ...memvid.folder.marks import MARKS_FILE, Marks, findings_of_missing, require_id, stripped_in
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
-from ...memvid.format.blocks import SlotSpec
 from ...memvid.format.manifest import is_manifest_file, read_manifest_bytes
 from ...memvid.store import Store
+from ...memvid.units import format_bytes
 from ...memvid.uri import parse_reference
 from .daemon_link import find_daemon
 
 _KEEP_AWAKE = "The session is awake, and all of it in memory: `torpor sleep {}` writes it anew, as another version."
-STORED = "stored"  # a session's state in a listing of files: only a daemon knows whether it is awake
-_ROWS_AT_ONCE = 1000
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_COUNTED = 2000  # versions; to count the bytes of more takes seconds
 _MOST_AT_A_LOOK = 1 << 20  # bytes; a longer manifest is read in full
 
 if TYPE_CHECKING:
     from ...daemon.api.process import StatusResult
-    from ...daemon.api.session import SessionDetail, SessionInfo
 
 
 def choose_store(store: Path | None, socket: Path | None) -> Path:
@@ -55,29 +52,6 @@ def choose_served_store(store: Path | None, socket: Path | None) -> tuple[Path, 
 def open_store(path: Path) -> Store:
     """Open a store to read it. Raises NoStore and memvid's other refusals."""
     return Store.open(path, writable=False)
-
-
-def list_store(store: Store, namespace: str | None) -> list[SessionInfo]:
-    """List the last version of each session, by URI."""
-    pages = store.index.iter_listed(namespace, _ROWS_AT_ONCE)
-    return [info_of_stored(row, written_bytes) for page in pages for row, written_bytes in page]
-
-
-def load_detail(store: Store, session: str) -> tuple[SessionDetail, dict[str, str]]:
-    """Read one session from the files, and the environment of its manifest: its newest version, or the one that it
-    names. The text is missing: it needs the model. Raises SessionNotFound, AmbiguousVersion, and the errors of a
-    damaged bundle."""
-    row = store.resolve_version(session, look=True)
-    with store.open_session(row.uri, row.bundle_id) as reader:
-        header = reader.read_header(reader.entries[0]) if reader.entries else None
-        layers = _layers_of([spec for spec, _ in header.slots] if header else [])
-        return detail_of_stored(store, row, reader.manifest, layers=layers), dict(reader.manifest.environment)
-
-
-def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:
-    """Describe each layer by its slots, which are named `LAYER.PART`. The daemon knows more of them, by their kinds."""
-    layers = groupby(slots, key=lambda spec: spec.name.partition(".")[0])
-    return [" + ".join(f"{spec.kind} {spec.dtype} {list(spec.shape)}" for spec in parts) for _, parts in layers]
 
 
 def find_marks_problem(place: Path) -> Finding | None:
@@ -133,11 +107,16 @@ def _stripped_in(folder: StoreFolder | None) -> frozenset[str]:
 def _fault_of_manifest(folder: StoreFolder, bundle_id: str) -> StoreError | None:
     """Why a manifest cannot be read, with its path; None if it can. A listing asks for each session: one that is sound
     at the first look is not looked at again."""
-    with contextlib.suppress(OSError, ValueError):
+    try:
         fd = os.open(manifest_name(require_id(bundle_id)), _LOOK, dir_fd=folder.root_fd)
-        with closing_fd(fd):
-            if is_manifest_file(os.read(fd, _MOST_AT_A_LOOK), bundle_id):
-                return None
+        try:
+            data = os.read(fd, _MOST_AT_A_LOOK)
+        finally:
+            os.close(fd)
+        if is_manifest_file(data, bundle_id):
+            return None
+    except (OSError, ValueError):
+        pass
     try:
         fd, path = folder.open_name(manifest_name(require_id(bundle_id)))
         with closing_fd(fd):
@@ -166,6 +145,21 @@ def _folder_of(place: Path) -> Iterator[StoreFolder | None]:
         yield folder
     finally:
         folder.close()
+
+
+def sizes_of(path: Path, sessions: Sequence[str]) -> str:
+    """A sentence behind a blank: what is freed if whole sessions go; nothing where it would take seconds to tell."""
+    with contextlib.suppress(TorporError), open_store(path) as store:
+        if len(store.index.bundle_ids()) <= _MOST_COUNTED:
+            named = [store.named(each).require_whole() for each in sessions]
+            if any(each.row is not None for each in named):
+                return ""
+            _, together = store.usage_together({each.uri for each in named})
+            if together.sessions:
+                whose = "its" if len(together.sessions) == 1 else "theirs"
+                alone, shared = format_bytes(together.alone_bytes), format_bytes(together.shared_bytes)
+                return f" {alone} is {whose} alone, and freed; {shared} is shared, and stays."
+    return ""
 
 
 def find_holder(place: Path) -> int | None:

@@ -161,7 +161,7 @@ def _pending(socket: Path | None) -> dict[str, Any] | None:
 
 
 def _show(output: Output, settings: list[Setting], pending: Mapping[str, Any] | None) -> None:
-    table = rows_table("SETTING", "VALUE", "FROM", whole=("SETTING",))
+    table = rows_table("SETTING", "VALUE", "FROM", whole=("SETTING",), first_to_go=("FROM",))
     for each in settings:
         is_said = each.source != _DEFAULT
         table.add_row(

@@ -11,10 +11,10 @@ from ... import __version__
 from ...errors import TorporError
 from ...memvid.disk.location import default_store_path, named_store_path
 from ...memvid.units import format_bytes, format_count, format_plural
+from ...places import default_log_path
 from ...socket_api.client.client import Client
 from ...socket_api.client.link import start_command
 from ...socket_api.wire.address import default_socket_path
-from ..reach.background import default_log_path
 from ..reach.daemon_link import find_ended_daemon, find_mismatch, nobody_is_there
 from ..reach.examining import examine
 from ..reach.options import JsonOption, SocketOption, StoreOption
@@ -79,7 +79,7 @@ def _examine_store(path: Path) -> dict[str, Any]:
             journalled = len(set(store.acknowledged()) - stored)
             return {**found, "readable": True, "problem": None, "sessions": len(stored), "journalled": journalled}
     except TorporError as error:
-        return {**found, "readable": False, "problem": error.code, "sessions": 0, "journalled": 0}
+        return {**found, "readable": False, "problem": error.message, "sessions": 0, "journalled": 0}
 
 
 def render_doctor(machine: dict[str, Any], daemon: dict[str, Any], files: dict[str, Any], log: str) -> Any:
@@ -182,4 +182,4 @@ def _describe_store(files: dict[str, Any]) -> str:
     if files["readable"]:
         more = f", and {format_count(files['journalled'])} in the journal alone" if files["journalled"] else ""
         return f"{plain(files['path'])}: {format_plural(files['sessions'], 'session')} with a version{more}"
-    return f"{plain(files['path'])}: {plain(files['problem'])}"
+    return plain(files["problem"])

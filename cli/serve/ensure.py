@@ -7,12 +7,12 @@ import fcntl
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...daemon.options.serve_options import GIVEN_OPTIONS
 from ...memvid.disk.location import default_store_path
+from ...places import default_log_path
 from ...socket_api.client.client import Client
 from ...socket_api.errors import DaemonUnreachable
 from ...socket_api.wire.address import default_socket_path
@@ -20,16 +20,16 @@ from ..errors import DaemonStartFailed, InvalidUsage
 from ..exit_codes import OK
 from ..reach import background
 from ..reach.daemon_link import connect, find_ended_daemon, nobody_is_there
-from ..reach.options import JsonOption
+from ..reach.options import JsonOption, takes
 from ..view.disk import budgets_in
 from ..view.downloads import downloads_on
 from ..view.output import Output, plain
 from . import last_options
 from .serve import LogOption, remark_on_warnings
-from .serve_parameters import arguments_of, given_of, takes
+from .serve_parameters import arguments_of, given_of, options_of
 
 
-@takes("model", "config", "store", "socket")
+@takes(options_of("model", "config", "store", "socket"))
 def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) -> int:
     """Two at once start one. --config and --log hold only for a daemon that is started. A daemon that runs without a
     model of --model is an error. Other settings of [cyan]torpor serve[/] can stand in the file of --config. After a
@@ -65,7 +65,7 @@ def find_or_start(
         DaemonStartFailed: none answers, and none could be started.
         InvalidUsage: one runs without a model that is given, or has its name for another one.
     """
-    log = (log or background.default_log_path()).absolute()
+    log = (log or default_log_path()).absolute()
     socket, store = given.get("socket") or default_socket_path(), given.get("store")
     with _one_at_a_time(log):
         daemon = _find(socket, store)
@@ -167,5 +167,5 @@ def _tell(output: Output, daemon: Client, *, started: bool) -> int:
         serves = f"torpor serves {plain(status.store)} on {plain(str(daemon.socket_path))} (pid {status.pid})"
         output.line(f"{serves}, {'started now' if started else 'as it did before'}")
         if started and status.disk is not None:
-            output.remark(f"[dim]{', '.join(budgets_in(asdict(status.disk))) or 'no budget for the store'}[/]")
+            output.remark(f"[dim]{', '.join(budgets_in(vars(status.disk))) or 'no budget for the store'}[/]")
     return OK.number

@@ -9,21 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ...daemon.options.serve_options import GIVEN_OPTIONS
 from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_plural
+from ...places import default_log_path
 from ...socket_api.wire.address import default_socket_path
 from ...socket_api.wire.listener import require_free
 from ..errors import InvalidUsage
 from ..exit_codes import OK
 from ..reach import background
-from ..reach.options import JsonOption, option
+from ..reach.options import JsonOption, option, takes
 from ..view.downloads import downloads_on
 from ..view.output import Output, plain
 from . import last_options
-from .serve_parameters import arguments_of, given_of, takes
+from .serve_parameters import arguments_of, given_of, options_of
 
 DetachOption = Annotated[bool, option("--detach -d", "Start it in the background, and return when it answers.")]
 
@@ -35,15 +34,15 @@ LogOption = Annotated[
 
 DeterministicOption = Annotated[
     bool,
-    typer.Option(
+    option(
         "--deterministic",
+        "Each session decodes alone: replies are to the bit those of a daemon that serves no other session.",
         rich_help_panel="Memory and turns",
-        help="Each session decodes alone: replies are to the bit those of a daemon that serves no other session.",
     ),
 ]
 
 
-@takes(*GIVEN_OPTIONS)
+@takes(options_of(*GIVEN_OPTIONS))
 def serve(
     deterministic: DeterministicOption = False,
     detach: DetachOption = False,
@@ -75,7 +74,7 @@ def serve(
     given |= {"store": store, "socket": socket, **({"batch": 1} if deterministic else {})}
     require_free(socket)  # the daemon looks again, but only once MLX is loaded
     if detach:
-        log = log or background.default_log_path()
+        log = log or default_log_path()
         _serve_in_background(arguments_of(given), store, log, as_json=as_json)
         return OK.number
     # Imported here: at the top of the module it would load MLX for every command (test_hygiene.py).
@@ -102,7 +101,7 @@ def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_jso
             "serve",
             {
                 "socket": begun.socket,
-                "pid": begun.pid,
+                "pid": begun.process.pid,
                 "log": str(begun.log),
                 "warnings": begun.warnings,
                 "http": list(begun.http),
@@ -111,7 +110,7 @@ def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_jso
     else:
         is_default = begun.socket == str(default_socket_path())
         stop = "torpor stop" if is_default else f"torpor stop --socket {shlex.quote(begun.socket)}"
-        serves = f"torpor serves {plain(str(store))} on {plain(begun.socket)} (pid {begun.pid})"
+        serves = f"torpor serves {plain(str(store))} on {plain(begun.socket)} (pid {begun.process.pid})"
         output.line(f"{serves}; end it with {plain(stop)}")
         for address in begun.http:
             output.line(plain(address))

@@ -4,33 +4,20 @@ declares the options; this tells them to the parser.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
-
-import typer
+from typing import Annotated, Any, Literal
 
 from ...daemon.options.kinds import Choice, Flag, Kind, Number, Place, one_of
 from ...daemon.options.serve_options import GIVEN_OPTIONS, Declared
 from ..errors import InvalidUsage
+from ..reach.options import option
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 
-
-def takes(*names: str) -> Callable[[Command], Command]:
-    """Give a command options of a daemon, as `**values`, before its own."""
-
-    def change(command: Command) -> Command:
-        own = inspect.signature(command, eval_str=True)
-        kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        kept = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in kept]
-        parameters = [*(_parameter(GIVEN_OPTIONS[name]) for name in names), *kept]
-        command.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return command
-
-    return change
+def options_of(*names: str) -> dict[str, Any]:
+    """Options of a daemon, for a command that takes them."""
+    return {name: _annotation(GIVEN_OPTIONS[name]) for name in names}
 
 
 def given_of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,13 +25,13 @@ def given_of(values: Mapping[str, Any]) -> dict[str, Any]:
     twice for a model, or options do not go together."""
     given: dict[str, Any] = {}
     for name, value in values.items():
-        option = GIVEN_OPTIONS[name]
+        declared = GIVEN_OPTIONS[name]
         if value is None or value is False or value == []:
             continue
-        if option.is_named:
-            given[name] = _by_model(option, value)
+        if declared.is_named:
+            given[name] = _by_model(declared, value)
         else:
-            given[name] = option.kind.read_text(value) if isinstance(value, str) else value
+            given[name] = declared.kind.read_text(value) if isinstance(value, str) else value
     if "fuse" in given and "adapter" not in given:
         raise InvalidUsage("--fuse is for --adapter; without one there is nothing to fuse.", option="--fuse")
     return given
@@ -53,15 +40,15 @@ def given_of(values: Mapping[str, Any]) -> dict[str, Any]:
 def arguments_of(given: Mapping[str, Any]) -> list[str]:
     """A command line that gives the same options in any folder."""
     arguments: list[str] = []
-    for name, option in GIVEN_OPTIONS.items():
-        flag, value = option.flag or "", given.get(name)
-        if option.is_named:
+    for name, declared in GIVEN_OPTIONS.items():
+        flag, value = declared.flag or "", given.get(name)
+        if declared.is_named:
             for model, told in (value or {}).items():
                 arguments += [flag, model if told is True else f"{model}={told}" if model else str(told)]
         elif isinstance(value, Path):
             arguments += [flag, str(value.absolute())]
         elif value is not None:
-            arguments += [flag] if value is True else [flag, option.kind.argument(value)]
+            arguments += [flag] if value is True else [flag, declared.kind.argument(value)]
     return arguments
 
 
@@ -74,40 +61,23 @@ def _by_model(option: Declared, values: list[tuple[str, Any]]) -> dict[str, Any]
     return found
 
 
-def _parameter(option: Declared) -> inspect.Parameter:
-    kind: Any
-    more: dict[str, Any] = {"metavar": option.kind.metavar}
-    if option.is_named:
-        kind, more = list[str] | None, {"metavar": _metavar(option), "parser": _parser(partial(_read_named, option))}
-    elif isinstance(option.kind, Flag):
-        kind, more = bool, {}
-    elif isinstance(option.kind, Choice):
-        kind, more = Literal[tuple(map(str, option.kind.values))] | None, {}
-    elif isinstance(option.kind, Number):
-        kind = int | None
-        more |= {"min": option.kind.least, "max": option.kind.most}
-    elif isinstance(option.kind, Place):
+def _annotation(of: Declared) -> Any:
+    kind: Any = str | None
+    metavar, more = of.kind.metavar, dict[str, Any]()
+    if of.is_named:
+        kind, metavar, more = list[str] | None, _metavar(of), {"parser": partial(_read_named, of)}
+    elif isinstance(of.kind, Flag):
+        kind, metavar = bool, ""
+    elif isinstance(of.kind, Choice):
+        kind, metavar = Literal[tuple(map(str, of.kind.values))] | None, ""
+    elif isinstance(of.kind, Number):
+        kind, more = int | None, {"min": of.kind.least, "max": of.kind.most}
+    elif isinstance(of.kind, Place):
         kind = Path | None
     else:
-        kind, more = str | None, {**more, "parser": _parser(option.kind.read_text)}
-    panel = None if option.option.group == "Options" else option.option.group
-    shown: Any = typer.Option(option.flag, show_default=False, rich_help_panel=panel, help=option.meaning, **more)
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False if kind is bool else None,
-        annotation=Annotated[kind, shown],
-    )
-
-
-def _parser(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise typer.BadParameter(f"{error}.") from error
-
-    return parse
+        more = {"parser": of.kind.read_text}
+    panel = None if of.option.group == "Options" else of.option.group
+    return Annotated[kind, option(f"{of.flag} {metavar}", of.meaning, rich_help_panel=panel, **more)]
 
 
 def _read_named(option: Declared, text: str) -> tuple[str, Any]:

@@ -19,6 +19,7 @@ from ..reach.interrupts import ignore_interrupts
 from ..reach.options import JsonOption, SocketOption, option
 from ..reach.store_view import describe_holder, find_holder
 from ..view.output import Output, plain, report_error
+from .service import listen_no_more, main_pid
 
 TimeoutOption = Annotated[
     float, option("--timeout SECONDS", "How long to wait until all sessions sleep. Default: 300.", min=0.1)
@@ -44,8 +45,11 @@ def stop(
     [cyan]torpor stop --force[/]
     """
     output = Output(as_json=as_json)
+    served = main_pid()
     pid, report = shut_down(socket, timeout, force=force)
     ignore_interrupts()
+    if served is not None and served == pid:
+        listen_no_more()
     if as_json:
         body = {"pid": pid, "slept": report.slept, "failed": report.failed, "empty": report.empty}
         body["ledgers"] = report.ledgers

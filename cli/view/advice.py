@@ -14,6 +14,7 @@ from typing import Any
 
 from ...errors import TorporError
 from ...memvid.errors import PUT_BACK
+from ...records import Record
 from ..exit_codes import INTEGRITY, exit_status_of
 
 ON_FILES = frozenset(
@@ -23,8 +24,8 @@ ON_FILES = frozenset(
         *("rm", "forget", "tag", "untag", "pin", "unpin", "prune", "repack", "strip", "repair"),
     }
 )
-"""The commands that take --store, but for these two."""
-OF_ANY_STORE = frozenset({"export", "export-kv"})  # messages name them as what writes a file, here or elsewhere
+"""The commands that take --store, but for these: messages name them as what writes a file, here or elsewhere."""
+OF_ANY_STORE = frozenset({"export", "export-kv", "inspect"})
 _NEEDS_NONE = OF_ANY_STORE | {"stop"}
 
 _COMMAND = re.compile(r"`torpor ([a-z][a-z-]*)((?: [^`\n]*)?)`")
@@ -82,9 +83,11 @@ def naming_store(text: str) -> str:
 
 
 def naming_store_in(document: Any) -> Any:
-    """A document as JSON has it, its sentences as of `naming_store`."""
+    """A document for JSON, its sentences as of `naming_store`."""
     if _STORE.get() is None:
         return document
+    if isinstance(document, Record):
+        return naming_store_in(vars(document))
     if isinstance(document, Mapping):
         return {
             name: naming_store(each) if name in _SENTENCES and isinstance(each, str) else naming_store_in(each)

@@ -6,11 +6,9 @@ Only the store decides whether a byte is sound; this puts its report into words.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...errors import TorporError
 from ...memvid.answers import VersionInfo
@@ -21,12 +19,8 @@ from ...memvid.format.records import DamagedVersion, VerifyReport
 from ...memvid.store import Store
 from ...memvid.units import format_count
 from ...memvid.uri import VERSION_MARK, SessionUri
-from ..exit_codes import INTEGRITY, exit_status_of
 from .advice import way_out
 from .formatting import format_id
-
-if TYPE_CHECKING:
-    from ...socket_api.client.client import Client
 
 _MENDING = " Its tokens are sound, so `torpor repair` lets the daemon compute its keys and values again."
 
@@ -70,51 +64,26 @@ def damage_by_session(store: Store, report: VerifyReport) -> list[SessionDamage]
 
 
 def add_suggestion(error: TorporError, store_path: Path, session: str, *, is_served: bool = False) -> None:
-    """If an error says that a session's state is damaged, add how the session goes on anyway, as a sentence, and its
-    newest whole version, as `intact_version`. The sentence comes after the ways to bring the damaged version back: once
-    an older one was woken and sleeps, that is the newest. is_served: a daemon runs, which can compute the state again.
+    """Add to an error about the damaged state of a session how that goes on anyway, as a sentence, and its newest whole
+    version, as `intact_version`. The sentence comes after the ways to bring the damaged version back: once an older one
+    was woken and sleeps, that is the newest. is_served: a daemon runs, which can compute the state again.
 
-    Every byte is read, because a suggestion that fails too would be worse than none.
+    Every byte is read, because a suggestion that fails too would be worse than none. Raises StoreError and InvalidUri:
+    there is nothing to suggest.
     """
-    if exit_status_of(error.code) != INTEGRITY.number:
-        return
-    try:
-        with Store.open(store_path, writable=False) as store:
-            uri = store.session_of(session)
-            damaged = {each.bundle_id: each for each in store.verify(uri, deep=True).damaged}
-            rows = store.versions(uri)
-            if not rows:
-                return
-            mending = _MENDING if is_served and _has_newest_tokens(store, rows[-1], damaged) else ""
-    except TorporError:
-        return  # the fault is reported already; a missing suggestion needs no second error
+    with Store.open(store_path, writable=False) as store:
+        uri = store.session_of(session)
+        damaged = {each.bundle_id: each for each in store.verify(uri, deep=True).damaged}
+        rows = store.versions(uri)
+        if not rows:
+            return
+        mending = _MENDING if is_served and _has_newest_tokens(store, rows[-1], damaged) else ""
     if not damaged and not mending:
         return
     if damaged and (whole := _whole(rows, damaged)):
         error.details["intact_version"] = whole[-1].version
     going_on = f" {_how_it_goes_on(uri, rows, damaged, told=error.message)}" if damaged else ""
     error.message += f"{way_out(error)}{mending}{going_on}"
-
-
-@contextmanager
-def naming_the_intact(client: Client, session: str) -> Iterator[None]:
-    """Add to a daemon's error about damage how the session goes on."""
-    try:
-        yield
-    except TorporError as error:
-        if exit_status_of(error.code) == INTEGRITY.number:
-            add_suggestion(error, Path(client.status().store), session, is_served=True)
-        raise
-
-
-@contextmanager
-def naming_the_intact_in(store_path: Path, session: str) -> Iterator[None]:
-    """As `naming_the_intact`, for a command that reads the store's files."""
-    try:
-        yield
-    except TorporError as error:
-        add_suggestion(error, store_path, session)
-        raise
 
 
 def _has_newest_tokens(store: Store, newest: VersionInfo, damaged: Mapping[str, DamagedVersion]) -> bool:

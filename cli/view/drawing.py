@@ -8,15 +8,21 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
-from rich.table import Table
+from rich.style import Style
 from rich.text import Text
+
+from .markup import unmarked
 
 if TYPE_CHECKING:
     from .lines import Lines
     from .table import Column, PlainTable
 
+_Drawn = tuple[int, Sequence[Segment], int]
+"""A line of a cell, with the blanks before and behind it."""
+
+_GAP = 2  # blanks between two columns
 ROOMY_COLUMNS = 72  # a narrower terminal is shown fewer figures of progress, no bar, and no table cut short
 
 
@@ -26,59 +32,123 @@ def draw(table: PlainTable, console: Console, options: ConsoleOptions) -> Render
         for line in table.lines():
             yield Segment(line + "\n")  # a Text would have its tabs made blanks
         return
-    gone = _too_many(table, console, options.max_width)
+    gone = _too_many(table, options.max_width)
     if gone is None:
-        yield from _one_below_the_other(table)
+        yield from _one_below_the_other(table, console, options.max_width)
         return
-    yield _as_rich(table, [column for column in table.columns if column.header.strip() not in gone])
+    shown = [column for column in table.columns if column.header.strip() not in gone]
+    yield from _Rows(shown, console, options.max_width, headed=table.show_header).drawn()
     if gone:
         yield Text(f"not shown, for want of room: {', '.join(gone)} (--json has all)", style="dim")
 
 
-def _as_rich(table: PlainTable, columns: Sequence[Column]) -> Table:
-    drawn = _bare_table(show_header=table.show_header)
-    for each in columns:
-        justify: Any = "right" if each.right else "left"
-        drawn.add_column(each.header, justify=justify, no_wrap=each.whole, overflow="fold", style=each.style or None)
-    for row in zip(*(column.cells for column in columns), strict=True):
-        drawn.add_row(*row)
-    return drawn
-
-
-def _bare_table(*, show_header: bool) -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=show_header)
-
-
-def _too_many(table: PlainTable, console: Console, width: int) -> tuple[str, ...] | None:
+def _too_many(table: PlainTable, width: int) -> tuple[str, ...] | None:
     """The columns to leave out so that no word breaks; None if the others would still be too wide."""
     if not table.show_header or (width >= ROOMY_COLUMNS and not table.first_to_go):
         return ()
-    widths = {column.header.strip(): _least_width(column, console) for column in table.columns}
+    widths = {column.header.strip(): _least_width(column) for column in table.columns}
     for count in range(len(table.first_to_go) + 1):
         gone = table.first_to_go[:count]
-        if sum(each for name, each in widths.items() if name not in gone) <= width:
+        if sum(each for name, each in widths.items() if name not in gone) - _GAP <= width:
             return gone
     return None
 
 
-def _least_width(column: Column, console: Console) -> int:
+def _least_width(column: Column) -> int:
     """The width that a column needs so that no word or whole cell breaks, with the blanks behind it."""
-    parts = [column.header, *map(str, column.cells)]
-    measured = [console.render_str(part).__rich_measure__(console, console.options) for part in parts]
-    return max(each.maximum if column.whole else each.minimum for each in measured) + 2
+    if column.whole:
+        return _natural_width(column, headed=True) + _GAP
+    words = (word for part in (column.header, *column.cells) for word in unmarked(part).split())
+    return max(map(_width_of, words), default=0) + _GAP
 
 
-def _one_below_the_other(table: PlainTable) -> Iterator[RenderableType]:
-    for number, row in enumerate(table.rows()):
+def _natural_width(column: Column, *, headed: bool) -> int:
+    lines = (line for part in (column.header * headed, *column.cells) for line in unmarked(part).split("\n"))
+    return max(map(_width_of, lines), default=0)
+
+
+def _width_of(text: str) -> int:
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def _one_below_the_other(table: PlainTable, console: Console, width: int) -> RenderResult:
+    for number, facts in enumerate(table.facts_of_rows()):
         if number:
             yield ""
-        facts = _bare_table(show_header=False)
-        facts.add_column(style="dim", no_wrap=True)
-        facts.add_column(overflow="fold")
-        for column, cell in zip(table.columns, row, strict=True):
-            if str(cell).strip():
-                facts.add_row(f"  {column.header.strip()}", str(cell).strip())
-        yield facts
+        yield from _Rows(facts.columns, console, width, headed=False).drawn()
+
+
+class _Rows:
+    """Draws the rows of columns: a cell that is wider than its column is broken between words, then within. Written
+    out for tables of thousands of rows: a table of rich took a millisecond for each."""
+
+    def __init__(self, columns: Sequence[Column], console: Console, width: int, *, headed: bool) -> None:
+        self._columns = columns
+        self._console = console
+        self._headed = headed
+        self._widths = _shared(columns, width, headed=headed)
+        self._styles = [console.get_style(column.style or "none") for column in columns]
+        self._read: dict[str, list[Segment]] = {}  # markup: the same stands in many rows
+
+    def drawn(self) -> Iterator[Segment]:
+        if self._headed:
+            dim = [self._console.get_style("dim")] * len(self._columns)
+            yield from self._row([column.header for column in self._columns], dim)
+        for row in zip(*(column.cells for column in self._columns), strict=True):
+            yield from self._row(row, self._styles)
+
+    def _row(self, cells: Sequence[str], styles: Sequence[Style]) -> Iterator[Segment]:
+        drawn = list(map(self._cell, range(len(cells)), cells, styles))
+        for at in range(max(map(len, drawn))):
+            text = ""  # without a style, told in one piece: blanks, and cells that have none
+            for lines, width in zip(drawn, self._widths, strict=True):
+                before, parts, behind = lines[at] if at < len(lines) else (width, (), 0)
+                text += " " * before
+                for part in parts:
+                    if not part.style:
+                        text += part.text
+                        continue
+                    yield Segment(text)
+                    yield part
+                    text = ""
+                text += " " * (behind + _GAP)
+            yield Segment(f"{text.rstrip()}\n")
+
+    def _cell(self, at: int, cell: str, style: Style) -> list[_Drawn]:
+        """Its lines."""
+        column, width = self._columns[at], self._widths[at]
+        text = unmarked(cell)
+        if "\n" in text or "\t" in text or _width_of(text) > width:
+            read = self._console.render_str(cell)
+            lines = read.wrap(self._console, width, overflow="fold", no_wrap=column.whole)
+            for line in lines:
+                line.rstrip()
+            rendered = [list(line.render(self._console)) for line in lines]
+        elif text is cell:
+            rendered = [[Segment(cell)] if cell else []]
+        else:
+            if cell not in self._read:
+                self._read[cell] = list(self._console.render_str(cell).render(self._console))
+            rendered = [self._read[cell]]
+        drawn: list[_Drawn] = []
+        for parts in rendered:
+            blanks = width - sum(_width_of(part.text) for part in parts)
+            styled = list(Segment.apply_style(parts, style)) if style else parts
+            drawn.append((blanks, styled, 0) if column.right else (0, styled, blanks))
+        return drawn
+
+
+def _shared(columns: Sequence[Column], width: int, *, headed: bool) -> list[int]:
+    """The widths of columns side by side. Where there is too little room the widest give way, whole ones last."""
+    room = width - _GAP * (len(columns) - 1)
+    widths = [max(1, min(_natural_width(column, headed=headed), room)) for column in columns]
+    for giving in ([at for at, column in enumerate(columns) if not column.whole], range(len(columns))):
+        while sum(widths) > room and giving:
+            widest = max(giving, key=widths.__getitem__)
+            if widths[widest] == 1:
+                break
+            widths[widest] -= 1
+    return widths
 
 
 LANE_COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -131,20 +201,25 @@ def console_on(file: Any, width: int | None) -> Console:
 
 
 def print_lines(console: Console, markup: str) -> None:
-    """Write a remark to a terminal, broken between words where it is narrow."""
+    """Write sentences to a terminal, broken between words where it is narrow."""
     console.print(_between_words(console.render_str(markup), console.width), soft_wrap=True)
 
 
 def _between_words(text: Text, width: int) -> Text:
-    """Break a text into lines between words; a word that is wider than the terminal, a path say, stays whole."""
-    breaks, column = [], 0
-    for found in re.finditer(r"\n|\S+[^\S\n]*|[^\S\n]+", text.plain):
-        word = found[0]
-        if column and column + cell_len(word.rstrip()) > width:
-            breaks.append(found.start())
-            column = 0
-        column = 0 if word == "\n" else column + cell_len(word)
-    lines = text.divide(breaks)
+    """Break each line between words, and set what follows as far to the right as the line itself; a word that is wider
+    than the terminal, a path say, stays whole."""
+    lines: list[Text] = []
+    for line in text.split("\n", allow_blank=True):
+        indent = " " * (len(line.plain) - len(line.plain.lstrip(" ")))
+        breaks, column = [], 0
+        for found in re.finditer(r" *\S+\s*|\s+", line.plain):
+            word = found[0]
+            if column > len(indent) and column + cell_len(word.rstrip()) > width:
+                breaks.append(found.start())
+                column = len(indent)
+            column += cell_len(word)
+        first, *others = line.divide(breaks) if breaks else [line]
+        lines += [first, *(Text(indent).append_text(other) for other in others)]
     for line in lines[:-1]:
         line.rstrip()
     return Text("\n").join(lines)

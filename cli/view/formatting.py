@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...memvid.units import format_plural, three_digits
+from ...memvid.uri import DEFAULT_NAMESPACE, SCHEME
 
 SHORT_ID_DIGITS = 12  # hex digits of an id in a table: 48 bits tell the bundles of one store apart
 
@@ -33,6 +34,11 @@ def format_rate(count: int, seconds: float) -> str:
 def format_id(hex_id: str | None) -> str:
     """Shorten an id for a table; a missing one is a dash."""
     return hex_id[:SHORT_ID_DIGITS] if hex_id else "–"
+
+
+def format_name(session: str, *, bare: bool = False) -> str:
+    """Write a session's name with its namespace: `default/notes`. bare: as it is typed, without the default one."""
+    return session.removeprefix(SCHEME).removeprefix(f"{DEFAULT_NAMESPACE}/" if bare else "")
 
 
 def format_marks(marks: Iterable[str]) -> str:

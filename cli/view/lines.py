@@ -34,6 +34,6 @@ class Lines:
             yield "\t".join([*drawn, *map(unmarked, parts)])
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
-        from .drawing import draw_lines  # for a terminal, or within what only rich draws
+        from .drawing import draw_lines  # for a terminal alone
 
         return draw_lines(self, console, options)

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from ...daemon.api.events import NoticeEvent
 from ...daemon.api.process import StatusResult
 from ...daemon.api.session import SessionInfo
 from ...memvid.units import format_count
+from .formatting import format_name
 
 MAX_SHOWN: Final = 200
 """Sleeps and wakes, and misses, that are kept."""
@@ -196,21 +196,13 @@ def _is_move(event: NoticeEvent) -> bool:
 
 
 def _searched(info: SessionInfo) -> str:
-    return " ".join((short(info.session), info.model, *info.labels)).casefold()
+    return " ".join((format_name(info.session), info.model, *info.labels)).casefold()
 
 
 def _misses(session: str, reuse: Reuse) -> Iterator[Miss]:
-    read = reuse.cost.read_tokens if reuse.cost is not None else 0
-    again = reuse.read_again(read, own=reuse.source == session)
-    cause, tokens = max(again.items(), key=itemgetter(1), default=("", 0))
-    if tokens > 0:
+    if reuse.cost is not None and reuse.cost.read_again_tokens:
         where = "" if reuse.position is None else f" at token {format_count(reuse.position)}"
-        yield Miss(reuse.at_ns, session, tokens, f"{cause}{where}")
-
-
-def short(session: str) -> str:
-    """A session's name with its namespace, without the scheme."""
-    return session.removeprefix("torpor://")
+        yield Miss(reuse.at_ns, session, reuse.cost.read_again_tokens, f"{reuse.cost.cause}{where}")
 
 
 SORTS: Final[Mapping[str, tuple[Callable[[Live, SessionInfo], Any], bool]]] = MappingProxyType(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
@@ -14,8 +14,8 @@ from ...daemon.api.events import NoticeEvent
 from ...daemon.api.process import StatusResult
 from ...daemon.api.session import SessionInfo
 from ...memvid.units import format_bytes, format_count, format_plural
-from .formatting import format_seconds, format_time
-from .live import Live, Miss, short
+from .formatting import format_name, format_seconds, format_time
+from .live import Live, Miss
 from .output import plain
 
 _FULL, _NEARLY = 0.95, 0.8
@@ -55,26 +55,38 @@ def _memory(status: StatusResult, width: int) -> Text:
         "branches": memory.branches_bytes,
         "reserved": memory.reserved_bytes,
     }
-    told = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    told = [f"{name} {format_bytes(size)}" for name, size in parts.items() if size]
     return _gauge("memory", used, memory.budget_bytes, told, width)
 
 
 def _disk(status: StatusResult, width: int) -> Text:
     disk = status.disk
     assert disk is not None
-    free = f"{format_bytes(disk.free_bytes)} free on the disk"
+    free = [f"{format_bytes(disk.free_bytes)} free on the disk"]
     if disk.store_budget_bytes is None or disk.held_bytes is None:
         return _gauge("disk", disk.total_bytes - disk.free_bytes, disk.total_bytes, free, width)
     return _gauge("store", disk.held_bytes, disk.store_budget_bytes, free, width)
 
 
-def _gauge(name: str, used: int, most: int, told: str, width: int) -> Text:
+def _gauge(name: str, used: int, most: int, told: Sequence[str], width: int) -> Text:
     share = used / most if most else 0.0
     color = "red" if share >= _FULL else "yellow" if share >= _NEARLY else "green"
     cells = max(6, min(_BAR_CELLS, width // 5))
     filled = min(cells, round(share * cells) or (1 if used else 0))
     bar = f"[{color}]{'━' * filled}[/][dim]{'─' * (cells - filled)}[/]"
-    return fitted(f"{name:<7} {bar} {format_bytes(used)} of {format_bytes(most)}  [dim]{told}[/]", width)
+    line = f"{name:<7} {bar} {format_bytes(used)} of {format_bytes(most)}"
+    return _with_what_fits(line, told, width)
+
+
+def _with_what_fits(line: str, parts: Sequence[str], width: int) -> Text:
+    """A line with as many of the parts, dim, as it has room for: none is cut."""
+    fits = fitted(line, width)
+    for count in range(1, len(parts) + 1):
+        longer = Text.from_markup(f"{line}  [dim]{', '.join(parts[:count])}[/]")
+        if longer.cell_len > width:
+            break
+        fits = longer
+    return fits
 
 
 def _work(live: Live, status: StatusResult, width: int) -> Text:
@@ -85,9 +97,11 @@ def _work(live: Live, status: StatusResult, width: int) -> Text:
         f"{format_count(status.sessions_awake)} awake, {format_count(status.sessions_asleep)} asleep",
         waiting + (f" ({memory.waiting} for memory)" if memory.waiting else ""),
         f"{pace:,.0f} tokens/s" if pace else "",
-        f"[dim]{format_count(status.prefix_hits)} hits, {format_count(status.cached_tokens)} tokens taken over[/]",
     ]
-    return fitted("work    " + "  ".join(filter(None, parts)), width)
+    hits = [f"{format_count(status.prefix_hits)} hits", f"{format_count(status.cached_tokens)} tokens taken over"]
+    if memory.slept_by_pressure:
+        hits.append(f"{format_count(memory.slept_by_pressure)} slept to make room")
+    return _with_what_fits("work    " + "  ".join(filter(None, parts)), hits, width)
 
 
 def _models(status: StatusResult, most: int) -> Iterator[str]:
@@ -152,7 +166,7 @@ def title_line(width: int, sort: str, *, reverse: bool) -> Text:
 
 def session_line(live: Live, info: SessionInfo, width: int) -> Text:
     """A session."""
-    return _row(plain(short(info.session)), width, lambda column: column.cell(live, info))
+    return _row(plain(format_name(info.session)), width, lambda column: column.cell(live, info))
 
 
 def _row(name: str, width: int, cell: Callable[[Column], str]) -> Text:
@@ -188,15 +202,14 @@ def move_line(event: NoticeEvent, width: int) -> Text:
         size = facts.get("bytes_written" if stage == "sleep" else "bytes_read")
         told = f"{format_bytes(int(size or 0))} in {seconds}"
     cause = plain(facts.get("cause"))
-    return fitted(f"[dim]{when}[/] {what} {plain(short(event.session or ''))}  [dim]{cause}[/]  {told}", width)
+    return fitted(f"[dim]{when}[/] {what} {plain(format_name(event.session or ''))}  [dim]{cause}[/]  {told}", width)
 
 
 def miss_line(miss: Miss, width: int) -> Text:
     """A request that read again."""
     tokens = f"{format_plural(miss.tokens, 'token')}  " if miss.tokens else ""
-    return fitted(
-        f"[dim]{_clock(miss.at_ns)}[/] {plain(short(miss.session))}  {tokens}[yellow]{plain(miss.cause)}[/]", width
-    )
+    when, name = _clock(miss.at_ns), plain(format_name(miss.session))
+    return fitted(f"[dim]{when}[/] {name}  {tokens}[yellow]{plain(miss.cause)}[/]", width)
 
 
 def panel(title: str, lines: list[Text], height: int, width: int, *, empty: str) -> list[Text]:

@@ -7,21 +7,29 @@ rich's work (`drawing.py`).
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
-_TAG = re.compile(r"(\\*)\[([a-z#/@][^[]*?)\]")
+_TAG = re.compile(r"(?<!\\)(\\*)\[([a-z#/@][^[]*?)\]")
+_BEFORE_TAG = re.compile(r"(?<!\\)(\\*)(\[|\Z)")
+_NOTHING = "[none][/none]"
+_ESCAPED = {"[": "\\[", "": ""}
 
 
 def escape(text: str) -> str:
-    """Markup of a text that has none: what looks like a tag in it is text."""
-    if "[" in text:
-        text = _TAG.sub(lambda found: f"{found[1]}{found[1]}\\{found[0][len(found[1]) :]}", text)
-    return f"{text}\\" if text.endswith("\\") and not text.endswith("\\\\") else text
+    """Markup of a text that has none, whatever stands behind it: two texts in one line could make a tag together.
+    rich reads a backslash by what follows, so where a tag may follow, one does."""
+    if "[" not in text and not text.endswith("\\"):
+        return text
+    return _BEFORE_TAG.sub(lambda found: f"{2 * found[1]}{found[1] and _NOTHING}{_ESCAPED[found[2]]}", text)
 
 
 def unmarked(markup: str) -> str:
     """The text of markup, without its styles."""
-    if "[" not in markup:
-        return markup
+    return _unmarked(markup) if "[" in markup else markup
+
+
+@lru_cache(maxsize=1024)  # the same stands in many rows
+def _unmarked(markup: str) -> str:
     # A backslash escapes a tag or another backslash before a tag; elsewhere it is itself.
     pieces, place = [], 0
     for found in _TAG.finditer(markup):

@@ -4,7 +4,8 @@ Rules:
 - stdout holds what was asked for and nothing else; piped, it is plain text, and a table is one line a row, its cells
   set apart by a tab.
 - stderr holds what happens meanwhile: drawn live on a terminal; with `--json` silent, but for notices that a program
-  waits for. No line of it is broken inside a word; piped, none is broken at all.
+  waits for.
+- No sentence is broken inside a word; piped, none is broken at all.
 - Every JSON document and error object carries `schema_version`; ids are never shortened there.
 
 Knows nothing of sessions, stores or sockets.
@@ -25,7 +26,7 @@ from ...errors import TorporError
 from ...memvid.answers import Finding
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
-from ...records import as_map
+from ...records import Record
 from ..exit_codes import exit_status_of
 from .advice import naming_store, naming_store_in, way_out
 from .lines import Lines
@@ -40,7 +41,7 @@ PIPED_WIDTH = 120  # columns in a file or a pipe: there is no terminal to ask, a
 
 # Controls but for line end and tab, delete and the C1 controls; marks of direction and invisible line ends; halves of
 # surrogate pairs.
-_UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]")
 
 _HARMLESS = re.compile(r"[A-Za-z0-9 ./:@~_,-]*", re.ASCII)
 """What most data are: nothing in it needs a look."""
@@ -70,14 +71,15 @@ class Output:
         return _console(sys.stderr)
 
     def document(self, command: str, body: Mapping[str, Any]) -> None:
-        """Write the one JSON document of a command, whole, on one line."""
+        """Write the one JSON document of a command, whole, on one line. body: records in it become maps."""
         document = {"schema_version": SCHEMA_VERSION, "command": command, **naming_store_in(body)}
         _write_json(sys.stdout, document)
 
-    def told(self, command: str, record: Any) -> bool:
-        """With `--json`, write a record as the document of a command. Gives whether that was asked for."""
+    def told(self, command: str, record: Any, **more: Any) -> bool:
+        """With `--json`, write a record as the document of a command. more: beside its fields. Gives whether that was
+        asked for."""
         if self.as_json:
-            self.document(command, as_map(record))
+            self.document(command, {**more, **vars(record)})
         return self.as_json
 
     def remark(self, markup: str) -> None:
@@ -90,12 +92,18 @@ class Output:
         if self.as_json:
             _write_json(sys.stderr, facts)
 
-    def show(self, drawn: Any) -> None:
-        """Draw data on stdout: as wide as the terminal; with none, every row and text as one line."""
-        self.stdout.print(drawn, soft_wrap=not self.stdout.is_terminal)
+    def show(self, *parts: str | PlainTable | Lines) -> None:
+        """Draw data on stdout, one below the other: as wide as the terminal; with none, every row and text as one
+        line."""
+        for part in parts:
+            self.stdout.print(part, soft_wrap=not self.stdout.is_terminal)
 
     def line(self, markup: str) -> None:
-        """Write one line of data to stdout, unbroken on any terminal."""
+        """Write a sentence to stdout, as `remark` does to stderr."""
+        _print_lines(self.stdout, markup)
+
+    def whole_line(self, markup: str) -> None:
+        """Write a line to stdout that no terminal may have broken: a part of a file, or of what is to be copied."""
         self.stdout.print(markup, highlight=False, soft_wrap=True)
 
     def stream(self, text: str) -> None:
@@ -170,18 +178,21 @@ def _visible(found: re.Match[str]) -> str:
 
 def _write_json(stream: TextIO, document: Mapping[str, Any]) -> None:
     """Write a document on one line, in ASCII where the stream cannot take other characters."""
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, default=_as_json)
     try:
         text.encode(stream.encoding or "ascii")
     except UnicodeEncodeError:
-        text = json.dumps(document, ensure_ascii=True, allow_nan=False, default=str)
+        text = json.dumps(document, ensure_ascii=True, allow_nan=False, default=_as_json)
     stream.write(text + "\n")
     stream.flush()
 
 
+def _as_json(value: object) -> Any:
+    return vars(value) if isinstance(value, Record) else str(value)
+
+
 class Pipe:
-    """A file or a pipe, to print on: text without styles, unbroken. Stands where a terminal has a console of rich, and
-    has that drawn by rich which is no text and no table."""
+    """A file or a pipe, to print on: text without styles, unbroken. Stands where a terminal has a console of rich."""
 
     is_terminal = False
     width = PIPED_WIDTH
@@ -195,16 +206,10 @@ class Pipe:
         """Of the file."""
         return self._file.encoding or "ascii"
 
-    def print(self, drawn: Any, **options: Any) -> None:
-        """Print markup, a table, lines of parts, or what rich draws. options: of rich's `Console.print`."""
-        if isinstance(drawn, PlainTable | Lines):
-            self._file.write("".join(f"{line}\n" for line in drawn.lines()))
-        elif isinstance(drawn, str):
-            self._file.write(f"{unmarked(drawn).expandtabs()}\n")
-        else:
-            from .drawing import console_on
-
-            console_on(self._file, PIPED_WIDTH).print(drawn, **options)
+    def print(self, drawn: str | PlainTable | Lines, **_: Any) -> None:
+        """Print markup, a table or lines of parts. Takes, and needs, none of the options of rich's `Console.print`."""
+        lines = [unmarked(drawn).expandtabs()] if isinstance(drawn, str) else drawn.lines()
+        self._file.write("".join(f"{line}\n" for line in lines))
         self._file.flush()
 
     def input(self, prompt: str) -> str:
@@ -225,7 +230,7 @@ def _console(file: Any) -> Any:
 
 
 def _print_lines(console: Any, markup: str) -> None:
-    """Write a remark, broken between words on a narrow terminal and unbroken in a pipe."""
+    """Write sentences, broken between words on a narrow terminal and unbroken in a pipe."""
     if not console.is_terminal:
         console.print(markup, soft_wrap=True)
         return

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...daemon.api.events import NoticeEvent
+from .formatting import format_name
 
 Fact = str | int | float | bool | None
 
@@ -82,7 +83,7 @@ class Trace:
         if event.name in _LEFT_OUT:
             return
         model = event.facts.get("model")
-        where = event.session.removeprefix("torpor://") if event.session else f"model {model}" if model else "daemon"
+        where = format_name(event.session) if event.session else f"model {model}" if model else "daemon"
         lane = self._lanes.setdefault(event.request, {}).get(where)
         if lane is None:
             made, lane = self._lane(where, event.request)

@@ -42,6 +42,15 @@ class PlainTable:
         """The cells by row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
+    def facts_of_rows(self) -> Iterator[PlainTable]:
+        """Each row as facts: for a terminal that has no room for the columns side by side."""
+        for row in self.rows():
+            facts = facts_table()
+            for column, cell in zip(self.columns, row, strict=True):
+                if cell.strip():
+                    facts.add_row(f"  {column.header.strip()}", cell.strip())
+            yield facts
+
     def lines(self) -> Iterator[str]:
         """Its rows as a pipe gets them, the header first; a row without a word is left out."""
         rows = self.rows()
@@ -53,7 +62,7 @@ class PlainTable:
                 yield "\t".join(cells)
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
-        from .drawing import draw  # for a terminal, or within what only rich draws
+        from .drawing import draw  # for a terminal alone
 
         return draw(self, console, options)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ...daemon.api.session import Look, Recomputed
 from ...memvid.answers import Finding, Lossy, PartDiffers
 from ...memvid.units import format_bytes, format_count, format_plural
+from .formatting import format_name
 from .output import Output, plain
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _remark_on_unreadable(output: Output, unreadable: Sequence[Finding]) -> None
 def remark_on_look(output: Output, session: str, look: Look | None) -> None:
     """Say if a session is awake before its end, and how to come back."""
     if look is not None:
-        name = plain(session.removeprefix("torpor://").removeprefix("default/"))
+        name = plain(format_name(session, bare=True))
         output.remark(
             f"[yellow]a look[/] at {_described(look.version, look.token_count)}: {_newest_of(look)} stays the newest,"
             f" unless something is read or written here. To go back to it: [cyan]torpor sleep {name}[/], then"
@@ -49,7 +49,7 @@ def remark_on_branch(output: Output, session: str, look: Look | None) -> None:
     """Say if history branches here, and how to come back."""
     if look is None:
         return
-    name = plain(session.removeprefix("torpor://").removeprefix("default/"))
+    name = plain(format_name(session, bare=True))
     back = f"{name}@{look.newest_version}"
     output.remark(
         f"[yellow]history branches here[/]: {plain(session)} goes on from {_described(look.version, look.token_count)}."
@@ -73,8 +73,8 @@ def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
     again = woken.provenance.recomputed
     read = woken.tokens_prefilled - (again.tokens if again else 0)
     if read > 0:
-        tokens, were = format_plural(read, "token"), "was" if read == 1 else "were"
-        output.remark(f"[yellow]read again[/]: {tokens} that {were} not restored, to wake {plain(woken.session)}")
+        tokens = f"{format_plural(read, 'token')} of {plain(woken.session)}"
+        output.remark(f"[yellow]recomputed[/]: {tokens}, of which only the text was kept")
     remark_on_wake(output, woken)
 
 
@@ -100,8 +100,7 @@ def describe_differing(differs: Sequence[PartDiffers]) -> str:
 
 def write_plan(output: Output, plan: WakePlanResult) -> None:
     """Write a plan, as lines or as one document."""
-    if output.as_json:
-        output.document("wake", {"plan": True, **asdict(plan)})
+    if output.told("wake", plan, plan=True):
         return
     tokens = format_plural(plan.token_count, "token")
     if plan.already_awake:

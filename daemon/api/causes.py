@@ -5,8 +5,7 @@ Imports no pydantic: a command that reads a store's files answers with these rec
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from ...records import Count, Result
 
@@ -35,20 +34,30 @@ REMEDIES: Final[dict[Cause, str]] = {
     "other_text": "Other text was read there. Fork the session at that token, or begin a new one.",
 }
 
-_OTHER_WORDS: Final = ("message", "other_text", "goes_on")
-
 
 class RequestCost(Result):
     """What one request cost. request: its number, as in events. verb: its method. client: the first word of an
     HTTP client's name and the API that it speaks; empty on the Unix socket. ended_ns: by the Unix clock. code: of the
-    error by which it failed; empty. The others as of `Costs`."""
+    error by which it failed; empty.
+
+    cause: why tokens were read, or were not, in one word: why its prompt left what was known; `stripped`, `ledger` or
+        `recomputed`; why nothing was taken over; `hit` or `new`; its verb where no prompt was compared.
+    recomputed_tokens: tokens that its sessions had, in their places, and that were read again all the same: as their
+        keys and values were not there, or for their logits. recomputed_because: as of `WakeResult`, or empty; a newer
+        daemon may have other words. The others as of `Costs`.
+    """
 
     request: Count
     verb: str
     ended_ns: int
     client: str = ""
     code: str = ""
+    cause: str = ""
     read_tokens: Count = 0
+    read_again_tokens: Count = 0
+    recomputed_tokens: Count = 0
+    recomputed_because: str = ""
+    reused_tokens: Count = 0
     taken_over_tokens: Count = 0
     written_tokens: Count = 0
     seconds: float = 0.0
@@ -60,7 +69,7 @@ class RequestCost(Result):
 
 
 class Reuse(Result):
-    """The outcome for the prefix of one request.
+    """The outcome for the prefix of one request, or for what one without a prompt recomputed: verb is its method then.
 
     outcome: `hit`, all stored tokens could be kept; `diverged`, only the first `common_tokens` of `stored_tokens`;
         `none`, no session had the prefix. source: the session that had it, this or another; None without one. A
@@ -69,14 +78,13 @@ class Reuse(Result):
         unless it diverged; the texts, the cause and the remedy likewise. cause: one of `Cause`, or a newer daemon's.
     became: for a transcript that diverged from its own session: `refused`, with nothing changed, or `rewound`: the
         session went back to `position` and read the rest; None else, or if it failed for another reason.
+    repeated_tokens: how many tokens of the request behind `position` the source has too, behind another beginning.
     cached_tokens: how many common tokens were taken over from another session, and not prefilled. not_taken: why none
         of a new session's were: less than a whole block is in common; the source read them in other calls than a new
         session makes, or holds a state that may have other bits; there was no memory for a copy; the source cannot be
         read. None where some were, or none had to be; a newer daemon may have other words.
     volatile: the first lines of those that a client's system text has anew with each request, each cut short: they
         stand behind what was read before.
-    recomputed_tokens: tokens that the session had already and that were computed again for this request.
-        recomputed_because: as of `WakeResult`; a newer daemon may have other words.
     cost: of the whole request; None until it has ended.
     """
 
@@ -93,39 +101,48 @@ class Reuse(Result):
     cause: str | None = None
     remedy: str | None = None
     became: Literal["refused", "rewound"] | None = None
+    repeated_tokens: Count = 0
     cached_tokens: Count = 0
     not_taken: str | None = None
     volatile: tuple[str, ...] = ()
-    recomputed_tokens: Count = 0
-    recomputed_because: str | None = None
     cost: RequestCost | None = None
 
-    @property
-    def cause_word(self) -> str:
-        """Why tokens of the request were read, in one word: `hit`, `new`, a cause, or why none were taken over."""
-        if self.outcome == "diverged":
-            return self.cause or "other_text"
-        if self.recomputed_tokens:
-            return self.recomputed_because or "recomputed"
-        return "new" if self.outcome == "none" else self.not_taken or "hit"
 
-    def reused(self, *, own: bool) -> int:
-        """The tokens of the prompt for which nothing was computed: the session had them, or took them over. own: as of
-        `read_again`."""
-        kept = self.common_tokens if own else self.cached_tokens
-        return 0 if self.became == "refused" else max(0, kept - self.recomputed_tokens)
+class Judged(NamedTuple):
+    """As of `RequestCost`."""
 
-    def read_again(self, read: int, *, own: bool) -> dict[str, int]:
-        """The tokens that a session had and that were computed all the same, by cause. read: all that were computed for
-        the request. own: whether the source is the session itself; what another one has in the place of another message
-        is another conversation, and no miss."""
-        again = Counter({self.recomputed_because or "recomputed": self.recomputed_tokens})
-        left = max(0, read - self.recomputed_tokens)
-        common = min(left, self.common_tokens) if self.not_taken is not None else 0
-        again[self.not_taken or ""] += common
-        if self.outcome == "diverged" and (own or self.cause not in _OTHER_WORDS):
-            again[self.cause or "other_text"] += min(left - common, self.stored_tokens - self.common_tokens)
-        return {cause: tokens for cause, tokens in again.items() if tokens > 0}
+    cause: str
+    read_again_tokens: int
+    reused_tokens: int
+
+
+def judge(verb: str, reuse: Reuse | None, read: int, recomputed: int, because: str, *, own: bool) -> Judged:
+    """What the tokens of a request are, by the one definition that all figures have. reuse: of its prompt; None where
+    none was compared. read: all tokens that were read, recomputed: those of them that its sessions had in their places.
+    own: whether the source is the session itself.
+
+    A token is read again if some session had read it: in its place, or behind a beginning that has changed. It is
+    reused if its session had it, or took it over, and it was not read.
+    """
+    left, kept, rest, repeated = read - recomputed, 0, 0, 0
+    if reuse is not None:
+        if reuse.became != "refused":
+            kept = reuse.common_tokens if own else reuse.cached_tokens
+            rest = min(left, reuse.common_tokens - kept)
+        repeated = min(left - rest, reuse.repeated_tokens)
+    again = max(0, recomputed + rest + repeated)
+    return Judged(_cause_of(verb, reuse, recomputed, because, own=own), again, max(0, kept - recomputed))
+
+
+def _cause_of(verb: str, reuse: Reuse | None, recomputed: int, because: str, *, own: bool) -> str:
+    """What another session has in the place of another message is another conversation, and no miss."""
+    if reuse is not None and reuse.outcome == "diverged" and (own or reuse.repeated_tokens):
+        return reuse.cause or "other_text"
+    if recomputed:
+        return because or "recomputed"
+    if reuse is None:
+        return verb
+    return "new" if reuse.outcome == "none" else reuse.not_taken or "hit"
 
 
 class WhyResult(Result):
@@ -141,10 +158,12 @@ class Costs(Result):
     """What requests cost together. key: what they have in common: a cause, a session (empty for one that was deleted
     since), a client, or the hour in which they ended, as seconds of Unix time.
 
-    read_tokens: that a model read; read_again_tokens: those of them that a session had; reused_tokens: of prompts, for
-    which nothing was computed, as their session had them or took them over from another; taken_over_tokens: those of
-    them that were taken over; written_tokens. seconds: of whole requests, and of their stages: waiting for their turn
-    and for memory, waking, reading, writing, and until it was durable. failed: how many did.
+    read_tokens: that a model read; read_again_tokens: those of them that a session had read before, in their place or
+    behind a beginning that has changed (the others are new); reused_tokens: of prompts, that were not read, as their
+    session had them or took them over from another; taken_over_tokens: those of them that were taken over;
+    written_tokens. seconds: of whole requests, and of their stages: waiting for their turn
+    and for memory, waking, reading, writing, and until it was durable. failed: how many did. last_again: why the last
+    tokens that a session had were read again, and last_again_ns when; empty and 0 where none were.
     """
 
     key: str
@@ -161,6 +180,8 @@ class Costs(Result):
     read_seconds: float = 0.0
     write_seconds: float = 0.0
     durable_seconds: float = 0.0
+    last_again: str = ""
+    last_again_ns: int = 0
 
 
 class CausesResult(Result):

@@ -35,7 +35,35 @@ class MeasureResult(Result):
     unheld: tuple[ToolName, ...] = ()
 
 
-class ConverseRequest(Reporting):
+class TranscriptRequest(Request):
+    """Base of what has a whole transcript."""
+
+    session: SessionText
+    messages: Messages
+    _: KW_ONLY
+    tools: Tools | None = None
+    template_arguments: JsonObject | None = None
+    model: ModelName | None = None
+    max_tokens: MaxTokens | None = None
+    sampling: NamedSampling | None = None
+    stop: Stops = ()
+    constraint: Constraint | None = None
+    logprobs: TopLogprobs | None = None
+    tool_choice: ToolChoice | None = None
+    after: AnswerId | None = None
+    at_end: bool = False
+    instructions: Text | None = None
+    volatile: Content | None = None
+
+    def require(self) -> None:
+        require_root(self.tools, self.template_arguments)
+        if self.at_end and self.after is not None:
+            raise ValueError("after and at_end are two places; give one of them")
+        if self.instructions is not None and self.after is None and not self.at_end:
+            raise ValueError("instructions go with after or at_end; without these, give them as the first message")
+
+
+class ConverseRequest(TranscriptRequest, Reporting):
     """Answer a whole transcript, in the session that has read the most of it. A transcript that leaves that session's
     way goes on in a fork; one that no session knows begins a new one. What a session has read and written stays in it.
     The same request again, after it was cancelled, goes on from what was read and written of it; the written part is
@@ -62,24 +90,9 @@ class ConverseRequest(Reporting):
     model: the daemon's first if None, or that of `after`. The `session` of the result is where the conversation stands.
     """
 
-    session: SessionText
-    messages: Messages
     _: KW_ONLY
-    tools: Tools | None = None
-    template_arguments: JsonObject | None = None
-    model: ModelName | None = None
-    max_tokens: MaxTokens | None = None
-    sampling: NamedSampling | None = None
-    stop: Stops = ()
-    constraint: Constraint | None = None
-    logprobs: TopLogprobs | None = None
-    tool_choice: ToolChoice | None = None
     answer_id: AnswerId | None = None
-    after: AnswerId | None = None
-    at_end: bool = False
-    instructions: Text | None = None
     durable: bool = False
-    volatile: Content | None = None
     labels: Labels | None = None
     unnamed: bool = False
     checkpoints: Checkpoints = ()
@@ -88,40 +101,11 @@ class ConverseRequest(Reporting):
     on_event: Listener = None
 
     def require(self) -> None:
-        require_root(self.tools, self.template_arguments)
+        super().require()
         require_tellable(self.max_tokens, self.logprobs)
-        _require_after(self)
 
 
-class MeasureRequest(Request):
+class MeasureRequest(TranscriptRequest):
     """Count the tokens of a transcript as `converse` would read it; nothing is read. Its fields are as for
     `converse`. By those that decide only the answer, a request that was given up is known again: it goes on, and
     another one stands behind it."""
-
-    session: SessionText
-    messages: Messages
-    _: KW_ONLY
-    tools: Tools | None = None
-    template_arguments: JsonObject | None = None
-    model: ModelName | None = None
-    max_tokens: MaxTokens | None = None
-    sampling: NamedSampling | None = None
-    stop: Stops = ()
-    constraint: Constraint | None = None
-    logprobs: TopLogprobs | None = None
-    tool_choice: ToolChoice | None = None
-    after: AnswerId | None = None
-    at_end: bool = False
-    instructions: Text | None = None
-    volatile: Content | None = None
-
-    def require(self) -> None:
-        require_root(self.tools, self.template_arguments)
-        _require_after(self)
-
-
-def _require_after(request: ConverseRequest | MeasureRequest) -> None:
-    if request.at_end and request.after is not None:
-        raise ValueError("after and at_end are two places; give one of them")
-    if request.instructions is not None and request.after is None and not request.at_end:
-        raise ValueError("instructions go with after or at_end; without these, give them as the first message")

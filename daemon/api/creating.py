@@ -64,7 +64,8 @@ class ListRequest(Request):
 
 
 class ShowRequest(Request):
-    """Everything that can be seen of one session; one that sleeps is read from its bundle and stays asleep."""
+    """Everything that can be seen of one session, or of one version of it (`NAME@3`); one that sleeps is read from its
+    bundle and stays asleep."""
 
     session: SessionText
 

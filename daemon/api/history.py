@@ -19,21 +19,22 @@ Way = Literal[
 class HistoryEntry(ShownVersion):
     """A version, and how it came about.
 
-    way: `began` with nothing of another before it; `went_on` from the version before it; `went_back` to an earlier one,
-        from which it went on; `cut_off`: what it went on from is gone, and the version before it is no beginning of it;
-        `forked`, `folded` or `imported` from another session;
-        `branched`: kept as a branch of a tree; `quantized`: the one before it in fewer bits; `unknown`: a first version
-        whose manifest cannot be read.
+    way: `began` with nothing of another before it; `went_on` from the end of the version before it; `went_back` to an
+        earlier token or version, and on from there; `cut_off`: what it went on from is gone, and the version before it
+        is no beginning of it; `forked`, `folded` or `imported` from another session; `branched`: kept as a branch of a
+        tree; `quantized`: the one before it in fewer bits; `unknown`: a first version whose manifest cannot be read.
     parent: where that is gone, the version before it that is left, if it went on from that; the stand-ins of a daemon
         go by themselves. So the oldest that is left of a session began, or is the fork or the fold.
     origin: of a fork, a fold or a branch, as far as its manifest can be read. parent_version: the number of its parent,
-        where that is of the same session. added_tokens: how many tokens it has more
-        than what it came from, or fewer; None where that is gone. branches: kept with it in one tree.
+        where that is of the same session. back_at: how many first tokens of its parent it has, if it went back; else
+        None. They reach further than it went, if the same tokens came there once more. added_tokens: those behind what
+        it has of what it came from; None where that is gone. branches: kept with it in one tree.
     """
 
     way: Way
     origin: Origin | None
     parent_version: int | None
+    back_at: Count | None
     added_tokens: int | None
     branches: Count
 
@@ -46,14 +47,18 @@ class HistoryEntry(ShownVersion):
 class InMemory(Result):
     """A session that is awake, or a branch of a tree that was begun on it.
 
-    bundle_id: the version that it went on from; None without one. added_tokens: behind the end of that. look: awake
-    before the end of its newest version, to look at. branch: its number; parent: of a branch, the branch above it.
+    bundle_id, version: the version that it went on from, and its number; None without one. back_at: as of
+    `HistoryEntry`, of that version, if it went back from the end of its newest one. added_tokens: behind what it has of
+    that version. look: it went back to look, and has read and written nothing since. branch: its number; parent: of a
+    branch, the branch above it.
     """
 
     session: str
     bundle_id: str | None
+    version: int | None
     token_count: Count
     added_tokens: int
+    back_at: Count | None = None
     look: bool = False
     branch: int | None = None
     parent: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
@@ -152,7 +152,7 @@ _LATER: Final[Mapping[str, Any]] = {"presence_penalty": 0.0, "frequency_penalty"
 
 def new_seed() -> int:
     """A seed by chance, for an answer that is to be another one each time."""
-    return secrets.randbits(_NEW_SEED_BITS)
+    return int.from_bytes(os.urandom(8)) >> (64 - _NEW_SEED_BITS)
 
 
 def _biases(given: Sequence[Any]) -> tuple[TokenBias, ...]:

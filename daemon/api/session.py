@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import Literal
 
-from ...memvid.answers import Lossy, PartDiffers, ShownVersion
+from ...memvid.answers import Finding, Lossy, PartDiffers, ShownVersion
 from ...records import Count, Result
 from .sampling import Sampling
 
-SessionState = Literal["awake", "asleep"]
+SessionState = Literal["awake", "asleep", "stored"]
+"""`stored`: so the files of a store tell it, which do not say whether it is awake; and any version but the newest."""
 OwnDurability = Literal["none"]
 """`none`: the session is to be thrown away; its turns do not wait for the journal, and a crash loses them."""
 
@@ -115,7 +116,9 @@ class SessionInfo(Result):
 
 class SessionDetail(Result):
     """All facts of `show` about one session. backend: what computes it, or computed it last: the parts of the identity
-    that may differ."""
+    that may differ. environment: of a version, the machine and the libraries that wrote it. tail_text: empty where no
+    model is in memory that tells it. damaged: something of the version is damaged or missing, and what that would tell
+    is empty; problems: what it is."""
 
     info: SessionInfo
     versions: tuple[ShownVersion, ...]
@@ -125,6 +128,9 @@ class SessionDetail(Result):
     identity: dict[str, str]
     provenance: Provenance
     backend: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    damaged: bool = False
+    problems: tuple[Finding, ...] = ()
 
 
 class ListResult(Result):

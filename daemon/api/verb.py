@@ -12,8 +12,8 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import fields
-from functools import cached_property
+from dataclasses import MISSING, Field, fields
+from functools import cached_property, partial
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, get_type_hints, overload
 
 from ...records import Result
@@ -144,10 +144,15 @@ def _made(request: type[Request], method: str, args: Sequence[Any], options: Map
 
 def documented(ask: Callable[..., Any], name: str, request: type[Request], result: object) -> Callable[..., Any]:
     """Give a function its name, parameters and docstring for `help`."""
-    plain, own = get_type_hints(request), inspect.signature(request)
     caller = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = [each.replace(annotation=plain[each.name]) for each in own.parameters.values()]
-    ask.__signature__ = own.replace(parameters=[caller, *taken], return_annotation=result)  # type: ignore[attr-defined]
+    taken = sorted(map(partial(_parameter, get_type_hints(request)), fields(request)), key=lambda each: each.kind)
+    ask.__signature__ = inspect.Signature([caller, *taken], return_annotation=result)  # type: ignore[attr-defined]
     ask.__name__ = ask.__qualname__ = name
     ask.__doc__ = request.__doc__
     return ask
+
+
+def _parameter(kinds: Mapping[str, Any], of: Field[Any]) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY if of.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    default = inspect.Parameter.empty if of.default is MISSING else of.default
+    return inspect.Parameter(of.name, kind, default=default, annotation=kinds[of.name])

@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from ...memvid import answers
 from ...spellings import EARLIER
-from . import blocks, branching, conversing, creating, forking, process, reading, recalling, session, store, waking
+from . import (
+    blocks,
+    branching,
+    conversing,
+    creating,
+    forking,
+    process,
+    reading,
+    recalling,
+    remote,
+    session,
+    store,
+    waking,
+)
 from .causes import CausesResult, WhyResult
 from .contents import Contents
 from .difference import Difference
@@ -48,12 +61,15 @@ class Verbs:
     why = Verb(reading.WhyRequest, WhyResult)
     causes = Verb(reading.CausesRequest, CausesResult)
     analyze = Verb(store.AnalyzeRequest, store.AnalysisResult, leaves="Nothing has changed.")
-    blocks = Verb(store.BlocksRequest, blocks.BlocksResult)
+    blocks = Verb(store.BlocksRequest, blocks.BlocksResult, leaves="Nothing has changed.")
     contents = Verb(store.ContentsRequest, Contents)
     difference = Verb(store.DifferenceRequest, Difference)
     delete = Verb(store.DeleteRequest, answers.DeleteReport)
     maintain = Verb(store.MaintainRequest, answers.MaintenanceReport)
     mark = Verb(store.MarkRequest, answers.MarkedVersion)
+    push = Verb(remote.PushRequest, remote.PushResult)
+    pull = Verb(remote.PullRequest, remote.PullResult)
+    remote = Verb(remote.RemoteRequest, remote.RemoteSessionsResult)
     import_bundle = Verb(store.ImportRequest, waking.SleepResult)
     load_model = Verb(process.LoadModelRequest, process.ModelInfo, leaves="The model was not loaded.")
     unload_model = Verb(process.UnloadModelRequest, process.ModelInfo)

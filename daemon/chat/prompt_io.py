@@ -33,6 +33,7 @@ from ..engine.engine import AnySteps, Engine
 from ..engine.generation import WriteOrder, Written
 from ..engine.sampler import initial_key
 from ..errors import GenerationFailed, InvalidConstraint, MemoryBudgetExceeded, ModelChanged
+from ..events.accounts import recomputed_tokens
 from ..events.bus import Bus
 from ..memory.line import Use
 from ..models.models import LoadedModel
@@ -297,7 +298,7 @@ class Exchanges:
             final_logits_blake3=final,
             woken=use.woken,
             branched=look if live.dirty else None,
-            recomputed_tokens=use.recomputed_tokens,
+            recomputed_tokens=recomputed_tokens(),
         )
 
     async def _more_room(self, use: Use, live: Session, room: AnswerRoom, emit: OnEvent) -> Session:

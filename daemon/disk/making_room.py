@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.answers import MaintenanceReport
-from ...memvid.disk.budget import STORE_BYTES
+from ...memvid.disk.budget import STORE_BYTES, left_to_repacks
 from ...memvid.errors import BudgetExceeded
 from ...memvid.maintenance.strip_plan import RoomPolicy
 from ...memvid.store import Store
@@ -66,6 +66,10 @@ class Room:
         """What goes next, and why. For any thread."""
         return self._store.plan_room(self._policy, self._in_use())
 
+    def may_strip(self, *, unnamed: bool) -> bool:
+        """Whether the newest keys and values of a session may go. unnamed: whether nobody has named it."""
+        return unnamed or self._policy.strip_named
+
     def unused(self, uri: SessionUri | None = None) -> list[SessionUri]:
         """The sessions that nobody named and nobody has used for long; that one alone, if it is one. For any thread."""
         return self._store.unused(self._policy, list(self._awake), uri)
@@ -94,12 +98,13 @@ class Room:
         """Strip what was used longest ago, until there is room for so many bytes and for some sleeps more; nothing, if
         there can be none for these. Whether there is for them. Raises ServiceClosed: the daemon stops. And as
         `Store.make_room`."""
-        most = self._store.budget.max_store_bytes
-        if most is None:
+        whole = self._store.budget.max_store_bytes
+        if whole is None:
             return True
+        most = whole - left_to_repacks(whole)
         making = partial(
             self._store.make_room,
-            int(min(ENOUGH * most, most - needed)),
+            int(min(ENOUGH * whole, most - needed)),
             self._policy,
             self._in_use,
             or_nothing=most - needed if needed else None,

@@ -1,7 +1,8 @@
 """The threads for disk work and hashing, so that the event loop and the engine go on; and their progress reports.
 
-The process has seven pools. Five are here. Texts have one thread of their own, because no two calls may use one
-tokenizer (`sessions/encoding.py`), and upkeep has one, because nothing waits for it (`upkeep_thread.py`).
+The process has seven pools, and with a remote one more (`remote.py`). Five are here. Texts have one thread of their
+own, because no two calls may use one tokenizer (`sessions/encoding.py`), and upkeep has one, because nothing waits for
+it (`upkeep_thread.py`).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Aside:
         return results.pop()
 
     def close(self) -> None:
-        """End the threads: those that wait now, the others when their work is done."""
+        """End the threads: those that wait are gone then, the others are once their work is done."""
         self._closed = True
         while self._idle:
             self._idle.pop().end()
@@ -72,10 +72,13 @@ class Aside:
 class _Thread:
     def __init__(self, name: str) -> None:
         self.inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def end(self) -> None:
+        """End it, which has no work. A process that ends while a thread of it lets go of its stream aborts."""
         self.inbox.put(None)
+        self._thread.join()
 
     def _run(self) -> None:
         while (work := self.inbox.get()) is not None:

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import contextvars
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from ...memvid.uri import SessionUri
 from . import events
 
 MAX_CLIENT_CHARS: Final = 48
 
-Stage = Literal["waited_s", "durable_s"]
+Stage = Literal["waited_seconds", "durable_seconds"]
+
+Work = Literal["read", "write"]
+
+_TOKENS: Final[dict[Work, str]] = {"read": "read_tokens", "write": "written_tokens"}
 
 client: contextvars.ContextVar[str] = contextvars.ContextVar("client", default="")
 """Who asks, as far as that is told: the first word of an HTTP client's name, and the API that it speaks; empty on the
@@ -30,8 +35,9 @@ _OF_REQUEST: Final = frozenset({"asked", "save", "fork", "rewind", "fold"})
 @dataclass(slots=True, eq=False)
 class Account:
     """A request under way. number: of the request, as events have it. session: that it reads or writes in, once that is
-    known. noted_ns: when its prefix was looked at, by which the history of prefixes knows it. gone: sessions that are
-    deleted meanwhile."""
+    known. noted_ns: when its prefix was looked at, by which the history of prefixes knows it. spent: tokens, and
+    seconds of stages, by the fields of `RequestCost`, but for what `judge` tells. gone: sessions that are deleted
+    meanwhile."""
 
     number: int
     verb: str
@@ -39,42 +45,39 @@ class Account:
     session: SessionUri | None = None
     began: float = field(default_factory=time.monotonic)
     noted_ns: int | None = None
-    read: int = 0
-    taken_over: int = 0
-    written: int = 0
+    spent: dict[str, Any] = field(default_factory=lambda: defaultdict(int))
     first_token_s: float | None = None
-    waited_s: float = 0.0
-    wake_s: float = 0.0
-    read_s: float = 0.0
-    write_s: float = 0.0
-    durable_s: float = 0.0
     was_woken: bool = False
     code: str = ""
     gone: set[SessionUri] = field(default_factory=set)
 
     def take(self, event: events.Event) -> None:
         """Count an event that the request has caused."""
+        spent = self.spent
         match event:
             case events.PrefillEnded():
-                self.session, self.read, self.read_s = (
-                    event.session,
-                    self.read + event.tokens,
-                    self.read_s + event.seconds,
-                )
+                self.did("read", event.session, event.tokens, event.seconds)
             case events.DecodeEnded():
-                self.session, self.written = event.session, self.written + event.tokens
-                self.write_s += event.seconds
+                self.did("write", event.session, event.tokens, event.seconds)
             case events.FirstToken():
                 self.first_token_s = event.seconds if self.first_token_s is None else self.first_token_s
             case events.PrefixHit():
-                self.taken_over += event.cached_tokens
-                self.wake_s += event.seconds
+                spent["taken_over_tokens"] += event.cached_tokens
+                spent["wake_seconds"] += event.seconds
             case events.WakeEnded() if event.cause in ("asked", "warm"):
-                self.session, self.was_woken, self.wake_s = event.session, True, self.wake_s + event.seconds
+                self.session, self.was_woken = event.session, True
+                spent["wake_seconds"] += event.seconds
             case events.MemoryGranted():
-                self.waited_s += event.seconds
+                spent["waited_seconds"] += event.seconds
             case events.SleepEnded() if event.cause in _OF_REQUEST:
-                self.session, self.durable_s = self.session or event.session, self.durable_s + event.seconds
+                self.session = self.session or event.session
+                spent["durable_seconds"] += event.seconds
+
+    def did(self, work: Work, session: SessionUri | None, tokens: int, seconds: float) -> None:
+        """It read or wrote so many tokens."""
+        self.session = session
+        self.spent[_TOKENS[work]] += tokens
+        self.spent[f"{work}_seconds"] += seconds
 
     def note(self, session: SessionUri, at_ns: int) -> None:
         """Its prefix was looked at."""
@@ -85,6 +88,20 @@ current: contextvars.ContextVar[Account | None] = contextvars.ContextVar("accoun
 """That of the request under way; None for the daemon's own work."""
 
 
+def note_recomputed(tokens: int, because: str | None = None) -> None:
+    """The request under way has read so many tokens again that its sessions had in their places."""
+    if tokens and (account := current.get()) is not None:
+        account.spent["read_tokens"] += tokens
+        account.spent["recomputed_tokens"] += tokens
+        account.spent["recomputed_because"] = because or ""
+
+
+def recomputed_tokens() -> int:
+    """How many tokens the request under way has read again that its sessions had in their places."""
+    account = current.get()
+    return 0 if account is None else int(account.spent["recomputed_tokens"])
+
+
 @contextmanager
 def timed(stage: Stage) -> Iterator[None]:
     """Count the time within as a stage of the request under way."""
@@ -93,4 +110,4 @@ def timed(stage: Stage) -> Iterator[None]:
         yield
     finally:
         if account is not None:
-            setattr(account, stage, getattr(account, stage) + time.monotonic() - began)
+            account.spent[stage] += time.monotonic() - began

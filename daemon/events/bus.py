@@ -46,6 +46,10 @@ MAX_WAITING_EVENTS: Final = 1024
 MAX_SUBSCRIBERS: Final = 32
 """Each gets every event; more subscribers would slow down the work."""
 
+MAX_OF_NAMESPACE: Final = 8
+MAX_OF_NAMESPACES: Final = 24
+"""Those who hear of one namespace, and all who hear of one: none shuts out another one, or who hears of everything."""
+
 MAX_PAST_EVENTS: Final = 512
 """Events that are kept for who resumes a subscription: some 250 KiB, and fewer than may wait for a subscriber."""
 
@@ -135,7 +139,7 @@ class Bus:
         """Subscribe to events from now on; the first is `subscribed`. most_waiting: how many are kept for a slow
         reader. Raises TooManySubscribers.
         """
-        self._require_room()
+        self._require_room(wanted)
         subscription = self._begun(wanted, most_waiting)
         subscription.put(self._notice(Subscribed(None)), always=True)
         return subscription
@@ -145,7 +149,7 @@ class Bus:
         None: it begins now. The first event is `subscribed`; or `lost`, if not all behind that place is kept. Raises
         TooManySubscribers.
         """
-        self._require_room()
+        self._require_room(wanted)
         is_whole, missed = (True, []) if after is None else self._past.behind(after)
         first = replace(
             self._notice(Subscribed(None) if is_whole else Lost(None, None)),
@@ -165,11 +169,17 @@ class Bus:
             subscription.put(notice, always=wanted.has(notice.event))
         return subscription
 
-    def _require_room(self) -> None:
-        if len(self._subscriptions) >= MAX_SUBSCRIBERS:
-            raise TooManySubscribers(
-                f"{MAX_SUBSCRIBERS} subscribers are told of events already. End one of them, or share its events."
-            )
+    def _require_room(self, wanted: Wanted) -> None:
+        namespaces = [each.wanted.namespace for each in self._subscriptions]
+        limits = [(len(namespaces), MAX_SUBSCRIBERS)]
+        if (own := wanted.namespace) is not None:
+            bound = sum(each is not None for each in namespaces)
+            limits += [(bound, MAX_OF_NAMESPACES), (namespaces.count(own), MAX_OF_NAMESPACE)]
+        for count, most in limits:
+            if count >= most:
+                raise TooManySubscribers(
+                    f"{most} subscribers are told of events already. End one of them, or share its events."
+                )
 
     @contextmanager
     def request(self, verb: str, session: Callable[[], SessionUri | None]) -> Iterator[None]:
@@ -242,7 +252,7 @@ class Subscription:
     """Events as they happen: iterate over it, inside `with`, which ends it."""
 
     def __init__(self, wanted: Wanted, most_waiting: int, on_end: Callable[[Subscription], None]) -> None:
-        self._wanted = wanted
+        self.wanted = wanted
         self._most_waiting = most_waiting
         self._on_end = on_end
         self._waiting: deque[Notice] = deque()
@@ -255,7 +265,7 @@ class Subscription:
 
     def put(self, notice: Notice, *, always: bool = False) -> None:
         """Keep an event for the reader, if it is wanted. always: keep it in any case."""
-        if not always and (self._ended or not self._wanted.has(notice.event)):
+        if not always and (self._ended or not self.wanted.has(notice.event)):
             return
         if len(self._waiting) >= self._most_waiting:
             self._dropped += 1

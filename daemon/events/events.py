@@ -29,11 +29,12 @@ SleepCause = Literal[
     "heal",
     "journal",
     "ledger",
+    "handover",
 ]
 """Why a session is made durable: a client wants it to sleep or to be saved, it was not used, others need the memory,
 the system suspends, the daemon stops, it is kept in fewer bits, a fork of it needs a version, it goes back for a
-transcript, it is folded, its damaged part has been computed again, the
-journal has no room for its turns, or its ledger alone is kept while it stays awake and is not used."""
+transcript, it is folded, its damaged part has been computed again, the journal has no room for its turns, its ledger
+alone is kept while it stays awake and is not used, or another machine asks for it."""
 
 WakeCause = Literal["asked", "warm", "prefix", "fork", "quantize", "heal"]
 """Why a snapshot is read: for a request, ahead of one, for another session that begins alike, for a fork, for fewer
@@ -237,6 +238,23 @@ class VersionsPruned(Event):
     bytes_freed: int
 
 
+class VersionPushed(Event):
+    """A version is durable in the remote, as the session's newest. bytes_sent, blocks_sent: what the remote lacked."""
+
+    version: int
+    bytes_sent: int
+    blocks_sent: int
+    seconds: float
+
+
+class VersionPulled(Event):
+    """A version of the remote is one of this store."""
+
+    version: int
+    bytes_written: int
+    seconds: float
+
+
 class VersionsStripped(Event):
     """The store needed room (`serve --store-budget`), so versions of a session have their ledgers alone now: its next
     use reads the tokens again. bytes_freed: of blocks that no version needs any more with it."""
@@ -246,9 +264,9 @@ class VersionsStripped(Event):
 
 
 class LedgerKept(Event):
-    """A stop could not write all of a session, and kept its ledger with the durable part of its state. Or the scrub
-    found damage in the blocks below such a ledger. tokens: of the ledger; unread_tokens: those that the next request
-    computes again. code: of the error or the damage."""
+    """A session had to leave memory, at a stop or for others, and could not be written as a whole, so its ledger was
+    kept with the durable part of its state. Or the scrub found damage in the blocks below such a ledger. tokens: of the
+    ledger; unread_tokens: those that the next request computes again. code: of the error or the damage."""
 
     version: int
     tokens: int

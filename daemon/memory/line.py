@@ -20,8 +20,7 @@ class Claim:
     """One request that may take memory.
 
     uri: the session that it holds the turn of; None if it needs only a model. number: its place in the order of
-    arrival. woken: the report of the last wake that it needed. recomputed_tokens: tokens that its sessions had and that
-    were computed again, in all wakes that it needed.
+    arrival. woken: the report of the last wake that it needed.
     reserved: bytes that it may take. wanted: bytes that it waits for. answer: whether they are reserved; if not, its
     session has to give way first. grows: whether they are for its session, which then stays if it can. what: their
     purpose, if that is something else.
@@ -33,7 +32,6 @@ class Claim:
     uri: SessionUri | None
     number: int
     woken: WakeResult | None = None
-    recomputed_tokens: int = 0
     reserved: int = 0
     wanted: int = 0
     grows: bool = False

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...errors import TorporError
+from ...memvid.answers import VersionInfo
 from ...snapshot.layout import KvChoice
 from ..errors import UnknownModel
 from ..models.adapters import AdapterChoice
@@ -135,6 +136,10 @@ class Shelf:
 
     def loaded(self) -> Iterator[LoadedModel]:
         return (place.model for place in self.places.values() if place.model is not None)
+
+    def loaded_of(self, row: VersionInfo) -> LoadedModel | None:
+        """The own model of a version, under any name; None if it is not in memory."""
+        return next((model for model in self.loaded() if model.identity.digest.hex() == row.identity), None)
 
     def facts(self, name: str) -> LoadedModel | None:
         """A model, maybe without its weights; None if it has never been loaded, or is not served."""

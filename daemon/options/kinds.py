@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,6 +70,18 @@ class Source(Kind):
 
     def read_text(self, text: str) -> str:
         return str(expanded(text)) if text.startswith("~") else self.read(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Url(Kind):
+    """A URL. What it means, who opens it says."""
+
+    metavar: str = "URL"
+
+    def read(self, written: Any) -> str:
+        if isinstance(written, str) and "://" in written:
+            return written
+        raise ValueError("it must be a URL, as s3://BUCKET/PREFIX or file:///FOLDER")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,22 +240,33 @@ class Size(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Duration(Kind):
-    """Seconds above 0, or a number with a unit."""
+    """Seconds above 0, or a number with a unit. word: that stands for None; with one, 0 is a value, too."""
 
     metavar: str = "SECONDS"
+    most: float = sys.float_info.max
+    word: str = ""
 
     @property
     def in_file(self) -> str:
-        return 'a duration: `"15min"`, or seconds'
+        return 'a duration: `"15min"`, or seconds' + (f'; or `"{self.word}"`' if self.word else "")
 
-    def read(self, written: Any) -> float:
+    def read(self, written: Any) -> float | None:
+        if self.word and isinstance(written, str) and written.strip().lower() == self.word:
+            return None
+        if self.word and str(written).strip() in ("0", "0.0"):
+            return 0.0
         seconds = parse_seconds(written) if isinstance(written, str) else written
-        if type(seconds) in (int, float) and 0 < seconds <= sys.float_info.max:
+        if type(seconds) in (int, float) and self.most < seconds < math.inf:
+            raise ValueError(f"it must be a duration of at most {self.most:g} seconds")
+        if type(seconds) in (int, float) and 0 < seconds <= self.most:
             return float(seconds)
         raise ValueError("it must be a duration above 0: seconds, or a text with a unit, as in 15min")
 
     def told(self, value: Any) -> str:
-        return f"{value:g}"
+        return self.word if value is None else f"{value:g}"
+
+    def argument(self, value: Any) -> str:
+        return self.word if value is None else str(value)
 
 
 def one_of(told: Sequence[str]) -> str:

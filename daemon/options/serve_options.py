@@ -15,15 +15,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
+from ...memvid.limits import MAX_LEASE_S
 from ..api.limits import MAX_DAYS
-from .kinds import Choice, Days, Duration, Flag, Kind, LinePatterns, Names, Number, Place, Size, Source
+from .kinds import Choice, Days, Duration, Flag, Kind, LinePatterns, Names, Number, Place, Size, Source, Url
 
 LoadPolicy = Literal["first", "start", "use"]
 ChangePolicy = Literal["refuse", "reload"]
 Durability = Literal["turn", "sleep"]
 ReusePolicy = Literal["exact", "longest", "off"]
 Change = Literal["at once", "at the next start", "at the next load of the model"]
-Group = Literal["Models", "Memory and turns", "Sleep and wake", "The store", "HTTP", "Options"]
+Group = Literal["Models", "Memory and turns", "Sleep and wake", "The store", "The remote", "HTTP", "Options"]
 
 MAX_WAITING_EVER: Final = 65_536
 """The greatest limit of waiting requests: each holds its client's bytes."""
@@ -359,6 +360,33 @@ class ServeOptions:
             "The store",
         ),
     ] = 8 << 20
+    remote: Annotated[
+        str | None,
+        Url(),
+        Option(
+            "Keep the sessions in an object store too, as s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER: other "
+            "machines with the same remote can wake them, one at a time. Credentials come from the environment.",
+            "The remote",
+        ),
+    ] = None
+    remote_lease: Annotated[
+        float,
+        Duration(most=MAX_LEASE_S),
+        Option(
+            "How long this machine may go on with a session while the remote does not answer; and, if it dies, how "
+            "long others wait for its sessions.",
+            "The remote",
+        ),
+    ] = 60.0
+    remote_turns: Annotated[
+        float | None,
+        Duration(most=MAX_LEASE_S, word="off"),
+        Option(
+            "Send answered turns of awake sessions to the remote after so long, so that they survive this machine. 0: "
+            "each before it is told; off: with the next version.",
+            "The remote",
+        ),
+    ] = 5.0
     http: Annotated[
         int | None,
         Number(metavar="PORT", least=0, most=MAX_PORT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from ...memvid.store import Store
 from ..api.process import HttpInfo
@@ -18,12 +19,15 @@ from ..options.current import CurrentOptions
 from ..options.serve_options import ServeOptions
 from ..residency.awake import AwakeSessions
 from ..sessions.sessions import Turns
-from ..tasks.door import Door
+from ..tasks.door import Door, LastSleep
 from ..upkeep.scrubbing import ScrubPolicy
 from .models import ModelParts
 from .sessions import SessionParts
 from .store import StoreParts
 from .upkeep import UpkeepParts
+
+if TYPE_CHECKING:
+    from ...memvid.remote.sessions import RemoteSessions
 
 
 class Parts:
@@ -43,6 +47,7 @@ class Parts:
         bus: Bus,
         options: ServeOptions,
         scrub: ScrubPolicy | None,
+        remote: RemoteSessions | None,
     ) -> None:
         self._current = CurrentOptions(options)
         self.started = time.monotonic()
@@ -50,7 +55,7 @@ class Parts:
         self.queue = Queue(self._current)
         self.bus = bus
         awake, turns, buffers = AwakeSessions(), Turns(), Buffers(engine)
-        self.store = StoreParts(disk, engine, buffers, awake, turns, self.door, bus, self._current, scrub)
+        self.store = StoreParts(disk, engine, buffers, awake, turns, self.door, bus, self._current, scrub, remote)
         self.models = ModelParts(
             self.store, engine, buffers, shelf, loader, awake, turns, self.door, bus, self._current
         )
@@ -86,9 +91,9 @@ class Parts:
             await self.config.reload()
             self.upkeep.loop.look_again()
 
-    async def close(self) -> None:
+    async def close(self, order: LastSleep) -> None:
         """End all parts, the last made first. Sessions that are not durable are lost."""
-        await self.upkeep.close()
+        await self.upkeep.close(order)
         await self.sessions.close()
         await self.models.close()
         await self.store.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from ...memvid.access.sessions import Named
-from ...memvid.answers import DeleteReport
+from ...memvid.answers import DeleteReport, Finding, VersionInfo
+from ...memvid.errors import RemoteUnreachable, SessionNotFound
 from ...memvid.format.manifest import require_session_map
-from ...memvid.uri import SessionUri, names_version, parse_reference
+from ...memvid.uri import SessionUri, names_version, parse_reference, session_in
 from ..api.creating import CreateRequest
 from ..api.events import OnEvent, ignore
 from ..api.sampling import Sampling
@@ -80,6 +82,7 @@ class SessionParts:
             models.loading,
             door,
             bus,
+            store.remote,
         )
         self.last_sleeps = LastSleeps(versions, putting_away, awake, turns, models.memory)
         self.planning = Planning(versions, residency, shelf)
@@ -133,6 +136,34 @@ class SessionParts:
             self._store.disk.require_numbered(named.row)
         return named
 
+    async def bring_if_missing(self, session: str, *, asking: bool = True) -> None:
+        """Let a session that only the remote has be one of this store. asking, and what it raises: as of
+        `Residency.hold`; and InvalidUri."""
+        if self._store.remote is None or self._is_here(session):
+            return
+        uri = parse_reference(session_in(session))
+        if await self._store.remote.head(uri) is not None:
+            async with self.residency.turn(uri):
+                await self.residency.hold(uri, asking=asking)
+
+    def _is_here(self, session: str) -> bool:
+        try:
+            self.resolve(session_in(session))
+        except SessionNotFound:
+            return False
+        return True
+
+    async def stored(self, session: str) -> VersionInfo:
+        """The version that a client names; of a session its newest. Raises SessionNotFound: also if it is awake and has
+        none yet. AmbiguousVersion, InvalidUri."""
+        named = (await self.named(session, look=True)).require_whole()
+        uri, disk = named.uri, self._store.disk
+        if named.row is None and uri in self.awake and disk.find_session(uri) is None:
+            raise SessionNotFound(
+                f"{uri} is awake, and no version of it is stored yet; `torpor save {uri}` makes one.", session=str(uri)
+            )
+        return named.row or self._store.standing.require_row(uri)
+
     def is_free(self, uri: SessionUri) -> bool:
         """Whether a new session may have a name: no session has it, and no request holds it."""
         return self._store.standing.is_free(uri) and not self.turns.users(uri)
@@ -171,13 +202,13 @@ class SessionParts:
                 lambda use: self.begin(use, uri, CreateRequest(session, model=model, labels=labels, unnamed=unnamed)),
             )
         else:
+            with contextlib.suppress(RemoteUnreachable):  # who asks for a new one then gets it, as far as is known here
+                await self.bring_if_missing(session, asking=False)
             held = self.residency.woken(uri := self.resolve(session), emit)
         async with held as (use, live):
             try:
                 with self.reasons.of_what_reads(uri):
                     yield use, live
-                because = None if use.woken is None else use.woken.recomputed_because
-                self.reasons.recomputed(uri, use.recomputed_tokens, because)
             except LeftMidway:
                 await self.acknowledge(uri, unnamed=unnamed)
                 raise
@@ -186,6 +217,7 @@ class SessionParts:
     async def begin(self, use: Use, uri: SessionUri, wanted: CreateRequest) -> Session:
         """Make a new session; the caller holds its turn."""
         model, settings = self._models.place_for(wanted.model).name, wanted.sampling or Sampling()
+        await self.residency.hold(uri)
         self._store.standing.require_new(uri)
         async with self._models.loading.using(model, use) as chosen:
             settings.require_known(chosen.layout.vocabulary)
@@ -212,7 +244,7 @@ class SessionParts:
         if live is not None:
             live.unnamed = live.unnamed and unnamed
             try:
-                with timed("durable_s"):
+                with timed("durable_seconds"):
                     await self._store.journal.acknowledge(live)
                     if live.acknowledged is not None:
                         self.writing_behind.note(uri)
@@ -239,8 +271,9 @@ class SessionParts:
 
     # --- ends
 
-    async def delete_session(self, uri: SessionUri) -> DeleteReport:
-        """Remove a session everywhere; the caller holds its turn. Raises SessionNotFound."""
+    async def delete_session(self, uri: SessionUri, *, everywhere: bool = True) -> DeleteReport:
+        """Remove a session; the caller holds its turn. everywhere: also from the remote. Raises SessionNotFound."""
+        drop = await self.prepare_drop(uri) if everywhere else None
         disk, report = self._store.disk, DeleteReport(str(uri), 0, 0)
         await self.writing_behind.let_go(uri)
         self.tell_no_more(uri)
@@ -251,7 +284,13 @@ class SessionParts:
         # Only now: a session that cannot be removed from the disk must not be lost from memory.
         self.forget(uri)
         self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
+        if drop is not None:
+            report = replace(report, problems=(*report.problems, *await drop()))
         return with_bounded_problems(report)
+
+    async def prepare_drop(self, uri: SessionUri) -> Callable[[], Awaitable[tuple[Finding, ...]]] | None:
+        """As `Remote.prepare_drop`; None without a remote."""
+        return None if self._store.remote is None else await self._store.remote.prepare_drop(uri)
 
     async def delete_version(self, uri: SessionUri, bundle_id: str) -> DeleteReport:
         """Delete one version from the disk. Raises SessionNotFound. SessionAwake: the session is awake at it."""
@@ -266,6 +305,9 @@ class SessionParts:
         report = await self._store.on_writer(lambda: self._store.disk.delete_version(uri, bundle_id))
         if live is None and not self._store.disk.can_be_deleted(uri):
             self.forget(uri)  # it was the last one
+        if self._store.remote is not None:
+            kept = await self._store.remote.drop_version(uri, bundle_id)
+            report = replace(report, problems=(*report.problems, *kept))
         self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
         return with_bounded_problems(report)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...memvid.format.records import VerifyReport
 from ...memvid.maintenance.repack_plan import RepackPolicy
@@ -32,12 +32,17 @@ from ..versions.journal import TurnJournal
 from ..versions.quantising import Quantising
 from ..versions.writing import Versions
 
+if TYPE_CHECKING:
+    from ...memvid.remote.sessions import RemoteSessions
+    from ..disk.remote import Remote
+
 Result = TypeVar("Result")
 
 
 class StoreParts:
     """What is durable, and what looks after it. disk: the store itself, room: in it. upkeep_loop: of the work on it
-    that no session waits for. scrub: where it is on. to_heal: what it has found damaged."""
+    that no session waits for. scrub: where it is on. to_heal: what it has found damaged. remote: where one is
+    configured."""
 
     def __init__(
         self,
@@ -50,8 +55,14 @@ class StoreParts:
         bus: Bus,
         options: CurrentOptions,
         scrub: ScrubPolicy | None,
+        remote: RemoteSessions | None,
     ) -> None:
         self.disk = disk
+        self.remote: Remote | None = None
+        if remote is not None:
+            from ..disk.remote import Remote  # with what it needs: who has no remote does not wait for it
+
+            self.remote = Remote(remote, max(1, int(options.now.remote_lease)), bus)
         self.upkeep_loop = loop = Upkeep(UpkeepThread(door))
         self.to_heal: dict[SessionUri, VerifyReport] = {}
         self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.to_heal)
@@ -71,16 +82,18 @@ class StoreParts:
             on_damage=ignore if self.scrub is None else self.scrub.suspect,
         )
         self.waking = self.versions.waking
-        self.journal = TurnJournal(disk, self.versions, options)
+        self.journal = TurnJournal(disk, self.versions, options, self.remote)
         self.forking = Forking(disk, self.versions, self.room)
         self.quantising = Quantising(disk, engine, self.versions)
         self.standing = Standing(disk, awake)
-        self.putting_away = PuttingAway(disk, self.versions, awake, self.standing, buffers, bus)
+        self.putting_away = PuttingAway(disk, self.versions, awake, self.standing, buffers, self.room, bus)
 
     def _has_version(self, receipt: Receipt) -> None:
         self.repacking.consider(receipt)
         self.retaining.note(receipt.uri)
         self.making_room.look_again()
+        if self.remote is not None:
+            self.remote.on_version(receipt.uri)
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
         """Run store work that only reads, off the event loop."""
@@ -97,4 +110,6 @@ class StoreParts:
     async def close(self) -> None:
         """Wait for running reads and writes, and let the store go."""
         await self.versions.threads.close()
+        if self.remote is not None:
+            await self.remote.close()
         self.disk.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from ...memvid.answers import MaintenanceReport
 from ...memvid.operations import Order
@@ -11,7 +12,7 @@ from ..api.process import ScrubInfo
 from ..disk.maintenance import carry_out
 from ..events.bus import Bus
 from ..options.current import CurrentOptions
-from ..tasks.door import Door
+from ..tasks.door import Door, LastSleep
 from ..upkeep.analyst import Analyst
 from ..upkeep.healing import Healing
 from ..upkeep.idling import Idling
@@ -24,6 +25,9 @@ from ..upkeep.watching import Watching
 from .models import ModelParts
 from .sessions import SessionParts
 from .store import StoreParts
+
+if TYPE_CHECKING:
+    from ..upkeep.uploading import Uploading
 
 Result = TypeVar("Result")
 
@@ -45,13 +49,24 @@ class UpkeepParts:
         self.loop = loop = store.upkeep_loop
         self.analyst = Analyst(disk, versions.threads)
         self.healing = Healing(loop, disk, models.engine, versions, sessions.residency, shelf, door, bus, store.to_heal)
-        self.deleting_unused = DeletingUnused(loop, store.room, sessions.residency, sessions.delete_session)
+        self.deleting_unused = DeletingUnused(
+            loop, store.room, sessions.residency, partial(sessions.delete_session, everywhere=False)
+        )
         self.idling = Idling(loop, sessions.awake, models.idle_sleeps, options)
         self.single_questions = SingleQuestions(loop, sessions.awake, models.idle_sleeps)
         self.unloading = Unloading(loop, shelf, weights)
         self.watching = Watching(loop, shelf, models.loader.digests, weights, bus, options)
         self.measuring = Measuring(loop, disk)
         self.suspending = Suspending(models.idle_sleeps)
+        self.uploading: Uploading | None = None
+        if (remote := store.remote) is not None:
+            from ..upkeep.renewing import Renewing
+            from ..upkeep.sending_turns import SendingTurns
+            from ..upkeep.uploading import Uploading
+
+            self.uploading = Uploading(loop, disk, remote, sessions.residency, bus)
+            self.renewing = Renewing(loop, remote, self.uploading)
+            self.sending_turns = SendingTurns(loop, remote, options)
 
     def start(self) -> None:
         """Begin with the jobs, and follow the system."""
@@ -71,8 +86,11 @@ class UpkeepParts:
         """What the scrub has done so far; None where it is off."""
         return None if self._scrub is None else self._scrub.info(self.healing.healed, self.healing.failed)
 
-    async def close(self) -> None:
-        """Begin nothing more, and wait for what runs, which must not meet a closed store."""
+    async def close(self, order: LastSleep) -> None:
+        """Begin nothing more, and wait for what runs, which must not meet a closed store. What sleeps goes to the
+        remote, as far as there is time."""
         self.analyst.close()
         await self.suspending.close()
         await self.loop.close()
+        if self.uploading is not None:
+            await self.uploading.finish(order)

@@ -16,7 +16,6 @@ from typing import Final
 
 from ...memvid.uri import SessionUri
 from ..api.causes import REMEDIES, NotTaken, ReadingVerb, Reuse
-from ..api.waking import Because
 from ..events import accounts
 from ..sessions.encoding import Encoder
 from ..sessions.sessions import Session
@@ -138,12 +137,6 @@ class Reasons:
         if requests:
             shown = tuple(line[:MAX_LINE_SHOWN_CHARS] for line in lines.split("\n", MAX_LINES_SHOWN)[:MAX_LINES_SHOWN])
             requests[-1] = replace(requests[-1], volatile=shown)
-
-    def recomputed(self, uri: SessionUri, tokens: int, because: Because | None) -> None:
-        """Note how many tokens that the session had were computed again for the last request, and why."""
-        requests = self._of.get(uri)
-        if requests and tokens:
-            requests[-1] = replace(requests[-1], recomputed_tokens=tokens, recomputed_because=because)
 
     def took_over(self, uri: SessionUri, cached_tokens: int) -> None:
         """Note how many tokens the last request took over from another session."""

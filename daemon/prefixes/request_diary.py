@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
 
 from ...memvid.folder.diary import Diary
 from ...memvid.uri import SessionUri
-from ..api.causes import RequestCost, Reuse
+from ..api.causes import RequestCost, Reuse, judge
 from ..events.accounts import Account
 from ..events.bus import Bus
 from ..events.figures import Begun
@@ -16,6 +18,9 @@ from ..views.causes import say
 from .prefix_history import Reasons
 
 _LOG = logging.getLogger(__name__)
+
+_OF_WORK: Final = ("read_tokens", "written_tokens", "durable_seconds")
+"""What only a request has spent of which the diary tells."""
 
 
 class RequestDiary:
@@ -48,23 +53,21 @@ class RequestDiary:
 
     def _tell(self, account: Account) -> None:
         uri = account.session
-        did = account.noted_ns or account.read or account.written or account.was_woken or account.durable_s
-        if uri is None or not did:
+        if uri is None or not (account.noted_ns or account.was_woken or any(map(account.spent.get, _OF_WORK))):
             return
         reuse = next((each for each in self._reasons.of(uri) if each.at_ns == account.noted_ns), None)
-        if reuse is not None:
-            account.read += reuse.recomputed_tokens
-        self._count(account, reuse)
+        cost = _cost_of(account, reuse)
+        self._count(account, reuse, cost)
         if uri not in account.gone:
-            say(self._diary, uri, _cost_of(account), reuse, account.gone)
+            say(self._diary, uri, cost, reuse, account.gone)
             self._on_said()
 
-    def _count(self, account: Account, reuse: Reuse | None) -> None:
+    def _count(self, account: Account, reuse: Reuse | None, cost: RequestCost) -> None:
         figures = self._bus.figures
-        figures.waited.add(account.waited_s)
-        figures.tokens.update(read=account.read, taken_over=account.taken_over, written=account.written)
-        if reuse is not None:
-            figures.read_again.update(reuse.read_again(account.read, own=reuse.source == str(account.session)))
+        figures.waited.add(cost.waited_seconds)
+        figures.tokens.update(read=cost.read_tokens, taken_over=cost.taken_over_tokens, written=cost.written_tokens)
+        if cost.read_again_tokens:
+            figures.read_again[cost.cause] += cost.read_again_tokens
         if account.first_token_s is not None:
             figures.first_token.add(account.first_token_s, _begun(account, reuse))
 
@@ -73,23 +76,19 @@ def _begun(account: Account, reuse: Reuse | None) -> Begun:
     if account.was_woken:
         return "woken"
     had = reuse is not None and reuse.common_tokens > 0 and reuse.source == str(account.session)
-    return "reused" if had or account.taken_over else "cold"
+    return "reused" if had or account.spent["taken_over_tokens"] else "cold"
 
 
-def _cost_of(account: Account) -> RequestCost:
-    return RequestCost(
+def _cost_of(account: Account, reuse: Reuse | None) -> RequestCost:
+    cost = RequestCost(
         account.number,
         account.verb,
         time.time_ns(),
         account.client,
         account.code,
-        account.read,
-        account.taken_over,
-        account.written,
-        time.monotonic() - account.began,
-        account.waited_s,
-        account.wake_s,
-        account.read_s,
-        account.write_s,
-        account.durable_s,
+        seconds=time.monotonic() - account.began,
+        **account.spent,
     )
+    own = reuse is not None and reuse.source == str(account.session)
+    of_tokens = (cost.read_tokens, cost.recomputed_tokens, cost.recomputed_because)
+    return replace(cost, **judge(cost.verb, reuse, *of_tokens, own=own)._asdict())

@@ -6,24 +6,21 @@ meanwhile. But a session that is there all the time is listed exactly once.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...memvid.answers import Finding, ShownVersion, VersionInfo
 from ...memvid.folder.versions import lineage_of
-from ...memvid.format.manifest import LOSSY
 from ...memvid.store import Receipt, Store
 from ...memvid.uri import SessionUri
 from ...memvid.writing.reader import BundleReader
 from ...snapshot.canary import Verdict
-from ...snapshot.errors import MalformedSnapshot
+from ...snapshot.errors import MalformedSnapshot, UnsupportedCache
 from ...snapshot.layout import described
-from ...snapshot.lossy import lossy_in
 from ...snapshot.state import token_array
 from ..api.process import ModelInfo
-from ..api.sampling import Sampling
-from ..api.session import Look, SessionDetail, SessionInfo
+from ..api.session import Look, SessionDetail, SessionInfo, SessionState
 from ..api.waking import Because, WakeResult
 from ..disk.maintenance import MAX_PROBLEMS_TOLD
 from ..memory.model_registry import Place
@@ -31,9 +28,7 @@ from ..models.models import LoadedModel
 from ..sessions.sessions import Session
 from ..sessions.unprocessed_tail import unread_in
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
-from ..views.stored import SAMPLING, detail_of_stored, info_of_stored, provenance_in, written_bytes_of
-
-Stored = TypeVar("Stored")
+from ..views.stored import detail_of_stored, info_of_stored, written_bytes_of
 
 # The end of a session to show: enough to recognize it.
 TAIL_TOKENS = 160
@@ -114,30 +109,29 @@ def detail_of_awake(live: Session, rows: Sequence[VersionInfo], versions: tuple[
     )
 
 
-def detail_of_asleep(store: Store, row: VersionInfo, models: Collection[LoadedModel]) -> SessionDetail:
-    """A session on disk, in full, by its newest version.
+def detail_of_version(store: Store, row: VersionInfo, model: LoadedModel | None, state: SessionState) -> SessionDetail:
+    """A session on disk, in full, by a version. What is damaged, missing, or not what the index says is told as a
+    problem.
 
-    models: the resident ones. The text is given only if the session's own model is among them, under any name: another
-    tokenizer would give another text.
+    model: its own, if in memory. The text is given only then: another tokenizer would give another text. What no
+    version of this program writes is left out, as by who reads the files: a wake refuses it.
 
     Raises:
-        StoreError: the bundle is missing, damaged, or not what the index says.
-        MalformedSnapshot: it is sound, but not of this program's form.
-        InvalidSampling: its sampling parameters are out of range.
+        SessionNotFound: it was deleted meanwhile.
     """
-    model = next((model for model in models if model.identity.digest.hex() == row.identity), None)
-    with store.open_session(row.uri, row.version) as reader:
-        kept, unread = reader.manifest.session, unread_in(reader.manifest.session, row.uri)
-        if not (reader.entries or unread) or not isinstance(kept.get(SAMPLING), dict):
-            raise MalformedSnapshot(
-                f"The snapshot of {row.uri} has no state in it that this version writes.", session=row.session
-            )
-        Sampling.from_map(kept[SAMPLING])
-        _require_told(row, "where it comes from", provenance_in, kept)
-        _require_told(row, "its loss", lossy_in, kept.get(LOSSY))
-        ledger = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
-        tail = _tail(model, ledger) if model is not None else ""
-        return detail_of_stored(store, row, reader.manifest, layers=_layers(row.uri, reader), tail_text=tail)
+
+    def told(reader: BundleReader) -> tuple[Sequence[str], str]:
+        return _layers(reader), "" if model is None else _tail(model, _ledger_of(row, reader))
+
+    return detail_of_stored(store, row, state, told)
+
+
+def _ledger_of(row: VersionInfo, reader: BundleReader) -> Sequence[int]:
+    ledger = token_array(reader.tokens())
+    with contextlib.suppress(MalformedSnapshot):
+        if unread := unread_in(reader.manifest.session, row.uri):
+            ledger += unread.tokens
+    return ledger
 
 
 def receipt_of_asleep(store: Store, row: VersionInfo) -> Receipt:
@@ -188,15 +182,6 @@ def wake_result(
     )
 
 
-def _require_told(row: VersionInfo, what: str, read: Callable[[Stored], object], stored: Stored) -> None:
-    try:
-        read(stored)
-    except ValueError as error:
-        raise MalformedSnapshot(
-            f"The snapshot of {row.uri} does not tell {what}: {error}.", session=row.session
-        ) from error
-
-
 def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:
     if not tokens:
         return ""  # its model may have been unloaded
@@ -206,20 +191,17 @@ def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:
     return text[-TAIL_CHARACTERS:]
 
 
-def _layers(uri: SessionUri, reader: BundleReader) -> tuple[str, ...]:
-    """The caches of a bundle, in words. Raises MalformedSnapshot: its slots are not those of caches."""
+def _layers(reader: BundleReader) -> tuple[str, ...]:
+    """The caches of a bundle, in words; none if its slots are not those of caches."""
     spans = [entry for entry in reader.entries if entry.kind == "span"]
     states = [entry for entry in reader.entries if entry.kind == "state"]
     slots = [
         [spec for spec, _ in reader.read_header(chosen[at]).slots] if chosen else []
         for chosen, at in ((spans, 0), (states, -1))
     ]
-    try:
+    with contextlib.suppress(ValueError, IndexError, UnsupportedCache):
         return described(*slots)
-    except (ValueError, IndexError) as error:
-        raise MalformedSnapshot(
-            f"The blocks of {uri} do not hold what caches hold ({error}).", session=str(uri)
-        ) from error
+    return ()
 
 
 class Roll:
@@ -231,21 +213,20 @@ class Roll:
 
     def infos(self, namespace: str | None = None) -> Pieces[list[SessionInfo]]:
         """All sessions of a namespace, or all, in the order of their URIs."""
-        unlisted = list(self._awake)
-        found: dict[SessionUri, SessionInfo] = {}
+        unlisted = {uri: None for uri in self._awake if namespace in (None, uri.namespace)}
+        found: list[SessionInfo] = []
         for number, page in enumerate(self._store.index.iter_listed(namespace, SESSIONS_AT_ONCE)):
             if number:  # between pages alone: most lists have one, and need not wait behind it
                 yield
             for row, written_bytes in page:
-                uri = row.uri
-                live = self._awake.get(uri)
+                live = self._awake.get(uri := row.uri)
                 if live is None:
-                    found[uri] = info_of_stored(row, written_bytes)
+                    found.append(info_of_stored(row, written_bytes))
                 else:
-                    found[uri] = info_of_awake(live, row, written_bytes)
-        unlisted = [uri for uri in unlisted if uri not in found and namespace in (None, uri.namespace)]
-        found.update((yield from self.of(unlisted)))
-        return [found[uri] for uri in sorted(found, key=lambda uri: (uri.namespace, uri.name))]
+                    found.append(info_of_awake(live, row, written_bytes))
+                unlisted.pop(uri, None)
+        found += (yield from self.of(unlisted)).values()
+        return sorted(found, key=lambda info: (info.namespace, info.name))
 
     def of(self, uris: Iterable[SessionUri]) -> Pieces[dict[SessionUri, SessionInfo]]:
         """The existing ones of these sessions."""

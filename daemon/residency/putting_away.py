@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...memvid.answers import VersionInfo
+from ...memvid.errors import BudgetExceeded
 from ...memvid.store import Receipt, Store
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent, ignore
+from ..disk.making_room import Room
 from ..engine.buffers import Buffers
 from ..errors import EmptyContext
 from ..events.bus import Bus
@@ -34,6 +36,7 @@ class PuttingAway:
     _awake: AwakeSessions
     _standing: Standing
     _buffers: Buffers
+    _room: Room
     _bus: Bus
 
     async def put_away(
@@ -53,14 +56,21 @@ class PuttingAway:
         return receipt
 
     async def put_away_idle(self, uri: SessionUri, cause: SleepCause) -> bool:
-        """Free the memory of a session. False if it is no longer in memory."""
+        """Free the memory of a session. False if it is no longer in memory. By pressure, others need that memory: where
+        a budget refuses its sleep, it is kept as its ledger, if its keys and values may be stripped."""
         live = self._awake.get(uri)
         if live is None or not live.state.tokens:
             return False
         if live.is_mere_look:
             await self._put_look_away(live, cause)
         else:
-            await self.put_away(live, ignore, cause, as_ledger=True)
+            try:
+                await self.put_away(live, ignore, cause, as_ledger=True)
+            except BudgetExceeded as error:
+                if cause != "pressure" or not self._room.may_strip(unnamed=live.unnamed):
+                    raise
+                await self._versions.keep_ledger(live, error.code)
+                self._awake.drop(uri)
         await self._buffers.hand_back()
         return True
 

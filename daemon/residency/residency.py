@@ -10,16 +10,17 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ...memvid.answers import VersionInfo
 from ...memvid.errors import StoreError
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ...snapshot.memory import require_available
-from ..api.events import OnEvent
+from ..api.events import OnEvent, ignore
 from ..api.waking import WakeResult
 from ..engine.generation import PREFILL_CHUNK_TOKENS
-from ..events.accounts import timed
+from ..events.accounts import note_recomputed, timed
 from ..events.bus import Bus
 from ..events.events import RequestQueued, SessionDeleted
 from ..memory.line import Use
@@ -38,6 +39,9 @@ from .awake import AwakeSessions
 from .putting_away import PuttingAway
 from .standing import Standing
 
+if TYPE_CHECKING:
+    from ..disk.remote import Remote
+
 
 @dataclass(eq=False, repr=False)
 class Residency:
@@ -54,6 +58,7 @@ class Residency:
     models: Loading
     _door: Door
     _bus: Bus
+    _remote: Remote | None
 
     @asynccontextmanager
     async def turn(self, uri: SessionUri, *, briefly: bool = False) -> AsyncIterator[Use]:
@@ -65,7 +70,7 @@ class Residency:
             if ahead := self.turns.users(uri):
                 self._bus.publish(RequestQueued(uri, ahead))
             async with AsyncExitStack() as stack:
-                with timed("waited_s"):
+                with timed("waited_seconds"):
                     await stack.enter_async_context(self.turns.take(uri, briefly=briefly))
                 self._door.require_working()
                 use = Use(uri, next(self.memory.numbers))
@@ -92,6 +97,7 @@ class Residency:
         Raises SessionExists: a session has the name. SessionNotFound: there is no such session any more."""
         self.standing.require_new(name)
         async with self.turn(name) as named, AsyncExitStack() as stack:
+            await self.hold(name)
             self.standing.require_new(name)
             if uri not in self.awake:
                 self.standing.require_row(uri)
@@ -107,6 +113,7 @@ class Residency:
         """Hold the session alone, awake. begin: makes it if there is none. It is removed again if the request fails
         before anything was read."""
         async with self.turn(uri) as use:
+            await self.hold(uri)
             live = self.awake.get(uri)
             if live is None:
                 await self.journal.replay(uri)
@@ -120,6 +127,20 @@ class Residency:
             elif not live.model.is_loaded:
                 await self._begin_anew(use, live)
             yield use, self.awake[uri]
+
+    async def hold(self, uri: SessionUri, *, asking: bool = False) -> None:
+        """Before a session is used: no other machine has it, and its newest version is here. asking, and what it
+        raises: as of `Remote.hold`; and StoreError: its turns cannot be made a version."""
+        if self._remote is None or self._remote.has(uri):
+            return
+        live = self.awake.get(uri)
+        if live is None:
+            await self.journal.replay(uri)
+        elif live.dirty and live.state.tokens and not self.journal.keeps(live) and uri in self._remote.leases:
+            # Its lease has run out. If another machine has gone on with it, what it has read since stays a version.
+            await to_the_end(self.putting_away.keep(live, ignore, "handover"))
+        if await self._remote.hold(uri, asking=asking, is_new=self.standing.is_free(uri)):
+            self.awake.drop(uri)  # another machine has gone on with it meanwhile
 
     @asynccontextmanager
     async def _gone_if_empty(self, uri: SessionUri) -> AsyncIterator[None]:
@@ -189,6 +210,7 @@ class Residency:
 
         Raises SessionNotFound, and as `Versions.wake` and `room_to_wake`."""
         started = started or time.monotonic()
+        await self.hold(use.uri)
         await self.journal.replay(use.uri)
         if await self.write_ledger(use, order.version, order.at_token, emit):
             order = replace(order, version=None)
@@ -215,7 +237,7 @@ class Residency:
         try:
             woken = await to_the_end(self._wake(use, order, model, emit, started))
             use.woken = await self._read_on(use.uri, woken)
-            use.recomputed_tokens += use.woken.tokens_prefilled
+            note_recomputed(use.woken.tokens_prefilled, use.woken.recomputed_because)
         except BaseException:
             live = self.awake.get(use.uri)
             if live is not None and live.unread is not None:
@@ -242,6 +264,7 @@ class Residency:
         """Wake a sleeping session ahead of a request, in free memory only: no other session goes to sleep, and no model
         is loaded. Gives None if it is awake now, else the reason: `model_not_loaded` or `no_room`. Raises
         SessionNotFound, and as `Versions.wake`."""
+        await self.hold(use.uri)
         await self.journal.replay(use.uri)
         order, row = WakeOrder(cause="warm"), self.standing.require_row(use.uri)
         place = self.models.place(row.model)

@@ -11,12 +11,15 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..errors import ServiceClosed
 from ..models.grammars import Steps, roomy_stack
 
 Result = TypeVar("Result")
+
+_END_S: Final = 0.2
+"""A thread without work ends at once: seconds are for a busy machine."""
 
 
 class GrammarThread:
@@ -26,7 +29,8 @@ class GrammarThread:
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
         with roomy_stack():
-            threading.Thread(target=_run, args=(self._inbox,), name="torpor-grammar", daemon=True).start()
+            self._thread = threading.Thread(target=_run, args=(self._inbox,), name="torpor-grammar", daemon=True)
+            self._thread.start()
 
     async def run(self, steps: Steps[Result]) -> Result:
         """The result of steps. A caller that is cancelled leaves at once, and no further step is begun for it. Raises
@@ -41,9 +45,10 @@ class GrammarThread:
         return ended[0]
 
     def close(self) -> None:
-        """End the thread once its work is done, without waiting for that."""
+        """End the thread. One that works on ends once that is done, and is not waited for."""
         self._closed = True
         self._inbox.put(None)
+        self._thread.join(_END_S)
 
 
 class _Job:

@@ -197,7 +197,7 @@ class Encoder:
         self._thread.submit(before.shutdown)  # first of all, so that still no two calls use one tokenizer
 
     def close(self) -> None:
-        """End the threads after their running work. Only that of texts is waited for."""
+        """End the threads after their running work. A grammar that is compiled is not waited for."""
         self._compiling.close()
         self._thread.shutdown(cancel_futures=True)
 

@@ -27,6 +27,7 @@ from ..api.session import OwnDurability, Provenance
 from ..engine.admission import Request, current
 from ..errors import SessionBusy
 from ..models.models import LoadedModel
+from ..views.ledgers import PlainLedger
 from ..views.stored import BACKEND, map_of_provenance, provenance_in
 from ..views.trees import BRANCH, TREE
 from .chats import Chat, of_type
@@ -169,6 +170,13 @@ class Session:
             return of_caches(token_count) + (0 if layout.by_token else of_checkpoints(token_count)) + more
 
         return growth
+
+    def ledger(self) -> PlainLedger:
+        """Its tokens as they are now, with the blocks of its last version that hold first ones of them."""
+        tokens, alike = self.state.tokens[:], self.unchanged_tokens if self.dirty else len(self.state.tokens)
+        blocks = () if self.durable is None else self.durable.entries
+        entries = [entry for entry in blocks if entry.end <= min(alike, len(tokens))]
+        return PlainLedger(len(tokens), entries, lambda start, end: tokens[start:end])
 
     def let_go(self) -> None:
         """Keep only the ledger of the state, and the model without its weights: a waiting request still refers to the

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 Result = TypeVar("Result")
 Pieces = Generator[None, None, Result]
 
-SESSIONS_AT_ONCE: Final = 32
+SESSIONS_AT_ONCE: Final = 64
 """Sessions in one piece."""
 
 NAMES_AT_ONCE: Final = 256

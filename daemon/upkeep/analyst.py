@@ -31,13 +31,10 @@ class Analyst:
         self._turn = asyncio.Lock()
         self._closing = threading.Event()
 
-    async def analyze(
-        self, version: str, *, kind: str | None, labels: Sequence[str] | None, emit: OnEvent
-    ) -> tuple[VersionInfo, str]:
-        """A version, and its artifact as JSON. To cancel the task stops the work at its next step.
+    async def analyze(self, row: VersionInfo, *, kind: str | None, labels: Sequence[str] | None, emit: OnEvent) -> str:
+        """The artifact of a version, as JSON. To cancel the task stops the work at its next step.
 
         Raises:
-            SessionNotFound, AmbiguousVersion: `version` names none, or several.
             StoreError: it is missing or damaged.
             MalformedSnapshot: it is sound, but not of the form that this version of Torpor writes.
             ServiceClosed: the daemon stops.
@@ -49,9 +46,9 @@ class Analyst:
             self._require_wanted(left)
             loop.call_soon_threadsafe(emit, ProgressEvent("analyze", done, total))
 
-        def work() -> tuple[VersionInfo, str]:
+        def work() -> str:
             self._require_wanted(left)
-            return self._analyze(version, kind or DEFAULT_KIND, labels, report)
+            return self._analyze(row, kind or DEFAULT_KIND, labels, report)
 
         try:
             async with self._turn:
@@ -64,16 +61,15 @@ class Analyst:
             raise ServiceClosed("The daemon stops, or no client waits for this analysis any more; ask again.")
 
     def _analyze(
-        self, version: str, kind: str, labels: Sequence[str] | None, report: Callable[[int, int], None]
-    ) -> tuple[VersionInfo, str]:
-        row = self._store.resolve_version(version, look=True)
+        self, row: VersionInfo, kind: str, labels: Sequence[str] | None, report: Callable[[int, int], None]
+    ) -> str:
         with ExitStack() as stack:
             reader = stack.enter_context(self._store.open_session(row.uri, row.bundle_id))
             parent, why = self._open_parent(reader)
             if parent is not None:
                 stack.enter_context(parent)
             document = analyze(reader, parent, kind=kind, labels=labels, why_no_parent=why, on_progress=report)
-        return row, encode(document).decode()
+        return encode(document).decode()
 
     def _open_parent(self, reader: BundleReader) -> tuple[BundleReader | None, str]:
         if reader.manifest.parent is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import fields
 from functools import partial
 from typing import ClassVar, Final
@@ -26,8 +26,7 @@ SHARE: Final = 20
 """A count that is asked for is good for as long as so many counts take."""
 
 
-class _Stopped(Exception):
-    pass
+Steps = Generator[None, None, UsageReport]
 
 
 class Measuring(Job[None]):
@@ -42,6 +41,7 @@ class Measuring(Job[None]):
         self._counting = asyncio.Lock()
         self._due_at: float | None = None
         self._not_before = 0.0
+        self._begun: Steps | None = None  # a count that was interrupted
         super().__init__(upkeep)
 
     def coins(self) -> StoreCoins | None:
@@ -56,7 +56,7 @@ class Measuring(Job[None]):
         async with self._counting:
             if self._report is None or time.monotonic() >= self._good_until:
                 begun = time.monotonic()
-                self._report = await self._thread.order(partial(self._store.usage, at_each_file=_yield))
+                self._report = await self._thread.order(self._store.usage)
                 self._good_until = time.monotonic() + SHARE * (time.monotonic() - begun)
             return self._report
 
@@ -64,31 +64,28 @@ class Measuring(Job[None]):
         return [] if self._due_at is None else [(None, self._due_at)]
 
     async def piece(self, _: None) -> float:
+        steps, self._begun = self._begun or self._store.usage_in_steps(), None
         async with self._thread.piece():
             begun = time.monotonic()
-            counted = await self._thread.run(self._count)
+            counted = await self._thread.run(partial(_gone_on, steps, self._thread.must_stop))
         if counted is None:
-            self._due_at = time.monotonic() + WAIT_S
+            self._begun, self._due_at = steps, time.monotonic() + WAIT_S
         else:
             self._report, self._due_at, self._not_before = counted, None, time.monotonic() + EVERY_S
         return time.monotonic() - begun
 
-    def _count(self) -> UsageReport | None:
-        """A count; None if something else has to go first."""
+
+def _gone_on(steps: Steps, must_stop: Callable[[], bool]) -> UsageReport | None:
+    """The report of a count, which goes on at its next step; None if it has to stop before its end."""
+    while True:
         try:
-            return self._store.usage(at_each_file=self._go_on)
-        except _Stopped:
+            next(steps)
+        except StopIteration as end:
+            report: UsageReport = end.value
+            return report
+        if must_stop():
             return None
-
-    def _go_on(self) -> None:
-        _yield()
-        if self._thread.must_stop():
-            raise _Stopped
-
-
-def _yield() -> None:
-    """Between two files: let other threads have the interpreter."""
-    time.sleep(0)
+        time.sleep(0)  # other threads have the interpreter
 
 
 def _coins_in(report: UsageReport) -> StoreCoins:

@@ -18,7 +18,7 @@ from typing import ClassVar
 from ...memvid.answers import MaintenanceReport
 from ...memvid.folder.marks import Marks
 from ...memvid.folder.retention import Retention, plan_retention
-from ...memvid.index.lineage import uris_with_earlier_ledgers
+from ...memvid.index.queries import uris_with_earlier_ledgers
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..events.bus import Bus

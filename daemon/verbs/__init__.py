@@ -15,6 +15,7 @@ from . import (  # noqa: F401
     process,
     reading,
     recalling,
+    remote,
     session,
     store,
     waking,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -30,6 +31,8 @@ from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..engine.guiding import Bias, logits_of
 from ..engine.sampler import initial_key
 from ..errors import InvalidBranches, InvalidSampling, StaleStep
+from ..events import accounts
+from ..events.accounts import Work
 from ..events.events import SessionCreated
 from ..memory.line import Use
 from ..models.grammars import AnswerForm
@@ -198,7 +201,7 @@ async def prefill(parts: Parts, request: api.PrefillRequest) -> api.BranchesResu
                 ids = await parts.models.encoder.plain(model, reading.text, opening=not each.position)
             await in_pieces(generation.require_valid(model, ids))
             texts.append((each, ids))
-        async with _growing(parts, [(each, len(ids)) for each, ids in texts]):
+        async with _growing(parts, "read", [(each, len(ids)) for each, ids in texts]):
             await parts.sessions.stepping.read(texts, request.emit)
         for each in branches:
             each.live.chat = replace(each.live.chat, turn_open=False)
@@ -225,7 +228,7 @@ async def commit(parts: Parts, request: api.CommitRequest) -> api.BranchesResult
         for each, wanted in zip(branches, request.commits, strict=True):
             await in_pieces(generation.require_valid(each.live.model, [wanted.token]))
             _require_step(each, wanted.step)
-        async with _growing(parts, [(each, 1) for each in branches]):
+        async with _growing(parts, "write", [(each, 1) for each in branches]):
             tokens = [(each, wanted.token) for each, wanted in zip(branches, request.commits, strict=True)]
             await to_the_end(parts.sessions.stepping.commit(tokens))
         return api.BranchesResult(await _told(parts, branches))
@@ -237,7 +240,7 @@ async def advance(parts: Parts, request: api.AdvanceRequest) -> api.AdvanceResul
     MemoryBudgetExceeded. What events told of is committed all the same."""
     async with parts.sessions.forest.working(request.branches) as branches:
         _require_read(branches)
-        async with _growing(parts, [(each, request.max_tokens) for each in branches]):
+        async with _growing(parts, "write", [(each, request.max_tokens) for each in branches]):
             stop = tuple(request.stop)
             written = await parts.sessions.stepping.advance(
                 branches, request.max_tokens, stop, request.logprobs, request.emit
@@ -256,7 +259,7 @@ async def diverge(parts: Parts, request: api.DivergeRequest) -> api.DivergeResul
         own = parent.live.sampling.seed
         seeds = request.seeds or [(own + at) % (MAX_SEED + 1) for at in range(1, request.count + 1)]
         async with _forked(parts, parent, request.count, seeds) as children:
-            async with _growing(parts, [(each, request.max_tokens) for each in children]):
+            async with _growing(parts, "write", [(each, request.max_tokens) for each in children]):
                 stop = tuple(request.stop)
                 texts = await parts.sessions.stepping.advance(
                     children, request.max_tokens, stop, request.logprobs, request.emit
@@ -499,14 +502,19 @@ def _require_step(branch: Branch, step: int | None) -> None:
 
 
 @asynccontextmanager
-async def _growing(parts: Parts, wanted: Sequence[tuple[Branch, int]]) -> AsyncIterator[None]:
-    """Let branches grow by so many tokens at most. Raises ContextOverflow: one has no room for them."""
+async def _growing(parts: Parts, work: Work, wanted: Sequence[tuple[Branch, int]]) -> AsyncIterator[None]:
+    """Let branches grow by so many tokens at most, and the request's account know by how many they did. Raises
+    ContextOverflow: one has no room for them."""
     for each, count in wanted:
         generation.require_room(each.live.model, each.position, count, "branch")
     bytes_more = sum(each.live.growth_of(PREFILL_CHUNK_TOKENS)(each.position + count) for each, count in wanted)
     bytes_more += sum(each.matcher_bytes(count) - each.matcher_bytes() for each, count in wanted)
     async with parts.sessions.forest.room(bytes_more):
+        before, began = sum(each.position for each, _ in wanted), time.monotonic()
         try:
             yield
         finally:
+            if wanted and (account := accounts.current.get()) is not None:
+                grown = sum(each.position for each, _ in wanted) - before
+                account.did(work, wanted[0][0].live.uri, grown, time.monotonic() - began)
             await parts.sessions.forest.settle(*(each for each, _ in wanted))

@@ -40,8 +40,8 @@ async def contents(parts: Parts, request: ContentsRequest) -> Contents:
     if request.manifest:
         return replace(page.contents, manifest=await parts.store.on_look(lambda: _manifest_of(parts, row)))
     found = await with_text(parts, page)
-    models = (model for model in parts.models.shelf.loaded() if model.identity.digest.hex() == row.identity)
-    model = next(models, None) if request.apart and any("+" in each.role for each in found.passages) else None
+    in_one_go = request.apart and any("+" in each.role for each in found.passages)
+    model = parts.models.shelf.loaded_of(row) if in_one_go else None
     if model is None or row.token_count > _MOST_RECALLED:
         return found
     return await _apart(parts, found, page, model, await parts.sessions.recalling.dialogue_of(row))

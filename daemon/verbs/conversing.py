@@ -16,8 +16,9 @@ from ...memvid.errors import SessionNotFound
 from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.limits import MAX_NAME_CHARS
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ...snapshot.errors import NotEnoughMemory
 from ..api.constraints import FREE
-from ..api.conversing import ConverseRequest, MeasureRequest, MeasureResult
+from ..api.conversing import ConverseRequest, MeasureRequest, MeasureResult, TranscriptRequest
 from ..api.events import SessionEvent, WorkEvent
 from ..api.forking import ForkRequest
 from ..api.reading import ChatRequest, GenerateResult
@@ -26,7 +27,7 @@ from ..chat.conversing import Behind, Dialogue, behind_kept, require_transcript,
 from ..chat.prompt_io import Known
 from ..chat.volatile import opening_parted, parted, with_volatile
 from ..engine.sampler import initial_key
-from ..errors import InvalidTranscript, TranscriptDiverged
+from ..errors import EngineBusy, InvalidTranscript, MemoryBudgetExceeded, MemoryBusy, ServiceClosed, TranscriptDiverged
 from ..models.chat_template import Message, Root
 from ..models.grammars import AnswerForm
 from ..models.models import LoadedModel
@@ -50,8 +51,7 @@ _MOST_TRIED: Final = 4
 
 _SUFFIX_BYTES: Final = 4
 
-Asked = TypeVar("Asked", ConverseRequest, MeasureRequest)
-AnyAsked = ConverseRequest | MeasureRequest
+Asked = TypeVar("Asked", bound=TranscriptRequest)
 
 
 @answers(ConverseRequest, queued=True)
@@ -105,11 +105,15 @@ def _parted(request: Asked, is_volatile: Callable[[str], bool]) -> Asked:
     return replace(request, messages=messages, volatile=lines)
 
 
+_OF_THE_DAEMON: Final = (MemoryBudgetExceeded, MemoryBusy, NotEnoughMemory, EngineBusy, ServiceClosed)
+"""Errors that say nothing of the session: a new one would need as much, and read all of the transcript for it."""
+
+
 class _Attempt:
     """Suppresses the errors of a session that begins alike, until it is chosen: it is a cache, so whatever keeps it
-    from answering is a miss. Another one or a new session answers then, or has the same error. With `after` the session
-    is meant, and its errors are the client's; but another request may have gone on from there meanwhile, or deleted it.
-    asked: the request to make of it."""
+    from answering is a miss, and another one or a new session answers then. What the daemon has no room for is none.
+    With `after` the session is meant, and its errors are the client's; but another request may have gone on from there
+    meanwhile, or deleted it. asked: the request to make of it."""
 
     def __init__(self, request: ConverseRequest) -> None:
         self.asked = request.told_to(self._tell)
@@ -120,7 +124,8 @@ class _Attempt:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        return isinstance(error, self._misses) and not self._is_chosen
+        is_miss = isinstance(error, self._misses) and not isinstance(error, _OF_THE_DAEMON)
+        return is_miss and not self._is_chosen
 
     def _tell(self, event: WorkEvent) -> None:
         self._is_chosen = self._is_chosen or isinstance(event, SessionEvent)
@@ -195,7 +200,7 @@ async def _place_behind(
     return behind_kept(request.messages, head.messages, head.at, ledger)
 
 
-async def _behind_head(parts: Parts, request: AnyAsked, head: Head) -> Sequence[Message]:
+async def _behind_head(parts: Parts, request: TranscriptRequest, head: Head) -> Sequence[Message]:
     """The messages that a transcript has behind a head, with its volatile lines."""
     messages = request.messages[head.messages :]
     if not request.volatile:
@@ -204,12 +209,12 @@ async def _behind_head(parts: Parts, request: AnyAsked, head: Head) -> Sequence[
     return with_volatile(dialogue.before(head.at).text_map, messages, request.volatile)
 
 
-def _anew(request: AnyAsked) -> Sequence[Message]:
+def _anew(request: TranscriptRequest) -> Sequence[Message]:
     """All messages of a transcript, with its volatile lines."""
     return with_volatile(TextMap(), request.messages, request.volatile)
 
 
-async def _dialogue(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> Dialogue:
+async def _dialogue(parts: Parts, request: TranscriptRequest, wanted: SessionUri, model: str) -> Dialogue:
     """The words before the messages of a request that goes on somewhere. Raises AnswerNotFound, SessionNotFound."""
     if request.at_end:
         dialogue = await parts.sessions.recalling.dialogue(parts.sessions.resolve(str(wanted)))
@@ -221,7 +226,7 @@ async def _dialogue(parts: Parts, request: AnyAsked, wanted: SessionUri, model: 
     return (await parts.sessions.recalling.dialogue(heads[0].uri, past_look=True)).before(heads[0].at)
 
 
-def _require_model(request: AnyAsked, wanted: str, found: str) -> None:
+def _require_model(request: TranscriptRequest, wanted: str, found: str) -> None:
     """Refuse another model than that of the words before. Raises InvalidTranscript."""
     if request.model is not None and found != wanted:
         raise InvalidTranscript(
@@ -230,7 +235,7 @@ def _require_model(request: AnyAsked, wanted: str, found: str) -> None:
 
 
 def _best(
-    parts: Parts, request: AnyAsked, wanted: SessionUri, model: str, chain: Chain | None, tried: set[Head]
+    parts: Parts, request: TranscriptRequest, wanted: SessionUri, model: str, chain: Chain | None, tried: set[Head]
 ) -> Head | None:
     """The head to go on from: where no fork is needed, if there is one. None if a new session is to read all. That is
     also so where other clients use every session that begins alike: no request waits for their answers. Raises
@@ -247,17 +252,17 @@ def _best(
     return max(free, key=rank, default=None)
 
 
-def _may_go_on(request: AnyAsked, head: Head, wanted: SessionUri) -> bool:
+def _may_go_on(request: TranscriptRequest, head: Head, wanted: SessionUri) -> bool:
     """Whether a session is gone on with, and not forked: a client that names an answer means its session."""
     return bool(request.after) or head.is_named or _is_of_group(head.uri, wanted)
 
 
-def _goes_on(parts: Parts, request: AnyAsked, head: Head, wanted: SessionUri) -> bool:
+def _goes_on(parts: Parts, request: TranscriptRequest, head: Head, wanted: SessionUri) -> bool:
     """Whether the session of a head answers itself; else a fork of it does."""
     return head.is_last and _may_go_on(request, head, wanted) and not parts.sessions.is_at_look(head.uri)
 
 
-async def _shown_root(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> bytes:
+async def _shown_root(parts: Parts, request: TranscriptRequest, wanted: SessionUri, model: str) -> bytes:
     """The digest of what the model's template shows of a request's root."""
     if not (root := _root_of(request)):
         return b""
@@ -266,7 +271,9 @@ async def _shown_root(parts: Parts, request: AnyAsked, wanted: SessionUri, model
         return await parts.models.encoder.shown_root(loaded, root)
 
 
-def _heads(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str, chain: Chain | None = None) -> list[Head]:
+def _heads(
+    parts: Parts, request: TranscriptRequest, wanted: SessionUri, model: str, chain: Chain | None = None
+) -> list[Head]:
     """The heads with the most of a transcript, or, without one, those behind an answer. Raises InvalidTranscript: that
     is of another model."""
     if chain is not None:
@@ -313,7 +320,7 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
 
 
 async def _farthest(
-    parts: Parts, request: AnyAsked, head: Head, wanted: SessionUri, chain: Chain | None
+    parts: Parts, request: TranscriptRequest, head: Head, wanted: SessionUri, chain: Chain | None
 ) -> Head | None:
     """Where to fork for a transcript that goes on otherwise behind a head: there, or behind what another session of the
     head has read in common with it, such as most of a long message. None if a new session would take over a block more,
@@ -403,8 +410,7 @@ async def _chat_in_fork(
     if not request.after:
         parts.sessions.reasons.leaves(name, head.uri)
     try:
-        told = await _chat(parts, request, name, None, digest, _behind(request, head))
-        return replace(told, recomputed_tokens=told.recomputed_tokens + made.tokens_prefilled)
+        return await _chat(parts, request, name, None, digest, _behind(request, head))
     except BaseException:
         with suppress(TorporError):
             await to_the_end(_take_back(parts, name, made.token_count))
@@ -441,7 +447,7 @@ def _stem(wanted: SessionUri) -> str:
     return wanted.name[: MAX_NAME_CHARS - 1 - 2 * _SUFFIX_BYTES]
 
 
-def _digest_of(request: AnyAsked, model: str) -> bytes:
+def _digest_of(request: TranscriptRequest, model: str) -> bytes:
     """By which the request is known again."""
     drawing = {} if request.sampling is None else request.sampling.named()
     held = [None if each is None else asdict(each) for each in (request.constraint, request.tool_choice)]
@@ -457,6 +463,6 @@ def _digest_of(request: AnyAsked, model: str) -> bytes:
     return digest_of_request(model, _root_of(request), request.messages, *how)
 
 
-def _root_of(request: AnyAsked) -> Root:
+def _root_of(request: TranscriptRequest) -> Root:
     tools: Sequence[Any] = request.tools or ()
     return Root(tuple(tools), request.template_arguments or {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from contextlib import ExitStack
 from functools import partial
 
@@ -47,12 +46,7 @@ def _live_side(parts: Parts, named: Named) -> Side | None:
 
 
 def _side_of_live(live: Session, token: int | None) -> Side:
-    durable, ledger = live.durable, live.state.tokens[:]
-    unchanged = min(live.unchanged_tokens if live.dirty else len(ledger), len(ledger))
-
-    def read(start: int, end: int) -> array[int]:
-        return ledger[start:end]
-
+    durable, ledger = live.durable, live.ledger()
     return Side(
         name=str(live.uri),
         version=None if durable is None else durable.version,
@@ -60,9 +54,9 @@ def _side_of_live(live: Session, token: int | None) -> Side:
         model=live.model.name,
         labels=live.labels,
         changed=live.dirty,
-        count=min(len(ledger), token or len(ledger)),
+        count=min(ledger.count, token or ledger.count),
         identity=dict(live.model.identity.parts),
         session={**live.to_map(), BACKEND: dict(live.model.backend)},
-        entries=[] if durable is None else [entry for entry in durable.entries if entry.end <= unchanged],
-        read=read,
+        entries=ledger.entries,
+        read=ledger.read,
     )

@@ -7,6 +7,7 @@ import time
 from ...memvid.access.sessions import Named
 from ...memvid.uri import parse_reference
 from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
+from ..events.accounts import note_recomputed, recomputed_tokens
 from ..events.events import SessionForked
 from ..memory.line import Use
 from ..parts.parts import Parts
@@ -38,7 +39,8 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
             forked = await to_the_end(parts.store.forking.refer_to_all(order))
         await parts.sessions.learn_words(wanted)
     seconds = time.monotonic() - started
-    computed = use.recomputed_tokens + forked.computed_tokens
+    note_recomputed(forked.computed_tokens)
+    computed = recomputed_tokens()
     result = ForkResult.of(forked.receipt, seconds=seconds, forked_from=order.origin, tokens_prefilled=computed)
     parts.bus.publish(
         SessionForked(

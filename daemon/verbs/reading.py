@@ -18,6 +18,7 @@ from ..chat.prompt_io import NEVER, Known
 from ..engine import generation
 from ..engine.generation import WriteOrder
 from ..errors import EmptyContext, InvalidTokens, InvalidTranscript
+from ..events.accounts import recomputed_tokens
 from ..memory.line import Use
 from ..models.grammars import AnswerForm, Matcher
 from ..parts.parts import Parts
@@ -48,6 +49,11 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
         if request.messages is not None:
             turn = await parts.sessions.conversing.behind(live, Behind(None), request.messages, live.chat.root)
             ids = list(turn.ids)
+            if not ids:
+                raise InvalidTokens(
+                    "The model's chat template shows nothing of these messages, as of an empty answer, so there is "
+                    "nothing to read. Leave them out, or send them with the message that follows."
+                )
             if request.certain:
                 parts.sessions.conversing.require_told(live, turn)
                 await parts.sessions.recalling.require_certain(live, turn, len(request.messages))
@@ -72,7 +78,7 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
             seconds=time.monotonic() - started,
             woken=use.woken,
             branched=look,
-            recomputed_tokens=use.recomputed_tokens,
+            recomputed_tokens=recomputed_tokens(),
             reading_seconds=seconds or None,
         )
 
@@ -163,7 +169,7 @@ async def answer(
         if behind is not None and known.answer_id:
             parts.sessions.conversing.require_told(live, turn)
         if known.request is not None:
-            request.emit(SessionEvent(str(live.uri), use.recomputed_tokens))
+            request.emit(SessionEvent(str(live.uri), recomputed_tokens()))
         rewinds = _goes_back(live, turn)
         async with _at(parts, use, live, turn, request.emit) as live:
             to_read, has_written = len(turn.ids), len(turn.begun)

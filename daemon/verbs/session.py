@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...memvid.answers import VersionInfo
 from ...memvid.uri import parse_reference
 from ..api.creating import CreateRequest, ListRequest, SetRequest, ShowRequest
-from ..api.session import ListResult, SessionDetail, SessionInfo
+from ..api.session import ListResult, SessionDetail, SessionInfo, SessionState
 from ..errors import SessionAwake
 from ..parts.parts import Parts
 from ..residency import listing
@@ -60,14 +61,20 @@ async def list_sessions(parts: Parts, request: ListRequest) -> ListResult:
 
 @answers(ShowRequest, told=False)
 async def show(parts: Parts, request: ShowRequest) -> SessionDetail:
-    """Raises SessionNotFound, and the errors of a damaged bundle."""
-    uri = parts.sessions.resolve(request.session)
+    """Raises SessionNotFound, AmbiguousVersion."""
+    named = (await parts.sessions.named(request.session, look=True)).require_whole()
+    if named.row is not None:
+        return await _detail(parts, named.row, "stored")
+    uri = named.uri
     async with parts.sessions.residency.turn(uri):
         rows = parts.store.disk.versions(uri)
         versions = await parts.store.on_io(lambda: parts.store.disk.versions_to_show(uri))
         live = parts.sessions.awake.get(uri)
         if live is not None:
             return listing.detail_of_awake(live, rows, versions)
-        row = parts.store.standing.require_row(uri)
-        models = list(parts.models.shelf.loaded())
-        return await parts.store.on_io(lambda: listing.detail_of_asleep(parts.store.disk, row, models))
+        return await _detail(parts, parts.store.standing.require_row(uri), "asleep")
+
+
+async def _detail(parts: Parts, row: VersionInfo, state: SessionState) -> SessionDetail:
+    model = parts.models.shelf.loaded_of(row)
+    return await parts.store.on_io(lambda: listing.detail_of_version(parts.store.disk, row, model, state))

@@ -68,7 +68,15 @@ async def usage(parts: Parts, request: api.UsageRequest) -> UsageReport:
     if request.namespace is None:
         return report
     ours = f"torpor://{request.namespace}/"
-    return replace(report, sessions=tuple(each for each in report.sessions if each.session.startswith(ours)))
+    shared = [
+        replace(part, sessions=tuple(each for each in part.sessions if each.startswith(ours)))
+        for part in report.shared_by
+    ]
+    return replace(
+        report,
+        sessions=tuple(each for each in report.sessions if each.session.startswith(ours)),
+        shared_by=tuple(part for part in shared if part.sessions),
+    )
 
 
 @answers(api.MarkRequest)
@@ -119,16 +127,8 @@ async def analyze(parts: Parts, request: api.AnalyzeRequest) -> api.AnalysisResu
     MalformedSnapshot, and the errors of a damaged bundle.
     """
     started = time.monotonic()
-    parts.door.require_open()
-    uri = parts.store.disk.session_of(request.session, parts.sessions.awake)
-    if uri in parts.sessions.awake and parts.store.disk.find_session(uri) is None:
-        raise SessionNotFound(
-            f"{uri} is awake and has never slept, and only stored versions are analyzed; put it to sleep first.",
-            session=str(uri),
-        )
-    row, artifact = await parts.upkeep.analyst.analyze(
-        request.session, kind=request.kind, labels=request.labels, emit=request.emit
-    )
+    row = await parts.sessions.stored(request.session)
+    artifact = await parts.upkeep.analyst.analyze(row, kind=request.kind, labels=request.labels, emit=request.emit)
     live = parts.sessions.awake.get(row.uri)
     return api.AnalysisResult(
         session=row.session,
@@ -169,6 +169,7 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> Maintenanc
         await parts.sessions.writing_behind.let_go(uri)
         await parts.sessions.writing_behind.settled()
         parts.sessions.tell_no_more(uri)
+    drop = None if dry_run else await parts.sessions.prepare_drop(uri)
     try:
         report = await parts.upkeep.carry_out(Order("forget", uri, dry_run))
     except SessionNotFound:
@@ -178,8 +179,9 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> Maintenanc
     live = parts.sessions.awake.get(uri)
     if not dry_run:
         parts.sessions.forget(uri)  # only now, as in `delete_session`
+        kept = () if drop is None else await drop()
         said = await parts.upkeep.run(partial(parts.store.disk.forget_what_was_said, uri))
-        report = replace(report, problems=tuple(dict.fromkeys([*report.problems, *said.problems])))
+        report = replace(report, problems=tuple(dict.fromkeys([*report.problems, *said.problems, *kept])))
     if live is None:
         return report
     reason = f"the awake session, {format_plural(len(live.state.tokens), 'token')}, leaves memory"

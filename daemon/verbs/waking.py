@@ -45,6 +45,7 @@ async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
     started = time.monotonic()
     uri, order = await _order_of(parts, request)
     async with parts.sessions.residency.turn(uri) as use:
+        await parts.sessions.residency.hold(uri, asking=True)
         live = parts.sessions.awake.get(use.uri)
         if live is None:
             return await _wake(parts, use, order, request.emit, started)
@@ -74,6 +75,7 @@ async def warm(parts: Parts, request: api.WarmRequest) -> api.WarmResult:
 
 async def _order_of(parts: Parts, request: api.WakingRequest) -> tuple[SessionUri, WakeOrder]:
     """The session to wake, and its version and place: those of its name, or the request's own."""
+    await parts.sessions.bring_if_missing(request.session)
     named = await parts.sessions.named_by_number(request.session)
     version = request.version if named.row is None else named.row.version
     return named.uri, WakeOrder(version, named.place(request.at_token), request.strict)

@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-from ...memvid.errors import Corruption, LimitExceeded, StoreError
+from ...memvid.errors import Corruption, LimitExceeded, RemoteUnreachable, StoreError
 from ...memvid.format.journal import JournalRecord
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
@@ -30,6 +30,10 @@ from ..sessions.sessions import Session
 from ..tasks.cancellation import in_any_case, to_the_end
 from .version import Base, map_behind
 from .writing import Versions
+
+if TYPE_CHECKING:
+    from ..disk.remote import Remote
+
 
 _BYTES_A_TOKEN: Final = 24
 """Of a record: the token's id, the size of a model call, and as much again: a system text stands there twice, and its
@@ -75,6 +79,7 @@ class TurnJournal:
     _store: Store
     _versions: Versions
     _options: CurrentOptions
+    _remote: Remote | None
 
     def __post_init__(self) -> None:
         self._waiting: list[_Waiting] = []
@@ -112,9 +117,38 @@ class TurnJournal:
 
     async def acknowledge(self, session: Session) -> None:
         """Make durable what the session has beyond its last version. A cancellation is ignored: the turn is done, and
-        its answer says so. Raises StoreError: it is not durable. The session has it in memory."""
+        its answer says so.
+
+        Raises:
+            StoreError: it is not durable. The session has it in memory.
+            LeaseLost: another machine may have the session by now, so nothing is told.
+            RemoteError: it was to be durable in the remote first, and is not there, as far as is known.
+        """
+        self._require_lease(session)
         if self.keeps(session) and session.dirty and session.state.tokens:
             await in_any_case(self._acknowledge(session))
+            self._require_lease(session)  # a flush may take long
+
+    async def _send(self, session: Session) -> bool:
+        """Where each turn has to survive this machine, send it before it is durable here: what this machine comes back
+        with then, others have seen, and may have gone on from. False: it is too long for a record."""
+        if self._remote is None or self._options.now.remote_turns != 0:
+            return True
+        try:
+            for relying in (True, False):
+                if await self._remote.send_turns(self._record_of(session, relying=relying)):
+                    return True
+        except LimitExceeded:
+            return False
+        raise RemoteUnreachable(
+            f"The turn of {session.uri} is not in {self._remote.url}, which has not answered since the session began. "
+            "Try again, or serve with a --remote-turns above 0.",
+            session=str(session.uri),
+        )
+
+    def _require_lease(self, session: Session) -> None:
+        if self._remote is not None:
+            self._remote.require(session.uri)
 
     @asynccontextmanager
     async def between_turns(self, uri: SessionUri) -> AsyncIterator[None]:
@@ -132,16 +166,20 @@ class TurnJournal:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         took_s = self._end(session.uri)
         async with self.between_turns(session.uri):
+            is_sent = await self._send(session)
             self._waiting.append(_Waiting(session, took_s, written))
             if self._flushing is None:
                 self._flushing = asyncio.ensure_future(self._flush())
             try:
                 await written
-                return
+                is_written = True
             except LimitExceeded:
-                pass
-        # Not between turns: a write behind waits there, and the sleep may have to wait for that to make room.
-        await to_the_end(self._versions.sleep(session, ignore, cause="journal"))
+                is_written = False
+        if not is_written or not is_sent:
+            # Not between turns: a write behind waits there, and the sleep may have to wait for that to make room.
+            await to_the_end(self._versions.sleep(session, ignore, cause="journal"))
+        if not is_sent and self._remote is not None and self._remote.has(session.uri):
+            await self._remote.push(session.uri)
 
     def _record_of(self, session: Session, *, relying: bool) -> JournalRecord:
         """relying: its tokens stand behind the blocks of the last version that it was woken from or put to sleep as."""
@@ -205,6 +243,8 @@ class TurnJournal:
         else:
             for each, record in zip(batch, records, strict=True):
                 each.session.acknowledged = record.session
+                if self._remote is not None:
+                    self._remote.on_turn(record)
                 each.written.set_result(None)
 
     async def replay(self, uri: SessionUri) -> None:

@@ -1,4 +1,4 @@
-"""The blocks of a stored version: what they hold, how they lie on the disk, and who needs them."""
+"""The blocks of a session or of a version: what they hold, how they lie on the disk, and who needs them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from ...memvid.answers import VersionInfo
-from ...memvid.errors import StoreError
+from ...memvid.answers import Finding, VersionInfo
+from ...memvid.errors import Corruption, StoreError
 from ...memvid.folder.folder import id_in
 from ...memvid.maintenance.needers import BlockPlace, Needers
 from ...memvid.store import Store
 from ...memvid.writing.reader import BundleReader
 from ..api.blocks import BlockInfo, BlocksResult
+from .ledgers import Present
 from .roles import RoleSpan, held_in, role_spans, with_thinking
 
 MAX_BLOCKS_TOLD: Final = 4096
@@ -28,22 +29,28 @@ Mark = tuple[int, ...]
 
 def blocks_of(
     store: Store,
-    row: VersionInfo,
+    present: Present,
     *,
     deep: bool = False,
     thinking: tuple[Mark, Mark] | None = None,
     spans: Sequence[RoleSpan] = (),
     at_each_block: Callable[[], object] = lambda: None,
 ) -> BlocksResult:
-    """The blocks of a version, as its files tell. deep: every byte is read. thinking: where thoughts begin and end, if
-    the model is known. spans: whose the tokens are, if more is known than the session map tells. at_each_block: is
-    called before each; what it raises ends the look. Raises the errors of a manifest that is missing or damaged."""
+    """The blocks of what a session or a version holds, as the files tell. deep: every byte is read. thinking: where
+    thoughts begin and end, if the model is known. spans: whose the tokens are, if more is known than the session map
+    tells. at_each_block: is called before each; what it raises ends the look. Raises the errors of a manifest that is
+    missing or damaged."""
+    row = present.row
     with store.open_session(row.uri, row.bundle_id) as reader:
         manifest = reader.manifest
         places = store.places_of(reader, deep=deep, at_each_block=at_each_block)
-        spans = _roles_in(reader, thinking, spans)
+        spans = [(start, min(end, present.common), role) for start, end, role in _roles_in(reader, thinking, spans)]
         lossy = manifest.lossy
-        blocks = [_block(place, places.needers, spans, lossy.bits if lossy else 0) for place in places.blocks]
+        blocks = [
+            _block(place, places.needers, spans, lossy.bits if lossy else 0)
+            for place in places.blocks
+            if present.needs(place.entry)
+        ]
         if lossy is not None:
             blocks = [_exact_from(block, lossy.tokens) for block in blocks]
     shared_bytes = places.beside_shared_bytes + sum(one.stored_bytes for one in blocks if one.sessions_needing > 1)
@@ -54,9 +61,9 @@ def blocks_of(
         bundle_id=row.bundle_id,
         token_count=row.token_count,
         unread_tokens=row.unread_tokens,
-        journal_tokens=_behind(store, row),
-        memory_tokens=None,
-        logical_bytes=manifest.logical_bytes,
+        common_tokens=present.common,
+        rest=tuple(present.stretches()),
+        logical_bytes=sum(one.logical_bytes for one in blocks),
         stored_bytes=stored_bytes,
         shared_bytes=shared_bytes,
         alone_bytes=stored_bytes - shared_bytes,
@@ -65,6 +72,28 @@ def blocks_of(
         blocks=tuple(blocks[:MAX_BLOCKS_TOLD]),
         blocks_left_out=max(0, len(blocks) - MAX_BLOCKS_TOLD),
         problems=(*places.problems, *places.needers.unknown)[:MAX_PROBLEMS_TOLD],
+    )
+
+
+def blocks_unread(row: VersionInfo, error: Corruption) -> BlocksResult:
+    """Of a version whose manifest is missing or damaged: none, and why."""
+    problem = Finding.of(str(error.details.get("path", "")), error)
+    return BlocksResult(
+        session=row.session,
+        version=row.version,
+        bundle_id=row.bundle_id,
+        token_count=row.token_count,
+        unread_tokens=row.unread_tokens,
+        common_tokens=0,
+        rest=(),
+        logical_bytes=0,
+        stored_bytes=0,
+        shared_bytes=0,
+        alone_bytes=0,
+        beside_bytes=0,
+        deep=False,
+        blocks=(),
+        problems=(problem,),
     )
 
 
@@ -92,13 +121,6 @@ def _block(place: BlockPlace, needers: Needers, spans: Sequence[RoleSpan], bits:
 def _exact_from(block: BlockInfo, tokens: int) -> BlockInfo:
     """The block of a version of which so many first tokens are lossy."""
     return replace(block, lossy_bits=None) if block.kind != "span" or block.start >= tokens else block
-
-
-def _behind(store: Store, row: VersionInfo) -> int:
-    """The tokens that the journal has behind a version; 0 where it cannot be read, which is told elsewhere."""
-    with contextlib.suppress(StoreError):
-        return max(0, store.acknowledged_tokens(row.uri) - row.token_count)
-    return 0
 
 
 # --- what they hold

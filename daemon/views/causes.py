@@ -16,7 +16,19 @@ from ...memvid.folder.diary import CUT, Diary, Entry
 from ...memvid.store import Store
 from ...memvid.units import parse_seconds
 from ...memvid.uri import SessionUri
-from ..api.causes import MAX_ROWS, REMEDIES, By, CausesResult, Costs, PrefixOutcome, RequestCost, Reuse, WhyResult
+from ..api.causes import (
+    MAX_ROWS,
+    REMEDIES,
+    By,
+    CausesResult,
+    Costs,
+    Judged,
+    PrefixOutcome,
+    RequestCost,
+    Reuse,
+    WhyResult,
+    judge,
+)
 
 MAX_REQUESTS: Final = 16
 """Requests of one session that are told, the last ones."""
@@ -30,6 +42,8 @@ _COST: Final = {
     "code": "e",
     "seconds": "s",
     "read_tokens": "r",
+    "recomputed_tokens": "re",
+    "recomputed_because": "rb",
     "taken_over_tokens": "t",
     "written_tokens": "w",
     "waited_seconds": "s0",
@@ -50,8 +64,7 @@ _REUSE: Final = {
     "became": "b",
     "cached_tokens": "ca",
     "not_taken": "nt",
-    "recomputed_tokens": "re",
-    "recomputed_because": "rb",
+    "repeated_tokens": "rp",
 }
 """Fields of the records, and their names in an entry. A field that has its default is left out."""
 
@@ -96,7 +109,7 @@ def _remedy_of(cause: str | None) -> str:
 
 
 _TEXTS: Final = frozenset(
-    (*("verb", "client", "code"), *("outcome", "cause", "became", "not_taken", "recomputed_because"))
+    (*("verb", "client", "code", "recomputed_because"), *("outcome", "cause", "became", "not_taken"))
 )
 """The fields that are words; the others are numbers."""
 
@@ -130,11 +143,17 @@ _OUTCOMES: Final = get_args(PrefixOutcome)
 
 
 def reuse_of(entry: Entry) -> Reuse | None:
-    """What an entry says of the prefix of its request, and of its cost; None if nothing. Raises TypeError: it is not of
-    this form."""
+    """What an entry says of the prefix of its request, and of its cost; None if nothing. One without a prompt that has
+    recomputed tokens, as a wake may, has these in common with its session. Raises TypeError: it is not of this
+    form."""
     of_cost, told = _told(entry)
     if (reuse := _reuse(told)) is None:
-        return None
+        if not (count := of_cost.get("recomputed_tokens", 0)):
+            return None
+        judged = _judged(of_cost, None, own=False)._asdict()
+        cost = RequestCost(**{"request": 0, "verb": "", **of_cost, **judged, "ended_ns": entry.at_ns})
+        session = None if entry.uri is None else str(entry.uri)
+        return Reuse(cost.verb, entry.at_ns, "hit", session, count, count, cost=cost)
     if not all(type(each) is str for words in (entry.words, entry.other_words) for each in words.values()):
         raise TypeError("words")
     own = _OWN in entry.facts
@@ -142,6 +161,7 @@ def reuse_of(entry: Entry) -> Reuse | None:
     source = entry.uri if own else entry.other
     more = words.get("more", "")
     remedy = f"{_remedy_of(reuse.cause)} {'' if more.endswith(CUT) else more}".strip()
+    judged = _judged(of_cost, reuse, own=own)._asdict()
     return replace(
         reuse,
         source=None if source is None else str(source),
@@ -149,8 +169,13 @@ def reuse_of(entry: Entry) -> Reuse | None:
         found_text=words.get("asked"),
         remedy=remedy or None,
         volatile=tuple(entry.words.get("volatile", "").split("\n")) if "volatile" in entry.words else (),
-        cost=RequestCost(**{"request": 0, "verb": "", **of_cost, "ended_ns": entry.at_ns}),
+        cost=RequestCost(**{"request": 0, "verb": "", **of_cost, **judged, "ended_ns": entry.at_ns}),
     )
+
+
+def _judged(cost: _Told, reuse: Reuse | None, *, own: bool) -> Judged:
+    read, recomputed = cost.get("read_tokens", 0), cost.get("recomputed_tokens", 0)
+    return judge(cost.get("verb", ""), reuse, read, recomputed, cost.get("recomputed_because", ""), own=own)
 
 
 def why(store: Store, uri: SessionUri, known: Iterable[Reuse] = ()) -> WhyResult:
@@ -171,6 +196,7 @@ def causes(store: Store, *, since: str | None = None, by: By = "cause", namespac
     `since` is no duration."""
     begins_ns = 0 if since is None else time.time_ns() - int(parse_seconds(since) * 1e9)
     rows, total, first_ns = dict[str, Counter[str]](), Counter[str](), None
+    lasts: dict[str, tuple[int, str]] = {}  # of each row, when tokens were last read again, and why
     for entry in store.diary.read(begins_ns):
         if namespace is not None and (entry.uri is None or entry.uri.namespace != namespace):
             continue
@@ -180,26 +206,33 @@ def causes(store: Store, *, since: str | None = None, by: By = "cause", namespac
         except TypeError:
             continue
         first_ns = entry.at_ns if first_ns is None else first_ns
-        row = rows.setdefault(_key(by, entry, cost, reuse), Counter())
+        judged = _judged(cost, reuse, own=_OWN in entry.facts)
+        key = judged.cause if by == "cause" else _key(by, entry, cost)
+        row = rows.setdefault(key, Counter())
         for name in _SUMMED & cost.keys():
             row[name] += cost[name]
         row["requests"] += 1
         row["failed"] += "code" in cost
-        if reuse is not None:
-            row["reused_tokens"] += reuse.reused(own=_OWN in entry.facts)
-            again = reuse.read_again(cost.get("read_tokens", 0), own=_OWN in entry.facts)
-            row["read_again_tokens"] += sum(again.values())
+        row["reused_tokens"] += judged.reused_tokens
+        row["read_again_tokens"] += judged.read_again_tokens
+        if judged.read_again_tokens:
+            lasts[key] = max(lasts.get(key, (0, "")), (entry.at_ns, judged.cause))
     for row in rows.values():
         total.update(row)
-    told = [_costs(key, sums) for key, sums in rows.items()]
+    told = [_costs(key, sums, *lasts.get(key, ())) for key, sums in rows.items()]
     told.sort(key=(lambda each: int(each.key)) if by == "hour" else (lambda each: (-each.seconds, each.key)))
     shown = told[-MAX_ROWS:] if by == "hour" else told[:MAX_ROWS]
-    return CausesResult(by, tuple(shown), _costs("", total), first_ns, len(told) - len(shown), store.diary.problem)
+    return CausesResult(
+        by,
+        tuple(shown),
+        _costs("", total, *max(lasts.values(), default=())),
+        first_ns,
+        len(told) - len(shown),
+        store.diary.problem,
+    )
 
 
-def _key(by: By, entry: Entry, cost: _Told, reuse: Reuse | None) -> str:
-    if by == "cause":
-        return str(cost.get("verb", "")) if reuse is None else reuse.cause_word
+def _key(by: By, entry: Entry, cost: _Told) -> str:
     if by == "session":
         return "" if entry.uri is None else str(entry.uri)
     return str(cost.get("client", "")) if by == "client" else str(entry.at_ns // 10**9 // _HOUR_S * _HOUR_S)
@@ -208,6 +241,6 @@ def _key(by: By, entry: Entry, cost: _Told, reuse: Reuse | None) -> str:
 _SUMMED: Final = frozenset(field.name for field in fields(RequestCost)) & {field.name for field in fields(Costs)}
 
 
-def _costs(key: str, sums: Mapping[str, Any]) -> Costs:
+def _costs(key: str, sums: Mapping[str, Any], last_again_ns: int = 0, last_again: str = "") -> Costs:
     rounded: dict[str, Any] = {name: _short(value) for name, value in sums.items()}
-    return Costs(key, **rounded)
+    return Costs(key, **rounded, last_again=last_again, last_again_ns=last_again_ns)

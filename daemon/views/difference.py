@@ -18,6 +18,7 @@ from ...memvid.format.blocks import BlockEntry
 from ...memvid.writing.reader import BundleReader
 from ..api.difference import Compared, Difference, FactDiffers, Kind
 from .contents import tokens_of
+from .ledgers import begin_alike, tokens_in_common_blocks
 from .roles import ROOT, TEXT_MAP
 from .stored import BACKEND, SAMPLING
 from .why import BEFORE_TOKENS, BEHIND_TOKENS, MESSAGE_TOKENS, Detokenizer, explain
@@ -154,11 +155,10 @@ _UNKNOWN: Final = _Parted((0, 0), (None, None), None, ([], []), 0)
 
 def _parted_tokens(one: Side, other: Side, words: Words | None, *, by_token: bool) -> _Parted:
     """Where two ledgers of one tokenizer part."""
-    shared = takewhile(lambda pair: pair[0].id == pair[1].id, zip(_spans(one), _spans(other), strict=False))
-    same_to = min([one.count, other.count, max((entry.end for entry, _ in shared), default=0)])
+    same_to = tokens_in_common_blocks(one, other)
     begin = max(0, same_to - MESSAGE_TOKENS)
     ledgers = [side.read(begin, side.count) for side in (one, other)]
-    at = _common(*ledgers)
+    at = begin_alike(*ledgers)
     around: tuple[str | None, str | None] = (None, None)
     cause: str | None = None
     if words is not None and at < min(map(len, ledgers)):
@@ -186,24 +186,11 @@ def _around(
     return one, other
 
 
-def _spans(side: Side) -> list[BlockEntry]:
-    return [entry for entry in side.entries if entry.kind == "span"]
-
-
-def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How far two ledgers, or texts, begin alike: by halves, for they are compared faster whole than one by one."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return low
-
-
 def _parted_texts(one: Side, other: Side, of_one: Words, of_other: Words) -> _Parted:
     """The same of two tokenizers, by their texts."""
     ledgers = one.read(0, one.count), other.read(0, other.count)
     texts = ["".join(_text_in_pieces(*each)) for each in zip(ledgers, (of_one, of_other), strict=True)]
-    at = _common(*texts)
+    at = begin_alike(*texts)
     places = _token_at(ledgers[0], of_one, at), _token_at(ledgers[1], of_other, at)
     around = _around(ledgers, places, (of_one, of_other))
     begin = texts[0].rfind("\n", 0, max(0, at - _CONTEXT_TOKENS)) + 1
@@ -292,7 +279,7 @@ def _parted(one: str | None, other: str | None) -> tuple[str | None, str | None]
     """Two values, of long ones where they differ."""
     start = 0
     if one is not None and other is not None and max(len(one), len(other)) > _FACT_CHARS:
-        start = max(0, _common(one, other) - _FACT_CHARS // 4)
+        start = max(0, begin_alike(one, other) - _FACT_CHARS // 4)
     return _some(one, start), _some(other, start)
 
 

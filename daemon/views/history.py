@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -18,17 +18,23 @@ from typing import Any, Final
 from ...errors import TorporError
 from ...memvid.access.sessions import Named
 from ...memvid.answers import Finding, ShownVersion, VersionInfo
+from ...memvid.disk.paths import Closing
 from ...memvid.errors import StoreError
 from ...memvid.format.manifest import Manifest
-from ...memvid.index.lineage import Link, links, newest_rows, version_before
+from ...memvid.index.queries import Link, links, newest_rows, version_before
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
+from ...memvid.writing.reader import BundleReader
 from ..api.history import HistoryEntry, HistoryResult, Way
 from ..api.session import Origin
+from .ledgers import PlainLedger, common_tokens
 from .stored import origin_of, provenance_in
 from .trees import BRANCH, branches_in, fork_head_in
 
 _MOST_PROBLEMS: Final = 1000
+
+_MOST_OPEN: Final = 16
+"""Versions at a time."""
 
 _MOST_LOOKED_INTO: Final = 500
 """Sessions without their first version whose manifest is read for what they came from; of more, those that were made
@@ -48,8 +54,9 @@ def history_of(
         left_out = len(wanted) - len(rows)
     else:
         rows, left_out = newest_rows(store.index, limit, namespace, since_ns)
-    page = _Page(store, rows, namespace)
-    entries = tuple(in_order(page.entries()))
+    with _Readers(store) as readers:
+        page = _Page(store, readers, rows, namespace)
+        entries = tuple(in_order(page.entries()))
     return HistoryResult(entries, left_out, problems=(*page.problems, *unread)[:_MOST_PROBLEMS])
 
 
@@ -77,12 +84,33 @@ def _age(row: VersionInfo) -> tuple[int, int, str]:
     return -row.created_ns, -row.version, row.bundle_id
 
 
+class _Readers(Closing):
+    """Opens versions, and keeps the last ones open: most are compared with the one before them, which comes next."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open: OrderedDict[str, BundleReader] = OrderedDict()
+
+    def of(self, row: VersionInfo) -> BundleReader:
+        """Good for the next few calls. Raises StoreError."""
+        reader = self._open.pop(row.bundle_id, None) or self._store.open_session(row.uri, row.bundle_id)
+        self._open[row.bundle_id] = reader
+        if len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)[1].close()
+        return reader
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+
 class _Page:
     """Makes entries of rows. problems: manifests of these that cannot be read."""
 
-    def __init__(self, store: Store, rows: Sequence[VersionInfo], namespace: str | None) -> None:
+    def __init__(self, store: Store, readers: _Readers, rows: Sequence[VersionInfo], namespace: str | None) -> None:
         self.problems: list[Finding] = []
         self._store = store
+        self._readers = readers
         self._rows = rows
         self._namespace = namespace
         self._parents = store.index.rows_of({row.parent for row in rows if row.parent is not None})
@@ -97,42 +125,45 @@ class _Page:
         manifest = self._manifest(row)
         kept = {} if manifest is None else manifest.session
         self._note_tree(row, kept)
-        left = self._left_before(row, manifest)
+        left = self._store.earlier(row) if self._is_cut(row) else None
         if left is not None:
             self._parents[left.bundle_id] = left
             row = replace(row, parent=left.bundle_id)
         parent = self._parents.get(row.parent or "")
-        origin = self._origin(row, kept)
-        way = origin[0] if origin else self._way(row, parent, has_manifest=manifest is not None)
+        way, origin = self._origin(row, kept) or (self._way(row, parent, has_manifest=manifest is not None), None)
+        way = "went_on" if left is not None else way
+        common = back_at = None
+        if parent is not None and way in ("went_on", "went_back"):
+            common = self._common(row, parent)
+            if way == "went_back" or common not in (None, parent.token_count):
+                way, back_at = "went_back", common
         marks = self._store.marks_to_show(row.uri).of(row.bundle_id)
         shown = ShownVersion(**vars(row), tags=marks.tags, pinned=marks.pinned, stripped=marks.stripped)
         return HistoryEntry(
             **vars(shown),
-            way="went_on" if left is not None else way,
-            origin=origin[1] if origin else None,
+            way=way,
+            origin=origin,
             parent_version=parent.version if parent is not None and parent.session == row.session else None,
-            added_tokens=_added(row, way, origin[1] if origin else None, parent),
+            back_at=back_at,
+            added_tokens=_added(row, way, origin, parent) if common is None else row.token_count - common,
             branches=self._sizes.get(row.bundle_id, 0),
         )
 
+    def _common(self, row: VersionInfo, parent: VersionInfo) -> int | None:
+        """How many first tokens a version has of another; None where they cannot be read."""
+        with contextlib.suppress(StoreError):
+            one, other = (PlainLedger.of_version(self._readers.of(each)) for each in (row, parent))
+            common = common_tokens(one, other)
+            return None if one.problems or other.problems else common
+        return None
+
     def _manifest(self, row: VersionInfo) -> Manifest | None:
         try:
-            with self._store.open_session(row.uri, row.bundle_id) as reader:
-                return reader.manifest
+            return self._readers.of(row).manifest
         except StoreError as error:
             path = str(error.details.get("path", ""))
             self.problems.append(Finding(path, error.code, error.message, row.session, row.version))
             return None
-
-    def _left_before(self, row: VersionInfo, manifest: Manifest | None) -> VersionInfo | None:
-        """Of a version whose parent is gone, the one before it that is left, if it begins with that one's blocks."""
-        before = version_before(self._store.index, row) if self._is_cut(row) else None
-        if before is None or manifest is None or before.token_count > row.token_count:
-            return None
-        with contextlib.suppress(StoreError), self._store.open_session(before.uri, before.bundle_id) as reader:
-            whole = _spans(reader.manifest)[:-1]  # the last one may have grown since
-            return before if _spans(manifest)[: len(whole)] == whole else None
-        return None
 
     def _is_cut(self, row: VersionInfo) -> bool:
         return row.version > 1 and row.parent is not None and row.parent not in self._parents
@@ -178,10 +209,6 @@ class _Page:
         is_own = parent is not None and parent.uri.namespace == self._namespace
         knows = origin is None or SessionUri.parse(origin.session).namespace == self._namespace
         return replace(entry, parent=entry.parent if is_own else None, origin=origin if knows else None)
-
-
-def _spans(manifest: Manifest) -> list[bytes]:
-    return [entry.id for entry in manifest.blocks if entry.kind == "span"]
 
 
 def _told_origin(kept: Mapping[str, Any]) -> tuple[Way, Origin] | None:

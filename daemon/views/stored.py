@@ -7,19 +7,21 @@ Knows neither MLX nor pydantic, for which a command that reads files should not 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from ...errors import TorporError
-from ...memvid.answers import VersionInfo
+from ...memvid.answers import Finding, VersionInfo
+from ...memvid.errors import Corruption
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.manifest import ELSEWHERE, Manifest
 from ...memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES, MAX_TOKENS, MAX_VERSION
 from ...memvid.store import Store
 from ...memvid.uri import SCHEME
+from ...memvid.writing.reader import BundleReader
 from ..api.sampling import Sampling
-from ..api.session import Origin, Provenance, Recomputed, SessionDetail, SessionInfo
+from ..api.session import Origin, Provenance, Recomputed, SessionDetail, SessionInfo, SessionState
 
 FORKED_FROM: Final = "forked_from"
 """The key of a fork's origin in its session map."""
@@ -45,7 +47,9 @@ def written_bytes_of(versions: Sequence[VersionInfo]) -> int:
     return sum(row.bundle_bytes for row in versions)
 
 
-def info_of_stored(row: VersionInfo, written_bytes: int, sampling: Sampling | None = None) -> SessionInfo:
+def info_of_stored(
+    row: VersionInfo, written_bytes: int, sampling: Sampling | None = None, state: SessionState = "asleep"
+) -> SessionInfo:
     """A session on disk, by the row of a version, the last one as a rule. written_bytes: of all versions. sampling:
     from its manifest, if that was read."""
     namespace, _, name = row.session.removeprefix(SCHEME).partition("/")
@@ -53,7 +57,7 @@ def info_of_stored(row: VersionInfo, written_bytes: int, sampling: Sampling | No
         session=row.session,
         namespace=namespace,
         name=name,
-        state="asleep",
+        state=state,
         model=row.model,
         token_count=row.token_count,
         version=row.version,
@@ -71,22 +75,45 @@ def info_of_stored(row: VersionInfo, written_bytes: int, sampling: Sampling | No
 
 
 def detail_of_stored(
-    store: Store, row: VersionInfo, manifest: Manifest, *, layers: Sequence[str], tail_text: str = ""
+    store: Store,
+    row: VersionInfo,
+    state: SessionState,
+    told: Callable[[BundleReader], tuple[Sequence[str], str]],
 ) -> SessionDetail:
-    """A session on disk, in full, by a version and its manifest. What no version of this program writes into a session
-    map is left out: a wake refuses it."""
-    versions, provenance = store.versions(row.uri), Provenance()
+    """A session on disk, in full, by a version. told: its layers and the end of its text. What is damaged or missing is
+    told as a problem. What no version of this program writes into a session map is left out: a wake refuses it. Raises
+    SessionNotFound, and what `told` raises but for damage."""
+    versions = store.versions(row.uri)
+    detail = SessionDetail(
+        info=info_of_stored(row, written_bytes_of(versions), state=state),
+        versions=store.versions_to_show(row.uri),
+        tail_text="",
+        layers=(),
+        lineage=lineage_of(versions, row),
+        identity={},
+        provenance=Provenance(),
+    )
+    try:
+        with store.open_session(row.uri, row.bundle_id) as reader:
+            detail = _with_manifest(detail, reader.manifest)
+            layers, tail_text = told(reader)
+            return replace(detail, layers=tuple(layers), tail_text=tail_text)
+    except Corruption as error:
+        problem = Finding.of(str(error.details.get("path", store.path)), error)
+        return replace(detail, damaged=True, problems=(problem,))
+
+
+def _with_manifest(detail: SessionDetail, manifest: Manifest) -> SessionDetail:
+    provenance = detail.provenance
     with contextlib.suppress(ValueError):
         provenance = provenance_in(manifest.session)
-    return SessionDetail(
-        info=info_of_stored(row, written_bytes_of(versions), _sampling_in(manifest)),
-        versions=store.versions_to_show(row.uri),
-        tail_text=tail_text,
-        layers=tuple(layers),
-        lineage=lineage_of(versions, row),
+    return replace(
+        detail,
+        info=replace(detail.info, sampling=_sampling_in(manifest)),
         identity=dict(manifest.identity.parts),
         provenance=provenance,
         backend=_backend_in(manifest.session),
+        environment=dict(manifest.environment),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,14 +41,22 @@ _THOUGHT: Final = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _WORDS: Final = re.compile(r"[^\W_]+")
 
 
+RUN_TOKENS: Final = 16
+"""Fewer tokens in a row are no text that was read before: every chat has the same control tokens."""
+
+_WINDOW_TOKENS: Final = (RUN_TOKENS + 1) // 2
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The stored text, the requested text, and why they differ, as far as known. remedy: advice for the user."""
+    """The stored text, the requested text, and why they differ, as far as known. remedy: advice for the user.
+    repeated_tokens: as of `Reuse`."""
 
     expected_text: str
     found_text: str
     cause: Cause
     remedy: str
+    repeated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,31 @@ def explain(expected: Sequence[int], requested: Sequence[int], at: int, reader: 
     """Why two ledgers differ at token `at`. expected: the stored tokens."""
     shown = [reader.decode(side[max(0, at - BEFORE_TOKENS) : at + BEHIND_TOKENS]) for side in (expected, requested)]
     cause = _cause_of(expected, requested, at, reader)
-    return Explanation(shown[0], shown[1], cause, REMEDIES[cause])
+    return Explanation(shown[0], shown[1], cause, REMEDIES[cause], repeated(expected[at:], requested[at:]))
+
+
+def repeated(had: Sequence[int], now: Sequence[int]) -> int:
+    """How many tokens of `now` stand in `had` too, in runs of RUN_TOKENS or more. Time grows with the tokens, and not
+    with their product: each run of so many has a whole window of `had` in it, and these are looked up."""
+    old, new = array("I", had), array("I", now)
+    width = _WINDOW_TOKENS * old.itemsize
+    of_old, of_new = old.tobytes(), new.tobytes()
+    starts = {of_old[at : at + width]: at // old.itemsize for at in range(0, len(of_old) - width + 1, width)}
+    count = at = done = 0
+    while at + _WINDOW_TOKENS <= len(new):
+        if (place := starts.get(of_new[at * old.itemsize : at * old.itemsize + width])) is None:
+            at += 1
+            continue
+        begin, end, ahead = at, at + _WINDOW_TOKENS, place - at
+        while at - begin < RUN_TOKENS and begin > 0 < begin + ahead and new[begin - 1] == old[begin - 1 + ahead]:
+            begin -= 1
+        while end < len(new) and end + ahead < len(old) and new[end] == old[end + ahead]:
+            end += 1
+        if end - begin < RUN_TOKENS:
+            at += 1
+            continue
+        count, at, done = count + end - max(begin, done), end, end
+    return count
 
 
 def volatile_pattern(before: str, now: str) -> str | None:

@@ -7,10 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import BlockMissing, BundleMissing
-from ..folder.folder import manifest_name
 from ..folder.marks import is_stripped
-from ..format.blocks import TOKEN_BYTES
-from ..format.manifest import tail_in
 from ..uri import SessionUri
 from .sessions import Sessions
 
@@ -45,7 +42,7 @@ class Acknowledging(Sessions):
 
         again: look for missing blocks once more, which is not for who holds the journal.
         """
-        path = self._core.folder.path_of(manifest_name(bundle_id))
+        path = self._core.folder.manifest_path(bundle_id)
         if not self._core.folder.has_manifest(bundle_id):
             raise BundleMissing(
                 f"The manifest {path} is not there any more, and turns stand behind it.",
@@ -98,12 +95,11 @@ class Acknowledging(Sessions):
         with self._core.poisoning():
             replay_session(self._core, uri)
 
-    def acknowledged_tokens(self, uri: SessionUri) -> int:
-        """The tokens of a session's ledger with its turns in the journal; 0 where there are none. Raises
-        CorruptJournal, StoreIoError."""
+    def acknowledged_turns(self, uri: SessionUri) -> JournalRecord | None:
+        """What the journal has of a session since its newest version; None for nothing. Raises CorruptJournal,
+        StoreIoError."""
         self._core.require_open()
-        record = self._core.journal.find(uri)
-        return 0 if record is None else record.held + len(tail_in(record.session)) // TOKEN_BYTES
+        return self._core.journal.find(uri)
 
     def acknowledged(self) -> list[SessionUri]:
         """The sessions that have turns in the journal which no version has."""

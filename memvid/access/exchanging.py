@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..answers import ExportReport, TensorReport
 from ..format.records import Progress, Receipt, VersionKey
 from ..uri import SessionUri
 from .sessions import Sessions
+
+if TYPE_CHECKING:
+    from ..remote.sessions import RemoteSessions
 
 
 class Exchanging(Sessions):
@@ -95,13 +99,19 @@ class Exchanging(Sessions):
 
         return transfer.import_file(self._core, source, as_uri, on_progress)
 
-    def adopt_incoming(
-        self,
-        bundle_id: str,
-        *,
-        as_uri: SessionUri | None = None,
-        on_progress: Progress | None = None,
-    ) -> Receipt:
+    def open_remote(self, url: str) -> RemoteSessions:
+        """The sessions of a remote, for this store, until it is closed. Whether the object store holds to its
+        conditions is tried now; of one that does not answer, before it is used.
+
+        Raises:
+            InvalidRemote, RemoteUnfit, RemoteRefused
+        """
+        from ..remote.opening import open_objects
+        from ..remote.sessions import RemoteSessions
+
+        return RemoteSessions.open(self._core, open_objects(url, self._core.folder.path))
+
+    def adopt_incoming(self, bundle_id: str, *, as_uri: SessionUri | None = None) -> Receipt:
         """Import the file with this id in STORE/incoming, and remove it from there; for a client of a daemon.
 
         Raises:
@@ -110,4 +120,4 @@ class Exchanging(Sessions):
         """
         from ..exchange import transfer
 
-        return transfer.adopt_incoming(self._core, bundle_id, as_uri, on_progress)
+        return transfer.adopt_incoming(self._core, bundle_id, as_uri)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -10,11 +11,21 @@ from ..answers import Finding, VersionInfo
 from ..checking.promised import require_same_as_row
 from ..disk.clock import now_ns
 from ..disk.paths import Closing, undoing
-from ..errors import BundleMissing, InvalidUri, SessionNotFound
+from ..errors import BundleMissing, InvalidUri, SessionNotFound, StoreError
 from ..folder.marks import Marks, findings_of_missing
-from ..folder.versions import ambiguous, ambiguous_id, describe_versions, other_session, select_version, step_back
+from ..folder.versions import (
+    ambiguous,
+    ambiguous_id,
+    describe_versions,
+    other_session,
+    select_version,
+    step_back,
+    way_to_any_moment,
+)
 from ..format.blocks import BlockEntry
+from ..format.manifest import Manifest
 from ..format.records import OpenReport, VersionKey
+from ..index.queries import version_before
 from ..uri import PLACE_MARK, Reference, SessionUri, not_found, parse_reference, parse_version_reference
 from ..writing.core import StoreCore
 
@@ -155,6 +166,27 @@ class Sessions(Closing):
         for page in self.index.iter_listed(None, 100):
             yield from (row for row, _ in page)
 
+    def earlier(self, row: VersionInfo) -> VersionInfo | None:
+        """The version that one goes on from: its parent. Where that is gone, as a daemon's stand-in goes by itself, the
+        one before it that is left, if it begins with that one's blocks."""
+        if row.parent is None:
+            return None
+        parent = self.index.rows_of([row.parent]).get(row.parent)
+        return parent or self._left_before(row)
+
+    def _left_before(self, row: VersionInfo) -> VersionInfo | None:
+        before = version_before(self.index, row)
+        if before is None or before.token_count > row.token_count:
+            return None
+        with (
+            contextlib.suppress(StoreError),
+            self.open_session(row.uri, row.bundle_id) as later,
+            self.open_session(before.uri, before.bundle_id) as reader,
+        ):
+            whole = _spans(reader.manifest)[:-1]  # the last one may have grown since
+            return before if _spans(later.manifest)[: len(whole)] == whole else None
+        return None
+
     def count_packs(self, entries: Iterable[BlockEntry]) -> int:
         """How many packs a wake of these blocks may open, by the index."""
         self._core.require_open()
@@ -186,7 +218,7 @@ class Sessions(Closing):
         if row is None and (reference.selector is not None or reference.back):
             row = self._version_of(uri, reference)
         if row is not None and reference.back:
-            row = step_back(row, reference.back, lambda bundle_id: self.index.rows_of([bundle_id]).get(bundle_id))
+            row = step_back(row, reference.back, self.earlier)
             if row.uri != uri and not look:
                 raise other_session(text, row)
         return Named(text, uri if row is None else row.uri, row, reference.token)
@@ -253,7 +285,8 @@ class Sessions(Closing):
     ) -> SessionNotFound:
         """The error for a session or version that is not there; `but`: its last row, from an index that is too old.
         Raises JournalWaits."""
-        versions = [row.version for row in self.index.versions(uri) if not but]
+        rows = [row for row in self.index.versions(uri) if not but]
+        versions = [row.version for row in rows]
         if not versions and self._core.journal.has(uri):
             self._core.journal.require_settled(uri)
             return SessionNotFound(
@@ -264,11 +297,13 @@ class Sessions(Closing):
             )
         if not versions and (missing := self._missing(uri)):
             message = " ".join(finding.message for finding in missing[:_MISSING_TOLD])
-            return SessionNotFound(message, session=str(uri), version=version, suggestions=[])
+            path = missing[0].path
+            return SessionNotFound(message, path=path, session=str(uri), version=version, suggestions=[])
         if not versions:
             return self._unknown(uri, (near for near in self.index.near(uri) if near != uri))
+        way = way_to_any_moment(uri, rows, below=version) if isinstance(version, int) else ""
         return SessionNotFound(
-            f"{uri} has no version {version}; it has {describe_versions(versions)}.",
+            f"{uri} has no version {version}; it has {describe_versions(versions)}.{way}",
             session=str(uri),
             version=version,
             suggestions=[str(uri)],
@@ -281,5 +316,11 @@ class Sessions(Closing):
             return error
         more = f" {len(unreadable) - 1} more cannot be read: `torpor ls` names all." if len(unreadable) > 1 else ""
         return SessionNotFound(
-            f"{error.message} A manifest cannot be read, and may be its: {unreadable[0].message}{more}", **error.details
+            f"{error.message} A manifest cannot be read, and may be its: {unreadable[0].message}{more}",
+            path=unreadable[0].path,
+            **error.details,
         )
+
+
+def _spans(manifest: Manifest) -> list[bytes]:
+    return [entry.id for entry in manifest.blocks if entry.kind == "span"]

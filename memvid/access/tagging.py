@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ..answers import ShownVersion, VersionInfo
 from ..errors import PUT_BACK, BundleMissing, MarksLost, SessionNotFound
-from ..folder.folder import manifest_name
 from ..folder.marks import Marks, SessionMarks, VersionMarks, marks_in
 from ..format.records import VersionKey
 from ..uri import SessionUri, parse_version_reference
@@ -99,7 +98,7 @@ class Tagging(Sessions):
         """Refuse a mark on a version without a manifest: it keeps nothing."""
         row = self.require_session(uri, version)
         if not self._core.folder.has_manifest(row.bundle_id):
-            path = self._core.folder.path_of(manifest_name(row.bundle_id))
+            path = self._core.folder.manifest_path(row.bundle_id)
             raise BundleMissing(
                 f"Version {row.version} of {uri} has no manifest ({path}), so it is not marked. {PUT_BACK}",
                 bundle_id=row.bundle_id,

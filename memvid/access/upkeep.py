@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING
 
-from ..answers import MaintenanceReport, UsageReport
+from ..answers import MaintenanceReport, Together, UsageReport
 from ..disk.budget import Budget, default_store_bytes
 from ..disk.room import free_bytes_of
 from ..errors import NoSpace
@@ -121,23 +121,37 @@ class Upkeep(Sessions):
         return forgetting.forget(self._core, uri, dry_run=dry_run)
 
     def forget_what_was_said(self, uri: SessionUri) -> MaintenanceReport:
-        """Erase from the diary what was said of a session while it was forgotten, once nobody knows it any more. Raises
-        ReadOnlyStore, LockLost, DurabilityLost."""
+        """Erase from the diary what was said of a session while it was forgotten, once nobody knows it, and how
+        new its head in a remote was. Raises ReadOnlyStore, LockLost, DurabilityLost."""
         from ..maintenance import forgetting
 
         return forgetting.forget_what_was_said(self._core, uri)
 
-    def usage(self, at_each_file: Callable[[], object] = lambda: None) -> UsageReport:
+    def usage(self) -> UsageReport:
         """The disk space of the store, by place and by need, and each session's part. Works in a store opened for
-        reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions. at_each_file: is
-        called before each; what it raises ends the count.
+        reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions.
 
         Raises:
             StoreIoError, StoreClosed
         """
+        from ..checking.check import exhausted
+
+        return exhausted(self.usage_in_steps())
+
+    def usage_together(self, uris: Collection[SessionUri]) -> tuple[UsageReport, Together]:
+        """As `usage`, and what some sessions need together. Of the parts that are shared, those are told that one of
+        these sessions needs."""
+        from ..checking.check import exhausted
         from ..maintenance import usage
 
-        return usage.usage(self._core, at_each_file)
+        return exhausted(usage.usage_together_in_steps(self._core, frozenset(uris)))
+
+    def usage_in_steps(self) -> Generator[None, None, UsageReport]:
+        """As `usage`, a file at a time: other work may be done between two, and the figures may then be of more than
+        one moment."""
+        from ..maintenance import usage
+
+        return usage.usage_in_steps(self._core)
 
     def places_of(
         self, reader: BundleReader, *, deep: bool = False, at_each_block: Callable[[], object] = lambda: None
@@ -218,7 +232,8 @@ class Upkeep(Sessions):
 
     def plan_room(self, policy: RoomPolicy | None = None, busy: Collection[SessionUri] = ()) -> MaintenanceReport:
         """What goes next where the store has too little room, in order, and why: first the sessions that are deleted
-        unasked, then all strips that there can be. busy: the sessions in use. Works in a store opened for reading.
+        unasked, then all strips that there can be, and as `keep` those that there can be an hour behind the last use.
+        busy: the sessions in use. Works in a store opened for reading.
 
         Raises:
             CorruptMarks, MarksLost, StoreIoError

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from ..answers import Finding, VersionInfo
 from ..errors import BundleMissing, StoreClosed, StoreError
-from ..folder.folder import manifest_name
 from ..folder.marks import findings_of_missing, stripped_in
 from ..folder.store_file import PACKS
 from ..format.manifest import Manifest
@@ -132,7 +131,7 @@ class Check:
         return lack_of(manifest, self.found, is_stripped=self.is_stripped(bundle_id))
 
     def _path_of(self, bundle_id: str) -> str:
-        return self.core.folder.path_of(manifest_name(bundle_id))
+        return self.core.folder.manifest_path(bundle_id)
 
     # --- the end
 
@@ -182,7 +181,7 @@ class Check:
             if one.row is not None and (one.bundle_id in gone or one.why is not None):
                 damaged.append(DamagedVersion(one.row.uri, one.row.version, one.bundle_id, 0))
             if one.row is not None and one.bundle_id in gone:
-                findings.append(finding_of_missing(self._path_of(one.bundle_id), one.row))
+                findings.append(finding_of_missing(self.core.folder, one.row))
             elif one.why is not None:
                 whose = (str(one.row.uri), one.row.version) if one.row is not None else (None, None)
                 findings.append(Finding(self._path_of(one.bundle_id), one.why.code, one.why.message, *whose))

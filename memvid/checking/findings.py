@@ -8,7 +8,6 @@ from typing import Final
 
 from ..answers import Finding, VersionInfo
 from ..errors import PUT_BACK, AmbiguousVersion, Corruption, IndexFailed, LimitExceeded, StoreError
-from ..folder.folder import manifest_name
 from ..folder.journal import Journal
 from ..folder.journal_findings import findings_beside, waiting_finding
 from ..folder.marks import MARKS_FILE, Marks, findings_of_missing
@@ -49,7 +48,7 @@ def findings_of_rivals(core: StoreCore, rows: Iterable[VersionInfo]) -> list[Fin
         by_claim.setdefault((row.uri, row.version), []).append(row)
     claims = (rivals for _, rivals in sorted(by_claim.items()) if len(rivals) > 1)
     return [
-        Finding(core.folder.path_of(manifest_name(rivals[0].bundle_id)), AmbiguousVersion.code, told_of_rivals(rivals))
+        Finding(core.folder.manifest_path(rivals[0].bundle_id), AmbiguousVersion.code, told_of_rivals(rivals))
         for rivals in (_at_one_moment(core, each) for each in claims)
         if len(rivals) > 1
     ]
@@ -79,7 +78,7 @@ def find_strangers(core: StoreCore) -> list[Finding]:
     try:
         return [Finding(path, STRANGER, message) for path in core.folder.list_strangers()]
     except StoreError as error:
-        return [_found(core.path, error)]
+        return [Finding.of(core.path, error)]
 
 
 def _of_small_files(core: StoreCore) -> list[Finding]:
@@ -87,12 +86,12 @@ def _of_small_files(core: StoreCore) -> list[Finding]:
     try:
         require_store_file(core.folder.root_fd, core.path, core.folder.uuid)
     except StoreError as error:
-        findings.append(_found(f"{core.path}/{STORE_FILE}", error))
+        findings.append(Finding.of(f"{core.path}/{STORE_FILE}", error))
     try:
         Marks.load(core.folder)
         findings += findings_of_missing(core.folder, core.index.knows)
     except StoreError as error:
-        findings.append(_found(f"{core.path}/{MARKS_FILE}", error))
+        findings.append(Finding.of(f"{core.path}/{MARKS_FILE}", error))
     return findings
 
 
@@ -102,7 +101,7 @@ def _of_index(core: StoreCore) -> list[Finding]:
         index, why = Index.load(core.folder)
         index.close()
     except StoreError as error:
-        return [_found(core.index.path, error)]
+        return [Finding.of(core.index.path, error)]
     if why is None or why == "it is missing":
         return []
     message = f"{core.index.path}: {why}. Nothing is lost: it is made anew from the manifests and packs."
@@ -118,7 +117,7 @@ def _of_journal(core: StoreCore) -> list[Finding]:
         again = _look_at_journal(core)
         return [finding for finding in first if finding in again]
     except StoreError as error:
-        return [_found(f"{core.path}/{JOURNAL}", error)]
+        return [Finding.of(f"{core.path}/{JOURNAL}", error)]
 
 
 def _look_at_journal(core: StoreCore) -> list[Finding]:
@@ -132,11 +131,7 @@ def findings_of_waiting(
 ) -> list[Finding]:
     """The turns that stand behind versions whose manifests are missing, but for those that count as there."""
     return [
-        waiting_finding(core.journal.path, uri, f"{core.folder.path_of(manifest_name(base))} is missing. {PUT_BACK}")
+        waiting_finding(core.journal.path, uri, f"{core.folder.manifest_path(base)} is missing. {PUT_BACK}")
         for uri, base in sorted(bases.items())
         if base not in present and not core.folder.has_manifest(base)
     ]
-
-
-def _found(path: str, error: StoreError) -> Finding:
-    return Finding(path, error.code, error.message)

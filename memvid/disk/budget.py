@@ -3,8 +3,9 @@
 An account of running work, whose meters are asked before each write. A delete needs no permission: freeing space is
 always allowed.
 
-Sleeps come first. A repack replaces files, so its writes never count for the size of the store; and it leaves half
-of the day's writes to sleeps.
+Sleeps come first: a repack leaves half of the day's writes to them, and they are not refused for what it writes. But
+for a moment a new pack lies beside the old one. So what a repack writes must fit beside all that the store holds, and
+sleeps leave it a part of the store's budget, for repacks make room.
 
 A day is a UTC day by the clock, with its own count. A clock that is set back finds that day's count as it was left; one
 that runs ahead begins a new day early, and finds the old count again once it is put right. So a wrong clock gives at
@@ -27,6 +28,8 @@ DAY_BYTES: Final = "max_bytes_per_day"
 FREE_BYTES: Final = "min_free_bytes"
 
 MAX_BUDGET_BYTES: Final = 1024 * MAX_BUNDLE_BYTES
+_PARTS: Final = 64
+
 _DEFAULT_SHARE: Final = 5
 _MOST_BY_DEFAULT: Final = 100 * GIB
 _DAY_NS: Final = 24 * 60 * 60 * 10**9
@@ -53,6 +56,11 @@ class Budget:
 
 
 UNLIMITED: Final = Budget()
+
+
+def left_to_repacks(most_bytes: int) -> int:
+    """The part of a store's budget that sleeps may not use."""
+    return most_bytes // _PARTS
 
 
 def default_store_bytes(held_bytes: int, free_bytes: int) -> int:
@@ -120,19 +128,8 @@ class Account:
     def require(self, meter: Meter, size_bytes: int) -> None:
         """Raise BudgetExceeded if writing `size_bytes` more would go past a budget of this work. A figure without a
         bound is not looked at."""
-        most = meter.budget.max_store_bytes
-        if most is not None and not meter.replacing:
-            held = self._held_bytes() + sum(other.reserved_bytes for other in self._meters)
-            if held + size_bytes > most:
-                raise _exceeded(
-                    STORE_BYTES,
-                    limit=most,
-                    used=held,
-                    needed=size_bytes,
-                    standing=f"The store may hold {format_bytes(most)} and holds {format_bytes(held)}",
-                    advice="Strip sessions of what can be computed again (`torpor strip`), drop old versions"
-                    " (`torpor prune`) or sessions (`torpor rm`), or serve with a larger `--store-budget`.",
-                )
+        if meter.budget.max_store_bytes is not None:
+            self._require_store(meter, meter.budget.max_store_bytes, size_bytes)
         if meter.budget.max_bytes_per_day is not None:
             self._require_day(meter, meter.budget.max_bytes_per_day, size_bytes)
         least = meter.budget.min_free_bytes
@@ -144,6 +141,24 @@ class Account:
                 needed=size_bytes,
                 standing=f"The disk must keep {format_bytes(least)} free and has {format_bytes(free)}",
                 advice="Free some space (`torpor rm` works), or serve with a smaller `--keep-free`.",
+            )
+
+    def _require_store(self, meter: Meter, most: int, size_bytes: int) -> None:
+        held = self._held_bytes()
+        if meter.replacing and held > most:
+            return  # a store beyond its budget becomes smaller by repacks alone
+        used = held + sum(other.reserved_bytes for other in self._meters if other.replacing == meter.replacing)
+        left = 0 if meter.replacing else left_to_repacks(most)
+        if used + size_bytes > most - left:
+            raise _exceeded(
+                STORE_BYTES,
+                limit=most,
+                used=used,
+                needed=size_bytes,
+                standing=f"The store may hold {format_bytes(most)}"
+                f"{f', {format_bytes(left)} of it for repacks,' if left else ''} and holds {format_bytes(used)}",
+                advice="Strip sessions of what can be computed again (`torpor strip`), drop old versions"
+                " (`torpor prune`) or sessions (`torpor rm`), or serve with a larger `--store-budget`.",
             )
 
     def _require_day(self, meter: Meter, most: int, size_bytes: int) -> None:
@@ -180,8 +195,7 @@ class Meter:
         with self._account.lock:
             self._account.require(self, size_bytes)
             self.written_bytes += size_bytes
-            if not self.replacing:
-                self.reserved_bytes += size_bytes
+            self.reserved_bytes += size_bytes
 
     @property
     def is_bounded(self) -> bool:

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -145,7 +144,7 @@ class TempFile(Closing):
         """prefix: of its name, in a folder that is not the store's."""
         self._changing = changing
         self._folder_path = folder_path
-        self._name = f"{prefix}{secrets.token_hex(8)}{TEMP_SUFFIX}"
+        self._name = f"{prefix}{os.urandom(8).hex()}{TEMP_SUFFIX}"
         self.path = f"{folder_path}/{self._name}"
         self.size_bytes = 0
         self.whole_bytes: Callable[[], int] = lambda: 0  # how long it is to be; asked only where the disk is full

@@ -73,9 +73,12 @@ def whole_path(path: str | os.PathLike[str]) -> str:
 
 
 def open_root(path: str, mark: str) -> int:
-    """Open the store's own folder; links above it are the user's choice. Raises FileNotFoundError, UnsafePath. A folder
-    without the file `mark` is no store: its refusal does not say how to make it usable."""
-    fd = os.open(os.path.realpath(path), _FOLDER_FLAGS)
+    """Open the store's own folder; links above it are the user's choice. A folder without the file `mark` is no store:
+    its refusal does not say how to make it usable. Raises FileNotFoundError, UnsafePath, StoreIoError."""
+    try:
+        fd = os.open(os.path.realpath(path), _FOLDER_FLAGS)
+    except PermissionError as error:
+        raise _shut_out(error, path) from error
     try:
         is_marked = mark in os.listdir(fd)
     except OSError:
@@ -249,6 +252,17 @@ def _require_private_folder(fd: int, path: str, otherwise: str = "") -> int:
 def _give_to_you(path: str, status: os.stat_result) -> str:
     """Advice to make a file usable for the present user. Its right owner is unknown here."""
     return f"Work as user {status.st_uid}, or, if it should be yours: sudo chown {os.geteuid()} {path}"
+
+
+def _shut_out(error: PermissionError, path: str) -> UnsafePath | StoreIoError:
+    """The error for the store's own folder that may not be opened: whose it is, as far as that can be seen."""
+    with contextlib.suppress(OSError):
+        owner = os.stat(path).st_uid
+        if owner != os.geteuid():
+            return _unsafe(path, f"it belongs to user {owner}, who alone may open it", f"Work as user {owner}.")
+    refused = io_error(error, "open", path)
+    advice = f"Give user {os.geteuid()}, as whom this runs, the right to read there."
+    return StoreIoError(f"{refused.message} {advice}", **refused.details)
 
 
 def _why_refused(error: OSError, path: str) -> Exception:

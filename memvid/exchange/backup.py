@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
-from ..answers import Finding, MaintenanceReport, VersionInfo
+from ..answers import Action, Finding, MaintenanceReport, VersionInfo
 from ..disk import targets
 from ..disk.lock import StoreLock
 from ..disk.paths import closing_fd, whole_path
@@ -38,7 +38,7 @@ from ..errors import (
     UnsafePath,
     UnsupportedFormat,
 )
-from ..folder.folder import StoreFolder, id_in, manifest_name
+from ..folder.folder import StoreFolder, id_in
 from ..folder.marks import MARKS_FILE, Marks, create_store, findings_of_missing, stripped_in
 from ..folder.store_file import (
     has_store_file,
@@ -103,9 +103,9 @@ def copy_versions(core: StoreCore, into: StoreCore, on_progress: Progress | None
     for row in missing:
         size_bytes = _copy_and_tell(run, intake, row, is_stripped=row.bundle_id in stripped)
         if size_bytes:
-            path = into.folder.path_of(manifest_name(row.bundle_id))
+            path = into.folder.manifest_path(row.bundle_id)
             run.bytes_written += size_bytes
-            run.did("copy", path, size_bytes, "The backup lacks it.", row)
+            run.actions.append(Action("copy", path, row.session, row.version, size_bytes, "The backup lacks it."))
         if on_progress is not None:
             on_progress(min(run.bytes_written, total), total)
     run.bytes_written += _copy_marks(run, into)
@@ -212,7 +212,7 @@ def _copy_and_tell(run: MaintenanceRun, intake: Intake, row: VersionInfo, *, is_
 
 def _tell_left_out(run: MaintenanceRun, row: VersionInfo, error: StoreError) -> None:
     """Tell of each version that lacks a file which several need: the file alone does not say what is not copied."""
-    path = run.core.folder.path_of(manifest_name(row.bundle_id))
+    path = run.core.folder.manifest_path(row.bundle_id)
     if error.details.get("path") == path:
         run.tell(path, error.code, sentence_of(error, path, row) if isinstance(error, BundleMissing) else error.message)
         return

@@ -118,7 +118,7 @@ def require_whole(file: ExportedFile, on_progress: Progress | None = None) -> No
                 path=file.path,
                 block_id=entry.id.hex(),
             )
-    _require_in_proportion(file)
+    require_in_proportion(manifest, file.frames.file_bytes, file.path)
     parents = span_parents(manifest.blocks)
     done = 0
     for entry in manifest.blocks:
@@ -130,15 +130,14 @@ def require_whole(file: ExportedFile, on_progress: Progress | None = None) -> No
             on_progress(done, manifest.logical_bytes)
 
 
-def _require_in_proportion(file: ExportedFile) -> None:
-    """Refuse a manifest that claims more raw bytes than the file's length allows."""
-    file_bytes = file.frames.file_bytes
+def require_in_proportion(manifest: Manifest, file_bytes: int, path: str) -> None:
+    """Refuse a manifest that claims more raw bytes than so many stored ones allow. Raises LimitExceeded."""
     most = max(MAX_EXPANSION * file_bytes, MAX_SMALL_BUNDLE_BYTES)
-    if file.manifest.logical_bytes > most:
+    if manifest.logical_bytes > most:
         raise LimitExceeded(
-            f"{file.path} has {file_bytes} bytes and would unfold to more than {most}, which no exported session does: "
+            f"{path} has {file_bytes} bytes and would unfold to more than {most}, which no exported session does: "
             "it was made to keep its reader busy, and is not taken.",
-            path=file.path,
+            path=path,
             size_bytes=file_bytes,
             limit=most,
         )

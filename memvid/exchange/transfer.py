@@ -40,7 +40,7 @@ from ..writing.removal import told_versions
 from ..writing.sleeping import environment
 from .import_checks import ExportedFile, open_exported, require_whole
 from .incoming import open_waiting, remove_taken
-from .intake import Intake
+from .intake import Intake, Source
 
 # --- export
 
@@ -100,10 +100,7 @@ def _write_whole(temp: TempFile, reader: BundleReader, on_progress: Progress | N
 
 
 def import_file(
-    core: StoreCore,
-    source: str | os.PathLike[str],
-    as_uri: SessionUri | None = None,
-    on_progress: Progress | None = None,
+    core: StoreCore, source: str | os.PathLike[str], as_uri: SessionUri | None, on_progress: Progress | None
 ) -> Receipt:
     """Let an exported file become a version. See `Store.import_file`."""
     core.begin_upkeep(dry_run=False)
@@ -112,17 +109,12 @@ def import_file(
         return _import(core, file, as_uri, on_progress)
 
 
-def adopt_incoming(
-    core: StoreCore,
-    bundle_id: str,
-    as_uri: SessionUri | None = None,
-    on_progress: Progress | None = None,
-) -> Receipt:
+def adopt_incoming(core: StoreCore, bundle_id: str, as_uri: SessionUri | None) -> Receipt:
     """Let a file in STORE/incoming become a version. See `Store.adopt_incoming`."""
     core.begin_upkeep(dry_run=False)
     fd, path = open_waiting(core.folder, bundle_id)
     with ExportedFile(fd, path, bundle_id) as file:
-        receipt = _import(core, file, as_uri, on_progress)
+        receipt = _import(core, file, as_uri, None)
     with contextlib.suppress(StoreIoError), core.poisoning():  # a later import, or somebody, removes what is left
         remove_taken(core.folder, bundle_id)
     return receipt
@@ -136,23 +128,25 @@ def _import(core: StoreCore, file: ExportedFile, as_uri: SessionUri | None, on_p
     with core.importing:  # two imports of one bundle at once make one version
         is_own = uri == manifest.uri
         if is_own and (core.folder.has_manifest(file.bundle_id) or file.bundle_id in told_versions(core)):
-            return _take(core, file, manifest)
+            return take(core, manifest, file.holding)
         earlier = _earlier_import(core, file, uri)
         if earlier is not None:
-            return _take(core, file, earlier)
+            return take(core, earlier, file.holding)
         _require_free(core, manifest, uri)
         keeps_number = is_own and manifest.version <= MAX_IMPORTED_VERSION
         with core.next_version(uri, least=manifest.version if keeps_number else 1) as version:
             if keeps_number and version == manifest.version:
-                return _take(core, file, manifest)
+                return take(core, manifest, file.holding)
             return _import_as_next(core, file, uri, version)
 
 
-def _take(core: StoreCore, file: ExportedFile, manifest: Manifest) -> Receipt:
+def take(core: StoreCore, manifest: Manifest, source: Source) -> Receipt:
+    """Let a version be one of the store, under its own name and number, or get what it lacks; it is stripped no more.
+    Raises as `Intake.take`. CorruptMarks, MarksLost: it is there, and may be stripped by marks that cannot be read."""
     with core.pinning() as pin:
         core.pins.extend(pin, (entry.id for entry in manifest.blocks))
         stripped = _stripped(core, manifest)  # before the commit: nothing fails behind it
-        receipt = Intake(core).take(manifest.blocks, lambda _: manifest, file.holding)
+        receipt = Intake(core).take(manifest.blocks, lambda _: manifest, source)
         if receipt.bundle_id in stripped:
             _end_strip(core, receipt)
     return receipt

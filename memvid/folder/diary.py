@@ -7,8 +7,9 @@ Rules:
 - Each has a digest of its own. What is damaged, as a torn end, is no entry, and is cut or skipped.
 - A full file takes the place of the older one, which goes: so the oldest entries go first.
 - A delete of a session is an entry too: whoever reads sees neither name nor words of what is deleted. It waits until
-  it is written or applied: a failed write, or many entries behind it, costs none. A time is later than all before it,
-  also than those of an earlier process, for a clock that is set back would undo deletes.
+  it is written or applied: a failed write, or many entries behind it, costs none. Where too many wait, one takes their
+  place that is of all sessions. A time is later than all before it, also than those of an earlier process, for a clock
+  that is set back would undo deletes.
 - `erase` writes both files anew, the older one first: durably, without the session, and without what was deleted.
 - The diary is never needed. A file that cannot be used is read as an empty one, and written anew.
 """
@@ -52,6 +53,9 @@ MAX_DIARY_ENTRY_BYTES: Final = 512
 MAX_UNWRITTEN: Final = 4096
 """Entries that wait to be written; further ones push out the oldest, but no delete. So many are written at once."""
 
+MAX_ENDED: Final = 4096
+"""Deletes that wait to be written, as where the disk is full. One more, and all sessions count as deleted."""
+
 MAX_DAMAGED_PLACES: Final = 1024
 """In one file; what stands behind them is not looked at. Else a crafted file would cost seconds at each read."""
 
@@ -86,10 +90,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A session was deleted."""
+    """A session was deleted; None: any may have been."""
 
     at_ns: int
-    uri: SessionUri
+    uri: SessionUri | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,10 @@ class _Found:
     is_whole: bool = True
 
 
+_Ended = dict[SessionUri | None, int]
+"""The last delete of each name, or of all, and when."""
+
+
 class Diary:
     """The diary of one open store. Safe from several threads.
 
@@ -118,7 +126,7 @@ class Diary:
         self._lock = threading.Lock()  # of the files
         self._saying = threading.Lock()  # of what waits: never held while a file is read or written
         self._waiting: deque[Entry] = deque(maxlen=MAX_UNWRITTEN)
-        self._ended: dict[SessionUri, int] = {}  # deletes that wait: the last one of each name, and when
+        self._ended: _Ended = {}  # deletes that wait
         self._has_said = False
         self._last_ns = 0
         self._is_behind_files = False  # the time: it is later than all in the files
@@ -153,7 +161,13 @@ class Diary:
         """Say that a session is deleted. Waits for no disk."""
         if self._has_said or any(plain_status(self._folder.root_fd, name) for name in DIARY_FILES):
             with self._saying:
-                self._ended[uri] = self._now()
+                self._ends(uri, self._now())
+
+    def _ends(self, uri: SessionUri, at_ns: int) -> None:
+        """Let a delete wait. Within `_saying`."""
+        self._ended[uri] = max(at_ns, self._ended.get(uri, 0))
+        if len(self._ended) > MAX_ENDED:
+            self._ended = {None: max(self._ended.values())}
 
     def _now(self, at_ns: int | None = None) -> int:
         """A time later than all before it. Within `_saying`."""
@@ -204,7 +218,7 @@ class Diary:
                 raise failure from error
             self._end_no_more(ended)
 
-    def _end_no_more(self, ended: Mapping[SessionUri, int]) -> None:
+    def _end_no_more(self, ended: Mapping[SessionUri | None, int]) -> None:
         """These deletes wait no more, unless the name was deleted again."""
         with self._saying:
             for uri, at_ns in ended.items():
@@ -300,7 +314,7 @@ class Diary:
                     self._write_anew(found, _ends_of(ended), uri, at_ns, are_all=not failures)
                 except StoreError:
                     with self._saying:
-                        self._ended[uri] = max(at_ns, self._ended.get(uri, 0))
+                        self._ends(uri, at_ns)
                     raise
             else:
                 ended = {uri: ended[uri]} if uri in ended else {}
@@ -337,19 +351,20 @@ def _is_named(uri: SessionUri, files: Iterable[bytes | None]) -> bool:
     return any(name in (each or b"") for each in files)
 
 
-def _ends_of(ended: Mapping[SessionUri, int]) -> list[_End]:
+def _ends_of(ended: Mapping[SessionUri | None, int]) -> list[_End]:
     return [_End(at_ns, uri) for uri, at_ns in ended.items()]
 
 
 def _left_of(entries: Sequence[Entry], ends: Sequence[_End], applied_ns: int) -> list[Entry]:
     """Entries without what was deleted behind them. applied_ns: they have nothing of what was deleted until then."""
-    last = dict[SessionUri, int]()
+    last: _Ended = {}
     for each in ends:
         if each.at_ns > applied_ns:
             last[each.uri] = max(each.at_ns, last.get(each.uri, 0))
     if not last:
         return list(entries)
-    return [entry.without(lambda uri, at_ns=entry.at_ns: last.get(uri, 0) > at_ns) for entry in entries]  # type: ignore[misc]
+    of_all = last.get(None, 0)
+    return [entry.without(lambda uri, at_ns=entry.at_ns: max(last.get(uri, 0), of_all) > at_ns) for entry in entries]  # type: ignore[misc]
 
 
 def _but_of(entries: Iterable[Entry], gone: SessionUri) -> Iterator[Entry]:
@@ -376,7 +391,8 @@ def _cut(words: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def _file_head(applied_ns: int) -> bytes:
-    return _FILE_HEAD.pack(_FILE_MAGIC, applied_ns, blake3(_FILE_MAGIC + applied_ns.to_bytes(8)).digest(8))
+    begun = _FILE_HEAD.pack(_FILE_MAGIC, applied_ns, b"")[:-8]
+    return begun + blake3(begun).digest(8)
 
 
 def _encoded(said: Entry | _End) -> bytes:
@@ -427,21 +443,23 @@ def _end_at(data: bytes, place: int) -> int | None:
 
 
 def _said(data: bytes, place: int, end: int, since_ns: int, needle: bytes | None) -> Entry | _End | bool | None:
-    """What an entry says; None for one that is not wanted, or of a later kind."""
+    """What an entry says; None for one that is not wanted, of a later kind, or that nothing of ours wrote."""
     _, _, kind, at_ns, digest = _HEAD.unpack_from(data, place)
     begins = place + _HEAD.size
     body = data[begins:end]
+    if at_ns >= _MAX_NS or blake3(data[place : begins - 8] + body).digest(8) != digest:
+        return _DAMAGED  # also of what is not wanted: its length may be wrong, and hide what follows
     if kind == _SAYS and (at_ns < since_ns or (needle is not None and needle not in body)):
         return None
-    if at_ns >= _MAX_NS or blake3(data[place : begins - 8] + body).digest(8) != digest:
-        return _DAMAGED
     try:
         return _decoded(kind, at_ns, msgpack.unpackb(body))
     except (ValueError, TypeError, InvalidUri, msgpack.UnpackException):
-        return _DAMAGED
+        return None
 
 
 def _decoded(kind: int, at_ns: int, fields: Any) -> Entry | _End | None:
+    if type(fields) is not list:
+        return None
     if kind == _SAYS:
         uri, facts, words, other, other_words = fields
         if not type(facts) is type(words) is type(other_words) is dict:
@@ -449,8 +467,6 @@ def _decoded(kind: int, at_ns: int, fields: Any) -> Entry | _End | None:
         return Entry(at_ns, facts, _uri(uri), words, _uri(other), other_words)
     if kind == _ENDS:
         (ended,) = map(_uri, fields)
-        if ended is None:
-            raise ValueError
         return _End(at_ns, ended)
     return None
 

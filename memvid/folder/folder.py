@@ -81,21 +81,9 @@ class StoreFolder:
         self.changes = Changes(lambda: self._fds.get(VERSIONS, -1))
         with undoing(self._close_folders):
             for name in (VERSIONS, PACKS):
-                self._fds[name] = self._open_top(name)
+                self._fds[name] = _open_top(root_fd, name, f"{path}/{name}")
             with contextlib.suppress(FileNotFoundError):
                 self._fds[BUNDLES] = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
-
-    def _open_top(self, name: str) -> int:
-        path = f"{self.path}/{name}"
-        try:
-            return open_folder(self.root_fd, name, path)
-        except FileNotFoundError as error:
-            raise NotAStore(
-                f"{path} is missing, and with it what every session needs. Put it back from a backup, or mount it. Or "
-                f"make it anew (`mkdir {shlex.quote(path)}`), and let `torpor repair --from FOLDER` fill it from a "
-                "backup.",
-                path=path,
-            ) from error
 
     def close(self) -> None:
         """Close the folders. A later use fails, and does not meet a descriptor that was given out again."""
@@ -130,6 +118,10 @@ class StoreFolder:
     def path_of(self, name: str) -> str:
         """For messages only; files are opened by descriptor."""
         return f"{self.path}/{name}"
+
+    def manifest_path(self, bundle_id: str) -> str:
+        """As `path_of`, of a version's manifest."""
+        return self.path_of(manifest_name(bundle_id))
 
     def new_temp(self, top: str = PACKS) -> durable.TempFile:
         """A temporary file in `packs` or `versions`. Raises NoSpace, StoreIoError."""
@@ -222,6 +214,11 @@ class StoreFolder:
             return stat_name(fd, own, self.path_of(name))
         return None
 
+    def bytes_of(self, name: str) -> int:
+        """The bytes of a manifest or pack; 0 without a file."""
+        status = self.status_of(name)
+        return status.st_size if status is not None else 0
+
     def has(self, name: str) -> bool:
         return self.status_of(name) is not None
 
@@ -313,8 +310,7 @@ class StoreFolder:
         """The bytes of all manifests and packs: counted once, then kept up with this object's changes. The first call
         costs a look at each file. Raises StoreIoError."""
         if self._held_bytes is None:
-            statuses = map(self.status_of, (*map(manifest_name, self.list_versions()), *self.list_packs()))
-            self._held_bytes = sum(status.st_size for status in statuses if status is not None)
+            self._held_bytes = sum(map(self.bytes_of, (*map(manifest_name, self.list_versions()), *self.list_packs())))
         return self._held_bytes
 
     def _count(self, size_bytes: int) -> None:
@@ -324,3 +320,14 @@ class StoreFolder:
     @property
     def packs_fd(self) -> int:
         return self._fds[PACKS]
+
+
+def _open_top(root_fd: int, name: str, path: str) -> int:
+    try:
+        return open_folder(root_fd, name, path)
+    except FileNotFoundError as error:
+        raise NotAStore(
+            f"{path} is missing, and with it what every session needs. Put it back from a backup, or mount it. Or make "
+            f"it anew (`mkdir {shlex.quote(path)}`), and let `torpor repair --from FOLDER` fill it from a backup.",
+            path=path,
+        ) from error

@@ -41,7 +41,7 @@ from ..errors import (
 )
 from ..limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_STRIPS
 from ..uri import VERSION_MARK, SessionUri, require_tag
-from .folder import StoreFolder, manifest_name
+from .folder import StoreFolder
 from .store_file import create_folders, write_store_file
 
 MARKS_FILE: Final = "marks.json"
@@ -348,7 +348,7 @@ def findings_of_missing(
         return []
     marks = marks_in(folder) or marks
     return [
-        Finding(folder.path_of(manifest_name(each)), BundleMissing.code, _told_of_missing(folder, its_uri, each, marks))
+        Finding(folder.manifest_path(each), BundleMissing.code, _told_of_missing(folder, its_uri, each, marks))
         for its_uri, of in sorted(marks.sessions.items())
         for each in sorted(lost & of.named)
         if uri in (None, its_uri)
@@ -361,7 +361,7 @@ def _told_of_missing(folder: StoreFolder, uri: SessionUri, bundle_id: str, marks
     ways += [f"`torpor unpin {_reference(uri, bundle_id)}`"] if of.pinned else []
     names = [f"the tag {tag}" for tag in of.tags] + ["a pin"] * of.pinned
     return (
-        f"The manifest of a version of {uri} ({folder.path_of(manifest_name(bundle_id))}) is missing: "
+        f"The manifest of a version of {uri} ({folder.manifest_path(bundle_id)}) is missing: "
         f"{' and '.join(names)} still {'names' if len(names) == 1 else 'name'} it. {PUT_BACK} To do without that "
         f"version: {', '.join(ways)}. Until then no pack is removed."
     )

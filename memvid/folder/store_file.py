@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
+from pathlib import Path
 from typing import Final
 
 from ..disk import durable
@@ -26,6 +27,8 @@ DAMAGED: Final = "damaged"
 INCOMING: Final = "incoming"
 JOURNAL: Final = "journal"
 _FOLDERS: Final = (VERSIONS, PACKS)
+_OF_A_REMOTE: Final = frozenset({".unfinished", "heads"})
+"""What a remote has: the first one if it was opened as a folder, the second one if it has a session."""
 _FORMAT: Final = SealedFormat("torpor.store", STORE_VERSION, MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES)
 _FORMAT_1: Final = SealedFormat("torpor.store", 1, MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES)
 
@@ -50,6 +53,7 @@ def load_store_file(root_fd: int, path: str) -> tuple[str, int | None]:
     try:
         data = read_small(root_fd, STORE_FILE, MAX_STORE_JSON_BYTES, file_path)
     except FileNotFoundError as error:
+        _refuse_remote(root_fd, path)
         raise (_without_store_file(path) if looks_like_store(root_fd, path) else no_store(path)) from error
     if _format_1_uuid(data, file_path) is not None:
         raise UnsupportedFormat(
@@ -137,6 +141,7 @@ def has_store_file(root_fd: int, path: str) -> bool:
 def require_creatable(root_fd: int, path: str, own_files: tuple[str, ...]) -> None:
     """Refuse to turn a folder that holds something else into a store. own_files: small files of a store that a crash
     may have left. Raises NotAStore."""
+    _refuse_remote(root_fd, path)
     if looks_like_store(root_fd, path):
         raise _without_store_file(path)
     for name in list_names(root_fd, path):
@@ -156,8 +161,16 @@ def require_creatable(root_fd: int, path: str, own_files: tuple[str, ...]) -> No
 
 def looks_like_store(root_fd: int, path: str) -> bool:
     """Whether a folder is recognisably a store, with or without a store.json: `versions`, `packs` or `bundles` has a
-    file with the name of a manifest, a pack, or a bundle of format 1."""
+    file with the name of a manifest, a pack, or a bundle of format 1. A remote has manifests, too, and is none."""
+    if _is_remote(root_fd, path):
+        return False
     return has_manifests(root_fd, path) or has_own_packs(root_fd, path) or has_bundles(root_fd, path)
+
+
+def _is_remote(root_fd: int, path: str) -> bool:
+    """Whether a folder is a remote, and no store. Raises StoreIoError."""
+    names = list_names(root_fd, path)
+    return STORE_FILE not in names and not _OF_A_REMOTE.isdisjoint(names)
 
 
 def has_manifests(root_fd: int, path: str) -> bool:
@@ -183,6 +196,15 @@ def _has_names(parent_fd: int, name: str, suffix: str, path: str) -> bool:
     with contextlib.suppress(OSError, StoreError), opened_folder(parent_fd, name, f"{path}/{name}") as fd:
         return any(each.endswith(suffix) for each in list_names(fd, f"{path}/{name}"))
     return False
+
+
+def _refuse_remote(root_fd: int, path: str) -> None:
+    if _is_remote(root_fd, path):
+        raise NotAStore(
+            f"{path} is a remote, not a store. A daemon uses it beside its store: `torpor serve --remote "
+            f"{Path(path).as_uri()}`; then `torpor ls --remote` lists its sessions.",
+            path=path,
+        )
 
 
 def _without_store_file(path: str) -> NotAStore:

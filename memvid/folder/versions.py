@@ -56,23 +56,23 @@ def ambiguous_id(digits: str, found: Sequence[VersionInfo]) -> AmbiguousVersion:
     )
 
 
-def step_back(row: VersionInfo, steps: int, row_of: Callable[[str], VersionInfo | None]) -> VersionInfo:
-    """The version that is so many before another one, along the parents: also of the session that it was forked from,
-    as far as that is of its namespace. row_of: a version by its bundle id. Raises SessionNotFound."""
+def step_back(row: VersionInfo, steps: int, before: Callable[[VersionInfo], VersionInfo | None]) -> VersionInfo:
+    """The version that is so many before another one: also of the session that it was forked from, as far as that is
+    of its namespace. before: the version that one goes on from, if it is there. Raises SessionNotFound."""
     current = row
     for step in range(steps):
-        before = None if current.parent is None else row_of(current.parent)
-        if before is None or before.uri.namespace != row.uri.namespace:
+        earlier = before(current)
+        if earlier is None or earlier.uri.namespace != row.uri.namespace:
             has = f"only {step} before it" if step else "none before it"
             why = "begins with it" if current.parent is None else "has lost what was before that, or never had it"
             raise SessionNotFound(
                 f"{row.uri} has no version {steps} before version {row.version}: there {'are' if step > 1 else 'is'} "
-                f"{has}. The line of versions {why}.",
+                f"{has}. The line of versions {why}.{way_to_any_moment(row.uri, [row], below=row.version - 1)}",
                 session=str(row.uri),
                 version=f"{row.version}{BACK_MARK}{steps}",
                 suggestions=[str(row.uri)],
             )
-        current = before
+        current = earlier
     return current
 
 
@@ -124,7 +124,22 @@ def _no_version(
         ]
         way = "" if rows else f" `torpor save {uri}` makes one."
         why = f"{uri} has no version {selector.text!r}; it has {' and '.join(filter(None, known))}.{way}"
+        if selector.number is not None:
+            why += way_to_any_moment(uri, rows, below=selector.number)
     return SessionNotFound(why, session=str(uri), version=selector.text, suggestions=[str(uri)])
+
+
+def way_to_any_moment(uri: SessionUri, rows: Sequence[VersionInfo], *, below: int) -> str:
+    """What helps whoever names a version that is gone: as a sentence behind another one. rows: of those that are left;
+    below: the number of the one that is gone. Empty where none of them is later."""
+    newest = max(rows, key=lambda row: row.version, default=None)
+    if newest is None or newest.version <= below:
+        return ""
+    return (
+        f" A version that the daemon wrote behind your requests goes once a later one has all of it: "
+        f"`torpor wake {uri} --at TOKEN` gives any moment of version {newest.version}, up to token "
+        f"{newest.token_count:,}."
+    )
 
 
 def _parts(run: Sequence[int]) -> list[str]:

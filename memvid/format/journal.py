@@ -12,8 +12,8 @@ A file that was cut behind a record lacks them.
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -135,7 +135,7 @@ class Key:
 
     @classmethod
     def new(cls, store_uuid: str) -> Self:
-        return cls(digest_of(store_uuid.encode()), bytes.fromhex(secrets.token_hex(_NONCE_BYTES)))
+        return cls(digest_of(store_uuid.encode()), os.urandom(_NONCE_BYTES))
 
     @classmethod
     def read(cls, header: bytes, store_uuid: str) -> Self:

@@ -321,7 +321,11 @@ def read_manifest_bytes(fd: int, path: str, bundle_id: str | None) -> bytes:
             size_bytes=size_bytes,
             limit=MAX_MANIFEST_BYTES,
         )
-    data = read_at(fd, 0, size_bytes, path)
+    return manifest_in_file(read_at(fd, 0, size_bytes, path), path, bundle_id)
+
+
+def manifest_in_file(data: bytes, path: str, bundle_id: str | None) -> bytes:
+    """The manifest's bytes in those of its file. Raises as `read_manifest_bytes`."""
     require_header(data[:HEADER_BYTES], MANIFEST_MAGIC, len(data), path)
     encoded = data[HEADER_BYTES:]
     digest = bundle_id_of(encoded)

@@ -35,8 +35,14 @@ def encode_directory(frames: Collection[Frame]) -> bytes:
     """The canonical bytes of the directory of a pack with these frames, in file order. Raises LimitExceeded."""
     if len(frames) > MAX_FRAMES:
         raise LimitExceeded(f"a pack holds at most {MAX_FRAMES} frames.", limit=MAX_FRAMES, size=len(frames))
-    lines = (_FRAME.pack(each.id, each.offset, each.frame_bytes, each.head_bytes, each.is_stripped) for each in frames)
-    return pack([_DOMAIN, b"".join(lines)], "directory")
+    return pack([_DOMAIN, encode_lines(frames)], "directory")
+
+
+def encode_lines(frames: Iterable[Frame]) -> bytes:
+    """A line of 56 bytes for each frame: its block, and where it lies."""
+    return b"".join(
+        _FRAME.pack(each.id, each.offset, each.frame_bytes, each.head_bytes, each.is_stripped) for each in frames
+    )
 
 
 def pack_id_of(encoded: bytes) -> bytes:
@@ -66,22 +72,29 @@ def unpack_directory(data: bytes, domain: str, path: str) -> Any:
 def decode_frames(lines: Any, frames_end: int, path: str) -> tuple[Frame, ...]:
     """The frames that the lines of a directory tell; they fill the file from its header to `frames_end`. Raises
     CorruptBundle."""
-    if not isinstance(lines, bytes) or len(lines) % _FRAME.size or len(lines) > MAX_FRAMES * _FRAME.size:
-        corrupt(path, "directory", "its list has a wrong length")
-    frames, offset = [], HEADER_BYTES
-    for block_id, start, frame_bytes, head_bytes, is_stripped in _FRAME.iter_unpack(lines):
-        if start != offset:
-            corrupt(path, "directory", f"a frame is said to be at {start} instead of {offset}")
-        if is_stripped > 1 or frame_bytes > MAX_FRAME_BYTES or not PREFIX_BYTES <= head_bytes <= frame_bytes:
-            corrupt(path, "directory", "a line of it is outside its limits")
-        if frame_bytes % ALIGNMENT or head_bytes % ALIGNMENT or (is_stripped and head_bytes != frame_bytes):
-            corrupt(path, "directory", "a line of it is not aligned, or a stripped block in it has slots")
-        offset += frame_bytes
-        frames.append(Frame(block_id, start, frame_bytes, head_bytes, bool(is_stripped)))
+    frames, offset = decode_lines(lines, "directory", path), HEADER_BYTES
+    for frame in frames:
+        if frame.offset != offset:
+            corrupt(path, "directory", f"a frame is said to be at {frame.offset} instead of {offset}")
+        offset += frame.frame_bytes
     if offset != frames_end:
         corrupt(path, "directory", f"the frames end at {offset} instead of {frames_end}")
+    return frames
+
+
+def decode_lines(lines: Any, part: str, path: str) -> tuple[Frame, ...]:
+    """The frames that `encode_lines` has written, each within its limits; no block twice. Raises CorruptBundle."""
+    if not isinstance(lines, bytes) or len(lines) % _FRAME.size or len(lines) > MAX_FRAMES * _FRAME.size:
+        corrupt(path, part, "its list has a wrong length")
+    frames = []
+    for block_id, start, frame_bytes, head_bytes, is_stripped in _FRAME.iter_unpack(lines):
+        if is_stripped > 1 or frame_bytes > MAX_FRAME_BYTES or not PREFIX_BYTES <= head_bytes <= frame_bytes:
+            corrupt(path, part, "a line of it is outside its limits")
+        if frame_bytes % ALIGNMENT or head_bytes % ALIGNMENT or (is_stripped and head_bytes != frame_bytes):
+            corrupt(path, part, "a line of it is not aligned, or a stripped block in it has slots")
+        frames.append(Frame(block_id, start, frame_bytes, head_bytes, bool(is_stripped)))
     if len({frame.id for frame in frames}) != len(frames):
-        corrupt(path, "directory", "it has two frames of one block")
+        corrupt(path, part, "it has two frames of one block")
     return tuple(frames)
 
 

@@ -313,7 +313,7 @@ class Index(Closing):
         """The versions, or those whose ids begin with these hex digits."""
         where = " WHERE bundle_id BETWEEN ? AND ?" if beginning else ""
         ends = tuple(_blob(beginning.ljust(64, digit)) for digit in "0f") if beginning else ()
-        return {bytes(one).hex() for (one,) in self.select(f"SELECT bundle_id FROM versions{where}", ends)}
+        return {one.hex() for (one,) in self.select(f"SELECT bundle_id FROM versions{where}", ends)}
 
     def knows(self, bundle_id: str) -> bool:
         return bool(self.select("SELECT 1 FROM versions WHERE bundle_id = ?", (_blob(bundle_id),)))

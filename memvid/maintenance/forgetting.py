@@ -1,8 +1,8 @@
 """Forget: deletes a session and proves that nothing of it is left in the store, except bytes that other sessions share.
 
 Order: delete it, as `Store.delete_session` does → its turns in the journal, also those that count no more → the index
-without what was dropped → the diary → packs without blocks that nothing needs → what lies in `damaged` and `incoming` →
-look again.
+without what was dropped → the diary → how new its head in a remote was → packs without blocks that nothing needs → what
+lies in `damaged` and `incoming` → look again.
 A crash leaves the session there, or deleted with bytes of it remaining; forgetting it again finishes.
 
 The proof: afterwards no manifest, mark, turn or row is the session's, and every frame in the store is of a block that
@@ -27,6 +27,7 @@ from ..errors import BundleMissing, DurabilityLost, LockLost, MarksLost, Session
 from ..folder.diary import DIARY_FILE
 from ..folder.folder import manifest_name
 from ..folder.marks import MARKS_FILE, Marks
+from ..folder.seen_heads import HEADS_FILE
 from ..folder.store_file import PACKS, VERSIONS
 from ..format.frames import FrameReader
 from ..format.manifest import decode_manifest, map_tells_of
@@ -69,6 +70,7 @@ def forget_what_was_said(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
     """See `Store.forget_what_was_said`."""
     run = MaintenanceRun(core, "forget", False)
     _erase_diary(run, core, uri)
+    _forget_heads(run, core, uri)
     return run.report()
 
 
@@ -86,6 +88,24 @@ def _erase_diary(run: MaintenanceRun, core: StoreCore, uri: SessionUri) -> bool:
     except StoreError as error:
         run.tell(path, NOT_FORGOTTEN, f"{path} may tell of {uri}: {error.message} Then {_AGAIN}.")
         return False
+
+
+def _forget_heads(run: MaintenanceRun, core: StoreCore, uri: SessionUri) -> bool:
+    """Whether it was remembered how new the session's head in a remote was, and is no more."""
+    if not core.seen_heads.knows(uri):
+        return False
+    path = core.folder.path_of(HEADS_FILE)
+    try:
+        if not run.dry_run:
+            with core.poisoning():
+                core.require_writable()
+                core.seen_heads.forget(uri)
+    except (DurabilityLost, LockLost):
+        raise
+    except StoreError as error:
+        run.tell(path, NOT_FORGOTTEN, f"{path} may have a digest of {uri}: {error.message} Then {_AGAIN}.")
+        return False
+    return True
 
 
 class _Forget:
@@ -121,21 +141,22 @@ class _Forget:
                 core.index.remove_file(core.folder, erasing=True)
                 self._older = core.folder.being_written()
         for row, size_bytes in zip(self._rows, sizes, strict=True):
-            path = core.folder.path_of(manifest_name(row.bundle_id))
-            run.freed("remove", path, size_bytes, "It is a version of the session.", row)
+            run.freed("remove", row, size_bytes, "It is a version of the session.")
         if _erase_diary(run, core, self._uri):
             path = core.folder.path_of(DIARY_FILE)
-            run.actions.append(Action("remove", path, str(self._uri), None, 0, "It told of the session."))
+            run.actions.append(Action("remove", path, str(self._uri), None, 0, "What the diary tells of it goes."))
+        if _forget_heads(run, core, self._uri):
+            path = core.folder.path_of(HEADS_FILE)
+            reason = "What is known of its head in a remote goes."
+            run.actions.append(Action("remove", path, str(self._uri), None, 0, reason))
         if turns_go:
-            run.actions.append(
-                Action("remove", core.journal.path, str(self._uri), None, 0, "It had turns of the session.")
-            )
+            reason = "Its turns in the journal go."
+            run.actions.append(Action("remove", core.journal.path, str(self._uri), None, 0, reason))
         if had_marks:
             run.actions.append(Action("unmark", self._marks_path, str(self._uri), None, 0, "Its tags and pins go."))
 
     def _sizes(self) -> list[int]:
-        statuses = [self._core.folder.status_of(manifest_name(row.bundle_id)) for row in self._rows]
-        return [status.st_size if status is not None else 0 for status in statuses]
+        return [self._core.folder.bytes_of(manifest_name(row.bundle_id)) for row in self._rows]
 
     def _erase_turns(self) -> bool:
         """Whether they are gone."""
@@ -237,7 +258,7 @@ class _Forget:
         shared: dict[SessionUri, set[bytes]] = {}
         paths = {finding.path for finding in run.problems}
         for bundle_id in sorted(core.folder.list_versions() - (self._ids if run.dry_run else frozenset())):
-            path = core.folder.path_of(manifest_name(bundle_id))
+            path = core.folder.manifest_path(bundle_id)
             try:
                 manifest = core.read_manifest(bundle_id)
             except BundleMissing:

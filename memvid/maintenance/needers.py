@@ -24,7 +24,7 @@ from ..format.frames import FrameReader
 from ..writing.core import StoreCore
 from ..writing.needs import Needed
 from ..writing.reader import BundleReader
-from ..writing.unreadable import finding_of_missing
+from ..writing.unreadable import findings_without_manifest
 from .repack_plan import PackView, homes_of
 
 
@@ -80,14 +80,12 @@ def needers_of(core: StoreCore, block_ids: Collection[bytes]) -> Needers:
             of[block_id].append(bundle_id)
         if bundle_id not in stripped:
             whole |= mine
-        if not named and (fault := _fault_of(core, bundle_id)) is not None:
+        if (fault := core.needs.fault_of(bundle_id)) is not None and fault.code != BundleMissing.code:
             unknown.append(fault)
+    core.require_open()  # else nothing could be read
     whole |= wanted & core.needs.ends()
     missing = still_missing(core, core.index.bundle_ids() - there)
-    unknown += [
-        finding_of_missing(core.folder.path_of(manifest_name(row.bundle_id)), row)
-        for row in core.index.rows_of(sorted(missing)).values()
-    ]
+    unknown += findings_without_manifest(core.folder, core.index.rows_of(missing).values())
     rows = core.index.rows_of({each for versions in of.values() for each in versions})
     return Needers(of, rows, whole, tuple(unknown))
 
@@ -135,7 +133,7 @@ def _view(core: StoreCore, name: str, problems: dict[str, Finding]) -> PackView 
     except BundleMissing:
         return None
     except StoreError as error:
-        problems[name] = Finding(core.folder.path_of(name), error.code, error.message)
+        problems[name] = Finding.of(core.folder.path_of(name), error)
         return None
 
 
@@ -160,7 +158,7 @@ def _place(
         raise
     except StoreError as error:
         path = core.folder.path_of(view.name)
-        problems[f"{view.name} {entry.start}"] = Finding(path, error.code, error.message)
+        problems[f"{view.name} {entry.start}"] = Finding.of(path, error)
         return BlockPlace(entry, view.name, "damaged", size_bytes, "")
     return BlockPlace(entry, view.name, condition, size_bytes, codec)
 
@@ -180,8 +178,7 @@ def _beside(
     needers: Needers,
 ) -> tuple[int, int]:
     """The bytes of manifest and packs that are no block, and those of them that other sessions need too."""
-    status = core.folder.status_of(manifest_name(reader.bundle_id))
-    total, shared = 0 if status is None else status.st_size, 0
+    total, shared = core.folder.bytes_of(manifest_name(reader.bundle_id)), 0
     for name in names:
         view = views[name]
         rest = view.size_bytes - view.frames_bytes
@@ -189,16 +186,3 @@ def _beside(
         total += rest
         shared += rest if len(users) > 1 else 0
     return total, shared
-
-
-def _fault_of(core: StoreCore, bundle_id: str) -> Finding | None:
-    """Why a manifest cannot be read; None for one that can, or that was deleted meanwhile."""
-    try:
-        core.read_manifest(bundle_id)
-    except StoreClosed:
-        raise
-    except BundleMissing:
-        return None
-    except StoreError as error:
-        return Finding(core.folder.path_of(manifest_name(bundle_id)), error.code, error.message)
-    return None

@@ -14,8 +14,9 @@ Rules:
 - Packs go last, all at once.
 - A stand-in is a version that ends in a ledger alone: what a stop without time, the journal or write behind keeps of a
   session. It goes once a later version of the session begins with all of its tokens, in the same bits, unless it has a
-  mark or the journal needs it. No other version is looked at, so this costs little behind each new version. Only the
-  next version and the newest one are tried: what stays for that takes room, and nothing else.
+  mark, the journal needs it, or it is the first of a fork, which alone tells what it goes on from. No other version is
+  looked at, so this costs little behind each new version. Only the next version and the newest one are tried: what
+  stays for that takes room, and nothing else.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_
         packs |= _drop(run, step, planned)
     _remove(run, packs, [row.bundle_id for row in plan.drop] if dry_run else [])
     for kept in filter(_only_marked, plan.keep):
-        run.did("keep", _path(core, kept.row), 0, f"it is {' and '.join(kept.reasons)}", kept.row)
+        run.did("keep", kept.row, 0, f"it is {' and '.join(kept.reasons)}")
     return run.report()
 
 
@@ -104,7 +105,8 @@ def _covered(core: StoreCore, uri: SessionUri) -> dict[str, str]:
         return {}
     covers, stripped = {}, Marks.load(core.folder).stripped
     for at, row in enumerate(rows):
-        if not row.unread_tokens:
+        begins_fork = row.version == 1 and row.parent is not None  # it alone tells what the session goes on from
+        if not row.unread_tokens or begins_fork:
             continue
         is_stripped = row.bundle_id in stripped
         alike = [
@@ -175,7 +177,7 @@ def _problem(core: StoreCore, row: VersionInfo, *, is_stripped: bool) -> Finding
     Raises:
         StoreIoError: the system failed, which says nothing about the version; StoreClosed
     """
-    path = core.folder.path_of(manifest_name(row.bundle_id))
+    path = core.folder.manifest_path(row.bundle_id)
     try:
         manifest = core.read_manifest(row.bundle_id)
         require_same_as_row(row, row.uri, manifest, path)
@@ -224,7 +226,7 @@ def _drop(run: MaintenanceRun, step: Sequence[VersionInfo], planned: _Planned) -
         bundle_ids = [row.bundle_id for row in rows]
         packs = packs_with(core, bundle_ids)
         for row in rows:
-            run.freed("remove", _path(core, row), _manifest_bytes(core, row), "no rule keeps it", row)
+            run.freed("remove", row, core.folder.bytes_of(manifest_name(row.bundle_id)), "no rule keeps it")
         if not run.dry_run:
             deletion.drop_versions(core, bundle_ids)
     return packs
@@ -239,15 +241,6 @@ def _remove(run: MaintenanceRun, packs: Collection[str], deletes: Collection[str
     for name, size_bytes in removed.packs.items():
         run.freed("remove", run.core.folder.path_of(name), size_bytes, "nothing needs its blocks any more")
     run.problems += removed.problems
-
-
-def _manifest_bytes(core: StoreCore, row: VersionInfo) -> int:
-    status = core.folder.status_of(manifest_name(row.bundle_id))
-    return status.st_size if status is not None else 0
-
-
-def _path(core: StoreCore, row: VersionInfo) -> str:
-    return core.folder.path_of(manifest_name(row.bundle_id))
 
 
 def _only_marked(kept: Kept) -> bool:

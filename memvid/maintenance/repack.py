@@ -25,6 +25,7 @@ from typing import Final
 
 from ..answers import Action, MaintenanceReport
 from ..disk import durable
+from ..disk.budget import STORE_BYTES, Meter
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
 from ..disk.paths import Stamp, list_names, opened_folder, stamp_of, stat_name
@@ -312,7 +313,8 @@ class _Repack:
         except _FATAL:
             raise
         except (NoSpace, BudgetExceeded) as error:
-            self._is_full = True
+            # A step that the store's budget has no room for may be larger than another one, which makes some.
+            self._is_full = error.details.get("which") != STORE_BYTES
             self._tell(path, error)
         except StoreError as error:
             self._tell(path, error)
@@ -352,6 +354,7 @@ class _Repack:
                     except (NoSpace, BudgetExceeded):
                         break  # what the others free is room
             with core.committing():
+                room.require(0)  # as of `_commit`
                 needed = self._needed_now()
                 for step, writer, fresh in swaps:
                     steps.remove(step)
@@ -389,7 +392,7 @@ class _Repack:
             if damaged is not None:
                 return {pack.name for pack in step.olds if pack.has(damaged)}
             pack_id = writer.finish()
-            self._commit(step, writer, (temp, pack_id), proven)
+            self._commit(step, writer, (temp, pack_id), proven, room)
         return set()
 
     def _write(self, writer: PackWriter, step: Step, blocks: Sequence[bytes]) -> bytes | None:
@@ -443,10 +446,13 @@ class _Repack:
         writer: PackWriter | None,
         fresh: tuple[TempFile, bytes] | None,
         proven: Mapping[bytes, tuple[tuple[str, Stamp], bool]],
+        room: Meter | None = None,
     ) -> None:
         """The new pack gets its name, then the old ones go, as far as they are still not needed."""
         core = self._core
         with core.committing():
+            if room is not None:
+                room.require(0)  # for a moment both are there, and others have written meanwhile
             self._swap(step, writer, fresh, proven, self._needed_now())
 
     def _swap(

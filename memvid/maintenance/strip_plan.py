@@ -31,7 +31,8 @@ from ..limits import MAX_STRIPS
 from ..units import format_plural
 from ..uri import SessionUri
 
-_HOUR_NS: Final = 3600 * 10**9
+_MINUTE_NS: Final = 60 * 10**9
+_HOUR_NS: Final = 60 * _MINUTE_NS
 _DAY_NS: Final = 24 * _HOUR_NS
 
 RECENT_NS: Final = _HOUR_NS
@@ -111,8 +112,10 @@ def plan_strips(
     blocks_of: Callable[[str], Sequence[bytes]],
     held: Collection[bytes],
     bytes_of: Callable[[bytes], int],
+    even_recent: bool = False,
 ) -> Iterator[Planned]:
-    """All strips that there can be, in order; whoever needs so much room takes the first of them.
+    """All strips that there can be, in order; whoever needs so much room takes the first of them. even_recent: with
+    what was used within the last hour, and stays for now.
 
     blocks_of: the blocks of a version whose keys and values go when it is stripped, by its bundle id. held: blocks that
     stay in any case. bytes_of: what leaves the disk with the keys and values of a block.
@@ -123,7 +126,7 @@ def plan_strips(
             users.update(blocks_of(row.bundle_id))
     waiting: dict[bytes, list[Planned]] = {}
     gone: set[str] = set()
-    for step in _candidates(stock, policy, now_ns):
+    for step in _candidates(stock, policy, now_ns, even_recent):
         blocks = [block for row in step.rows for block in blocks_of(row.bundle_id)]
         users.subtract(blocks)
         free = [block for block in dict.fromkeys(blocks) if not users[block]]
@@ -143,13 +146,13 @@ def plan_strips(
         yield replace(step, bytes_freed=bytes_freed)
 
 
-def _candidates(stock: Stock, policy: RoomPolicy, now_ns: int) -> Iterator[Planned]:
+def _candidates(stock: Stock, policy: RoomPolicy, now_ns: int, even_recent: bool) -> Iterator[Planned]:
     """What may be stripped, in the order in which it goes, whether it frees anything or not."""
     steps: list[tuple[int, int, Planned]] = []
 
     def add(group: int, rows: Sequence[VersionInfo], used_by: Sequence[VersionInfo], reason: str) -> None:
         used_ns = stock.used_ns(used_by, now_ns)
-        if rows and now_ns - used_ns >= RECENT_NS:
+        if rows and (even_recent or now_ns - used_ns >= RECENT_NS):
             why = f"{reason}, last used {_age(now_ns - used_ns)} ago"
             steps.append((group, used_ns, Planned(rows[0].uri, tuple(rows), why)))
 
@@ -168,5 +171,6 @@ def _candidates(stock: Stock, policy: RoomPolicy, now_ns: int) -> Iterator[Plann
 
 
 def _age(age_ns: int) -> str:
-    unit_ns, unit = (_DAY_NS, "day") if age_ns >= 2 * _DAY_NS else (_HOUR_NS, "hour")
+    units = ((_DAY_NS, "day", 2), (_HOUR_NS, "hour", 1), (_MINUTE_NS, "minute", 0))
+    unit_ns, unit = next((unit_ns, unit) for unit_ns, unit, least in units if age_ns >= least * unit_ns)
     return format_plural(age_ns // unit_ns, unit)

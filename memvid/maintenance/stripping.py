@@ -22,15 +22,17 @@ from typing import Final
 
 from ..answers import MaintenanceReport, VersionInfo
 from ..disk.clock import now_ns
-from ..errors import BlockMissing, StoreError
-from ..folder.folder import manifest_name
+from ..errors import BlockMissing, LimitExceeded, StoreError
 from ..folder.journals_beside import bases_beside
-from ..folder.marks import Marks
+from ..folder.marks import MARKS_FILE, Marks
+from ..limits import MAX_STRIPS
 from ..recovery.replaying import keep_turns_behind
+from ..units import format_count, format_plural
 from ..uri import SessionUri, parse_reference
 from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
-from ..writing.removal import packs_with
+from ..writing.needs import Needed
+from ..writing.removal import needed_now, packs_with
 from ..writing.stripped import count_stripped
 from .repack import repack_packs
 from .repack_plan import CLEARING, RepackPolicy
@@ -38,6 +40,11 @@ from .strip_plan import Planned, RoomPolicy, Stock, plan_deletes, plan_strips
 
 _UNNEEDED: Final = RepackPolicy(max_packs=CLEARING.max_packs)
 """What nothing needs leaves the disk, where it is more than a quarter of a pack."""
+
+_NO_MORE: Final = (
+    f"A store has at most {format_count(MAX_STRIPS)} stripped versions. No more keys and values go behind these: "
+    "`torpor prune --keep-last 1` removes earlier versions."
+)
 
 _AT_ONCE: Final = 256
 """Steps of a plan in a part: no turn is acknowledged while they are marked, and a use saves those of later parts."""
@@ -52,18 +59,28 @@ def strip(core: StoreCore, rows: Sequence[VersionInfo], *, dry_run: bool) -> Mai
         with core.committing(), core.journaling():  # no turn may come behind a version between
             rows = _with_turns_kept(core, rows)
             _mark(run, rows)
+    ids = [row.bundle_id for row in rows]
+    needed = needed_now(core, strips=ids, pins=False)
     for row in rows:
-        path = core.folder.path_of(manifest_name(row.bundle_id))
         if core.missing_of(core.needs.of(row.bundle_id), stripped=True):
             what = f"Version {row.version} of {row.uri} lacks a part of its tokens: a block is in no pack, not even its"
-            run.tell(path, BlockMissing.code, f"{what} header. `torpor verify {row.uri}` says what to put back.")
+            message = f"{what} header. `torpor verify {row.uri}` says what to put back."
+            run.tell(core.folder.manifest_path(row.bundle_id), BlockMissing.code, message)
         if row.bundle_id not in before:
-            run.did("strip", path, 0, "Its tokens and text stay; its keys and values are not needed any more.", row)
-    ids = [row.bundle_id for row in rows]
+            run.did("strip", row, 0, _what_stays(core, row, needed))
     repack_packs(run, packs_with(core, ids), CLEARING, strips=ids if dry_run else ())
     if not dry_run:
         _count(core, {row.uri for row in rows})
     return run.report()
+
+
+def _what_stays(core: StoreCore, row: VersionInfo, needed: Needed) -> str:
+    """needed: as if it were stripped."""
+    ends = core.needs.ends()
+    shared = [each for each in core.needs.of(row.bundle_id) if needed.has_whole(each) and each not in ends]
+    if not shared:
+        return "Its tokens and text stay; its keys and values are not needed any more."
+    return f"Its tokens and text stay, and keys and values of {format_plural(len(shared), 'block')} that others need."
 
 
 def plan_room(core: StoreCore, policy: RoomPolicy, busy: Collection[SessionUri]) -> MaintenanceReport:
@@ -73,10 +90,18 @@ def plan_room(core: StoreCore, policy: RoomPolicy, busy: Collection[SessionUri])
     stock, now = _stock(core, busy), now_ns()
     for step in plan_deletes(stock, policy, now):
         size_bytes = sum(row.bundle_bytes for row in step.rows)
-        run.freed("remove", _path(core, step.rows[-1]), size_bytes, step.reason, step.rows[-1])
+        run.freed("remove", step.rows[-1], size_bytes, step.reason)
+    planned = set[str]()
     for step in _strips(core, stock, policy, now):
         _tell(run, step)
         run.bytes_freed += step.bytes_freed
+        planned.update(row.bundle_id for row in step.rows)
+    if len(stock.marks.stripped) + len(planned) >= MAX_STRIPS:
+        run.tell(core.folder.path_of(MARKS_FILE), LimitExceeded.code, _NO_MORE)
+    for step in _strips(core, stock, policy, now, even_recent=True):
+        for row in step.rows:
+            if row.bundle_id not in planned:
+                run.did("keep", row, 0, f"{step.reason}; it stays for an hour behind that")
     return run.report()
 
 
@@ -148,7 +173,7 @@ def _take(
 def _tell(run: MaintenanceRun, step: Planned) -> None:
     """Tell of a strip: what it frees with the last of its versions."""
     for row in step.rows:
-        run.did("strip", _path(run.core, row), step.bytes_freed if row is step.rows[-1] else 0, step.reason, row)
+        run.did("strip", row, step.bytes_freed if row is step.rows[-1] else 0, step.reason)
 
 
 def _stock(core: StoreCore, busy: Collection[SessionUri], rows: Sequence[VersionInfo] | None = None) -> Stock:
@@ -162,10 +187,14 @@ def _stock(core: StoreCore, busy: Collection[SessionUri], rows: Sequence[Version
     )
 
 
-def _strips(core: StoreCore, stock: Stock, policy: RoomPolicy, now: int) -> Iterator[Planned]:
+def _strips(
+    core: StoreCore, stock: Stock, policy: RoomPolicy, now: int, even_recent: bool = False
+) -> Iterator[Planned]:
     core.needs.read_ahead()
     held, bytes_of = {*core.pins.blocks(), *core.needs.ends()}, partial(_bytes_beyond_head, core)
-    return plan_strips(stock, policy, now, blocks_of=core.needs.of, held=held, bytes_of=bytes_of)
+    return plan_strips(
+        stock, policy, now, blocks_of=core.needs.of, held=held, bytes_of=bytes_of, even_recent=even_recent
+    )
 
 
 def _bytes_beyond_head(core: StoreCore, block_id: bytes) -> int:
@@ -175,10 +204,6 @@ def _bytes_beyond_head(core: StoreCore, block_id: bytes) -> int:
             if (frame := file.frames.get(block_id)) is not None:
                 return frame.frame_bytes - frame.head_bytes
     return 0
-
-
-def _path(core: StoreCore, row: VersionInfo) -> str:
-    return core.folder.path_of(manifest_name(row.bundle_id))
 
 
 def _with_turns_kept(core: StoreCore, rows: Sequence[VersionInfo]) -> list[VersionInfo]:

@@ -4,17 +4,20 @@ Owns the sums, and that they come out even. The index gives the number of versio
 a version with a damaged or missing manifest counts too. Changes nothing.
 
 How it scales: each manifest and each pack's directory are read; no payload is. So the time grows with the number of
-versions times their blocks, the memory with the number of blocks. Beside a live daemon the figures may be of more than
-one moment; a file that goes meanwhile is left out.
+versions times their blocks, the memory with the number of blocks. Beside a live daemon, or where steps wait for
+each other, the figures may be of more than one moment; a file that goes meanwhile is left out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Container, Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from heapq import nlargest, nsmallest
+from operator import itemgetter
+from typing import Final, TypeVar
 
-from ..answers import Finding, SessionUsage, UsageReport, VersionInfo
+from ..answers import Finding, SessionUsage, SharedBytes, Together, UsageReport, VersionInfo
 from ..checking.promised import still_missing
 from ..disk import durable
 from ..disk.budget import utc_day
@@ -26,17 +29,27 @@ from ..folder.folder import manifest_name
 from ..folder.marks import stripped_in
 from ..folder.store_file import BUNDLES, DAMAGED, INCOMING, JOURNAL, PACKS, VERSIONS
 from ..format.layout import Frame
-from ..format.manifest import Manifest, end_record_of
+from ..format.manifest import end_record_of
 from ..index.index import INDEX_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore
-from ..writing.frame_files import open_frames
 from ..writing.needs import Needed
 from ..writing.unreadable import finding_of_missing
+from .needers import view_of
 from .repack_plan import PackView, homes_of
+
+R = TypeVar("R")
+Steps = Generator[None, None, R]
+"""Work that gives its result at the end, and stops before each file."""
 
 _Users = frozenset[SessionUri]
 _NONE: _Users = frozenset()
+
+MOST_PARTS: Final = 20
+"""Parts of the shared bytes that are told."""
+
+MOST_NAMED: Final = 8
+"""Sessions that are named of those who share a part."""
 
 
 @dataclass(slots=True)
@@ -57,14 +70,14 @@ class _Needs:
     heads: dict[bytes, _Users] = field(default_factory=dict)
     _same: dict[_Users, _Users] = field(default_factory=dict)
 
-    def add(self, manifest: Manifest, *, is_stripped: bool) -> None:
-        end = end_record_of(manifest)
-        for entry in manifest.blocks:
-            users = self.heads if is_stripped and entry is not end else self.full
-            before = users.get(entry.id, _NONE)
-            if manifest.uri not in before:
-                after = before | {manifest.uri}
-                users[entry.id] = self._same.setdefault(after, after)
+    def add(self, uri: SessionUri, blocks: Iterable[bytes], ends: Container[bytes], *, is_stripped: bool) -> None:
+        """ends: what a stripped version needs whole."""
+        for block_id in blocks:
+            users = self.heads if is_stripped and block_id not in ends else self.full
+            before = users.get(block_id, _NONE)
+            if uri not in before:
+                after = before | {uri}
+                users[block_id] = self._same.setdefault(after, after)
 
     def needed(self) -> Needed:
         return Needed(frozenset(self.full) | frozenset(self.heads), frozenset(self.heads.keys() - self.full.keys()), ())
@@ -76,12 +89,14 @@ class _Needs:
 @dataclass(slots=True)
 class _Tally:
     """The store's sums so far. Every byte of a manifest or pack counts once by place, and once as needed by one
-    session, by several, by none, or as unreadable."""
+    session, by several, by none, or as unreadable. together: of the chosen sessions, as if they were one."""
 
+    chosen: _Users = _NONE
+    together: _Session = field(default_factory=_Session)
     sessions: dict[SessionUri, _Session] = field(default_factory=dict)
+    shared: Counter[_Users] = field(default_factory=Counter)
     version_bytes: int = 0
     pack_bytes: int = 0
-    shared_bytes: int = 0
     unneeded_bytes: int = 0
     unreadable_bytes: int = 0
     problems: list[Finding] = field(default_factory=list)
@@ -97,33 +112,46 @@ class _Tally:
         session.token_count = row.token_count
         session.logical_bytes += row.logical_bytes
 
-    def give(self, users: Iterable[SessionUri], size_bytes: int) -> None:
+    def give(self, users: Collection[SessionUri], size_bytes: int) -> None:
+        if of_chosen := self.chosen.intersection(users):
+            if len(of_chosen) == len(users):
+                self.together.alone_bytes += size_bytes
+            else:
+                self.together.shared_bytes += size_bytes
         sessions = [self.session(uri) for uri in users]
         if not sessions:
             self.unneeded_bytes += size_bytes
         elif len(sessions) == 1:
             sessions[0].alone_bytes += size_bytes
         else:
-            self.shared_bytes += size_bytes
+            self.shared[frozenset(users)] += size_bytes
             for session in sessions:
                 session.shared_bytes += size_bytes
 
 
-def usage(core: StoreCore, at_each_file: Callable[[], object]) -> UsageReport:
-    """See `Store.usage`."""
+def usage_in_steps(core: StoreCore) -> Steps[UsageReport]:
+    """See `Store.usage_in_steps`."""
+    report, _ = yield from usage_together_in_steps(core, _NONE)
+    return report
+
+
+def usage_together_in_steps(core: StoreCore, chosen: _Users) -> Steps[tuple[UsageReport, Together]]:
+    """See `Store.usage_together`."""
     core.require_open()
     core.look_again()
-    tally = _Tally()
+    tally = _Tally(chosen)
     stripped = stripped_in(core.folder) or frozenset()
     rows = core.index.all_rows()
-    users = _add_versions(core, stripped, tally, at_each_file)
+    users = yield from _add_versions(core, rows, stripped, tally)
     _add_rows(core, rows, stripped, tally)
-    _add_packs(core, users, tally, at_each_file)
+    yield from _add_packs(core, users, tally)
     places = _places(core)
     file_bytes = tally.version_bytes + tally.pack_bytes + sum(places.values())
     alone_bytes = sum(session.alone_bytes for session in tally.sessions.values())
-    stored_bytes = alone_bytes + tally.shared_bytes
-    return UsageReport(
+    shared_bytes = tally.shared.total()
+    stored_bytes = alone_bytes + shared_bytes
+    together = _told_together(tally)
+    report = UsageReport(
         file_bytes=file_bytes,
         version_bytes=tally.version_bytes,
         pack_bytes=tally.pack_bytes,
@@ -135,7 +163,7 @@ def usage(core: StoreCore, at_each_file: Callable[[], object]) -> UsageReport:
         other_bytes=places[""],
         logical_bytes=sum(session.logical_bytes for session in tally.sessions.values()),
         stored_bytes=stored_bytes,
-        shared_bytes=tally.shared_bytes,
+        shared_bytes=shared_bytes,
         alone_bytes=alone_bytes,
         rest_bytes=file_bytes - stored_bytes,
         unneeded_bytes=tally.unneeded_bytes,
@@ -143,24 +171,46 @@ def usage(core: StoreCore, at_each_file: Callable[[], object]) -> UsageReport:
         written_today_bytes=core.index.written().get(utc_day(now_ns()), 0),
         free_bytes=free_bytes_of(core.folder.packs_fd, core.path),
         sessions=tuple(_told(uri, one) for uri, one in sorted(tally.sessions.items())),
+        shared_by=tuple(_shared_by(tally)),
         problems=tuple(tally.problems),
         counted_ns=now_ns(),
     )
+    return report, together
+
+
+def _told_together(tally: _Tally) -> Together:
+    there = sorted(tally.chosen & tally.sessions.keys())
+    shared, alone = tally.together.shared_bytes, tally.together.alone_bytes
+    logical = sum(tally.sessions[uri].logical_bytes for uri in there)
+    return Together(tuple(map(str, there)), logical, shared + alone, shared, alone)
 
 
 def _told(uri: SessionUri, session: _Session) -> SessionUsage:
     return SessionUsage(str(uri), **asdict(session), stored_bytes=session.shared_bytes + session.alone_bytes)
 
 
+def _shared_by(tally: _Tally) -> Iterator[SharedBytes]:
+    """The largest parts; where sessions were chosen, of those that they need."""
+
+    def order(uri: SessionUri) -> tuple[bool, int, SessionUri]:
+        session = tally.sessions[uri]
+        return uri not in tally.chosen, -session.shared_bytes - session.alone_bytes, uri
+
+    parts = [part for part in tally.shared.items() if not tally.chosen or not tally.chosen.isdisjoint(part[0])]
+    for users, size_bytes in nlargest(MOST_PARTS, parts, key=itemgetter(1)):
+        yield SharedBytes(size_bytes, tuple(map(str, nsmallest(MOST_NAMED, users, key=order))), len(users))
+
+
 # --- versions
 
 
 def _add_versions(
-    core: StoreCore, stripped: frozenset[str], tally: _Tally, at_each_file: Callable[[], object]
-) -> _Needs:
-    users = _Needs()
+    core: StoreCore, rows: Iterable[VersionInfo], stripped: frozenset[str], tally: _Tally
+) -> Steps[_Needs]:
+    """A version whose manifest was damaged since the store has read it needs its blocks still."""
+    users, owners = _Needs(), {row.bundle_id: row.uri for row in rows}
     for bundle_id in sorted(core.folder.list_versions()):
-        at_each_file()
+        yield
         status = core.folder.status_of(manifest_name(bundle_id))
         if status is None:
             continue
@@ -173,12 +223,16 @@ def _add_versions(
         except StoreError as error:
             tally.version_bytes += status.st_size
             tally.unreadable_bytes += status.st_size
-            path = core.folder.path_of(manifest_name(bundle_id))
-            tally.problems.append(Finding(path, error.code, error.message))
+            path = core.folder.manifest_path(bundle_id)
+            tally.problems.append(Finding.of(path, error))
+            if (uri := owners.get(bundle_id)) is not None:
+                users.add(uri, core.needs.of(bundle_id), core.needs.ends(), is_stripped=bundle_id in stripped)
             continue
         tally.version_bytes += status.st_size
         tally.give([manifest.uri], status.st_size)
-        users.add(manifest, is_stripped=bundle_id in stripped)
+        end = end_record_of(manifest)
+        blocks = [entry.id for entry in manifest.blocks]
+        users.add(manifest.uri, blocks, () if end is None else (end.id,), is_stripped=bundle_id in stripped)
     return users
 
 
@@ -190,21 +244,20 @@ def _add_rows(core: StoreCore, rows: Iterable[VersionInfo], stripped: frozenset[
             continue  # it was deleted meanwhile
         tally.add_row(row, is_stripped=row.bundle_id in stripped)
         if row.bundle_id in missing:
-            tally.problems.append(finding_of_missing(core.folder.path_of(manifest_name(row.bundle_id)), row))
+            tally.problems.append(finding_of_missing(core.folder, row))
 
 
 # --- packs
 
 
-def _add_packs(core: StoreCore, users: _Needs, tally: _Tally, at_each_file: Callable[[], object]) -> None:
+def _add_packs(core: StoreCore, users: _Needs, tally: _Tally) -> Steps[None]:
     """Of a block that lies in several packs the frame counts that a repack would keep."""
     packs = []
     for name in sorted(core.folder.list_packs()):
-        at_each_file()
+        yield
         status = core.folder.status_of(name)
         try:
-            with open_frames(core.folder, name) as file:
-                packs.append(PackView(name, file.file_bytes, dict(file.frames), dict(file.heads)))
+            packs.append(view_of(core, name))
         except StoreClosed:
             raise
         except BundleMissing:
@@ -213,7 +266,7 @@ def _add_packs(core: StoreCore, users: _Needs, tally: _Tally, at_each_file: Call
             size_bytes = status.st_size if status is not None else 0
             tally.pack_bytes += size_bytes
             tally.unreadable_bytes += size_bytes
-            tally.problems.append(Finding(core.folder.path_of(name), error.code, error.message))
+            tally.problems.append(Finding.of(core.folder.path_of(name), error))
     homes = homes_of(packs, users.needed())
     for pack in packs:
         tally.pack_bytes += pack.size_bytes

@@ -13,7 +13,7 @@ from ..answers import Finding
 from ..errors import AmbiguousVersion, NothingNamed, StoreClosed, StoreError
 from ..folder.folder import id_in, manifest_name
 from ..folder.store_file import BUNDLES, PACKS, VERSIONS
-from ..index.beginnings import packs_with_beginning
+from ..index.queries import packs_with_beginning
 from ..limits import MIN_ID_DIGITS
 from ..writing.core import StoreCore
 from .needers import Needers, needers_of, view_of
@@ -81,8 +81,7 @@ def needed(core: StoreCore, thing: Thing) -> Needed:
     be read."""
     if thing.kind == "version":
         blocks = {entry.id for entry in core.read_manifest(thing.id).blocks}
-        status = core.folder.status_of(manifest_name(thing.id))
-        beside = 0 if status is None else status.st_size
+        beside = core.folder.bytes_of(manifest_name(thing.id))
     elif thing.kind == "pack":
         view = view_of(core, thing.name)
         blocks, beside = set(view.blocks), view.size_bytes - view.frames_bytes
@@ -97,7 +96,7 @@ def needed(core: StoreCore, thing: Thing) -> Needed:
         except StoreClosed:
             raise
         except StoreError as error:
-            problems.append(Finding(core.folder.path_of(name), error.code, error.message))
+            problems.append(Finding.of(core.folder.path_of(name), error))
             continue
         for block_id in blocks.intersection(view.blocks):
             is_head = bool(needers.of[block_id]) and block_id not in needers.whole

@@ -192,7 +192,7 @@ class _Carrying:
         self._write_index()
 
     def _tell(self, path: str, error: StoreError) -> None:
-        self.findings.append(Finding(path, error.code, error.message))
+        self.findings.append(Finding.of(path, error))
 
     # --- what lies in bundles/
 

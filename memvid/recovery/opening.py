@@ -7,13 +7,13 @@ leaves it. A version without a manifest stays, as one that is missing: it may be
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..answers import Finding
 from ..disk.lock import StoreLock
 from ..disk.paths import stamp_of, stat_name, undoing
 from ..errors import NoSpace
-from ..folder.folder import StoreFolder, manifest_name
+from ..folder.folder import StoreFolder
 from ..folder.marks import MARKS_FILE, create_store, findings_of_missing, stripped_in
 from ..folder.store_file import has_store_file, load_store_uuid, require_creatable, uuid_of_format_1
 from ..format.manifest import encode_manifest_file
@@ -21,7 +21,7 @@ from ..format.records import OpenReport
 from ..index.index import INDEX_FILE, Index
 from ..writing.core import StoreCore, drop_superseded
 from ..writing.stripped import count_stripped
-from ..writing.unreadable import finding_of_missing
+from ..writing.unreadable import findings_without_manifest
 
 _TRIES = 10
 
@@ -80,18 +80,21 @@ def bring_in_line(core: StoreCore, why: str | None, findings: Sequence[Finding] 
     folder, index = core.folder, core.index
     leftovers = len(folder.remove_leftovers()) if core.has_lock else 0
     known = index.bundle_ids()
-    for bundle_id in sorted(known - folder.list_versions()):
-        _came_back(core, bundle_id)
+    if core.has_lock:
+        for bundle_id in sorted(known - folder.list_versions()):
+            _came_back(core, bundle_id)
     unreadable = [*findings, *core.look_again()]
-    for bundle_id in sorted(core.unreadable_versions):
-        _came_back(core, bundle_id)
+    if core.has_lock:
+        for bundle_id in sorted(core.unreadable_versions):
+            _came_back(core, bundle_id)
     unreadable += core.read_again()
     if added := index.bundle_ids() - known:
         count_stripped(core, added & (stripped_in(folder) or frozenset()))
     there = folder.list_versions()
     missing = core.still_known(index.bundle_ids() - there)  # a daemon beside us may have deleted some since
     missing -= drop_superseded(core, missing)
-    unreadable += [*_missing(core, missing), *findings_of_missing(folder, index.knows)]
+    unreadable += findings_without_manifest(folder, index.rows_of(missing).values())
+    unreadable += findings_of_missing(folder, index.knows)
     if why is not None and core.has_lock:
         index.save(folder, always=True)  # a file that cannot be used does not stay, and this work is not done twice
     return OpenReport(
@@ -104,19 +107,9 @@ def bring_in_line(core: StoreCore, why: str | None, findings: Sequence[Finding] 
 
 def _came_back(core: StoreCore, bundle_id: str) -> None:
     """Give a version without a sound manifest that of its bundle of format 1, if this was put back."""
-    if core.has_lock:
-        from .carrying_over import manifest_in_bundle
+    from .carrying_over import manifest_in_bundle
 
-        encoded = manifest_in_bundle(core.folder, bundle_id)
-        with contextlib.suppress(NoSpace):
-            if encoded is not None:
-                core.folder.write_manifest(bundle_id, encode_manifest_file(encoded))
-
-
-def _missing(core: StoreCore, bundle_ids: Iterable[str]) -> list[Finding]:
-    """The versions whose manifests are missing."""
-    rows = core.index.rows_of(sorted(bundle_ids))
-    return [
-        finding_of_missing(core.folder.path_of(manifest_name(row.bundle_id)), row)
-        for row in sorted(rows.values(), key=lambda row: (row.uri, row.version))
-    ]
+    encoded = manifest_in_bundle(core.folder, bundle_id)
+    with contextlib.suppress(NoSpace):
+        if encoded is not None:
+            core.folder.write_manifest(bundle_id, encode_manifest_file(encoded))

@@ -50,7 +50,7 @@ from ..folder.folder import manifest_name
 from ..folder.marks import MARKS_FILE, Marks, decode_marks, findings_of_missing
 from ..folder.store_file import DAMAGED, PACKS, STORE_FILE, VERSIONS, require_store_file, write_store_file
 from ..format.frames import FrameReader
-from ..format.manifest import decode_manifest, encode_manifest_file
+from ..format.manifest import bundle_id_of, decode_manifest, encode_manifest_file
 from ..format.pack_writer import PackWriter, joined_block
 from ..limits import MAX_MARKS_BYTES
 from ..units import format_plural
@@ -58,7 +58,7 @@ from ..writing.core import StoreCore
 from ..writing.maintenance_run import MaintenanceRun
 from ..writing.removal import needed_now, told_versions
 from .mending import Mending
-from .sources import is_manifest, list_sources, manifests_in, open_source
+from .sources import is_manifest, list_sources, manifest_in, open_source
 
 _MARKS_PUT_BACK: Final = (
     f"A {MARKS_FILE} of a backup that is put in its place counts again; without one, set the tags and pins anew."
@@ -173,7 +173,8 @@ def _take_manifests(run: MaintenanceRun, check: Check, files: Sequence[str]) -> 
         if not wanted:
             break
         with _telling(run, path):
-            for bundle_id, encoded in manifests_in(path, wanted):
+            bundle_id = bundle_id_of(encoded := manifest_in(path))
+            if bundle_id in wanted:
                 manifest = decode_manifest(encoded, path)
                 if run.dry_run:
                     check.planned[bundle_id] = manifest
@@ -186,7 +187,7 @@ def _places_of(run: MaintenanceRun, wanted: frozenset[str], files: Sequence[str]
     """Where the manifests may be: under each other's names, in the sources, in `damaged`; what moved there on the way
     is listed too."""
     folder = run.core.folder
-    yield from (folder.path_of(manifest_name(each)) for each in sorted(wanted) if folder.has_manifest(each))
+    yield from (folder.manifest_path(each) for each in sorted(wanted) if folder.has_manifest(each))
     yield from files
     yield from _in_damaged(run)
 
@@ -238,8 +239,8 @@ def _put_manifest(core: StoreCore, bundle_id: str, encoded: bytes) -> bool:
 
 def _tell_taken(run: MaintenanceRun, bundle_id: str, source: str, size_bytes: int) -> None:
     row = run.core.index.rows_of([bundle_id]).get(bundle_id)
-    path = run.core.folder.path_of(manifest_name(bundle_id))
-    run.did("copy", path, size_bytes, f"Its manifest is taken from {os.path.dirname(source)}.", row)
+    what = row or run.core.folder.manifest_path(bundle_id)
+    run.did("copy", what, size_bytes, f"Its manifest is taken from {os.path.dirname(source)}.")
     run.bytes_written += size_bytes
 
 

@@ -158,10 +158,10 @@ def _is_covered(core: StoreCore, record: JournalRecord) -> bool:
     candidates = later if newest in versions else list(versions)
     names = (_is(core, one, lambda reader: reader.manifest.session.get(COVERS) == digest) for one in candidates)
     from_it_on = candidates[next((at for at, does in enumerate(names) if does), len(candidates)) :]
-    if any(_is(core, one, lambda reader: _all_tokens(reader) is not None) for one in from_it_on):
+    if any(_is(core, one, lambda reader: all_tokens(reader) is not None) for one in from_it_on):
         return True
-    ledger = _ledger_of(core, record) if later else b""
-    return any(_is(core, one, lambda reader: _all_tokens(reader).startswith(ledger)) for one in later)
+    ledger = ledger_of(core, record) if later else b""
+    return any(_is(core, one, lambda reader: all_tokens(reader).startswith(ledger)) for one in later)
 
 
 def _is(core: StoreCore, bundle_id: str, holds: Callable[[BundleReader], bool]) -> bool:
@@ -171,12 +171,13 @@ def _is(core: StoreCore, bundle_id: str, holds: Callable[[BundleReader], bool]) 
     return False
 
 
-def _all_tokens(reader: BundleReader) -> bytes:
+def all_tokens(reader: BundleReader) -> bytes:
+    """All tokens of a version, uint32 as bytes. Raises as `BundleReader.tokens`."""
     return reader.tokens() + reader.manifest.tail
 
 
-def _ledger_of(core: StoreCore, record: JournalRecord) -> bytes:
-    """All tokens of a record, uint32 as bytes."""
+def ledger_of(core: StoreCore, record: JournalRecord) -> bytes:
+    """All tokens of a record, uint32 as bytes. Raises as `StoreCore.open_reader`, and `BundleReader.tokens`."""
     tail = tail_in(record.session)
     if record.base is None:
         return tail

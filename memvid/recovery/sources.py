@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from ..disk.paths import closing_fd, io_error, open_foreign_file, whole_path
 from ..errors import Corruption, LimitExceeded
 from ..format.damaged_pack import DamagedPack
 from ..format.frames import FrameReader
-from ..format.manifest import bundle_id_of, read_manifest_bytes
+from ..format.manifest import read_manifest_bytes
 from ..format_1 import open_any
 
 _NAME: Final = re.compile(r".*\.(mvm|mvp|mvb|mvr)(\.[0-9]+)?", re.ASCII | re.DOTALL)
@@ -49,14 +49,12 @@ def open_source(path: str) -> FrameReader:
         return DamagedPack(open_foreign_file(path), path, None)
 
 
-def manifests_in(path: str, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """Those of the `wanted` manifests that a file holds sound: id, encoded. Raises StoreIoError, UnsupportedFormat."""
+def manifest_in(path: str) -> bytes:
+    """The manifest that a file holds sound, encoded; empty if it has none. Raises StoreIoError, UnsupportedFormat."""
     try:
-        encoded = _read_manifest(path) if is_manifest(path) else _manifest_beside_frames(path)
+        return _read_manifest(path) if is_manifest(path) else _manifest_beside_frames(path)
     except (Corruption, LimitExceeded):
-        return
-    if encoded and (bundle_id := bundle_id_of(encoded)) in wanted:
-        yield bundle_id, encoded
+        return b""
 
 
 def _read_manifest(path: str) -> bytes:

@@ -37,6 +37,7 @@ from ..errors import (
 from ..folder.diary import Diary
 from ..folder.folder import StoreFolder, id_in, manifest_name, pack_name
 from ..folder.journal import Journal
+from ..folder.seen_heads import SeenHeads
 from ..folder.store_file import VERSIONS
 from ..format.manifest import Manifest, read_manifest
 from ..index.index import Index, row_of
@@ -65,6 +66,7 @@ class StoreCore:
         self.index = index
         self.journal = journal
         self.diary = Diary(folder)
+        self.seen_heads = SeenHeads(folder)
         self.pins = Pins()
         self.files = FrameFiles(folder)
         self.needs = Needs(folder, self.read_manifest)
@@ -237,7 +239,7 @@ class StoreCore:
                 return read_manifest(fd, path, bundle_id)
         except (Corruption, LimitExceeded) as error:
             row = self.index.rows_of([bundle_id]).get(bundle_id)
-            path = self.folder.path_of(manifest_name(bundle_id))
+            path = self.folder.manifest_path(bundle_id)
             raise type(error)(sentence_of(error, path, row), **{**error.details, "bundle_id": bundle_id}) from error
 
     def open_reader(self, bundle_id: str) -> BundleReader:
@@ -249,12 +251,12 @@ class StoreCore:
             manifest = self.read_manifest(bundle_id)
             self.pins.extend(number, (entry.id for entry in manifest.blocks))
             if not self.folder.has_manifest(bundle_id):  # a delete may have looked at the pins before
-                path = self.folder.path_of(manifest_name(bundle_id))
+                path = self.folder.manifest_path(bundle_id)
                 raise BundleMissing(f"{path} is missing. {PUT_BACK}", path=path)
             return BundleReader(
                 manifest,
                 bundle_id,
-                self.folder.path_of(manifest_name(bundle_id)),
+                self.folder.manifest_path(bundle_id),
                 FrameFiles(self.folder),
                 lambda block_id, stripped: self.index.packs_of(block_id, stripped=stripped),
                 self.look_again,
@@ -390,14 +392,14 @@ class StoreCore:
         name = manifest_name(bundle_id)
         try:
             manifest = self.read_manifest(bundle_id)
-            status = self.folder.status_of(name)
+            size_bytes = self.folder.bytes_of(name)
         except BundleMissing:  # it was moved away, or deleted
             self.unreadable_versions.discard(bundle_id)
             return None
         except StoreError as error:
             self.unreadable_versions.add(bundle_id)
-            return Finding(self.folder.path_of(name), error.code, error.message)
-        self.index.add(row_of(manifest, bundle_id, status.st_size if status else 0))
+            return Finding.of(self.folder.path_of(name), error)
+        self.index.add(row_of(manifest, bundle_id, size_bytes))
         self.unreadable_versions.discard(bundle_id)
         return None
 
@@ -498,5 +500,5 @@ def _enter_pack(core: StoreCore, name: str) -> Finding | None:
     except BundleMissing:  # it was moved away, or removed
         return None
     except StoreError as error:
-        return Finding(core.folder.path_of(name), error.code, error.message)
+        return Finding.of(core.folder.path_of(name), error)
     return None

@@ -27,14 +27,15 @@ class MaintenanceRun:
     def committing(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if self.dry_run else self.core.committing()
 
-    def did(self, kind: str, path: str, size_bytes: int, reason: str, of: VersionInfo | None = None) -> None:
-        """`of`: the version that the file is, if it is known."""
-        session, version = (str(of.uri), of.version) if of is not None else (None, None)
+    def did(self, kind: str, what: str | VersionInfo, size_bytes: int, reason: str) -> None:
+        """what: the path of the file, or the version whose manifest it is."""
+        path, of = (what, None) if isinstance(what, str) else (self.core.folder.manifest_path(what.bundle_id), what)
+        session, version = (of.session, of.version) if of is not None else (None, None)
         self.actions.append(Action(kind, path, session, version, size_bytes, reason))
 
-    def freed(self, kind: str, path: str, size_bytes: int, reason: str, of: VersionInfo | None = None) -> None:
+    def freed(self, kind: str, what: str | VersionInfo, size_bytes: int, reason: str) -> None:
         """As `did`, of a step that frees so many bytes."""
-        self.did(kind, path, size_bytes, reason, of)
+        self.did(kind, what, size_bytes, reason)
         self.bytes_freed += size_bytes
 
     def tell(self, path: str, code: str, message: str, *, lost: bool = False) -> None:

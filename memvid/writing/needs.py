@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..answers import Finding
 from ..errors import BundleMissing, StoreError
-from ..folder.folder import StoreFolder, manifest_name
+from ..folder.folder import StoreFolder
 from ..format.manifest import Manifest, end_record_of
 
 if TYPE_CHECKING:
@@ -113,6 +113,11 @@ class Needs:
                 self._read(bundle_id)
             return self._of.get(bundle_id, ())
 
+    def fault_of(self, bundle_id: str) -> Finding | None:
+        """Why a manifest cannot be read, and its needs are unknown; None for one that can."""
+        with self._lock:
+            return None if bundle_id in self._of else self._read(bundle_id)
+
     def ends(self) -> set[bytes]:
         """The records of last positions that stay when their versions are stripped, of the manifests read so far."""
         with self._lock:
@@ -122,7 +127,7 @@ class Needs:
         try:
             manifest = self._read_manifest(bundle_id)
         except StoreError as error:
-            return Finding(self._folder.path_of(manifest_name(bundle_id)), error.code, error.message)
+            return Finding.of(self._folder.manifest_path(bundle_id), error)
         self._of[bundle_id] = tuple(self._ids.setdefault(entry.id, entry.id) for entry in manifest.blocks)
         if end_record_of(manifest) is not None:
             self._with_end.add(bundle_id)

@@ -72,7 +72,7 @@ def _told(core: StoreCore) -> _Told:
     except (CorruptMarks, MarksLost):
         pass  # no tag is known until they are put back, and deletes go on
     except StoreError as error:
-        unread = (Finding(f"{core.path}/{MARKS_FILE}", error.code, error.message),)
+        unread = (Finding.of(f"{core.path}/{MARKS_FILE}", error),)
     bases = frozenset(core.bases().values())
     return _Told((marks.named - still) | bases, marks.stripped - bases, unread)
 

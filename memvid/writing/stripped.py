@@ -30,8 +30,7 @@ def count_stripped(core: StoreCore, bundle_ids: Collection[str]) -> None:
 
 def _bytes_left(core: StoreCore, row: VersionInfo, own: set[bytes]) -> int:
     """The bytes of a manifest, and of these blocks in packs: of a pack with others, too, their part."""
-    status = core.folder.status_of(manifest_name(row.bundle_id))
-    bytes_left = status.st_size if status is not None else 0
+    bytes_left = core.folder.bytes_of(manifest_name(row.bundle_id))
     for name in core.index.packs_with(own, stripped=True):
         with contextlib.suppress(StoreError), core.files.holding(name) as file:
             frames = {**file.heads, **file.frames}

@@ -387,7 +387,9 @@ def _connected(path: str) -> socket.socket | None:
 def unreachable(path: str, error: OSError) -> DaemonUnreachable:
     """The error of a connection that could not be made."""
     absent = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
-    advice = f"Start a daemon with `{start_command(path)}`." if absent else "Check who may use the socket."
+    advice = f"Start a daemon with `{start_command(path)}`."
+    if not absent:
+        advice = "Only the user who runs a daemon may use its socket: work as that one, or name your own (--socket)."
     return DaemonUnreachable(f"No daemon answers on {path} ({error.strerror or error}). {advice}", path=path)
 
 

@@ -9,11 +9,12 @@ full) gives None: the caller asks again with the client, which says what it is. 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
-from functools import cache
+from dataclasses import fields
+from functools import cache, partial
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from ...records import Record, Result
@@ -69,40 +70,90 @@ def _messages(connected: socket.socket) -> Iterator[Mapping[str, Any]]:
 def record_of(kind: type[R], raw: object) -> R:
     """A record of a map, with the records in it. Fields that it does not have are skipped, as by the client. Raises
     TypeError: a field is missing, or has a value of another kind."""
-    return _value(kind, raw)  # type: ignore[no-any-return]  # by the kind
+    made: R = _reader(cast("Any", kind))(raw)
+    return made
+
+
+_Reader = Callable[[Any], Any]
+"""Gives a value of one kind. Raises TypeError: it is of another."""
 
 
 @cache
-def _fields_of(kind: Any) -> Mapping[str, Any]:
-    return {name: hint for name, hint in get_type_hints(kind).items() if name in kind.__dataclass_fields__}
-
-
-def _value(kind: Any, raw: Any) -> Any:
+def _reader(kind: Any) -> _Reader:
+    """Made once for each kind: an answer may list thousands of values of it."""
     origin, parts = get_origin(kind), get_args(kind)
-    if isinstance(kind, type) and issubclass(kind, Record) and isinstance(raw, Mapping):
-        hints = _fields_of(cast("Any", kind))
-        return kind(**{name: _value(hint, raw[name]) for name, hint in hints.items() if name in raw})
-    if origin in (tuple, Sequence) and isinstance(raw, Sequence) and not isinstance(raw, str | bytes):
-        if origin is Sequence or parts[-1:] == (...,):
-            return tuple(_value(parts[0], each) for each in raw)
-        return tuple(_value(part, each) for part, each in zip(parts, raw, strict=True))
-    if origin in (dict, Mapping) and isinstance(raw, Mapping):
-        return {_value(parts[0], name): _value(parts[1], each) for name, each in raw.items()}
+    if _is_record(kind):
+        return partial(_record, kind)
+    if origin in (tuple, Sequence):
+        is_list = origin is Sequence or parts[-1:] == (...,)
+        return partial(_items, _reader(parts[0])) if is_list else partial(_row, tuple(map(_reader, parts)))
+    if origin in (dict, Mapping):
+        return partial(_map, _reader(parts[0]), _reader(parts[1]))
     if origin in (Union, UnionType):
-        return _of_one(parts, raw)
-    if (origin is Literal and raw in parts) or kind is Any or (kind in (None, NoneType) and raw is None):
+        plain = frozenset(each for each in parts if isinstance(each, type) and not _is_record(each))
+        return partial(_of_one, plain, tuple(map(_reader, parts)))
+    return partial(_word, parts) if origin is Literal else partial(_plain, kind)
+
+
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Record)
+
+
+@cache
+def _readers_of_fields(kind: Any) -> Mapping[str, _Reader]:
+    hints = get_type_hints(kind)
+    return {each.name: _reader(hints[each.name]) for each in fields(kind)}
+
+
+def _record(kind: Any, raw: Any) -> Any:
+    if not isinstance(raw, Mapping):
+        raise TypeError(f"it is no {kind}")
+    return kind(**{name: read(raw[name]) for name, read in _readers_of_fields(kind).items() if name in raw})
+
+
+def _items(read: _Reader, raw: Any) -> Any:
+    return tuple(map(read, _sequence(raw)))
+
+
+def _row(readers: Sequence[_Reader], raw: Any) -> Any:
+    if len(_sequence(raw)) != len(readers):
+        raise TypeError(f"it has not {len(readers)} items")
+    return tuple(read(each) for read, each in zip(readers, raw, strict=True))
+
+
+def _sequence(raw: Any) -> Sequence[Any]:
+    if not isinstance(raw, list | tuple):
+        raise TypeError("it is no list")
+    return raw
+
+
+def _map(name: _Reader, value: _Reader, raw: Any) -> Any:
+    if not isinstance(raw, Mapping):
+        raise TypeError("it is no map")
+    return {name(each): value(raw[each]) for each in raw}
+
+
+def _of_one(plain: Set[type], readers: Sequence[_Reader], raw: Any) -> Any:
+    """plain: those of its kinds whose values stay as they are."""
+    if type(raw) in plain:
         return raw
-    if isinstance(kind, type) and type(raw) is kind:
+    for read in readers:
+        try:
+            return read(raw)
+        except TypeError:
+            continue
+    raise TypeError("it is of none of its kinds")
+
+
+def _word(words: Sequence[Any], raw: Any) -> Any:
+    if raw not in words:
+        raise TypeError(f"it is none of {words}")
+    return raw
+
+
+def _plain(kind: Any, raw: Any) -> Any:
+    if type(raw) is kind or kind is Any:
         return raw
     if kind is float and type(raw) is int:
         return float(raw)
     raise TypeError(f"it is no {kind}")
-
-
-def _of_one(kinds: Sequence[Any], raw: Any) -> Any:
-    for kind in kinds:
-        try:
-            return _value(kind, raw)
-        except (TypeError, ValueError):
-            continue
-    raise TypeError(f"it is none of {kinds}")

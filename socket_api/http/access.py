@@ -117,8 +117,7 @@ class Access:
         """The caller, by its token; on the Unix socket its user. Raises HttpRefused: no token, or an unknown one."""
         if on_unix:
             return Caller()
-        kind, _, bearer = headers.get("authorization", "").partition(" ")
-        token = headers.get("x-api-key", "") or (bearer.strip() if kind.lower() == "bearer" else "")
+        token = token_in(headers)
         namespace = self._tokens.namespace_of(token) if self._tokens is not None and token else None
         if namespace is None:
             where = self._tokens.path if self._tokens is not None else "of tokens"
@@ -129,9 +128,15 @@ class Access:
             )
         return Caller(namespace)
 
-    def token_of(self, namespace: str) -> str | None:
-        """The first token of a namespace; None if it has none any more, or the file is not to be used."""
+    def with_digest(self, digest: bytes) -> tuple[str, str] | None:
+        """The namespace and the token with a digest; None if it is gone, or the file is not to be used."""
         try:
-            return None if self._tokens is None else self._tokens.token_of(namespace)
+            return None if self._tokens is None else self._tokens.with_digest(digest)
         except UnsafeTokenFile:
             return None
+
+
+def token_in(headers: Mapping[str, str]) -> str:
+    """The token of a request; empty without one."""
+    kind, _, bearer = headers.get("authorization", "").partition(" ")
+    return headers.get("x-api-key", "") or (bearer.strip() if kind.lower() == "bearer" else "")

@@ -214,7 +214,7 @@ class _Exchange:
 
     def _count(self, answered: Answered) -> None:
         tokens = self._desk.counters.tokens
-        tokens.labels(answered.model, "cached").inc(answered.cached_tokens)
+        tokens.labels(answered.model, "reused").inc(answered.cached_tokens)
+        tokens.labels(answered.model, "read").inc(answered.computed_tokens)
         tokens.labels(answered.model, "recomputed").inc(answered.recomputed_tokens)
-        tokens.labels(answered.model, "read").inc(answered.result.prefilled_tokens)
         tokens.labels(answered.model, "written").inc(len(answered.result.tokens))

@@ -101,11 +101,14 @@ _TO_OTHERS: Final[Mapping[int, str]] = MappingProxyType(
 """What a caller of one namespace is told instead of the statuses that tell of the whole daemon: how full its memory and
 its store are, and what of theirs is damaged, depends on all namespaces."""
 
+_OF_A_FILE: Final = "A file of the daemon hinders this. Its log has the reason, and `torpor verify` checks the store."
+"""What it is told instead of an error that names a file."""
+
 
 def told_to(caller: Caller, error: TorporError) -> TorporError:
     """An error as its caller may be told it: with its code, and without figures and files of other namespaces."""
-    reason = None if caller.is_owner else _TO_OTHERS.get(status_of(error))
-    if reason is None:
+    reason = _TO_OTHERS.get(status_of(error), _OF_A_FILE if error.details.get("path") else None)
+    if caller.is_owner or reason is None:
         return error
     _LOG.warning("told a client without its reason: %s: %s", error.code, error.message)
     general = copy.copy(error)

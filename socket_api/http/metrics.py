@@ -38,8 +38,8 @@ class Counters:
         )
         self.tokens = Counter(
             "torpor_http_tokens",
-            "Tokens of answers over HTTP: that a session had (cached), that it had and that were computed again "
-            "(recomputed), that were read for the first time, and that were written.",
+            "Tokens of answers over HTTP: of prompts those that were not read, as a session had them (reused), and "
+            "those that were read; of these those that its session had in their places (recomputed); and written ones.",
             ("model", "kind"),
             registry=self.registry,
         )

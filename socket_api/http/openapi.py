@@ -10,7 +10,7 @@ from typing import Any
 from starlette.routing import Route
 
 from ... import __version__
-from ..wire.common_store import OF_ALL
+from ..wire.common_store import LEFT_OUT
 from ..wire.schemas import Schemas, object_of
 from . import sessions
 from .routing import Posted
@@ -26,7 +26,7 @@ def document(dialects: Sequence[Route]) -> Mapping[str, Any]:
         paths.setdefault(path, {})[method.lower()] = operation
     for each in schemas.shared.values():
         if "required" in each:
-            each["required"] = [name for name in each["required"] if name not in OF_ALL]
+            each["required"] = [name for name in each["required"] if name not in LEFT_OUT]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Torpor", "version": __version__, "description": "A memory for local agents that survives."},

@@ -20,6 +20,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ..errors import HttpRefused
+from ..tokens import digest_of
+from .access import token_in
 from .requests import in_path
 from .sign_in import CODE_LASTS_S
 from .work import desk_of
@@ -114,10 +116,11 @@ def _sent(request: Request, name: str) -> Response:
 
 async def _link(request: Request) -> Response:
     """Give a code for the caller's token, which only a caller with a token has."""
-    codes, namespace = desk_of(request).codes, request.state.caller.namespace
-    if codes is None or namespace is None:
+    codes = desk_of(request).codes
+    if codes is None or request.state.caller.namespace is None:
         raise HttpRefused("The inspector is on the port of HTTP, and not on the Unix socket.", status=404)
-    return JSONResponse({"code": codes.make(namespace), "seconds": CODE_LASTS_S})
+    code = codes.make(digest_of(token_in(request.headers)))
+    return JSONResponse({"code": code, "seconds": CODE_LASTS_S})
 
 
 async def _token(request: Request) -> Response:
@@ -125,12 +128,13 @@ async def _token(request: Request) -> Response:
     desk = desk_of(request)
     async with desk.bodies.read(request) as body:
         code = body.get("code")
-    namespace = desk.codes.take(code) if desk.codes is not None and isinstance(code, str) else None
-    token = None if namespace is None else desk.access.token_of(namespace)
-    if token is None:
+    digest = desk.codes.take(code) if desk.codes is not None and isinstance(code, str) else None
+    found = None if digest is None else desk.access.with_digest(digest)
+    if found is None:
         raise HttpRefused(
             "This link was used already, or is too old: it is good for one sign-in within two minutes. `torpor inspect`"
             " makes a new one.",
             status=401,
         )
+    namespace, token = found
     return JSONResponse({"token": token, "namespace": namespace}, headers={"cache-control": "no-store"})

@@ -2,7 +2,8 @@
 
 A route is a row of a table. The body of a request has the fields of the verb's record, but for the session, which the
 path names; the answer is the verb's record, for a client of one namespace without what the store has of all in common
-(`common_store.py`). A name in a path may be percent-encoded: `team%2Fnotes`.
+(`common_store.py`). A client that accepts server-sent events is told how far a long one is (`reporting.py`). A name in
+a path may be percent-encoded: `team%2Fnotes`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final, get_args, get_type_hints
 
+from pydantic_core import to_json
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ...daemon.api.verb import Verb
 from ...daemon.api.verbs import VERBS
-from ...daemon.tasks.pieces import in_pieces
+from ...daemon.tasks.pieces import NAMES_AT_ONCE, Pieces, in_pieces
 from ..server.wire_map import wire_map
 from ..wire.checking import listed, params_of_json
 from ..wire.common_store import without_others
+from .reporting import Reports, wants_reports
 from .requests import in_path
 from .work import desk_of
 
@@ -58,6 +61,7 @@ ROUTES: Final = (
     SessionRoute("GET", f"{PATH}/{{session}}/blocks", VERBS["blocks"]),
     SessionRoute("GET", f"{PATH}/{{session}}/contents", VERBS["contents"]),
     SessionRoute("GET", f"{PATH}/{{session}}/difference", VERBS["difference"]),
+    SessionRoute("GET", f"{PATH}/{{session}}/analysis", VERBS["analyze"], of_all=True),
     SessionRoute("GET", _HISTORY_PATH, VERBS["history"]),
     SessionRoute("GET", "/v1/why", VERBS["causes"]),
     SessionRoute("GET", "/v1/status", VERBS["status"], of_all=True),
@@ -86,10 +90,41 @@ async def _answer(route: SessionRoute, request: Request) -> Response:
             params |= _asked_in(request.query_params, route.verb)
         if route.names_session:
             params["session"] = in_path(request, "session")
-        result = await desk.ask(request, route.verb, params)
-        values = await in_pieces(wire_map(route.verb, result))
-        bound_to = request.state.caller.bound_to
-        return JSONResponse(values if bound_to is None else without_others(values, bound_to))
+        order = await request.state.caller.request_of(route.verb, params)
+        told = partial(_told, route, request)
+        if wants_reports(request, order):
+            return Reports(request, route.verb, order, told)
+        answer = await told(await desk.works.answer(route.verb, order, request.receive))
+        return Response(answer, media_type="application/json")
+
+
+async def _told(route: SessionRoute, request: Request, result: Any) -> bytes:
+    values = await in_pieces(wire_map(route.verb, result))
+    return await in_pieces(_json_of(values, request.state.caller.bound_to))
+
+
+def _json_of(values: dict[str, Any], bound_to: str | None) -> Pieces[bytes]:
+    """An answer as who is bound to a namespace may know it; None: all of it. Streams wait meanwhile, so long lists are
+    made piece by piece."""
+
+    def told(value: Any) -> Any:
+        return value if bound_to is None else without_others(value, bound_to)
+
+    long = {name: each for name, each in values.items() if isinstance(each, list | tuple) and len(each) > NAMES_AT_ONCE}
+    short = told({name: () if name in long else each for name, each in values.items()})
+    if short is None:
+        return b"null"
+    written = []
+    for name, value in short.items():
+        text = to_json(value)
+        if name in long:
+            parts = []
+            for start in range(0, len(long[name]), NAMES_AT_ONCE):
+                parts.append(to_json(told(long[name][start : start + NAMES_AT_ONCE]))[1:-1])
+                yield
+            text = b"[" + b",".join(parts) + b"]"
+        written.append(to_json(name) + b":" + text)
+    return b"{" + b",".join(written) + b"}"
 
 
 def _asked_in(query: QueryParams, verb: Verb[Any, Any]) -> dict[str, Any]:

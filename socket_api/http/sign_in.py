@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from typing import Final
 
+from ..tokens import digest_of
+
 CODE_LASTS_S: Final = 120.0
-MAX_CODES: Final = 16
-"""Given out at a time; the oldest makes room."""
+MAX_CODES: Final = 4
+"""Given out at a time for a token; its oldest makes room."""
 
 
 class Codes:
-    """Codes that are given for a token once. Only their digests stay in memory."""
+    """Codes that are given for a token once. Of both only the digests stay in memory."""
 
     def __init__(self) -> None:
-        self._given: dict[bytes, tuple[str, float]] = {}
+        self._given: dict[bytes, tuple[bytes, float]] = {}
 
-    def make(self, namespace: str) -> str:
-        """A code for the token of a namespace."""
-        while len(self._given) >= MAX_CODES:
-            del self._given[next(iter(self._given))]
+    def make(self, token: bytes) -> str:
+        """A code for a token, by its digest."""
+        own = [given for given, (of, _) in self._given.items() if of == token]
+        for oldest in own[: max(0, len(own) + 1 - MAX_CODES)]:
+            del self._given[oldest]
         code = secrets.token_urlsafe(24)
-        self._given[_digest(code)] = namespace, time.monotonic() + CODE_LASTS_S
+        self._given[digest_of(code)] = token, time.monotonic() + CODE_LASTS_S
         return code
 
-    def take(self, code: str) -> str | None:
-        """The namespace of a code, which is used up; None for one that is unknown, used or too old."""
-        namespace, lasts_until = self._given.pop(_digest(code), (None, 0.0))
-        return namespace if time.monotonic() < lasts_until else None
-
-
-def _digest(code: str) -> bytes:
-    return hashlib.sha256(code.encode("utf-8", "surrogatepass")).digest()
+    def take(self, code: str) -> bytes | None:
+        """The digest of the token of a code, which is used up; None for one that is unknown, used or too old."""
+        token, lasts_until = self._given.pop(digest_of(code), (None, 0.0))
+        return token if time.monotonic() < lasts_until else None

@@ -6,8 +6,7 @@ Long lists are made piece by piece, because other clients' streams wait meanwhil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, get_type_hints
 
@@ -15,7 +14,7 @@ from pydantic import TypeAdapter
 
 from ...daemon.api.verb import R, Verb
 from ...daemon.tasks.pieces import SESSIONS_AT_ONCE, Pieces
-from ...records import IGNORING
+from ...records import IGNORING, Record, as_map
 from ..wire.checking import reader_of_result
 
 _PLAIN_ITEMS_AT_ONCE: Final = 4096
@@ -24,9 +23,9 @@ _PLAIN_ITEMS_AT_ONCE: Final = 4096
 
 def wire_map(verb: Verb[Any, R], result: R) -> Pieces[dict[str, Any]]:
     """The map of the answer to a verb."""
-    given = _fields_of(result)
-    long = {name: items for name, items in given.items() if _is_sequence(items) and len(items) > _at_once(items)}
-    short = {name: _plain(() if name in long else value) for name, value in given.items()}
+    given = vars(result)
+    long = {name: each for name, each in given.items() if isinstance(each, list | tuple) and len(each) > _at_once(each)}
+    short = {name: as_map(() if name in long else value) for name, value in given.items()}
     reader_of_result(verb).validate_python(short)
     for name, items in long.items():
         short[name] = yield from _checked(_of_field(verb, name), items)
@@ -37,7 +36,7 @@ def _checked(of_items: TypeAdapter[Any], items: Sequence[Any]) -> Pieces[tuple[A
     found: list[Any] = []
     at_once = _at_once(items)
     for start in range(0, len(items), at_once):
-        piece = _plain(items[start : start + at_once])
+        piece = as_map(items[start : start + at_once])
         of_items.validate_python(piece)
         found += piece
         yield
@@ -51,19 +50,4 @@ def _of_field(verb: Verb[Any, Any], name: str) -> TypeAdapter[Any]:
 
 
 def _at_once(items: Sequence[Any]) -> int:
-    return SESSIONS_AT_ONCE if is_dataclass(items[0] if items else None) else _PLAIN_ITEMS_AT_ONCE
-
-
-def _is_sequence(value: object) -> bool:
-    return isinstance(value, (list, tuple))
-
-
-def _fields_of(record: Any) -> Mapping[str, Any]:
-    return record if isinstance(record, Mapping) else {each.name: getattr(record, each.name) for each in fields(record)}
-
-
-def _plain(value: Any) -> Any:
-    """As `dataclasses.asdict`, for records, maps, sequences and plain values."""
-    if is_dataclass(value) or isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in _fields_of(value).items()}
-    return tuple(map(_plain, value)) if _is_sequence(value) else value
+    return SESSIONS_AT_ONCE if isinstance(items[0] if items else None, Record) else _PLAIN_ITEMS_AT_ONCE

@@ -7,6 +7,7 @@ manifest tells all of it, in one text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,15 +15,20 @@ OF_ALL: Final = frozenset(
     (
         *("blocks_new", "blocks_reused", "bundle_bytes", "bytes_freed", "bytes_read", "bytes_written"),
         *("problem", "problems", "problems_left_out", "unreadable", "written_bytes"),
-        *("alone_bytes", "beside_bytes", "shared_bytes", "stored_bytes"),
+        *("alone_bytes", "beside_bytes", "shared_by", "shared_bytes", "stored_bytes"),
         "manifest",
         "request",
         *("codec", "pack", "read_ns", "sessions_needing", "versions_needing"),
+        "lineage",
     )
 )
-"""The fields of results that depend on what other namespaces have stored, and how often they have asked."""
+"""The fields of results that depend on what other namespaces have stored, and how often they have asked. The line of a
+fork ends with the id of a version of another session."""
 
-_SCHEME: Final = "torpor://"
+LEFT_OUT: Final = OF_ALL | {"parent"}
+"""The fields that an answer may lack."""
+
+_NAME: Final = re.compile(r"torpor://([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+", re.ASCII)
 
 
 def without_others(told: Any, namespace: str | None) -> Any:
@@ -33,13 +39,14 @@ def without_others(told: Any, namespace: str | None) -> Any:
         if _is_others(told.get("session"), namespace):
             return None
         is_id = isinstance(told.get("parent"), str)  # else the number of a branch
-        hidden = OF_ALL if namespace is None or "way" in told or not is_id else OF_ALL | {"parent"}
+        hidden = OF_ALL if namespace is None or "way" in told or not is_id else LEFT_OUT
         return {name: without_others(value, namespace) for name, value in told.items() if name not in hidden}
     if isinstance(told, list | tuple):
         return [without_others(each, namespace) for each in told]
     return None if _is_others(told, namespace) else told
 
 
-def _is_others(name: Any, namespace: str | None) -> bool:
-    is_session = namespace is not None and isinstance(name, str) and name.startswith(_SCHEME)
-    return is_session and not name.startswith(f"{_SCHEME}{namespace}/")
+def _is_others(value: Any, namespace: str | None) -> bool:
+    """Whether it is the name of a session of another namespace, and no text that begins with one."""
+    named = _NAME.fullmatch(value) if namespace is not None and isinstance(value, str) else None
+    return named is not None and named[1] != namespace

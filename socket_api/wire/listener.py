@@ -8,6 +8,9 @@ user → no other user can replace it or a folder above it → the folder is loc
 → a socket at the path that no process answers on is removed; anything else there is refused → bind under a umask that
 leaves 0600 → listen → unlock. It must listen before it unlocks: a bound socket that does not listen yet looks like the
 leftover of a dead daemon.
+
+Where a supervisor has made the socket and hands it over, as systemd does (sd_listen_fds), it is used as it is, and its
+file stays: clients wait in its queue until the next daemon.
 """
 
 from __future__ import annotations
@@ -30,12 +33,14 @@ _BACKLOG = 4096
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_POLL_S = 0.02
 _MOST_LINKS = 40  # as Linux
+_FIRST_HANDED_OVER = 3  # SD_LISTEN_FDS_START
+_MOST_HANDED_OVER = 16
 _GONE = (errno.ECONNREFUSED, errno.ENOENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A bound, listening, non-blocking socket and the identity of its file."""
+    """A bound, listening, non-blocking socket and the identity of its file: zeros for one that is a supervisor's."""
 
     socket: socket.socket
     path: str
@@ -56,6 +61,8 @@ def open_listener(path: str | os.PathLike[str]) -> Listener:
     SocketPathTooLong, UnsafeSocketPath, SocketInUse: nothing has changed, but the folder may have been made."""
     absolute = require_path_fits(path)
     with _locked_folder(os.path.dirname(absolute)):
+        if (handed_over := _handed_over(absolute)) is not None:
+            return _taken_over(handed_over, absolute)
         _remove_stale(absolute)
         return _bind(absolute)
 
@@ -64,7 +71,10 @@ def require_free(path: str | os.PathLike[str]) -> None:
     """Check early, before a model is loaded, that `open_listener` would succeed. Waits and raises as it does."""
     absolute = require_path_fits(path)
     with _locked_folder(os.path.dirname(absolute)):
-        _find_stale(absolute)
+        if (handed_over := _handed_over(absolute)) is not None:
+            handed_over.close()
+        else:
+            _find_stale(absolute)
 
 
 @contextlib.contextmanager
@@ -224,3 +234,40 @@ def _bind(path: str) -> Listener:
         bound.close()
         raise UnsafeSocketPath(f"No socket can be made at {path}: {error.strerror}.", path=path) from error
     return Listener(bound, path, status.st_dev, status.st_ino)
+
+
+# --- a supervisor's
+
+
+def _handed_over(path: str) -> socket.socket | None:
+    """The socket at the path that a supervisor has made for this process; None if it has made none."""
+    count = os.environ.get("LISTEN_FDS", "")
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal():
+        return None
+    for number in range(min(int(count), _MOST_HANDED_OVER)):
+        with contextlib.suppress(OSError):
+            found = socket.socket(fileno=os.dup(_FIRST_HANDED_OVER + number))
+            if (found.family, found.type) == (socket.AF_UNIX, socket.SOCK_STREAM) and found.getsockname() == path:
+                return found
+            found.close()
+    return None
+
+
+def _taken_over(handed_over: socket.socket, path: str) -> Listener:
+    try:
+        status = os.lstat(path)
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise UnsafeSocketPath(
+                f"The socket {path} that a supervisor has made is not yours alone (owner {status.st_uid}, mode"
+                f" {stat.S_IMODE(status.st_mode):04o}). A unit of systemd needs SocketMode=0600.",
+                path=path,
+            )
+        handed_over.listen(_BACKLOG)  # anew: who connects is told that this process listens, and not its supervisor
+        handed_over.setblocking(False)
+    except OSError as error:
+        handed_over.close()
+        raise UnsafeSocketPath(f"The socket at {path} cannot be taken over: {error.strerror}.", path=path) from error
+    except BaseException:
+        handed_over.close()
+        raise
+    return Listener(handed_over, path, 0, 0)

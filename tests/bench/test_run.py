@@ -25,7 +25,7 @@ OF_A_PART = {
     "soak": ("--models", "2", "--minutes", "0.15"),
 }
 """What makes a script shorter still than `--quick --rounds 1` does."""
-QUICK = {"constraints": 1, "delta": 2, "forks": 1, "reuse": 4, "scale": 3, "store": 1, "ttft": 4}
+QUICK = {"constraints": 1, "delta": 2, "forks": 1, "remote": 2, "reuse": 4, "scale": 3, "store": 1, "ttft": 4}
 """Scripts that `make test` runs, and at how many commits."""
 
 
@@ -118,6 +118,11 @@ def _a_flush_a_turn_is_the_price(found: dict[str, Any]) -> bool:
     return all(each["none"]["highest"] == 0 < each["turn"]["highest"] <= 2 for each in flushes)
 
 
+def _a_renewal_is_one_request_and_a_turn_two(found: dict[str, Any]) -> bool:
+    requests = {what: (each["writes"], each["reads"]) for what, each in found["counts"].items()}
+    return requests["renewal"] == (1, 0) and requests["turn"] == (2, 0)
+
+
 CLAIMS = {
     "reuse": _each_turn_reads_its_message_alone,
     "constraints": _all_answers_are_valid,
@@ -126,6 +131,7 @@ CLAIMS = {
     "delta": _a_sleep_writes_no_more_behind_a_long_history,
     "forks": _forks_take_one_base_and_their_tails,
     "durability": _a_flush_a_turn_is_the_price,
+    "remote": _a_renewal_is_one_request_and_a_turn_two,
     "soak": lambda found: found["refusals"] == {} and found["model_loads"] > 4,
 }
 """What the documents say of a script's figures that is so at any size."""

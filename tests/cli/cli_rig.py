@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,3 +89,12 @@ def flip(file: Path, at: int) -> None:
     data = bytearray(file.read_bytes())
     data[at] ^= 1
     file.write_bytes(data)
+
+
+def serve_in_background(store: Path, model: Path, *options: str) -> int:
+    """Run `torpor serve --detach` as a process of its own: its child must not become the tests'."""
+    command = [sys.executable, "-m", "torpor.cli.main", "serve", "--detach", "--json"]
+    command += ["--store", str(store), "--model", f"tiny={model}", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(json.loads(done.stdout)["pid"])

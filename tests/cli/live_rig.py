@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torpor.cli.commands.top_screen import Top
 from torpor.daemon.api.causes import RequestCost, Reuse
 from torpor.daemon.api.events import NoticeEvent
 from torpor.daemon.api.process import DiskInfo, MemoryInfo, ModelInfo, QueueInfo, StatusResult
@@ -53,7 +54,13 @@ def status(**facts: Any) -> StatusResult:
     return StatusResult(**{**plain, "disk": disk, **facts})
 
 
+def screen_of(app: Top) -> list[str]:
+    """The lines of the screen."""
+    return ["".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()]
+
+
 def reuse(at_ns: int, cause: str | None, **facts: Any) -> Reuse:
-    cost = RequestCost(1, "chat", at_ns, read_tokens=50)
+    again = 0 if cause is None else 30
+    cost = RequestCost(1, "chat", at_ns, cause=cause or "hit", read_tokens=50, read_again_tokens=again)
     outcome = "hit" if cause is None else "diverged"
     return Reuse("chat", at_ns, outcome, A, 10, 40, position=10, cause=cause, cost=cost, **facts)

@@ -23,6 +23,7 @@ COMMAND_OF = {
     "history": "log",
     "mark": "tag",
     "plan_wake": "wake",
+    "remote": "ls",
     "shutdown": "stop",
     "status": "doctor",
     "subscribe": "events",

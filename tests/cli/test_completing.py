@@ -61,6 +61,27 @@ def test_what_may_stand_there_is_offered(store: Path, line: str, offered: list[s
     assert candidates(line.split(" ")) == offered
 
 
+def test_only_what_a_shell_takes_as_one_word_is_offered(store: Path) -> None:
+    """bash puts it into the line as it is."""
+    hostile = (
+        "$(touch here)",
+        "`date`",
+        "a;b",
+        "two words",
+        "a\nb",
+        "a\x1b[31mb",
+        "~root",
+        "#no",
+        "a\u202eb",
+        "'",
+        "--yes ",
+    )
+    with Store.open(store, writable=True) as opened:
+        making.write(opened, making.drafts(3), 3, session={"model": "demo", "labels": ["fine-1", *hostile]})
+    assert candidates(["clear", "--label", ""]) == ["fine-1", "test"]
+    assert candidates(["clear", "--label", "$"]) == []
+
+
 def test_every_command_is_offered_and_its_help(store: Path) -> None:
     assert candidates([]) == sorted(command.name for command in COMMANDS)
     for command in COMMANDS:

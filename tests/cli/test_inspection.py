@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from torpor.cli.commands.show import render_detail
 from torpor.cli.commands.verify import SESSIONS_SHOWN
 from torpor.cli.serve.doctor import _describe_config, _describe_disk, _describe_queue
 from torpor.cli.view.formatting import format_time
+from torpor.daemon.api.session import Look, SessionDetail
 from torpor.errors import TorporError
 from torpor.memvid.answers import Finding
 from torpor.memvid.errors import Corruption
 from torpor.memvid.index.index import INDEX_FILE
 from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri, parse_reference
+from torpor.socket_api.client.plain import record_of
 from torpor.tests.cli.cli_rig import MadeStore, Torpor, flip, pretend_terminal, unstyled
 from torpor.tests.daemon.damage_rig import damage
 from torpor.tests.memvid import store_making as making
@@ -26,7 +29,6 @@ from torpor.tests.socket_api.server_rig import ServerThread
 
 WAKE_VERSION_1 = "`torpor wake torpor://default/agent@1` goes on from version 1, which is whole."
 AGENT = "torpor://default/agent"
-WAKE_AT_256 = "`torpor wake torpor://default/agent@2 --at 256` goes on from token 256 of version 2."
 
 
 @pytest.mark.one_in(3)
@@ -195,11 +197,12 @@ def test_show_tells_facts_of_the_version_that_it_shows_and_which_is_the_newest(
     lines = torpor("show", *at).out.splitlines()
     assert f"version\t1; the newest is version 2, with {newest['token_count']} tokens" in lines
     assert "version\t2" in made_store("show", "agent").out.splitlines()
-    info = torpor("show", *at, "--json").document["info"]
-    look = {"version": 1, "token_count": 3, "newest_version": 2, "newest_tokens": newest["token_count"]}
-    looked = {**info, "look": look, "token_count": 3, "slept_ns": newest["created_ns"] + 10**15}
+    detail = record_of(SessionDetail, torpor("show", *at, "--json").document)
+    looked = replace(
+        detail.info, look=Look(1, 3, 2, newest["token_count"]), token_count=3, slept_ns=newest["created_ns"] + 10**15
+    )
     drawn = Console(file=io.StringIO())
-    drawn.print(render_detail({**torpor("show", *at, "--json").document, "info": looked}, 120))
+    drawn.print(*render_detail(replace(detail, info=looked), 120), sep="\n")
     told = drawn.file.getvalue().splitlines()
     assert f"made\t{format_time(earlier['created_ns'])}" in told
     assert "state\tstored, a look at token 3" in told
@@ -226,10 +229,12 @@ def test_who_looks_and_who_wakes_are_advised_alike(
         store.open_session(parse_reference("agent"))
     refuse_wakes(torpor, made_store, daemon, raised.value)
     (session,) = torpor("verify", "agent", "--json").document["sessions"]
-    advised = f"{raised.value.message} {session['goes_on']}"
-    assert torpor("wake", "agent", "--json").error["error"]["message"] == advised
-    shown = made_store("show", "agent", "--json").error["error"]["message"]
-    assert shown == made_store.advised(f"{advised} Besides it has version 1: `torpor show {AGENT}@1`.")
+    wrong, goes_on = raised.value.message, session["goes_on"]
+    assert torpor("wake", "agent", "--json").error["error"]["message"] == f"{wrong} {goes_on}"
+    ran = made_store("show", "agent")
+    assert ran.status == 6
+    assert made_store.advised(f"{wrong} {goes_on}") in " ".join(ran.err.split())
+    assert made_store("show", "agent", "--json").document["problems"][0]["message"] == made_store.advised(wrong)
 
 
 def test_what_an_error_says_of_going_on_is_not_said_twice(made_store: MadeStore, tmp_path: Path) -> None:

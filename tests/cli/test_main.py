@@ -16,16 +16,6 @@ from torpor.tests.cli.cli_rig import Torpor, pretend_terminal, unstyled
 
 NAMES = [command.name for command in COMMANDS]
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
-NEEDING_A_DAEMON = [
-    ("append", "x", "text"),
-    ("chat", "x", "hello"),
-    ("generate", "x"),
-    ("set", "x", "--seed", "1"),
-    ("sleep", "x"),
-    ("wake", "x"),
-    ("analyze", "x"),
-    ("quantize", "x"),
-]
 
 
 def test_no_command_vanishes() -> None:
@@ -115,7 +105,7 @@ def test_what_other_tools_call_a_command_is_none_here_and_leads_to_one() -> None
     assert not ELSEWHERE.keys() & UNBUILT.keys()
     assert set(ELSEWHERE.values()) <= set(NAMES)
     told = re.findall(r"`torpor ([a-z]+)", " ".join(UNBUILT.values()))
-    assert {*told} == {"fork", "rm", "wake", "log", "events", "top", "ls", "doctor"}
+    assert {*told} == {"fork", "rm", "wake", "log", "events", "top", "ls", "cat", "doctor"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from rich.console import Console, RenderableType
-from rich.markup import escape as escape_of_rich
+from rich.console import Console, Group, RenderableType
 from torpor.cli.commands.ls import render_sessions
 from torpor.cli.commands.maintenance_report import render_actions
 from torpor.cli.commands.show import render_detail
@@ -18,7 +17,10 @@ from torpor.cli.serve.doctor import render_doctor
 from torpor.cli.view.damage import SessionDamage, VersionState
 from torpor.cli.view.markup import escape, unmarked
 from torpor.cli.view.output import plain, render_problem
-from torpor.memvid.answers import Action, Finding, MaintenanceReport
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.session import Look, Provenance, SessionDetail, SessionInfo
+from torpor.memvid.answers import Action, Finding, Lossy, MaintenanceReport, ShownVersion
+from torpor.socket_api.client.plain import record_of
 
 HOSTILE = [
     "[#f00]",
@@ -30,6 +32,7 @@ HOSTILE = [
     "end\\",
     "\x1b[2J",
     "\u202eabc",
+    "\u061cabc",
     "\udcff",
 ]
 BUNDLE = "ab" * 32
@@ -55,10 +58,18 @@ INFO: dict[str, Any] = {
     "labels": ["label"],
     "lossy": {"bits": 8, "tokens": 3},
     "slept_ns": 1,
-    "sampling": {"warmth": 0.5},
+    "sampling": {"temperature": 0.5},
     "look": {"version": 1, "token_count": 3, "newest_version": 2, "newest_tokens": 9},
 }
 VERSION: dict[str, Any] = {
+    "session": "torpor://default/notes",
+    "identity": "ab" * 32,
+    "model": "demo",
+    "labels": ["label"],
+    "unread_tokens": 0,
+    "lossy": None,
+    "unnamed": False,
+    "used_ns": None,
     "version": 1,
     "bundle_id": "cd" * 32,
     "parent": "ef" * 32,
@@ -121,6 +132,16 @@ def doctor(**facts: Any) -> dict[str, Any]:
     return {"machine": MACHINE, "daemon": DAEMON, "files": FILES, "log": "a log", **facts}
 
 
+def render_session(facts: dict[str, Any]) -> RenderableType:
+    told = {name: value for name, value in facts["info"].items() if name in SessionInfo.__dataclass_fields__}
+    parts = {"lossy": Lossy(**told["lossy"]), "look": Look(**told["look"]), "sampling": Sampling(**told["sampling"])}
+    versions = tuple(ShownVersion(**each) for each in facts["versions"])
+    provenance = record_of(Provenance, facts["provenance"])
+    info = SessionInfo(**(told | parts))
+    detail = SessionDetail(**{**facts, "info": info, "versions": versions, "provenance": provenance})
+    return Group(*render_detail(detail, 120))
+
+
 def render_action(facts: dict[str, Any]) -> RenderableType:
     return render_actions(MaintenanceReport("repack", True, (Action(size_bytes=1, **facts),)))
 
@@ -138,9 +159,9 @@ SCREENS: list[tuple[str, Callable[[dict[str, Any]], RenderableType], dict[str, A
     ("ls", lambda info: render_sessions([info]), INFO, {"namespace", "name", "state", "model", "bundle_id", "labels"}),
     (
         "show",
-        lambda detail: render_detail(detail, 120),
+        render_session,
         DETAIL,
-        {"session", "state", "model", "bundle_id", "labels", "a name in sampling", "parent", "tags", "tail_text"}
+        {"session", "state", "model", "bundle_id", "labels", "parent", "tags", "tail_text"}
         | {"layers", "lineage", "identity", "a name in identity", "environment", "a name in environment"},
     ),
     ("a finding", lambda facts: render_problem(Finding(**facts)), {"path": "p1", "code": "c1", "message": "m1"}, set()),
@@ -184,7 +205,9 @@ def drawn(renderable: RenderableType) -> str:
 
 def shown(hostile: str) -> str:
     """The same text as it may appear."""
-    return hostile.replace("\x1b", "␛").replace("\u202e", "\ufffd").replace("\udcff", "\ufffd")
+    return (
+        hostile.replace("\x1b", "␛").replace("\u202e", "\ufffd").replace("\u061c", "\ufffd").replace("\udcff", "\ufffd")
+    )
 
 
 def places(facts: Any, name: str = "") -> Iterator[tuple[str, Callable[[Any, str], None]]]:
@@ -196,7 +219,7 @@ def places(facts: Any, name: str = "") -> Iterator[tuple[str, Callable[[Any, str
         elif isinstance(value, dict | list):
             for inner, put in places(value, field):
                 yield inner, lambda found, text, key=key, put=put: put(found[key], text)
-        if name in ("identity", "environment", "sampling"):
+        if name in ("identity", "environment"):
             yield f"a name in {name}", lambda found, text, key=key: found.__setitem__(text, found.pop(key))
 
 
@@ -225,8 +248,11 @@ TEXTS = [*HOSTILE, "", "[", "[]", "\\", "\\\\[a]", "a[b]c", "\\[x", "[1]", "[A]"
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_is_escaped_as_rich_escapes_it(text: str) -> None:
-    assert escape(text) == escape_of_rich(text)
+@pytest.mark.parametrize("behind", TEXTS)
+def test_a_text_is_shown_as_it_is_whatever_stands_behind_it(text: str, behind: str) -> None:
+    markup = f"[bold]{escape(text)}[/]{escape(text)} {escape(behind)}[dim]{escape(behind)}[/] x] y"
+    console = Console(file=io.StringIO(), emoji=False)
+    assert unmarked(markup) == console.render_str(markup).plain == f"{text}{text} {behind}{behind} x] y"
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from torpor.cli.reach.background import is_running, wait_until_gone
-from torpor.tests.cli.cli_rig import Torpor
+from torpor.tests.cli.cli_rig import Torpor, serve_in_background
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 
@@ -59,15 +56,6 @@ def served(torpor: Torpor, lasting: tuple[int, Path], monkeypatch: pytest.Monkey
     monkeypatch.delenv("TORPOR_NAMESPACE", raising=False)  # it would show those of one namespace
     for info in torpor("ls", "--json").document["sessions"]:
         assert torpor("forget", info["session"], "--yes").status == 0
-
-
-def serve_in_background(store: Path, model: Path, *options: str) -> int:
-    """Run `torpor serve --detach` as a process of its own: its child must not become the tests'."""
-    command = [sys.executable, "-m", "torpor.cli.main", "serve", "--detach", "--json"]
-    command += ["--store", str(store), "--model", f"tiny={model}", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return int(json.loads(done.stdout)["pid"])
 
 
 @pytest.mark.one_in(2)

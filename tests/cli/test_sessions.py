@@ -46,9 +46,9 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Se
     daemon.service.also("why", requests=reuses)
     long, short, taken, *lines = torpor("why", "a").out.splitlines()
     assert long.endswith("none taken over: they were read in other calls than a new session makes")
-    assert short.endswith("hit: 90 tokens of torpor://default/b; none taken over: only whole blocks of 256 are")
-    assert taken.endswith("hit: 600 tokens of torpor://default/b; 512 of them taken over")
-    assert lines[0].endswith("chat  diverged at token 3 of 9, in message 1: clock")
+    assert short.endswith("append  hit: 90 tokens of torpor://default/b; none taken over: only whole blocks of 256 are")
+    assert taken.endswith("hit: 600 tokens of torpor://default/b; 512 of these taken over")
+    assert lines[0].endswith("chat  clock: diverged at token 3 of 9, in message 1")
     assert lines[1:4] == ["    there  'it is [red]6:30'", "    asked  'it is \\x1b[31m7:45\\n'", "    Say it later."]
     assert lines[4] == "    The session went back to token 3, and went on from there."
     assert lines[5].endswith("generate  hit: 7 tokens of torpor://default/a")
@@ -61,11 +61,20 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Se
     daemon.service.also("why", requests=(Reuse("chat", 1, "none", volatile=("It is [red]12:00",)),))
     told = "    volatile, so it is said later: It is [red]12:00"
     assert torpor("why", "a").out.splitlines()[-1] == told
-    cost = RequestCost(7, "chat", 5, "curl chat", "cancelled", 30, 0, 4, 2.0, wake_seconds=1.5, read_seconds=0.25)
+    cost = RequestCost(
+        *(7, "chat", 5, "curl chat", "cancelled", "new", 30, 7, 3, "ledger"),
+        written_tokens=4,
+        seconds=2.0,
+        wake_seconds=1.5,
+        read_seconds=0.25,
+    )
     daemon.service.also("why", requests=(Reuse("chat", 1, "none", cost=cost),), problem="It [red]cannot be read.")
     ran = torpor("why", "a")
-    told = "    read 30, wrote 4 in 2.00 s (woke 1.50 s, read 250 ms); cancelled; curl chat"
-    assert (ran.out.splitlines()[-1], ran.err) == (told, "not all is told  It [red]cannot be read.\n")
+    told = "    read 30 (7 again), wrote 4 in 2.00 s (woke 1.50 s, read 250 ms); cancelled; curl chat"
+    first, again, last = ran.out.splitlines()
+    assert first.endswith("chat  new: no session began like this one")
+    assert again.startswith("    3 tokens recomputed: its last version ended in its ledger alone")
+    assert (last, ran.err) == (told, "not all is told  It [red]cannot be read.\n")
 
 
 def test_why_of_a_session_tells_its_requests_since_a_time(torpor: Torpor, daemon: ServerThread) -> None:
@@ -88,7 +97,7 @@ def test_why_counts_the_requests_of_all_sessions(torpor: Torpor, daemon: ServerT
     assert (clock[:7], clock[-1]) == (["clock", "2", "800", "900", "70", "0", "3.50 s"], "1")
     assert (hit[0], hit[6], odd[0], odd[6], total[0], total[1]) == ("hit", "250 ms", "[red]x␊", "–", "all", "8")
     assert ran.err.splitlines()[:2] == ["requests since –", "1 row more (all counts them)"]
-    assert "clock  Only a date or a time differs. Say it in the newest message, not at the beginning." in ran.err
+    assert "clock    Only a date or a time differs. Say it in the newest message, not at the beginning." in ran.err
     assert {line.split("  ")[0] for line in ran.err.splitlines()[2:]} == {"clock", "hit", "[red]x␊"}, (
         "each is explained"
     )

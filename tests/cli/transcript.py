@@ -150,10 +150,22 @@ def _hold(_: World, path: str, *names: str) -> None:
 def _tell(world: World) -> None:
     """Let the diary of the store tell of two requests for a session, and of one for another that is deleted since."""
     agent, gone = SessionUri("default", "agent"), SessionUri("default", "gone")
-    read = RequestCost(1, "chat", 0, "curl chat_completions", "", 40, 0, 12, 2.5, 0.1, 1.0, 0.5, 0.8, 0.05)
+    read = RequestCost(
+        *(1, "chat", 0, "curl chat_completions"),
+        read_tokens=40,
+        written_tokens=12,
+        seconds=2.5,
+        waited_seconds=0.1,
+        wake_seconds=1.0,
+        read_seconds=0.5,
+        write_seconds=0.8,
+        durable_seconds=0.05,
+    )
     texts = ("It is 06:30.", "It is 07:45.", "clock", REMEDIES["clock"], "rewound")
     with Store.open(world.store.path, writable=True) as store:
-        views.say(store.diary, agent, read, Reuse("chat", 2, "diverged", str(agent), 3, 9, 3, 1, *texts))
+        views.say(
+            store.diary, agent, read, Reuse("chat", 2, "diverged", str(agent), 3, 9, 3, 1, *texts, repeated_tokens=6)
+        )
         hit = Reuse("generate", 1, "hit", str(agent), 9, 9)
         views.say(store.diary, agent, RequestCost(2, "generate", 0, written_tokens=3, seconds=0.25), hit)
         anew = RequestCost(3, "append", 0, read_tokens=7, seconds=1.0)
@@ -176,7 +188,7 @@ ARRANGEMENTS: Final[dict[str, Callable[..., object]]] = {
     "lose": lambda _, path: os.unlink(path),
     "cut": lambda _, path: os.truncate(path, os.path.getsize(path) - 1),
     "flip": lambda _, path, at="": flip(Path(path), int(at or os.path.getsize(path) // 2)),
-    "write": lambda _, path, text: Path(path).write_text(text, encoding="utf-8"),
+    "write": lambda _, path, *lines: Path(path).write_text("\n".join(lines), encoding="utf-8"),
     "link": lambda _, path, name: os.link(path, name),
     "symlink": lambda _, path, name: os.symlink(path, name),
     "rename": lambda _, path, name: os.rename(path, name),

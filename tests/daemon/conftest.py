@@ -19,6 +19,7 @@ from torpor.daemon.models.models import KvChoice, LoadedModel, estimate_bytes
 from torpor.daemon.models.sharing import Sharing
 from torpor.daemon.upkeep import loop, writing_behind
 from torpor.snapshot.digests import DigestCache
+from torpor.tests.daemon.machines import OpenMachine
 from torpor.tests.daemon.session_rig import MODEL, FullDisk, Rigged, open_rigged, open_service
 
 TINY = {"num_hidden_layers": 2, "head_dim": 24, "intermediate_size": 144}
@@ -156,3 +157,17 @@ def _not_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, no test has versions that it does not ask for."""
     monkeypatch.setattr(writing_behind, "BLOCKS_DUE", 1 << 20)
     monkeypatch.setattr(loop, "AGAIN_S", 0.05)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, tiny_model: Path, digest_cache: Path) -> OpenMachine:
+    """The fixture: opens a daemon with a store of its own, and the remote of all."""
+    (tmp_path / "shared").mkdir()
+
+    @asynccontextmanager
+    async def opened(name: str, **options: Any) -> AsyncIterator[Rigged]:
+        options = {"remote": f"file://{tmp_path / 'shared'}"} | options
+        async with open_rigged(tmp_path / name, {MODEL: str(tiny_model)}, digest_cache, **options) as rig:
+            yield rig
+
+    return opened

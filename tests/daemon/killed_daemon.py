@@ -20,7 +20,7 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.sessions.transcripts import message_of
@@ -103,20 +103,6 @@ class _Killer:
         return call.run()
 
 
-class _ThreadedShim(Shim):
-    """A shim whose threads do not keep each other's calls from the handler."""
-
-    _of_thread: ClassVar = threading.local()
-
-    @property
-    def _busy(self) -> bool:  # type: ignore[override]
-        return bool(getattr(self._of_thread, "busy", False))
-
-    @_busy.setter
-    def _busy(self, busy: bool) -> None:
-        self._of_thread.busy = busy
-
-
 async def _go(store: Path, model: str, digests: Path) -> None:
     async def answered(_name: str) -> None:
         os.write(sys.stdout.fileno(), b".")
@@ -131,7 +117,7 @@ async def _go_and_die(order: dict[str, Any], model: str, digests: Path, answers:
     async def answered(_name: str) -> None:
         write(answers, f"{killer.seen}\n".encode())
 
-    with _ThreadedShim(killer):
+    with Shim(killer):
         async with open_rigged(Path(order["store"]), {MODEL: model}, digests, close=False) as rig:
             killer.on = True
             await go_through(rig, answered)

@@ -39,6 +39,7 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "MemoryBusy": "memory_busy",
         "EngineBusy": "engine_busy",
         "SessionAwake": "session_awake",
+        "NoRemote": "no_remote",
         "TooManySubscribers": "too_many_subscribers",
         "UnknownEvent": "unknown_event",
         "BranchNotFound": "branch_not_found",

@@ -110,6 +110,7 @@ async def test_within_a_grammar_too(rig: Rigged) -> None:
     assert "x" not in told.text
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("sampling", DRAWN[:2], ids=["greedy", "drawn"])
 async def test_a_branch_counts_what_was_committed_since_the_root_or_what_was_read_last(
     open_rig: Any, sampling: Sampling

@@ -40,7 +40,7 @@ from torpor.daemon.api.events import OnEvent, ProgressEvent, WorkEvent, ignore
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.verbs import VERBS
-from torpor.daemon.errors import TemplateUnusable
+from torpor.daemon.errors import InvalidTokens, TemplateUnusable
 from torpor.errors import TorporError
 from torpor.memvid.uri import parse_reference
 from torpor.socket_api import Client, RemoteError
@@ -67,8 +67,9 @@ SIDE_BY_SIDE: Final = 6
 
 CONTEXT: Final = 32_768
 
-_NOT_TOLD: Final = (TemplateUnusable.code, LocalProtocolError.code)
-"""A template may refuse a piece that it takes within the whole, and no integer on the socket has more than 64 bits."""
+_NOT_TOLD: Final = (TemplateUnusable.code, InvalidTokens.code, LocalProtocolError.code)
+"""A template may refuse a piece that it takes within the whole, or show nothing of it, which leaves nothing to read. No
+integer on the socket has more than 64 bits."""
 
 
 @dataclass

@@ -19,7 +19,6 @@ def assert_within(plan: Plan, report: Report) -> None:
     assert len(set(report.stripped)) >= plan.conversations - plan.held, "they did not all fit"
     assert report.read_again > 0
     assert report.tokens_read_again >= report.read_again * plan.tokens
-    assert report.done == report.planned[: len(report.done)] != []
 
 
 @pytest.mark.one_in(4)

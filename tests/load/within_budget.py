@@ -12,6 +12,7 @@ Run as a script: `python -m torpor.tests.load.within_budget --help`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import itertools
 import json
@@ -139,22 +140,15 @@ class Daemon(Killable):
         finally:
             link.close()
 
-    def held_bytes(self) -> tuple[int, int]:
-        """The bytes of manifests and packs now, and with those of temporary files."""
-        held = temporary = 0
+    def files(self) -> dict[str, int]:
+        """The bytes of manifests and packs by name, temporary ones too."""
+        found = dict[str, int]()
         for top in ("versions", "packs"):
-            try:
-                with os.scandir(self.store / top) as entries:
-                    for entry in entries:
-                        try:
-                            size = entry.stat().st_size
-                        except FileNotFoundError:
-                            continue
-                        held += size * (not entry.name.endswith(".tmp"))
-                        temporary += size * entry.name.endswith(".tmp")
-            except FileNotFoundError:
-                pass
-        return held, held + temporary
+            with contextlib.suppress(FileNotFoundError), os.scandir(self.store / top) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        found[entry.name] = entry.stat().st_size
+        return found
 
 
 class Load:
@@ -184,12 +178,17 @@ class Load:
         self.report.seconds = time.monotonic() - begun
 
     def _watch(self) -> None:
+        """A look takes a while, so a moment has what two looks in a row have seen alike."""
+        before = dict[str, int]()
         while not self._done.wait(0.01):
-            held, with_temporary = self.daemon.held_bytes()
+            now = self.daemon.files()
+            sizes = dict(before.items() & now.items())
+            before = now
+            held = sum(size for name, size in sizes.items() if not name.endswith(".tmp"))
             report = self.report
             report.looks += 1
             report.most_held_bytes = max(report.most_held_bytes, held)
-            report.most_with_temporary_bytes = max(report.most_with_temporary_bytes, with_temporary)
+            report.most_with_temporary_bytes = max(report.most_with_temporary_bytes, sum(sizes.values()))
             if held > report.budget_bytes and len(report.wrong) < 20:
                 report.wrong.append(f"the store held {held} bytes, and may hold {report.budget_bytes}")
 
@@ -256,20 +255,22 @@ class Load:
                 return None
 
     def _compare_with_plan(self) -> None:
-        """Now that it is quiet: what goes next is what the plan says."""
-        with Client(self.daemon.socket) as client:
-            before = len(self.report.stripped)
-            plan = client.maintain("strip", dry_run=True)
-            planned = [str(action.session).removeprefix("torpor://") for action in plan.actions]
-            self.report.planned = list(dict.fromkeys(planned))
+        """Now that it is quiet: what goes next is what the plan says. What was in memory at the plan, and leaves it
+        since, is not in it."""
+        report = self.report
         for number in range(4 * self.plan.awake):
-            if len(self.report.stripped) > before:
-                break
+            with Client(self.daemon.socket) as client:
+                before, plan = len(report.stripped), client.maintain("strip", dry_run=True)
+            planned = [str(action.session).removeprefix("torpor://") for action in plan.actions]
+            report.planned = list(dict.fromkeys(planned))
             self.daemon.ask("default", [{"role": "user", "content": self.plan.beginning(-1 - number)}], 1)
-        time.sleep(0.5)
-        self.report.done = self.report.stripped[before:]
-        if not self.report.done or self.report.done != self.report.planned[: len(self.report.done)]:
-            self.report.wrong.append(f"{self.report.done[:3]} went, and {self.report.planned[:3]} was the plan")
+            time.sleep(0.5)
+            report.done = report.stripped[before:]
+            if report.planned and report.done:
+                break
+        both = min(len(report.done), len(report.planned))
+        if not both or report.done[:both] != report.planned[:both]:
+            report.wrong.append(f"{report.done[:3]} went, and {report.planned[:3]} was the plan")
 
 
 def compare(plan: Plan, conversations: Sequence[Conversation], daemon: Daemon, report: Report) -> None:

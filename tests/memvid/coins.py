@@ -30,6 +30,8 @@ def require_even(store: Store, report: UsageReport) -> None:
     assert places == report.stored_bytes + report.unneeded_bytes + report.unreadable_bytes
     assert all(one.stored_bytes == one.shared_bytes + one.alone_bytes for one in report.sessions)
     assert report.shared_bytes <= sum(one.shared_bytes for one in report.sessions)
+    assert report.shared_bytes >= sum(part.size_bytes for part in report.shared_by)
+    assert all(part.session_count >= len(part.sessions) > 1 for part in report.shared_by)
     assert report.file_bytes == sum(path.stat().st_size for path in Path(store.path).rglob("*") if path.is_file())
 
 

@@ -16,10 +16,12 @@ from unittest import mock
 from blake3 import blake3
 from torpor.memvid.answers import VersionInfo
 from torpor.memvid.disk import durable
+from torpor.memvid.disk.budget import left_to_repacks
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.disk.paths import closing_fd
-from torpor.memvid.folder.folder import manifest_name
+from torpor.memvid.folder.folder import StoreFolder, manifest_name
 from torpor.memvid.folder.marks import Marks
+from torpor.memvid.folder.store_file import open_or_make_root
 from torpor.memvid.format.blocks import BlockDraft, BlockEntry, SlotDraft, SlotSpec
 from torpor.memvid.format.identity import Identity
 from torpor.memvid.format.journal import JournalRecord
@@ -29,6 +31,7 @@ from torpor.memvid.format.pack import PackFile
 from torpor.memvid.format.pack_writer import PackWriter
 from torpor.memvid.format.records import Receipt
 from torpor.memvid.index.index import INDEX_FILE
+from torpor.memvid.recovery.opening import create_store
 from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
@@ -41,6 +44,12 @@ PLANES_URI = SessionUri("default", "planes")
 HEIR_URI = SessionUri("default", "heir")
 COMPRESSIBLE = (b"torpor sleeps, torpor wakes. " * 9)[:240]
 IDENTITY = Identity((("compute_dtype", "float32"), ("weights", "0123456789abcdef")))
+
+
+def new_folder(path: Path) -> StoreFolder:
+    """The folder of a new store, without a store that is open in it."""
+    root_fd = open_or_make_root(str(path))
+    return StoreFolder(str(path), root_fd, create_store(root_fd, str(path)))
 
 
 def id_of(store: Store, uri: SessionUri, version: int | None = None) -> bytes:
@@ -434,6 +443,11 @@ def taking_at_most(size_bytes: int) -> Iterator[None]:
         assert tracemalloc.get_traced_memory()[1] < size_bytes
     finally:
         tracemalloc.stop()
+
+
+def of_sleeps(size_bytes: int) -> int:
+    """The budget of a store in which sleeps may fill so many bytes."""
+    return next(most for most in itertools.count(size_bytes) if most - left_to_repacks(most) == size_bytes)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""docs/reference/format.md says what the code does. T16, that stores of every released version open for ever, is in
-`recovery/test_carrying_over.py`."""
+"""docs/reference/format.md and remote.md say what the code does. T16, that stores of every released version open for
+ever, is in `recovery/test_carrying_over.py`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from torpor.memvid.folder import marks
 from torpor.memvid.folder.store_file import STORE_VERSION
 from torpor.memvid.format import blocks, codecs, layout, manifest, pack, sealing
 from torpor.memvid.index import index
+from torpor.memvid.remote import heads
+from torpor.memvid.uri import SessionUri
 
-# --- docs/reference/format.md
+# --- the documents
 
 
-DOCUMENT = (Path(torpor.__file__).parent / "docs" / "reference" / "format.md").read_text(encoding="utf-8")
+REFERENCE = Path(torpor.__file__).parent / "docs" / "reference"
+DOCUMENT = (REFERENCE / "format.md").read_text(encoding="utf-8")
+OF_REMOTES = (REFERENCE / "remote.md").read_text(encoding="utf-8")
 
 
-def table(section: str, nth: int = 0) -> list[list[str]]:
+def table(section: str, nth: int = 0, document: str = DOCUMENT) -> list[list[str]]:
     """The rows of the nth table after a heading or a line of text, as lists of cells."""
-    assert DOCUMENT.count(f"\n{section}\n") == 1, section
-    after = DOCUMENT.split(f"\n{section}\n")[1]
+    assert document.count(f"\n{section}\n") == 1, section
+    after = document.split(f"\n{section}\n")[1]
     tables = re.findall(r"(?:^\|.*\n)+", after, re.MULTILINE)
     lines = tables[nth].splitlines()[2:]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
@@ -41,13 +45,13 @@ def number(text: str) -> int:
 
 NOT_OF_THE_FORMAT = {
     "KIB", "MIB", "GIB", "MAX_IOVECS", "MAX_OPEN_ANCESTORS", "MAX_UNSCANNED_BYTES", "MAX_CLAIMED_ELEMENTS",
-    "MAX_KEEP_DAYS",
+    "MAX_KEEP_DAYS", "FETCHED_SPAN_BYTES",
 }  # fmt: skip
 """How the program goes about its work; nothing that is stored depends on them."""
 
 
 def test_the_document_has_every_limit_with_its_value() -> None:
-    told = {row[0]: number(row[1]) for row in table("## Limits")}
+    told = {row[0]: number(row[1]) for row in (*table("## Limits"), *table("## Limits", document=OF_REMOTES))}
     real = {name: value for name, value in vars(limits).items() if name.isupper() and isinstance(value, int)}
     assert told == {name: value for name, value in real.items() if name not in NOT_OF_THE_FORMAT}
 
@@ -151,11 +155,19 @@ def test_the_document_has_every_key_of_a_manifest() -> None:
     assert {row[0] for row in table("### Manifest")} == manifest._KEYS
 
 
+def test_the_document_has_every_field_of_a_head() -> None:
+    assert {row[0].strip("`") for row in table("## The head of a session", document=OF_REMOTES)} == heads._FIELDS
+    assert heads.key_of(SessionUri("work", "MyNotes")) == "heads/work/mynotes=5"
+    assert f"`{heads._DOMAIN}`" in OF_REMOTES
+
+
 def test_the_document_names_every_error_that_damage_gives() -> None:
     def below(kind: type[errors.StoreError]) -> set[str]:
         return {kind.code, *(code for child in kind.__subclasses__() for code in below(child))}
 
-    told = {code for row in table("## Damage: what a reader does") for code in re.findall(r"`([a-z_]+)`", row[1])}
+    section = "## Damage: what a reader does"
+    rows = (*table(section), *table(section, document=OF_REMOTES))
+    told = {code for row in rows for code in re.findall(r"`([a-z_]+)`", row[1])}
     known = below(errors.StoreError)
     assert told - {"unknown_file"} <= known, "a code that no error has"
     assert below(errors.Corruption) - {"corruption"} <= told, "damage that the document does not tell of"

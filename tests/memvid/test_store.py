@@ -273,7 +273,7 @@ def test_a_session_whose_manifest_cannot_be_read_may_be_there_and_is_once_it_is_
         ):
             with pytest.raises(errors.SessionNotFound, match=f"may be its: .*{damaged.name}") as refusal:
                 ask()
-            assert "more" not in refusal.value.message
+            assert ("more" in refusal.value.message, refusal.value.path) == (False, str(damaged))
         damaged.write_bytes(whole)
         assert opened.resolve("agent") == URI
         with opened.open_session(URI) as reader:

@@ -26,6 +26,7 @@ from torpor.tests.memvid.store_making import (
     URI,
     drafts,
     names,
+    of_sleeps,
     refusing,
     require_awake,
     sleep,
@@ -48,7 +49,7 @@ def require_untouched(store: Store, path: Path, tokens: int, files: int) -> None
 def test_a_store_is_never_larger_than_its_budget(store_path: Path) -> None:
     with Store.open(store_path, writable=True) as store:
         first = sleep(store, 300)
-    limit = 2 * first.bytes_written + 10
+    limit = of_sleeps(2 * first.bytes_written + 10)
     with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=limit)) as store:
         second = sleep(store, 300, uri=OTHER_URI, seed=1)
         with pytest.raises(BudgetExceeded) as refusal:
@@ -171,11 +172,11 @@ def test_a_sleep_that_begins_during_another_finds_what_that_one_has_written(stor
 def test_a_sleep_that_fits_is_not_refused_for_what_a_repack_writes_beside_it(store_path: Path) -> None:
     """A repack takes the place of what is there; its temporary file is not what the store holds."""
     with Store.open(store_path, writable=True) as store:
-        second = sleep(store, 900)
+        second = sleep(store, 300)
         one = sleep(store, 300, uri=OTHER_URI, seed=1).bytes_written
         store.delete_session(OTHER_URI)
         held = bundle_bytes(store_path)
-    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=held + one)) as store:
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=of_sleeps(held + one))) as store:
         core = store._core
         with core.metering(replacing=True) as room, core.folder.new_temp() as temp:
             writer = PackWriter(temp, room)
@@ -193,7 +194,7 @@ def test_what_a_sleep_wrote_that_failed_beside_another_is_given_back(store_path:
     with Store.open(store_path, writable=True) as store:
         one = sleep(store, 300).bytes_written
         store.delete_session(URI)
-    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=one)) as store:
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=of_sleeps(one))) as store:
 
         def failing() -> Iterator[BlockDraft]:
             yield span(0, 256, seed=1)

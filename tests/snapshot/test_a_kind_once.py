@@ -115,7 +115,8 @@ async def woken(service):
     await service.delete("notes")
     await service.maintain("strip", session="other")
     read = await service.wake("other")
-    assert read.tokens_prefilled == read.token_count and read.recomputed is None, "read again, to the very logits"
+    again_to_the_bit = read.provenance.recomputed is None
+    assert read.tokens_prefilled == read.token_count and again_to_the_bit, "read again, to the very logits"
     return again.logits_blake3, json.loads(analysis.artifact)
 
 

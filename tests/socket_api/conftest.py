@@ -29,9 +29,10 @@ def server_thread(short_path: Path, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
-    """A real one, for the tests of all files that ask for no other option: each has sessions and trees of its own."""
+    """A real one, for the tests of all files that ask for no other option: each has sessions and trees of its own, and
+    arms a door for its own request alone."""
     folder = tmp_path_factory.mktemp("d")
-    with served(folder, "--http", "0", "--http-socket", str(folder / "h.sock")) as running:
+    with served(folder, "--http", "0", "--http-socket", str(folder / "h.sock"), doors=True) as running:
         yield running
 
 

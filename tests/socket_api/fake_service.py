@@ -29,7 +29,7 @@ from torpor.daemon.events.figures import Figures
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.errors import TorporError
 from torpor.memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion, ShownVersion, UsageReport
-from torpor.memvid.uri import SessionUri
+from torpor.memvid.uri import SessionUri, session_in
 from torpor.records import Result
 
 
@@ -277,7 +277,7 @@ class FakeService(Verbs, Awaiting):
         return HistoryResult(())
 
     async def _show(self, request: creating.ShowRequest) -> session.SessionDetail:
-        found = self._find(request.session)
+        found = self._find(session_in(request.session))
         identity, backend = {"weights": "ab"}, {"mlx": "1.2"}
         return session.SessionDetail(
             info=found.info,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,6 @@ from torpor.tests.socket_api.branch_rig import committed, forked, next_tokens, p
 from torpor.tests.socket_api.real_daemon import RealDaemon, served, tokens_of, until
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
-    with served(tmp_path_factory.mktemp("d"), doors=True) as running:
-        yield running
 
 
 def grown(torpor: Client, name: str) -> int:

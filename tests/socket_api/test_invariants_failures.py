@@ -3,7 +3,6 @@ one, with doors that make a model call, an allocation or a write fail, or hold i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,6 @@ from torpor.tests.socket_api.real_daemon import Asked, RealDaemon, served, token
 pytestmark = pytest.mark.timeout(180)
 
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.2, seed=11)
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
-    """One for all tests of this file: each has sessions of its own, and arms a door for its own request alone."""
-    with served(tmp_path_factory.mktemp("f"), doors=True) as running:
-        yield running
-
-
-@pytest.fixture
-def torpor(daemon: RealDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as client:
-        yield client
 
 
 def written(result: GenerateResult) -> tuple[Any, ...]:

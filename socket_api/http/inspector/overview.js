@@ -1,106 +1,94 @@
-// The overview: memory and disk against their budgets, what waits, and every session with its sizes in four coins.
+// Memory and disk against their budgets, and every session.
 
 import { html, useMemo, useState } from "./preact.js";
-import { isOwner, useAsked } from "./asking.js";
-import { Bar, Empty, Facts, Marks, Panel, Table, Time } from "./parts.js";
-import { bytes, count, hrefOf, nameOf, percent, plain, plural } from "./words.js";
+import { isOwner, known, useAsked } from "./asking.js";
+import { Bar, Facts, Marks, Names, Panel, Table, Time } from "./parts.js";
+import { bytes, count, hrefOf, nameOf, percent, plain, plural, sum, wordOf } from "./words.js";
 
 const OFTEN_S = 5;
 const SELDOM_S = 20;
 const RARELY_S = 60;
-const MANY = 1000; // sessions: to list them costs the daemon seconds, so it is asked rarely
+const MOST_PARTS = 4; // of what is shared
 
 export function Overview() {
-  const [many, setMany] = useState(false);
-  const sessions = useAsked("/v1/sessions", many ? RARELY_S : OFTEN_S);
-  const models = useAsked("/v1/models", SELDOM_S);
-  const status = useAsked(isOwner() ? "/v1/status" : null, OFTEN_S);
-  const usage = useAsked(isOwner() ? "/v1/usage" : null, SELDOM_S);
-  if (sessions.value && sessions.value.sessions.length > MANY !== many) setMany(!many);
+  const sessions = useAsked("/v1/sessions", OFTEN_S);
+  const models = useAsked(known("/v1/models"), SELDOM_S);
+  const status = useAsked(isOwner() ? known("/v1/status") : null, OFTEN_S);
+  const usage = useAsked(isOwner() && sessions.value ? "/v1/usage" : null, SELDOM_S); // the count would hold up the list
+  const why = useAsked("/v1/why?by=session", RARELY_S);
   return html`<h1 class="hidden">Overview</h1>
-    ${isOwner() && html`<div class="beside"><${Memory} status=${status} /><${Disk} usage=${usage} status=${status} /><${Queue} status=${status} /></div>`}
-    <${Sessions} sessions=${sessions} models=${models} usage=${usage} />`;
+    ${isOwner() && html`<div class="beside">
+      ${status.path && html`<${Memory} status=${status} />`}<${Disk} usage=${usage} status=${status} />
+    </div>`}
+    <${Sessions} sessions=${sessions} models=${models.value} usage=${usage} why=${why} status=${status.value} />`;
 }
+
+const usedOf = (memory) => memory.weights_bytes + memory.sessions_bytes + memory.branches_bytes + memory.reserved_bytes;
+const of = (size, budget) => `${bytes(size)}${budget ? ` of ${bytes(budget)}` : ""}`;
 
 function Memory({ status }) {
-  const memory = status.value?.memory;
-  const used = memory ? memory.weights_bytes + memory.sessions_bytes + memory.branches_bytes + memory.reserved_bytes : 0;
-  return html`<${Panel} title="Memory" asked=${status} command="torpor doctor" note=${memory && `${bytes(used)} of ${bytes(memory.budget_bytes)}`}>
-    ${memory && html`<${Bar} label="Memory" parts=${[
-      ["models", memory.weights_bytes, "ledger"],
-      ["sessions", memory.sessions_bytes, "memory"],
-      ["branches", memory.branches_bytes, "shared"],
-      ["kept for requests", memory.reserved_bytes, "journal"],
-      ["free of the budget", Math.max(0, memory.budget_bytes - used), "rest"],
+  return html`<${Panel} title="Memory" asked=${status} command="torpor top" note=${({ memory }) => of(usedOf(memory), memory.budget_bytes)}>
+    ${({ memory, queue, sessions_awake, sessions_asleep, cached_tokens }) => html`<${Bar} label="Memory" parts=${[
+      ["k-ledger", "models", memory.weights_bytes],
+      ["k-memory", "sessions", memory.sessions_bytes],
+      ["k-shared", "branches", memory.branches_bytes],
+      ["k-journal", "reserved", memory.reserved_bytes],
+      ["k-rest", "free", Math.max(0, memory.budget_bytes - usedOf(memory))],
+    ]} />
+    <${Facts} facts=${[
+      ["sessions", `${count(sessions_awake)} awake, ${count(sessions_asleep)} asleep`],
+      ["requests waiting", queue.waiting ? `${count(queue.waiting)}, ${count(memory.waiting)} of them for memory` : "none"],
+      ["slept to make room", count(memory.slept_by_pressure)],
+      ["tokens taken over", count(cached_tokens)],
     ]} />`}
   <//>`;
 }
+
+const sharersOf = ({ sessions, session_count }) => html`<${Names} names=${sessions} />${session_count > sessions.length && ` and ${plural(session_count - sessions.length, "other")}`}`;
 
 function Disk({ usage, status }) {
-  const found = usage.value;
-  const own = found ? found.sessions.reduce((sum, one) => sum + one.alone_bytes, 0) : 0;
-  const budget = status.value?.disk?.store_budget_bytes;
-  const of = budget ? ` of ${bytes(budget)}` : "";
-  return html`<${Panel} title="Disk" asked=${usage} command="torpor du" note=${found && `${bytes(found.file_bytes)}${of}`}>
-    ${found && html`<${Bar} label="Disk" parts=${[
-      ["alone: one session's", own, "alone"],
-      ...(found.alone_bytes > own ? [["alone, other namespaces", found.alone_bytes - own, "ledger"]] : []),
-      ["shared, once", found.shared_bytes, "shared"],
-      ["needed by nothing", found.unneeded_bytes, "lossy"],
-      ...(found.unreadable_bytes ? [["cannot be read", found.unreadable_bytes, "damaged"]] : []),
-      ["index, journal, rest", found.rest_bytes - found.unneeded_bytes - found.unreadable_bytes, "rest"],
+  const { store_budget_bytes, held_bytes } = status.value?.disk ?? {};
+  return html`<${Panel} title="Disk" asked=${usage} command="torpor du" note=${(found) => of(found.file_bytes, store_budget_bytes)}>
+    ${(found) => html`<${Bar} label="Disk" parts=${[
+      ["k-alone", "alone", found.alone_bytes],
+      ["k-shared", "shared, once", found.shared_bytes],
+      ["k-journal", "the rest", found.rest_bytes],
+      ...(store_budget_bytes ? [["k-rest", "free", Math.max(0, store_budget_bytes - held_bytes)]] : []),
     ]} />
-    <p class="small">Counted <${Time} ns=${found.counted_ns} />.${found.problems.length ? ` ${plural(found.problems.length, "file")} cannot be read: torpor verify.` : ""}</p>`}
-  <//>`;
-}
-
-function Queue({ status }) {
-  const told = status.value;
-  return html`<${Panel} title="What waits" asked=${status} command="torpor top" note=${told && `${plural(told.sessions_awake, "session")} awake, ${count(told.sessions_asleep)} asleep`}>
-    ${told && html`<${Facts} facts=${[
-      ["in the queue", `${count(told.queue.waiting)} of ${count(told.queue.limit)}`],
-      ["waiting for memory", count(told.memory.waiting)],
-      ["slept to make room", count(told.memory.slept_by_pressure)],
-      ["slept for disuse", count(told.memory.slept_by_idling)],
-      ["tokens taken over", count(told.cached_tokens)],
+    <${Facts} facts=${[
+      ...found.shared_by.slice(0, MOST_PARTS).map((part) => [`${bytes(part.size_bytes)} shared by`, sharersOf(part)]),
+      ["unneeded", found.unneeded_bytes && html`${bytes(found.unneeded_bytes)}: <code>torpor repack</code> frees it`],
+      ["counted", html`<${Time} ns=${found.counted_ns} />`],
     ]} />`}
   <//>`;
 }
-
-// --- sessions
 
 function marksOf({ info, usage }) {
   const marks = [];
   if (info.state === "awake" && info.version !== null && info.dirty) marks.push(["changed", "plain", "It has changed since its last version."]);
-  if (info.state === "awake" && info.version === null) marks.push(["no version", "warn", "It has never slept: torpor save makes a version."]);
-  if (usage?.versions && usage.versions === usage.stripped_versions) marks.push(["stripped", "warn", "The next use reads tokens again that nothing else has kept."]);
-  else if (info.unread_tokens) marks.push(["ledger", "warn", `The next use reads ${plural(info.unread_tokens, "token")} again.`]);
+  if (info.state === "awake" && info.version === null) marks.push(["no version", "warn", "It has never slept."]);
+  if (usage?.versions && usage.versions === usage.stripped_versions) marks.push(["stripped", "warn", "The next use reads again what went."]);
+  else if (info.unread_tokens) marks.push(["ledger", "warn", `The next use reads its last ${plural(info.unread_tokens, "token")}.`]);
   if (info.lossy) marks.push([`≈ ${info.lossy.bits} bits`, "warn", `${plural(info.lossy.tokens, "token")} were kept in ${info.lossy.bits} bits.`]);
-  if (info.look) marks.push([`look at @${info.look.version}`, "plain", "It was woken at an earlier place, to look at it."]);
-  if (info.durability === "none") marks.push(["not durable", "warn", "A crash loses what it did since its last sleep."]);
-  if (info.branches) marks.push([plural(info.branches, "branch").replace("branchs", "branches"), "plain"]);
+  if (info.look) marks.push([`look at @${info.look.version}`, "plain", "It was woken at an earlier place."]);
+  if (info.durability === "none") marks.push(["not durable", "warn", "A crash loses it."]);
+  if (info.branches) marks.push([`${count(info.branches)} in a tree`, "plain"]);
   for (const label of info.labels) marks.push([plain(label), "label", `label ${plain(label)}`]);
   return marks;
 }
 
-export const State = ({ state }) => html`<span class=${`state s-${state}`}>${state}</span>`;
+export const State = ({ state }) => html`<span class="state"><i class=${state === "awake" ? "k-memory" : "k-ledger"}></i>${state}</span>`;
 
 function Context({ tokens, most }) {
-  const part = most ? Math.min(1, tokens / most) : 0;
-  const told = most ? `${count(tokens)} of ${count(most)} tokens, ${percent(tokens, most)}` : plural(tokens, "token");
-  return html`<span class="context" title=${told}>
-    <span class="meter" aria-hidden="true"><i class=${part > 0.9 ? "full" : ""} style=${{ width: `${100 * part}%` }}></i></span>${count(tokens)}
+  const part = Math.min(1, tokens / most);
+  return html`<span class="context" title=${most && `${count(tokens)} of ${count(most)} tokens, ${percent(tokens, most)}`}>
+    ${most && html`<span class="meter" aria-hidden="true"><i class=${part > 0.9 ? "k-lossy" : "k-alone"} style=${{ width: `${100 * part}%` }}></i></span>`}${count(tokens)}
   </span>`;
 }
 
-const coin = (name) => (row) => (row.usage ? bytes(row.usage[`${name}_bytes`]) : "–");
-const coinValue = (name) => (row) => row.usage?.[`${name}_bytes`] ?? -1;
-const COINS = [
-  { name: "Logical", from: 1500, title: "The raw state of all versions, each counted whole." },
-  { name: "Stored", title: "What of the disk it needs: shared and alone." },
-  { name: "Shared", from: 1200, title: "What others need too; it stays when this session goes." },
-  { name: "Alone", title: "Freed if it goes." },
-].map((column) => ({ ...column, right: true, size: "9ch", of: coin(column.name.toLowerCase()), sort: coinValue(column.name.toLowerCase()) }));
+// A column of bytes. of: row -> bytes, also of a row below; undefined where nothing is known.
+const sized = (name, from, of, more) => ({ name, from, right: true, size: "9ch", of: (row) => bytes(of(row)), sum: (row) => bytes(of(row), ""), sort: (row) => of(row) ?? -1, ...more });
+const coin = (name, from, title) => sized(name, from, (row) => row.usage?.[`${name.toLowerCase()}_bytes`], { title });
 
 const columnsFor = (owner) => [
   {
@@ -117,46 +105,66 @@ const columnsFor = (owner) => [
     from: 560,
     sort: (row) => row.info.token_count,
     of: (row) => html`<${Context} tokens=${row.info.token_count} most=${row.most} />`,
+    sum: (row) => row.tokens && count(row.tokens),
   },
-  { name: "Memory", size: "10ch", right: true, from: 860, sort: (row) => row.info.resident_bytes, of: (row) => (row.info.resident_bytes ? bytes(row.info.resident_bytes) : "–") },
-  ...(owner ? COINS : []),
+  sized("Memory", 860, (row) => row.memory || undefined),
+  ...(owner
+    ? [
+        coin("Logical", 1500, "The raw state of all versions, each counted whole."),
+        coin("Stored", 0, "What it needs of the disk: shared and alone together."),
+        coin("Shared", 1200, "What others need too; it stays when this session goes."),
+        coin("Alone", 0, "What is freed if it goes."),
+      ]
+    : []),
   { name: "Last used", size: "13ch", from: owner ? 480 : 0, right: true, sort: (row) => row.used ?? 0, of: (row) => html`<${Time} ns=${row.used} />` },
+  {
+    name: "Read again",
+    title: "When and why it last read tokens that it had read before.",
+    size: "minmax(14ch, 1fr)",
+    from: 1200,
+    sort: (row) => row.again?.last_again_ns ?? 0,
+    of: ({ again }) => again?.last_again && html`<span title=${plain(again.last_again)}><${Time} ns=${again.last_again_ns} />: ${plain(again.last_again)}</span>`,
+  },
   { name: "Marks", size: "minmax(12ch, 1fr)", from: 1024, of: (row) => html`<${Marks} marks=${marksOf(row)} />` },
 ];
 
-function footOf(usage, rows) {
-  const sum = (of) => rows.reduce((total, row) => total + of(row), 0);
-  const foot = [{ Session: "in all", Context: count(sum((row) => row.info.token_count)), Memory: bytes(sum((row) => row.info.resident_bytes)) }];
-  if (!usage) return foot;
-  const of = (name) => bytes(usage[`${name}_bytes`]);
-  Object.assign(foot[0], { Session: "all, shared once", Logical: of("logical"), Stored: of("stored"), Shared: of("shared"), Alone: of("alone") });
-  return [...foot, { Session: "the rest", Stored: of("rest") }, { Session: "on disk", Stored: of("file") }];
+// The sums of the rows, and for the owner what is missing to the whole disk.
+function footOf(rows, usage, status) {
+  const tokens = sum(rows, (row) => row.info.token_count);
+  const memory = sum(rows, (row) => row.memory);
+  if (!usage) return [{ name: "in all", tokens, memory }];
+  const missing = (name) => usage[name] - sum(usage.sessions, (one) => one[name]);
+  const others = { name: "other namespaces", memory: Math.max(0, (status?.memory.sessions_bytes ?? 0) - memory), usage: { logical_bytes: missing("logical_bytes"), alone_bytes: missing("alone_bytes") } };
+  const all = { name: "all, shared once", tokens, memory, usage };
+  return [
+    ...(others.usage.logical_bytes > 0 ? [others, { ...all, tokens: null, memory: memory + others.memory }] : [all]),
+    { name: "the rest", usage: { stored_bytes: usage.rest_bytes } },
+    { name: "on disk", usage: { stored_bytes: usage.file_bytes } },
+  ];
 }
 
-function Sessions({ sessions, models, usage }) {
+function Sessions({ sessions, models, usage, why, status }) {
   const [filter, setFilter] = useState("");
-  const all = useMemo(() => rowsOf(sessions.value, models.value, usage.value), [sessions.value, models.value, usage.value]);
+  const all = useMemo(() => rowsOf(sessions.value, models, usage.value, why.value), [sessions.value, models, usage.value, why.value]);
   const rows = filter ? all.filter((row) => row.text.includes(filter.toLowerCase())) : all;
-  const columns = useMemo(() => columnsFor(isOwner()), []);
-  return html`<${Panel} wide title="Sessions" asked=${sessions} command="torpor ls" note=${sessions.value && (filter ? `${count(rows.length)} of ${count(all.length)}` : count(all.length))}>
-    ${all.length === 0
-      ? html`<${Empty}>There is no session yet. <code>torpor chat notes</code> begins one; it appears here.<//>`
-      : html`<input type="search" placeholder="Filter by name, label, model or state" aria-label="Filter sessions" value=${filter} onInput=${(event) => setFilter(event.currentTarget.value)} />
-          ${rows.length === 0
-            ? html`<${Empty}>No session fits that filter.<//>`
-            : html`<${Table} label="Sessions" columns=${columns} rows=${rows} keyOf=${(row) => row.info.session} onOpen=${(row) => (location.hash = hrefOf(row.info.session))}
-                foot=${filter ? footOf(null, rows) : footOf(usage.value, rows)} first=${{ name: isOwner() ? "Alone" : "Last used", down: true }} />`}`}
-    ${usage.error && html`<p class="failure">The sizes on the disk cannot be told: ${usage.error.message}</p>`}
+  return html`<${Panel} wide title="Sessions" asked=${sessions} command="torpor ls" more=${[...(isOwner() ? [[usage, "torpor du"]] : []), [why, "torpor why --all --by session"]]} note=${() => (filter ? `${count(rows.length)} of ${count(all.length)}` : count(all.length))}
+    empty=${all.length === 0 && html`There is no session yet. <code>torpor chat notes</code> begins one; it appears here.`}>
+    <input type="search" placeholder="Filter by name, label, model or state" aria-label="Filter sessions" value=${filter} onInput=${(event) => setFilter(event.currentTarget.value)} />
+    <${Table} label="Sessions" columns=${columnsFor(isOwner())} rows=${rows} keyOf=${(row) => row.info.session} onOpen=${(row) => (location.hash = hrefOf(row.info.session))}
+      foot=${footOf(rows, filter ? null : usage.value, status)} first=${{ name: isOwner() ? "Stored" : "Last used", down: true }} />
   <//>`;
 }
 
-function rowsOf(sessions, models, usage) {
+function rowsOf(sessions, models, usage, why) {
   const most = new Map((models?.data ?? []).map((model) => [model.id, model.context_length]));
   const used = new Map((usage?.sessions ?? []).map((one) => [one.session, one]));
+  const again = new Map((why?.rows ?? []).map((one) => [one.key, one]));
   return (sessions?.sessions ?? []).map((info) => ({
     info,
     most: most.get(info.model),
+    memory: info.resident_bytes,
     usage: used.get(info.session),
+    again: again.get(info.session),
     used: info.used_ns ?? info.slept_ns,
     text: [info.session, info.state, info.model, ...info.labels].join(" ").toLowerCase(),
   }));

@@ -2,8 +2,8 @@
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-export function bytes(size) {
-  if (size === undefined || size === null) return "–";
+export function bytes(size, unknown = "–") {
+  if (size === undefined || size === null) return unknown;
   let unit = 0;
   let value = size;
   while (value >= 1024 && unit < UNITS.length - 1) {
@@ -16,8 +16,9 @@ export function bytes(size) {
 }
 
 export const count = (value) => (value === undefined || value === null ? "–" : value.toLocaleString("en-US"));
+export const sum = (things, of) => things.reduce((total, thing) => total + of(thing), 0);
 export const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
-export const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
+export const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole) || (part ? "under 1" : 0)} %` : "–");
 export const seconds = (value) => (value >= 100 ? `${Math.round(value)} s` : value >= 1 ? `${value.toFixed(1)} s` : `${Math.round(value * 1000)} ms`);
 export const shortId = (id) => (id ? id.slice(0, 12) : "–");
 
@@ -38,56 +39,32 @@ export function ago(ns, nowMs = Date.now()) {
   return `${Math.floor(value)} years ago`;
 }
 
+// To the minute.
+export const clock = (ns) => new Date(ns / 1e6).toLocaleString("en-CA", { hour12: false, dateStyle: "short", timeStyle: "short" });
 export const exactly = (ns) => new Date(ns / 1e6).toLocaleString("en-CA", { hour12: false, timeZoneName: "short" });
 
 const LEFT_TO_RIGHT = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
+const shown = (text, kept) => String(text).replace(LEFT_TO_RIGHT, (mark) => (kept.includes(mark) ? mark : `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`));
 // A name or a line, in which no mark steers how it is read: each shows as its code.
-export const plain = (text) =>
-  String(text).replace(LEFT_TO_RIGHT, (mark) => `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`);
-
+export const plain = (text) => shown(text, "");
 // A text of several lines: these stay, and tabs.
-export const plainText = (text) =>
-  String(text).replace(LEFT_TO_RIGHT, (mark) => ("\n\t".includes(mark) ? mark : `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`));
+export const plainText = (text) => shown(text, "\n\t");
 
+export const bare = (uri) => uri.replace(/^torpor:\/\//, "");
 // A session without what all of this page's sessions have.
-export const nameOf = (uri) => plain(uri.replace(/^torpor:\/\//, "").replace(/^default\//, ""));
+export const nameOf = (uri) => plain(bare(uri).replace(/^default\//, ""));
 // As a shell takes it: letters, digits and a few signs need no quotes.
 export const typed = (uri) => {
   const name = nameOf(uri);
   return /^[\w./@~:-]+$/.test(name) ? name : `'${name.replaceAll("'", "'\\''")}'`;
 };
 
-export const routeOf = (uri, more = "") => `/v1/sessions/${encodeURIComponent(uri.replace(/^torpor:\/\//, ""))}${more}`;
-export const hrefOf = (uri) => `#/session/${encodeURIComponent(uri.replace(/^torpor:\/\//, ""))}`;
+export const routeOf = (uri, more = "") => `/v1/sessions/${encodeURIComponent(bare(uri))}${more}`;
+export const hrefOf = (uri, view = "session") => `#/${view}/${encodeURIComponent(bare(uri))}`;
 
 const ROLES = { assistant: "answer", tool: "tool result" };
 export const roleOf = (role) => role.split("+").map((one) => ROLES[one] ?? one).join(" + ");
 
-export const CAUSES = {
-  hit: "nothing read again",
-  new: "a new session",
-  goes_on: "the session goes on there",
-  tokenization: "same text, other tokens",
-  thinking: "only thinking differs",
-  clock: "a date or a time differs",
-  reordered: "same words in another order",
-  template: "other control tokens",
-  system_text: "the system text changed",
-  message: "an earlier message changed",
-  other_text: "other text",
-  recomputed: "computed again",
-  no_whole_block: "less than a block in common",
-  other_calls: "read in other calls",
-  other_bits: "may have other bits",
-  no_room: "no memory for a copy",
-  unreadable: "the source cannot be read",
-};
-export const causeOf = (word) => CAUSES[word] ?? plain(word).replaceAll("_", " ");
-
-// As `Reuse.cause_word` of the daemon.
-export function causeWord(reuse) {
-  if (reuse.outcome === "diverged") return reuse.cause ?? "other_text";
-  if (reuse.recomputed_tokens) return reuse.recomputed_because ?? "recomputed";
-  return reuse.outcome === "none" ? "new" : (reuse.not_taken ?? "hit");
-}
+// A word of the daemon, as a command writes it.
+export const wordOf = (name) => plain(name).replaceAll("_", " ");

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torpor.cli.commands.cat import asking
+from torpor.cli.commands.cat import _write, asking
 from torpor.cli.view.output import Output
-from torpor.daemon.api.contents import Contents
+from torpor.daemon.api.contents import Contents, Passage
+from torpor.tests.cli.cli_rig import pretend_terminal, unstyled
 
 NAME = "torpor://default/notes"
 ONE, OTHER = "ab" * 32, "cd" * 32
@@ -50,3 +51,15 @@ def test_where_no_version_has_all_of_it_a_change_is_told_once(
         turn(start)
     assert daemon.asked == [("notes", 0, None), ("notes", 9, None), ("notes", 18, None)]
     assert capsys.readouterr().err.count(f"{NAME} has changed: from token 9 on this is what it has now.") == tells
+
+
+def test_a_pipe_gets_the_text_to_the_byte_and_a_terminal_a_last_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = replace(PAGE, following=None, passages=(Passage(0, 9, "user", 0, 9, "one\ntwo"),))
+    for is_terminal in (False, True):
+        if is_terminal:
+            pretend_terminal(monkeypatch, 80)
+        turn = asking(Daemon().contents, "notes", None, Output(as_json=False))
+        assert _write(Output(as_json=False), page, turn, roles=False, tokens=False, header=False, begin=0)
+        assert unstyled(capsys.readouterr().out) == "one\ntwo" + "\n" * is_terminal

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torpor.cli.commands.log import _lines_of
 from torpor.daemon.api.history import HistoryEntry, HistoryResult, InMemory
@@ -28,13 +30,15 @@ ENTRY = HistoryEntry(
     way="began",
     origin=None,
     parent_version=None,
+    back_at=None,
     added_tokens=1200,
     branches=0,
 )
 
 
-def awake(added: int, *, look: bool = False) -> InMemory:
-    return InMemory(ENTRY.session, ENTRY.bundle_id, 1200 + added, added, look)
+def awake(added: int, back_at: int | None = None, *, look: bool = False) -> InMemory:
+    tokens = added + (1200 if back_at is None else back_at)
+    return InMemory(ENTRY.session, ENTRY.bundle_id, 2, tokens, added, back_at, look)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +47,36 @@ def awake(added: int, *, look: bool = False) -> InMemory:
         ((), "began, +1,200 tokens, the last 175 to compute"),
         ((awake(0),), "began, +1,200 tokens"),
         ((awake(5),), "began, +1,200 tokens"),
-        ((awake(-500, look=True),), "began, +1,200 tokens, the last 175 to compute"),
+        ((awake(0, 700, look=True),), "began, +1,200 tokens, the last 175 to compute"),
+        ((awake(500, 700),), "began, +1,200 tokens, the last 175 to compute"),
     ],
 )
 def test_nothing_is_to_compute_of_what_is_in_memory(states: tuple[InMemory, ...], says: str) -> None:
     *_, line = _lines_of(HistoryResult((ENTRY,), in_memory=states), bare=True)
+    assert line.parts[2] == says
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (awake(5), "+5 tokens"),
+        (awake(32, 12), "back: the first 12 tokens of @2, +32 tokens"),
+        (awake(0, 700), "back: the first 700 tokens of @2"),
+        (awake(0, 700, look=True), "a look back: the first 700 tokens of @2"),
+        (replace(awake(9), bundle_id=None, version=None), "no version yet, +9 tokens"),
+    ],
+)
+def test_what_is_in_memory_is_told_in_the_words_of_versions(state: InMemory, says: str) -> None:
+    line, _ = _lines_of(HistoryResult((ENTRY,), in_memory=(state,)), bare=True)
+    assert line.parts[2] == says
+
+
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [(12, "back: the first 12 tokens of @1, +32 tokens"), (None, "back to @1, +32 tokens")],
+    ids=["read", "unread"],
+)
+def test_a_version_that_went_back_says_to_where(token: int | None, says: str) -> None:
+    entry = replace(ENTRY, way="went_back", parent_version=1, back_at=token, added_tokens=32, unread_tokens=0)
+    (line,) = _lines_of(HistoryResult((entry,)), bare=True)
     assert line.parts[2] == says

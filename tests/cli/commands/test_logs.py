@@ -61,6 +61,17 @@ def test_what_is_written_later_is_told_when_its_line_is_whole(log: Path) -> None
         assert max(map(len, pieces)) <= 2 * logs._PIECE_BYTES, "a line without an end is told in pieces"
 
 
+def test_a_line_that_is_still_written_is_followed_as_one(log: Path) -> None:
+    with log.open("a") as file, Log(log, _opened(log)) as reading:
+        file.write("half of a ")
+        file.flush()
+        assert reading.last(1) == ([b"half of a "], False)
+        assert reading.last(1, whole=True) == ([b"line 199"], False)
+        file.write("line\n")
+        file.flush()
+        assert next(reading.following(0.001)) == b"half of a line"
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [

@@ -74,7 +74,7 @@ def test_rm_tells_before_and_after_which_tags_and_pins_go(
     assert delete("rm", "agent", "other").status == 1
     with Store.open(made_store.path, writable=False) as store:
         alone = sum(each.alone_bytes for each in store.usage().sessions if each.session.endswith(("/agent", "/other")))
-    assert asked[2].endswith(f"? {format_bytes(alone)} at least is freed, and what they share with each other alone.")
+    assert asked[2].endswith(f"? {format_bytes(alone)} is theirs alone, and freed; 0 B is shared, and stays.")
     assert delete("rm", "agent@2", "--yes").out.rstrip().endswith("freed; with it went 1 pin")
     assert delete("rm", "other", "--yes").out.rstrip().endswith("freed") or beside_a_daemon
 

@@ -17,7 +17,7 @@ from torpor.daemon.events.events import FirstToken, PrefillBegan, SleepEnded
 from torpor.memvid.uri import SessionUri
 from torpor.socket_api.client.client import Client
 from torpor.tests.cli.cli_rig import Torpor, pretend_terminal
-from torpor.tests.cli.live_rig import event, info, reuse, status
+from torpor.tests.cli.live_rig import event, info, reuse, screen_of, status
 from torpor.tests.socket_api.server_rig import ServerThread, poll
 
 
@@ -27,18 +27,13 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(top_screen, name, 0.01)
 
 
-def shown(app: Top) -> list[str]:
-    """The lines of the screen."""
-    return ["".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()]
-
-
 async def shows(app: Top, what: str | Callable[[str], bool]) -> None:
     """Wait until the screen has a text."""
     found = what if callable(what) else lambda text: what in text
     try:
-        await poll(lambda: found("\n".join(shown(app))))
+        await poll(lambda: found("\n".join(screen_of(app))))
     except TimeoutError:
-        raise AssertionError(f"{what!r} is not on the screen:\n" + "\n".join(shown(app))) from None
+        raise AssertionError(f"{what!r} is not on the screen:\n" + "\n".join(screen_of(app))) from None
 
 
 def columns_of(text: str) -> list[str]:
@@ -61,7 +56,7 @@ async def test_all_of_it_stands_on_screens_of_any_size(size: tuple[int, int], co
     app = Top(None, a_live(), follows=False)
     async with app.run_test(size=size):
         await shows(app, lambda text: "clock at token 10" in text and len(columns_of(text)) == columns + 1)
-        lines = shown(app)
+        lines = screen_of(app)
     assert (len(lines), {len(line) for line in lines}) == (size[1], {size[0]})
     text = "\n".join(lines)
     for part in ("memory  ━", "store   ━", "work    2 awake", "model   demo", "idle  2.00 KiB", "clock at token 10"):
@@ -92,7 +87,7 @@ async def test_it_fits_itself_to_a_screen_that_changes() -> None:
         await shows(app, "WRITTEN")
         await pilot.resize_terminal(60, 14)
         await shows(app, lambda text: "WRITTEN" not in text and "sleeps and wakes" not in text and "s00002" in text)
-        assert {len(line) for line in shown(app)} == {60}
+        assert {len(line) for line in screen_of(app)} == {60}
         await pilot.resize_terminal(150, 40)
         await shows(app, lambda text: "LABELS" in text and "sleeps and wakes" in text)
 
@@ -103,7 +98,7 @@ async def test_keys_sort_reverse_and_filter_and_the_chosen_session_stays_chosen(
         await shows(app, "s00001")
         await pilot.press("s", "s")
         await shows(app, "s by tokens")
-        assert [line[8:14] for line in shown(app) if line.startswith("default/")] == ["s00002", "s00001", "s00000"]
+        assert [line[8:14] for line in screen_of(app) if line.startswith("default/")] == ["s00002", "s00001", "s00000"]
         await pilot.press("down", "down")
         assert app._sessions.chosen == app._live.sessions["torpor://default/s00000"]
         await pilot.press("r")
@@ -111,7 +106,7 @@ async def test_keys_sort_reverse_and_filter_and_the_chosen_session_stays_chosen(
         assert app._sessions.chosen == app._live.sessions["torpor://default/s00000"]
         await pilot.press("slash", *"0002", "enter")
         await shows(app, "filter: 0002")
-        assert [line[8:14] for line in shown(app) if line.startswith("default/")] == ["s00002"]
+        assert [line[8:14] for line in screen_of(app) if line.startswith("default/")] == ["s00002"]
         await pilot.press("escape")
         await shows(app, "s00000")
         await pilot.press("slash", *"nothing", "enter")
@@ -177,7 +172,7 @@ async def test_a_daemon_that_is_lost_is_told_and_the_next_one_is_followed(short_
         await shows(app, "default/before")
         await asyncio.to_thread(first.stop)
         await shows(app, "no daemon since ")
-        assert any("default/before" in line for line in shown(app)), "what was known stays"
+        assert any("default/before" in line for line in screen_of(app)), "what was known stays"
         second = ServerThread(first.socket_path)
         try:
             await shows(app, lambda text: "no daemon" not in text and "default/before" not in text)

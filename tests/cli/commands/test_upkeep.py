@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.store import Store
+from torpor.memvid.units import format_bytes
+from torpor.memvid.uri import SessionUri
 from torpor.tests.cli.cli_rig import MadeStore, Torpor
 from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
@@ -109,7 +111,28 @@ def test_du_tells_each_sessions_part_and_the_whole(made_store: MadeStore) -> Non
     assert "on disk" in text
     only = made_store("du", "agent", "--json").document
     assert [each["session"] for each in only["sessions"]] == ["torpor://default/agent"]
+    assert only["together"]["alone_bytes"] == only["sessions"][0]["alone_bytes"]
+    assert "together" not in made_store("du", "agent").out
+    both = made_store("du", "agent", "other", "--json").document
+    assert both["sessions"] == document["sessions"]
+    assert both["together"]["sessions"] == ["torpor://default/agent", "torpor://default/other"]
+    assert both["together"]["alone_bytes"] == document["alone_bytes"] + document["shared_bytes"]
+    assert "together" in made_store("du", "agent", "other").out
+    assert document["together"] is None
     assert made_store("du", "nobody").status == 4
+
+
+def test_du_tells_who_shares_what(made_store: MadeStore) -> None:
+    assert made_store("du", "--json").document["shared_by"] == []
+    with Store.open(made_store.path, writable=True) as store:
+        base = making.sleep(store, 700, uri=SessionUri("default", "one"), seed=9)
+        making.sleep(store, 900, uri=SessionUri("default", "two"), seed=9, before=base)
+    (part,) = made_store("du", "--json").document["shared_by"]
+    assert part["session_count"] == 2
+    line = f"{format_bytes(part['size_bytes'])}\tdefault/two, default/one\n"
+    assert line in made_store("du").out
+    assert line.replace("two, default/one", "one, default/two") in made_store("du", "one").out
+    assert "BY" not in made_store("du", "other").out
 
 
 # --- export and import

@@ -17,7 +17,7 @@ from torpor.cli.demo.daemon import DemoDaemon
 from torpor.cli.demo.demo import DEFAULT_DOCUMENT
 from torpor.cli.demo.report import ORDER_CHECK
 from torpor.cli.demo.story import Demo, Settings
-from torpor.cli.errors import DemoDaemonFailed, DemoUnfit
+from torpor.cli.errors import DaemonStartFailed, DemoUnfit
 from torpor.cli.reach.background import is_running
 from torpor.cli.view.output import Output
 from torpor.tests.cli.cli_rig import Torpor
@@ -41,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         pids.append(process.pid)
         return process
 
-    monkeypatch.setattr("torpor.cli.demo.daemon.subprocess.Popen", noting)
+    monkeypatch.setattr("torpor.cli.reach.background.subprocess.Popen", noting)
     return pids
 
 
@@ -100,7 +100,7 @@ def test_a_wake_that_changes_a_token_is_disproved(
     [
         ({"text": TEXT[:400]}, DemoUnfit, "at least 500"),
         ({"target_document_tokens": 9000, "minimum_document_tokens": 2000}, DemoUnfit, "do not fit"),
-        ({"models": {"tiny": "/no/model"}}, DemoDaemonFailed, "model_unavailable"),
+        ({"models": {"tiny": "/no/model"}}, DaemonStartFailed, "/no/model"),
     ],
     ids=["a document that is too short", "a context that is too short", "a daemon that does not start"],
 )

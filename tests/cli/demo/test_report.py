@@ -103,8 +103,7 @@ def draw(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     def drawer(evidence: Evidence, width: int) -> str:
         pretend_terminal(monkeypatch, width)
-        output = Output(as_json=False)
-        output.stdout.print(render_report(evidence, output.stdout.width))
+        Output(as_json=False).show(*render_report(evidence))
         return unstyled(capsys.readouterr().out)
 
     return drawer
@@ -116,6 +115,13 @@ def test_the_report_is_drawn_within_any_width(draw: Draw, width: int) -> None:
     assert max(map(len, drawn.splitlines())) <= width
     assert "Bit for bit the same" in drawn
     assert "40.0×" in drawn
+
+
+def test_lines_of_the_two_texts_are_lines(draw: Draw) -> None:
+    drawn = draw(woken(text="one\n  two\nthree"), 100)
+    assert [line.split()[0] for line in drawn.splitlines() if line.strip().startswith(("one", "two", "three"))] == [
+        *("one", "two", "three")
+    ]
 
 
 def test_a_disproof_is_drawn_with_what_failed(draw: Draw) -> None:

@@ -169,14 +169,14 @@ def test_an_agent_goes_on_over_a_kill_of_the_daemon_and_its_status_is_passed_on(
     try:
         assert (first.returncode, "until torpor stop" in told(first.stderr)) == (7, True), first.stderr
         assert "demo holds 8,192 tokens, and coding agents need 32,768" in told(first.stderr)
-        assert "0 tokens were there already" in told(first.stderr)
+        assert "0 tokens were reused, 13 were read and 8 written" in told(first.stderr)
         assert "8 written; 1 more session kept" in told(first.stderr)
         with Client() as client:
             pid = client.status().pid
         os.kill(pid, signal.SIGKILL)
         again = launch("--", "0", "And a set?")
         assert (again.returncode, "ended without a stop" in told(again.stderr)) == (0, True), again.stderr
-        assert "21 tokens were there already (21 of them computed again), 15 were read" in told(again.stderr)
+        assert "0 tokens were reused, 36 were read (21 again) and" in told(again.stderr)
         dry = json.loads(launch("--json", "--dry-run").stdout)
         assert dry["environment"]["ANTHROPIC_BASE_URL"] in again.stdout
         assert not (home / "state" / "torpor" / "launch").exists(), "this agent needs no file"

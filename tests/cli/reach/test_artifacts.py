@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
 from torpor.cli.commands.analyze import render_analysis
 from torpor.memvid.store import Store
 from torpor.tests.cli.cli_rig import MadeStore, Torpor
@@ -83,7 +83,7 @@ def document() -> dict[str, Any]:
 def drawn(document: dict[str, Any], width: int) -> list[str]:
     console = Console(width=width, color_system=None, force_terminal=True)
     with console.capture() as capture:
-        console.print(render_analysis(document, width))
+        console.print(Group(*render_analysis(document, width)))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 

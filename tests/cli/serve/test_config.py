@@ -9,7 +9,7 @@ import pytest
 from torpor.cli.serve import last_options
 from torpor.daemon.options.serve_options import SERVE_OPTIONS
 from torpor.socket_api.wire.address import default_socket_path
-from torpor.tests.cli.cli_rig import Torpor
+from torpor.tests.cli.cli_rig import Torpor, pretend_terminal, unstyled
 
 
 @pytest.fixture
@@ -36,6 +36,19 @@ def test_each_setting_is_shown_with_where_it_is_from(
     assert {key for key, option in SERVE_OPTIONS.items() if option.option.changes is not None} <= found.keys()
     line = next(line for line in torpor("config", "show", file).out.splitlines() if line.startswith("batch"))
     assert line == f"batch\t4\t{file}"
+
+
+def test_a_narrow_terminal_has_a_line_for_each_setting(
+    torpor: Torpor, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is from stands in --json, and in a wider terminal."""
+    monkeypatch.setenv("TORPOR_STORE", "/of/the/environment")
+    file.write_text("batch = 4\n")
+    pretend_terminal(monkeypatch, 60)
+    shown = unstyled(torpor("config", "show", file, "--socket", "/of/it.sock").out).splitlines()
+    assert shown[0].split() == ["SETTING", "VALUE"]
+    assert len(shown) < 1.5 * len(SERVE_OPTIONS)
+    assert "not shown, for want of room: FROM" in shown[-1]
 
 
 def test_the_command_line_of_the_daemon_wins_over_its_file(torpor: Torpor, file: Path) -> None:

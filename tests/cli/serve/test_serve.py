@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def started(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
 
     def start(arguments: list[str], log: Path, *_: object) -> Any:
         commands.append(arguments)
-        return background.Started("/socket", 1, log)
+        return background.Started("/socket", SimpleNamespace(pid=1), log)
 
     monkeypatch.setattr(background, "start", start)
 
@@ -190,7 +191,8 @@ def test_who_starts_a_daemon_in_the_background_is_told_how_to_end_that_one(
     torpor: Torpor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_default: bool
 ) -> None:
     place = str(default_socket_path()) if is_default else "/an other/socket"
-    monkeypatch.setattr(background, "start", lambda *_: background.Started(place, 1, tmp_path / "log"))
+    begun = background.Started(place, SimpleNamespace(pid=1), tmp_path / "log")
+    monkeypatch.setattr(background, "start", lambda *_: begun)
     told = torpor("serve", "--store", tmp_path, "--detach", "--log", tmp_path / "log").out
     assert ("torpor stop --socket '/an other/socket'" in told) is not is_default
     assert "end it with torpor stop" in told

@@ -19,8 +19,8 @@ from torpor.socket_api.wire.address import default_socket_path
 from torpor.tests.cli.cli_rig import Torpor
 
 HARD = {"config": Path('/a "b"/50% $HOME\\x.toml'), "store": Path("/store"), "http": 8080}
-BEGIN = ["--user daemon-reload", "--user enable --now torpor"]
-END = ["--user disable --now torpor", "--user daemon-reload"]
+BEGIN = ["--user daemon-reload", "--user enable --now torpor.socket torpor"]
+END = ["--user disable --now torpor.socket torpor", "--user daemon-reload"]
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +55,11 @@ def test_it_is_written_started_and_removed(torpor: Torpor, path: Path, systemctl
     assert (installed.status, systemctl()) == (0, BEGIN)
     assert path.read_text() in installed.out
     assert f" --socket {default_socket_path()}" in section(path.read_text())["ExecStart"]
+    listens = path.with_suffix(".socket")
+    assert f"\nListenStream={default_socket_path()}\n" in listens.read_text()
     assert torpor("service", "install").status == 0, "it says the same"
     assert torpor("service", "remove", "--yes").status == 0
-    assert (path.exists(), systemctl()) == (False, [*BEGIN, *BEGIN, *END])
+    assert (path.exists(), listens.exists(), systemctl()) == (False, False, [*BEGIN, *BEGIN, *END])
     assert torpor("service", "uninstall", "--yes", "--json").error["error"]["code"] == "nothing_to_do"
 
 
@@ -108,7 +110,9 @@ def test_where_systemd_does_not_answer_the_commands_are_said(torpor: Torpor, pat
     installed = torpor("service", "install")
     assert (installed.status, path.exists()) == (0, True)
     assert "systemctl --user daemon-reload ended with status 1: no bus" in installed.err
-    assert installed.err.endswith("  systemctl --user daemon-reload\n  systemctl --user enable --now torpor\n")
+    assert installed.err.endswith(
+        "  systemctl --user daemon-reload\n  systemctl --user enable --now torpor.socket torpor\n"
+    )
     removed = torpor("service", "uninstall", "--yes", "--json").document
     assert (removed["done"], removed["left"], path.exists()) == (True, [f"systemctl {each}" for each in END], False)
 
@@ -116,7 +120,7 @@ def test_where_systemd_does_not_answer_the_commands_are_said(torpor: Torpor, pat
 def test_it_takes_over_the_options_of_the_daemon_that_runs_and_leaves_that_to_be_stopped(
     torpor: Torpor, monkeypatch: pytest.MonkeyPatch, systemctl: Callable[[], list[str]]
 ) -> None:
-    monkeypatch.setattr(service, "_is_running", lambda _: True)
+    monkeypatch.setattr(service, "somebody_is_on", lambda _: True)
     socket = default_socket_path()
     socket.parent.mkdir(parents=True, exist_ok=True)
     last_options.remember(socket, {"http": 8080, "idle_sleep": 60, "store": "/here"})
@@ -135,8 +139,10 @@ def test_it_takes_over_the_options_of_the_daemon_that_runs_and_leaves_that_to_be
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 @pytest.mark.parametrize("options", [{}, HARD])
 def test_systemd_takes_the_unit(tmp_path: Path, options: dict[str, object]) -> None:
-    (tmp_path / "torpor.service").write_text(unit_of(options).text)
-    command = ["systemd-analyze", "--user", "verify", str(tmp_path / "torpor.service")]
+    for path, text in unit_of(options).files:
+        (tmp_path / path.name).write_text(text)
+    files = [str(tmp_path / name) for name in ("torpor.service", "torpor.socket")]
+    command = ["systemd-analyze", "--user", "verify", *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"XDG_RUNTIME_DIR": str(tmp_path)})
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 

@@ -7,6 +7,7 @@ import sys
 from typing import Self
 
 import pytest
+from torpor.cli.serve import service, stop
 from torpor.daemon.api.process import ShutdownResult
 from torpor.socket_api.errors import RemoteError, RequestTimeout
 from torpor.tests.cli.cli_rig import Torpor
@@ -136,3 +137,15 @@ def test_where_no_daemon_runs_there_is_nothing_to_stop_and_none_to_start(torpor:
     as_json = torpor("stop", "--json")
     assert (as_json.out, as_json.error["error"]["code"]) == ("", "daemon_unreachable")
     assert "path" in as_json.error["error"]["details"]
+
+
+def test_a_service_that_is_stopped_listens_no_more(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    answer(monkeypatch, ShutdownResult(slept=(), failed={}, empty=()), process.pid)
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(service, "_asked", lambda *words: asked.append(words) or "")
+    for runs, told in ((process.pid + 1, []), (process.pid, [("systemctl", "--user", "stop", "torpor.socket")])):
+        monkeypatch.setattr(stop, "main_pid", lambda runs=runs: runs)
+        assert torpor("stop").status == 0
+        assert asked == told

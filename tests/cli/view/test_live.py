@@ -66,13 +66,13 @@ def test_a_long_writing_has_its_pace_from_one_listing_to_the_next() -> None:
 def test_misses_are_told_once_the_latest_first_and_are_bounded() -> None:
     live = Live()
     live.take_reuses(A, [reuse(1, None), reuse(5, "clock")])
-    live.take_reuses(B, [reuse(3, "system_text"), reuse(4, "message")])
+    live.take_reuses(B, [reuse(3, "system_text"), reuse(4, None)])
     live.take_reuses(A, [reuse(5, "clock"), reuse(6, "message")])
     assert [(each.at_ns, each.session, each.tokens, each.cause) for each in live.misses] == [
         (6, A, 30, "message at token 10"),
         (5, A, 30, "clock at token 10"),
         (3, B, 30, "system_text at token 10"),
-    ], "what another session has in place of a message is no miss"
+    ], "a hit is no miss"
     live.take_reuses(A, [reuse(at, "clock") for at in range(10, 10 + 2 * MAX_SHOWN)])
     assert len(live.misses) == MAX_SHOWN
     assert live.misses[0].at_ns == 9 + 2 * MAX_SHOWN
@@ -133,6 +133,14 @@ def test_the_head_tells_memory_and_disk_against_their_budgets() -> None:
     assert told[4] == "model   demo  1.00 GiB  2 awake"
     live.lose("no daemon")
     assert re.search(r"/home/me/store +no daemon since \d\d:\d\d:\d\d$", head(live, 80)[0].plain)
+
+
+def test_the_head_tells_how_often_a_session_slept_to_make_room() -> None:
+    live = Live()
+    live.take_status(status())
+    assert not any("make room" in line.plain for line in head(live, 140))
+    live.take_status(status(memory=replace(status().memory, slept_by_pressure=1200)))
+    assert any(line.plain.rstrip().endswith("1,200 slept to make room") for line in head(live, 140))
 
 
 def test_what_happened_has_its_size_and_its_cause() -> None:

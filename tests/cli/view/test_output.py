@@ -48,20 +48,32 @@ def fail(words: str) -> None:
     report_error(TorporError(words), as_json=False)
 
 
-@pytest.mark.parametrize("say", [remark, fail])
-def test_no_line_of_stderr_is_broken_inside_a_word(
+def tell(words: str) -> None:
+    Output(as_json=False).line(words)
+
+
+@pytest.mark.parametrize("say", [remark, fail, tell])
+def test_no_sentence_is_broken_inside_a_word(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, say: Callable[[str], None]
 ) -> None:
     words = "There is no store at /a/path/that/is/longer/than/a/terminal/may/be/wide. Name another, or make one there."
     say(words)
-    whole = capsys.readouterr().err
+    whole = "".join(capsys.readouterr())
     assert whole.count("\n") == 1, "piped, none is broken at all"
     for columns in range(10, len(whole)):
         pretend_terminal(monkeypatch, columns)
         say(words)
-        lines = unstyled(capsys.readouterr().err).splitlines()
+        lines = unstyled("".join(capsys.readouterr())).splitlines()
         assert " ".join(lines).split() == whole.split()
         assert [line for line in lines if len(line) > columns and " " in line] == []
+
+
+def test_what_is_broken_goes_on_where_its_line_began(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_terminal(monkeypatch, 20)
+    tell("a headline of five words\n    and below it what it says")
+    assert unstyled(capsys.readouterr().out) == "a headline of five\nwords\n    and below it\n    what it says\n"
 
 
 def test_progress_is_silent_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +113,7 @@ def test_a_narrow_terminal_is_shown_the_figures_of_progress_whole(
     assert ("48%" in lines[-1], "━" in lines[-1]) == (columns >= 72, columns >= 80)
 
 
-@pytest.mark.parametrize("columns", [28, 34, 60])
+@pytest.mark.parametrize("columns", [28, 33, 34, 60])
 def test_a_narrow_terminal_is_shown_each_cell_of_a_table_whole(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
@@ -111,7 +123,7 @@ def test_a_narrow_terminal_is_shown_each_cell_of_a_table_whole(
     table.add_row("large", "", "–")
     Output(as_json=False).show(table)
     shown = [line.strip() for line in unstyled(capsys.readouterr().out).splitlines()]
-    if columns == 60:
+    if columns >= 5 + 2 + 9 + 2 + 16:
         assert shown[1].split() == ["small", "1,234,567", "2026-11-23", "04:48"]
     else:
         assert [line.split(maxsplit=1) for line in shown[:3]] == [

@@ -34,7 +34,6 @@ async def test_every_answer_is_plain_data(open_rig: Any) -> None:
     assert len(kinds) == 9
     assert {type(event).__name__ for event in events} == {"ProgressEvent", "TokenEvent"}
     for answer in [*answers, *events]:
-        assert answer.__dataclass_params__.frozen
         with pytest.raises(FrozenInstanceError):
             answer.more = 1
         json.dumps(dataclasses.asdict(answer), allow_nan=False)

@@ -116,6 +116,7 @@ async def test_more_logits_than_an_answer_holds_are_refused_before_any_is_made(
         assert refused.value.details["limit"] == 3
 
 
+@pytest.mark.one_in(1)
 async def test_the_fullest_tree_is_told_in_one_answer(open_rig: Any) -> None:
     """With as many biases as a branch may have, and a steer and a constraint, which are told by their number."""
     async with planted(open_rig, 1) as (rig, _, (child,)):

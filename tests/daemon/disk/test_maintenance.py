@@ -223,7 +223,7 @@ async def test_forgetting_a_session_that_never_slept_drops_it_from_memory_and_jo
     journal, gone = store / "journal" / "turns.mvj", "torpor://default/a"
     assert told == [
         ("remove", "", gone, "the awake session, 2 tokens, leaves memory"),
-        ("remove", str(journal), gone, "It had turns of the session."),
+        ("remove", str(journal), gone, "Its turns in the journal go."),
     ]
     assert not journal.exists()
     with pytest.raises(SessionNotFound):
@@ -314,33 +314,6 @@ async def test_a_forget_waits_for_the_sessions_turn(rig: Rigged, monkeypatch: py
 
 
 # --- versions
-
-
-async def test_a_tagged_version_is_woken_by_its_tag(rig: Rigged) -> None:
-    first = await rig.asleep("a", tokens_of(1, 300))
-    await rig.write("a", 2)
-    await rig.sleep("a")
-    marked = await rig.service.mark("a@1", tag="before")
-    assert (marked.version, marked.bundle_id, marked.tags) == (1, first.bundle_id, ("before",))
-    for reference in ("a@before", "default/a@1", f"a@{first.bundle_id[:12]}"):
-        woken = await rig.service.wake(reference)
-        assert (woken.version, woken.token_count) == (1, 300), reference
-    with pytest.raises(SessionNotFound):
-        await rig.service.wake("a@never")
-
-
-async def test_a_prune_leaves_the_newest_and_what_is_marked(rig: Rigged) -> None:
-    await rig.read("a", tokens_of(1, 20))
-    for _ in range(4):
-        await rig.write("a", 2)
-        await rig.sleep("a")
-    await rig.service.mark("a@2", pinned=True)
-    before = await rig.woken_fingerprint("a")
-    result = await rig.service.maintain(operation="prune", session="a", keep_last=1)
-    assert result.problems == ()
-    assert [each.version for each in (await rig.service.show("a")).versions] == [2, 4]
-    await rig.sleep_and_wake("a")
-    assert await rig.fingerprint("a") == before
 
 
 async def test_a_session_that_went_on_from_a_version_that_is_pruned_loses_nothing(rig: Rigged) -> None:

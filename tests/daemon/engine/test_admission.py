@@ -282,6 +282,7 @@ async def test_a_row_that_comes_free_is_taken_by_one_that_was_in_another_batch(o
         assert [len(each.tokens) for each in await asyncio.gather(*tasks)] == [40, 40, 300, 300, 300, 300]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("kind", "most"), [("deepseek_v3", 4), ("qwen3", 2)])
 async def test_a_background_session_that_would_take_a_call_of_its_own_waits(
     open_kind: Any, kind: str, most: int

@@ -227,6 +227,7 @@ async def answered(rig: Rigged, choice: ToolChoice | None, **options: Any) -> An
     return await rig.service.chat("c", tool_choice=choice, **(asked | options))
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("sampling", [Sampling(), HOT])
 async def test_a_required_call_is_one_of_the_offered_tools(rig: Rigged, sampling: Sampling) -> None:
     for names in ((), ("look",), ("wait",)):

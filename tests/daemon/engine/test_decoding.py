@@ -162,19 +162,6 @@ async def test_what_decoded_in_a_batch_sleeps_and_wakes_bit_for_bit(open_batchin
             assert (UNREPEATABLE in list(rig.live(name).state.passes)) != known
 
 
-@pytest.mark.one_in(2)
-async def test_in_a_deterministic_daemon_each_reply_is_to_the_bit_that_of_the_session_alone(open_rig: Any) -> None:
-    prompts = {name: tokens_of(at, 300 + 17 * at) for at, name in enumerate(NAMES)}
-    async with open_rig(batch=1) as rig:
-        for name, prompt in prompts.items():
-            await rig.read_each((name, f"{name}-alone"), prompt, sampling=SAMPLED)
-        await together(rig, dict.fromkeys(NAMES, 12))
-        assert set(rig.network.rows) == {1}
-        for name in NAMES:
-            await rig.service.generate(f"{name}-alone", max_tokens=12)
-            assert await rig.fingerprint(name) == await rig.fingerprint(f"{name}-alone")
-
-
 async def test_a_proven_generation_decodes_alone_beside_a_batch(rig: Rigged) -> None:
     await rig.read_each((*NAMES, "control"), tokens_of(7, 300), sampling=SAMPLED)
     rig.network.reset()

@@ -51,6 +51,7 @@ def test_the_pieces_of_a_text_are_the_text(before: str, text: str) -> None:
     assert "".join(streamed(Bytes(), before.encode(), text.encode())) == text
 
 
+@pytest.mark.one_in(1)
 @given(st.text(), st.binary(max_size=60))
 def test_the_pieces_of_any_bytes_are_what_decoding_all_of_them_gives(before: str, data: bytes) -> None:
     assert "".join(streamed(Bytes(), before.encode(), data)) == data.decode(errors="replace")

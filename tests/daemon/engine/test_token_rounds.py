@@ -112,6 +112,7 @@ def test_invariance_of_sessions_of_unlike_lengths_that_are_read_in_one_call(mode
     assert_as_alone(model, found, alone(model, range(count)), to_the_bit=repeats)
 
 
+@pytest.mark.one_in(1)
 def test_sessions_leave_and_join_between_two_rounds_and_nothing_is_copied(model: LoadedModel) -> None:
     states, decoder = begun_in(model, range(3)), Decoder(16)
     held = {row: [id(cache) for cache in state.caches] for row, state in states.items()}
@@ -144,6 +145,7 @@ def test_the_one_that_fails_is_told_and_the_others_read_on_lp10(model: LoadedMod
     assert all(state.is_consistent for state in states.values())
 
 
+@pytest.mark.one_in(1)
 def test_rounds_that_fail_without_a_failing_session_end(model: LoadedModel) -> None:
     """Then the sessions go on in batches, or alone; none of them notices."""
     states, told = begun_in(model, range(2)), list[Any]()

@@ -32,9 +32,12 @@ async def test_each_request_is_told_what_it_caused_alone() -> None:
 
     await asyncio.gather(carried_out(A, 10, "x"), carried_out(B, 20, "y"))
     bus.publish(events.PrefillEnded(A, 1000, 1.0))
-    told = {each.session: (each.client, each.read, each.read_s, each.written, each.durable_s) for each in ended}
-    assert told == {A: ("x", 11, 0.75, 7, 2.0), B: ("y", 21, 0.75, 7, 2.0)}
-    assert {each.waited_s for each in ended} == {0.125}
+    spent = {"read_seconds": 0.75, "written_tokens": 7, "write_seconds": 4.0, "waited_seconds": 0.125}
+    told = {each.session: (each.client, each.spent) for each in ended}
+    assert told == {
+        A: ("x", {"read_tokens": 11, "durable_seconds": 2.0} | spent),
+        B: ("y", {"read_tokens": 21, "durable_seconds": 2.0} | spent),
+    }
     assert not bus.accounts
     assert current.get() is None
 
@@ -44,7 +47,7 @@ def test_a_request_that_fails_is_told_with_its_code() -> None:
     bus.on_account = ended.append
 
     def fail() -> None:
-        with bus.request("chat", lambda: A), timed("waited_s"):
+        with bus.request("chat", lambda: A), timed("waited_seconds"):
             bus.publish(events.WakeEnded(A, "asked", 1, 5, 0, 100, "same_bits", 0.0, 1.5))
             bus.publish(events.WakeEnded(B, "prefix", 1, 5, 0, 100, "same_bits", 0.0, 1.5))
             raise KeyError
@@ -52,8 +55,9 @@ def test_a_request_that_fails_is_told_with_its_code() -> None:
     with pytest.raises(KeyError):
         fail()
     (account,) = ended
-    assert (account.code, account.session, account.was_woken, account.wake_s) == ("internal_error", A, True, 1.5)
-    assert account.waited_s > 0
+    assert (account.code, account.session, account.was_woken) == ("internal_error", A, True)
+    assert account.spent["wake_seconds"] == 1.5
+    assert account.spent["waited_seconds"] > 0
 
 
 async def test_the_first_token_is_counted_from_any_thread_and_though_nobody_listens() -> None:

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 from torpor.daemon.errors import EmptyContext, TooManySubscribers, UnknownEvent
-from torpor.daemon.events.bus import MAX_SUBSCRIBERS, Bus, Resumable, Subscription, Wanted
+from torpor.daemon.events.bus import (
+    MAX_OF_NAMESPACE,
+    MAX_OF_NAMESPACES,
+    MAX_SUBSCRIBERS,
+    Bus,
+    Resumable,
+    Subscription,
+    Wanted,
+)
 from torpor.daemon.events.events import (
     EVENT_NAMES,
     EVENTS,
@@ -139,6 +147,24 @@ async def test_there_is_a_bound_on_subscribers() -> None:
         bus.subscribe(Wanted())
     subscriptions[3].end()
     bus.subscribe(Wanted())
+
+
+async def test_no_namespace_takes_the_places_of_another_one_or_of_who_hears_of_all() -> None:
+    bus = Bus()
+    for name in ("one", "two", "three"):
+        for number in range(MAX_OF_NAMESPACE):
+            if number:
+                bus.subscribe(Wanted(namespace=name))
+            else:
+                bus.resume(Wanted(namespace=name), None)
+        with pytest.raises(TooManySubscribers):
+            bus.subscribe(Wanted(namespace=name))
+    with pytest.raises(TooManySubscribers):
+        bus.subscribe(Wanted(namespace="four"))
+    for _ in range(MAX_SUBSCRIBERS - MAX_OF_NAMESPACES):
+        bus.subscribe(Wanted())
+    with pytest.raises(TooManySubscribers):
+        bus.resume(Wanted(), None)
 
 
 async def test_what_another_thread_tells_keeps_its_order_and_its_request() -> None:

@@ -15,7 +15,7 @@ from torpor.daemon.errors import TemplateUnusable
 from torpor.daemon.models import chat_template
 from torpor.daemon.models.chat_template import NO_ROOT, Message, Root, continuation, opening, renderer, rules_of
 from torpor.daemon.sessions.transcripts import spoken
-from torpor.tests.daemon.session_rig import END, MODEL, Rigged, reply_with
+from torpor.tests.daemon.session_rig import END, Rigged, reply_with
 
 
 async def chat(rig: Rigged, message: str, **options: Any) -> Any:
@@ -71,20 +71,6 @@ async def test_the_system_text_opens_the_chat_of_a_session_that_has_read_somethi
     assert ledger(rig) == held + cold(rig, conversation)[:-1], "once, and before the first question"
 
 
-async def test_only_the_new_turn_is_tokenised_and_computed(rig: Rigged) -> None:
-    await rig.service.create("a")
-    reply_with(rig, "a long answer to begin with")
-    await chat(rig, "x" * 500)
-    held = ledger(rig)
-    reply_with(rig, "fine")
-    result = await chat(rig, "and now?")
-    new = rig.model.encode("\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n", opening=False)
-    assert result.prefilled_tokens == len(new)
-    assert ledger(rig)[: len(held)] == held
-    assert ledger(rig)[len(held) : len(held) + len(new)] == new
-    assert sum(rig.network.calls) == len(new) + len(result.tokens)
-
-
 async def test_a_reply_that_was_cut_short_is_closed_before_the_next_turn(rig: Rigged) -> None:
     await rig.service.create("a")
     reply_with(rig, "it never stops talk", end=False)
@@ -99,17 +85,6 @@ async def test_a_reply_that_was_cut_short_is_closed_before_the_next_turn(rig: Ri
         message("assistant", "ok"),
     ]
     assert ledger(rig) == cold(rig, conversation)[:-1]
-
-
-async def test_a_conversation_goes_on_after_a_sleep_as_if_it_had_never_slept(rig: Rigged) -> None:
-    for name, sleeps in (("a", True), ("b", False)):
-        await rig.service.create(name, system="Be brief.")
-        for number in range(3):
-            reply_with(rig, f"reply {number}", end=number != 1)
-            await rig.service.chat(name, message=f"m{number}", max_tokens=7 + (number != 1))
-            if sleeps:
-                await rig.sleep_and_wake(name)
-    assert await rig.fingerprint("a") == await rig.fingerprint("b")
 
 
 async def test_the_end_token_is_kept_in_the_ledger_but_not_shown(rig: Rigged) -> None:
@@ -154,15 +129,6 @@ async def test_a_template_that_is_missing_or_raises_is_refused_and_the_session_s
         await rig.service.append("a", text="hello")
         assert len((await rig.write("a", 3))[0]) == 3
         await rig.sleep("a")
-
-
-async def test_a_message_that_leads_past_the_context_is_refused_before_it_is_read(rig: Rigged) -> None:
-    await rig.service.create("a")
-    with pytest.raises(Exception, match="context of model") as refusal:
-        await chat(rig, "x" * 2040)
-    assert refusal.value.code == "context_overflow"  # type: ignore[attr-defined]
-    assert (ledger(rig), rig.live("a").chat.turn_open) == ([], False)
-    assert rig.model.name == MODEL
 
 
 # --- the functions

@@ -187,6 +187,7 @@ def test_each_schema_within_a_schema_is_looked_at_a_few_times(
     assert looks < 240
 
 
+@pytest.mark.one_in(1)
 def test_objects_that_join_each_other_without_end_are_refused() -> None:
     two = {key: {"allOf": [{"$ref": "#/$defs/N"}, {"properties": {f"{key}x": {}}}]} for key in "pq"}
     around = {"type": "object", "properties": two, "$defs": {"N": {"type": "object", "properties": two}}}

@@ -145,7 +145,10 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
             "zzz = 1",
             "http, idle_sleep, keep_days, keep_free, keep_last, keep_unnamed, load, max_waiting, memory_budget",
         ),
-        ("zzz = 1", "models, no_inspector, on_model_change, prefix_reuse, scrub_rate"),
+        (
+            "zzz = 1",
+            "models, no_inspector, on_model_change, prefix_reuse, remote, remote_lease, remote_turns, scrub_rate",
+        ),
         ("zzz = 1", "scrub_rate, stop_within, store_budget, strip_named"),
     ],
 )

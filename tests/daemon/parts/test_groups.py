@@ -8,6 +8,7 @@ import pkgutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torpor.daemon import upkeep
@@ -51,8 +52,8 @@ async def test_a_group_closes_before_those_that_it_is_made_of(
     for name in GROUPS:
         group = getattr(service._parts, name)
 
-        async def close(name: str = name, close: Callable[[], Awaitable[None]] = group.close) -> None:
-            await close()
+        async def close(*order: Any, name: str = name, close: Callable[..., Awaitable[None]] = group.close) -> None:
+            await close(*order)
             closed.append(name)
 
         group.close = close
@@ -75,7 +76,9 @@ async def test_every_job_of_upkeep_is_made(store: Path, tiny_model: Path, digest
     for module in pkgutil.iter_modules(upkeep.__path__):
         importlib.import_module(f"{upkeep.__name__}.{module.name}")
     models = {MODEL: str(tiny_model)}
-    service = await open_service(store, models=models, digest_cache=digest_cache, scrub_rate=1)
+    (store.parent / "shared").mkdir()
+    remote = f"file://{store.parent / 'shared'}"
+    service = await open_service(store, models=models, digest_cache=digest_cache, scrub_rate=1, remote=remote)
     made = {each.name for each in service._parts.upkeep.loop.states()}
     await service.close()
     assert made == {each.name for each in jobs_below(Job)}, "make it in a group of daemon/parts, as upkeep.py does"

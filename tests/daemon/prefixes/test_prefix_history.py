@@ -88,6 +88,7 @@ async def test_a_session_that_sleeps_is_compared_too(rig: Rigged) -> None:
     assert not rig.is_awake("a")
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("before", [0, 10])
 async def test_among_many_sessions_those_of_a_like_name_are_compared(rig: Rigged, before: int) -> None:
     """A client's id names a group. Its text may leave the way before a block is full, and no tree finds it then."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.cli.reach.files import Files
 from torpor.daemon.errors import InvalidSampling
 from torpor.daemon.residency.listing import TAIL_CHARACTERS
 from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
@@ -62,6 +63,20 @@ async def test_awake_and_asleep_a_session_is_shown_the_same_in_full(rig: Rigged)
     assert asleep.tail_text.endswith("What was said. The end.")
     assert len(asleep.tail_text) <= TAIL_CHARACTERS
     assert asleep.identity == dict(rig.model.identity.parts)
+
+
+async def test_a_version_is_shown_as_it_was_though_the_session_has_gone_on(rig: Rigged) -> None:
+    await rig.service.create("a")
+    await rig.service.append("a", text="What was said.")
+    first = await rig.sleep("a")
+    await rig.service.append("a", text=" The end.")
+    await rig.sleep("a")
+    await rig.wake("a")
+    for name in ("a@1", first.bundle_id[:12]):
+        shown = await rig.service.show(name)
+        assert (shown.info.state, shown.info.version, shown.info.bundle_id) == ("stored", 1, first.bundle_id)
+        assert (shown.tail_text, len(shown.versions)) == ("What was said.", 2)
+    assert (await rig.service.show("a")).info.state == "awake"
 
 
 async def test_the_end_of_a_long_text_begins_with_a_whole_character(rig: Rigged) -> None:
@@ -151,16 +166,21 @@ def hand_made(rig: Rigged, name: str, slots: list[SlotSpec] | None, **session: A
     )
 
 
-async def test_a_sound_bundle_that_this_version_did_not_write_is_refused_by_name(rig: Rigged) -> None:
-    """Threat 13: `show` and `wake` say what is wrong, and the daemon goes on."""
+async def test_a_sound_bundle_that_this_version_did_not_write_is_shown_as_by_its_files_and_refused_by_a_wake(
+    rig: Rigged,
+) -> None:
+    """Threat 13: a wake says what is wrong, and the daemon goes on."""
+    store = rig.service._parts.store.disk
     unknown = ([SlotSpec(name, kind, "float32", (2,))] for name, kind in (("x", "other/1"), ("0.k", "other.k/1")))
     strange: list[Any] = [(None, {}), *((slots, {}) for slots in unknown)]
     samplings: tuple[Any, ...] = (None, [], {}, {**SAMPLED.to_map(), "seed": "x"})
     for at, (slots, session) in enumerate([*strange, *((kv((2, 1, 24)), {"sampling": each}) for each in samplings)]):
         hand_made(rig, f"s{at}", slots, **session)
-        for work in (rig.service.show(f"s{at}"), rig.wake(f"s{at}")):
-            with pytest.raises((SnapshotError, InvalidSampling)):
-                await work
+        shown, of_files = await rig.service.show(f"s{at}"), Files(store).show(f"s{at}")
+        differs = {"layers": (), "tail_text": "", "info": replace(shown.info, state="stored")}
+        assert replace(shown, **differs) == replace(of_files, layers=())
+        with pytest.raises((SnapshotError, InvalidSampling)):
+            await rig.wake(f"s{at}")
         assert not rig.is_awake(f"s{at}")
 
 

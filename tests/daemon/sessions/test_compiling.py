@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -94,8 +95,18 @@ async def test_a_closed_thread_takes_no_work_and_ends() -> None:
     await until(lambda: not seen[0].is_alive())
 
 
+def test_a_thread_without_work_has_ended_once_it_is_closed() -> None:
+    thread, interval = GrammarThread(), sys.getswitchinterval()
+    sys.setswitchinterval(60)  # so that it does not end by chance before it is looked at
+    try:
+        thread.close()
+        assert not thread._thread.is_alive()
+    finally:
+        sys.setswitchinterval(interval)
+
+
 async def test_a_stop_does_not_wait_for_a_grammar(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = hold_calls(monkeypatch, grammars, "_compiled")
+    gate, before = hold_calls(monkeypatch, grammars, "_compiled"), set(threading.enumerate())
     try:
         async with open_rig() as rig:
             await rig.read("a", tokens_of(1, 20))
@@ -105,7 +116,7 @@ async def test_a_stop_does_not_wait_for_a_grammar(open_rig: Any, monkeypatch: py
             await asyncio.wait([asking], timeout=10)
             assert asking.cancelled()
             await asyncio.wait_for(rig.service.close(), 10)
-        (compiling,) = (each for each in threading.enumerate() if each.name == "torpor-grammar" and each.is_alive())
+        (compiling,) = (each for each in {*threading.enumerate()} - before if each.name == "torpor-grammar")
         assert compiling.daemon  # so the end of the process does not wait for it, either
     finally:
         gate.open()

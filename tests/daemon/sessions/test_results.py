@@ -134,6 +134,7 @@ def test_what_names_no_call_that_there_is_is_told_at_none() -> None:
         assert calls_answered([*turns[:2], replace(turns[2], beyond=beyond)], 0, 2)[2].answers in ((), [])
 
 
+@pytest.mark.one_in(1)
 def test_many_late_results_take_time_that_grows_as_the_dialogue_does_and_are_looked_at_in_pieces() -> None:
     answers = [each for at in range(4000) for each in (called(f"c{at}"), USER)]
     late = [result(f"c{at}") for at in range(4000)]

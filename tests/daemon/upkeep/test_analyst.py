@@ -55,7 +55,7 @@ async def test_of_an_awake_session_it_is_what_last_slept_gm12(rig: Rigged) -> No
 
 async def test_a_session_that_has_never_slept_has_nothing_to_analyse_yet(rig: Rigged) -> None:
     await rig.read("a", tokens_of(1, 9))
-    with pytest.raises(SessionNotFound, match="put it to sleep first"):
+    with pytest.raises(SessionNotFound, match="`torpor save torpor://default/a` makes one"):
         await rig.service.analyze("a")
     with pytest.raises(SessionNotFound):
         await rig.service.analyze("nobody")

@@ -379,7 +379,11 @@ async def test_a_piece_that_is_cancelled_ends_and_keeps_no_close_waiting() -> No
     assert upkeep.states()[0].last is not None
 
 
-async def test_a_daemon_that_stops_is_no_failure_of_a_piece(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_daemon_that_stops_is_no_failure_of_a_piece(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "AGAIN_S", 3600.0)
+
     class Late(Sessions):
         async def look_at(self, uri: SessionUri) -> None:
             self.seen.append(uri)

@@ -81,7 +81,11 @@ async def test_a_stripped_session_goes_on_as_one_that_was_kept_and_the_answer_sa
         control = await rig.service.generate("control", max_tokens=5, prove=True, on_event=lambda _: None)
         assert (result.recomputed_tokens, result.woken.recomputed_because) == (300, "stripped")
         (told,) = (await rig.service.why("s0")).requests[-1:]
-        assert (told.recomputed_tokens, told.recomputed_because) == (300, "stripped")
+        assert (told.cost.recomputed_tokens, told.cost.recomputed_because, told.cost.cause) == (
+            300,
+            "stripped",
+            "stripped",
+        )
         assert (result.tokens, result.final_logits_blake3) == (control.tokens, control.final_logits_blake3)
         assert await rig.fingerprint("s0") == await rig.fingerprint("control")
 
@@ -203,3 +207,30 @@ async def test_a_use_saves_a_session_that_was_to_be_deleted(rig: Rigged) -> None
     await until(lambda: not job._noted)
     async with rig.service._parts.sessions.residency.turn(uri):
         assert disk_of(rig).find_session(uri) is not None
+
+
+@pytest.mark.parametrize("strip_named", [False, True])
+async def test_where_a_full_store_lets_nothing_go_a_session_that_others_need_the_memory_of_is_kept_as_its_ledger(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, strip_named: bool
+) -> None:
+    """One that somebody has named stays in memory, unless the setting says that its keys and values may go."""
+    monkeypatch.setattr(strip_plan, "RECENT_NS", 3600 * 10**9)  # all of them are too young
+    options = {"store_budget": ROOM_OF_THREE, "prefix_reuse": "off", "strip_named": strip_named}
+    async with open_rig(**options, close=False) as rig, listening(rig) as heard:
+        await sleep(rig, "a", "b", "c")
+        for name, unnamed in (("named", False), ("unnamed", True)):
+            await rig.read(name, tokens_of(sum(map(ord, name)), 300))
+            rig.live(name).unnamed = unnamed
+        before = await rig.fingerprint("unnamed")
+        for name in ("named", "unnamed"):
+            await rig.service._parts.models.memory._let_leave(rig.service._parts.sessions.resolve(name))
+        assert [rig.is_awake(name) for name in ("named", "unnamed")] == [not strip_named, False]
+        assert stripped(rig) == []
+        result = await rig.service.wake("unnamed")
+        assert (result.tokens_prefilled, result.recomputed_because) == (300, "ledger")
+        assert await rig.fingerprint("unnamed") == before
+        disk_of(rig).close()
+    why = ["budget_exceeded"]
+    assert [each["code"] for each in heard.of("ledger_kept", "unnamed")] == why
+    assert [each["code"] for each in heard.of("ledger_kept", "named")] == (why if strip_named else [])
+    assert [each["code"] for each in heard.of("eviction_refused")] == ([] if strip_named else why)

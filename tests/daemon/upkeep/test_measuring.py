@@ -46,21 +46,22 @@ async def test_the_coins_are_those_of_the_usage_and_counted_for_who_asks(
     assert await coins(rig) == found
 
 
-async def test_a_count_gives_way_to_what_somebody_waits_for_and_is_made_again(
+async def test_a_count_gives_way_to_what_somebody_waits_for_and_goes_on_where_it_was(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measuring, "WAIT_S", 0.0)
-    await rig.asleep("agent", tokens_of(1, 300))
-    asked, thread = [0], rig.service._parts.upkeep.loop.thread
-    must_stop = thread.must_stop
+    for name in ("agent", "other", "third"):
+        await rig.asleep(name, tokens_of(1, 300))
+    gave_way = [0]
 
-    def at_first() -> bool:
-        asked[0] += 1
-        return asked[0] == 1 or must_stop()
+    def always() -> bool:
+        gave_way[0] += 1
+        return True
 
-    monkeypatch.setattr(thread, "must_stop", at_first)
-    found = await counted(rig)
-    assert (found.alone_bytes > 0, asked[0] > 2) == (True, True)
+    monkeypatch.setattr(rig.service._parts.upkeep.loop.thread, "must_stop", always)
+    found, usage = await counted(rig), rig.service._parts.store.disk.usage()
+    assert (found.alone_bytes, found.rest_bytes) == (usage.alone_bytes, usage.rest_bytes)
+    assert gave_way[0] == 4, "three manifests, and the pack that they share"
 
 
 async def test_a_count_that_fails_is_tried_later_and_the_last_one_is_told(
@@ -76,7 +77,7 @@ async def test_a_count_that_fails_is_tried_later_and_the_last_one_is_told(
         tried.append(1)
         raise OSError("no")
 
-    monkeypatch.setattr(Store, "usage", fail)
+    monkeypatch.setattr(Store, "usage_in_steps", fail)
     rig.service._parts.upkeep.measuring._due_at = 0.0
     rig.service._parts.upkeep.measuring.look_again()
     await until(lambda: bool(tried))

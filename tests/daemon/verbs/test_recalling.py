@@ -434,6 +434,7 @@ async def test_a_disowned_answer_is_found_no_more_in_any_fork_and_after_a_restar
             assert (await rig.service.recall(answer_id=answer_id)).messages[-1].content == text
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("slept", [False, True])
 async def test_a_disowned_answer_comes_back_with_no_older_version_and_no_fork_of_one(
     open_rig: Any, *, slept: bool
@@ -524,6 +525,7 @@ async def test_what_was_acknowledged_as_durable_outlives_a_kill_whatever_the_dae
         await rig.service.close()
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_dialogue_that_is_asked_again_with_thinking_switched_is_measured_as_it_is_read(
     open_rig: Any, tmp_path: Path, model_writer: Callable[..., Path], *, first: bool

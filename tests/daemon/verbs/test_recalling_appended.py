@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.dialogue import Role
-from torpor.daemon.errors import InvalidTranscript
+from torpor.daemon.errors import InvalidTokens, InvalidTranscript
 from torpor.daemon.sessions.said import digested
 from torpor.daemon.sessions.transcripts import TextMap, message_of
 from torpor.daemon.tasks.pieces import in_pieces
@@ -286,3 +286,14 @@ async def test_no_answer_stands_between_messages_that_come_one_by_one(
             measured = await rig.service.measure(name, [user("on")], at_end=True)
             answered = await converse(rig, [user("on")], "ja", name, at_end=True, max_tokens=2)
             assert measured.tokens == answered.token_count - len(answered.tokens)
+
+
+async def test_messages_of_which_the_template_shows_nothing_are_refused_with_what_to_do(
+    open_rig: Any, tmp_path: Path, model_writer: Callable[..., Path]
+) -> None:
+    said, empty, behind = [user("one"), assistant("two")], assistant(""), user("three")
+    async with open_rig(write_family(tmp_path / "model", MISTRAL, model_writer), endless=False) as rig:
+        await rig.service.append("a", messages=said, create=True)
+        with pytest.raises(InvalidTokens, match="send them with the message that follows"):
+            await rig.service.append("a", messages=[empty])
+        assert (await rig.service.append("a", messages=[empty, behind])).tokens_added > 0

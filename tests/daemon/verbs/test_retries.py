@@ -273,6 +273,7 @@ async def test_a_failure_leaves_nothing_of_what_was_read(rig: Rigged) -> None:
     assert told.prefilled_tokens == told.token_count - len(told.tokens)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("kind", ["gemma3", "mamba2"])
 async def test_a_model_of_whole_state_keeps_what_it_has_a_checkpoint_of(open_kind: Any, kind: str) -> None:
     async with open_kind(kind, endless=False) as rig:

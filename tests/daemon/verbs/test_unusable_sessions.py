@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.errors import EngineBusy, MemoryBudgetExceeded, MemoryBusy, ServiceClosed
+from torpor.errors import TorporError
 from torpor.memvid.errors import StoreError
+from torpor.snapshot.errors import NotEnoughMemory
 from torpor.tests.daemon.conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, user, with_template
 from torpor.tests.daemon.damage_rig import damage
 from torpor.tests.daemon.session_rig import FullDisk, Rigged, as_killed, broken_at, until
@@ -86,6 +89,25 @@ async def test_a_dialogue_is_read_anew_where_a_fork_has_no_room(rig: Rigged, mon
     assert (told.text, disk.refused) == ("uno", 1)
     assert ledger(rig, told.session.rpartition("/")[2]) == cold(rig, [*SAID, assistant("uno")])
     disk.free()
+
+
+@pytest.mark.parametrize("error", [MemoryBudgetExceeded, MemoryBusy, NotEnoughMemory, EngineBusy, ServiceClosed])
+async def test_a_dialogue_is_not_read_anew_where_the_daemon_has_no_room_for_its_session(
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch, error: type[TorporError]
+) -> None:
+    """A new session would need as much, and read all of it."""
+    await begun(rig)
+
+    async def refused(*_: object) -> None:
+        raise error("There is no room now.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.service._parts.sessions.residency, "bring_back", refused)
+        with pytest.raises(error):
+            await converse(rig, BEHIND, "zwei")
+    assert await names(rig) == {"a"}
+    told = await converse(rig, BEHIND, "zwei")
+    assert (told.session, told.prefilled_tokens < 60) == ("torpor://default/a", True)
 
 
 @pytest.mark.one_in(1)
@@ -192,6 +214,7 @@ async def test_two_that_fork_a_look_at_once_have_two_names(rig: Rigged) -> None:
     assert all(each.prefilled_tokens < 300 for each in told), "they are forks"
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.usefixtures("short_calls")
 @pytest.mark.parametrize("asleep", [False, True])
 async def test_a_fork_at_an_early_answer_wins_over_no_far_longer_beginning(open_rig: Any, asleep: bool) -> None:
@@ -212,6 +235,7 @@ async def test_a_fork_at_an_early_answer_wins_over_no_far_longer_beginning(open_
         assert (fork.cached_tokens, fork.prefilled_tokens < 40) == (0, True), "the answer is all that is common"
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.usefixtures("short_calls")
 @pytest.mark.parametrize("asleep", [False, True])
 async def test_a_far_longer_beginning_wins_where_it_is_a_fork_itself(open_rig: Any, asleep: bool) -> None:

@@ -63,6 +63,7 @@ async def test_a_request_that_wants_none_moved_reads_its_system_text_as_it_is(ri
     assert "It rains." in text_of(rig, told.session.rpartition("/")[2])
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("sleeps", [False, True])
 async def test_it_goes_on_between_tools_behind_a_kill_and_behind_a_sleep(
     open_rig: Any, store: Path, sleeps: bool
@@ -116,6 +117,7 @@ async def test_instructions_behind_an_answer_have_volatile_lines_too(rig: Rigged
     assert all(each.instructed == len(each.content) for each in recalled if each.role == "system")
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("family", [MISTRAL, STRICT], ids=lambda each: each.name)
 async def test_a_template_that_refuses_a_later_system_text_shows_them_as_a_users(
     open_rig: Any, tmp_path: Path, model_writer: Any, family: Family

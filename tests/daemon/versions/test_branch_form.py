@@ -28,6 +28,7 @@ async def make_branch(rig: Rigged, name: str) -> None:
     await rig.service._parts.models.engine.call(keep)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("written", [1, 40])
 async def test_a_session_kept_from_a_branch_sleeps_and_goes_on_as_if_it_had_not(open_rig: Any, written: int) -> None:
     async with open_rig() as rig:
@@ -49,6 +50,7 @@ async def test_a_session_kept_from_a_branch_sleeps_and_goes_on_as_if_it_had_not(
         assert list(rig.live("slept").state.passes)[-30:] == [SEGMENTED] * 30
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("at", [149, 150, 151, 170])
 async def test_a_wake_at_an_earlier_token_takes_the_form_that_the_session_had_there(rig: Rigged, at: int) -> None:
     await rig.read("a", tokens_of(1, 150))
@@ -72,6 +74,7 @@ async def test_an_ordinary_session_keeps_its_form_beside_branches(rig: Rigged) -
     assert SEGMENTED not in list(rig.live("after").state.passes)
 
 
+@pytest.mark.one_in(1)
 async def test_sessions_kept_from_branches_write_in_rounds_and_each_as_alone(open_rig: Any) -> None:
     async with open_rig(batch=8) as rig:
         for name in ("a", "b", "a-alone", "b-alone"):

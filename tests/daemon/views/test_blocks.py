@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torpor.daemon.api.blocks import Stretch
 from torpor.daemon.views import blocks as of_blocks
 from torpor.daemon.views import who as of_who
 from torpor.daemon.views.blocks import blocks_of
+from torpor.daemon.views.ledgers import Present, present_in_files
 from torpor.daemon.views.who import who_needs
 from torpor.memvid.errors import AmbiguousVersion, BundleMismatch, NothingNamed
 from torpor.memvid.format.manifest import LOSSY
@@ -23,10 +26,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
+def whole(store: Store) -> Present:
+    return Present.of_version(store.require_session(URI))
+
+
 def test_the_sums_of_a_view_are_those_of_its_rows_and_of_the_usage(store: Store) -> None:
     first = sleep(store, 700)
     sleep(store, 600, uri=FORK_URI, before=first)
-    found = blocks_of(store, store.require_session(URI))
+    found = blocks_of(store, whole(store))
     usage = {one.session: one for one in store.usage().sessions}[str(URI)]
     assert (found.logical_bytes, found.stored_bytes, found.shared_bytes, found.alone_bytes) == (
         *(usage.logical_bytes, usage.stored_bytes, usage.shared_bytes, usage.alone_bytes),
@@ -42,8 +49,9 @@ def test_the_sums_of_a_view_are_those_of_its_rows_and_of_the_usage(store: Store)
 def test_turns_behind_a_version_and_tokens_without_state_are_counted(store: Store) -> None:
     sleep(store, 600, unread=30)
     store.acknowledge([turn(store, 50)])
-    found = blocks_of(store, store.require_session(URI))
-    assert (found.token_count, found.unread_tokens, found.journal_tokens) == (630, 30, 20)
+    found = blocks_of(store, present_in_files(store, URI))
+    assert (found.token_count, found.unread_tokens, found.common_tokens) == (630, 30, 630)
+    assert found.rest == (Stretch(600, 630, "ledger"), Stretch(630, 650, "journal"))
 
 
 def test_a_block_was_read_back_when_a_version_with_it_was_woken(store: Store) -> None:
@@ -51,13 +59,13 @@ def test_a_block_was_read_back_when_a_version_with_it_was_woken(store: Store) ->
     fork = sleep(store, 290, uri=FORK_URI, before=first)
     store.note_use(fork.bundle_id)
     used = store.require_session(FORK_URI).used_ns
-    found = blocks_of(store, store.require_session(URI))
+    found = blocks_of(store, whole(store))
     assert [each.read_ns for each in found.blocks] == [used, None, None]
 
 
 def test_the_blocks_of_the_lossy_tokens_alone_are_lossy(store: Store) -> None:
     making.write(store, making.drafts(700), 700, session={"model": "demo", LOSSY: {"bits": 4, "tokens": 300}})
-    found = blocks_of(store, store.require_session(URI))
+    found = blocks_of(store, whole(store))
     assert [each.lossy_bits for each in found.blocks] == [4, 4, None, None]
 
 
@@ -65,10 +73,23 @@ def test_more_blocks_than_a_view_tells_are_counted_and_in_its_sums(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleep(store, 700)
-    whole = blocks_of(store, store.require_session(URI))
+    found = blocks_of(store, whole(store))
     monkeypatch.setattr(of_blocks, "MAX_BLOCKS_TOLD", 3)
-    cut = blocks_of(store, store.require_session(URI))
-    assert (len(cut.blocks), cut.blocks_left_out, cut.stored_bytes) == (3, 1, whole.stored_bytes)
+    cut = blocks_of(store, whole(store))
+    assert (len(cut.blocks), cut.blocks_left_out, cut.stored_bytes) == (3, 1, found.stored_bytes)
+
+
+def test_what_a_session_has_left_behind_is_no_part_of_it_and_in_no_sum(store: Store) -> None:
+    sleep(store, 700)
+    all_of_it = blocks_of(store, whole(store))
+    found = blocks_of(store, replace(whole(store), common=300, end=320), spans=[(0, 700, "user")])
+    assert [(each.start, each.tokens, each.holds) for each in found.blocks] == [
+        (0, 256, {"user": 256}),
+        (256, 256, {"user": 44}),
+    ]
+    assert (found.token_count, found.common_tokens, found.rest) == (700, 300, (Stretch(300, 320, "memory"),))
+    assert found.logical_bytes == sum(each.logical_bytes for each in found.blocks) < all_of_it.logical_bytes
+    assert found.stored_bytes == found.beside_bytes + sum(each.stored_bytes for each in found.blocks)
 
 
 def test_thoughts_are_where_the_marks_of_the_model_stand() -> None:

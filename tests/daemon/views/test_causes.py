@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.api.causes import MAX_ROWS, RequestCost, Reuse
+from torpor.daemon.api.causes import MAX_ROWS, RequestCost, Reuse, judge
 from torpor.daemon.errors import TranscriptDiverged
 from torpor.daemon.events.accounts import client
 from torpor.daemon.sessions.transcripts import message_of
@@ -73,8 +74,8 @@ async def test_the_requests_of_all_are_counted_by_each_word(open_rig: Any, store
         rows = {each.key: each for each in by_cause.rows}
         assert rows.keys() == {"new", "clock", "sleep"}
         assert (rows["new"].requests, rows["new"].written_tokens, rows["new"].read_again_tokens) == (2, 3, 0)
-        read = rewound.prefilled_tokens + rewound.recomputed_tokens
-        assert rows["clock"].read_tokens == rows["clock"].read_again_tokens == read, "it stood there, but for the time"
+        assert rows["clock"].read_tokens == rewound.prefilled_tokens + rewound.recomputed_tokens
+        assert 0 < rows["clock"].read_again_tokens < rows["clock"].read_tokens, "all but the time stood there"
         assert rows["sleep"].durable_seconds > 0
         assert (by_cause.total.requests, by_cause.left_out, by_cause.problem) == (4, 0, None)
         assert [each.seconds for each in by_cause.rows] == sorted(
@@ -84,6 +85,14 @@ async def test_the_requests_of_all_are_counted_by_each_word(open_rig: Any, store
         assert by_client == {"": 3, "curl chat_completions": 1}
         by_session = {each.key: each.requests for each in (await rig.service.causes(by="session")).rows}
         assert by_session == {str(URI): 3, "": 1}
+        (last,) = {
+            (each.last_again, each.last_again_ns)
+            for found in (by_cause, await rig.service.causes(by="session"))
+            for each in (*found.rows, found.total)
+            if each.read_again_tokens
+        }
+        assert last == ("clock", (await rig.service.why("a")).requests[-1].cost.ended_ns)
+        assert {each.last_again for each in by_cause.rows if not each.read_again_tokens} == {""}
         own = await rig.service.causes(by="session", namespace="default")
         assert [each.key for each in own.rows] == [str(URI)]
         assert (await rig.service.causes(namespace="lab")).rows == ()
@@ -202,42 +211,40 @@ def test_a_store_without_a_sound_diary_gives_what_there_is(store: Path) -> None:
         assert views.why(opened, URI).problem == told.problem
 
 
-@pytest.mark.parametrize(
-    ("reuse", "own", "again"),
-    [
-        (Reuse("chat", 1, "none"), False, {}),
-        (
-            Reuse("chat", 1, "hit", "s", 90, 90, recomputed_tokens=30, recomputed_because="stripped"),
-            True,
-            {"stripped": 30},
-        ),
-        (Reuse("chat", 1, "hit", "s", 90, 600, not_taken="no_room"), False, {"no_room": 90}),
-        (Reuse("chat", 1, "hit", "s", 500, 600, cached_tokens=256), False, {}),
-        (Reuse("chat", 1, "diverged", "s", 20, 60, cause="clock"), True, {"clock": 40}),
-        (Reuse("chat", 1, "diverged", "s", 20, 600, cause="message"), True, {"message": 100}),
-        (Reuse("chat", 1, "diverged", "s", 20, 600, cause="message", not_taken="no_room"), False, {"no_room": 20}),
-        (Reuse("chat", 1, "diverged", "s", 20, 60, cause="clock", not_taken="x"), False, {"x": 20, "clock": 40}),
-    ],
-)
-def test_a_token_is_read_again_by_one_cause(reuse: Reuse, own: bool, again: dict[str, int]) -> None:
-    """Of a request for which 100 were computed."""
-    assert reuse.read_again(100, own=own) == again
+HIT = Reuse("chat", 1, "hit", "s", 90, 90)
+CLOCK = Reuse("chat", 1, "diverged", "s", 20, 60, cause="clock", repeated_tokens=35)
+EDITED = Reuse("chat", 1, "diverged", "s", 20, 600, cause="message")
 
 
 @pytest.mark.parametrize(
-    ("reuse", "own", "reused"),
+    ("reuse", "own", "recomputed", "because", "judged"),
     [
-        (Reuse("chat", 1, "none"), False, 0),
-        (Reuse("chat", 1, "hit", "s", 90, 90), True, 90),
-        (Reuse("chat", 1, "hit", "s", 90, 90, recomputed_tokens=30), True, 60),
-        (Reuse("chat", 1, "hit", "s", 500, 600, cached_tokens=256), False, 256),
-        (Reuse("chat", 1, "hit", "s", 90, 600, not_taken="no_room"), False, 0),
-        (Reuse("chat", 1, "diverged", "s", 20, 60, cause="clock", became="rewound"), True, 20),
-        (Reuse("chat", 1, "diverged", "s", 20, 60, cause="clock", became="refused"), True, 0),
+        (None, False, 0, "", ("chat", 0, 0)),
+        (None, False, 30, "stripped", ("stripped", 30, 0)),
+        (None, False, 1, "", ("recomputed", 1, 0)),
+        (Reuse("chat", 1, "none"), False, 0, "", ("new", 0, 0)),
+        (HIT, True, 0, "", ("hit", 0, 90)),
+        (HIT, True, 30, "stripped", ("stripped", 30, 60)),
+        (replace(HIT, cached_tokens=64), False, 0, "", ("hit", 26, 64)),
+        (replace(HIT, not_taken="no_room"), False, 0, "", ("no_room", 90, 0)),
+        (CLOCK, True, 0, "", ("clock", 35, 20)),
+        (replace(CLOCK, became="rewound"), True, 1, "", ("clock", 36, 19)),
+        (replace(CLOCK, repeated_tokens=500), True, 0, "", ("clock", 100, 20)),
+        (replace(CLOCK, not_taken="no_whole_block"), False, 0, "", ("clock", 55, 0)),
+        (EDITED, True, 1, "", ("message", 1, 19)),
+        (replace(EDITED, not_taken="no_whole_block"), False, 0, "", ("no_whole_block", 20, 0)),
+        (replace(EDITED, cached_tokens=20), False, 0, "", ("hit", 0, 20)),
     ],
 )
-def test_tokens_are_reused_for_which_nothing_was_computed(reuse: Reuse, own: bool, reused: int) -> None:
-    assert reuse.reused(own=own) == reused
+def test_a_request_is_judged_by_one_definition(
+    reuse: Reuse | None, own: bool, recomputed: int, because: str, judged: tuple[str, int, int]
+) -> None:
+    """Of one for which 100 tokens were read."""
+    assert judge("chat", reuse, 100, recomputed, because, own=own) == judged
+
+
+def test_a_refused_transcript_reads_and_reuses_nothing() -> None:
+    assert judge("chat", replace(CLOCK, became="refused"), 0, 0, "", own=True) == ("clock", 0, 0)
 
 
 async def test_the_tokens_of_a_prompt_are_read_or_reused(open_rig: Any) -> None:

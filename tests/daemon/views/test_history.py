@@ -77,6 +77,10 @@ def test_all_versions_are_told_the_newest_first_each_with_how_it_came_about(stor
     first = found["agent@1"]
     assert found["fork@1"].origin == Origin(str(AGENT), 1, first.bundle_id, 300)
     assert (found["agent@3"].follows, found["agent@3"].parent_version) == (first.bundle_id, 1)
+    assert (found["agent@3"].back_at, {each.back_at for name, each in found.items() if name != "agent@3"}) == (
+        300,
+        {None},
+    )
     assert first.follows is None
 
 
@@ -138,6 +142,54 @@ def test_of_a_row_of_versions_those_that_are_left_went_on_from_each_other(store:
     assert (entry.way, entry.parent, entry.parent_version) == ("went_on", second.bundle_id, 2)
     assert (entry.added_tokens, fifth.version) == (20, 6)
     assert list(told(store, f"{AGENT}@6")) == ["agent@6", "agent@5", "agent@2", "agent@1"]
+
+
+def rewound(store: Store, before: Receipt, at: int, count: int, uri: SessionUri = AGENT) -> Receipt:
+    """The next version of a session that went back to a token of one, and read others there."""
+    entries = [each for each in before.entries if each.kind == "span" and each.end <= at and each.token_count == 256]
+    first = entries[-1].end if entries else 0
+    tokens = making.token_ids(0, at) + making.token_ids(at, count - at, seed=9 + count)
+    drafts = [
+        replace(each, tokens=tokens[4 * each.start : 4 * each.start + len(each.tokens)])
+        for each in making.drafts(count, first=first)
+    ]
+    return making.write(store, drafts, count, uri=uri, parent=before.bundle_id, reused=entries)
+
+
+@pytest.mark.parametrize("at", [0, 12, 256, 290])
+@pytest.mark.parametrize("count", [298, 400])
+def test_a_version_that_left_the_one_before_in_its_midst_went_back(store: Store, at: int, count: int) -> None:
+    with store.open_session(FORK) as reader:
+        fork = reader.receipt()
+    rewound(store, fork, at, count, FORK)
+    entry = told(store)["fork@2"]
+    assert (entry.way, entry.parent_version, entry.back_at, entry.added_tokens) == ("went_back", 1, at, count - at)
+
+
+def test_each_of_several_ways_back_is_told_and_what_grew_from_there_went_on(store: Store) -> None:
+    with store.open_session(AGENT, 2) as reader:
+        second = reader.receipt()
+    fourth = rewound(store, second, 500, 520)
+    fifth = rewound(store, fourth, 512, 560)
+    making.write(store, (), 560, parent=fifth.bundle_id, reused=fifth.entries)
+    found = told(store)
+    assert [(found[f"agent@{each}"].way, found[f"agent@{each}"].back_at) for each in (4, 5, 6)] == [
+        ("went_back", 500),
+        ("went_back", 512),
+        ("went_on", None),
+    ]
+    store.delete_version(AGENT, 5)
+    entry = told(store)["agent@6"]
+    assert (entry.way, entry.parent_version, entry.back_at, entry.added_tokens) == ("went_back", 4, 512, 48)
+
+
+def test_a_version_whose_tokens_cannot_be_read_is_told_by_its_size(store: Store) -> None:
+    with store.open_session(AGENT, 2) as reader:
+        second = reader.receipt()
+    making.pack_of(store, second, len(second.entries) - 2).unlink()
+    with Store.open(store.path, writable=False) as beside:
+        entry = told(beside)["agent@2"]
+    assert (entry.way, entry.back_at, entry.added_tokens) == ("went_on", None, 300)
 
 
 def test_what_another_store_made_is_imported_and_fewer_bits_are_quantized(store: Store) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.cli.reach.files import Files
 from torpor.daemon.api.session import Origin, Provenance, Recomputed
 from torpor.daemon.views.stored import map_of_provenance, provenance_in
+from torpor.memvid.store import Receipt, Store
+from torpor.tests.memvid.store_making import URI, flip, manifest_path, pack_of, sleep
 
 AGAIN = Recomputed(3, 512, 88, True)
 ORIGIN = Origin("torpor://default/a", 3, "ab" * 32, 1500)
@@ -70,3 +75,29 @@ def test_what_nobody_wrote_is_refused(change: dict[str, Any]) -> None:
 def test_other_shapes_are_refused(key: str, stored: object) -> None:
     with pytest.raises(ValueError, match=r"recomputed|origin"):
         provenance_in({key: stored})
+
+
+# --- what is damaged
+
+
+@pytest.mark.parametrize(
+    ("damage", "codes", "tells"),
+    [
+        (lambda path, receipt: None, [], True),
+        (lambda path, receipt: flip(manifest_path(path, receipt.bundle_id), 100), ["bundle_mismatch"], False),
+        (lambda path, receipt: manifest_path(path, receipt.bundle_id).unlink(), ["bundle_missing"], False),
+        (lambda path, receipt: pack_of(path, receipt).unlink(), ["block_missing"], True),
+    ],
+    ids=["sound", "manifest", "no manifest", "no pack"],
+)
+def test_of_a_damaged_version_all_is_told_that_is_known(
+    tmp_path: Path, damage: Callable[[Store, Receipt], None], codes: list[str], tells: bool
+) -> None:
+    with Store.open(tmp_path / "store", writable=True) as store:
+        receipt = sleep(store, 300)
+        damage(store, receipt)
+        told = Files(store).show(str(URI))
+    assert (told.info.token_count, told.info.version, len(told.versions)) == (300, 1, 1)
+    assert (told.damaged, [each.code for each in told.problems]) == (bool(codes), codes)
+    assert bool(told.identity) == tells
+    assert bool(told.layers) == (not codes)

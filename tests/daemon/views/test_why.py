@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tomllib
 from collections.abc import Sequence
 
@@ -12,9 +13,11 @@ from torpor.daemon.views.why import (
     BEFORE_TOKENS,
     BEHIND_TOKENS,
     REMEDIES,
+    RUN_TOKENS,
     Detokenizer,
     Explanation,
     explain,
+    repeated,
     volatile_pattern,
     with_setting,
 )
@@ -149,3 +152,40 @@ def test_the_line_that_differs_is_named_by_how_it_begins(old: str, new: str, pat
         (written,) = tomllib.loads(told.remedy[told.remedy.index("volatile") :])["volatile"]
         lines = {*texts[0].split("\n"), *texts[1].split("\n")}
         assert {line for line in lines if matcher_of((written,))(line)} == {old, new}
+
+
+def _repeated_slowly(had: list[int], now: list[int]) -> int:
+    runs = {tuple(had[at : at + RUN_TOKENS]) for at in range(len(had) - RUN_TOKENS + 1)}
+    found = set[int]()
+    for at in range(len(now) - RUN_TOKENS + 1):
+        if tuple(now[at : at + RUN_TOKENS]) in runs:
+            found.update(range(at, at + RUN_TOKENS))
+    return len(found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_runs_are_counted_as_a_slow_count_does(seed: int) -> None:
+    chance = random.Random(seed)
+    had = [chance.randrange(50_000) for _ in range(400)]
+    now = list[int]()
+    while len(now) < 600:
+        at, length = chance.randrange(400), chance.randrange(40)
+        now += [*had[at : at + length], chance.randrange(50_000, 60_000)]
+    assert repeated(had, now) == _repeated_slowly(had, now)
+
+
+@pytest.mark.parametrize("length", [RUN_TOKENS - 1, RUN_TOKENS, RUN_TOKENS + 1, 2 * RUN_TOKENS, 700])
+@pytest.mark.parametrize("at", [0, 1, 7, 300])
+def test_each_token_of_a_run_that_stood_there_is_repeated(length: int, at: int) -> None:
+    had = list(range(1000))
+    run = had[at : at + length]
+    now = [5000, 5001, *run, 5002, *run, *range(6000, 6040), *had[990:]]
+    assert repeated(had, now) == _repeated_slowly(had, now) == (0 if length < RUN_TOKENS else 2 * length)
+
+
+def test_text_that_moved_or_stands_behind_a_change_is_repeated_and_another_is_not() -> None:
+    had = list(range(1000))
+    assert repeated(had, [*had[500:], 7777, *had[:500]]) == 1000
+    assert repeated(had, had[1:]) == 999
+    assert repeated(had, list(range(2000, 3000))) == repeated([], had) == repeated(had, []) == 0
+    assert repeated([1] * 100, [1] * 300) == 300, "each of them stood there"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.memvid.disk.budget import UNLIMITED, Account, Budget, utc_day
+from torpor.memvid.disk.budget import UNLIMITED, Account, Budget, left_to_repacks, utc_day
 from torpor.memvid.disk.clock import now_ns
 from torpor.memvid.errors import BudgetExceeded, InvalidPolicy
-from torpor.tests.memvid.store_making import refusing
+from torpor.tests.memvid.store_making import of_sleeps, refusing
 
 DAY_NS = 24 * 60 * 60 * 10**9
 PLENTY = 1 << 50
@@ -59,12 +59,17 @@ def test_a_budget_that_is_no_number_of_bytes_is_refused(name: str, value: Any) -
 @pytest.mark.parametrize(
     ("which", "now", "used", "facts"),
     [
-        ("max_store_bytes", {"store_bytes": 900}, 900, ["900 B", "torpor rm", "torpor prune", "--store-budget"]),
+        (
+            "max_store_bytes",
+            {"store_bytes": 885},
+            885,
+            ["885 B", "15 B of it for repacks", "torpor prune", "--store-budget"],
+        ),
         ("max_bytes_per_day", {"written": {TODAY: 900}}, 900, ["900 B", "UTC", "--daily-write-budget"]),
         ("min_free_bytes", {"free": [1100]}, 1100, ["1.07 KiB", "torpor rm", "--keep-free"]),
     ],
 )
-def test_each_budget_may_be_filled_to_the_last_byte_and_no_further(
+def test_each_budget_may_be_filled_but_for_what_repacks_need_and_no_further(
     which: str, now: dict[str, Any], used: int, facts: list[str]
 ) -> None:
     one = account(Budget(**{which: 1000}), **now).begin(TODAY)
@@ -93,11 +98,20 @@ def test_a_store_that_is_past_its_budget_already_takes_no_byte_more() -> None:
 def test_a_refusal_writes_sizes_as_people_read_them() -> None:
     with pytest.raises(BudgetExceeded) as refusal:
         account(Budget(max_store_bytes=30 << 20), store_bytes=59_767_154).begin(TODAY).require(1 << 20)
-    assert refusal.value.message.startswith("The store may hold 30.0 MiB and holds 57.0 MiB; this needs 1.00 MiB more.")
+    assert refusal.value.message.startswith(
+        "The store may hold 30.0 MiB, 480 KiB of it for repacks, and holds 57.0 MiB; "
+    )
 
 
-def test_what_replaces_bytes_of_the_store_is_not_held_against_its_size() -> None:
-    account(Budget(max_store_bytes=0)).begin(TODAY, replacing=True).require(1000)
+def test_a_repack_fits_beside_all_that_the_store_holds_unless_that_is_too_much_already() -> None:
+    books = account(Budget(max_store_bytes=1000), store_bytes=900)
+    one, two = (books.begin(TODAY, replacing=True) for _ in range(2))
+    one(60)
+    two(40)
+    with pytest.raises(BudgetExceeded) as refusal:
+        two(1)
+    assert (refusal.value.used, refusal.value.limit) == (1000, 1000)
+    account(Budget(max_store_bytes=899), store_bytes=900).begin(TODAY, replacing=True).require(1000)
     with pytest.raises(BudgetExceeded):
         account(Budget(max_bytes_per_day=999)).begin(TODAY, replacing=True).require(1000)
 
@@ -110,7 +124,7 @@ def test_a_write_is_allowed_exactly_when_no_budget_is_passed(
     most: int | None, daily: int | None, least: int, held: int, written: int, free: int, needed: int
 ) -> None:
     allowed = (
-        (most is None or held + needed <= most)
+        (most is None or held + needed <= most - left_to_repacks(most))
         and (daily is None or written + needed <= daily)
         and (least == 0 or free - needed >= least)
     )
@@ -127,7 +141,7 @@ def test_a_write_is_allowed_exactly_when_no_budget_is_passed(
 
 
 def test_a_meter_adds_up_what_is_written_and_not_what_was_refused() -> None:
-    for budget in (Budget(max_store_bytes=1000), Budget(max_bytes_per_day=1000)):
+    for budget in (Budget(max_store_bytes=of_sleeps(1000)), Budget(max_bytes_per_day=1000)):
         one = account(budget, store_bytes=700, written={TODAY: 700}).begin(TODAY)
         one(100)
         with pytest.raises(BudgetExceeded):
@@ -140,7 +154,7 @@ def test_a_meter_adds_up_what_is_written_and_not_what_was_refused() -> None:
 
 
 def test_what_others_are_writing_counts_until_they_have_ended() -> None:
-    for budget in (Budget(max_store_bytes=100), Budget(max_bytes_per_day=100)):
+    for budget in (Budget(max_store_bytes=of_sleeps(100)), Budget(max_bytes_per_day=100)):
         books = account(budget)
         one, two = books.begin(TODAY), books.begin(TODAY)
         one(60)
@@ -155,7 +169,7 @@ def test_what_others_are_writing_counts_until_they_have_ended() -> None:
 def test_what_was_published_counts_as_held_and_not_a_second_time() -> None:
     held = [0]
     books = Account(
-        Budget(max_store_bytes=100),
+        Budget(max_store_bytes=of_sleeps(100)),
         held_bytes=lambda: held[0],
         written_on=nothing_is_asked,
         free_bytes=nothing_is_asked,
@@ -169,11 +183,21 @@ def test_what_was_published_counts_as_held_and_not_a_second_time() -> None:
         two(1)
 
 
-def test_what_a_repack_writes_is_never_counted_as_held() -> None:
-    books = account(Budget(max_store_bytes=100), store_bytes=90)
+def test_a_sleep_is_not_refused_for_what_a_repack_writes_and_a_repack_sees_what_sleeps_have_written() -> None:
+    held = [90]
+    books = Account(
+        Budget(max_store_bytes=of_sleeps(1000)),
+        held_bytes=lambda: held[0],
+        written_on=nothing_is_asked,
+        free_bytes=nothing_is_asked,
+    )
     repack, sleep = books.begin(TODAY, replacing=True), books.begin(TODAY)
-    repack(1000)
-    sleep(10)
+    repack(800)
+    sleep(910)
+    repack.require(0)
+    held[0] = 1000
+    with pytest.raises(BudgetExceeded):
+        repack.require(0)
 
 
 def test_a_repack_leaves_half_of_a_day_to_sleeps() -> None:
@@ -217,7 +241,7 @@ def test_what_is_written_goes_to_the_day_on_which_it_was_begun() -> None:
 
 
 def test_work_that_wrote_nothing_is_not_kept_and_one_whose_keeping_fails_is_over_all_the_same() -> None:
-    books = account(Budget(max_store_bytes=100))
+    books = account(Budget(max_store_bytes=of_sleeps(100)))
     books.end(books.begin(TODAY), nothing_is_asked)
     one = books.begin(TODAY)
     one(100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from torpor.memvid.disk.paths import closing_fd, list_names, require_own_regular
-from torpor.memvid.errors import UnsafePath
+from torpor.memvid.errors import StoreIoError, UnsafePath
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import HARMS, OTHER_URI, URI, contents, manifest_path, require_awake, sleep
@@ -106,6 +107,28 @@ def test_threat_22_a_foreign_owner_is_refused(store: Store, store_path: Path, mo
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
     with pytest.raises(UnsafePath, match=f"{store_path} is refused: it belongs to user"):
         Store.open(store_path, writable=False)
+
+
+@pytest.mark.parametrize(
+    ("user", "advice"),
+    [
+        (4_000_000, r"it belongs to user \d+, who alone may open it\. Work as user"),
+        (None, "Give user .* the right to read"),
+    ],
+)
+def test_a_store_that_may_not_be_opened_says_whose_it_is_or_what_it_lacks(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, user: int | None, advice: str
+) -> None:
+    store.close()
+
+    def refuse(path: str, *_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "geteuid", lambda: user or store_path.stat().st_uid)
+    monkeypatch.setattr(os, "open", refuse)
+    for writable in (True, False):
+        with pytest.raises((UnsafePath, StoreIoError), match=advice):
+            Store.open(store_path, writable=writable)
 
 
 def test_threat_22_a_file_of_a_foreign_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

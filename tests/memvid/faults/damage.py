@@ -83,7 +83,9 @@ class Ward:
 
     path: Path
     damages: Sequence[Damage]
-    unknown: set[bytes] = dataclasses.field(default_factory=set)
+    unknown: set[str] = dataclasses.field(default_factory=set)
+    unread: set[str] = dataclasses.field(default_factory=set)
+    """Versions whose manifests are damaged, and whose numbers nothing tells."""
 
     @property
     def lacks_manifests(self) -> bool:
@@ -92,8 +94,8 @@ class Ward:
     def look(self, store: Store) -> None:
         """Note of which versions an open store knows nothing. After each opening."""
         for damage in self.damages:
-            if damage.is_missing_manifest and not store.index.knows(id_in(damage.name)):
-                self.unknown.add(id_in(damage.name))
+            if damage.name.endswith(".mvm") and not store.index.knows(id_in(damage.name)):
+                (self.unknown if damage.is_missing_manifest else self.unread).add(id_in(damage.name))
 
     def require_told(self, store: Store, allowed: Allowed) -> set[Version]:
         """Which of the versions that must be there do not wake now; each is refused, and the store says why."""

@@ -11,6 +11,7 @@ import fcntl
 import os
 import resource
 import sqlite3
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ class Shim:
 
     handler: Handler
     _connections: list[_Connection] = field(default_factory=list)
-    _busy: bool = False
+    _handling: threading.local = field(default_factory=threading.local)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Shim:
@@ -145,14 +146,14 @@ class Shim:
         self._stack.enter_context(mock.patch.object(owner, name, new))
 
     def _ask(self, call: Call) -> Any:
-        if self._busy:  # what a handler does itself is no fault point
+        if hasattr(self._handling, "call"):  # what a handler does itself is no fault point
             return call.run()
-        self._busy = True
+        self._handling.call = call  # of this thread: another may wait in its call for as long as it likes
         call.by_hand = _by_hand
         try:
             return self.handler(call)
         finally:
-            self._busy = False
+            del self._handling.call
 
 
 @contextlib.contextmanager
@@ -167,7 +168,7 @@ def repeatable(seed: int = 0) -> Iterator[None]:
 
     fakes: dict[str, Callable[..., Any]] = {
         "time.time_ns": lambda: 1_700_000_000_000_000_000 + number(),
-        "secrets.token_hex": lambda size=32: f"{number():0{2 * size}x}",
+        "os.urandom": lambda size: number().to_bytes(size),
         "uuid.uuid4": lambda: uuid.UUID(int=number(), version=4),
     }
     with contextlib.ExitStack() as stack:

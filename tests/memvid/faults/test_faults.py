@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from torpor.tests.memvid.faults.power import Effort, Replay
 from torpor.tests.memvid.faults.recording import record
 from torpor.tests.memvid.faults.run import EXPORTS, PAIRED, of_this_share
 from torpor.tests.memvid.faults.scenarios import SCENARIOS
+from torpor.tests.memvid.faults.shim import Call, Shim
 from torpor.tests.memvid.faults.states import Seen, state_of
 from torpor.tests.memvid.faults.worlds import Tape
 from torpor.tests.memvid.store_making import flip
@@ -93,6 +95,29 @@ def test_t2_a_scenario_does_the_same_in_each_run(tmp_path: Path) -> None:
             path = tmp_path / run / name / "store"
             runs.append(outline(record(scenario.run, path, Tape(prepare(scenario, path)))))
         assert runs[0] == runs[1], name
+
+
+def test_a_thread_that_waits_in_a_call_keeps_no_other_thread_s_calls_from_the_handler(tmp_path: Path) -> None:
+    """A worker that an earlier test left waiting would make every step of a scenario unseen."""
+    seen: list[str] = []
+    has_begun = threading.Event()
+
+    def note(call: Call) -> Any:
+        seen.append(call.name)
+        has_begun.set()
+        return call.run()
+
+    ours, theirs = os.pipe()
+    with Shim(note):
+        waiting = threading.Thread(target=os.read, args=(ours, 1))
+        waiting.start()
+        assert has_begun.wait(60)
+        os.mkdir(tmp_path / "folder")
+        os.write(theirs, b"x")
+        waiting.join()
+    os.close(ours)
+    os.close(theirs)
+    assert {"read", "mkdir", "write"} <= set(seen)
 
 
 def test_t2_a_replay_leaves_its_recording_as_it_was(tmp_path: Path) -> None:

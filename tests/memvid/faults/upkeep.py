@@ -14,13 +14,16 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
+from torpor.memvid.access import upkeep as access
 from torpor.memvid.errors import SessionNotFound, StoreError, StoreIoError
 from torpor.memvid.exchange.import_checks import ExportedFile, require_whole
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.folder.diary import DIARY_FILE, DIARY_FILES
 from torpor.memvid.folder.folder import manifest_name
 from torpor.memvid.maintenance.repack_plan import RepackPolicy
+from torpor.memvid.maintenance.strip_plan import RoomPolicy
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
@@ -491,6 +494,33 @@ def strip(path: Path, tape: Tape) -> None:
             store.delete_session(OTHER_URI)
 
 
+_NOON_NS: Final = 1_767_268_800 * 10**9
+"""2026-01-01. A date that can be believed: the clock of the other scenarios is older than the program."""
+
+
+def _at(days: int) -> contextlib.AbstractContextManager[object]:
+    return mock.patch("time.time_ns", return_value=_NOON_NS + days * _DAY_SECONDS * 10**9)
+
+
+def of_a_day_ago(path: Path) -> World:
+    with _at(0):
+        return two_versions_and_a_fork(path)
+
+
+def make_room(path: Path, tape: Tape) -> None:
+    """A store gets a budget and has to come within it: what is not in use is stripped. Then its session goes on."""
+    room = mock.patch.object(access, "free_bytes_of", return_value=1 << 30)  # a budget as long in each run
+    with _at(1), room, Store.open(path, writable=True) as store:
+        with tape.step(store):
+            store.hold_to_budget(None)
+        gone = worlds.versions_of(tape.world, URI)
+        with tape.step(store, adds=map(_stripped, gone), removes=gone):
+            report = store.make_room(0, RoomPolicy(strip_named=True), lambda: [OTHER_URI])
+            if [action.kind for action in report.actions].count("strip") < len(gone):
+                raise StoreIoError("A file could not be read, so less was to strip.")
+        tape.sleep(store, Version(URI, 3, 40, seed=3))
+
+
 SCENARIOS: Final = (
     Scenario("export", two_versions_and_a_fork, export, Sees(files=exported)),
     Scenario("export_tensors", a_version_and_its_tensors, export_tensors, Sees(files=exported_tensors)),
@@ -512,4 +542,5 @@ SCENARIOS: Final = (
     Scenario("repack_into_one", four_versions, repack_into_one),
     Scenario("compress", compressible, compress),
     Scenario("strip", two_versions_and_a_fork, strip),
+    Scenario("make_room", of_a_day_ago, make_room),
 )

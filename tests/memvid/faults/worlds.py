@@ -229,9 +229,9 @@ def observe(store: Store, candidates: World, sees: Sees, read: dict[object, Vers
     return frozenset(found)
 
 
-def _exactness(fact: Version) -> tuple[bool, bool, str]:
-    """The facts that say most come first."""
-    return not fact.number, fact.whole is not None and not fact.is_stripped, str(fact)
+def _exactness(fact: Version) -> tuple[bool, int, str]:
+    """The facts that say most come first: of a whole version, of one with its ledger, of one that lacks some of it."""
+    return not fact.number, 0 if fact.whole is None else 1 if fact.is_stripped else 2, str(fact)
 
 
 def _files_of(store: Store, row: VersionInfo) -> object:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +82,24 @@ def test_damage_costs_only_what_it_lies_in(folder: StoreFolder, diary: Diary) ->
         assert numbers == sorted(set(numbers))
         assert len(numbers) in (0, 9)
     assert seen == {0, 9}, "the header, or one entry"
+
+
+def test_damage_costs_those_who_read_a_part_no_more_than_those_who_read_all(folder: StoreFolder, diary: Diary) -> None:
+    """A length or a time that is damaged hides none of the next entries, nor that a session is deleted."""
+    for number in range(6):
+        diary.say({"n": number}, (OTHER_URI, SECRET, URI)[number % 3], {"w": "w" * number})
+    diary.end(SECRET)
+    diary.say({"n": 6}, URI, {})
+    diary.write()
+    since_ns = diary.read()[3].at_ns
+    path = Path(folder.path, DIARY_FILE)
+    whole = path.read_bytes()
+    for place, bit in itertools.product(range(len(whole)), range(8)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+        entries = diary.read()
+        assert diary.read(uri=URI) == [each for each in entries if each.uri == URI]
+        assert diary.read(uri=SECRET) == [each for each in entries if each.uri == SECRET]
+        assert diary.read(since_ns) == [each for each in entries if each.at_ns >= since_ns]
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{}", b"\xff" * 5000, diaries._MAGIC * 500, bytes(4096)])
@@ -292,6 +312,33 @@ def test_a_delete_is_lost_by_no_failed_write_and_by_no_number_of_entries(
     assert not diary.has_unwritten
     assert Diary(folder).read(uri=URI) == []
     assert [each.facts["n"] for each in Diary(folder).read(uri=OTHER_URI)] == list(range(24, 40))
+
+
+def test_deletes_that_cannot_be_written_take_bounded_memory_and_none_is_undone(
+    folder: StoreFolder, diary: Diary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where too many wait, none is told of any more that was known until then: not of those that are there, either."""
+    monkeypatch.setattr(diaries, "MAX_ENDED", 4)
+    sessions = [SessionUri("default", f"s-{number}") for number in range(7)]
+    for number, uri in enumerate(sessions):
+        diary.say({"n": number}, uri, {"w": f"words of {uri.name}"})
+    diary.write()
+    with monkeypatch.context() as full:
+        full.setattr(diaries.durable, "write_at", without_room)
+        for uri in sessions[:6]:
+            diary.end(uri)
+            with contextlib.suppress(NoSpace):
+                diary.write()
+            assert len(diary._ended) <= 4
+    diary.say({"n": 7}, sessions[6], {"w": "said later"})
+    for _ in range(2):
+        told = [each[:3] for each in said(diary)]
+        assert told == [*((number, None, None) for number in range(7)), (7, sessions[6], "said later")]
+        diary.write()
+        diary = Diary(folder)
+    diary.erase(sessions[0])
+    assert b"s-0" not in bytes_of(folder)
+    assert b"words of" not in bytes_of(folder)
 
 
 @pytest.mark.parametrize("erased", [False, True])

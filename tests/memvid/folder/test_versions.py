@@ -26,6 +26,24 @@ def test_a_lineage_goes_back_along_the_parents_past_versions_that_were_left(stor
     assert lineage_of(rows[2:], rows[2]) == (ids[2], ids[0])  # its parent was pruned, and is told
 
 
+def test_a_version_that_is_gone_is_told_with_the_way_to_its_tokens(store: Store) -> None:
+    first = sleep(store, 300, unread=20)
+    sleep(store, 1400, before=first)
+    assert len(store.drop_stand_ins(URI).actions) == 1
+    way = f"`torpor wake {URI} --at TOKEN` gives any moment of version 2, up to token 1,400."
+    for name in ("agent@1", "agent~1"):
+        with pytest.raises(SessionNotFound) as refused:
+            store.resolve_version(name)
+        assert refused.value.message.endswith(way)
+    with pytest.raises(SessionNotFound) as refused:
+        store.open_session(URI, 1)
+    assert refused.value.message.endswith(way)
+    for name in ("agent@3", "agent@nothing", "agent~2"):
+        with pytest.raises(SessionNotFound) as refused:
+            store.resolve_version(name)
+        assert way not in refused.value.message or name == "agent~2"
+
+
 @pytest.fixture
 def two(store: Store) -> tuple[Receipt, Receipt]:
     return making.rivals(store)

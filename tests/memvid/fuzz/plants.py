@@ -55,7 +55,10 @@ PLANTS: Final = (
     Plant("behind damage no record is looked for", "journal", "format/journal.py", "search.next_record(place + _ALIGNED, key)", "size_bytes"),
     Plant("TypeError escapes from a record", "journal", "format/journal.py", "except (KeyError, TypeError, ValueError, StoreError) as error", "except (KeyError, ValueError, StoreError) as error"),
     Plant("the first record of a session counts", "replay", "folder/journal.py", "older = self._live.pop(record.uri, None)", "older = self._live.get(record.uri)\n            if older:\n                continue"),
-    Plant("frames with gaps", "directory", "format/pack.py", "        if start != offset:\n", "        if False:\n"),
+    Plant("a head has a version twice", "head", "remote/heads.py", "if len(set(ids)) != len(ids):", "if False:"),
+    Plant("a machine's name may be anything", "head", "remote/heads.py", " or not machine.isprintable()", ""),
+    Plant("a TypeError escapes from a head", "head", "remote/heads.py", "except (ValueError, TypeError, StoreError) as error", "except (ValueError, StoreError) as error"),
+    Plant("frames with gaps", "directory", "format/pack.py", "        if frame.offset != offset:\n", "        if False:\n"),
     Plant("two frames of one block", "directory", "format/pack.py", "if len({frame.id for frame in frames}) != len(frames):", "if False:"),
     Plant("no limit for a frame", "directory", "format/pack.py", "if is_stripped > 1 or frame_bytes > MAX_FRAME_BYTES or", "if is_stripped > 1 or"),
     Plant("a stripped frame with slots", "directory", "format/pack.py", " or (is_stripped and head_bytes != frame_bytes)", ""),
@@ -68,6 +71,8 @@ PLANTS: Final = (
     Plant("store.json in any form", "store_file", "folder/store_file.py", "        if encode_store_file(store_uuid, budget) != data:\n", "        if False:\n"),
     Plant("AttributeError escapes from store.json", "store_file", "folder/store_file.py", "except UNDECODED as error:", "except (ValueError, TypeError, KeyError, RecursionError) as error:"),
     Plant("unknown needs stop no removal", "maintenance", "writing/removal.py", "    if needed.unknown:\n", "    if False:\n"),
+    Plant("a delete in the diary is not applied", "diary", "diary.py", "max(last.get(uri, 0), of_all) > at_ns", "of_all > at_ns"),
+    Plant("the diary believes what is not wanted", "diary", "diary.py", "    if at_ns >= _MAX_NS or", "    if kind == _SAYS and at_ns < since_ns:\n        return None\n    if at_ns >= _MAX_NS or"),
 )  # fmt: skip
 
 

@@ -29,6 +29,8 @@ from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making
 from torpor.tests.memvid.fuzz import pack_file, zstd_frames
+from torpor.tests.memvid.fuzz.diary_target import TARGETS as DIARY_TARGETS
+from torpor.tests.memvid.fuzz.heads_target import TARGETS as HEADS_TARGETS
 from torpor.tests.memvid.fuzz.journal_target import TARGETS as JOURNAL_TARGETS
 from torpor.tests.memvid.fuzz.marks_target import TARGETS as MARKS_TARGETS
 from torpor.tests.memvid.fuzz.mutation import change_bytes, change_document, change_int, parse
@@ -323,6 +325,8 @@ TARGETS: Final[tuple[type[Target], ...]] = (
     PackTarget,
     *MARKS_TARGETS,
     *JOURNAL_TARGETS,
+    *DIARY_TARGETS,
+    *HEADS_TARGETS,
     *STORE_TARGETS,
     *OUTSIDE_TARGETS,
 )

@@ -13,7 +13,7 @@ from torpor.memvid.disk import durable
 from torpor.memvid.disk.budget import utc_day
 from torpor.memvid.errors import DurabilityLost, IndexFailed, SessionNotFound
 from torpor.memvid.index.index import INDEX_FILE, Index, PackRow
-from torpor.memvid.index.lineage import uris_with_earlier_ledgers
+from torpor.memvid.index.queries import uris_with_earlier_ledgers
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making

@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from blake3 import blake3
 from torpor.memvid.answers import MaintenanceReport
-from torpor.memvid.errors import SessionNotFound
+from torpor.memvid.errors import HeadReplayed, NoSpace, SessionNotFound
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.blocks import BlockDraft
 from torpor.memvid.format.pack_writer import PackWriter
@@ -461,3 +463,43 @@ def test_a_version_that_comes_behind_the_look_goes_too_and_a_forks_turns_behind_
     store = making.reopened(store)
     assert (store.opening.journal, store.verify(deep=True).findings) == ((), ())
     store.close()
+
+
+def test_how_new_its_head_in_a_remote_was_is_forgotten_also_of_a_session_that_is_not_here(store: Store) -> None:
+    core, url = store._core, "s3://bucket"
+    digest = blake3(str(SECRET).encode()).hexdigest(16).encode()
+    for uri in (SECRET, FORK_URI):
+        core.seen_heads.note(url, uri, 7)
+    core.seen_heads.save()
+    assert files_with(store.path, digest) == [f"{store.path}/heads.json"]
+    for dry_run in (True, False):
+        report = store.forget(SECRET, dry_run=dry_run)
+        assert [action.path for action in report.actions] == [f"{store.path}/heads.json"]
+        assert report.problems == ()
+    assert files_with(store.path, digest) == []
+    assert core.seen_heads.newest(url, SECRET) == 0
+    with pytest.raises(HeadReplayed):
+        core.seen_heads.require_new(url, FORK_URI, 6, core.seen_heads.newest(url, FORK_URI))
+    with pytest.raises(SessionNotFound):
+        store.forget(SECRET)
+
+
+def test_a_file_that_takes_no_change_is_told_and_the_next_forget_tries_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret(store)
+    store._core.seen_heads.note("s3://bucket", SECRET, 7)
+    store._core.seen_heads.save()
+    with monkeypatch.context() as broken:
+        broken.setattr(store._core.seen_heads, "_write", Mock(side_effect=NoSpace("It is full.")))
+        assert codes(store.forget(SECRET)) == {"heads.json": "not_forgotten"}
+    report = store.forget(SECRET)
+    assert ([Path(action.path).name for action in report.actions], report.problems) == (["heads.json"], ())
+    require_gone(store)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\x00" * 100])
+def test_a_damaged_file_of_heads_is_in_no_ones_way(damage: bytes, store: Store) -> None:
+    secret(store)
+    put(Path(store.path, "heads.json"), damage)
+    assert store.forget(SECRET).problems == ()

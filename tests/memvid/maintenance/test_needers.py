@@ -78,3 +78,15 @@ def test_while_a_manifest_cannot_be_read_or_is_missing_the_answer_says_that_it_m
         found = places(beside)
     assert [len(found.needers.of[each.entry.id]) for each in found.blocks] == [1] * 4
     assert [(each.code, each.path) for each in found.needers.unknown] == [("bundle_mismatch", str(path))]
+
+
+def test_a_manifest_that_is_damaged_while_the_store_is_open_needs_its_blocks_still_in_both(store: Store) -> None:
+    first = sleep(store, 700)
+    fork = sleep(store, 600, uri=FORK_URI, before=first)
+    store.strip(FORK_URI)
+    before = store.usage().sessions[1]
+    flip(manifest_path(store, fork.bundle_id), 200)
+    usage = store.usage()
+    require_as_used(places(store), usage, URI)
+    assert usage.sessions[1].shared_bytes == before.shared_bytes > 0
+    assert [each.path for each in usage.problems] == [str(manifest_path(store, fork.bundle_id))]

@@ -363,6 +363,15 @@ def test_a_stand_in_goes_once_a_later_version_begins_with_all_of_its_tokens(stor
     assert store.drop_stand_ins(URI).actions == ()
 
 
+def test_the_first_version_of_a_fork_stays_though_it_is_a_stand_in(store: Store) -> None:
+    """It alone tells which version of which session the fork goes on from."""
+    source = sleep(store, 516, uri=OTHER_URI, unread=20)
+    first = sleep(store, 516, before=source, unread=20)
+    sleep(store, 536, before=first)
+    assert store.drop_stand_ins(URI).actions == ()
+    assert store.named(f"{URI.name}~2", look=True).row == store.require_session(OTHER_URI)
+
+
 def test_a_ledger_without_blocks_takes_the_packs_of_a_stand_in_with_it(store: Store) -> None:
     other = sleep(store, 300, uri=OTHER_URI)
     sleep(store, 556, unread=20)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torpor.memvid.answers import MaintenanceReport
 from torpor.memvid.disk.clock import now_ns
-from torpor.memvid.errors import BlockMissing
+from torpor.memvid.errors import BlockMissing, BudgetExceeded
+from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.manifest import UNNAMED
-from torpor.memvid.maintenance import stripping
+from torpor.memvid.maintenance import strip_plan, stripping
 from torpor.memvid.maintenance.repack_plan import CLEARING
 from torpor.memvid.maintenance.strip_plan import RoomPolicy
 from torpor.memvid.store import Receipt, Store
@@ -199,20 +202,25 @@ def test_a_strip_leaves_the_bytes_that_a_fork_needs_as_they_are(store: Store) ->
     receipt = sleep(store, 512)
     sleep(store, 700, uri=FORK_URI, before=receipt)
     wrote = store.versions(URI)[0].bundle_bytes
-    store.strip(URI)
+    for dry_run in (True, False):
+        report = store.strip(URI, dry_run=dry_run)
+        (action,) = (each for each in report.actions if each.kind == "strip")
+        assert action.reason == "Its tokens and text stay, and keys and values of 2 blocks that others need."
     assert wrote * 3 / 4 < store.versions(URI)[0].bundle_bytes <= wrote
 
 
 # --- room
 
 
-def sleep_unnamed(store: Store, name: str, days_ago: float, *, unnamed: bool = True, **how: Any) -> Receipt:
+def sleep_unnamed(
+    store: Store, name: str, days_ago: float, *, unnamed: bool = True, tokens: int = 600, **how: Any
+) -> Receipt:
     at_ns = now_ns() - int(days_ago * 24 * 3600 * 10**9)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sleeping, "now_ns", lambda: at_ns)
         session = {"model": "demo", "labels": [], **({UNNAMED: True} if unnamed else {})}
         seed = how.pop("seed", sum(map(ord, name)))
-        return write(store, drafts(600, seed=seed), 600, uri=SessionUri("default", name), session=session, **how)
+        return write(store, drafts(tokens, seed=seed), tokens, uri=SessionUri("default", name), session=session, **how)
 
 
 @pytest.fixture
@@ -237,7 +245,9 @@ def stripped_in(store: Store) -> list[str]:
 
 def test_room_is_made_by_the_head_of_the_plan_and_no_more_is_stripped_than_is_needed(crowded: Store) -> None:
     plan, before = crowded.plan_room(), crowded.held_bytes
-    assert [action.session for action in plan.actions] == [f"torpor://default/s{number}" for number in range(4)]
+    assert [action.session for action in plan.actions] == [f"torpor://default/s{number}" for number in range(5)]
+    assert [action.kind for action in plan.actions] == [*["strip"] * 4, "keep"]
+    assert plan.actions[4].reason.endswith("last used 0 minutes ago; it stays for an hour behind that")
     most = before - plan.actions[0].size_bytes - 1
     report = make_room(crowded, most)
     assert [each for each in report.actions if each.kind == "strip"] == list(plan.actions[:2])
@@ -246,6 +256,18 @@ def test_room_is_made_by_the_head_of_the_plan_and_no_more_is_stripped_than_is_ne
     assert make_room(crowded, most).actions == ()
     with Store.open(crowded.path, writable=False) as beside:
         assert beside.plan_room().actions == plan.actions[2:]
+
+
+def test_a_plan_says_that_no_more_versions_may_be_stripped(crowded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert crowded.plan_room().problems == ()
+    for module in (strip_plan, stripping):
+        monkeypatch.setattr(module, "MAX_STRIPS", 2)
+    plan = crowded.plan_room()
+    assert [(each.kind, each.session) for each in plan.actions] == [
+        *(("strip", "torpor://default/s0"), ("strip", "torpor://default/s1"))
+    ]
+    (told,) = plan.problems
+    assert (told.code, "`torpor prune --keep-last 1`" in told.message) == ("limit_exceeded", True)
 
 
 def test_what_nothing_needs_goes_before_anything_is_stripped(crowded: Store) -> None:
@@ -318,6 +340,58 @@ def test_nothing_goes_for_what_could_not_fit(crowded: Store) -> None:
         assert stripped_in(crowded) == names
 
 
+def fill(store: Store, most_bytes: int) -> None:
+    """Sleep until the store has no room for one token more."""
+    store._core.account.hold_to(most_bytes)
+    for count in (300, 50, 1):
+        with contextlib.suppress(BudgetExceeded):
+            for number in itertools.count():
+                uri = SessionUri("default", f"z{count}-{number}")
+                write(store, drafts(count, seed=1000 * count + number), count, uri=uri)
+
+
+@contextlib.contextmanager
+def held_at_each_file(store: Store) -> Iterator[list[int]]:
+    """The bytes of the store when each new file has its name."""
+    held = list[int]()
+    publish = StoreFolder.publish
+
+    def noting(folder: StoreFolder, *how: Any, **more: Any) -> Any:
+        told = publish(folder, *how, **more)
+        held.append(folder.held_bytes())
+        return told
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StoreFolder, "publish", noting)
+        yield held
+
+
+def test_a_store_that_sleeps_have_filled_holds_its_budget_at_each_moment_while_room_is_made(crowded: Store) -> None:
+    fill(crowded, most := crowded.held_bytes * 5 // 4)
+    with held_at_each_file(crowded) as held:
+        report = make_room(crowded, most // 2)
+    assert stripped_in(crowded) == ["s0", "s1", "s2", "s3"]
+    assert (len(held), report.problems) == (4, ())
+    assert max(held) <= most
+
+
+def test_a_pack_that_cannot_lie_beside_its_new_one_stays_and_others_make_room(crowded: Store) -> None:
+    """A kept fork needs nearly all of it."""
+    receipt = sleep_unnamed(crowded, "a", 20, tokens=2600)
+    with crowded.open_session(SessionUri("default", "a")) as reader:
+        shared = reader.entries[:9]
+    fork = SessionUri("default", "fork")
+    write(crowded, [state(shared[-1].end)], shared[-1].end, uri=fork, reused=shared, parent=receipt.bundle_id)
+    crowded.tag(fork, 1, "kept")
+    fill(crowded, most := crowded.held_bytes * 5 // 4)
+    with held_at_each_file(crowded) as held:
+        report = make_room(crowded, most * 2 // 3)
+    assert [problem.code for problem in report.problems] == ["budget_exceeded"]
+    assert stripped_in(crowded) == ["a", "s0", "s1", "s2", "s3"]
+    assert max(held) <= most
+    assert crowded.verify(fork, deep=True).ok
+
+
 def test_room_that_is_cut_off_leaves_versions_whole_or_stripped_and_another_one_goes_on(
     crowded: Store, tmp_path: Path
 ) -> None:
@@ -348,7 +422,8 @@ def test_sessions_that_nobody_used_for_long_are_told_and_a_use_is_remembered(cro
     crowded.index.note_use(used, now_ns() - 8 * 24 * 3600 * 10**9)  # by a clock that is behind
     with reopened(crowded) as store:
         assert [each.name for each in store.unused(RoomPolicy(delete_after_days=6), ())] == ["s1"]
-        assert [action.session for action in store.plan_room().actions] == [f"torpor://default/s{n}" for n in (1, 2, 3)]
+        strips = [action.session for action in store.plan_room().actions if action.kind == "strip"]
+        assert strips == [f"torpor://default/s{number}" for number in (1, 2, 3)]
 
 
 def test_an_import_is_a_use(crowded: Store, store_path: Path, tmp_path: Path) -> None:

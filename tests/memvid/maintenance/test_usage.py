@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from torpor.memvid.answers import SessionUsage, UsageReport
+from torpor.memvid.maintenance import usage
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.frame_files import open_frames
@@ -47,6 +50,24 @@ def test_a_session_alone_has_all_of_its_files(store: Store) -> None:
     assert report.free_bytes > 0
 
 
+def test_some_sessions_together_share_only_what_others_need_too(store: Store) -> None:
+    zeroth = sleep(store, 300, uri=SessionUri("work", "third"))
+    first = sleep(store, 700, before=zeroth)
+    sleep(store, 600, uri=FORK_URI, before=first)
+    report, both = store.usage_together({URI, FORK_URI})
+    logical = sum(of(report, uri).logical_bytes for uri in (URI, FORK_URI))
+    assert (both.sessions, both.logical_bytes) == (tuple(sorted(map(str, (URI, FORK_URI)))), logical)
+    assert both.stored_bytes == both.shared_bytes + both.alone_bytes
+    assert both.alone_bytes > of(report, URI).alone_bytes + of(report, FORK_URI).alone_bytes
+    held = store.held_bytes
+    store.delete_session(FORK_URI)
+    store.delete_session(URI)
+    store.repack()
+    assert held - store.held_bytes == both.alone_bytes
+    _, all_of_it = store.usage_together({URI, FORK_URI, SessionUri("work", "third")})
+    assert (all_of_it.sessions, all_of_it.shared_bytes) == (("torpor://work/third",), 0)
+
+
 def test_frames_that_two_sessions_need_are_shared_and_count_once(store: Store) -> None:
     first = sleep(store, 700)
     second = sleep(store, 600, uri=FORK_URI, before=first)
@@ -58,6 +79,33 @@ def test_frames_that_two_sessions_need_are_shared_and_count_once(store: Store) -
     assert report.shared_bytes == sum(frames[:2]) + rest
     assert of(report, URI).alone_bytes == sum(frames[2:]) + size(manifest_path(store, first.bundle_id))
     assert of(report, FORK_URI).alone_bytes == second.bytes_written
+
+
+def test_what_is_shared_is_told_by_who_shares_it(store: Store) -> None:
+    base = sleep(store, 700)
+    fork = sleep(store, 900, uri=FORK_URI, before=base)
+    sleep(store, 950, uri=OTHER_URI, before=fork)
+    report = store.usage()
+    require_even(store, report)
+    assert report.shared_bytes == sum(part.size_bytes for part in report.shared_by)
+    of_all, of_two = report.shared_by
+    assert (set(of_all.sessions), of_all.session_count) == ({str(URI), str(FORK_URI), str(OTHER_URI)}, 3)
+    assert (set(of_two.sessions), of_two.session_count) == ({str(FORK_URI), str(OTHER_URI)}, 2)
+    assert of_all.size_bytes == of(report, URI).shared_bytes
+    assert of_all.sessions[0] == max(report.sessions, key=lambda one: one.stored_bytes).session
+    chosen, _ = store.usage_together({URI})
+    assert chosen.shared_by == (replace(of_all, sessions=chosen.shared_by[0].sessions),)
+    assert chosen.shared_by[0].sessions[0] == str(URI)
+
+
+def test_of_many_parts_and_sharers_the_largest_are_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "MOST_PARTS", 1)
+    monkeypatch.setattr(usage, "MOST_NAMED", 2)
+    base = sleep(store, 700)
+    fork = sleep(store, 900, uri=FORK_URI, before=base)
+    sleep(store, 950, uri=OTHER_URI, before=fork)
+    (part,) = store.usage().shared_by
+    assert (len(part.sessions), part.session_count) == (2, 3)
 
 
 def test_second_copies_and_what_no_version_needs_are_unneeded(store: Store) -> None:

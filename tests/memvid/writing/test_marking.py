@@ -129,6 +129,19 @@ def test_a_version_is_named_by_how_many_are_before_another_along_the_parents(sto
     assert store.resolve_version("work/agent").bundle_id == elsewhere.bundle_id
 
 
+def test_steps_back_go_on_where_a_version_between_is_gone(store: Store) -> None:
+    """As a log has it. A daemon's stand-in goes by itself."""
+    first = sleep(store, 200)
+    second = sleep(store, 210, before=first)
+    third = sleep(store, 220, before=second)
+    sleep(store, 230, before=third)
+    store.delete_version(URI, 2)
+    store.delete_version(URI, 3)
+    assert store.resolve_version("agent~1").version == 1
+    with pytest.raises(SessionNotFound, match="no version 2 before version 4: there is only 1 before it"):
+        store.resolve_version("agent~2")
+
+
 def test_digits_of_an_id_alone_name_its_version_unless_a_session_is_called_so(three: Store) -> None:
     second = three.versions(URI)[1]
     digits = second.bundle_id[:8]

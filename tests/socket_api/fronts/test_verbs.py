@@ -155,7 +155,12 @@ def test_the_blocks_of_a_version_are_told_with_who_needs_them(front: Front, ther
     there.fork(asleep, f"{asleep}-twin")
     after = front.blocks(asleep)
     assert [each.sessions_needing - 1 for each in after.blocks] == [each.sessions_needing for each in found.blocks]
-    assert (after.shared_bytes + after.alone_bytes, after.memory_tokens) == (after.stored_bytes, None)
+    assert (after.shared_bytes + after.alone_bytes, after.common_tokens) == (after.stored_bytes, 40)
+    there.wake(asleep, at_token=16)
+    there.append(asleep, tokens=PAST[:4])
+    back = front.blocks(asleep)
+    assert (back.common_tokens, [each.tokens for each in back.blocks]) == (16, [40])
+    assert [(each.start, each.end) for each in back.rest] == [(16, 20)]
     assert front.refusal("blocks", "nobody") == "session_not_found"
 
 
@@ -255,11 +260,21 @@ def test_versions_are_marked_and_maintained(front: Front, there: Front, asleep: 
     assert front.maintain("forget", session=asleep, dry_run=True).dry_run
 
 
-@contract("analyze", "import_bundle")
-def test_versions_are_analyzed_and_imported_and_a_store_is_repaired(front: Front, there: Front, asleep: str) -> None:
+@contract("analyze")
+def test_a_version_is_analyzed(front: Front, asleep: str) -> None:
     assert front.analyze(f"{asleep}@1", kind="probe", labels=["a", "b"]).token_count == 40
+
+
+@contract("import_bundle")
+def test_versions_are_imported_and_a_store_is_repaired(front: Front, asleep: str) -> None:
     assert front.maintain("repair").operation == "repair"
     assert front.refusal("import_bundle", "ab" * 32, session=f"{asleep}-other")
+
+
+@contract("push", "pull", "remote")
+def test_a_daemon_without_a_remote_says_how_to_get_one(front: Front, asleep: str) -> None:
+    """With one: tests/daemon/test_remote.py."""
+    assert front.refusal("push", asleep) == front.refusal("pull", asleep) == front.refusal("remote") == "no_remote"
 
 
 @contract("status", "usage")

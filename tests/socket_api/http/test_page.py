@@ -12,6 +12,7 @@ from torpor.socket_api.http.sign_in import CODE_LASTS_S, MAX_CODES, Codes
 from torpor.tests.socket_api.http.http_rig import Answer, Begin, HttpThread, asked
 
 LONG = "a-token-of-some-length"
+OTHER = "another-token-0123456789abcdef"
 HTML = "text/html,application/xhtml+xml"
 VENDORED = {"preact.js": "72284e8e9079c87817145df1110f74e8a2aa040b2fc384922e18dfcb46fc1fd7"}
 """htm/preact/standalone.module.js of the npm package htm 3.1.1."""
@@ -107,22 +108,37 @@ def test_a_code_is_given_with_a_token_and_exchanged_for_it_once(begin: Begin) ->
     assert server.ask("POST", LINK_PATH, {}).status == 404, "the Unix socket has no token to give"
 
 
-def test_a_code_is_too_old_after_two_minutes_and_the_oldest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_code_is_too_old_after_two_minutes_and_the_oldest_of_its_token_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 1000.0
     monkeypatch.setattr("torpor.socket_api.http.sign_in.time.monotonic", lambda: now)
     codes = Codes()
-    old = codes.make("team")
+    old = codes.make(b"token")
     now += CODE_LASTS_S
     assert codes.take(old) is None
-    given = [codes.make("team") for _ in range(MAX_CODES + 1)]
+    other = codes.make(b"other")
+    given = [codes.make(b"token") for _ in range(MAX_CODES + 1)]
     assert codes.take(given[0]) is None
-    assert [codes.take(code) for code in given[1:]] == ["team"] * MAX_CODES
+    assert codes.take(other) == b"other"
+    assert [codes.take(code) for code in given[1:]] == [b"token"] * MAX_CODES
 
 
 def test_a_token_that_is_gone_meanwhile_is_not_given(begin: Begin) -> None:
     server = begin()
     code = ask(server, "POST", LINK_PATH, {}, x_api_key=server.token).json["code"]
     server.tokens_path.write_text(f"team {LONG}\n")
+    assert ask(server, "POST", TOKEN_PATH, {"code": code}).status == 401
+
+
+def test_a_code_gives_the_very_token_that_asked_and_no_other_of_its_namespace(begin: Begin) -> None:
+    """Else who has a token for a while would get one that lasts, and a token that is gone would give another."""
+    server = begin()
+    server.tokens_path.write_text(f"default {LONG}\ndefault {OTHER}\n")
+    code = ask(server, "POST", LINK_PATH, {}, authorization=f"Bearer {OTHER}").json["code"]
+    assert ask(server, "POST", TOKEN_PATH, {"code": code}).json["token"] == OTHER
+    code = ask(server, "POST", LINK_PATH, {}, x_api_key=OTHER).json["code"]
+    server.tokens_path.write_text(f"default {LONG}\n")
     assert ask(server, "POST", TOKEN_PATH, {"code": code}).status == 401
 
 

@@ -3,8 +3,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from typing import Any
+
+import pytest
 from torpor.daemon.api.verbs import VERBS
+from torpor.daemon.tasks.pieces import NAMES_AT_ONCE, in_pieces
+from torpor.socket_api.http import sessions
 from torpor.socket_api.http.sessions import ROUTES
+from torpor.socket_api.wire.common_store import without_others
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread
 
 
@@ -23,6 +31,22 @@ def test_a_model_in_a_path_may_have_a_slash_and_any_other_character(server: Http
         assert server.ask("GET", f"/v1/models/{each}").json["id"] == "fake", each
     refused = server.ask("GET", "/v1/models/org%2FOther").json["error"]["message"]
     assert "'org/Other'" in refused
+
+
+@pytest.mark.parametrize("bound_to", [None, "team"])
+@pytest.mark.parametrize("count", [0, 1, NAMES_AT_ONCE, 2 * NAMES_AT_ONCE + 1])
+def test_a_long_list_is_written_in_pieces_and_is_what_it_would_be_at_once(bound_to: str | None, count: int) -> None:
+    listed = [
+        {"session": f"torpor://{'team' if number % 2 else 'other'}/a", "written_bytes": number, "note": "ä\u2028"}
+        for number in range(count)
+    ]
+    values: dict[str, Any] = {"problems": listed, "sessions": tuple(listed), "é": 1.5, "none": None, "of": {"a": True}}
+    told = json.loads(asyncio.run(in_pieces(sessions._json_of(values, bound_to))))
+    whole = values if bound_to is None else without_others(values, bound_to)
+    assert told == json.loads(json.dumps(whole))
+    assert list(told) == list(whole)
+    others = {"session": "torpor://other/a", "sessions": listed}
+    assert json.loads(asyncio.run(in_pieces(sessions._json_of(others, "team")))) is None
 
 
 def test_an_error_has_the_status_of_its_code(server: HttpThread) -> None:

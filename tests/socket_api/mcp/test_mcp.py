@@ -16,7 +16,7 @@ from torpor.daemon.api.events import NEVER_SENT
 from torpor.daemon.api.verb import Verb
 from torpor.records import Result
 from torpor.socket_api.mcp.tools import TOOLS, server_of
-from torpor.tests.socket_api.real_daemon import served
+from torpor.tests.socket_api.real_daemon import RealDaemon
 
 
 async def _no_daemon(request: Any, verb: Verb[Any, Any], params: Mapping[str, Any]) -> Result:
@@ -39,7 +39,7 @@ def test_a_tool_has_the_fields_of_its_verb_with_their_bounds() -> None:
     assert fork["properties"]["name"]["maxLength"] == fork["properties"]["session"]["maxLength"] > 0
 
 
-def test_a_program_talks_with_the_daemon_over_standard_streams(short_path: Path) -> None:
+def test_a_program_talks_with_the_daemon_over_standard_streams(short_path: Path, daemon: RealDaemon) -> None:
     """T9: a session over MCP is the one that every other client has."""
     command = ["-m", "torpor.cli.main", "mcp", "--socket", str(short_path / "t.sock"), "--namespace", "team"]
 
@@ -48,14 +48,14 @@ def test_a_program_talks_with_the_daemon_over_standard_streams(short_path: Path)
             down = await client.call_tool("list", {})
             assert down.is_error
             assert down.content[0].text.endswith("(daemon_unreachable)")  # type: ignore[union-attr]
-            with served(short_path):
-                said = {"session": "a", "message": "hello", "create": True, "max_tokens": 4}
-                answer = json.loads((await client.call_tool("chat", said)).content[0].text)  # type: ignore[union-attr]
-                assert (answer["session"], answer["finish_reason"]) == ("torpor://team/a", "length")
-                assert "tokens" not in answer
-                wrong = await client.call_tool("chat", {"session": "a", "mesage": "x"})
-                assert wrong.content[0].text == (  # type: ignore[union-attr]
-                    "mesage: there is no such field; leave it out. (invalid_request)"
-                )
+            (short_path / "t.sock").symlink_to(daemon.socket)
+            said = {"session": "a", "message": "hello", "create": True, "max_tokens": 4}
+            answer = json.loads((await client.call_tool("chat", said)).content[0].text)  # type: ignore[union-attr]
+            assert (answer["session"], answer["finish_reason"]) == ("torpor://team/a", "length")
+            assert "tokens" not in answer
+            wrong = await client.call_tool("chat", {"session": "a", "mesage": "x"})
+            assert wrong.content[0].text == (  # type: ignore[union-attr]
+                "mesage: there is no such field; leave it out. (invalid_request)"
+            )
 
     asyncio.run(use())

@@ -33,6 +33,16 @@ def test_a_manifest_and_a_parent_that_may_be_of_another_namespace_are_left_out()
     assert without_others(entry, "team") == entry, "a history leaves out what is not told itself"
 
 
+def test_the_line_of_a_fork_is_left_out_for_it_ends_with_the_id_of_another_session() -> None:
+    told = {"info": {"session": "torpor://team/b"}, "lineage": ["cd", "ab"]}
+    assert without_others(told, "team") == {"info": {"session": "torpor://team/b"}}
+
+
+def test_a_text_is_told_whatever_it_begins_with() -> None:
+    passage = {"role": "user", "text": "torpor://other/a is the name of a session"}
+    assert without_others(passage, "team") == passage
+
+
 def test_a_namespace_that_begins_as_another_one_is_not_that_one() -> None:
     assert without_others(["torpor://teams/a"], "team") == [None]
 

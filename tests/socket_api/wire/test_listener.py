@@ -418,3 +418,60 @@ def test_a_folder_on_a_file_system_without_locks_is_refused_with_another_place(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(UnsafeSocketPath, match=r"cannot be locked: No locks available.*with --socket"):
         open_listener(path)
+
+
+@pytest.fixture
+def handed_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A socket at the path that a supervisor has made for this process."""
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
+        made.bind(str(path))
+        path.chmod(0o600)
+        made.listen(1)
+        monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+        monkeypatch.setenv("LISTEN_FDS", "1")
+        monkeypatch.setattr(listener, "_FIRST_HANDED_OVER", made.fileno())
+        yield made
+
+
+def test_a_socket_that_a_supervisor_hands_over_is_used_and_its_file_stays(
+    handed_over: socket.socket, path: Path
+) -> None:
+    require_free(path)
+    made = open_listener(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(path))
+        made.socket.accept()[0].close()
+    made.remove()
+    assert path.is_socket()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as early:
+        early.connect(str(path))  # it waits for the next daemon
+        again = open_listener(path)
+        again.socket.accept()[0].close()
+        again.remove()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("LISTEN_PID", "1"), ("LISTEN_PID", ""), ("LISTEN_FDS", "x"), ("LISTEN_FDS", "0")]
+)
+def test_a_socket_that_is_handed_to_another_process_is_one_in_use(
+    handed_over: socket.socket, path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    for take in (require_free, open_listener):
+        with pytest.raises(SocketInUse):
+            take(path)
+
+
+def test_another_socket_than_that_at_the_path_is_not_taken(handed_over: socket.socket, path: Path) -> None:
+    other = path.with_name("other.sock")
+    made = open_listener(other)
+    made.remove()
+    assert path.is_socket()
+    assert not other.exists()
+
+
+def test_a_socket_that_others_may_use_is_not_taken_over(handed_over: socket.socket, path: Path) -> None:
+    path.chmod(0o666)
+    with pytest.raises(UnsafeSocketPath, match="SocketMode=0600"):
+        open_listener(path)

@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
-DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 60.0
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS: Final = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"),
@@ -96,7 +96,7 @@ class Browser:
         """A new tab."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
-        tab = Tab(self, self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
+        tab = Tab(self, target, self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         for domain in ("Page", "Runtime", "Network", "Log"):
             tab.call(f"{domain}.enable")
         tab.size(width, height)
@@ -114,12 +114,16 @@ class Browser:
 class Tab:
     """A page of the browser."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
+    def __init__(self, browser: Browser, target: str, session: str) -> None:
         self._browser = browser
+        self._target = target
         self._session = session
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **params)
+
+    def close(self) -> None:
+        self._browser.call("Target.closeTarget", targetId=self._target)
 
     def size(self, width: int, height: int) -> None:
         self.call(
@@ -182,6 +186,11 @@ class Tab:
                 modifiers=8 if shift else 0,
                 **(more if kind == "keyDown" else {}),
             )
+
+    def heap_bytes(self) -> int:
+        """What the scripts of the page hold, without what nothing refers to any more."""
+        self.call("HeapProfiler.collectGarbage")
+        return int(self.call("Runtime.getHeapUsage")["usedSize"])
 
     def shot(self, path: Path) -> None:
         """A picture of the whole page."""

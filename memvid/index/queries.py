@@ -1,7 +1,9 @@
-"""What the index tells of lineage: which version came from which, and the newest of all."""
+"""What the index tells beside its rows: which version came from which, the newest of all, and packs by the first digits
+of a block's id."""
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 from ..answers import VersionInfo
@@ -11,6 +13,7 @@ from .index import Index
 Link = tuple[str, str | None, SessionUri]
 """A version: its bundle id, that of its parent, and its session."""
 
+_KEY: Final = struct.Struct(">q")
 _BY_AGE: Final = "version, created_ns, bundle_id"
 
 
@@ -55,3 +58,12 @@ def uris_with_earlier_ledgers(index: Index) -> list[SessionUri]:
         (),
     )
     return [SessionUri(namespace, name) for namespace, name in rows]
+
+
+def packs_with_beginning(index: Index, digits: str) -> list[str]:
+    """The packs that may have a block whose id begins with these hex digits."""
+    ends = (_KEY.unpack(bytes.fromhex(digits[: 2 * _KEY.size].ljust(2 * _KEY.size, fill)))[0] for fill in "0f")
+    rows = index.select(
+        "SELECT DISTINCT name FROM blocks JOIN packs ON pack = number WHERE block BETWEEN ? AND ?", tuple(ends)
+    )
+    return [str(name) for (name,) in rows]

@@ -1,0 +1,113 @@
+"""`torpor push`, `torpor pull` and `torpor ls --remote`: what the daemon's remote has, and where each session is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...daemon.api.remote import PullResult, PushResult, RemoteSession, RemoteSessionsResult
+from ...memvid.units import format_bytes, format_plural
+from ..reach.batches import run_batch
+from ..reach.daemon_link import connect
+from ..reach.options import JsonOption, SessionsArgument, SocketOption
+from ..view.formatting import format_id, format_seconds
+from ..view.output import Output, plain, render_problem, rows_table, typed
+
+_COLUMNS = ("SESSION", "WHERE", "MACHINE", "VERSIONS", "HERE", "BUNDLE")
+_PLACE_STYLES = {"held": "green", "asleep": "blue", "free": "default"}
+_HERE_STYLES = {"ahead": "yellow", "diverged": "red"}
+_LEGENDS = {
+    "held": "held: only that machine may use it, as it is awake there, or on its way to the remote",
+    "ahead": "ahead: the remote lacks what this store has; torpor push NAME sends it now",
+    "behind": "behind: this store lacks what the remote has; torpor wake NAME brings it",
+    "diverged": "diverged: it has gone on in both places; torpor fork NAME OTHER keeps what is here",
+}
+
+
+def push(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonOption = False) -> int:
+    """The daemon sends each version by itself, behind its sleep. This waits until the newest one is durable in the
+    remote ([cyan]torpor serve --remote[/]), and writes the receipt. A session that is awake is saved first, and stays
+    awake. What the remote has already is not sent again.
+
+    [bold]Examples[/]
+
+    [cyan]torpor push notes[/]
+    [cyan]torpor push notes review --json[/]
+    """
+    output = Output(as_json=as_json)
+    with connect(socket) as client:
+        return run_batch(output, "push", sessions, client.push, _push_line)
+
+
+def pull(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonOption = False) -> int:
+    """Every block is proven before it counts. The session stays where it is: [cyan]torpor wake[/] takes it, and pulls
+    by itself. A session that has gone on here by itself is left as it is, and so is the remote.
+
+    [bold]Examples[/]
+
+    [cyan]torpor pull notes[/]
+    """
+    output = Output(as_json=as_json)
+    with connect(socket) as client:
+        return run_batch(output, "pull", sessions, client.pull, _pull_line)
+
+
+def list_remote(namespace: str | None, socket: Path | None, output: Output) -> None:
+    """Show the sessions of the remote, and where each is."""
+    with connect(socket) as client:
+        result = client.remote(namespace=namespace)
+    if output.told("ls", result):
+        return
+    output.remark(f"[dim]the sessions of[/] {plain(result.url)}")
+    for problem in result.problems:
+        output.remark(render_problem(problem))
+    if not result.sessions:
+        output.remark("It has none yet. A session that sleeps goes there: " + typed("torpor sleep NAME"))
+        return
+    output.show(_table(result))
+    for fact, legend in _LEGENDS.items():
+        if any(fact in (each.place, each.here) for each in result.sessions):
+            output.remark(f"[dim]{legend}[/]")
+
+
+def _table(result: RemoteSessionsResult) -> Any:
+    table = rows_table(*_COLUMNS, right=("VERSIONS",), whole=("SESSION", "WHERE"), first_to_go=("BUNDLE", "VERSIONS"))
+    for each in result.sessions:
+        table.add_row(
+            plain(each.session.removeprefix("torpor://")),
+            f"[{_PLACE_STYLES[each.place]}]{each.place}[/]",
+            _machine(each),
+            str(each.versions),
+            _here(each),
+            plain(format_id(each.bundle_id)) if each.bundle_id else "–",
+        )
+    return table
+
+
+def _machine(each: RemoteSession) -> str:
+    return "this one" if each.ours else plain(each.machine or "–")
+
+
+def _here(each: RemoteSession) -> str:
+    style = _HERE_STYLES.get(each.here, "default")
+    return "–" if each.here == "absent" else f"[{style}]{each.here}[/]"
+
+
+def _push_line(pushed: PushResult) -> str:
+    what = f"version {pushed.version}, bundle {plain(format_id(pushed.bundle_id))}"
+    if not pushed.bytes_sent:
+        return f"{plain(pushed.session)}  is in {plain(pushed.url)} already: {what}"
+    return (
+        f"{plain(pushed.session)}  durable in {plain(pushed.url)}: {what}, {format_bytes(pushed.bytes_sent)} sent"
+        f" ({format_plural(pushed.blocks_sent, 'block')} of {pushed.blocks}) in {format_seconds(pushed.seconds)}"
+    )
+
+
+def _pull_line(pulled: PullResult) -> str:
+    what = f"version {pulled.version}, bundle {plain(format_id(pulled.bundle_id))}"
+    if not pulled.bytes_written:
+        return f"{plain(pulled.session)}  is here already: {what}"
+    return (
+        f"{plain(pulled.session)}  came from {plain(pulled.url)}: {what}, {format_bytes(pulled.bytes_written)} written"
+        f" in {format_seconds(pulled.seconds)}"
+    )

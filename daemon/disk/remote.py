@@ -1,0 +1,253 @@
+"""The remote of a daemon: the sessions that it has there, and what comes and goes.
+
+Owns the leases, and the threads on which the remote is asked. What the remote says, and what is sent, is the store's
+(`memvid/remote`).
+
+Rules:
+- A session is used while its lease counts, and answered for only then. It is taken before it wakes, with the newest
+  version that the remote has; and given back once it sleeps and the remote has that.
+- Nothing on this disk waits for the remote: a sleep is durable here first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from ...errors import TorporError
+from ...memvid.answers import Finding
+from ...memvid.errors import LeaseHeld, RemoteUnreachable
+from ...memvid.format.journal import JournalRecord
+from ...memvid.remote.heads import Head, key_of
+from ...memvid.remote.leases import Lease
+from ...memvid.remote.sessions import Pulled, Pushed, RemoteSessions
+from ...memvid.uri import SessionUri
+from ..api.events import ignore
+from ..events.bus import Bus
+from ..events.events import VersionPulled
+from ..tasks.cancellation import to_the_end
+
+_LEAST_WAIT_S: Final = 30.0
+_MOST_WAIT_S: Final = 300.0
+"""For a session that was asked for: its holder answers at his next renewal, puts it to sleep, and sends it. If he has
+died, it is free once his lease is over."""
+
+_LOOK_S: Final = 0.5
+"""Between two looks at a head whose holder was asked for the session."""
+
+Result = TypeVar("Result")
+
+
+async def _nothing() -> tuple[Finding, ...]:
+    return ()
+
+
+class Remote:
+    """The remote of one daemon. The event loop's. sessions: asked by `run` alone. leases: of the sessions that it has;
+    one that is lost stays until its session is used again, or leaves memory. on_version, on_lease, on_turn:
+    are told of each new version here, of each session that was taken, and of each turn that is durable here."""
+
+    def __init__(self, sessions: RemoteSessions, lease_s: int, bus: Bus) -> None:
+        self.sessions = sessions
+        self._bus = bus
+        self._lease_s = lease_s
+        # Six, of which all but renewals have four: an answer may be long in coming, and a lease does not wait for it.
+        self._pool = ThreadPoolExecutor(6, thread_name_prefix="torpor-remote")
+        self._others = asyncio.Semaphore(4)
+        self._moving = asyncio.Lock()
+        self._alone: set[SessionUri] = set()  # began here while the remote did not answer, and were not taken since
+        self.leases: dict[SessionUri, Lease] = {}
+        self._coming: dict[SessionUri, Lease] = {}  # of sessions whose newest version is on its way here
+        self.on_version: Callable[[SessionUri], None] = ignore
+        self.on_lease: Callable[[SessionUri], None] = ignore
+        self.on_turn: Callable[[JournalRecord], None] = ignore
+
+    @property
+    def url(self) -> str:
+        return self.sessions.url
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Ask the remote, to the end."""
+        async with self._others:
+            return await self._run_at_once(work)
+
+    async def _run_at_once(self, work: Callable[[], Result]) -> Result:
+        return await to_the_end(asyncio.get_running_loop().run_in_executor(self._pool, work))
+
+    async def head(self, uri: SessionUri) -> Head | None:
+        """What the remote says of a session. Raises as `Heads.read`."""
+        return await self.run(lambda: self.sessions.heads.head(uri))
+
+    async def is_behind(self, uri: SessionUri) -> bool:
+        """Whether the remote lacks what the session has here. False also where both have gone on by themselves. Raises
+        as `Heads.read`."""
+        head = await self.head(uri)
+        return await self.run(lambda: self.sessions.is_ahead(uri, head))
+
+    def head_of(self, uri: SessionUri) -> Head | None:
+        """The head of a session that is held, as it was last read; None: it is not held."""
+        lease = self.leases.get(uri)
+        return None if lease is None else lease.head
+
+    def has(self, uri: SessionUri) -> bool:
+        """Whether a session is ours at this moment, as far as is known here."""
+        return (lease := self.leases.get(uri)) is not None and lease.left_s > 0
+
+    async def hold(self, uri: SessionUri, *, asking: bool = False, is_new: bool = False) -> bool:
+        """Have a session, with the newest version of it here; whether another machine has gone on with it since it was
+        had last. The caller has its turn. is_new: nothing of it is here, so it may begin without an answer of the
+        remote, and go on in this process until there is one. asking: who has it awake is asked for it, and waited for.
+
+        Raises:
+            LeaseHeld: another machine has it. Diverged: it has gone on here, and otherwise there.
+            RemoteUnreachable: nothing tells whether another machine has it.
+            As `RemoteSessions.take` and `pull`; then it is not held.
+        """
+        if self.has(uri):
+            return False
+        try:
+            lease = await (self._take_asking(uri) if asking else self._take(uri))
+        except RemoteUnreachable:
+            if not is_new and uri not in self._alone:
+                raise
+            self._alone.add(uri)
+            return False
+        self._alone.discard(uri)
+        self._coming[uri], before = lease, self.leases.get(uri)
+        self.on_lease(uri)
+        try:
+            pulled = await self.pull(lease.head, turns=True)
+        except BaseException:
+            await self.run(lambda: lease.release(asleep=lease.head.newest is not None))
+            raise
+        finally:
+            del self._coming[uri]
+        self.leases[uri] = lease
+        self.on_lease(uri)
+        if pulled is not None or before is None or lease.epoch == before.epoch + 1:
+            return pulled is not None
+        there, was_there = lease.head, before.head  # it is here already: by a pull, or a hold that was given up
+        return (there.newest, there.tail) != (was_there.newest, was_there.tail)
+
+    async def pull(self, head: Head, *, turns: bool = False) -> Pulled | None:
+        """Let the newest version of a session of the remote be one of the store; None: it is already. turns, and what
+        it raises: as of `RemoteSessions.pull`."""
+        begun = time.monotonic()
+        async with self._moving:
+            pulled = await self.run(lambda: self.sessions.pull(head, turns=turns))
+        if pulled is not None:
+            seconds = time.monotonic() - begun
+            self._bus.publish(
+                VersionPulled(head.uri, version=pulled.version, bytes_written=pulled.bytes_written, seconds=seconds)
+            )
+        return pulled
+
+    async def _take(self, uri: SessionUri) -> Lease:
+        return await self.run(lambda: self.sessions.take(uri, self._lease_s))
+
+    async def _take_asking(self, uri: SessionUri) -> Lease:
+        """As `_take`, once who has the session has given it back. Raises LeaseHeld: he has not, in that time."""
+        begun, has_asked = time.monotonic(), False
+        until: float | None = None
+        while True:
+            try:
+                return await self._take(uri)
+            except LeaseHeld as held:
+                until = until or begun + min(_MOST_WAIT_S, _LEAST_WAIT_S + float(held.details["wait_s"]))
+                is_declined = has_asked and not held.details["is_asked"]
+                if is_declined or time.monotonic() > until:
+                    await self.run(lambda: self.sessions.withdraw(uri))
+                    raise
+            try:
+                if not has_asked:
+                    await self.run(lambda: self.sessions.ask(uri))
+                    has_asked = True
+                await asyncio.sleep(_LOOK_S)
+            except asyncio.CancelledError:  # nobody waits for the session any more, so it may stay where it is
+                await self.run(lambda: self.sessions.withdraw(uri))
+                raise
+
+    def require(self, uri: SessionUri) -> None:
+        """Before a turn is told: the session is ours at this moment. Raises LeaseLost."""
+        if (lease := self.leases.get(uri)) is not None:
+            lease.require()
+
+    def renewable(self) -> dict[SessionUri, Lease]:
+        """The leases that are to be renewed, those of sessions that are on their way here among them."""
+        return {uri: lease for uri, lease in (*self.leases.items(), *self._coming.items()) if not lease.is_lost}
+
+    async def renew(self, uri: SessionUri) -> bool:
+        """Renew a lease; whether somebody asks for the session. Raises as `Lease.renew`."""
+        lease = self.renewable().get(uri)
+        if lease is None:
+            return False
+        await self._run_at_once(lease.renew)
+        return lease.request is not None
+
+    async def send_turns(self, record: JournalRecord) -> bool:
+        """Let turns of a session that is held survive this machine; False: the remote does not have the version yet
+        behind which they stand, or the session is not held. Raises as `RemoteSessions.send_turns`."""
+        lease = self.leases.get(record.uri)
+        return lease is not None and await self.run(lambda: self.sessions.send_turns(lease, record))
+
+    async def push(self, uri: SessionUri) -> Pushed:
+        """Send the newest version of a session that is held. Raises as `RemoteSessions.push`."""
+        lease = self.leases[uri]
+        async with self._moving:
+            return await self.run(lambda: self.sessions.push(lease))
+
+    async def release(self, uri: SessionUri) -> None:
+        """Let others have a session that sleeps. Raises as `Lease.release`; it is not ours any more then, either."""
+        if (lease := self.leases.pop(uri, None)) is not None:
+            await self.run(lambda: lease.release(asleep=lease.head.newest is not None))
+
+    async def prepare_drop(self, uri: SessionUri) -> Callable[[], Awaitable[tuple[Finding, ...]]]:
+        """Before a session is deleted: what is to be called behind that, so that the remote has nothing of it either.
+        That gives why it still has."""
+        if not self.sessions.is_known(uri):
+            return _nothing
+        try:
+            await self.run(lambda: self.sessions.require_droppable(uri))
+        except TorporError as error:
+            kept = self._kept(uri, error)
+
+            async def tell() -> tuple[Finding, ...]:
+                self.leases.pop(uri, None)
+                return kept
+
+            return tell
+
+        async def drop() -> tuple[Finding, ...]:
+            try:
+                lease = self.leases.pop(uri) if self.has(uri) else await self._take(uri)
+                await self.run(lambda: self.sessions.drop(lease))
+            except TorporError as error:
+                return self._kept(uri, error)
+            return ()
+
+        return drop
+
+    async def drop_version(self, uri: SessionUri, bundle_id: str) -> tuple[Finding, ...]:
+        """Behind a delete of a version: the remote keeps it no more. Gives why it still does."""
+        if not self.sessions.is_known(uri):
+            return ()
+        try:
+            is_held = self.has(uri)
+            lease = self.leases[uri] if is_held else await self._take(uri)
+            await self.run(lambda: self.sessions.drop_version(lease, bundle_id))
+            if not is_held:
+                await self.run(lambda: lease.release(asleep=lease.head.newest is not None))
+        except TorporError as error:
+            return self._kept(uri, error)
+        return ()
+
+    def _kept(self, uri: SessionUri, error: TorporError) -> tuple[Finding, ...]:
+        return (Finding(f"{self.url}/{key_of(uri)}", error.code, f"The remote still has {uri}. {error.message}"),)
+
+    async def close(self) -> None:
+        """Wait for what is under way. Leases stay as they are: this store takes its own back."""
+        await asyncio.to_thread(self._pool.shutdown)
+        await asyncio.to_thread(self.sessions.close)

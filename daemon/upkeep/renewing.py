@@ -1,0 +1,36 @@
+"""The leases of sessions that are in use are renewed, a few times in each of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import ClassVar
+
+from ...memvid.errors import RemoteRefused, RemoteUnclear, RemoteUnreachable
+from ...memvid.uri import SessionUri
+from ..disk.remote import Remote
+from .loop import Job, Upkeep
+from .uploading import Uploading
+
+
+class Renewing(Job[SessionUri]):
+    """Renews one lease after the other. Who asks for the session gets it once nobody here uses it."""
+
+    name: ClassVar = "lease"
+
+    def __init__(self, upkeep: Upkeep, remote: Remote, uploading: Uploading) -> None:
+        self._remote = remote
+        self._uploading = uploading
+        super().__init__(upkeep)
+        remote.on_lease = lambda _: self.look_again()
+
+    def due(self) -> Iterable[tuple[SessionUri, float]]:
+        now = time.monotonic()
+        return [(uri, now + lease.due_s) for uri, lease in self._remote.renewable().items()]
+
+    async def piece(self, uri: SessionUri) -> None:
+        # What fails is due again soon, and not only once the lease has run out.
+        with suppress(RemoteUnreachable, RemoteUnclear, RemoteRefused):
+            if await self._remote.renew(uri) or not self._uploading.is_in_use(uri):
+                self._uploading.note(uri)

@@ -1,0 +1,161 @@
+"""Versions of a remote come into a store as an import does: the blocks that it lacks, in a new pack, then the manifest.
+
+Rules:
+- A manifest's digest is its name. Each block is proven against the manifest by its id, and what was written is read
+  back, as for any import. What the places say is believed by nothing: a wrong place gives other bytes, and these are
+  refused.
+- Of a version that was sent stripped, its headers come; it is stripped here.
+- The next frames come while one is written. Memory: one frame, and what `Objects.get_ranges` has under way.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
+
+from ..errors import LimitExceeded, Truncated
+from ..exchange.import_checks import require_in_proportion
+from ..exchange.transfer import take
+from ..folder.marks import Marks, stripped_in
+from ..format.blocks import BlockEntry, span_parents
+from ..format.frames import FrameReader, require_promised
+from ..format.layout import Frame
+from ..format.manifest import Manifest
+from ..format.records import Receipt
+from ..limits import FETCHED_SPAN_BYTES, MAX_FETCHED_FRAME_BYTES
+from ..writing.core import StoreCore
+from .places import Places, manifest_key
+from .versions import RemoteVersions
+
+
+def fetch(core: StoreCore, remote: RemoteVersions, manifest: Manifest, bundle_id: str) -> Receipt | None:
+    """Let a version of a remote be one of the store, under its own name and number; the caller says that it may. None:
+    it is already, with all that the remote has of it.
+
+    Raises:
+        BundleMissing, Corruption, LimitExceeded: the remote does not have it whole.
+        RemoteUnreachable, RemoteRefused
+        NoSpace, BudgetExceeded, StoreIoError, ReadBackFailed: the store is as it was before.
+    """
+    places = remote.places_for(manifest, bundle_id)
+    whole = {block_id for block_id, place in places.items() if not place.frame.is_stripped}
+    ids = {entry.id for entry in manifest.blocks}
+    lacking = core.missing_of(ids & whole) | core.missing_of(ids - whole, stripped=True)
+    ends_strip = ids <= whole and bundle_id in (stripped_in(core.folder) or ())
+    if not lacking and not ends_strip and core.folder.has_manifest(bundle_id):
+        return None
+    with FetchedFrames(remote, manifest, places, bundle_id, lacking) as frames:
+        require_in_proportion(manifest, frames.file_bytes, frames.path)
+        receipt = take(core, manifest, frames.holding)
+    if ids - whole and core.missing_of(ids):
+        with core.committing():
+            Marks.load(core.folder).strip({manifest.uri: [bundle_id]}).save(core.folder)
+    return receipt
+
+
+class FetchedFrames(FrameReader):
+    """The frames of one version as one file, in the order of its blocks. Whoever reads them in that order finds them on
+    their way already. Use it from one thread."""
+
+    def __init__(
+        self, remote: RemoteVersions, manifest: Manifest, places: Places, bundle_id: str, wanted: Collection[bytes]
+    ) -> None:
+        """wanted: the blocks that will be asked for, as far as is known. Raises LimitExceeded: a frame is too long to
+        be fetched."""
+        self.path = path = remote.path_of(manifest_key(bundle_id))
+        self.checked_heads, self.heads, self.torn = {}, {}, {}
+        self.frames = {}
+        self._remote, self._manifest, self._places = remote, manifest, places
+        self._wanted = wanted
+        self._parents = span_parents(manifest.blocks)
+        self._order = list(manifest.blocks)
+        self._number, self._held = -1, list[bytes]()
+        self._coming = self._frames_of(())
+        self._starts: list[int] = []
+        self._fd = -1
+        end = 0
+        for entry in self._order:
+            frame = places[entry.id].frame
+            if frame.frame_bytes > MAX_FETCHED_FRAME_BYTES:
+                raise LimitExceeded(
+                    f"{path} has a block of {frame.frame_bytes} bytes; the most that is fetched is "
+                    f"{MAX_FETCHED_FRAME_BYTES}.",
+                    path=path,
+                    size_bytes=frame.frame_bytes,
+                    limit=MAX_FETCHED_FRAME_BYTES,
+                )
+            there = self.heads if frame.is_stripped else self.frames
+            there[entry.id] = dataclasses.replace(frame, offset=end)
+            self._starts.append(end)
+            end += frame.frame_bytes
+        self.file_bytes = end
+
+    @contextmanager
+    def holding(self, entry: BlockEntry, checked: bool) -> Iterator[FrameReader]:
+        """This, to copy a block from. checked: its header has been compared with the manifest; its bytes are compared
+        when the copy is read back."""
+        if checked:
+            header, _ = self.read_head(entry.id)
+            require_promised(header, entry, self._parents.get(entry.id), self._manifest.identity.digest, self.path)
+        yield self
+
+    def close(self) -> None:
+        self._coming.close()
+        self._held = []
+
+    def _read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """As of a file; a read is always within one frame."""
+        number = bisect.bisect_right(self._starts, offset) - 1
+        if number != self._number:
+            self._hold(number)
+        at = offset - self._starts[number]
+        for buffer in buffers:
+            target = buffer.cast("B")
+            while target:
+                part, first = divmod(at, FETCHED_SPAN_BYTES)
+                data = memoryview(self._held[part])[first : first + target.nbytes]
+                target[: data.nbytes] = data
+                target, at = target[data.nbytes :], at + data.nbytes
+
+    def _hold(self, number: int) -> None:
+        """Hold one frame, and no other. Unless it is the one that comes next, it and those wanted behind it are asked
+        for anew."""
+        self._number, self._held = -1, []
+        came = next(self._coming, None)
+        if came is None or came[0] != number:
+            self._coming.close()
+            behind = range(number + 1, len(self._order))
+            self._coming = self._frames_of([number, *(at for at in behind if self._order[at].id in self._wanted)])
+            came = next(self._coming)
+        self._number, self._held = came
+
+    def _frames_of(self, numbers: Sequence[int]) -> Generator[tuple[int, list[bytes]]]:
+        """Frames by their numbers: the number of each, and its bytes in parts of FETCHED_SPAN_BYTES."""
+        for key, run in itertools.groupby(numbers, key=lambda each: self._places[self._order[each].id].pack):
+            yield from self._frames_in(key, list(run))
+
+    def _frames_in(self, key: str, numbers: Sequence[int]) -> Iterator[tuple[int, list[bytes]]]:
+        spans = [_spans_of(self._places[self._order[each].id].frame) for each in numbers]
+        parts = self._remote.objects.get_ranges(key, list(itertools.chain(*spans)))
+        if parts is None:
+            raise self._remote.missing(key)
+        path = self._remote.path_of(key)
+        for number, wanted in zip(numbers, spans, strict=True):
+            yield number, _taken(parts, wanted, path)  # and kept by who asked alone
+
+
+def _taken(parts: Iterator[bytes], spans: Sequence[tuple[int, int]], path: str) -> list[bytes]:
+    """The next parts, one of each span. Raises Truncated."""
+    taken = list(itertools.islice(parts, len(spans)))
+    if [len(part) for part in taken] != [size for _, size in spans]:
+        raise Truncated(f"{path} ends earlier than its places say.", path=path)
+    return taken
+
+
+def _spans_of(frame: Frame) -> list[tuple[int, int]]:
+    """The parts of a frame that are asked for: (first byte, how many bytes) each."""
+    end = frame.offset + frame.frame_bytes
+    return [(at, min(FETCHED_SPAN_BYTES, end - at)) for at in range(frame.offset, end, FETCHED_SPAN_BYTES)]

@@ -1,0 +1,355 @@
+"""The sessions of a remote, for one open store: whose each is, and how it goes there and comes here.
+
+Rules:
+- A session goes on in one place: its head tells in which. What is sent becomes its newest version there by its head
+  alone, changed by who holds it.
+- A version comes here only if it follows what is here, by its name or by its tokens. Where both have gone on by
+  themselves, both stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import platform
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..answers import Finding, Standing
+from ..disk.clock import running_s
+from ..errors import (
+    Diverged,
+    OwnerMismatch,
+    RemoteError,
+    RemoteUnclear,
+    RemoteUnreachable,
+    SessionNotFound,
+    StoreBusy,
+    UnsupportedFormat,
+)
+from ..format.blocks import TOKEN_BYTES
+from ..format.journal import JournalRecord
+from ..format.manifest import Manifest, tail_in
+from ..format.records import Progress, Receipt
+from ..limits import MAX_HEAD_VERSIONS, MAX_MACHINE_CHARS
+from ..recovery.replaying import replay_session
+from ..uri import SessionUri
+from ..writing.core import StoreCore
+from .beyond import Beyond, tokens_of_version
+from .fetching import fetch
+from .heads import Head, Heads, Party, key_of
+from .leases import LEASE_S, Clock, Lease, Watch, ask, take, withdraw
+from .objects import Objects
+from .places import manifest_key
+from .probe import probe
+from .tails import is_of, put_record, record_of
+from .uploading import Sent, send
+from .versions import RemoteVersions
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A version is the newest one of its session in the remote."""
+
+    version: int
+    sent: Sent
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came of a session: the newest version now, and the bytes that were written."""
+
+    version: int
+    bytes_written: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A session of the remote. here: what this store has of it, beside its newest version there. ours: whether this
+    store holds it."""
+
+    head: Head
+    here: Standing
+    ours: bool
+
+
+class RemoteSessions:
+    """The sessions of one remote. Safe from several threads; one version is sent or fetched at a time."""
+
+    def __init__(self, core: StoreCore, objects: Objects, machine: str, clock: Clock) -> None:
+        """machine: its name, for people."""
+        self._core = core
+        self._objects = objects
+        self._is_proven = False
+        self._clock = clock
+        self._versions = RemoteVersions(objects)
+        self._moving = threading.Lock()
+        self._watches: dict[SessionUri, Watch] = {}
+        self._behind: dict[SessionUri, int] = {}  # the version that was the newest when the turns there were said
+        self.url = objects.url
+        self.heads = Heads(objects, core.seen_heads)
+        self.me = Party.of(core.folder, machine)
+
+    @classmethod
+    def open(cls, core: StoreCore, objects: Objects) -> RemoteSessions:
+        """As this machine, and tried. Raises as `Store.open_remote`."""
+        opened = cls(core, objects, platform.node()[:MAX_MACHINE_CHARS] or "unnamed", running_s)
+        with contextlib.suppress(RemoteUnreachable, RemoteUnclear):
+            opened.require_proven()
+        return opened
+
+    def close(self) -> None:
+        """Let go of connections. Nothing is asked any more."""
+        self._objects.close()
+
+    def require_proven(self) -> None:
+        """Try whether the object store holds to its conditions, once. Raises RemoteUnfit, and as `Objects`."""
+        if not self._is_proven:
+            probe(self._objects)
+            self._is_proven = True
+
+    def take(self, uri: SessionUri, lease_s: int = LEASE_S) -> Lease:
+        """Take a session. Raises as `leases.take`: LeaseHeld."""
+        self.require_proven()
+        watch = self._watches.setdefault(uri, Watch(self.me, self._clock))
+        lease = take(self.heads, uri, watch, lease_s=lease_s)
+        del self._watches[uri]  # who takes it again begins to watch anew
+        return lease
+
+    def ask(self, uri: SessionUri) -> None:
+        """Ask who has a session for it. Raises as `leases.ask`."""
+        ask(self.heads, uri, self.me)
+
+    def withdraw(self, uri: SessionUri) -> None:
+        """Ask no more. Raises as `leases.ask`."""
+        withdraw(self.heads, uri, self.me)
+
+    def push(self, lease: Lease, on_progress: Progress | None = None) -> Pushed:
+        """Make the newest version here that of the remote. It is one at once if it is there.
+
+        Raises:
+            SessionNotFound: there is no version here.
+            LeaseLost: another machine has the session; what was sent is of no use there.
+            As `uploading.send`, and `Heads.change`.
+        """
+        row = self._core.index.find(lease.uri)
+        if row is None:
+            raise SessionNotFound(
+                f"{lease.uri} has no version here yet; put it to sleep first.", session=str(lease.uri), suggestions=[]
+            )
+        with self._moving:
+            sent = send(self._core, self._versions, row.bundle_id, on_progress)
+        before = lease.head.tail  # first: turns that are sent from now on are others
+        covered = before if self._behind.get(lease.uri, 0) < row.version else ()
+
+        def pushed(head: Head) -> Head:
+            return _with_room(head).with_version(row.bundle_id, () if head.tail == covered else head.tail)
+
+        if not lease.change(pushed).tail:
+            self._remove(covered)
+        return Pushed(row.version, sent)
+
+    def send_turns(self, lease: Lease, record: JournalRecord) -> bool:
+        """Let turns behind a version survive this machine; False: the remote does not have that version yet.
+
+        Raises:
+            LeaseLost, InvalidDraft, LimitExceeded, and as `Objects` and `Heads.change`: they are not there, as far as
+            is known.
+        """
+        if record.base is not None and record.base not in lease.head.versions:
+            return False
+        key, before = put_record(self._objects, record, self.me.store), lease.head.tail
+        self._behind[lease.uri] = 0 if record.newest is None else record.newest[0]  # before a push can find them
+        lease.change(lambda head: dataclasses.replace(head, tail=(key,)))
+        self._remove(before)
+        return True
+
+    def require_droppable(self, uri: SessionUri) -> None:
+        """Refuse to drop what this store does not have. Raises Diverged: another machine has gone on with it; and as
+        `Heads.read`."""
+        head = self.heads.head(uri)
+        if head is not None and head.newest is not None and not self._core.folder.has_manifest(head.newest):
+            raise Diverged(
+                f"{uri} has gone on at another machine, and {self.url} keeps it. Pull it (`torpor pull {uri}`), and "
+                "remove it then.",
+                session=str(uri),
+            )
+
+    def drop(self, lease: Lease) -> None:
+        """Let the remote have nothing of a session: no machine finds it any more. Raises LeaseLost, and as
+        `Heads.change`."""
+        before = lease.head.tail
+        lease.change(lambda head: dataclasses.replace(head, versions=(), tail=()))
+        self._behind.pop(lease.uri, None)
+        self._remove(before)
+        lease.release(asleep=False)
+
+    def drop_version(self, lease: Lease, bundle_id: str) -> None:
+        """Let the remote keep a version no more, nor turns behind it if it was the newest. Raises LeaseLost, and as
+        `Heads.change`."""
+
+        def dropped(head: Head) -> Head:
+            tail = () if head.newest == bundle_id else head.tail
+            return dataclasses.replace(head.without_versions([bundle_id]), tail=tail)
+
+        lease.change(dropped)
+
+    def _remove(self, keys: Iterable[str]) -> None:
+        """What no head names any more; what stays is in nobody's way."""
+        for key in keys:
+            with contextlib.suppress(RemoteError):
+                self._objects.remove(key)
+
+    def pull(self, head: Head, *, turns: bool = True) -> Pulled | None:
+        """Let what the remote has of a session be in the store: its newest version, with all its blocks, and the turns
+        behind it as one more version. None: it is already, or the remote has nothing. turns: only who holds the session
+        may make that version: its holder makes another one of them.
+
+        What is here and not there stays if it goes on from what is there. If it is a beginning of that, token for
+        token, it goes.
+
+        Raises:
+            Diverged: the session has gone on here by itself.
+            As `fetching.fetch`, and `write_bundle`.
+        """
+        with self._moving:
+            self._core.read_again()
+            has_gone_on = self._has_gone_on(head, turns=turns)
+            receipt = None if head.newest is None else self._pull_newest(head, head.newest, has_gone_on=has_gone_on)
+            replayed = turns and not has_gone_on and self._pull_turns(head)
+        if receipt is None and not replayed:
+            return None
+        row = self._core.index.find(head.uri)
+        assert row is not None
+        return Pulled(row.version, 0 if receipt is None else receipt.bytes_written)
+
+    def _has_gone_on(self, head: Head, *, turns: bool) -> bool:
+        """Whether the session has gone on here from what the remote has. What is here and is a beginning of that has
+        gone after this. Raises Diverged; StoreBusy: a version is being written here."""
+        beyond = Beyond.of(self._core, head)
+        if beyond is None:
+            return False
+        # Turns that this store sent are in its journal, or were, before it went on: by a rewind, perhaps.
+        by_others = head.tail if turns and head.tail and not is_of(head.tail[-1], self.me.store) else ()
+        if by_others:
+            record = record_of(self._objects, by_others[-1], head.uri)
+            held = b"" if record.base is None else self._tokens_of(head.uri, record.base)[: TOKEN_BYTES * record.held]
+            there = held + tail_in(record.session)
+        elif head.newest is None or self._core.folder.has_manifest(head.newest):
+            return True
+        else:
+            there = self._tokens_of(head.uri, head.newest)
+        if head.newest is not None:
+            self._manifest_of(head.uri, head.newest)  # before anything goes
+        if (place := beyond.beside(self._core, there)) == "ahead":
+            return True
+        if place == "diverged":
+            raise self._diverged(head.uri)
+        self._require_idle(head.uri)
+        beyond.let_go(self._core)
+        return False
+
+    def _tokens_of(self, uri: SessionUri, bundle_id: str) -> bytes:
+        """Raises as `_manifest_of`, and `tokens_of_version`."""
+        manifest = self._manifest_of(uri, bundle_id)
+        return tokens_of_version(self._core, self._versions, manifest, bundle_id)
+
+    def _pull_newest(self, head: Head, newest: str, *, has_gone_on: bool) -> Receipt | None:
+        is_here = self._core.folder.has_manifest(newest)
+        if has_gone_on and not is_here:
+            return None
+        manifest = self._manifest_of(head.uri, newest)
+        if is_here:
+            return fetch(self._core, self._versions, manifest, newest)
+        self._require_idle(head.uri)
+        with self._core.importing, self._core.next_version(head.uri, least=manifest.version) as version:
+            if version != manifest.version:
+                raise self._diverged(head.uri)
+            return fetch(self._core, self._versions, manifest, newest)
+
+    def _manifest_of(self, uri: SessionUri, bundle_id: str) -> Manifest:
+        """Of a version that the head or the turns of a session name: anybody may have written these. Raises
+        OwnerMismatch: it is another session's; and as `RemoteVersions.require_manifest`."""
+        manifest = self._versions.require_manifest(bundle_id)
+        if manifest.uri != uri:
+            raise OwnerMismatch(
+                f"What {self.url} has of {uri} names a version of {manifest.uri}. Nothing was taken over.",
+                path=self._versions.path_of(manifest_key(bundle_id)),
+            )
+        return manifest
+
+    def _pull_turns(self, head: Head) -> bool:
+        """Make a version of the turns behind the newest one."""
+        if not head.tail:
+            return False
+        record = record_of(self._objects, head.tail[-1], head.uri)
+        if record.base is not None:
+            base = self._manifest_of(head.uri, record.base)
+            if not self._core.folder.has_manifest(record.base):
+                fetch(self._core, self._versions, base, record.base)
+        with self._core.poisoning():
+            with self._core.journaling():
+                self._core.journal.append([record])
+            return replay_session(self._core, head.uri)
+
+    def _require_idle(self, uri: SessionUri) -> None:
+        """Raises StoreBusy: a version is being written here."""
+        if self._core.being_written(uri):
+            raise StoreBusy(f"{uri} is being put to sleep here. Try again.", session=str(uri))
+
+    def listed(self, namespace: str | None = None) -> tuple[list[Found], list[Finding]]:
+        """The sessions of the remote, of one namespace or of all, by name; and heads that cannot be read. Names of
+        which the remote has nothing are left out: a listing may be stale, and a session may have been removed. Raises
+        as `Objects.entries`."""
+        found, problems = [], []
+        for uri in sorted(self.heads.uris()):
+            if namespace not in (None, uri.namespace):
+                continue
+            try:
+                head = self.heads.head(uri, noting=False)
+            except (RemoteError, UnsupportedFormat) as error:
+                problems.append(Finding.of(f"{self.url}/{key_of(uri)}", error))
+                continue
+            if head is not None and (head.versions or head.tail or head.holder):
+                holder = head.holder
+                found.append(Found(head, self._here(head), holder is not None and holder.party == self.me))
+        return found, problems
+
+    def _here(self, head: Head) -> Standing:
+        newest = self._core.index.find(head.uri)
+        if newest is None:
+            return "absent"
+        if newest.bundle_id == head.newest:
+            return "same"
+        if newest.bundle_id in head.versions:
+            return "behind"
+        return "ahead" if self.is_ahead(head.uri, head) else "diverged"
+
+    def is_known(self, uri: SessionUri) -> bool:
+        """Whether the remote has had the session, as far as is remembered here. Asks nobody."""
+        return self._core.seen_heads.knows(uri)
+
+    def is_ahead(self, uri: SessionUri, head: Head | None) -> bool:
+        """Whether the session here has gone on from the newest version that the remote has, if any. A session that was
+        dropped there is not: it would come back."""
+        newest = self._core.index.find(uri)
+        if newest is None or head is None:
+            return newest is not None
+        if head.newest is None:
+            return head.holder is not None and head.holder.party == self.me
+        if newest.bundle_id in head.versions:
+            return False
+        return any(head.newest in (row.bundle_id, row.parent) for row in self._core.index.versions(uri))
+
+    def _diverged(self, uri: SessionUri) -> Diverged:
+        return Diverged(
+            f"{uri} has gone on here, and otherwise in {self.url}. Both stay as they are. Keep what is here under "
+            f"another name (`torpor fork {uri} NAME`), remove it (`torpor rm {uri}`), and pull again.",
+            session=str(uri),
+        )
+
+
+def _with_room(head: Head) -> Head:
+    """Without its oldest version, if it keeps as many as it may."""
+    return head.without_versions(head.versions[:1]) if len(head.versions) >= MAX_HEAD_VERSIONS else head

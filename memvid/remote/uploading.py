@@ -1,0 +1,123 @@
+"""Versions of a store go into a remote: the blocks that it lacks, then places and manifest. The store is only read.
+
+Rules:
+- Every block is proven as it is read. A version that is not whole is not sent; of a stripped one that goes which is
+  there.
+- What is there already is not sent: blocks that versions of the same kin have there, and packs of an upload that was
+  cut off.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import Corruption
+from ..folder.marks import stripped_in
+from ..format.blocks import BlockEntry
+from ..format.frames import FrameReader
+from ..format.manifest import Manifest
+from ..format.records import Progress
+from ..limits import MAX_SENT_PACK_BYTES
+from ..writing.core import StoreCore
+from .pack_stream import PackStream
+from .places import Place
+from .versions import RemoteVersions
+
+_KIN: Final = 8
+"""Versions that are asked for: their places are one request each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What an upload did: blocks and bytes that were sent, and the blocks in all."""
+
+    bundle_id: str
+    blocks_sent: int
+    bytes_sent: int
+    blocks: int
+
+
+def send(core: StoreCore, remote: RemoteVersions, bundle_id: str, on_progress: Progress | None = None) -> Sent:
+    """Write what the remote lacks of a version. on_progress: told (raw bytes done, in all).
+
+    Raises:
+        Corruption: the version is missing, damaged, or not whole here, and not stripped.
+        StoreBusy: it was packed anew meanwhile.
+        RemoteUnreachable, RemoteRefused, RemoteUnclear: try again; what has landed is not sent twice.
+    """
+    is_stripped = bundle_id in (stripped_in(core.folder) or ())
+    with core.open_reader(bundle_id) as reader:
+
+        def source(entry: BlockEntry, checked: bool) -> AbstractContextManager[FrameReader]:
+            return reader.holding(entry, checked=checked, stripped=is_stripped)
+
+        manifest = reader.manifest
+        places = _places_there(core, remote, manifest, bundle_id, is_stripped=is_stripped)
+        lacking = [entry for entry in manifest.blocks if entry.id not in places]
+        total = sum(entry.raw_bytes for entry in lacking)
+        done = sent = 0
+        for entries in _packs_of(lacking):
+            stream = PackStream(entries, source)
+            landed, bytes_sent = remote.put_pack(stream)
+            places |= landed
+            sent += bytes_sent
+            done += sum(entry.raw_bytes for entry in entries)
+            if on_progress is not None:
+                on_progress(done, total)
+        remote.put_version(manifest, places)
+        return Sent(bundle_id, len(lacking), sent, len(manifest.blocks))
+
+
+def _packs_of(lacking: Sequence[BlockEntry]) -> Iterator[list[BlockEntry]]:
+    """The blocks in packs of about MAX_SENT_PACK_BYTES at most."""
+    pack: list[BlockEntry] = []
+    size_bytes = 0
+    for entry in lacking:
+        if pack and size_bytes + entry.raw_bytes > MAX_SENT_PACK_BYTES:
+            yield pack
+            pack, size_bytes = [], 0
+        pack.append(entry)
+        size_bytes += entry.raw_bytes
+    if pack:
+        yield pack
+
+
+def _places_there(
+    core: StoreCore, remote: RemoteVersions, manifest: Manifest, bundle_id: str, *, is_stripped: bool
+) -> dict[bytes, Place]:
+    """The places of blocks that the remote has, by what it has of this version and of its kin. is_stripped: headers
+    alone will do."""
+    places: dict[bytes, Place] = {}
+    wanted = {entry.id for entry in manifest.blocks}
+    for kin in (bundle_id, *_kin_of(core, manifest, bundle_id)):
+        if wanted <= places.keys():
+            break
+        try:
+            theirs = remote.places(kin)
+        except Corruption:  # what they tell is sent again
+            continue
+        new = {each: place for each, place in (theirs or {}).items() if each in wanted and each not in places}
+        places |= {
+            each: place
+            for each, place in new.items()
+            if (is_stripped or not place.frame.is_stripped) and remote.has_pack(place.pack)
+        }
+    return places
+
+
+def _kin_of(core: StoreCore, manifest: Manifest, bundle_id: str) -> list[str]:
+    """Versions of the store with the same beginning, those first that share most: the version before is among them."""
+    ours = [entry.id for entry in manifest.blocks]
+    if not ours:
+        return []
+    shared: list[tuple[int, str]] = []
+    for other in core.index.bundle_ids() - {bundle_id}:
+        theirs = core.needs.of(other)
+        if theirs[:1] == tuple(ours[:1]):
+            alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
+            shared.append((-sum(1 for _ in alike), other))
+    return [other for _, other in sorted(shared)[:_KIN]]

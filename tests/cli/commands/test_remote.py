@@ -1,0 +1,43 @@
+"""`torpor ls --remote`: what is said of each session, and of each word that is not plain."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torpor.cli.commands import remote
+from torpor.cli.view.output import Output
+from torpor.daemon.api.remote import RemoteSession, RemoteSessionsResult
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"place": "held", "here": "same"}, "held"),
+        ({"here": "ahead"}, "ahead"),
+        ({"here": "behind"}, "behind"),
+        ({"here": "diverged"}, "diverged"),
+        ({"here": "same"}, None),
+        ({"here": "absent"}, None),
+    ],
+)
+def test_each_word_that_is_not_plain_is_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], word: str | None
+) -> None:
+    facts = {
+        "place": "asleep",
+        "machine": "a",
+        "versions": 1,
+        "bundle_id": "0" * 64,
+        "ours": False,
+        "epoch": 1,
+    } | fields
+    told = RemoteSessionsResult("file:///r", (RemoteSession(session="torpor://default/s", **facts),))
+    monkeypatch.setattr(remote, "connect", lambda _socket: nullcontext(SimpleNamespace(remote=lambda **_: told)))
+    remote.list_remote(None, None, Output(as_json=False))
+    shown = capsys.readouterr()
+    assert word is None or word in shown.out
+    explained = [line.split(":")[0] for line in shown.err.splitlines() if line.split(":")[0] in remote._LEGENDS]
+    assert explained == ([word] if word else [])

@@ -1,0 +1,107 @@
+"""A machine that was away comes back with turns that another one has taken over: nothing told is lost, and no session
+is refused for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torpor.daemon.disk.remote import Remote
+from torpor.memvid.errors import LimitExceeded, RemoteUnreachable
+from torpor.memvid.remote.sessions import RemoteSessions
+from torpor.tests.daemon.machines import OpenMachine, S, dies, freed, remote_of
+from torpor.tests.daemon.session_rig import tokens_of, until
+
+FAST = {"remote_lease": 1.0, "remote_turns": 0.0}
+BEGUN, MORE, YET_MORE, LAST = tokens_of(1, 300), tokens_of(2, 30), tokens_of(3, 15), tokens_of(4, 10)
+
+
+@pytest.mark.parametrize("pushes", [True, False], ids=["slept-there", "died-there"])
+@pytest.mark.parametrize("slept", [True, False], ids=["slept-here", "never-slept"])
+async def test_a_machine_that_died_takes_what_another_went_on_with(
+    machine: OpenMachine, *, slept: bool, pushes: bool
+) -> None:
+    """Its own turns are a beginning of that."""
+    async with machine("one", close=False, **FAST) as one:
+        if slept:
+            await one.asleep("s", BEGUN)
+            await freed(one)
+        else:
+            await one.read("s", BEGUN)
+        await one.service.append("s", tokens=MORE)
+        await dies(one)
+    async with machine("two", close=False, **FAST) as two:
+        await two.wake("s")
+        await two.service.append("s", tokens=YET_MORE)
+        if pushes:
+            await two.sleep("s")
+            await freed(two)
+        await dies(two)
+    async with machine("one", **FAST) as one:
+        await one.wake("s")
+        assert list(one.live("s").state.tokens) == [*BEGUN, *MORE, *YET_MORE]
+        await one.service.append("s", tokens=LAST)
+    async with machine("two", **FAST) as two:
+        await two.wake("s")
+        assert list(two.live("s").state.tokens) == [*BEGUN, *MORE, *YET_MORE, *LAST]
+
+
+async def test_a_machine_that_was_cut_off_goes_on_with_what_another_has_added(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the session in its memory, and its turns in its journal."""
+    async with machine("one", **FAST) as one, machine("two", **FAST) as two:
+        await one.asleep("s", BEGUN)
+        await freed(one)
+        await one.service.append("s", tokens=MORE)
+        lease = remote_of(one).leases[S]
+        monkeypatch.setattr(lease, "renew", lambda: None)
+        await until(lambda: not remote_of(one).has(S))
+        await two.wake("s")
+        await two.service.append("s", tokens=YET_MORE)
+        await two.sleep("s")
+        await freed(two)
+        await one.service.append("s", tokens=LAST)
+        assert list(one.live("s").state.tokens) == [*BEGUN, *MORE, *YET_MORE, *LAST]
+
+
+async def test_a_turn_that_was_not_sent_is_not_kept_beside_what_others_add(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not told. Were it in the journal, the session could not go on here."""
+    async with machine("one", close=False, **FAST) as one:
+        await one.asleep("s", BEGUN)
+        await freed(one)
+        await one.wake("s")
+        with monkeypatch.context() as patch:
+            patch.setattr(Remote, "send_turns", _fails)
+            with pytest.raises(RemoteUnreachable):
+                await one.service.append("s", tokens=MORE)
+        await dies(one)
+    async with machine("two", **FAST) as two:
+        await two.wake("s")
+        await two.service.append("s", tokens=YET_MORE)
+    async with machine("one", **FAST) as one:
+        await one.wake("s")
+        assert list(one.live("s").state.tokens) == [*BEGUN, *YET_MORE]
+
+
+async def _fails(*_: Any) -> bool:
+    raise RemoteUnreachable("No answer.")
+
+
+async def test_a_turn_that_is_too_long_for_a_record_is_sent_as_a_version(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with machine("one", close=False, **FAST) as one:
+        await one.read("s", BEGUN)
+        monkeypatch.setattr(RemoteSessions, "send_turns", _too_long)
+        await one.service.append("s", tokens=MORE)
+        await dies(one)
+    async with machine("two", **FAST) as two:
+        await two.wake("s")
+        assert list(two.live("s").state.tokens) == [*BEGUN, *MORE]
+
+
+def _too_long(*_: Any) -> bool:
+    raise LimitExceeded("It is too long.", limit=0)

@@ -1,0 +1,157 @@
+"""What is here of a session and not in the remote goes if the remote has all of it, token for token; else it stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torpor.memvid import errors
+from torpor.memvid.format.records import Receipt
+from torpor.memvid.remote.beyond import Beyond
+from torpor.memvid.remote.sessions import RemoteSessions
+from torpor.memvid.store import Store
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.remote.faulty_objects import MemoryObjects
+from torpor.tests.memvid.store_making import FORK_URI, URI
+
+
+class Machine:
+    """A store, and what it has of the remote."""
+
+    def __init__(self, path: Path, bucket: MemoryObjects) -> None:
+        self.store = Store.open(path, writable=True)
+        self.remote = RemoteSessions(self.store._core, bucket, path.name, lambda: 0.0)
+        self.remote._is_proven = True
+
+    def give(self) -> None:
+        lease = self.remote.take(URI)
+        self.remote.push(lease)
+        lease.release(asleep=True)
+
+    def pull(self) -> None:
+        head = self.remote.heads.head(URI)
+        assert head is not None
+        self.remote.pull(head)
+
+    def newest(self) -> str:
+        return self.store.require_session(URI).bundle_id
+
+
+@pytest.fixture
+def bucket() -> MemoryObjects:
+    return MemoryObjects()
+
+
+@pytest.fixture
+def one(tmp_path: Path, bucket: MemoryObjects) -> Iterator[Machine]:
+    """The fixture: the machine that was away. Its first version is everywhere."""
+    one = Machine(tmp_path / "one", bucket)
+    with one.store:
+        making.sleep(one.store, 300)
+        one.give()
+        yield one
+
+
+@pytest.fixture
+def gone_on(tmp_path: Path, bucket: MemoryObjects, one: Machine) -> Receipt:
+    """The fixture: the version that another machine went on to, of 700 tokens."""
+    two = Machine(tmp_path / "two", bucket)
+    with two.store:
+        two.pull()
+        receipt = making.sleep(two.store, 700)
+        two.give()
+        return receipt
+
+
+def test_what_the_remote_begins_with_makes_way(one: Machine, gone_on: Receipt) -> None:
+    """A version, and turns in the journal behind it."""
+    making.sleep(one.store, 500)
+    one.store.acknowledge([making.turn(one.store, 0)])
+    one.pull()
+    assert one.newest() == gone_on.bundle_id
+    assert [row.version for row in one.store.index.versions(URI)] == [1, 2]
+    making.require_awake(one.store, 700)
+    assert one.store.verify(deep=True).ok
+
+
+def test_other_tokens_stay(one: Machine, gone_on: Receipt) -> None:
+    mine = making.sleep(one.store, 500, seed=1)
+    with pytest.raises(errors.Diverged):
+        one.pull()
+    assert one.newest() == mine.bundle_id
+
+
+def test_what_has_more_tokens_stays(one: Machine, gone_on: Receipt) -> None:
+    """Also behind the same ones."""
+    mine = making.sleep(one.store, 900)
+    one.pull()
+    assert one.newest() == mine.bundle_id
+
+
+def test_what_has_a_tag_stays(one: Machine, gone_on: Receipt) -> None:
+    mine = making.sleep(one.store, 500)
+    one.store.tag(URI, mine.version, "mine")
+    with pytest.raises(errors.Diverged):
+        one.pull()
+    assert one.newest() == mine.bundle_id
+
+
+def test_what_cannot_be_read_stays(one: Machine, gone_on: Receipt) -> None:
+    mine = making.sleep(one.store, 500)
+    making.manifest_path(one.store, mine.bundle_id).write_bytes(b"nothing")
+    with pytest.raises(errors.Diverged):
+        one.pull()
+    assert one.newest() == mine.bundle_id
+
+
+def test_a_version_that_a_prune_takes_meanwhile_does_not_count(one: Machine, gone_on: Receipt) -> None:
+    head = one.remote.heads.head(URI)
+    assert head is not None
+    first, second = making.sleep_each(one.store, 400, 500)
+    beyond = Beyond.of(one.store._core, head)
+    assert beyond is not None
+    one.store.delete_version(URI, first.version)
+    assert beyond.beside(one.store._core, making.token_ids(0, 700)) == "behind"
+    beyond.let_go(one.store._core)
+    assert one.store.require_session(URI).version == second.version - 2
+
+
+def test_nothing_goes_for_a_version_of_another_session(
+    one: Machine, gone_on: Receipt, bucket: MemoryObjects, tmp_path: Path
+) -> None:
+    """Whoever writes there may have put it into the head."""
+    mine = making.sleep(one.store, 500)
+    with Store.open(tmp_path / "other", writable=True) as other:
+        foreign = making.sleep(other, 900, uri=FORK_URI)
+        remote = RemoteSessions(other._core, bucket, "other", lambda: 0.0)
+        remote._is_proven = True
+        remote.push(remote.take(FORK_URI))
+        remote.take(URI).change(lambda head: head.with_version(foreign.bundle_id))
+    with pytest.raises(errors.OwnerMismatch):
+        one.pull()
+    assert one.newest() == mine.bundle_id
+
+
+def test_turns_that_this_store_sent_are_older_than_its_own(one: Machine) -> None:
+    """It may have rewound the session since."""
+    lease = one.remote.take(URI)
+    one.remote.send_turns(lease, making.turn(one.store, 9))
+    record = making.turn(one.store, 3)
+    one.store.acknowledge([record])
+    one.pull()
+    assert one.store._core.journal.find(URI) == record
+    assert one.store.require_session(URI).version == 1
+
+
+def test_turns_of_others_take_the_place_of_those_that_they_begin_with(
+    one: Machine, bucket: MemoryObjects, tmp_path: Path
+) -> None:
+    two = Machine(tmp_path / "two", bucket)
+    one.store.acknowledge([making.turn(one.store, 3)])
+    with two.store:
+        two.pull()
+        two.remote.send_turns(two.remote.take(URI), making.turn(two.store, 9))
+    one.pull()
+    assert not one.store.has_turns(URI)
+    assert one.store.require_session(URI).token_count == 309
