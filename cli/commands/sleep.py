@@ -4,30 +4,40 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from ...daemon.api.waking import SleepResult
 from ...memvid.units import format_bytes, format_count, format_plural
 from ..reach.batches import run_batch
 from ..reach.daemon_link import connect, progress_of
-from ..reach.options import JsonOption, SessionsArgument, SocketOption
+from ..reach.options import JsonOption, SessionsArgument, SocketOption, option
 from ..view.formatting import format_id, format_seconds
 from ..view.output import Output, plain
 
+RemoteOption = Annotated[bool, option("--remote", "Wait until it is durable in the daemon's remote, too.")]
 
-def sleep(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonOption = False) -> int:
+
+def sleep(
+    sessions: SessionsArgument, remote: RemoteOption = False, socket: SocketOption = None, as_json: JsonOption = False
+) -> int:
     """The receipt is written once the state is durable: synced, read back and checked. From then on it survives a
     crash of the daemon and of the machine. Versions that the daemon has written by itself go then. Their numbers are
     not used again, so a first sleep may be version 2.
+
+    With [cyan]--remote[/] a second receipt follows. If the remote fails, the first one stands, and the status says so.
 
     [bold]Examples[/]
 
     [cyan]torpor sleep notes[/]
     [cyan]torpor sleep notes review --json | jq -r '.results[].bundle_id'[/]
+    [cyan]torpor sleep notes --remote[/]
     """
-    return _keep("sleep", sessions, socket, as_json=as_json)
+    return _keep("sleep", sessions, socket, remote=remote, as_json=as_json)
 
 
-def save(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonOption = False) -> int:
+def save(
+    sessions: SessionsArgument, remote: RemoteOption = False, socket: SocketOption = None, as_json: JsonOption = False
+) -> int:
     """Writes the version that [cyan]torpor sleep[/] would write, with the same receipt. The next sleep writes only what
     is new since then. A session that sleeps stays asleep, and nothing is written.
 
@@ -35,19 +45,31 @@ def save(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonO
 
     [cyan]torpor save notes[/]
     """
-    return _keep("save", sessions, socket, as_json=as_json)
+    return _keep("save", sessions, socket, remote=remote, as_json=as_json)
 
 
-def _keep(verb: str, sessions: list[str], socket: Path | None, *, as_json: bool) -> int:
+def _keep(verb: str, sessions: list[str], socket: Path | None, *, remote: bool, as_json: bool) -> int:
     output = Output(as_json=as_json)
     with connect(socket) as client:
         ask = {"sleep": client.sleep, "save": client.save}[verb]
 
         def act(session: str) -> SleepResult:
             with progress_of(output, "sleep") as on_event:
-                return ask(session, on_event=on_event)
+                return ask(session, remote=remote, on_event=on_event)
 
-        return run_batch(output, verb, sessions, act, partial(_line, saved=verb == "save"))
+        say = partial(_lines, saved=verb == "save")
+        return run_batch(output, verb, sessions, act, say, lambda receipt: receipt.remote_problem)
+
+
+def _lines(receipt: SleepResult, *, saved: bool) -> str:
+    """One for each receipt."""
+    line, there = _line(receipt, saved=saved), receipt.remote
+    if there is None:
+        return line
+    return (
+        f"{line}\n{plain(receipt.session)}  remote: durable in {plain(there.url)} as version {there.version}, "
+        f"{format_bytes(there.bytes_sent)} sent in {format_seconds(there.seconds)}"
+    )
 
 
 def _line(receipt: SleepResult, *, saved: bool) -> str:

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import TorporError
+from ...memvid.answers import Finding
 from ..exit_codes import OK, PARTIAL, exit_status_of
-from ..view.output import Output, report_error
+from ..view.output import Output, render_problem, report_error
 from .interrupts import ignore_interrupts
 
 
+@dataclass(frozen=True)
+class Failure:
+    """What did not work for a session."""
+
+    session: str
+    code: str
+    message: str
+    details: Mapping[str, Any]
+
+
 def run_batch(
-    output: Output, command: str, sessions: Sequence[str], act: Callable[[str], Any], say: Callable[[Any], str]
+    output: Output,
+    command: str,
+    sessions: Sequence[str],
+    act: Callable[[str], Any],
+    say: Callable[[Any], str],
+    problem_of: Callable[[Any], Finding | None] = lambda _: None,
 ) -> int:
-    """Act on each session. Writes a line for each, or one document at the end. Gives the exit status: 0 if all worked,
-    3 if some did, the first failure's own if none did."""
-    results, failures = list[Any](), list[tuple[str, TorporError]]()
+    """Act on each session. Writes a line for each, or one document at the end. problem_of: what a result lacks, which
+    is a failure beside it. Gives the exit status: 0 if all worked, 3 if some did, the first failure's own if none did.
+    """
+    results, failures = list[Any](), list[Failure]()
     for number, session in enumerate(sessions, start=1):
         try:
             result = act(session)
@@ -25,22 +43,22 @@ def run_batch(
         except TorporError as error:
             if ends_everything(error):
                 raise
-            failures.append((session, error))
+            failures.append(Failure(session, error.code, error.message, error.details))
             if not output.as_json:
                 report_error(error, as_json=False)
             continue
         results.append(result)
         if not output.as_json:
             output.line(say(result))
+        if (problem := problem_of(result)) is not None:
+            failures.append(Failure(session, problem.code, problem.message, {}))
+            if not output.as_json:
+                output.remark(render_problem(problem))
     if output.as_json:
-        told = [
-            {"session": session, "code": error.code, "message": error.message, "details": error.details}
-            for session, error in failures
-        ]
-        output.document(command, {"results": results, "failures": told})
+        output.document(command, {"results": results, "failures": [asdict(each) for each in failures]})
     if not failures:
         return OK.number
-    return PARTIAL.number if results else exit_status_of(failures[0][1].code)
+    return PARTIAL.number if len(failures) < len(sessions) else exit_status_of(failures[0].code)
 
 
 def ends_everything(error: TorporError) -> bool:

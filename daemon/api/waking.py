@@ -14,6 +14,7 @@ from ...records import Count, Listed, Result
 from .events import Listener, Reporting
 from .limits import MAX_NAMED_SESSIONS
 from .records import Label, Position, Request, Seconds, SessionText, Version
+from .remote import PushResult
 from .session import Look, Provenance, SessionInfo
 
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
@@ -56,10 +57,16 @@ class Written(Result):
 
 class SleepResult(Written):
     """The receipt of a sleep or a save. already_asleep: it slept already. looked_at: the token at which the session was
-    only looked at; its receipt is that of its longer version. None else."""
+    only looked at; its receipt is that of its longer version. None else.
+
+    remote: the second receipt, if it was asked for; the state is durable there too. remote_problem: why there is none;
+    the state is durable here, and `push` sends it.
+    """
 
     already_asleep: bool = False
     looked_at: Count | None = None
+    remote: PushResult | None = None
+    remote_problem: Finding | None = None
 
 
 class WakeResult(Result):
@@ -133,10 +140,13 @@ class WarmResult(Result):
 
 class SleepRequest(Reporting):
     """Put the session to sleep: when this returns, its state is durable, and its memory free. A second request gives
-    the same receipt and writes nothing."""
+    the same receipt and writes nothing.
+
+    remote: return once it is durable in the daemon's remote, too."""
 
     session: SessionText
     _: KW_ONLY
+    remote: bool = False
     on_event: Listener = None
 
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ...memvid.errors import SessionNotFound
-from ...memvid.uri import parse_reference
+from ...memvid.uri import SessionUri, parse_reference
 from ..api import remote as api
 from ..api.events import ignore
 from ..disk.maintenance import MAX_PROBLEMS_TOLD
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @answers(api.RemoteRequest, told=False)
 async def remote(parts: Parts, request: api.RemoteRequest) -> api.RemoteSessionsResult:
     """Raises NoRemote, and RemoteError."""
-    asked = _remote(parts)
+    asked = require_remote(parts)
     found, problems = await asked.run(lambda: asked.sessions.listed(request.namespace))
     return api.RemoteSessionsResult(asked.url, tuple(map(_told, found)), tuple(problems[:MAX_PROBLEMS_TOLD]))
 
@@ -34,34 +34,17 @@ async def push(parts: Parts, request: api.PushRequest) -> api.PushResult:
     NoRemote, SessionNotFound, EmptyContext, the errors of a save.
     LeaseHeld, Diverged, RemoteError: it is not there. It is as it was here.
     """
-    asked, uploading, begun = _remote(parts), parts.upkeep.uploading, time.monotonic()
-    assert uploading is not None
+    require_remote(parts)
     uri = parts.sessions.resolve(request.session)
     async with parts.sessions.residency.turn(uri):
-        await parts.sessions.residency.hold(uri)
-        if (live := parts.sessions.awake.get(uri)) is not None:
-            await to_the_end(parts.store.putting_away.keep_changed(live, ignore, "save"))
-        pushed = await uploading.push(uri)
-        row = parts.store.standing.require_row(uri)
-        if live is None:
-            await asked.release(uri)
-    return api.PushResult(
-        session=str(uri),
-        version=row.version,
-        bundle_id=row.bundle_id,
-        url=asked.url,
-        blocks=0 if pushed is None else pushed.sent.blocks,
-        blocks_sent=0 if pushed is None else pushed.sent.blocks_sent,
-        bytes_sent=0 if pushed is None else pushed.sent.bytes_sent,
-        seconds=time.monotonic() - begun,
-    )
+        return await push_in_turn(parts, uri)
 
 
 @answers(api.PullRequest)
 async def pull(parts: Parts, request: api.PullRequest) -> api.PullResult:
     """Raises NoRemote; SessionNotFound: the remote has no version of it; Diverged; RemoteError; the errors of an
     import."""
-    asked, begun = _remote(parts), time.monotonic()
+    asked, begun = require_remote(parts), time.monotonic()
     uri = parse_reference(request.session)
     async with parts.sessions.residency.turn(uri):
         head = await asked.head(uri)
@@ -98,7 +81,31 @@ def _told(found: Found) -> api.RemoteSession:
     )
 
 
-def _remote(parts: Parts) -> Remote:
+async def push_in_turn(parts: Parts, uri: SessionUri) -> api.PushResult:
+    """Send the newest version of a session whose turn the caller has. Raises as `push`."""
+    asked, uploading, begun = require_remote(parts), parts.upkeep.uploading, time.monotonic()
+    assert uploading is not None
+    await parts.sessions.residency.hold(uri)
+    if (live := parts.sessions.awake.get(uri)) is not None:
+        await to_the_end(parts.store.putting_away.keep_changed(live, ignore, "save"))
+    pushed = await uploading.push(uri)
+    row = parts.store.standing.require_row(uri)
+    if live is None:
+        await asked.release(uri)
+    return api.PushResult(
+        session=str(uri),
+        version=row.version,
+        bundle_id=row.bundle_id,
+        url=asked.url,
+        blocks=0 if pushed is None else pushed.sent.blocks,
+        blocks_sent=0 if pushed is None else pushed.sent.blocks_sent,
+        bytes_sent=0 if pushed is None else pushed.sent.bytes_sent,
+        seconds=time.monotonic() - begun,
+    )
+
+
+def require_remote(parts: Parts) -> Remote:
+    """The daemon's remote. Raises NoRemote."""
     if parts.store.remote is None:
         raise NoRemote("The daemon has no remote. Start it with `torpor serve --remote URL`.")
     return parts.store.remote

@@ -6,6 +6,8 @@ import asyncio
 import time
 from dataclasses import replace
 
+from ...errors import TorporError
+from ...memvid.answers import Finding
 from ...memvid.uri import SessionUri
 from ..api import waking as api
 from ..api.events import OnEvent
@@ -18,11 +20,13 @@ from ..residency.planning import require_as_ordered
 from ..tasks.cancellation import to_the_end
 from ..versions.orders import WakeOrder
 from .answering import answers
+from .remote import push_in_turn, require_remote
 
 
 @answers(api.SleepRequest)
 async def sleep(parts: Parts, request: api.SleepRequest) -> api.SleepResult:
-    """Raises EmptyContext, NoSpace and the store's other refusals; the session then stays awake."""
+    """Raises EmptyContext, NoSpace and the store's other refusals; the session then stays awake. NoRemote: it is as it
+    was."""
     return await _keep(parts, request, stays=False)
 
 
@@ -93,8 +97,15 @@ async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started
 async def _keep(parts: Parts, request: api.SleepRequest, *, stays: bool) -> api.SleepResult:
     """Make a session durable. stays: leave it where it is, in memory or not."""
     started = time.monotonic()
+    asked = require_remote(parts) if request.remote else None
     async with parts.sessions.residency.turn(parts.sessions.resolve(request.session)) as use:
-        return await to_the_end(_keep_in_turn(parts, use.uri, request.emit, started, stays=stays))
+        receipt = await to_the_end(_keep_in_turn(parts, use.uri, request.emit, started, stays=stays))
+        if asked is None:
+            return receipt
+        try:
+            return replace(receipt, remote=await push_in_turn(parts, use.uri))
+        except TorporError as error:  # it is durable here, and that receipt is not to be lost
+            return replace(receipt, remote_problem=_why_not_there(asked.url, use.uri, error))
 
 
 async def _keep_in_turn(
@@ -115,3 +126,8 @@ async def _keep_in_turn(
     if row.bundle_id != receipt.bundle_id:
         receipt = await parts.store.on_io(lambda: listing.receipt_of_asleep(parts.store.disk, row))
     return api.SleepResult.of(receipt, seconds=0.0, looked_at=looked_at)
+
+
+def _why_not_there(url: str, uri: SessionUri, error: TorporError) -> Finding:
+    message = f"{uri} is durable here, and not in the remote. {error.message} `torpor push {uri}` tries it again."
+    return Finding(url, error.code, message)

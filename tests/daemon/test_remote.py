@@ -633,3 +633,33 @@ print(*[name for name in sys.modules if "remote" in name or "obstore" in name])
         [sys.executable, "-c", program], env=os.environ | home, capture_output=True, text=True, check=True, timeout=120
     ).stdout
     assert set(told.split()) == {"torpor.daemon.api.remote", "torpor.daemon.verbs.remote"}
+
+
+async def test_a_second_receipt_says_that_the_remote_has_it(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the remote the first one stands, and the next try gives the second."""
+    async with machine("one") as one:
+        await one.read("s", tokens_of(1, 300))
+        saved = await one.service.save("s", remote=True)
+        head = await remote_of(one).head(S)
+        assert head is not None
+        assert saved.remote is not None
+        assert head.newest == saved.remote.bundle_id == saved.bundle_id
+        assert one.is_awake("s")
+        await one.service.append("s", tokens=[1, 2, 3])
+        with monkeypatch.context() as patch:
+            patch.setattr(Remote, "push", _unreachable)
+            slept = await one.service.sleep("s", remote=True)
+        assert (slept.token_count, slept.remote) == (303, None)
+        assert slept.remote_problem is not None
+        assert slept.remote_problem.code == "remote_unreachable"
+        assert "torpor push" in slept.remote_problem.message
+        assert not one.is_awake("s")
+        again = await one.service.sleep("s", remote=True)
+        assert (again.already_asleep, again.remote_problem) == (True, None)
+        assert again.remote is not None
+        assert (again.remote.version, again.remote.bundle_id) == (slept.version, slept.bundle_id)
+        head = await remote_of(one).head(S)
+        assert head is not None
+        assert (head.newest, head.awake_at) == (slept.bundle_id, None)

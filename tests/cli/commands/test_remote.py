@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torpor.cli.commands import remote
+from torpor.cli.commands import remote, sleep
 from torpor.cli.view.output import Output
-from torpor.daemon.api.remote import RemoteSession, RemoteSessionsResult
+from torpor.daemon.api.remote import PushResult, RemoteSession, RemoteSessionsResult
+from torpor.daemon.api.waking import SleepResult
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,14 @@ def test_each_word_that_is_not_plain_is_explained(
     assert word is None or word in shown.out
     explained = [line.split(":")[0] for line in shown.err.splitlines() if line.split(":")[0] in remote._LEGENDS]
     assert explained == ([word] if word else [])
+
+
+def test_a_second_receipt_has_its_own_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    there = PushResult("torpor://default/s", 2, "ab" * 32, "file:///r", 3, 1, 4096, 0.5)
+    here = SleepResult("torpor://default/s", 2, "ab" * 32, None, 9, 8192, 8192, 1, 2, 0.25, remote=there)
+    daemon = SimpleNamespace(sleep=lambda _session, remote, **_: here if remote else None, save=None)
+    monkeypatch.setattr(sleep, "connect", lambda _socket: nullcontext(daemon))
+    assert sleep.sleep(["s"], remote=True) == 0
+    receipt, second = capsys.readouterr().out.splitlines()
+    assert "asleep as version 2" in receipt
+    assert second == "torpor://default/s  remote: durable in file:///r as version 2, 4.00 KiB sent in 500 ms"

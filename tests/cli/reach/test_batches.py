@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from torpor.cli.reach.batches import run_batch
 from torpor.cli.view.output import Output
 from torpor.errors import TorporError
+from torpor.memvid.answers import Finding
 from torpor.socket_api.errors import ConnectionLost, DaemonUnreachable, ProtocolError, RemoteError, ShuttingDown
 
 
@@ -45,3 +48,23 @@ def test_a_batch_goes_on_behind_a_session_that_fails(capsys: pytest.CaptureFixtu
     assert run_batch(Output(as_json=False), "sleep", ["a", "b", "c"], act, str) == 3
     assert asked == ["a", "b", "c"]
     assert capsys.readouterr().out == "a\nc\n"
+
+
+@pytest.mark.parametrize(("lacking", "status"), [("a", 3), ("ab", 1)])
+def test_a_result_that_lacks_something_is_told_whole_and_is_a_failure(
+    capsys: pytest.CaptureFixture[str], lacking: str, status: int
+) -> None:
+    def problem_of(result: str) -> Finding | None:
+        return Finding("file:///r", "remote_unreachable", "It is away.") if result in lacking else None
+
+    for as_json in (False, True):
+        assert run_batch(Output(as_json=as_json), "sleep", ["a", "b"], str, str, problem_of) == status
+    shown = capsys.readouterr()
+    lines, document = shown.out.split("{", 1)
+    assert lines == "a\nb\n"
+    told = json.loads("{" + document)
+    assert told["results"] == ["a", "b"]
+    assert [(each["session"], each["code"]) for each in told["failures"]] == [
+        (session, "remote_unreachable") for session in lacking
+    ]
+    assert shown.err.count("It is away.") == len(lacking)
