@@ -33,8 +33,14 @@ def put(file: Path, what: str, *, before: str = "", behind: str = "", instead_of
     if not at:
         file.write_text(text + what)
         return
-    assert text.count(at) == 1, f"{at!r} stands in {file} {text.count(at)} times"
+    require_once(file, at)
     file.write_text(text.replace(at, behind + what + before))
+
+
+def require_once(file: Path, text: str) -> None:
+    """Whether a text stands in a file once."""
+    count = file.read_text().count(text)
+    assert count == 1, f"{text!r} stands in {file} {count} times"
 
 
 def put_import(file: Path, what: str) -> None:

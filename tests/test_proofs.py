@@ -73,6 +73,7 @@ def test_what_went_with_its_subject_is_not_lost(monkeypatch: pytest.MonkeyPatch)
     assert ("sweep", "kill") not in proofs.lost(read(FILE), read(""))
 
 
+@pytest.mark.one_in(1)
 def test_all_that_the_harness_has_is_found_in_its_source() -> None:
     files = proofs.files_of(None).items()
     found = proofs.proofs_in({name: data for name, data in files if "/test_" not in name or b"PLANTS" in data})
@@ -91,6 +92,7 @@ def test_all_that_the_harness_has_is_found_in_its_source() -> None:
     assert found["kept input"]
 
 
+@pytest.mark.one_in(1)
 def test_two_commits_are_compared(tmp_path: Path) -> None:
     """The command, in a repository of its own."""
     tests = tmp_path / "tests"
@@ -119,6 +121,7 @@ def compared(tests: Path, *commits: str) -> tuple[int, list[str]]:
     return done.returncode, [line.partition("LOST ")[2] for line in done.stdout.splitlines() if "LOST " in line]
 
 
+@pytest.mark.one_in(1)
 def test_an_id_that_fewer_tests_bear_is_not_lost() -> None:
     twice = proofs.proofs_in({"tests/test_it.py": FILE.encode(), "tests/test_other.py": FILE.encode()})
     assert twice["id"] == Counter({name: 2 for kind, name in NAMES if kind == "id"})

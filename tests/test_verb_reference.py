@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from torpor.daemon.api.verbs import VERBS
 from verb_reference import reference
 
@@ -18,6 +19,7 @@ def test_each_verb_has_its_chapter() -> None:
     assert not [name for name in VERBS if f"\n## `{name}`\n" not in WRITTEN]
 
 
+@pytest.mark.one_in(1)
 def test_kinds_and_bounds_are_told_in_words() -> None:
     told = WRITTEN.split("## `append`")[1].split("## `")[0]
     assert "| `text` | text (1 to 16,777,216 characters) or null | `None` |" in told

@@ -35,6 +35,7 @@ def test_a_look_at_the_files_tells_of_turns_that_stand_in_the_journal_alone(
     assert "journal" not in ran.err
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.usefixtures("examined_once")
 def test_names_that_a_user_gave_come_first_and_what_is_offered_works(made_store: MadeStore) -> None:
     names = [f"chat-{number:08x}" for number in range(9)] + ["http-0123456789abcdef", "mine", "a-cafe"]

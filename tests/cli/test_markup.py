@@ -223,6 +223,7 @@ def places(facts: Any, name: str = "") -> Iterator[tuple[str, Callable[[Any, str
             yield f"a name in {name}", lambda found, text, key=key: found.__setitem__(text, found.pop(key))
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("screen", "render", "facts", "least"), SCREENS, ids=[screen for screen, *_ in SCREENS])
 def test_no_text_on_a_screen_is_markup(screen: str, render: Any, facts: dict[str, Any], least: set[str]) -> None:
     def with_text(put: Callable[[Any, str], None], text: str) -> str:

@@ -189,6 +189,7 @@ def test_ctrl_c_cancels_the_generation_and_the_session_stays_usable(
     assert torpor("generate", "notes", "-n", "1", "--json").document["tokens"] == [1]
 
 
+@pytest.mark.one_in(1)
 def test_a_reader_that_goes_away_ends_the_command_quietly(daemon: ServerThread, torpor: Torpor) -> None:
     torpor("append", "notes", "one")
     command = [sys.executable, "-m", "torpor.cli.main", "generate", "notes", "-n", "5"]

@@ -57,6 +57,7 @@ def test_public_names_and_help_have_american_spelling() -> None:
     assert [text for text in texts if BRITISH.search(text)] == []
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     "page", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda p: p.name
 )
@@ -72,6 +73,7 @@ REQUEST_OF_A_FOLD = "Summarise our conversation so far."
 """The model is asked so: in other words it would answer otherwise."""
 
 
+@pytest.mark.one_in(1)
 def test_what_the_code_says_has_american_spelling() -> None:
     """Messages, and what is said of modules, classes and functions."""
     found = []

@@ -19,6 +19,7 @@ def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, short
         yield World(request, monkeypatch, stack, {"TMP": str(short_path)})
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_told_is_what_the_transcript_says(world: World, case: Case) -> None:
     play(case, world)

@@ -19,6 +19,7 @@ from torpor.tests.model_making import write_model, write_model_like
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("kind", ["gemma3_text", "mamba2", "qwen3_next"])
 def test_what_a_model_will_take_is_foreseen_without_reading_its_weights(tmp_path: Path, kind: str) -> None:
     folder = write_model_like(tmp_path / "model", kind)

@@ -64,6 +64,7 @@ async def begin(rig: Rigged, name: str, sampling: Sampling) -> None:
     await rig.read(name, tokens_of(ord(name[0]), 20 + 7 * ord(name[0]) % 30), sampling=own)
 
 
+@pytest.mark.one_in(1)
 async def test_an_answer_is_as_openai_defines_it_alone_in_a_batch_and_behind_a_kill_and_a_wake(
     open_rig: Any, store: Path
 ) -> None:
@@ -139,6 +140,7 @@ async def test_a_branch_counts_what_was_committed_since_the_root_or_what_was_rea
         assert told.tokens == await plainly(rig, "as-plain", sampling)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("asked", ["create", "set", "generate", "chat", "guide"])
 async def test_a_token_that_the_model_has_not_is_refused_by_name(rig: Rigged, asked: str) -> None:
     await begin(rig, "a", GREEDY)

@@ -102,6 +102,7 @@ async def test_a_bundle_repointed_to_another_sessions_is_refused_gm2_gm3_threat_
         assert unplanned.value.code == "owner_mismatch"
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("folder", ["versions", "packs"])
 async def test_a_file_replaced_by_another_sessions_is_refused_gm2(rig: Rigged, store: Path, folder: str) -> None:
     await sleeping(rig, "a", seed=1)

@@ -124,6 +124,7 @@ async def test_who_asks_for_a_session_gets_it_once_nobody_uses_it(machine: OpenM
         assert not one.is_awake("s")
 
 
+@pytest.mark.one_in(1)
 async def test_a_machine_whose_lease_ran_out_tells_nothing(
     machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ async def _unreachable(*_: Any) -> None:
     raise RemoteUnreachable("No answer.")
 
 
+@pytest.mark.one_in(1)
 async def test_a_renewal_that_failed_is_tried_again_before_the_lease_runs_out(
     machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +281,7 @@ async def test_a_session_begins_without_an_answer_and_goes_there_later(
         assert (await two.wake("new")).token_count == 300
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("turns", "survive"), [(0.0, 345), (0.2, 345), (None, 300)])
 async def test_what_was_answered_survives_the_loss_of_the_machine(
     machine: OpenMachine, turns: float | None, survive: int
@@ -306,6 +309,7 @@ async def test_what_was_answered_survives_the_loss_of_the_machine(
         assert not head.tail
 
 
+@pytest.mark.one_in(1)
 async def test_a_session_that_never_slept_survives_too(machine: OpenMachine) -> None:
     async with machine("one", close=False, remote_lease=1.0, remote_turns=0.0) as one:
         await one.read("s", tokens_of(1, 300))
@@ -582,6 +586,7 @@ async def test_one_bad_head_leaves_the_others_in_the_listing(machine: OpenMachin
         assert [each.code for each in listed.problems] == ["corrupt_head"]
 
 
+@pytest.mark.one_in(1)
 async def test_what_no_journal_keeps_is_not_dropped_for_what_another_machine_has(machine: OpenMachine) -> None:
     """A turn that was told stays a version here, and the session is said to have gone on in both places."""
     async with machine("one", durability="sleep", remote_lease=1.0) as one, machine("two", remote_lease=1.0) as two:
@@ -613,6 +618,7 @@ async def test_a_version_that_is_removed_does_not_come_back(machine: OpenMachine
         assert (await two.wake("s")).token_count == 300
 
 
+@pytest.mark.one_in(1)
 def test_a_daemon_without_a_remote_imports_nothing_of_one(tmp_path: Path) -> None:
     """But the records and the handlers of its verbs."""
     program = f"""

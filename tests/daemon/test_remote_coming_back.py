@@ -16,6 +16,7 @@ FAST = {"remote_lease": 1.0, "remote_turns": 0.0}
 BEGUN, MORE, YET_MORE, LAST = tokens_of(1, 300), tokens_of(2, 30), tokens_of(3, 15), tokens_of(4, 10)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("pushes", [True, False], ids=["slept-there", "died-there"])
 @pytest.mark.parametrize("slept", [True, False], ids=["slept-here", "never-slept"])
 async def test_a_machine_that_died_takes_what_another_went_on_with(
@@ -46,6 +47,7 @@ async def test_a_machine_that_died_takes_what_another_went_on_with(
         assert list(two.live("s").state.tokens) == [*BEGUN, *MORE, *YET_MORE, *LAST]
 
 
+@pytest.mark.one_in(1)
 async def test_a_machine_that_was_cut_off_goes_on_with_what_another_has_added(
     machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +67,7 @@ async def test_a_machine_that_was_cut_off_goes_on_with_what_another_has_added(
         assert list(one.live("s").state.tokens) == [*BEGUN, *MORE, *YET_MORE, *LAST]
 
 
+@pytest.mark.one_in(1)
 async def test_a_turn_that_was_not_sent_is_not_kept_beside_what_others_add(
     machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +93,7 @@ async def _fails(*_: Any) -> bool:
     raise RemoteUnreachable("No answer.")
 
 
+@pytest.mark.one_in(1)
 async def test_a_turn_that_is_too_long_for_a_record_is_sent_as_a_version(
     machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

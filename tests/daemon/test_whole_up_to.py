@@ -87,6 +87,7 @@ async def test_a_version_without_the_record_of_its_end_wakes_at_the_token_before
         assert found == expected if kind == "plain" else woken.tokens_prefilled == 599 - 512
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("first", "at"), [(576, 512), (100, 448)], ids=["at the end of a call", "within a call"])
 async def test_a_stripped_version_without_a_block_s_tokens_wakes_at_those_before_and_computes_them_again(
     rig: Rigged, store: Path, first: int, at: int

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from torpor.tests.changed_copy import ROOT, require_once
 from torpor.tests.daemon.models.template_families import Family
 from torpor.tests.dialogues.company import kinds, swept
 from torpor.tests.dialogues.comparing import DIFFERENCES
@@ -57,7 +58,7 @@ PLANTS: dict[str, tuple[int, str, str, str]] = {
     "a client's answer is a second turn behind an empty one": (
         0,
         "daemon/chat/conversing.py",
-        "if known.asked is not None:",
+        "if dialogue.asked is not None:",
         "if False:",
     ),
     "a message that was read before its client left is read again": (
@@ -86,3 +87,8 @@ def test_a_plant_is_found(tmp_path: Path, plant: str) -> None:
     of_one_kind = ("--only", "chatml", "--flags", "own", "--kills", "0", "--turns", "1")
     told = printed(package, "company.py", *of_one_kind, "--first", str(first), "--dialogues", "6")
     assert json.loads(told.splitlines()[0])["wrong"]
+
+
+def test_each_plant_fits_the_code() -> None:
+    for _, file, what, _ in PLANTS.values():
+        require_once(ROOT / file, what)

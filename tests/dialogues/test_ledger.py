@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import ROOT
+from torpor.tests.changed_copy import ROOT, require_once
 from torpor.tests.daemon.models.template_families import FLAGS, Family, Flags, write_family
 from torpor.tests.dialogues.comparing import DIFFERENCES
 from torpor.tests.dialogues.forms import ALL_FAMILIES
@@ -85,12 +85,18 @@ def told(package: Path, folder: Path, name: str, first: int, count: int) -> dict
 PLANTS: dict[str, tuple[str, str, str, str, Flags]] = {
     "unflagged names are read as control tokens": (
         "models/control_tokens.py",
-        "if not each.special and _is_name(each.content)",
+        "if not each.special and is_control(each.content)",
         "if False",
         "qwen3",
         "unflagged",
     ),
-    "harmless added tokens are split": ("models/control_tokens.py", "_is_name(each.content)", "True", "gemma3", "own"),
+    "harmless added tokens are split": (
+        "models/control_tokens.py",
+        "is_control(each.content)",
+        "True",
+        "gemma3",
+        "own",
+    ),
     "a quoted tag begins thinking": (
         "engine/channels.py",
         "if self._marks.reasoning and not self._said else []",
@@ -146,6 +152,11 @@ def test_a_plant_is_found(folder_of: Folder, tmp_path: Path, plant: str) -> None
     file, what, instead, name, flags = PLANTS[plant]
     package = planted(tmp_path, f"daemon/{file}", what, instead)
     assert told(package, folder_of(name, flags), name, 0, 60)["faults"]
+
+
+def test_each_plant_fits_the_code() -> None:
+    for file, what, *_ in PLANTS.values():
+        require_once(ROOT / "daemon" / file, what)
 
 
 def test_the_page_has_each_difference() -> None:

@@ -52,6 +52,7 @@ def changed_inputs(target: Target, count: int, seed: int) -> Iterator[bytes]:
         yield changed(target, rng.choice(seeds), rng, (1, 1, 2, 4))
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("target", NAMES, indirect=True)
 def test_t6_seeds_are_accepted_and_inputs_once_found_stay_refused_or_right(target: Target) -> None:
     watch = Watch(target.check, StoreError)

@@ -46,6 +46,7 @@ REMOVALS: dict[str, tuple[Callable[[Store], object], list[int]]] = {
 }
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("removal", "kept"), REMOVALS.values(), ids=REMOVALS)
 @pytest.mark.parametrize(("packs", "index"), [*itertools.product((0, 1, 2), (0, 1, None))])
 def test_no_removal_takes_what_a_version_needs_whatever_the_index_and_the_packs_are_of(

@@ -300,6 +300,7 @@ def test_arrays_that_stay_exact_stand_beside_others_in_one_block(shelf: Shelf) -
         assert mx.array_equal(found.values[..., :256, :], there_and_back(cache.values[..., :256, :], 8))
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("name", sorted(set(GROWERS) - {"plain"}))
 def test_every_other_kind_of_cache_is_left_as_it_is(shelf: Shelf, name: str) -> None:
     """The plain ones between them become lossy; records do not."""

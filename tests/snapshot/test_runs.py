@@ -229,6 +229,7 @@ def accounted(states: dict[int, LiveState]) -> int:
     return own + sum(buffers.values())
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("steps", [1_000, pytest.param(10_000, marks=pytest.mark.heavy)])
 def test_random_forks_reads_and_prunes_are_counted_exactly_and_leave_nothing_br24(steps: int) -> None:
     chance = random.Random(steps)

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(180)
 # --- drawing and committing
 
 
+@pytest.mark.one_in(1)
 def test_to_produce_changes_nothing_br1(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
     (bound,) = forked(torpor, root, 5)
@@ -30,6 +31,7 @@ def test_to_produce_changes_nothing_br1(torpor: Any, name: str) -> None:
     assert torpor.branches(root) == before
 
 
+@pytest.mark.one_in(1)
 def test_a_commit_appends_one_token_and_measures_the_logits_before_it_br2(torpor: Any, name: str) -> None:
     """The token that is given, drawn or not."""
     root = planted(torpor, name).branch
@@ -44,6 +46,7 @@ def test_a_commit_appends_one_token_and_measures_the_logits_before_it_br2(torpor
     assert next_tokens(torpor, root) == torpor.generate(name, max_tokens=6).tokens
 
 
+@pytest.mark.one_in(1)
 def test_what_is_drawn_and_committed_is_what_a_session_writes(torpor: Any, name: str) -> None:
     """A branch draws by seed and place, as a session does."""
     root = planted(torpor, name).branch
@@ -92,6 +95,7 @@ def test_texts_and_tokens_of_many_branches_are_read_in_one_request_br32(torpor: 
     assert [info(torpor, each.branch) for each in read.branches] == list(read.branches)
 
 
+@pytest.mark.one_in(1)
 def test_each_token_of_a_stream_is_committed_and_names_its_branch_br20(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
     two, events = forked(torpor, root, 1, 2), []
@@ -196,6 +200,7 @@ def test_the_same_seed_draws_the_same_and_another_draws_otherwise_br10(torpor: A
     assert next_tokens(torpor, one) == next_tokens(torpor, two), "greedy does not look at the seed"
 
 
+@pytest.mark.one_in(1)
 def test_a_fork_of_nothing_draws_once_it_has_read_br11(torpor: Any, name: str) -> None:
     root = planted(torpor, name, past=[]).branch
     (child,) = forked(torpor, root, 5)
@@ -209,6 +214,7 @@ def test_a_fork_of_nothing_draws_once_it_has_read_br11(torpor: Any, name: str) -
 # --- ends
 
 
+@pytest.mark.one_in(1)
 def test_to_prune_one_frees_its_own_and_leaves_its_siblings_br12(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
     three = forked(torpor, root, 1, 2, 3)
@@ -235,6 +241,7 @@ def test_a_branch_with_children_is_pruned_with_its_subtree_alone_br13(torpor: An
     assert torpor.prune([root, other]).pruned == (other, root), "its children are named beside it"
 
 
+@pytest.mark.one_in(1)
 def test_a_child_goes_on_when_all_before_it_is_gone_br14(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
     (child,) = forked(torpor, root, 5)
@@ -288,6 +295,7 @@ def test_to_retain_one_ends_all_others_and_it_goes_on_as_it_is_br16(torpor: Any,
     assert torpor.retain(winner) == info(torpor, winner)
 
 
+@pytest.mark.one_in(1)
 def test_a_tree_has_so_many_branches_and_no_more_br18(torpor: Any, name: str) -> None:
     root = planted(torpor, name, past=[]).branch  # without tokens it takes no memory
     children = torpor.branch(root, count=MAX_BRANCHES - 1).branches
@@ -299,6 +307,7 @@ def test_a_tree_has_so_many_branches_and_no_more_br18(torpor: Any, name: str) ->
     assert len(info(torpor, root).children) == MAX_BRANCHES - 1
 
 
+@pytest.mark.one_in(1)
 def test_a_tree_that_is_closed_stays_closed_br19(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
     (child,) = forked(torpor, root, 1)

@@ -38,6 +38,7 @@ def test_the_best_of_many_stays_and_the_parent_is_what_it_was_br29(torpor: Any, 
     assert [each.measure for each in attempts] == pytest.approx(measures, rel=1e-4)
 
 
+@pytest.mark.one_in(1)
 def test_what_was_cut_off_ranks_last_br29(torpor: Any, name: str) -> None:
     """An answer that ends beats all that were cut off, however likely they are."""
     root = planted(torpor, name).branch

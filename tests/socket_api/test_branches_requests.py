@@ -27,6 +27,7 @@ def torpor(daemon: RealDaemon) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.one_in(1)
 def test_attempts_of_which_one_fails_leave_no_branch_br29(daemon: RealDaemon, torpor: Client) -> None:
     root = planted(torpor, "br29").branch
     before, held = torpor.branches(root), torpor.status().memory.branches_bytes
@@ -36,6 +37,7 @@ def test_attempts_of_which_one_fails_leave_no_branch_br29(daemon: RealDaemon, to
     assert torpor.status().memory.branches_bytes == held
 
 
+@pytest.mark.one_in(1)
 def test_each_request_has_one_end_whose_reason_is_told_br31(daemon: RealDaemon) -> None:
     """Whether it is done, refused, cancelled, or fails in its midst: events, then one result or one error."""
     link = blocking_link(daemon.socket, timeout_s=120)
@@ -96,6 +98,7 @@ def test_a_connection_that_ends_in_the_midst_takes_its_work_with_it_br30(daemon:
     assert torpor.produce([mine], logits=True) == before
 
 
+@pytest.mark.one_in(1)
 def test_turns_that_come_one_by_one_are_read_as_all_at_once_br28(torpor: Client) -> None:
     """Thinking and calls included: a tree on either draws the same."""
     turns = [
@@ -116,6 +119,7 @@ def test_turns_that_come_one_by_one_are_read_as_all_at_once_br28(torpor: Client)
     assert next_tokens(torpor, warm.branch, 12) == next_tokens(torpor, cold.branch, 12)
 
 
+@pytest.mark.one_in(1)
 def test_a_fold_of_a_fold_begins_alike_and_leaves_no_gap_br27(torpor: Client) -> None:
     torpor.create("long", system="You are brief.")
     for at in range(8):

@@ -49,6 +49,7 @@ def pid_of(path: Path) -> int:
         return client.status().pid
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.usefixtures("short_backlog")
 def test_who_finds_the_door_crowded_tries_again_until_it_is_let_in(server_thread: ServerThread) -> None:
     path = server_thread.socket_path
@@ -59,12 +60,14 @@ def test_who_finds_the_door_crowded_tries_again_until_it_is_let_in(server_thread
     assert figures.again > 0, "nobody found the door crowded"
 
 
+@pytest.mark.one_in(1)
 async def test_a_crowd_that_stays_is_served_again_and_again(state: Running) -> None:
     """`tests/load/crowd.py` does it with a thousand."""
     figures = await crowd(state.path, 150, stay=True)
     assert (figures.served, figures.failed) == (150 * CALLS, {})
 
 
+@pytest.mark.one_in(1)
 @serving(max_connections=4, reserved_connections=2)
 async def test_clients_that_stay_are_served_again_though_others_needed_their_places(state: Running) -> None:
     """There are fewer places than clients, and each of them is idle between two calls."""

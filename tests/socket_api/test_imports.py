@@ -22,6 +22,7 @@ _AWAITED = (*_RECORDS, "asyncio")
 _SERVING = (*_AWAITED, "torpor.daemon.events", "torpor.daemon.tasks", "torpor.memvid")
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("module", "allowed"),
     [

@@ -82,6 +82,7 @@ def test_qc2_a_session_that_is_deleted_and_made_again_is_a_new_one(torpor: Clien
     assert play() == first
 
 
+@pytest.mark.one_in(1)
 def test_qc3_a_stream_and_a_blocking_call_begin_alike(torpor: Client) -> None:
     """The same text and the same number of tokens, whichever comes first, and the pieces make up the whole."""
     replies = {}
@@ -100,6 +101,7 @@ def test_qc3_a_stream_and_a_blocking_call_begin_alike(torpor: Client) -> None:
     assert replies["mixed"] == replies["blocking"]
 
 
+@pytest.mark.one_in(1)
 def test_qc5_every_way_in_tells_of_an_overflow_with_both_sizes(
     daemon: RealDaemon, torpor: Client, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -137,6 +139,7 @@ def test_qc5_every_way_in_tells_of_an_overflow_with_both_sizes(
         assert {name: error["details"][name] for name in facts} == facts
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("method", ["append", "generate", "chat"])
 def test_qc6_qx17_an_overflow_is_refused_before_any_token_and_the_session_goes_on(
     link: Link, torpor: Client, method: str
@@ -192,6 +195,7 @@ def test_qc12_a_client_asks_once_and_never_makes_a_request_smaller_by_itself(
     assert torpor.show("once").info.token_count == 20, "no turn of it was dropped to make room"
 
 
+@pytest.mark.one_in(1)
 def test_qc15_after_a_stream_that_was_cut_off_the_model_is_loaded_anew_and_serves(
     daemon: RealDaemon, torpor: Client
 ) -> None:
@@ -212,6 +216,7 @@ def test_qc15_after_a_stream_that_was_cut_off_the_model_is_loaded_anew_and_serve
     assert after[0] == after[1]
 
 
+@pytest.mark.one_in(1)
 def test_qc16_warm_and_cold_draw_alike(torpor: Client) -> None:
     """The repetition penalty looks back over what was read before a sleep, too: at temperature 0 the tokens of a
     session that stayed awake, of one that was woken, and of one that read the whole ledger anew are the same."""
@@ -351,6 +356,7 @@ def test_qx12_one_more_than_a_limit_is_refused_and_nothing_of_it_is_read(link: L
     assert torpor.show("limit").info.token_count == 0
 
 
+@pytest.mark.one_in(1)
 def test_qx14_what_is_damaged_is_refused_whole_and_what_lives_goes_on(daemon: RealDaemon, torpor: Client) -> None:
     """A flipped byte and a cut pack: an error that names it, no session made of it, and another one as it was. With the
     pack as it was, the session wakes."""

@@ -64,6 +64,7 @@ def test_qc9_a_reading_that_fails_is_none_at_all(daemon: RealDaemon, torpor: Cli
     assert go_on_alike(torpor, name, control)
 
 
+@pytest.mark.one_in(1)
 def test_qc11_a_session_that_could_not_be_made_is_not_there_and_can_be_made_again(
     daemon: RealDaemon, torpor: Client
 ) -> None:
@@ -84,6 +85,7 @@ def test_qc11_a_session_that_could_not_be_made_is_not_there_and_can_be_made_agai
     assert go_on_alike(torpor, name, control)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("chat", [True, False])
 def test_qc13_qx17_a_stream_that_fails_ends_in_an_error_and_in_no_word_of_the_assistant(
     daemon: RealDaemon, torpor: Client, chat: bool
@@ -128,6 +130,7 @@ def test_qc13_qx17_a_stream_that_fails_ends_in_an_error_and_in_no_word_of_the_as
     assert go_on_alike(torpor, name, control)
 
 
+@pytest.mark.one_in(1)
 def test_qx11_a_reset_that_fails_leaves_a_session_that_answers(daemon: RealDaemon, torpor: Client) -> None:
     """Going back to the beginning needs a new state. Where there is no memory for it, the session is what it was, and
     the next request is served; so is the same one again."""

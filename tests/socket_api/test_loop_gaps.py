@@ -25,6 +25,7 @@ def wait_on_the_loop() -> None:
     time.sleep(HELD_S)
 
 
+@pytest.mark.one_in(1)
 async def test_a_planted_hold_is_found_with_its_place() -> None:
     found: list[Gap] = []
     with watched(found.append):

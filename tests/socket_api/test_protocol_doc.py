@@ -108,6 +108,7 @@ def needed(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
+@pytest.mark.one_in(1)
 def test_the_parameters_that_are_optional_and_not_null_are_listed() -> None:
     refuse = {
         (record, name) for record, name, field in PARAMETERS if not needed(field) and not takes(record, name, None)
@@ -158,6 +159,7 @@ def range_of(schema: dict[str, Any]) -> str | None:
     return f"{told} characters" if schema["type"] == "string" else told
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.filterwarnings("ignore:Default value")
 def test_the_ranges_of_all_parameters_are_those_that_a_request_is_held_to() -> None:
     held = {

@@ -92,6 +92,7 @@ async def test_it_fits_itself_to_a_screen_that_changes() -> None:
         await shows(app, lambda text: "LABELS" in text and "sleeps and wakes" in text)
 
 
+@pytest.mark.one_in(1)
 async def test_keys_sort_reverse_and_filter_and_the_chosen_session_stays_chosen() -> None:
     app = Top(None, a_live(), follows=False)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -130,6 +131,7 @@ async def test_a_filter_is_taken_whole_however_fast_it_is_typed_or_pasted() -> N
         await shows(app, "filter: 00002")
 
 
+@pytest.mark.one_in(1)
 async def test_it_follows_a_daemon_and_sleeps_and_wakes_what_is_chosen(daemon: ServerThread) -> None:
     with Client(daemon.socket_path) as client:
         client.append("agent", text="one two three", create=True)
@@ -163,6 +165,7 @@ def work_in_another(daemon: ServerThread, named: SessionUri, other: SessionUri) 
         daemon.service.bus.publish(PrefillBegan(other, 3))
 
 
+@pytest.mark.one_in(1)
 async def test_a_daemon_that_is_lost_is_told_and_the_next_one_is_followed(short_path: Path) -> None:
     first = ServerThread(short_path / "x.sock")
     with Client(first.socket_path) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torpor.cli.view.graph import join_line, laid_out, node_line
@@ -82,6 +83,7 @@ def test_a_lane_keeps_its_number_so_that_it_keeps_its_color() -> None:
     assert [row.lanes for row in rows] == [(0,), (0, 1), (0, 1), (0, 1), (0,)]
 
 
+@pytest.mark.one_in(1)
 def test_a_line_shows_so_many_lanes_and_says_that_there_are_more() -> None:
     things = [(at, 2000 + at) for at in range(2000)] + [(2000 + at, None) for at in range(2000)]
     lines, _ = drawn(things)

@@ -131,6 +131,7 @@ async def test_a_tree_that_wakes_has_the_form_of_branches_and_what_is_kept_that_
         assert holds_shared(rig.service._parts.sessions.forest.find(woken.branch).live.state.caches)
 
 
+@pytest.mark.one_in(1)
 async def test_a_tree_that_wakes_takes_the_memory_that_it_took_before_br7(open_rig: Any) -> None:
     """Its versions are read one by one, and what they have in common is kept once."""
     async with planted(open_rig) as (rig, root):

@@ -54,6 +54,7 @@ async def require_counted(rig: Rigged, branch: int) -> None:
     assert (told.branches_bytes, told.reserved_bytes, told.waiting) == (caches + logits + checkpoints, 0, 0)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("kind", ["tiny", "gemma3_text", "mamba2"])
 @pytest.mark.parametrize("fails_at", [1, 3])
 async def test_a_commit_that_fails_for_one_is_none_at_all_and_then_appends_its_token_br2_br3(

@@ -79,6 +79,7 @@ async def test_a_tree_is_the_whole_one_once_a_look_has_left_memory(open_rig: Any
         assert len((await rig.service.tree("tree")).children) == 3
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("awake", [False, True])
 async def test_a_root_that_was_healed_is_a_tree_all_the_same(open_rig: Any, store: Path, awake: bool) -> None:
     async with kept(open_rig):
@@ -107,6 +108,7 @@ def damage_last_span(store: Path, *, writable: bool = True) -> None:
     flip(path, frame.offset + frame.frame_bytes - 80)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("verb", ["branch", "advance"])
 async def test_a_request_that_waits_for_a_tree_that_does_not_come_to_be_finds_none(open_rig: Any, verb: str) -> None:
     """It used to find the tree, and its children were held for ever."""
@@ -180,6 +182,7 @@ WRONG: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.one_in(1)
 async def test_a_tree_that_nobody_kept_so_is_refused_by_name(open_rig: Any, store: Path) -> None:
     """An imported bundle may say anything. A number for a bundle id took as many bytes of memory."""
     async with kept(open_rig, 1):

@@ -56,6 +56,7 @@ STOP = tuple(chr(each) for each in range(32, 127))
 """Any plain letter."""
 
 
+@pytest.mark.one_in(1)
 async def test_an_answer_beyond_the_budget_ends_where_the_memory_does(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + 3 * HELD) as rig:
         await rig.read("a", tokens_of(1, 240))

@@ -51,6 +51,7 @@ KEEPING = THINKING.replace(".split('</think>')[-1].lstrip('\\n')", "").replace("
 # --- nothing is read twice
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("opening", [[], [SYSTEM]])
 async def test_three_turns_by_transcript_are_those_by_message_and_a_cold_rendering_br28(
     rig: Rigged, opening: list[Any]
@@ -254,6 +255,7 @@ async def test_a_second_system_text_is_a_marked_users_where_the_template_takes_o
             assert ledger(rig) == cold(rig, said)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("way", ["wake", "fork"])
 async def test_the_sessions_own_system_text_is_said_again_where_a_cut_took_it_away(rig: Rigged, way: str) -> None:
     """Raw text stands before the chat, so no text map tells where that begins."""
@@ -833,6 +835,7 @@ async def test_a_written_call_is_told_apart_and_its_result_goes_on_behind_it(rig
     assert (told.text, told.finish_reason) == ("fine", "stop")
 
 
+@pytest.mark.one_in(1)
 async def test_a_fork_of_the_same_tokens_names_a_call_alike_and_other_tokens_do_not(rig: Rigged) -> None:
     ids = []
     for name, asked in (("a", "hi"), ("b", "hi"), ("c", "ho")):

@@ -286,6 +286,7 @@ async def test_a_fold_is_smaller_than_its_session_or_refused_before_anything_is_
     assert (await fold(rig, summary="x" * (room - 1))).token_count == len(was.tokens) - 1
 
 
+@pytest.mark.one_in(1)
 async def test_a_summary_that_the_model_writes_too_long_makes_no_session(rig: Rigged) -> None:
     await talk(rig, 3)
     was = await rig.fingerprint("a")

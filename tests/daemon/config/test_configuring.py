@@ -279,6 +279,7 @@ async def test_a_model_that_is_to_be_loaded_from_elsewhere_is_so_when_nobody_use
         assert (one.path, one.identity != first) == (str(another_model.resolve()), True)
 
 
+@pytest.mark.one_in(1)
 async def test_a_model_that_is_brought_back_while_it_is_still_in_use_stays(followed: Followed) -> None:
     async with followed('[models.one]\npath = "ONE"') as (rig, write):
         await rig.read("a", tokens_of(1, 50))

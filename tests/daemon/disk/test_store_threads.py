@@ -19,6 +19,7 @@ import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 DAEMON = Path(store_threads.__file__).parents[1]
 
 
+@pytest.mark.one_in(1)
 def test_the_daemon_has_seven_pools_with_that_of_asyncio_and_one_for_a_remote() -> None:
     made = [
         node.lineno

@@ -162,6 +162,7 @@ async def test_what_decoded_in_a_batch_sleeps_and_wakes_bit_for_bit(open_batchin
             assert (UNREPEATABLE in list(rig.live(name).state.passes)) != known
 
 
+@pytest.mark.one_in(1)
 async def test_a_proven_generation_decodes_alone_beside_a_batch(rig: Rigged) -> None:
     await rig.read_each((*NAMES, "control"), tokens_of(7, 300), sampling=SAMPLED)
     rig.network.reset()
@@ -334,6 +335,7 @@ async def test_a_long_text_does_not_stop_a_stream(rig: Rigged) -> None:
     assert between.count(0) <= len(between) / 4, f"the stream goes on between the chunks: {between}"
 
 
+@pytest.mark.one_in(1)
 async def test_a_session_takes_a_prefix_over_from_one_that_is_in_a_batch(open_batching: Any) -> None:
     async with open_batching(BATCHED, prefix_reuse="longest") as rig:
         prompt = tokens_of(1, 600)

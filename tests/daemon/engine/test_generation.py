@@ -398,6 +398,7 @@ async def test_of_a_session_of_before_every_draw_takes_a_key_of_its_own_and_gree
     assert (await rig.fingerprint("greedy")).random_key == tuple(mx.random.key(5).tolist())
 
 
+@pytest.mark.one_in(1)
 async def test_a_session_that_goes_back_draws_what_it_drew_and_so_does_a_fork_br10(rig: Rigged) -> None:
     await rig.read("a", tokens_of(1, 300), sampling=SAMPLED)
     drawn = (await rig.write("a", 40))[0]

@@ -56,6 +56,7 @@ def test_the_number_of_a_draw_follows_from_seed_and_place_br10() -> None:
     assert (number_at(7, 3), number_at(7, 4)) == (0.19764450225639663, 0.18818004704655178)
 
 
+@pytest.mark.one_in(1)
 def test_a_session_of_before_draws_what_it_would_have_drawn() -> None:
     """The tokens and the key are those of the version that had no other way."""
     sampling = Sampling(1.3, top_p=0.97, min_p=0.001, top_k=40, repetition_penalty=1.2, seed=9)
@@ -75,6 +76,7 @@ def test_tokens_come_as_often_as_they_are_likely() -> None:
         assert abs(counts[token] / 400 - probability) < 0.08
 
 
+@pytest.mark.one_in(1)
 def test_drawing_leaves_the_random_state_of_the_process_alone() -> None:
     mx.random.seed(5)
     before = [part.tolist() for part in mx.random.state]
@@ -141,6 +143,7 @@ def test_a_penalty_counts_a_token_once_however_often_it_came() -> None:
     assert draw(sampling, mx.array([3.0, 2.0]), array("I", [0] * 10), initial_key()).token == 0
 
 
+@pytest.mark.one_in(1)
 def test_tokens_that_are_ruled_out_are_never_drawn_lp8() -> None:
     masked = mx.array([-math.inf, 0.0, -math.inf, 0.5])
     sampling = Sampling(1.0, top_p=0.99, min_p=0.001, top_k=3, seed=1)
@@ -151,6 +154,7 @@ def test_tokens_that_are_ruled_out_are_never_drawn_lp8() -> None:
             assert result.token in {1, 3}
 
 
+@pytest.mark.one_in(1)
 def test_a_vocabulary_of_one_gives_its_token_lp4() -> None:
     sampling = Sampling(1.0, top_k=1, top_p=0.5, min_p=0.5)
     assert draw(sampling, mx.array([0.3]), NOTHING, initial_key()).token == 0

@@ -57,6 +57,7 @@ def test_the_pieces_of_any_bytes_are_what_decoding_all_of_them_gives(before: str
     assert "".join(streamed(Bytes(), before.encode(), data)) == data.decode(errors="replace")
 
 
+@pytest.mark.one_in(1)
 @given(st.text(), st.lists(st.integers(0, 2)), st.text(max_size=6))
 def test_words_keep_their_spaces_and_characters_of_several_tokens_come_whole(
     before: str, words: list[int], text: str

@@ -129,6 +129,7 @@ def test_sessions_leave_and_join_between_two_rounds_and_nothing_is_copied(model:
     assert_as_alone(model, [first[2], second[1], third[0]], its, to_the_bit=repeats)
 
 
+@pytest.mark.one_in(1)
 def test_the_one_that_fails_is_told_and_the_others_read_on_lp10(model: LoadedModel) -> None:
     states, decoder = begun_in(model, range(3)), Decoder(16)
     broken = states[1].caches[0]
@@ -166,6 +167,7 @@ def test_rounds_that_fail_without_a_failing_session_end(model: LoadedModel) -> N
     assert_as_alone(model, found, alone(model, range(2), 5), to_the_bit=False)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("asked", "read"), [(2, 3), (3, 3), (4, 6), (5, 6)])
 def test_who_is_read_along_takes_a_free_row_and_never_a_call(model: LoadedModel, asked: int, read: int) -> None:
     """In rounds of three."""

@@ -523,6 +523,7 @@ def test_a_plain_text_of_muse_may_begin_with_the_mark(blanks: str) -> None:
     assert told(marks, tool_of(a={"type": "string"}), marks.call[0] + said + marks.call[1]) == ("", [{"a": text}])
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("parser", ["json_tools", "glm47", "muse_spark", "pythonic"])
 def test_the_end_of_a_call_that_quotes_many_is_found_in_time_that_its_length_bounds(parser: str) -> None:
     marks = marks_of(parser)

@@ -54,6 +54,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any, Any, mx.array]
     monkeypatch.setattr(company, "run_round", spoiling)
 
 
+@pytest.mark.one_in(1)
 def test_a_model_that_says_something_else_beside_others_is_not(
     qwen3: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_each_number_of_rows_is_tried_once(qwen3: LoadedModel, monkeypatch: pyte
     assert 17 not in tried
 
 
+@pytest.mark.one_in(1)
 def test_bits_that_depend_on_what_the_others_say_are_found(qwen3: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the experts of one architecture do: rows that all read the same show nothing."""
 

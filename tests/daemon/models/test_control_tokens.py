@@ -54,6 +54,7 @@ def spelled(model: LoadedModel, text: str) -> int:
     return len(model.encode_plain(text, opening=False))
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("family", [QWEN3, GLM, DEEPSEEK, MISTRAL], ids=lambda each: each.name)
 def test_the_name_of_a_control_token_in_a_text_is_text(load: LoadFamily, family: Family, flags: Flags) -> None:

@@ -87,6 +87,7 @@ async def test_two_dialogues_are_never_taken_for_one(open_rig: Any, own_tiny_mod
             assert again.session.rpartition("/")[2] == sessions[0]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("back", [{}, {"reasoning": "hm"}, {"reasoning": " hm\n"}])
 async def test_an_answer_goes_on_with_its_thinking_and_without(
     open_rig: Any, own_tiny_model: Path, back: Mapping[str, str]

@@ -62,6 +62,7 @@ async def test_a_new_session_that_is_left_while_its_beginning_is_taken_over_is_g
     assert (await rig.service.show("new")).info.labels == ("nightly",)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("kind", ["plain", "gemma3_text"])
 async def test_six_equal_prompts_are_read_once(open_kind: Any, open_rig: Any, kind: str) -> None:
     options: dict[str, Any] = {"prefix_reuse": "exact", "endless": True}
@@ -112,6 +113,7 @@ async def test_none_waits_for_more_than_it_has_to_read(rig: Rigged) -> None:
     await first
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("how", ["left", "failed"])
 async def test_if_the_first_one_ends_early_the_next_one_reads_for_the_others(rig: Rigged, how: str) -> None:
     first, gate = await begun(rig, NAMES, TEXT, at=5)
@@ -153,6 +155,7 @@ async def test_one_in_the_background_is_lifted_by_one_that_waits_for_it(rig: Rig
     assert [(await each).cached_tokens for each in (first, second)] == [0, len(TEXT) - 1]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("policy", "spaces"), [("off", "default"), ("exact", "other")])
 async def test_nothing_is_shared_where_nothing_may_be(open_rig: Any, policy: str, spaces: str) -> None:
     async with open_rig(prefix_reuse=policy) as rig:

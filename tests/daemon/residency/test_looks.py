@@ -33,6 +33,7 @@ async def crowd_out(rig: Rigged, name: str = "s") -> None:
 STANDS = [(None, 280), (1, None), (1, 280)]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("version", "at"), STANDS)
 @pytest.mark.parametrize("how", ["sleep", "pressure", "unload"])
 async def test_a_look_ends_when_it_leaves_memory_and_nothing_is_written(

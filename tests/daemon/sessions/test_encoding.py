@@ -410,6 +410,7 @@ RESULT = {"role": "tool", "content": "<|user|>", "tool_call_id": "call00001"}
 ON = {"role": "user", "content": "and?"}
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("family", "said", "then"),
     [

@@ -442,6 +442,7 @@ async def test_a_planned_repair_tells_of_the_healing(rig: Rigged, store: Path) -
     assert healed.reason.endswith("are computed again.")
 
 
+@pytest.mark.one_in(1)
 async def test_a_planned_repair_tells_of_what_the_healing_leaves(rig: Rigged, store: Path) -> None:
     for seed, name in enumerate("ab"):
         await rig.woken(name, tokens_of(seed, 1300))

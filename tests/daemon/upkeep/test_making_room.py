@@ -209,6 +209,7 @@ async def test_a_use_saves_a_session_that_was_to_be_deleted(rig: Rigged) -> None
         assert disk_of(rig).find_session(uri) is not None
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("strip_named", [False, True])
 async def test_where_a_full_store_lets_nothing_go_a_session_that_others_need_the_memory_of_is_kept_as_its_ledger(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, strip_named: bool

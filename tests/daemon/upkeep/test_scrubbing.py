@@ -159,6 +159,7 @@ async def test_what_was_read_in_calls_that_no_block_begins_with_is_the_same_to_t
     assert damage_of(store) == []
 
 
+@pytest.mark.one_in(1)
 async def test_what_a_wake_finds_damaged_is_healed_before_its_round_has_come(open_rig: Any, store: Path) -> None:
     rare = ScrubPolicy(1 << 40, idle_s=0.05, round_s=3600.0)
     async with open_rig(scrub=rare) as rig, listening(rig) as heard:

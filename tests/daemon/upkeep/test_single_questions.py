@@ -52,6 +52,7 @@ async def left_alone(rig: Rigged, name: str = "q") -> None:
     await until(lambda: [row.block_tokens for row in rows(rig, name)] == [0])
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.usefixtures("short_calls")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_single_question_costs_its_ledger_and_goes_on_from_memory(
@@ -79,6 +80,7 @@ async def test_a_single_question_costs_its_ledger_and_goes_on_from_memory(
         assert await rig.fingerprint("q") == went_on
 
 
+@pytest.mark.one_in(1)
 async def test_what_is_kept_as_a_ledger_leaves_memory_without_a_byte_more(
     open_rig: Callable[..., Any], store: Path
 ) -> None:

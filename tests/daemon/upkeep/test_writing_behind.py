@@ -89,6 +89,7 @@ async def test_a_version_behind_always_ends_in_a_ledger_alone(rig: Rigged) -> No
     assert (await written(rig, "one", 1)).unread_tokens > 0
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("way", ["sleep", "stop"])
 async def test_a_sleep_or_a_stop_writes_only_the_rest(open_rig: Any, store: Path, way: str) -> None:
     async with open_rig() as rig:

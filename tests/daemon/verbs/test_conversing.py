@@ -66,6 +66,7 @@ async def test_the_digests_of_a_transcript_are_made_once_for_each_request(
             hashed.clear()
 
 
+@pytest.mark.one_in(1)
 async def test_max_tokens_may_be_above_what_fits(rig: Rigged) -> None:
     told = await converse(rig, [user("q" * 1900)], max_tokens=1_000_000)
     assert told.finish_reason == "length"
@@ -236,6 +237,7 @@ async def test_the_session_that_answers_is_told_before_anything_is_read_for_it(r
     assert told.session == "torpor://default/b", "a fork"
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("name", ["a", "b"], ids=["in its session", "in a fork"])
 @pytest.mark.parametrize("sleeps", [False, True])
 async def test_what_is_measured_is_what_is_read_behind_thinking_that_a_template_drops(
@@ -338,6 +340,7 @@ HELD_LATER = '<tool_call>\n{"name": "later", "arguments": {}}\n</tool_call>'
 CALL_LATER = '<tool_call>{"name": "later", "arguments": {}}</tool_call>'
 
 
+@pytest.mark.one_in(1)
 async def test_a_deferred_tool_is_called_and_nothing_is_read_anew_for_it(rig: Rigged) -> None:
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     told = await converse(rig, [user("hi")], call, tools=TOOLS, max_tokens=90)
@@ -365,6 +368,7 @@ async def test_a_deferred_tool_is_not_offered_behind_an_answer(rig: Rigged) -> N
 LOOKS = [f'{{"name": "look", "arguments": {{"path": "{path}"}}}}' for path in "ab"]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     "reply",
     [

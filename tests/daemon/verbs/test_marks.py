@@ -24,6 +24,7 @@ def end_of(rig: Rigged, said: list[Any]) -> int:
     return tokens - (tokens - half) % CHECKPOINT_TOKENS
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("kind", ["gemma3", "mamba2"])
 async def test_a_checkpoint_stands_at_each_mark_and_a_fork_there_computes_little(open_kind: Any, kind: str) -> None:
     async with open_kind(kind, endless=False) as rig:

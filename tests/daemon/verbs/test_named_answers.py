@@ -38,6 +38,7 @@ async def test_of_equal_words_the_named_answer_is_gone_on_from(open_rig: Any) ->
             assert told.session == session
 
 
+@pytest.mark.one_in(1)
 async def test_of_equal_words_the_one_with_the_named_call_is_gone_on_from(open_rig: Any) -> None:
     async with thinking(open_rig) as rig:
         asked, found = [user("one")], {}
@@ -71,6 +72,7 @@ async def test_a_named_answer_goes_on_in_its_session_whatever_the_request_is_cal
     assert (await rig.service.show("kept")).info.token_count == len(held)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("forged", ["f" * 32, TWO, THREE])
 async def test_a_forged_or_foreign_id_changes_nothing(rig: Rigged, forged: str) -> None:
     await converse(rig, [user("one")], "eins", answer_id=ONE)
@@ -88,6 +90,7 @@ async def test_a_forged_or_foreign_id_changes_nothing(rig: Rigged, forged: str) 
     assert (ledger(rig, "b"), ledger(rig, "torpor://theirs/c")) == (held, theirs)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("sleeps", [False, True])
 async def test_what_a_named_answer_thought_is_read_again_with_it(
     open_rig: Any, own_tiny_model: Path, sleeps: bool
@@ -136,6 +139,7 @@ SHOWS_ALL = (
 )
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("text", ["\n\n  eins", "eins \n\n", "\teins\t"])
 async def test_an_id_vouches_for_no_other_spelling_of_an_answer(open_rig: Any, own_tiny_model: Path, text: str) -> None:
     """It is read as the model wrote it, so the dialogue with that spelling is answered from the same state."""
@@ -175,6 +179,7 @@ async def test_results_are_told_apart_by_the_calls_that_they_answer(open_rig: An
                 assert held == cold(rig, [*said, assistant("ja")], Root(TOOLS))
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("first", "then"), [({}, {"thinks": "hm"}), ({"thinks": "hm"}, {}), ({"thinks": "a"}, {"thinks": "b"})]
 )

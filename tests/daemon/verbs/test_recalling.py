@@ -189,6 +189,7 @@ async def test_what_another_client_had_as_instructions_does_not_count(rig: Rigge
     assert held == cold(rig, [first, *said[:2], user("else"), assistant("so")])
 
 
+@pytest.mark.one_in(1)
 async def test_tools_that_are_left_out_stay_and_others_are_offered_behind_the_results(rig: Rigged) -> None:
     other = ({"name": "count", "description": "Counts.", "parameters": {"type": "object"}},)
     told = await converse(rig, [user("hi")], CALL, tools=TOOLS, answer_id=ONE, max_tokens=90)
@@ -222,6 +223,7 @@ ROOTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("roots", ROOTS.values(), ids=list(ROOTS))
 async def test_what_was_said_is_told_whatever_root_a_later_request_has(
     open_rig: Any, own_tiny_model: Path, roots: list[Any]
@@ -311,6 +313,7 @@ async def test_what_was_said_is_told_from_the_tokens(rig: Rigged) -> None:
     assert (second.messages, second.after) == (whole.messages[5:], ONE)
 
 
+@pytest.mark.one_in(1)
 async def test_a_call_and_its_result_are_told_as_the_tool_was_offered(rig: Rigged) -> None:
     """Also where it is offered otherwise later, and where the call was read; no token is another for it."""
     plain, custom, spaced = TOOLS, ({**TOOLS[0], "told_as": "custom:"},), ({**TOOLS[0], "told_as": "function:files"},)
@@ -346,6 +349,7 @@ async def test_an_answer_that_was_cut_off_is_told_so(rig: Rigged) -> None:
 QUOTING = Constraint(regex=r'see [^.]*[.]"[^.]*[.]')
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("reply", "asked", "finished"),
     [
@@ -684,6 +688,7 @@ READ: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("messages", READ.values(), ids=list(READ))
 async def test_what_was_read_is_told_as_it_was_said_and_proven(rig: Rigged, messages: list[Any]) -> None:
     """In time that grows as the text does: with a pattern that goes back, many rounds took days."""

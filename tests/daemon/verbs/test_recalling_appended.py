@@ -85,6 +85,7 @@ async def test_an_answer_that_a_template_opens_otherwise_takes_the_place_of_the_
         assert (again.session, again.cached_tokens) == (told.session, 0)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("family", [DEEPSEEK, GLM, GRANITE, GEMMA3, MISTRAL], ids=lambda family: family.name)
 async def test_messages_that_are_appended_one_by_one_are_those_that_come_at_once(
     open_rig: Any, tmp_path: Path, model_writer: Callable[..., Path], family: Family

@@ -90,6 +90,7 @@ async def test_of_a_message_that_was_read_in_part_whole_blocks_stay(rig: Rigged)
     assert await names(rig) == {"a"}
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("place", ["after", "at_end", "whole"])
 async def test_of_a_message_that_was_read_whole_before_the_client_left_nothing_is_read_twice(
     rig: Rigged, place: str
@@ -175,6 +176,7 @@ async def test_with_logprobs_an_answer_that_was_cut_off_begins_anew(rig: Rigged)
     assert again.session == told.session
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("seeded", [True, False])
 async def test_a_drawn_answer_goes_on_as_it_would_have(open_rig: Any, seeded: bool) -> None:
     """By its own seed: behind a sleep, and in the next process, too."""
@@ -192,6 +194,7 @@ async def test_a_drawn_answer_goes_on_as_it_would_have(open_rig: Any, seeded: bo
         assert (await converse(rig, said, name="whole", sampling=by_its_seed)).tokens == told.tokens
 
 
+@pytest.mark.one_in(1)
 async def test_without_a_seed_each_answer_is_another_and_tells_its_seed(open_rig: Any) -> None:
     said, drawing = [user("one")], Sampling(temperature=0.9)
     async with open_rig() as rig:
@@ -330,6 +333,7 @@ async def test_messages_are_appended_behind_a_request_that_was_given_up_in_its_m
     assert len(ledger(rig)) < len(whole) + 200
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("asleep", [False, True], ids=["awake", "asleep"])
 @pytest.mark.parametrize("leaves", [{"read": 300}, {"written": 4}], ids=["in its message", "in its answer"])
 async def test_a_request_that_is_asked_again_has_the_size_that_it_had(

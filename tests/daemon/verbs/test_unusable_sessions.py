@@ -60,6 +60,7 @@ async def require_anew(rig: Rigged, messages: list[Any], **options: Any) -> None
     assert (on.session, on.prefilled_tokens < 60) == (told.session, True)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("messages", [SAID, BEHIND], ids=["the same again", "its next turn"])
 async def test_a_dialogue_is_read_anew_where_the_session_is_damaged(
     rig: Rigged, store: Path, messages: list[Any]
@@ -91,6 +92,7 @@ async def test_a_dialogue_is_read_anew_where_a_fork_has_no_room(rig: Rigged, mon
     disk.free()
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("error", [MemoryBudgetExceeded, MemoryBusy, NotEnoughMemory, EngineBusy, ServiceClosed])
 async def test_a_dialogue_is_not_read_anew_where_the_daemon_has_no_room_for_its_session(
     rig: Rigged, monkeypatch: pytest.MonkeyPatch, error: type[TorporError]
@@ -119,6 +121,7 @@ async def test_a_dialogue_is_read_anew_where_so_many_wait_for_the_session(rig: R
         assert len({each.tokens for each in told}) == 1
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("messages", [SAID, BEHIND], ids=["the same again", "its next turn"])
 async def test_nobody_waits_for_the_answer_of_another_client(rig: Rigged, messages: list[Any]) -> None:
     await begun(rig, asleep=False)
@@ -170,6 +173,7 @@ async def test_a_client_that_names_an_answer_is_told_what_keeps_its_session(rig:
     assert await names(rig) == {"a"}
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("repairs", [True, False])
 @pytest.mark.parametrize("folder", ["versions", "packs"])
 async def test_a_new_dialogue_takes_no_name_of_versions_that_cannot_be_woken(

@@ -63,6 +63,7 @@ async def test_each_answered_turn_is_there_bit_for_bit_after_a_kill(open_kind: A
             assert await rig.write(name, 9) == went_on[name], "the sampler goes on where it stood"
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("slept", [False, True])
 async def test_each_token_of_an_answered_turn_can_be_had_after_a_kill(open_rig: Any, store: Path, slept: bool) -> None:
     """A fork or a wake at a token that only the journal has: the ledger is computed first."""
@@ -208,6 +209,7 @@ async def test_a_full_disk_refuses_a_turn_before_it_changes_the_session(
     await rig.write("one", 2)
 
 
+@pytest.mark.one_in(1)
 async def test_the_room_that_is_taken_for_a_turn_holds_its_record(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +327,7 @@ async def test_room_for_a_turn_behind_a_stripped_version_is_for_the_whole_ledger
     assert taken[0] > 602 * journal._BYTES_A_TOKEN + journal._BYTES_ELSE
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
 async def test_a_turn_behind_keys_and_values_that_are_gone_is_there_bit_for_bit(
     open_kind: Any, store: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -446,6 +449,7 @@ async def _count_shown(rig: Any) -> int:
     return int((await rig.service.show("one")).info.token_count)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("asked", ASKED)
 async def test_a_session_that_lost_its_state_is_there_with_its_turns_whatever_is_asked(rig: Rigged, asked: str) -> None:
     await rig.read("one", tokens_of(1, 40))
@@ -453,6 +457,7 @@ async def test_a_session_that_lost_its_state_is_there_with_its_turns_whatever_is
     assert await ASKED[asked](rig) == 40
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("asked", [asked for asked in ASKED if asked != "show"])
 async def test_turns_of_a_lost_state_that_became_no_version_at_once_become_one_at_the_next_use(
     rig: Rigged, asked: str, monkeypatch: pytest.MonkeyPatch

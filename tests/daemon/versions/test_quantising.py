@@ -227,6 +227,7 @@ async def test_checkpoints_go_on_serving_time_travel(open_kind: Any, kind: str) 
             rig.service._parts.sessions.residency.awake.clear()
 
 
+@pytest.mark.one_in(1)
 async def test_quantising_again_refers_to_what_is_kept_in_as_few_bits(rig: Rigged) -> None:
     await asleep(rig)
     await quantize(rig)

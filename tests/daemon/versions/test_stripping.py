@@ -73,6 +73,7 @@ async def test_of_a_session_that_sleeps_one_version_is_stripped_and_what_others_
         assert len(reader.tokens()) == 4 * 600
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("at", [100, 512, 599])
 async def test_a_look_and_a_fork_of_a_stripped_session_are_what_they_were(rig: Rigged, at: int) -> None:
     await rig.read("base", tokens_of(1, 600))

@@ -127,6 +127,7 @@ async def test_what_a_request_under_way_has_of_a_session_that_goes_is_not_told(
         assert not [path for path in store.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("is_written", [False, True])
 @pytest.mark.parametrize("way", ["forget", "delete"])
 async def test_what_a_request_has_that_ends_while_a_session_goes_is_not_told(

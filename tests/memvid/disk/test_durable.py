@@ -150,6 +150,7 @@ UNREAD = (BlockMissing, None)
 """Where a sleep cannot open what it goes on from, its state can still sleep whole."""
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("call", "code", "kind", "once"), FAILURES)
 def test_threats_30_31_t4_a_sleep_in_which_a_call_fails_is_refused_in_a_typed_way_and_changes_nothing(
     store: Store, call: str, code: int, kind: type[StoreError], once: bool

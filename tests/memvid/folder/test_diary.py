@@ -84,6 +84,7 @@ def test_damage_costs_only_what_it_lies_in(folder: StoreFolder, diary: Diary) ->
     assert seen == {0, 9}, "the header, or one entry"
 
 
+@pytest.mark.one_in(1)
 def test_damage_costs_those_who_read_a_part_no_more_than_those_who_read_all(folder: StoreFolder, diary: Diary) -> None:
     """A length or a time that is damaged hides none of the next entries, nor that a session is deleted."""
     for number in range(6):

@@ -361,6 +361,7 @@ def require_prepared(store: Store) -> None:
     require_awake(store, 600, uri=OTHER_URI, seed=1)
 
 
+@pytest.mark.one_in(1)
 def test_a_repack_that_is_cut_off_leaves_a_sound_store_and_the_next_one_finishes(store: Store, tmp_path: Path) -> None:
     prepare(store)
     policy = RepackPolicy(max_packs=3, max_unneeded=0)

@@ -392,6 +392,7 @@ def test_a_pack_that_cannot_lie_beside_its_new_one_stays_and_others_make_room(cr
     assert crowded.verify(fork, deep=True).ok
 
 
+@pytest.mark.one_in(1)
 def test_room_that_is_cut_off_leaves_versions_whole_or_stripped_and_another_one_goes_on(
     crowded: Store, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ HARMLESS: dict[str, Callable[[bytes, str], bytes]] = {
 }
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("writable", [True, False])
 @pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
 def test_threat_26_a_damaged_foreign_or_older_index_costs_nothing(
@@ -287,6 +288,7 @@ PUT_BACK = [
 """Without the manifest and the index nothing tells of the version, and a delete may take its packs."""
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("what", "between", "anew"), PUT_BACK)
 @pytest.mark.parametrize("opened", [True, False])
 def test_what_was_missing_and_is_put_back_is_whole_without_a_command(
@@ -340,6 +342,7 @@ def test_threat_25_a_missing_version_is_told_at_each_opening_with_what_helps(
             require_awake(again, 900)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "huge", "link", "fifo", "foreign mode", "hard link"])
 def test_a_damaged_or_hostile_file_is_told_and_stops_nothing_else(
@@ -449,6 +452,7 @@ def test_a_reader_that_meets_a_delete_looks_again_and_not_for_ever(
     assert loads.call_count == opening._TRIES + 2, "twice more when a version is missing"
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("has_index", [False, True])
 def test_what_a_daemon_removes_while_a_reader_opens_the_store_is_no_finding(
     store_path: Path, monkeypatch: pytest.MonkeyPatch, has_index: bool

@@ -250,6 +250,7 @@ def test_files_under_each_others_names_are_healed(store: Store, kind: str, count
         assert again.repair().actions == ()
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("kind", ["packs", "manifests"])
 def test_their_repair_may_be_cut_off_anywhere(store: Store, tmp_path: Path, kind: str) -> None:
     mixed_up(store, kind)

@@ -471,6 +471,7 @@ def test_a_session_whose_turns_wait_can_be_deleted(path: Path) -> None:
         assert not store.can_be_deleted(URI)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("too_many", "fits"),
     [

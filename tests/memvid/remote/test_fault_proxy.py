@@ -52,6 +52,7 @@ LANDS = ("lost", "late", "landed_500", "cut_in_answer", "stalled", "slow", "flip
 NO_ANSWER = ("cut_before", "cut_in_request", "lost", "cut_in_answer", *HANGING)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_read(server: BucketServer, proxy: FaultProxy, fault: str) -> None:
     server.bucket.set("heads/x", b"of old")
@@ -70,6 +71,7 @@ def test_a_fault_of_a_read(server: BucketServer, proxy: FaultProxy, fault: str) 
     assert [each.number for each in proxy.asked] == [0, 1, 2, 3]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_write(server: BucketServer, proxy: FaultProxy, fault: str) -> None:
     proxy.plan = {0: fault}

@@ -73,6 +73,7 @@ def seeds(count: int) -> range:
     return range(share() * count, (share() + 1) * count)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.heavy) for part in range(1, 20))])
 def test_no_two_machines_ever_have_a_session_and_nothing_is_lost(part: int) -> None:
     for seed in seeds(300):
@@ -164,6 +165,7 @@ PLANTS = (
 )
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
 def test_a_rule_that_is_broken_is_noticed(plant: Plant) -> None:
     assert find(range(4000), STEPS, plant.world()) is not None

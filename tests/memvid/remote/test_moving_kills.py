@@ -81,6 +81,7 @@ def hand_over(holder: Machine, asker: Machine) -> None:
     asker.hands_over()
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("kill", ["killed_before", "killed_after"])
 @pytest.mark.parametrize("which", ["holder", "asker"])
 @pytest.mark.parametrize("sleeps", [True, False], ids=["slept", "awake"])

@@ -28,6 +28,7 @@ DAMAGES = ("missing", "missing now", "flipped")
 MORE_DAMAGES = ("cut", "link", "fifo", "folder", "another")
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("removal", "damage"),
     [*itertools.product(REMOVALS, DAMAGES), *(("delete", damage) for damage in MORE_DAMAGES)],

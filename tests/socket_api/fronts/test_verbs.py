@@ -76,6 +76,7 @@ def test_a_session_is_saved_sleeps_and_wakes(front: Front, there: Front, session
     assert front.refusal("wake", session, version=1) == "session_awake"
 
 
+@pytest.mark.one_in(1)
 @contract("fork", "fold")
 def test_a_session_is_forked_and_folded(front: Front, there: Front, asleep: str) -> None:
     assert front.fork(asleep, f"{asleep}-whole").token_count == 40
@@ -86,6 +87,7 @@ def test_a_session_is_forked_and_folded(front: Front, there: Front, asleep: str)
     assert front.fold(asleep, f"{asleep}-summed", summarize=3).summary
 
 
+@pytest.mark.one_in(1)
 @contract("history")
 def test_a_session_tells_its_history_and_its_kin(front: Front, there: Front, asleep: str) -> None:
     there.fork(asleep, f"{asleep}-part", at_token=16)
@@ -118,6 +120,7 @@ def test_a_session_says_why_it_was_read_anew_and_is_deleted(front: Front, there:
     assert front.refusal("show", asleep) == "session_not_found"
 
 
+@pytest.mark.one_in(1)
 @contract("contents")
 def test_the_contents_of_a_version_are_told_page_by_page(front: Front, there: Front, asleep: str) -> None:
     page = front.contents(f"{asleep}@1", start=3, end=30, most=10, tokens=True)
@@ -142,6 +145,7 @@ def test_two_memories_are_compared(front: Front, there: Front, asleep: str) -> N
     assert front.refusal("difference", asleep, "nobody") == "session_not_found"
 
 
+@pytest.mark.one_in(1)
 @contract("blocks")
 def test_the_blocks_of_a_version_are_told_with_who_needs_them(front: Front, there: Front, asleep: str) -> None:
     found = front.blocks(f"{asleep}@1", deep=True)
@@ -184,6 +188,7 @@ def test_sessions_of_a_label_are_planned_warmed_counted_and_cleared(front: Front
 # --- reading and writing
 
 
+@pytest.mark.one_in(1)
 @contract("append", "generate", "chat")
 def test_a_session_reads_and_writes(front: Front, there: Front, name: str) -> None:
     read = front.append(name, tokens=[0, *PAST, 4095], create=True, labels=["x"])
@@ -244,6 +249,7 @@ def test_a_transcript_is_measured_answered_recalled_and_disowned(front: Front, n
 # --- the store, and the process
 
 
+@pytest.mark.one_in(1)
 @contract("mark", "maintain")
 def test_versions_are_marked_and_maintained(front: Front, there: Front, asleep: str) -> None:
     marked = front.mark(f"{asleep}@1", tag="before", move=True)
@@ -278,6 +284,7 @@ def test_a_daemon_without_a_remote_says_how_to_get_one(front: Front, asleep: str
     assert front.refusal("sleep", asleep, remote=True) == front.refusal("save", asleep, remote=True) == "no_remote"
 
 
+@pytest.mark.one_in(1)
 @contract("status", "usage")
 def test_the_process_tells_its_state_and_the_store_its_space(front: Front, asleep: str) -> None:
     assert [each.name for each in front.status().models] == ["demo"]
@@ -297,6 +304,7 @@ def test_the_process_loads_models(front: Front) -> None:
     assert front.refusal("load_model", "other") == front.refusal("unload_model", "other")
 
 
+@pytest.mark.one_in(1)
 @contract("unload_model")
 def test_a_model_is_unloaded_and_its_sessions_sleep(front: Front, there: Front, session: str) -> None:
     assert not front.unload_model("demo").resident
@@ -306,6 +314,7 @@ def test_a_model_is_unloaded_and_its_sessions_sleep(front: Front, there: Front, 
 # --- branches
 
 
+@pytest.mark.one_in(1)
 @contract("tree", "branch", "prefill", "produce", "commit", "advance", "guide", "branches", "diverge", "keep")
 def test_branches_grow_from_a_session(front: Front, there: Front, session: str) -> None:
     root = front.tree(session, priority="background").branch

@@ -94,6 +94,7 @@ def test_ten_turns_by_either_api_survive_a_kill_and_nothing_is_read_twice(short_
             held_by_anthropic += told.cache_creation_input_tokens - told.recomputed_tokens + told.output_tokens
 
 
+@pytest.mark.one_in(1)
 def test_the_status_tells_where_http_is_served(served: Served) -> None:
     with Client(served.daemon.socket) as client:
         http = client.status().http
@@ -102,6 +103,7 @@ def test_the_status_tells_where_http_is_served(served: Served) -> None:
     assert Tokens(Path(str(http.tokens))).token_of("default") == served.token
 
 
+@pytest.mark.one_in(1)
 def test_tokens_are_counted_before_they_are_read(served: Served) -> None:
     from anthropic import BadRequestError
 
@@ -131,6 +133,7 @@ def test_a_stop_sequence_ends_an_answer_and_is_named(served: Served) -> None:
             assert told.content[0].text == text.partition(stop)[0]
 
 
+@pytest.mark.one_in(1)
 def test_a_text_is_continued(served: Served) -> None:
     with served.openai() as client:
         whole = client.completions.create(model="demo", prompt="The function os.path.join", max_tokens=6)
@@ -149,6 +152,7 @@ def test_a_stream_and_a_whole_answer_say_the_same(served: Served) -> None:
     assert said[0][0]
 
 
+@pytest.mark.one_in(1)
 def test_an_edited_history_goes_on_in_a_fork_and_the_first_one_still_hits(served: Served) -> None:
     with served.openai() as client:
         first: list[Any] = [{"role": "user", "content": "What is a fork?"}]
@@ -162,6 +166,7 @@ def test_an_edited_history_goes_on_in_a_fork_and_the_first_one_still_hits(served
         assert after.prompt_tokens_details.cached_tokens == before.total_tokens
 
 
+@pytest.mark.one_in(1)
 def test_a_stream_names_its_session_before_its_first_token_a_fork_too(served: Served) -> None:
     def ask(client: openai.OpenAI, messages: list[Any]) -> str:
         options: Any = {"model": "demo", "messages": messages, "max_tokens": 12, "stream": True}
@@ -235,6 +240,7 @@ def test_the_blocks_of_the_page_on_http_run_as_they_stand(served: Served) -> Non
     assert len(done.stdout.splitlines()) >= 2
 
 
+@pytest.mark.one_in(1)
 def test_logprobs_come_as_a_client_of_openai_reads_them(served: Served) -> None:
     with served.openai() as client:
         asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
@@ -263,6 +269,7 @@ ASKERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(1)
 def test_the_main_dialogue_a_title_and_a_sub_agent_under_one_id_at_once_harm_no_head(served: Served) -> None:
     """T9: the ids of a client name a group; the tokens tell who goes on where."""
     together = threading.Barrier(len(ASKERS))

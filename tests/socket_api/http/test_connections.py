@@ -76,6 +76,7 @@ def test_a_target_as_proxies_get_it_is_answered(server: HttpThread) -> None:
         assert status_of(spoken(server, head)) == status
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("head", [b"GET /healthz", b"POST /v1/sessions", b"POST /v1/chat/completions", b"POST /mcp"])
 def test_a_body_that_stalls_ends_its_connection(begin: Begin, head: bytes) -> None:
     """Whether a route waits for the body or not, and though more of it comes."""
@@ -90,6 +91,7 @@ def test_a_body_that_stalls_ends_its_connection(begin: Begin, head: bytes) -> No
     server.wait_until(lambda: server.server.works == 0)
 
 
+@pytest.mark.one_in(1)
 def test_a_body_that_nobody_waits_for_and_that_ends_keeps_its_connection(begin: Begin) -> None:
     server, health = begin(body_timeout_s=1.0), b'{"status":"ok"}'
 
@@ -259,6 +261,7 @@ LONG = b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n"
 SHORT = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
+@pytest.mark.one_in(1)
 def test_a_client_that_takes_no_answer_loses_its_connection(begin: Begin) -> None:
     server = begin(stall_timeout_s=0.1)
     with connected(server) as client:

@@ -12,6 +12,7 @@ from torpor.tests.text_cases import Case, cases_in
 CASES = [pytest.param(case, id=f"{case.file.stem}: {case.title}") for case in cases_in(FOLDER)]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("case", CASES)
 def test_a_client_is_told_what_the_exchange_says(server: HttpThread, case: Case) -> None:
     play(case, server)

@@ -32,6 +32,7 @@ def with_client(server: HttpThread, use: Callable[[Client], Awaitable[Any]], *, 
     return asyncio.run(run())
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
 @pytest.mark.parametrize("on_unix", [True, False])
 def test_a_session_is_talked_with_put_to_sleep_and_listed(server: HttpThread, on_unix: bool, mode: Any) -> None:

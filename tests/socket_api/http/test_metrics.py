@@ -52,6 +52,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Metric], d
     return {each.name: each for each in text_string_to_metric_families(text)}, why
 
 
+@pytest.mark.one_in(1)
 def test_a_real_parser_reads_each_figure_and_its_sums_fit(told: Any) -> None:
     families, _ = told
     assert len(families) > 40

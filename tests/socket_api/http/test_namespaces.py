@@ -116,6 +116,7 @@ def paths_of(path: str, names: Mapping[str, tuple[str, ...]]) -> list[str]:
     return [each + more for each in found for more in ("", *QUERIES.get(path, ()))]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("method", "path"), [each for each in ROUTES if each != ("GET", "/v1/events")])
 def test_no_route_tells_another_namespace_anything(
     served: Served, names: Mapping[str, tuple[str, ...]], method: str, path: str
@@ -141,6 +142,7 @@ def test_what_they_have_is_as_it_was_before_others_asked(served: Served, names: 
         assert their.get(f"/v1/conversations/{names['conversation_id'][0]}").json().get("metadata") == {}
 
 
+@pytest.mark.one_in(1)
 def test_events_tell_of_nothing_that_another_namespace_does(
     served: Served, names: Mapping[str, tuple[str, ...]]
 ) -> None:

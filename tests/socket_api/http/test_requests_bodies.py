@@ -67,6 +67,7 @@ print(tracemalloc.get_traced_memory()[1] / len(body))
 """
 
 
+@pytest.mark.one_in(1)
 def test_the_check_builds_nothing_of_a_body() -> None:
     """In a process of its own: what threads of other tests take counts, too."""
     peak = subprocess.run([sys.executable, "-c", _PEAK_OF_A_CHECK], check=True, capture_output=True).stdout

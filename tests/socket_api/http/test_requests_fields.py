@@ -79,6 +79,7 @@ def test_a_picture_in_the_newest_message_is_refused(server: HttpThread, path: st
     assert not server.service.calls
 
 
+@pytest.mark.one_in(1)
 @each_path
 @pytest.mark.parametrize(
     ("given", "arguments"),

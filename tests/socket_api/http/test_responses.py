@@ -98,6 +98,7 @@ def test_each_item_that_comes_back_names_its_answer(server: HttpThread, kept: in
     assert "after" not in given
 
 
+@pytest.mark.one_in(1)
 def test_what_is_long_is_not_repeated_with_each_event(server: HttpThread) -> None:
     long = "a" * 300_000
     for given in ({"text": {"more": long}}, {"tool_choice": {"type": "auto", "more": [[1] * 200_000]}}):

@@ -77,6 +77,7 @@ def require_all_told_again(client: openai.OpenAI, named: list[Any]) -> None:
     )
 
 
+@pytest.mark.one_in(1)
 def test_an_old_response_is_forked_and_a_deleted_one_is_gone(served: Served) -> None:
     import openai
 
@@ -105,6 +106,7 @@ def test_an_old_response_is_forked_and_a_deleted_one_is_gone(served: Served) -> 
         assert counted.input_tokens == on.usage.input_tokens
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_that_is_not_stored_cannot_be_retrieved_and_its_items_still_find_its_session(
     served: Served, stream: bool
@@ -138,6 +140,7 @@ def test_a_response_that_is_not_stored_cannot_be_retrieved_and_its_items_still_f
         assert asked(client, stream=False, input=named).status == "incomplete"
 
 
+@pytest.mark.one_in(1)
 def test_what_clients_make_of_items_on_the_way_still_hits(served: Served) -> None:
     """Ids dropped or made anew, and blanks around an answer, as opencode, pi and LangChain do."""
     tool: Any = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
@@ -157,6 +160,7 @@ def test_what_clients_make_of_items_on_the_way_still_hits(served: Served) -> Non
         assert again.usage.input_tokens_details.cached_tokens == told.usage.total_tokens
 
 
+@pytest.mark.one_in(1)
 def test_references_in_place_of_the_assistants_items_read_only_what_is_new(served: Served) -> None:
     """As the AI SDK writes them: the user's messages in full, a reference for each item of the model."""
     tool: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
@@ -174,6 +178,7 @@ def test_references_in_place_of_the_assistants_items_read_only_what_is_new(serve
             assert told.usage.input_tokens_details.cached_tokens == held
 
 
+@pytest.mark.one_in(1)
 def test_what_stands_before_a_reference_is_read(served: Served) -> None:
     """An edited or shortened history, and a developer's message, are no other dialogue's state."""
     with served.openai() as client:
@@ -205,6 +210,7 @@ def test_the_items_of_an_answer_find_its_session_whatever_the_request_is_called(
         assert sessions == {"torpor://default/by-item"}
 
 
+@pytest.mark.one_in(1)
 def test_a_stream_and_a_whole_answer_say_the_same(served: Served) -> None:
     """QC3."""
     with served.openai() as client:

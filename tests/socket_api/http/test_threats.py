@@ -71,6 +71,7 @@ def answered_in(
 # --- connections
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.heavy)])
 def test_connections_by_the_thousand_that_say_nothing_lock_nobody_out_threat_41(served: Served, count: int) -> None:
     """Half of them begin a request, and go on with it never."""
@@ -110,6 +111,7 @@ def test_a_body_of_4_gib_is_refused_before_it_is_sent_threat_43(server: HttpThre
         assert int(client.recv(4096).split()[1]) in (400, 413)
 
 
+@pytest.mark.one_in(1)
 @on_linux
 @pytest.mark.parametrize("count", [60, pytest.param(10_000, marks=pytest.mark.heavy)])
 def test_clients_that_leave_at_any_moment_leave_nothing_behind_threat_45(served: Served, count: int) -> None:
@@ -284,6 +286,7 @@ def test_neither_texts_nor_tokens_are_logged_and_all_files_are_the_owners_threat
     assert token not in said.out + said.err
 
 
+@pytest.mark.one_in(1)
 def test_a_token_does_not_tell_what_those_of_another_have_read_threat_61(served: Served) -> None:
     """What one namespace has read makes no answer of another cheaper."""
     long = [{"role": "user", "content": f"{SECRET} " * 60}]
@@ -308,6 +311,7 @@ def test_a_token_is_told_of_no_request_for_another_namespace_threat_61(served: S
         assert "of-the-owner" not in other.get("/v1/why", params={"by": "session", "namespace": "default"}).text
 
 
+@pytest.mark.one_in(1)
 def test_no_number_tells_a_token_that_another_namespace_has_the_same_words_threat_61(served: Served) -> None:
     """Equal blocks lie in the store once, whoever wrote them. Every answer about a session is the same as about one
     with words that nobody has."""

@@ -18,7 +18,7 @@ from torpor.cli.view.live import Live
 from torpor.socket_api import Client
 from torpor.tests.socket_api.http.serving import Served, serving
 
-LONG: Final = "The sluice of the north lock is opened by hand, at the second bell. " * 40
+LONG: Final = "The sluice of the north lock is opened by hand, at the second bell. " * 12
 SYSTEM: Final = {"role": "system", "content": f"It is 06:30. {LONG}"}
 LATER: Final = {"role": "system", "content": f"It is 07:45. {LONG}"}
 HELLO: Final = {"role": "user", "content": "Hello!"}
@@ -70,8 +70,8 @@ def test_all_fronts_tell_the_same_of_each_cause(worked: Any, capsys: pytest.Capt
     served, _ = worked
     rows = {row["key"]: row for row in told_by_http(served, "/v1/why?by=cause")["rows"]}
     assert {"new", "hit", "no_whole_block", "clock", "message", "stripped", "recomputed"} <= rows.keys()
-    assert (rows["new"]["read_again_tokens"], rows["stripped"]["read_again_tokens"] > 500) == (0, True)
-    assert rows["clock"]["read_tokens"] > rows["clock"]["read_again_tokens"] > 500, "all but the time stood there"
+    assert (rows["new"]["read_again_tokens"], rows["stripped"]["read_again_tokens"] > 150) == (0, True)
+    assert rows["clock"]["read_tokens"] > rows["clock"]["read_again_tokens"] > 150, "all but the time stood there"
 
     socket = str(served.socket.with_name("t.sock"))
     assert run(["why", "--all", "--json", "--socket", socket]) == 0

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from torpor.daemon.api.events import NEVER_SENT
@@ -39,6 +40,7 @@ def test_a_tool_has_the_fields_of_its_verb_with_their_bounds() -> None:
     assert fork["properties"]["name"]["maxLength"] == fork["properties"]["session"]["maxLength"] > 0
 
 
+@pytest.mark.one_in(1)
 def test_a_program_talks_with_the_daemon_over_standard_streams(short_path: Path, daemon: RealDaemon) -> None:
     """T9: a session over MCP is the one that every other client has."""
     command = ["-m", "torpor.cli.main", "mcp", "--socket", str(short_path / "t.sock"), "--namespace", "team"]

@@ -242,6 +242,7 @@ async def test_clients_that_announce_much_and_send_little_keep_nobody_waiting(st
     assert state.server.connections == 9, "and nobody minds the slow ones"
 
 
+@pytest.mark.one_in(1)
 @serving(frame_timeout_s=1000, max_request_bytes=24_000_000)
 async def test_who_sends_slowly_while_others_wait_for_the_room_that_it_holds_is_dropped_and_they_go_on(
     state: Running, monkeypatch: pytest.MonkeyPatch
@@ -258,6 +259,7 @@ async def test_who_sends_slowly_while_others_wait_for_the_room_that_it_holds_is_
     assert (await other.answer(2))["type"] == "result"
 
 
+@pytest.mark.one_in(1)
 @serving(frame_timeout_s=1000, max_request_bytes=24_000_000)
 async def test_a_daemon_that_stood_still_drops_nobody_for_it(state: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threats 41 and 44. What was sent meanwhile waits in the socket, and was not slow."""
@@ -275,6 +277,7 @@ async def test_a_daemon_that_stood_still_drops_nobody_for_it(state: Running, mon
     assert (await other.answer(2))["type"] == "result"
 
 
+@pytest.mark.one_in(1)
 @serving(max_request_bytes=20_000_000)
 async def test_halves_of_frames_never_keep_each_other_from_becoming_whole(state: Running) -> None:
     """Threat 44: more is sent at once than there is room for, and all of it is served, within the bound."""
@@ -364,6 +367,7 @@ async def test_a_client_that_takes_no_bytes_is_dropped_after_the_stall_deadline(
         await state.until_left()
 
 
+@pytest.mark.one_in(1)
 @serving(stall_timeout_s=0.2, max_waiting_reply_bytes=100_000)
 async def test_a_flood_of_bad_requests_is_read_no_faster_than_its_answers_are_taken(state: Running) -> None:
     """Threat 44 for refusals: what waits for a client that only sends is bounded, and then the client is dropped."""

@@ -97,6 +97,7 @@ def test_a_supervisor_is_told_at_a_file_or_at_a_name_of_the_kernel_s(
         assert told.recv(99) == b"READY=1"
 
 
+@pytest.mark.one_in(1)
 def test_a_supervisor_is_told_when_the_daemon_is_ready_and_when_it_stops(
     daemons: list[Daemon], short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

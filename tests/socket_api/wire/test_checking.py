@@ -24,6 +24,7 @@ FOLD = {"session": "s", "name": "other"}
 DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"x": inner}, range(33), {})
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("name", "raw", "said"),
     [

@@ -200,6 +200,7 @@ nested = st.recursive(
 )
 
 
+@pytest.mark.one_in(1)
 @given(nested | st.dictionaries(st.text(max_size=2), nested, max_size=3), st.booleans(), st.data())
 def test_what_is_read_in_pieces_is_the_same_frame_or_the_same_refusal(
     message: object, damaged: bool, data: st.DataObject

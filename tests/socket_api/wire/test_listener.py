@@ -54,6 +54,7 @@ def test_folder_and_socket_are_ours_alone_whatever_the_umask(path: Path, umask: 
 NOBODY = 1577
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o277, 0o777])
 def test_a_user_who_is_not_root_gets_a_folder_that_he_can_use_whatever_the_umask(path: Path, umask: int) -> None:
     """Root opens a folder of any mode, so the file's tests, run as root, would not see one that shuts its owner out."""

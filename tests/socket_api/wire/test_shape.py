@@ -72,6 +72,7 @@ def test_values_are_counted_unless_they_are_a_run_of_token_ids() -> None:
         require_bounded(msgpack.packb([-1] * many), max_values=600)
 
 
+@pytest.mark.one_in(1)
 def test_integers_of_a_frame_are_bounded_even_in_several_lists() -> None:
     half = list(range(100)) * (MAX_ARRAY_ITEMS // 150)
     require_bounded(msgpack.packb([half]), max_values=1000)
@@ -96,6 +97,7 @@ def test_runs_of_every_integer_width_are_walked_exactly() -> None:
         require_bounded(payload, max_values=one_by_one - 1)
 
 
+@pytest.mark.one_in(1)
 def test_hostile_mixes_cost_no_more_than_a_walk() -> None:
     """255 integers and a string, again and again, must not start a run that fails each time. Only printed, not judged:
     the assertion is that the walk ends at the bound on values."""
