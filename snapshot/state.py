@@ -32,7 +32,8 @@ class LiveState:
     passes: the model calls that read the ledger, and the tokens of each.
     checkpoints: whole state at earlier positions, of caches that cannot go back.
     computed_tokens: how many tokens the model has computed for this state since it came into memory; 0 after a wake.
-    is_lost: whether its caches are gone, because there was no memory to take them out of a batch.
+    is_lost: whether it is not to be used any more: its caches are gone, because there was no memory to take them out of
+        a batch; or nobody may be told of its last tokens.
     """
 
     tokens: array[int]

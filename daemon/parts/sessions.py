@@ -251,7 +251,7 @@ class SessionParts:
                     if durable and live.dirty and not self._store.journal.keeps(live):
                         await self.keep_whole(live)
             finally:
-                if not live.is_mere_look:  # else its newest version is what was said
+                if not live.is_mere_look and not live.state.is_lost:  # else what is durable is what was said
                     self.heads.note(live)
 
     async def keep_whole(self, live: Session) -> None:

@@ -32,8 +32,8 @@ class AwakeSessions(dict[SessionUri, Session]):
             self.on_drop(uri)
 
     def drop_if_lost(self, uri: SessionUri) -> bool:
-        """Drop a session that lost its state for lack of memory: what is durable of it is left. Gives whether it was
-        dropped."""
+        """Drop a session that lost its state for lack of memory, or whose last turn was refused: what is durable of it
+        is left. Gives whether it was dropped."""
         live = self.get(uri)
         if live is None or not live.state.is_lost:
             return False

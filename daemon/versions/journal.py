@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-from ...memvid.errors import Corruption, LimitExceeded, RemoteUnreachable, StoreError
+from ...memvid.errors import Corruption, LimitExceeded, RemoteError, RemoteUnreachable, StoreError
 from ...memvid.format.journal import JournalRecord
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
@@ -123,11 +123,18 @@ class TurnJournal:
             StoreError: it is not durable. The session has it in memory.
             LeaseLost: another machine may have the session by now, so nothing is told.
             RemoteError: it was to be durable in the remote first, and is not there, as far as is known.
+            With both, the session leaves memory at the end of the request, and is as it was last told.
         """
-        self._require_lease(session)
-        if self.keeps(session) and session.dirty and session.state.tokens:
-            await in_any_case(self._acknowledge(session))
-            self._require_lease(session)  # a flush may take long
+        try:
+            self._require_lease(session)
+            if self.keeps(session) and session.dirty and session.state.tokens:
+                await in_any_case(self._acknowledge(session))
+                self._require_lease(session)  # a flush may take long
+        except RemoteError:
+            # A later version would have what nobody was told, beside what another machine goes on with. Where no
+            # journal keeps the turns, memory alone has those that were told.
+            session.state.is_lost = session.state.is_lost or self.keeps(session)
+            raise
 
     async def _send(self, session: Session) -> bool:
         """Where each turn has to survive this machine, send it before it is durable here: what this machine comes back

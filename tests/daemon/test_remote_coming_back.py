@@ -89,6 +89,34 @@ async def test_a_turn_that_was_not_sent_is_not_kept_beside_what_others_add(
         assert list(one.live("s").state.tokens) == [*BEGUN, *YET_MORE]
 
 
+async def test_a_turn_that_was_refused_leaves_memory_with_its_answer(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the last sleep of a stop would make a version of it, beside what another machine has added. What was told is
+    there, and a client that asks again finds the turn once."""
+    async with machine("one", **FAST) as one, machine("two", **FAST) as two:
+        await one.asleep("s", BEGUN)
+        await freed(one)
+        await one.service.append("s", tokens=MORE)
+        with monkeypatch.context() as patch:
+            patch.setattr(Remote, "send_turns", _fails)
+            with pytest.raises(RemoteUnreachable):
+                await one.service.append("s", tokens=LAST)
+        await one.service.append("s", tokens=LAST)
+        assert list(one.live("s").state.tokens) == [*BEGUN, *MORE, *LAST]
+        with monkeypatch.context() as patch:
+            patch.setattr(Remote, "send_turns", _fails)
+            with pytest.raises(RemoteUnreachable):
+                await one.service.append("s", tokens=LAST)
+        remote_of(one).leases[S].release(asleep=True)  # as if it had run out
+        await two.wake("s")
+        await two.service.append("s", tokens=YET_MORE)
+        await one.service.close()
+    async with machine("one", **FAST) as one:
+        await one.wake("s")
+        assert list(one.live("s").state.tokens) == [*BEGUN, *MORE, *LAST, *YET_MORE]
+
+
 async def _fails(*_: Any) -> bool:
     raise RemoteUnreachable("No answer.")
 
