@@ -35,6 +35,10 @@ class Killable:
         assert self._process is not None, "it was never started"
         return self._process
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> dict[str, Any]:
         """Give what it says once it is ready."""
         with (self._log or Path("/dev/null")).open("a") as log:

@@ -1,8 +1,12 @@
-"""Sessions that move between machines, which are killed and cut off: what was told is there once, wherever it goes on.
+"""Sessions that move between machines, which are killed, stand still, are cut off, and have their clocks set: what was
+told is there once, wherever it goes on.
 
-Each machine is a daemon with a store of its own; all have one remote, short leases, and send each turn before it is
-told. Clients take random sessions at random machines, several the same one at a time. A turn is a number of its own, in
-tokens: so the tokens of a session at the end are its history, and are compared with what was told and when.
+Each machine is a daemon with a store and a network of its own; all have one remote, and short leases. Clients take
+random sessions at random machines, several the same one at a time. A turn is a number of its own, in tokens: so the
+tokens of a session at the end are its history, and are compared with what was told and when.
+
+Where turns are sent only some time after they were told, a session may go on at two places. Then a client does what the
+refusal says: it keeps what is here as a fork, removes it, and wakes what the remote has.
 
 Run as a script: `python tests/load/moving.py --help`.
 """
@@ -18,29 +22,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 from torpor.errors import TorporError
 from torpor.socket_api import Client, RemoteError
-from torpor.tests.load.killable import Killable
+from torpor.tests.load.history import NO_ANSWER, Told, Turns, tokens_of, wake_in_time
+from torpor.tests.load.machines import Machine
+from torpor.tests.memvid.remote.bucket_server import BucketServer
 
-TORPOR = Path(sys.executable).with_name("torpor")
-FIRST_TOKEN, DIGITS = 300, 2000
-"""Two tokens are the number of a turn: plain ones of the demo model."""
-
-NO_ANSWER = ("lease_held", "lease_lost", "remote_unreachable", "remote_unclear", "head_replayed")
-"""Refusals: the turn was not told. It may be there all the same, once."""
+CUTS = ("cut_before", "silent")
+"""What meets each request of a machine that is cut off: no connection, or no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """turn_tokens: of each turn. fault_s: seconds between two faults, none if None. stop_s: for how long a machine
-    stands still, longer than its lease."""
+    """turn_tokens: of each turn. remote_turns: as --remote-turns of the daemons. fault_s: seconds between two faults,
+    none if None. stop_s: for how long a machine stands still or is cut off, longer than its lease. clock_s: by how much
+    a clock is set forward or back. compared: sessions whose state is compared, all if None."""
 
     machines: int = 2
     sessions: int = 50
@@ -48,45 +49,27 @@ class Plan:
     clients: int = 6
     turn_tokens: int = 40
     lease_s: int = 2
+    remote_turns: str = "0"
     fault_s: float | None = 8.0
     stop_s: float = 3.0
+    clock_s: int = 3600
     compared: int | None = None
     seed: int = 1
-
-    def tokens(self, turn: int) -> list[int]:
-        """What a turn appends: its number, and tokens that follow from it."""
-        number = [FIRST_TOKEN + turn // DIGITS, FIRST_TOKEN + turn % DIGITS]
-        return [*number, *random.Random(turn).choices(range(FIRST_TOKEN, 4000), k=self.turn_tokens - 2)]
-
-    def turns_in(self, tokens: Sequence[int]) -> list[int] | None:
-        """The turns of which a session consists; None: it has other tokens."""
-        size = self.turn_tokens
-        turns = [
-            (tokens[at] - FIRST_TOKEN) * DIGITS + tokens[at + 1] - FIRST_TOKEN for at in range(0, len(tokens) - 1, size)
-        ]
-        return turns if [token for turn in turns for token in self.tokens(turn)] == list(tokens) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A turn that was answered: how many tokens the session had then; from when to when it was asked for, by one
-    clock; and at which machine."""
-
-    turn: int
-    token_count: int
-    begun_s: float
-    told_s: float
-    machine: int
 
 
 @dataclass
 class Report:
-    """What came of it. wrong: every sentence is a failure of a promise."""
+    """What came of it. parted: how often a session had gone on at two places. only_in_forks: told turns that only such
+    a fork has. wrong: every sentence is a failure of a promise."""
 
     told: int = 0
     moves: int = 0
     kills: int = 0
     stops: int = 0
+    cuts: int = 0
+    clock_steps: int = 0
+    parted: int = 0
+    only_in_forks: int = 0
     untold_there: int = 0
     compared: int = 0
     seconds: float = 0.0
@@ -94,28 +77,20 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
 
-class Machine(Killable):
-    """A daemon with a store of its own. up: it is not about to be killed."""
-
-    def __init__(self, folder: Path, remote: Path, plan: Plan) -> None:
-        folder.mkdir()
-        command = [str(TORPOR), "serve", "--store", str(folder / "store"), "--socket", str(folder / "t.sock"), "--json"]
-        command += ["--deterministic", "--model", f"demo={DEMO_MODEL_FOLDER}", "--remote", f"file://{remote}"]
-        command += ["--remote-lease", str(plan.lease_s), "--remote-turns", "0"]
-        self.up = threading.Event()
-        super().__init__(folder / "t.sock", command, log=folder / "log")
-
-
 class Moving:
     """The clients, the faults, and what was told of each session."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: Plan, folder: Path, bucket_port: int) -> None:
         self.plan, self.report = plan, Report()
-        remote = folder / "remote"
-        remote.mkdir()
-        self.machines = [Machine(folder / f"m{number}", remote, plan) for number in range(plan.machines)]
+        self.turns = Turns(plan.turn_tokens)
+        self.machines = [
+            Machine(folder / f"m{number}", bucket_port, lease_s=plan.lease_s, turns=plan.remote_turns)
+            for number in range(plan.machines)
+        ]
         self.told: list[list[Told]] = [[] for _ in range(plan.sessions)]
-        self._turns = itertools.count()
+        self._forks: dict[str, tuple[str, int]] = {}  # of which session, and at which machine
+        self._parting = [threading.Lock() for _ in self.machines]
+        self._numbers = itertools.count()
         self._counting = threading.Lock()
         self._left = plan.turns
         self._done = threading.Event()
@@ -123,10 +98,10 @@ class Moving:
     def run(self) -> None:
         """All turns, then the end of each session at each machine."""
         begun = time.monotonic()
-        for machine in self.machines:
-            machine.start()
-            machine.up.set()
         try:
+            for machine in self.machines:
+                machine.start()
+                machine.up.set()
             with ThreadPoolExecutor(self.plan.clients + 1) as pool:
                 faults = pool.submit(self._do_harm)
                 try:
@@ -138,7 +113,7 @@ class Moving:
             self._check()
         finally:
             for machine in self.machines:
-                machine.kill()
+                machine.close()
         self.report.told = sum(map(len, self.told))
         self.report.seconds = time.monotonic() - begun
 
@@ -146,20 +121,36 @@ class Moving:
 
     def _do_harm(self) -> None:
         chosen = random.Random(f"{self.plan.seed}/harm")
-        while self.plan.fault_s is not None and not self._done.wait(self.plan.fault_s):
-            machine = chosen.choice(self.machines)
-            if chosen.random() < 0.5:
-                machine.up.clear()
-                machine.kill()
-                self._done.wait(chosen.choice([0.0, 1.5 * self.plan.lease_s]))
-                machine.start()
-                machine.up.set()
-                self.report.kills += 1
-            else:
-                machine.process.send_signal(signal.SIGSTOP)
-                self._done.wait(self.plan.stop_s)
-                machine.process.send_signal(signal.SIGCONT)
-                self.report.stops += 1
+        for harm in itertools.cycle([self._kill, self._stop, self._cut_off, self._set_clock]):
+            if self.plan.fault_s is None or self._done.wait(self.plan.fault_s):
+                return
+            harm(chosen.choice(self.machines), chosen)
+
+    def _kill(self, machine: Machine, chosen: random.Random) -> None:
+        """Once it runs again, others have its sessions, or not yet."""
+        machine.up.clear()
+        machine.kill()
+        self._done.wait(chosen.choice([0.0, 1.5 * self.plan.lease_s]))
+        machine.start()
+        machine.up.set()
+        self.report.kills += 1
+
+    def _stop(self, machine: Machine, _: random.Random) -> None:
+        machine.process.send_signal(signal.SIGSTOP)
+        self._done.wait(self.plan.stop_s)
+        machine.process.send_signal(signal.SIGCONT)
+        self.report.stops += 1
+
+    def _cut_off(self, machine: Machine, chosen: random.Random) -> None:
+        machine.cut_off(chosen.choice(CUTS))
+        self._done.wait(self.plan.stop_s)
+        machine.cut_off(None)
+        self.report.cuts += 1
+
+    def _set_clock(self, machine: Machine, chosen: random.Random) -> None:
+        """An hour forward or back, and the next time right again."""
+        machine.set_clock(0.0 if machine.clock_is_off_s else chosen.choice([-1, 1]) * self.plan.clock_s)
+        self.report.clock_steps += 1
 
     def _client(self, number: int) -> None:
         chosen = random.Random(f"{self.plan.seed}/client/{number}")
@@ -178,22 +169,16 @@ class Moving:
 
     def _turn(self, session: int, at: int, links: dict[int, Client]) -> None:
         """One turn, which is told or not; the same turn is asked for once."""
-        turn, name, machine = next(self._turns), f"s{session}", self.machines[at]
+        turn, name, machine = next(self._numbers), f"s{session}", self.machines[at]
         machine.up.wait()
         try:
             link = links[at] = links.get(at) or Client(machine.socket)
-            try:
-                link.wake(name)
-            except RemoteError as error:
-                if error.code != "session_not_found":
-                    raise
-            begun = time.monotonic()
-            answer = link.append(name, tokens=self.plan.tokens(turn), create=True)
-            told = Told(turn, answer.token_count, begun, time.monotonic(), at)
-            with self._counting:
-                known = self.told[session]
-                self.report.moves += bool(known) and known[-1].machine != at
-                known.append(told)
+            if self._wake(link, name, at):
+                told = self.turns.ask(link, name, turn, at)
+                with self._counting:
+                    known = self.told[session]
+                    self.report.moves += bool(known) and known[-1].machine != at
+                    known.append(told)
         except RemoteError as error:
             with self._counting:
                 self.report.refused[error.code] = self.report.refused.get(error.code, 0) + 1
@@ -204,6 +189,32 @@ class Moving:
                 self.report.refused["no answer"] = self.report.refused.get("no answer", 0) + 1
             if (broken := links.pop(at, None)) is not None:
                 broken.close()
+
+    def _wake(self, link: Client, name: str, at: int) -> bool:
+        """False: it had gone on at two places, and was removed here. Raises RemoteError."""
+        try:
+            link.wake(name)
+        except RemoteError as error:
+            if error.code == "diverged" and self.plan.remote_turns != "0":
+                self._part(link, name, at)
+                return False
+            if error.code != "session_not_found":
+                raise
+        return True
+
+    def _part(self, link: Client, name: str, at: int) -> None:
+        """Keep what is here as a fork, and remove it, unless another client has done so."""
+        with self._parting[at]:
+            try:
+                link.wake(name)
+            except RemoteError as error:
+                if error.code != "diverged":
+                    raise
+                self.report.parted += 1
+                fork = f"{name}-{at}-{self.report.parted}"
+                self._forks[fork] = name, at
+                link.fork(name, fork)
+                link.delete(name)
 
     def _wrong(self, sentence: str) -> None:
         with self._counting:
@@ -217,44 +228,44 @@ class Moving:
             if not told:
                 continue
             name = f"s{session}"
-            ledgers = [self._ledger(machine, name) for machine in self.machines]
+            ledgers = [self._ledger(at, name) for at in range(self.plan.machines)]
             if any(ledger != ledgers[0] for ledger in ledgers):
                 self._wrong(f"{name} has {[len(ledger) for ledger in ledgers]} tokens at the machines")
-            turns = self.plan.turns_in(ledgers[-1])
-            if turns is None:
+            forks = [self._ledger(at, fork, is_fork=True) for fork, (of, at) in [*self._forks.items()] if of == name]
+            lines = [self.turns.turns_in(tokens) for tokens in [ledgers[-1], *forks]]
+            if any(line is None for line in lines):
                 self._wrong(f"{name} has tokens that are no turn")
                 continue
-            self.report.wrong += judge(name, turns, told, self.plan.turn_tokens)
-            self.report.untold_there += len(turns) - len(told)
+            turns, *parted = [line for line in lines if line is not None]
+            self.report.wrong += self.turns.judge(name, [turns, *parted], told)
+            self.report.only_in_forks += len({each.turn for each in told} - set(turns))
+            self.report.untold_there += len(set(turns) - {each.turn for each in told})
             if session in compared:
                 self._compare(self.machines[-1], name, turns)
 
-    def _ledger(self, machine: Machine, name: str) -> list[int]:
-        """All tokens of a session, once it is awake at a machine."""
-        with Client(machine.socket) as client:
-            until = time.monotonic() + 60
-            while True:
+    def _ledger(self, at: int, name: str, *, is_fork: bool = False) -> list[int]:
+        """All tokens of a session, once it is awake at a machine. is_fork: it may never have been made."""
+        with Client(self.machines[at].socket) as client:
+            try:
                 try:
-                    client.wake(name)
-                    break
+                    wake_in_time(client, name, 60)
                 except RemoteError as error:
-                    if error.code not in NO_ANSWER or time.monotonic() > until:
-                        self._wrong(f"{name} does not wake at the end: {error.code}: {error}")
-                        return []
-                    time.sleep(0.1)
-            tokens: list[int] = []
-            while True:
-                page = client.contents(name, start=len(tokens), tokens=True)
-                tokens += page.tokens
-                if page.following is None:
-                    return tokens
+                    if error.code != "diverged" or self.plan.remote_turns == "0":
+                        raise
+                    self._part(client, name, at)
+                    wake_in_time(client, name, 60)
+            except RemoteError as error:
+                if not (is_fork and error.code == "session_not_found"):
+                    self._wrong(f"{name} does not wake at the end: {error.code}: {error}")
+                return []
+            return tokens_of(client, name)
 
     def _compare(self, machine: Machine, name: str, turns: Sequence[int]) -> None:
         """The state computes what one computes that read the same tokens in the same calls, there."""
         with Client(machine.socket) as client:
             control = f"control-{name}"
             for turn in turns:
-                client.append(control, tokens=self.plan.tokens(turn), create=True)
+                client.append(control, tokens=self.turns.tokens(turn), create=True)
             ended = [client.generate(each, max_tokens=4, prove=True) for each in (name, control)]
             client.delete(control)
         if ended[0].tokens != ended[1].tokens or ended[0].final_logits_blake3 != ended[1].final_logits_blake3:
@@ -262,32 +273,13 @@ class Moving:
         self.report.compared += 1
 
 
-def judge(name: str, turns: Sequence[int], told: Sequence[Told], turn_tokens: int) -> list[str]:
-    """What is wrong with the turns of a session, beside those that were told."""
-    wrong, places = [], {turn: at for at, turn in enumerate(turns)}
-    if len(places) != len(turns):
-        twice = [turn for turn, count in Counter(turns).items() if count > 1]
-        wrong.append(f"{name} has turns twice: {twice}")
-    for each in told:
-        if each.turn not in places:
-            wrong.append(f"{name} was told turn {each.turn} by machine {each.machine}, and it is lost")
-        elif each.token_count != (places[each.turn] + 1) * turn_tokens:
-            wrong.append(f"{name} was told turn {each.turn} with {each.token_count} tokens, and it ends elsewhere")
-    counts = Counter(each.token_count for each in told)
-    wrong += [f"{name} was told {count} turns that end at {place}" for place, count in counts.items() if count > 1]
-    for one, other in itertools.permutations(told, 2):
-        if one.told_s < other.begun_s and places.get(one.turn, -1) > places.get(other.turn, len(turns)):
-            wrong.append(f"{name} has turn {other.turn} before turn {one.turn}, which was told before it began")
-    return wrong
-
-
 def run(plan: Plan) -> Report:
-    with tempfile.TemporaryDirectory(prefix="torpor-moving-") as folder:
-        moving = Moving(plan, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="torpor-moving-") as folder, BucketServer() as bucket:
+        moving = Moving(plan, Path(folder), bucket.port)
         moving.run()
         if moving.report.wrong:
             for machine in moving.machines:
-                print((machine.socket.parent / "log").read_text()[-3000:], file=sys.stderr)
+                print((machine.folder / "log").read_text()[-3000:], file=sys.stderr)
         return moving.report
 
 
@@ -295,8 +287,9 @@ def main() -> int:
     """Run it and print what came of it, as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     plan = Plan()
-    for name in ("machines", "sessions", "turns", "clients", "turn_tokens", "lease_s", "compared", "seed"):
+    for name in ("machines", "sessions", "turns", "clients", "turn_tokens", "lease_s", "clock_s", "compared", "seed"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plan, name))
+    parser.add_argument("--remote-turns", default=plan.remote_turns, help="as of `torpor serve`")
     parser.add_argument("--fault-s", type=float, default=plan.fault_s, help="0: none")
     parser.add_argument("--stop-s", type=float, default=plan.stop_s)
     options = vars(parser.parse_args())
