@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ...daemon.api.waking import WakeResult
 from ...memvid.units import format_bytes, format_count, format_plural
@@ -15,6 +15,10 @@ from ..reach.store_view import find_missing
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
 from ..view.wake_remarks import remark_on_look, remark_on_wake, write_plan
+
+if TYPE_CHECKING:
+    from ...daemon.api.events import WorkEvent
+    from ..reach.daemon_link import OnEvent
 
 AtOption = Annotated[
     int | None,
@@ -72,13 +76,32 @@ def wake(
         return
     with connect(socket) as client, progress_of(output, "wake") as on_event:
         place = Path(client.status().store)
-        result = client.wake(session, at_token=at, strict=strict, on_event=on_event)
+        result = client.wake(session, at_token=at, strict=strict, on_event=_telling(output, session, on_event))
         result = replace(result, unreadable=(*result.unreadable, *find_missing(place, result.session)))
         ignore_interrupts()
     if not output.told("wake", result):
         output.line(_line(result))
     remark_on_wake(output, result)
     remark_on_look(output, result.session, result.look)
+
+
+def _telling(output: Output, session: str, on_event: OnEvent) -> OnEvent:
+    """Also say, once, that another machine is asked for the session."""
+    from ...daemon.api.events import ProgressEvent
+
+    asked = list[str | None]()
+
+    def told(event: WorkEvent) -> None:
+        if not isinstance(event, ProgressEvent) or event.stage != "handover":
+            on_event(event)
+        elif not asked:
+            asked.append(event.machine)
+            output.remark(
+                f"[dim]asking[/] {plain(event.machine)} [dim]for[/] {plain(session)}[dim]: it comes once no request"
+                " uses it there, and that machine has sent it. Ctrl-C leaves it there.[/]"
+            )
+
+    return told
 
 
 def _line(woken: WakeResult) -> str:
@@ -89,8 +112,9 @@ def _line(woken: WakeResult) -> str:
     again = woken.provenance.recomputed
     if again and not again.same_logits:
         canary = "not_run"  # a part has other bits, as the remark says: two lines must not contradict each other
+    came = f", from {plain(woken.came_from)} in {format_seconds(woken.waited_seconds)}" if woken.came_from else ""
     return (
-        f"{plain(woken.session)}  awake at version {woken.version}: {tokens},"
+        f"{plain(woken.session)}  awake at version {woken.version}{came}: {tokens},"
         f" {format_count(woken.tokens_prefilled)} of them prefilled, {format_bytes(woken.bytes_read)} read"
-        f" in {format_seconds(woken.seconds)}{_CANARY[canary]}"
+        f" in {format_seconds(woken.seconds - woken.waited_seconds)}{_CANARY[canary]}"
     )

@@ -14,15 +14,17 @@ from .logprobs import TokenLogprobs
 from .records import Request
 from .sampling import TokenId
 
-Stage = Literal["prefill", "sleep", "wake", "analyze", "download"]
+Stage = Literal["prefill", "sleep", "wake", "analyze", "download", "handover"]
 
 
 class ProgressEvent(Result):
-    """How far a stage is; `done` and `total` are tokens for prefill and sleep, bytes for the others."""
+    """How far a stage is; `done` and `total` are tokens for prefill and sleep, seconds for a handover (those waited and
+    the most that it may take), bytes for the others. machine: that is asked for the session, for a handover."""
 
     stage: Stage
     done: Count
     total: Count
+    machine: str | None = None
     kind: Literal["progress"] = "progress"
 
 

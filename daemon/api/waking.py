@@ -78,6 +78,8 @@ class WakeResult(Result):
     lossy: None where all of it is exact.
     look: None unless it is awake at an earlier token or version than its last, with nothing read or written there.
     unreadable: manifests that cannot be read. Nothing tells whose they are: one may be a newer version.
+    came_from: the machine that had it until this wake; None if this one had it. waited_seconds: of `seconds`, until the
+        remote gave it, with its newest version.
     """
 
     session: str
@@ -95,6 +97,8 @@ class WakeResult(Result):
     look: Look | None = None
     unreadable: tuple[Finding, ...] = ()
     recomputed_because: Because | None = None
+    came_from: str | None = None
+    waited_seconds: Seconds = 0.0
 
 
 class WakePlanResult(Result):

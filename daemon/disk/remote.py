@@ -12,9 +12,12 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from ...errors import TorporError
@@ -25,10 +28,10 @@ from ...memvid.remote.heads import Head, key_of
 from ...memvid.remote.leases import Lease
 from ...memvid.remote.sessions import Pulled, Pushed, RemoteSessions
 from ...memvid.uri import SessionUri
-from ..api.events import ignore
+from ..api.events import OnEvent, ProgressEvent, ignore
 from ..events.bus import Bus
 from ..events.events import VersionPulled
-from ..tasks.cancellation import to_the_end
+from ..tasks.cancellation import in_any_case, to_the_end
 
 _LEAST_WAIT_S: Final = 30.0
 _MOST_WAIT_S: Final = 300.0
@@ -43,6 +46,16 @@ Result = TypeVar("Result")
 
 async def _nothing() -> tuple[Finding, ...]:
     return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A session that was not had and is now. has_gone_on: whether another machine has gone on with it since it was had
+    last. came_from: the machine that had it before; None: this one, or none. seconds: that it took."""
+
+    has_gone_on: bool
+    came_from: str | None
+    seconds: float
 
 
 class Remote:
@@ -96,10 +109,11 @@ class Remote:
         """Whether a session is ours at this moment, as far as is known here."""
         return (lease := self.leases.get(uri)) is not None and lease.left_s > 0
 
-    async def hold(self, uri: SessionUri, *, asking: bool = False, is_new: bool = False) -> bool:
-        """Have a session, with the newest version of it here; whether another machine has gone on with it since it was
-        had last. The caller has its turn. is_new: nothing of it is here, so it may begin without an answer of the
-        remote, and go on in this process until there is one. asking: who has it awake is asked for it, and waited for.
+    async def hold(self, uri: SessionUri, *, asking: OnEvent | None = None, is_new: bool = False) -> Taken | None:
+        """Have a session, with the newest version of it here; None: it is had already, or begins without the remote.
+        The caller has its turn. is_new: nothing of it is here, so it may begin without an answer of the remote, and go
+        on in this process until there is one. asking: who has it awake is asked for it, and waited for; is told of the
+        wait.
 
         Raises:
             LeaseHeld: another machine has it. Diverged: it has gone on here, and otherwise there.
@@ -107,30 +121,33 @@ class Remote:
             As `RemoteSessions.take` and `pull`; then it is not held.
         """
         if self.has(uri):
-            return False
+            return None
+        begun = time.monotonic()
         try:
-            lease = await (self._take_asking(uri) if asking else self._take(uri))
+            lease = await (self._take(uri) if asking is None else self._take_asking(uri, asking))
         except RemoteUnreachable:
             if not is_new and uri not in self._alone:
                 raise
             self._alone.add(uri)
-            return False
+            return None
         self._alone.discard(uri)
         self._coming[uri], before = lease, self.leases.get(uri)
         self.on_lease(uri)
         try:
             pulled = await self.pull(lease.head, turns=True)
         except BaseException:
-            await self.run(lambda: lease.release(asleep=lease.head.newest is not None))
+            await self._let_go(lease)
             raise
         finally:
             del self._coming[uri]
         self.leases[uri] = lease
         self.on_lease(uri)
-        if pulled is not None or before is None or lease.epoch == before.epoch + 1:
-            return pulled is not None
-        there, was_there = lease.head, before.head  # it is here already: by a pull, or a hold that was given up
-        return (there.newest, there.tail) != (was_there.newest, was_there.tail)
+        has_gone_on = pulled is not None
+        if not has_gone_on and before is not None and lease.epoch != before.epoch + 1:
+            there, was_there = lease.head, before.head  # it is here already: by a pull, or a hold that was given up
+            has_gone_on = (there.newest, there.tail) != (was_there.newest, was_there.tail)
+        other = None if lease.before in (None, self.sessions.me) else lease.before
+        return Taken(has_gone_on, None if other is None else other.machine, time.monotonic() - begun)
 
     async def pull(self, head: Head, *, turns: bool = False) -> Pulled | None:
         """Let the newest version of a session of the remote be one of the store; None: it is already. turns, and what
@@ -146,29 +163,40 @@ class Remote:
         return pulled
 
     async def _take(self, uri: SessionUri) -> Lease:
-        return await self.run(lambda: self.sessions.take(uri, self._lease_s))
+        taking = asyncio.ensure_future(self.run(lambda: self.sessions.take(uri, self._lease_s)))
+        try:
+            return await to_the_end(taking)
+        except asyncio.CancelledError:
+            if taking.exception() is None:  # nobody would renew it
+                await self._let_go(taking.result())
+            raise
 
-    async def _take_asking(self, uri: SessionUri) -> Lease:
+    async def _let_go(self, lease: Lease) -> None:
+        """Raises as `Lease.release`."""
+        await self.run(lambda: lease.release(asleep=lease.head.newest is not None))
+
+    async def _take_asking(self, uri: SessionUri, emit: OnEvent) -> Lease:
         """As `_take`, once who has the session has given it back. Raises LeaseHeld: he has not, in that time."""
-        begun, has_asked = time.monotonic(), False
-        until: float | None = None
-        while True:
-            try:
-                return await self._take(uri)
-            except LeaseHeld as held:
-                until = until or begun + min(_MOST_WAIT_S, _LEAST_WAIT_S + float(held.details["wait_s"]))
-                is_declined = has_asked and not held.details["is_asked"]
-                if is_declined or time.monotonic() > until:
-                    await self.run(lambda: self.sessions.withdraw(uri))
-                    raise
-            try:
+        begun, most_s, has_asked = time.monotonic(), 0.0, False
+        try:
+            while True:
+                try:
+                    return await self._take(uri)
+                except LeaseHeld as held:
+                    waited_s, machine = time.monotonic() - begun, held.details["machine"]
+                    most_s = most_s or min(_MOST_WAIT_S, _LEAST_WAIT_S + float(held.details["wait_s"]))
+                    if (has_asked and not held.details["is_asked"]) or waited_s > most_s:
+                        raise
                 if not has_asked:
+                    has_asked = True  # before it is certain: then it is withdrawn, too
                     await self.run(lambda: self.sessions.ask(uri))
-                    has_asked = True
+                emit(ProgressEvent("handover", round(waited_s), math.ceil(most_s), machine))
                 await asyncio.sleep(_LOOK_S)
-            except asyncio.CancelledError:  # nobody waits for the session any more, so it may stay where it is
-                await self.run(lambda: self.sessions.withdraw(uri))
-                raise
+        except BaseException:
+            if has_asked:  # nobody waits for the session any more, so it may stay where it is
+                with suppress(TorporError):
+                    await in_any_case(self.run(lambda: self.sessions.withdraw(uri)))
+            raise
 
     def require(self, uri: SessionUri) -> None:
         """Before a turn is told: the session is ours at this moment. Raises LeaseLost."""
@@ -202,7 +230,7 @@ class Remote:
     async def release(self, uri: SessionUri) -> None:
         """Let others have a session that sleeps. Raises as `Lease.release`; it is not ours any more then, either."""
         if (lease := self.leases.pop(uri, None)) is not None:
-            await self.run(lambda: lease.release(asleep=lease.head.newest is not None))
+            await self._let_go(lease)
 
     async def prepare_drop(self, uri: SessionUri) -> Callable[[], Awaitable[tuple[Finding, ...]]]:
         """Before a session is deleted: what is to be called behind that, so that the remote has nothing of it either.
@@ -239,7 +267,7 @@ class Remote:
             lease = self.leases[uri] if is_held else await self._take(uri)
             await self.run(lambda: self.sessions.drop_version(lease, bundle_id))
             if not is_held:
-                await self.run(lambda: lease.release(asleep=lease.head.newest is not None))
+                await self._let_go(lease)
         except TorporError as error:
             return self._kept(uri, error)
         return ()

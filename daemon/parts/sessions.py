@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ...memvid.access.sessions import Named
 from ...memvid.answers import DeleteReport, Finding, VersionInfo
@@ -49,6 +50,9 @@ from ..tasks.door import Door
 from ..upkeep.writing_behind import WritingBehind
 from .models import ModelParts
 from .store import StoreParts
+
+if TYPE_CHECKING:
+    from ..disk.remote import Taken
 
 
 class SessionParts:
@@ -136,15 +140,16 @@ class SessionParts:
             self._store.disk.require_numbered(named.row)
         return named
 
-    async def bring_if_missing(self, session: str, *, asking: bool = True) -> None:
-        """Let a session that only the remote has be one of this store. asking, and what it raises: as of
+    async def bring_if_missing(self, session: str, *, asking: OnEvent | None = None) -> Taken | None:
+        """Let a session that only the remote has be one of this store. asking, what it gives and raises: as of
         `Residency.hold`; and InvalidUri."""
         if self._store.remote is None or self._is_here(session):
-            return
+            return None
         uri = parse_reference(session_in(session))
-        if await self._store.remote.head(uri) is not None:
-            async with self.residency.turn(uri):
-                await self.residency.hold(uri, asking=asking)
+        if await self._store.remote.head(uri) is None:
+            return None
+        async with self.residency.turn(uri):
+            return await self.residency.hold(uri, asking=asking)
 
     def _is_here(self, session: str) -> bool:
         try:
@@ -203,7 +208,7 @@ class SessionParts:
             )
         else:
             with contextlib.suppress(RemoteUnreachable):  # who asks for a new one then gets it, as far as is known here
-                await self.bring_if_missing(session, asking=False)
+                await self.bring_if_missing(session)
             held = self.residency.woken(uri := self.resolve(session), emit)
         async with held as (use, live):
             try:

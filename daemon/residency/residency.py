@@ -40,7 +40,7 @@ from .putting_away import PuttingAway
 from .standing import Standing
 
 if TYPE_CHECKING:
-    from ..disk.remote import Remote
+    from ..disk.remote import Remote, Taken
 
 
 @dataclass(eq=False, repr=False)
@@ -128,19 +128,22 @@ class Residency:
                 await self._begin_anew(use, live)
             yield use, self.awake[uri]
 
-    async def hold(self, uri: SessionUri, *, asking: bool = False) -> None:
-        """Before a session is used: no other machine has it, and its newest version is here. asking, and what it
+    async def hold(self, uri: SessionUri, *, asking: OnEvent | None = None) -> Taken | None:
+        """Before a session is used: no other machine has it, and its newest version is here. asking, what it gives and
         raises: as of `Remote.hold`; and StoreError: its turns cannot be made a version."""
         if self._remote is None or self._remote.has(uri):
-            return
+            return None
         live = self.awake.get(uri)
         if live is None:
             await self.journal.replay(uri)
         elif live.dirty and live.state.tokens and not self.journal.keeps(live) and uri in self._remote.leases:
             # Its lease has run out. If another machine has gone on with it, what it has read since stays a version.
             await to_the_end(self.putting_away.keep(live, ignore, "handover"))
-        if await self._remote.hold(uri, asking=asking, is_new=self.standing.is_free(uri)):
-            self.awake.drop(uri)  # another machine has gone on with it meanwhile
+        with timed("waited_seconds"):
+            taken = await self._remote.hold(uri, asking=asking, is_new=self.standing.is_free(uri))
+        if taken is not None and taken.has_gone_on:
+            self.awake.drop(uri)
+        return taken
 
     @asynccontextmanager
     async def _gone_if_empty(self, uri: SessionUri) -> AsyncIterator[None]:

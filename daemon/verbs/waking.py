@@ -47,21 +47,25 @@ async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
     IdentityMismatch, OwnerMismatch, CorruptBlock, ...: refused; nothing live has changed.
     """
     started = time.monotonic()
+    brought = await parts.sessions.bring_if_missing(request.session, asking=request.emit)
     uri, order = await _order_of(parts, request)
     async with parts.sessions.residency.turn(uri) as use:
-        await parts.sessions.residency.hold(uri, asking=True)
+        taken = await parts.sessions.residency.hold(uri, asking=request.emit) or brought
         live = parts.sessions.awake.get(use.uri)
         if live is None:
-            return await _wake(parts, use, order, request.emit, started)
-        require_as_ordered(live, order, parts.store.standing.find_row(use.uri, order.version))
-        unreadable = await parts.store.on_io(parts.store.disk.unreadable)
-        newest, seconds = parts.store.disk.find_session(use.uri), time.monotonic() - started
-        return listing.wake_result(live, newest, seconds=seconds, already_awake=True, unreadable=unreadable)
+            woken = await _wake(parts, use, order, request.emit, started)
+        else:
+            require_as_ordered(live, order, parts.store.standing.find_row(use.uri, order.version))
+            unreadable = await parts.store.on_io(parts.store.disk.unreadable)
+            newest, seconds = parts.store.disk.find_session(use.uri), time.monotonic() - started
+            woken = listing.wake_result(live, newest, seconds=seconds, already_awake=True, unreadable=unreadable)
+        return woken if taken is None else replace(woken, came_from=taken.came_from, waited_seconds=taken.seconds)
 
 
 @answers(api.PlanWakeRequest, told=False)
 async def plan_wake(parts: Parts, request: api.PlanWakeRequest) -> api.WakePlanResult:
     """Raises the errors of `wake` before it reads a block. ModelNotLoaded: the model was never loaded."""
+    await parts.sessions.bring_if_missing(request.session)
     uri, order = await _order_of(parts, request)
     async with parts.sessions.residency.turn(uri):
         plan = await parts.sessions.planning.plan(uri, order)
@@ -79,7 +83,6 @@ async def warm(parts: Parts, request: api.WarmRequest) -> api.WarmResult:
 
 async def _order_of(parts: Parts, request: api.WakingRequest) -> tuple[SessionUri, WakeOrder]:
     """The session to wake, and its version and place: those of its name, or the request's own."""
-    await parts.sessions.bring_if_missing(request.session)
     named = await parts.sessions.named_by_number(request.session)
     version = request.version if named.row is None else named.row.version
     return named.uri, WakeOrder(version, named.place(request.at_token), request.strict)

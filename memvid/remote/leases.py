@@ -81,16 +81,19 @@ def take(heads: Heads, uri: SessionUri, watch: Watch, *, lease_s: int = LEASE_S)
         As `Heads.change`: it was not taken, as far as is known. If it was, the next try takes it back.
     """
     pulses: dict[bytes, float] = {}
+    before: list[Party] = []
 
     def taken(head: Head | None) -> Head:
         if head is not None and (wait_s := watch.wait_s(head)):
             raise _held(head, watch.me, wait_s)
+        before[:] = [] if head is None or head.holder is None else [head.holder.party]
         holder = Holder(watch.me, _new_pulse(pulses, watch.clock))
         if head is None:
             return Head(uri, 1, lease_s, holder)
         return dataclasses.replace(head, epoch=head.epoch + 1, lease_s=lease_s, holder=holder, request=None)
 
-    return Lease(heads, heads.change(uri, taken), watch.me, watch.clock, pulses)
+    seen = heads.change(uri, taken)
+    return Lease(heads, seen, watch.me, watch.clock, pulses, next(iter(before), None))
 
 
 def ask(heads: Heads, uri: SessionUri, me: Party) -> None:
@@ -118,9 +121,13 @@ def withdraw(heads: Heads, uri: SessionUri, me: Party) -> None:
 
 
 class Lease:
-    """A session that is held, made by `take`. Safe from several threads; a renewal waits for the one before."""
+    """A session that is held, made by `take`. Safe from several threads; a renewal waits for the one before. before:
+    who had it; None: nobody, or who had it removed what the remote had of it."""
 
-    def __init__(self, heads: Heads, seen: Seen, me: Party, clock: Clock, pulses: dict[bytes, float]) -> None:
+    def __init__(
+        self, heads: Heads, seen: Seen, me: Party, clock: Clock, pulses: dict[bytes, float], before: Party | None
+    ) -> None:
+        self.before = before
         self.uri = seen.head.uri
         self.epoch = seen.head.epoch
         self.lease_s = seen.head.lease_s

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.api.events import ProgressEvent, WorkEvent
 from torpor.daemon.disk.remote import Remote
 from torpor.daemon.errors import SessionExists
 from torpor.daemon.events.events import SleepBegan
@@ -118,10 +119,60 @@ async def test_a_stop_sends_what_sleeps_then(machine: OpenMachine) -> None:
 async def test_who_asks_for_a_session_gets_it_once_nobody_uses_it(machine: OpenMachine) -> None:
     async with machine("one", remote_lease=1.0) as one, machine("two", remote_lease=1.0) as two:
         await one.read("s", tokens_of(1, 300))
+        told = list[WorkEvent]()
         async with listening(one, names=["sleep_began"]) as heard:
-            await two.wake("s")
+            report = await two.service.wake("s", on_event=told.append)
         assert [each.event.cause for each in heard if isinstance(each.event, SleepBegan)] == ["handover"]
         assert not one.is_awake("s")
+        machine_name = remote_of(one).sessions.me.machine
+        asking = [each for each in told if isinstance(each, ProgressEvent) and each.stage == "handover"]
+        assert {each.machine for each in asking} == {report.came_from} == {machine_name}
+        assert 0.2 < report.waited_seconds < report.seconds
+        assert (await two.wake("s")).came_from is None
+
+
+async def test_who_asks_no_more_leaves_the_session_where_it_is(machine: OpenMachine) -> None:
+    """The request is taken back: else the session would be put to sleep for nobody."""
+    async with machine("one") as one, machine("two") as two:
+        await one.read("s", tokens_of(1, 300))
+        told = list[WorkEvent]()
+        asked = asyncio.create_task(two.service.wake("s", on_event=told.append))
+        await until(lambda: bool(told))
+        head = await remote_of(two).head(S)
+        assert head is not None
+        assert head.request == remote_of(two).sessions.me
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        head = await remote_of(two).head(S)
+        assert head is not None
+        assert head.request is None
+
+
+async def test_who_is_gone_before_the_session_was_taken_keeps_it_from_nobody(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would renew its lease, nor give it back."""
+    async with machine("one") as one:
+        remote, asked, goes_on = remote_of(one), threading.Event(), threading.Event()
+        take = remote.sessions.take
+
+        def held(*arguments: Any) -> Any:
+            asked.set()
+            assert goes_on.wait(60)
+            return take(*arguments)
+
+        monkeypatch.setattr(remote.sessions, "take", held)
+        creating = asyncio.create_task(one.service.create("s"))
+        await until(asked.is_set)
+        creating.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        head = await remote.head(S)
+        assert head is not None
+        assert head.awake_at is None
 
 
 @pytest.mark.one_in(1)

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torpor.cli.commands import remote, sleep
+from torpor.cli.commands import remote, sleep, wake
 from torpor.cli.view.output import Output
+from torpor.daemon.api.events import ProgressEvent
 from torpor.daemon.api.remote import PushResult, RemoteSession, RemoteSessionsResult
-from torpor.daemon.api.waking import SleepResult
+from torpor.daemon.api.session import Provenance
+from torpor.daemon.api.waking import SleepResult, WakeResult
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,25 @@ def test_a_second_receipt_has_its_own_line(monkeypatch: pytest.MonkeyPatch, caps
     receipt, second = capsys.readouterr().out.splitlines()
     assert "asleep as version 2" in receipt
     assert second == "torpor://default/s  remote: durable in file:///r as version 2, 4.00 KiB sent in 500 ms"
+
+
+def test_a_wake_says_whom_it_asks_and_how_long_that_took(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What another machine takes is no reading."""
+
+    def woken(_session: str, on_event: Any, **_: Any) -> WakeResult:
+        for waited in (0, 1, 2):
+            on_event(ProgressEvent("handover", waited, 90, "desk"))
+        on_event(ProgressEvent("wake", 1, 1))
+        facts = {"token_count": 9, "tokens_prefilled": 0, "bytes_read": 4096, "already_awake": False}
+        moved = {"seconds": 20.5, "came_from": "desk", "waited_seconds": 20.0}
+        return WakeResult("torpor://default/s", 2, "ab" * 32, **facts, **moved, provenance=Provenance())
+
+    daemon = SimpleNamespace(wake=woken, status=lambda: SimpleNamespace(store="/no/store"))
+    monkeypatch.setattr(wake, "connect", lambda _socket: nullcontext(daemon))
+    wake.wake("s")
+    shown = capsys.readouterr()
+    assert "awake at version 2, from desk in 20.0 s: 9 tokens" in shown.out
+    assert "read in 500 ms" in shown.out
+    assert shown.err.count("asking desk for s") == 1

@@ -275,6 +275,7 @@ def test_a_twin_of_the_same_name_is_found_out_at_the_next_renewal(machine: Calla
         a.party,
         lambda: twin.now_s,
         dict(lease._pulses),  # type: ignore[arg-type]
+        None,
     )
     lease.renew()
     with pytest.raises(LeaseLost, match="is on a now"):
