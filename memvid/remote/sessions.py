@@ -169,12 +169,20 @@ class RemoteSessions:
         """Refuse to drop what this store does not have. Raises Diverged: another machine has gone on with it; and as
         `Heads.read`."""
         head = self.heads.head(uri)
-        if head is not None and head.newest is not None and not self._core.folder.has_manifest(head.newest):
-            raise Diverged(
-                f"{uri} has gone on at another machine, and {self.url} keeps it. Pull it (`torpor pull {uri}`), and "
-                "remove it then.",
-                session=str(uri),
-            )
+        if head is None:
+            return
+        if head.newest is not None and not self._core.folder.has_manifest(head.newest):
+            raise self._gone_on(uri)
+        self._require_turns_here(head)
+
+    def _require_turns_here(self, head: Head) -> None:
+        """Raises Diverged: another machine has added turns that are not here, and were told; as `record_of` and
+        `_tokens_of`."""
+        if self._has_turns_of_others(head):
+            with self._moving:
+                beyond = Beyond.of(self._core, head)
+                if beyond is None or beyond.beside(self._core, self._tokens_with_turns(head)) != "ahead":
+                    raise self._gone_on(head.uri)
 
     def drop(self, lease: Lease) -> None:
         """Let the remote have nothing of a session: no machine finds it any more. Raises LeaseLost, and as
@@ -186,8 +194,10 @@ class RemoteSessions:
         lease.release(asleep=False)
 
     def drop_version(self, lease: Lease, bundle_id: str) -> None:
-        """Let the remote keep a version no more, nor turns behind it if it was the newest. Raises LeaseLost, and as
-        `Heads.change`."""
+        """Let the remote keep a version no more, nor turns behind it if it was the newest. Raises Diverged: another
+        machine has added these, and they are not here; LeaseLost, and as `Heads.change`."""
+        if lease.head.newest == bundle_id:
+            self._require_turns_here(lease.head)
 
         def dropped(head: Head) -> Head:
             tail = () if head.newest == bundle_id else head.tail
@@ -230,12 +240,8 @@ class RemoteSessions:
         beyond = Beyond.of(self._core, head)
         if beyond is None:
             return False
-        # Turns that this store sent are in its journal, or were, before it went on: by a rewind, perhaps.
-        by_others = head.tail if turns and head.tail and not is_of(head.tail[-1], self.me.store) else ()
-        if by_others:
-            record = record_of(self._objects, by_others[-1], head.uri)
-            held = b"" if record.base is None else self._tokens_of(head.uri, record.base)[: TOKEN_BYTES * record.held]
-            there = held + tail_in(record.session)
+        if turns and self._has_turns_of_others(head):
+            there = self._tokens_with_turns(head)
         elif head.newest is None or self._core.folder.has_manifest(head.newest):
             return True
         else:
@@ -249,6 +255,17 @@ class RemoteSessions:
         self._require_idle(head.uri)
         beyond.let_go(self._core)
         return False
+
+    def _has_turns_of_others(self, head: Head) -> bool:
+        """Turns that this store sent are in its journal, or were, before it went on: by a rewind, perhaps."""
+        return bool(head.tail) and not is_of(head.tail[-1], self.me.store)
+
+    def _tokens_with_turns(self, head: Head) -> bytes:
+        """All tokens of a session behind whose newest version there are turns. Raises as `record_of` and
+        `_tokens_of`."""
+        record = record_of(self._objects, head.tail[-1], head.uri)
+        held = b"" if record.base is None else self._tokens_of(head.uri, record.base)[: TOKEN_BYTES * record.held]
+        return held + tail_in(record.session)
 
     def _tokens_of(self, uri: SessionUri, bundle_id: str) -> bytes:
         """Raises as `_manifest_of`, and `tokens_of_version`."""
@@ -341,6 +358,13 @@ class RemoteSessions:
         if newest.bundle_id in head.versions:
             return False
         return any(head.newest in (row.bundle_id, row.parent) for row in self._core.index.versions(uri))
+
+    def _gone_on(self, uri: SessionUri) -> Diverged:
+        return Diverged(
+            f"{uri} has gone on at another machine, and {self.url} keeps it. Wake it (`torpor wake {uri}`), and remove "
+            "it then.",
+            session=str(uri),
+        )
 
     def _diverged(self, uri: SessionUri) -> Diverged:
         return Diverged(

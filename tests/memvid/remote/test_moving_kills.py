@@ -126,3 +126,25 @@ def _takes_in_time(machine: Machine, time_s: list[float]) -> bytes:
         return machine.takes()
     time_s[0] += 2 * LEASE_S
     return machine.takes()
+
+
+def test_no_removal_takes_along_what_another_machine_told_before_it_died(tmp_path: Path) -> None:
+    """Turns behind the newest version, which is here and they are not: they would be nowhere any more."""
+    time_s, bucket = [0.0], MemoryObjects()
+    holder, asker = (Machine(tmp_path / name, bucket, lambda: time_s[0]) for name in ("holder", "asker"))
+    making.sleep(holder.store, 300)
+    holder.hands_over()
+    asker.takes()
+    asker.turn(9)
+    newest = holder.store.require_session(URI).bundle_id
+    with pytest.raises(errors.Diverged):
+        holder.remote.require_droppable(URI)
+    with contextlib.suppress(errors.LeaseHeld):
+        holder.remote.take(URI, LEASE_S)
+    time_s[0] += 2 * LEASE_S
+    lease = holder.remote.take(URI, LEASE_S)
+    with pytest.raises(errors.Diverged):
+        holder.remote.drop_version(lease, newest)
+    assert holder.takes() == making.token_ids(0, 309)
+    holder.remote.require_droppable(URI)
+    holder.remote.drop_version(holder.remote.take(URI, LEASE_S), newest)
