@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -97,8 +96,8 @@ class Service(Verbs, Awaiting):
             ModelUnavailable, ModelFilesMissing: a model cannot be loaded, or its files are no model; the store is
                 released again. The errors of `load_model` for an adapter, likewise.
             MemoryBudgetExceeded: the models alone take more than the budget.
-            InvalidRemote, RemoteUnfit, RemoteRefused: the remote cannot be used. One that does not answer is no error:
-                it is tried before it is used.
+            InvalidRemote, RemoteUnfit, RemoteRefused, RemoteKeyWrong, CorruptObject: the remote cannot be used. One
+                that does not answer is no error: it is tried before it is used.
         """
         options = options or ServeOptions()
         sources = models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}
@@ -111,7 +110,7 @@ class Service(Verbs, Awaiting):
         engine = Engine(Decoder(options.batch, bus.from_any_thread()))
         try:
             if options.remote is not None:
-                remote = await in_any_case(asyncio.to_thread(partial(store.open_remote, options.remote)))
+                remote = await in_any_case(asyncio.to_thread(lambda: _open_remote(store, options)))
             await load_first(shelf, loader, options.memory_budget)
             if scrub is None and options.scrub_rate:
                 scrub = ScrubPolicy(options.scrub_rate)
@@ -269,6 +268,14 @@ class Service(Verbs, Awaiting):
         self._parts.door.require_open()
         uri = None if session is None else parse_reference(session)
         return Wanted(None if names is None else frozenset(names), uri, namespace)
+
+
+def _open_remote(store: Store, options: ServeOptions) -> RemoteSessions:
+    """The remote, with the key by which it is sealed, if it is to be. Raises as `Service.open`."""
+    from ..memvid.remote.remote_key import remote_key
+
+    assert options.remote is not None
+    return store.open_remote(options.remote, remote_key(options.remote_key, options.remote_key_command))
 
 
 def _open_store(options: ServeOptions) -> Store:

@@ -235,6 +235,15 @@ class RemoteTooLarge(RemoteError):
     """An object is larger than anything that Torpor writes under such a key; `limit`."""
 
 
+class RemoteKeyWrong(RemoteError):
+    """The remote is sealed by another key than is given, or by one where none is given, or by none."""
+
+
+class CorruptObject(RemoteError, Corruption):
+    """An object of a sealed remote, or its remote.json, is not what was written under its name; `path`, and `name`, as
+    it is called there."""
+
+
 class CorruptHead(RemoteError, Corruption):
     """The head of a session in a remote is not what was written there, or another session's; `path`, `reason`."""
 
@@ -258,7 +267,8 @@ class Diverged(RemoteError):
 
 
 class InvalidRemote(RemoteError):
-    """A URL of a remote that means nothing here; `url`, without credentials."""
+    """A URL of a remote that means nothing here, `url`, without credentials; or a key of one that cannot be had: `path`
+    of its file, if it is to be in one."""
 
 
 # --- a sound bundle that is not the one that was promised

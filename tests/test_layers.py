@@ -23,7 +23,7 @@ MODULES = sorted([*ROOT.glob("*.py"), *(path for folder in FOLDERS for path in (
 MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     # the clients, under the name of the package; the kinds of pydantic's settings; a digest; where folders belong
     "": ({"socket_api"}, {"pydantic", "blake3", "platformdirs"}),
-    "memvid": (set(), {"msgpack", "zstandard", "blake3", "platformdirs", "obstore"}),
+    "memvid": (set(), {"msgpack", "zstandard", "blake3", "platformdirs", "obstore", "cryptography"}),
     "snapshot": ({"memvid"}, {"mlx", "mlx_lm", "numpy", "blake3", "platformdirs"}),
     "daemon": (
         {"snapshot", "memvid"},
@@ -271,14 +271,15 @@ def test_only_the_adapters_of_caches_name_the_cache_classes_of_mlx_lm() -> None:
             assert ours or "Cache" not in name, f"{path.relative_to(ROOT)}:{line}: {name}"
 
 
-def test_the_client_of_object_stores_is_imported_within_functions_of_the_remote_alone() -> None:
-    """It is an extra, and takes time: who has no remote imports nothing of it."""
+@pytest.mark.parametrize("package", ["obstore", "cryptography"])
+def test_what_a_remote_needs_is_imported_within_functions_of_the_remote_alone(package: str) -> None:
+    """It is an extra, and takes time: who has no remote, or no sealed one, imports nothing of it."""
     for path in MODULES:
-        named = any(name.startswith("obstore") for name, ours, _ in imports_of(path) if not ours)
+        named = any(name.startswith(package) for name, ours, _ in imports_of(path) if not ours)
         assert not named or path.parent == ROOT / "memvid" / "remote", path
         at_once = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if named]
         assert not any(
-            "obstore" in ast.unparse(each) for each in at_once if isinstance(each, (ast.Import, ast.ImportFrom))
+            package in ast.unparse(each) for each in at_once if isinstance(each, (ast.Import, ast.ImportFrom))
         )
 
 

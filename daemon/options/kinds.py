@@ -59,7 +59,7 @@ class Flag(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Kind):
-    """A folder, or a name on the hub. Expands `~`, as a shell does not behind `=`."""
+    """A path, a name on the hub, or a command. Expands `~`, as a shell does not behind `=`."""
 
     metavar: str = "PATH"
 

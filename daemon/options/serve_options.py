@@ -387,6 +387,24 @@ class ServeOptions:
             "The remote",
         ),
     ] = 5.0
+    remote_key: Annotated[
+        str | None,
+        Source(metavar="FILE"),
+        Option(
+            "Seal the remote: encrypt all that goes there by the key in this file, 64 hex digits that you alone may "
+            "read. Each machine needs the same, from the remote's first object on.",
+            "The remote",
+        ),
+    ] = None
+    remote_key_command: Annotated[
+        str | None,
+        Source(metavar="COMMAND"),
+        Option(
+            "The same, by the key that this command writes: of a keychain, say. It is run at the start, without a "
+            "shell.",
+            "The remote",
+        ),
+    ] = None
     http: Annotated[
         int | None,
         Number(metavar="PORT", least=0, most=MAX_PORT),

@@ -99,17 +99,19 @@ class Exchanging(Sessions):
 
         return transfer.import_file(self._core, source, as_uri, on_progress)
 
-    def open_remote(self, url: str) -> RemoteSessions:
-        """The sessions of a remote, for this store, until it is closed. Whether the object store holds to its
-        conditions is tried now; of one that does not answer, before it is used.
+    def open_remote(self, url: str, key: bytes | None = None) -> RemoteSessions:
+        """The sessions of a remote, for this store, until it is closed. key: 32 bytes, if the remote is to be sealed.
+        Whether it is, and whether the object store holds to its conditions, is tried now; of one that does not answer,
+        before it is used.
 
         Raises:
             InvalidRemote, RemoteUnfit, RemoteRefused
+            RemoteKeyWrong: it is sealed otherwise. CorruptObject: what tells that is damaged.
         """
         from ..remote.opening import open_objects
         from ..remote.sessions import RemoteSessions
 
-        return RemoteSessions.open(self._core, open_objects(url, self._core.folder.path))
+        return RemoteSessions.open(self._core, open_objects(url, self._core.folder.path), key)
 
     def adopt_incoming(self, bundle_id: str, *, as_uri: SessionUri | None = None) -> Receipt:
         """Import the file with this id in STORE/incoming, and remove it from there; for a client of a daemon.

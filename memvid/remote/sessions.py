@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from ..answers import Finding, Standing
 from ..disk.clock import running_s
+from ..disk.paths import undoing
 from ..errors import (
     Diverged,
     OwnerMismatch,
@@ -43,6 +44,8 @@ from .leases import LEASE_S, Clock, Lease, Watch, ask, take, withdraw
 from .objects import Objects
 from .places import manifest_key
 from .probe import probe
+from .remote_file import RemoteFile
+from .sealed_objects import SealedObjects
 from .tails import is_of, put_record, record_of
 from .uploading import Sent, send
 from .versions import RemoteVersions
@@ -77,10 +80,12 @@ class Found:
 class RemoteSessions:
     """The sessions of one remote. Safe from several threads; one version is sent or fetched at a time."""
 
-    def __init__(self, core: StoreCore, objects: Objects, machine: str, clock: Clock) -> None:
-        """machine: its name, for people."""
+    def __init__(self, core: StoreCore, objects: Objects, machine: str, clock: Clock, key: bytes | None = None) -> None:
+        """machine: its name, for people. key: if the remote is to be sealed."""
+        sealed = None if key is None else SealedObjects(objects, key)
+        self._file = RemoteFile(objects, sealed)
         self._core = core
-        self._objects = objects
+        self._objects = objects = sealed or objects
         self._is_proven = False
         self._clock = clock
         self._versions = RemoteVersions(objects)
@@ -88,32 +93,43 @@ class RemoteSessions:
         self._watches: dict[SessionUri, Watch] = {}
         self._behind: dict[SessionUri, int] = {}  # the version that was the newest when the turns there were said
         self.url = objects.url
-        self.heads = Heads(objects, core.seen_heads)
+        self._heads = Heads(objects, core.seen_heads)
         self.me = Party.of(core.folder, machine)
 
     @classmethod
-    def open(cls, core: StoreCore, objects: Objects) -> RemoteSessions:
-        """As this machine, and tried. Raises as `Store.open_remote`."""
-        opened = cls(core, objects, platform.node()[:MAX_MACHINE_CHARS] or "unnamed", running_s)
-        with contextlib.suppress(RemoteUnreachable, RemoteUnclear):
-            opened.require_proven()
+    def open(cls, core: StoreCore, objects: Objects, key: bytes | None = None) -> RemoteSessions:
+        """As this machine, and tried. The objects are closed if it fails. Raises as `Store.open_remote`."""
+        with undoing(objects.close):
+            opened = cls(core, objects, platform.node()[:MAX_MACHINE_CHARS] or "unnamed", running_s, key)
+            with contextlib.suppress(RemoteUnreachable, RemoteUnclear):
+                opened.require_proven()
         return opened
 
     def close(self) -> None:
         """Let go of connections. Nothing is asked any more."""
         self._objects.close()
 
+    @property
+    def heads(self) -> Heads:
+        """The heads of the sessions. Raises as `require_proven`."""
+        self.require_proven()
+        return self._heads
+
     def require_proven(self) -> None:
-        """Try whether the object store holds to its conditions, once. Raises RemoteUnfit, and as `Objects`."""
+        """See that the remote is sealed as is told, and try whether the object store holds to its conditions, once.
+        Raises RemoteKeyWrong, before anything is written; RemoteUnfit; and as `RemoteFile.is_there`."""
         if not self._is_proven:
+            is_told = self._file.is_there()
             probe(self._objects)
+            if not is_told:
+                self._file.make()
             self._is_proven = True
 
     def take(self, uri: SessionUri, lease_s: int = LEASE_S) -> Lease:
         """Take a session. Raises as `leases.take`: LeaseHeld."""
-        self.require_proven()
+        heads = self.heads
         watch = self._watches.setdefault(uri, Watch(self.me, self._clock))
-        lease = take(self.heads, uri, watch, lease_s=lease_s)
+        lease = take(heads, uri, watch, lease_s=lease_s)
         del self._watches[uri]  # who takes it again begins to watch anew
         return lease
 

@@ -683,7 +683,7 @@ async def serve():
     await service.close()
 
 asyncio.run(serve())
-print(*[name for name in sys.modules if "remote" in name or "obstore" in name])
+print(*[name for name in sys.modules if any(part in name for part in ("remote", "obstore", "cryptography"))])
 """
     home = {"XDG_CACHE_HOME": str(tmp_path)}
     told = subprocess.run(

@@ -147,8 +147,9 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
         ),
         (
             "zzz = 1",
-            "models, no_inspector, on_model_change, prefix_reuse, remote, remote_lease, remote_turns, scrub_rate",
+            "models, no_inspector, on_model_change, prefix_reuse, remote, remote_key, remote_key_command",
         ),
+        ("zzz = 1", "remote_key_command, remote_lease, remote_turns, scrub_rate"),
         ("zzz = 1", "scrub_rate, stop_within, store_budget, strip_named"),
     ],
 )

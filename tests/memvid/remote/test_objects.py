@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from torpor.memvid.errors import RemoteTooLarge
 from torpor.memvid.remote.cloud_objects import CloudObjects
 from torpor.memvid.remote.folder_objects import FolderObjects
 from torpor.memvid.remote.objects import MAX_PART_CHARS, Objects, parts_of
+from torpor.memvid.remote.sealed_objects import KEY_BYTES, SealedObjects
 from torpor.tests.memvid.remote.faulty_objects import FaultyObjects, MemoryObjects
 from torpor.tests.memvid.remote.s3_servers import SERVERS, open_s3, s3_server
 
@@ -21,7 +22,7 @@ KEY = "heads/default/na%2fme=1.x"
 MIB = 1 << 20
 
 
-WITHOUT_SERVER = ("memory", "faulty", "cloud", "folder")
+WITHOUT_SERVER = ("memory", "faulty", "cloud", "folder", "sealed cloud", "sealed folder")
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +36,15 @@ def objects(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: dict[str, int]
 ) -> Iterator[Objects]:
     store, name = MemoryStore(), request.param
-    makers = {
+    makers: dict[str, Callable[[], Objects]] = {
         "memory": MemoryObjects,
         "faulty": lambda: FaultyObjects(MemoryObjects()),
         "cloud": lambda: CloudObjects(lambda times, retries: store, "memory://"),
         "folder": lambda: FolderObjects(str(tmp_path), tmp_path.as_uri()),
+        "sealed cloud": lambda: SealedObjects(makers["cloud"](), bytes(KEY_BYTES)),
+        "sealed folder": lambda: SealedObjects(makers["folder"](), bytes(KEY_BYTES)),
     }
-    opened: Objects = makers[name]() if name in makers else open_s3(monkeypatch, ports[name], f"a/{uuid.uuid4()}")
+    opened = makers[name]() if name in makers else open_s3(monkeypatch, ports[name], f"a/{uuid.uuid4()}")
     yield opened
     opened.close()
 
