@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from figures import OURS, PEER, parser_for, plotted, rounds_of, save
 from machine import spread
 from synthetic import IDENTITY, QWEN3_06B, QWEN3_THIN, CacheMemory, fresh_memory, random_ledger, random_memory
 from torpor.memvid.disk.clock import running_s
+from torpor.memvid.disk.daily_budget import S3_STANDARD
 from torpor.memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES
 from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.format.records import Receipt
@@ -60,7 +61,7 @@ PIECE_BYTES, AT_ONCE = 8 * MIB, 8
 """Of the plain requests: as Torpor makes them, too."""
 
 PRICES = {
-    "S3 Standard": {"write": 5.00, "read": 0.40, "stored": 0.023, "out": 0.09},
+    "S3 Standard": {**asdict(S3_STANDARD), "out": 0.09},
     "R2 Standard": {"write": 4.50, "read": 0.36, "stored": 0.015, "out": 0.00},
 }
 """Dollars: of a million requests that write (PUT, POST, LIST) or read (GET, HEAD), of a GB stored for a month, and of a

@@ -19,7 +19,7 @@ from ..reach.daemon_link import find_ended_daemon, find_mismatch, nobody_is_ther
 from ..reach.examining import examine
 from ..reach.options import JsonOption, SocketOption, StoreOption
 from ..reach.store_view import describe_holder, find_holder, open_store
-from ..view.disk import budgets_in, remark_on_room
+from ..view.disk import budgets_in, remark_on_room, use_of_remote
 from ..view.formatting import format_seconds
 from ..view.output import Output, facts_table, plain
 
@@ -129,8 +129,12 @@ def _describe_daemon(daemon: dict[str, Any], files: dict[str, Any]) -> str:
         f" (pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}):"
         f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {plain(models)};"
         f" {_describe_memory(daemon['memory'])}{_describe_queue(daemon['queue'])}{_describe_config(daemon['config'])}"
-        f"{_describe_disk(daemon, files)}{_describe_http(daemon['http'])}"
+        f"{_describe_disk(daemon, files)}{_describe_http(daemon['http'])}{_describe_remote(daemon['remote'])}"
     )
+
+
+def _describe_remote(remote: dict[str, Any] | None) -> str:
+    return "" if remote is None else f"; remote {plain(use_of_remote(remote))}"
 
 
 def _describe_http(http: dict[str, Any] | None) -> str:

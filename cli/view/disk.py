@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...memvid.disk.room import room_at, short_sentence
-from ...memvid.units import format_bytes
+from ...memvid.units import format_bytes, format_plural
 from .output import Output, plain
 
 
@@ -20,6 +20,15 @@ def budgets_in(disk: Mapping[str, Any]) -> list[str]:
         ("of the disk stay free", "keep_free_bytes"),
     )
     return [f"{what} {format_bytes(disk[field])}" for what, field in phrases if disk.get(field)]
+
+
+def use_of_remote(remote: Mapping[str, Any]) -> str:
+    """What was used of a remote today. remote: as of a daemon's status."""
+    used = f"{format_bytes(remote['bytes_sent'])}, {format_plural(remote['requests'], 'request')}, about "
+    used += f"${remote['dollars']:.2f} today"
+    budget = remote["daily_budget"]
+    waiting = f"; {format_plural(remote['waiting'], 'session')} to be sent tomorrow" if remote["waiting"] else ""
+    return f"{remote['url']}: {used}{f' of {budget}' if budget else ''}{waiting}"
 
 
 def remark_on_room(output: Output, path: str | os.PathLike[str]) -> None:

@@ -124,6 +124,19 @@ class DiskInfo(Result):
     coins: StoreCoins | None = None
 
 
+class RemoteUse(Result):
+    """What was used of the remote at `url` since midnight UTC: bytes that were sent, and requests. dollars: what list
+    prices of S3 Standard say of these, with a month of storage for the bytes. daily_budget: None: no bound. waiting:
+    sessions of which nothing is sent before the next day."""
+
+    url: str
+    bytes_sent: Count
+    requests: Count
+    dollars: float
+    daily_budget: str | None = None
+    waiting: Count = 0
+
+
 class HttpInfo(Result):
     """Where the daemon serves HTTP. url: on its loopback port, without the path of an API; tokens: the file of its
     tokens; both None without a port. socket: its Unix socket for HTTP; None without one."""
@@ -138,7 +151,7 @@ class StatusResult(Result):
     session, and those that did not; cached_tokens: tokens the hits did not prefill; batched_tokens: tokens that several
     sessions wrote in one model call; scrub: None where it is off; config: None without a file; aliases: other names of
     models, maybe with `*` and `?`, each with the name it stands for; disk: None where the system does not tell;
-    unreadable: as in `WakeResult`; http: None where it is not served."""
+    unreadable: as in `WakeResult`; http: None where it is not served; remote: None without one."""
 
     version: str
     pid: ProcessId
@@ -160,6 +173,7 @@ class StatusResult(Result):
     disk: DiskInfo | None = None
     unreadable: tuple[Finding, ...] = ()
     http: HttpInfo | None = None
+    remote: RemoteUse | None = None
 
     def model_named(self, name: str) -> ModelInfo | None:
         """A served model by its name, or by an alias."""

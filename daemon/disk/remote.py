@@ -29,8 +29,10 @@ from ...memvid.remote.leases import Lease
 from ...memvid.remote.sessions import Pulled, Pushed, RemoteSessions
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent, ProgressEvent, ignore
+from ..api.process import RemoteUse
 from ..events.bus import Bus
 from ..events.events import VersionPulled
+from ..options.current import CurrentOptions
 from ..tasks.cancellation import in_any_case, to_the_end
 
 _LEAST_WAIT_S: Final = 30.0
@@ -63,9 +65,10 @@ class Remote:
     one that is lost stays until its session is used again, or leaves memory. on_version, on_lease, on_turn:
     are told of each new version here, of each session that was taken, and of each turn that is durable here."""
 
-    def __init__(self, sessions: RemoteSessions, lease_s: int, bus: Bus) -> None:
+    def __init__(self, sessions: RemoteSessions, lease_s: int, bus: Bus, options: CurrentOptions) -> None:
         self.sessions = sessions
         self._bus = bus
+        self._options = options
         self._lease_s = lease_s
         # Six, of which all but renewals have four: an answer may be long in coming, and a lease does not wait for it.
         self._pool = ThreadPoolExecutor(6, thread_name_prefix="torpor-remote")
@@ -81,6 +84,22 @@ class Remote:
     @property
     def url(self) -> str:
         return self.sessions.url
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the budget of this day is: what nobody waits for is not done until the next one."""
+        budget = self._options.now.remote_daily_budget
+        return budget is not None and budget.is_used_up(self.sessions.used_today())
+
+    def why_counted_anew(self) -> str | None:
+        """Why less than all of this day may be held against its budget; None where it is not, or there is none."""
+        return None if self._options.now.remote_daily_budget is None else self.sessions.why_counted_anew()
+
+    def use_today(self, waiting: int) -> RemoteUse:
+        """What was used of it. waiting: sessions that wait for the next day."""
+        used, budget = self.sessions.used_today(), self._options.now.remote_daily_budget
+        told = None if budget is None else budget.told()
+        return RemoteUse(self.url, used.bytes_sent, used.requests, used.dollars, told, waiting)
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Ask the remote, to the end."""
@@ -221,11 +240,12 @@ class Remote:
         lease = self.leases.get(record.uri)
         return lease is not None and await self.run(lambda: self.sessions.send_turns(lease, record))
 
-    async def push(self, uri: SessionUri) -> Pushed:
-        """Send the newest version of a session that is held. Raises as `RemoteSessions.push`."""
+    async def push(self, uri: SessionUri, *, within_budget: bool = False) -> Pushed | None:
+        """Send the newest version of a session that is held. within_budget: as long as that is not used up; None: it
+        is, and the rest is not sent. Raises as `RemoteSessions.push`."""
         lease = self.leases[uri]
         async with self._moving:
-            return await self.run(lambda: self.sessions.push(lease))
+            return await self.run(lambda: self.sessions.push(lease, lambda: not (within_budget and self.is_used_up)))
 
     async def release(self, uri: SessionUri) -> None:
         """Let others have a session that sleeps. Raises as `Lease.release`; it is not ours any more then, either."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...memvid.disk.daily_budget import DailyBudget
 from ...memvid.units import format_bytes, parse_bytes, parse_seconds
 from ...places import expanded
 from .line_patterns import KNOWN_VOLATILE, MAX_PATTERN_CHARS, MAX_PATTERNS, matcher_of
@@ -236,6 +237,28 @@ class Size(Kind):
 
     def argument(self, value: Any) -> str:
         return str(value or self.word or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Daily(Kind):
+    """What a day may use of an object store."""
+
+    metavar: str = "BUDGET"
+
+    @property
+    def in_file(self) -> str:
+        return 'bytes, requests, dollars: `"20GB, 10000 requests, $2"`'
+
+    def read(self, written: Any) -> DailyBudget:
+        if isinstance(written, str):
+            return DailyBudget.parse(written)
+        raise ValueError("it must be a text, as in 20GB, 10000 requests, $2")
+
+    def told(self, value: Any) -> str:
+        return str(value.told())
+
+    def argument(self, value: Any) -> str:
+        return str(value.told(exactly=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
+from ...memvid.disk.daily_budget import DailyBudget
 from ...memvid.limits import MAX_LEASE_S
 from ..api.limits import MAX_DAYS
-from .kinds import Choice, Days, Duration, Flag, Kind, LinePatterns, Names, Number, Place, Size, Source, Url
+from .kinds import Choice, Daily, Days, Duration, Flag, Kind, LinePatterns, Names, Number, Place, Size, Source, Url
 
 LoadPolicy = Literal["first", "start", "use"]
 ChangePolicy = Literal["refuse", "reload"]
@@ -403,6 +404,17 @@ class ServeOptions:
             "The same, by the key that this command writes: of a keychain, say. It is run at the start, without a "
             "shell.",
             "The remote",
+        ),
+    ] = None
+    remote_daily_budget: Annotated[
+        DailyBudget | None,
+        Daily(),
+        Option(
+            "Send versions to the remote behind sleeps until so much was used of it in a day (UTC): bytes, requests or "
+            "dollars, as in '20GB, 10000 requests, $2'. The rest waits for the next day; who waits for the remote "
+            "(wake, push, sleep --remote) does not.",
+            "The remote",
+            changes="at once",
         ),
     ] = None
     http: Annotated[

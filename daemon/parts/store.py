@@ -62,7 +62,7 @@ class StoreParts:
         if remote is not None:
             from ..disk.remote import Remote  # with what it needs: who has no remote does not wait for it
 
-            self.remote = Remote(remote, max(1, int(options.now.remote_lease)), bus)
+            self.remote = Remote(remote, max(1, int(options.now.remote_lease)), bus, options)
         self.upkeep_loop = loop = Upkeep(UpkeepThread(door))
         self.to_heal: dict[SessionUri, VerifyReport] = {}
         self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.to_heal)

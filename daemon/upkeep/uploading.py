@@ -2,21 +2,25 @@
 
 A session is looked at behind each of its new versions, and all of them at the start: what an earlier run did not send
 is sent then. One for which another machine asks is put to sleep first, once no request has it.
+
+Once the day's budget of the remote is used up, they wait for the next day: all but those that another machine asks for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from ...errors import TorporError
 from ...memvid.remote.sessions import Pushed
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.events import ignore
+from ..api.process import RemoteUse
 from ..disk.remote import Remote
 from ..events.bus import Bus
 from ..events.events import VersionPushed
@@ -24,6 +28,11 @@ from ..residency.residency import Residency
 from ..tasks.door import LastSleep
 from ..tasks.pieces import NAMES_AT_ONCE
 from .loop import NOW, SessionJob, Upkeep
+
+_LOG = logging.getLogger(__name__)
+
+_LOOK_S: Final = 600.0
+_DAY_S: Final = 24 * 3600
 
 
 class Uploading(SessionJob):
@@ -37,16 +46,42 @@ class Uploading(SessionJob):
         self._residency = residency
         self._bus = bus
         self._has_begun = False
+        self._told_on = -1.0
         super().__init__(upkeep)
         remote.on_version = self.note
         residency.awake.on_drop = self.note
 
     def due(self) -> Iterable[tuple[SessionUri | None, float]]:
-        return super().due() if self._has_begun else [(None, NOW)]
+        if not self._has_begun:
+            return [(None, NOW)]
+        if not self._remote.is_used_up:
+            return super().due()
+        # Asked again now and then: who sets the clock, or suspends the machine, moves the next day.
+        later = time.monotonic() + min(_LOOK_S, _DAY_S - time.time() % _DAY_S)
+        return ((uri, later if self._can_wait(uri) else NOW) for uri in self._noted)
+
+    def note(self, uri: SessionUri) -> None:
+        super().note(uri)
+        today = time.time() // _DAY_S
+        if self._told_on != today and self._remote.is_used_up and self._can_wait(uri):
+            self._told_on = today
+            _LOG.warning("the remote's budget of this day is used up: versions wait for the next day (UTC)")
+
+    def use_today(self) -> RemoteUse:
+        """What was used of the remote, and what waits."""
+        waiting = sum(map(self._can_wait, self._noted)) if self._remote.is_used_up else 0
+        return self._remote.use_today(waiting)
+
+    def _can_wait(self, uri: SessionUri) -> bool:
+        """Whether nobody waits for what is to be done for a session, and bytes may be to be sent for it."""
+        lease = self._remote.leases.get(uri)
+        return lease is None or (lease.request is None and not lease.is_lost and self._lacks(uri))
 
     async def piece(self, uri: SessionUri | None) -> float | None:
         if uri is not None:
             return await super().piece(uri)
+        if (why := self._remote.why_counted_anew()) is not None:
+            _LOG.warning("%s", why)
         for uris in self._store.index.iter_uris(NAMES_AT_ONCE):
             self._noted.update(dict.fromkeys(uris))
             await asyncio.sleep(0)
@@ -63,7 +98,7 @@ class Uploading(SessionJob):
             if not self.is_in_use(uri):
                 del self._remote.leases[uri]
         elif lease is not None and lease.request is None and self.is_in_use(uri):
-            await self.push(uri)
+            await self._push_or_wait(uri)
         elif lease is not None or await self._remote.is_behind(uri):
             async with self._residency.turn(uri):
                 await self.hand_over(uri)
@@ -78,28 +113,43 @@ class Uploading(SessionJob):
             await self._residency.journal.replay(uri)  # else it would be there without its last turns
         if live is not None and (lease := self._remote.leases.get(uri)) is not None and lease.request is not None:
             await self._residency.putting_away.put_away(live, ignore, "handover")
-        await self.push(uri)
-        if uri not in self._residency.awake:
+        if await self._push_or_wait(uri) and uri not in self._residency.awake:
             await self._remote.release(uri)
+
+    async def _push_or_wait(self, uri: SessionUri) -> bool:
+        """Send a session that is held, if another machine asks for it, or as far as the day's budget goes; whether the
+        remote has it now. If not, it waits."""
+        lease = self._remote.leases.get(uri)
+        await self.push(uri, within_budget=lease is not None and lease.request is None)
+        if not self._lacks(uri):
+            return True
+        self.note(uri)
+        return False
 
     async def finish(self, order: LastSleep) -> None:
         """At a stop, behind the last sleeps: send what the remote lacks, and let others have the sessions, as far as
-        there is time. The next daemon sends the rest."""
+        there is time, and the day's budget goes. The next daemon sends the rest."""
         for uri in dict.fromkeys([*self._remote.leases, *self._noted]):
             with suppress(TorporError):
                 order.require_time()
+                if self._remote.is_used_up and self._can_wait(uri):
+                    continue
                 if uri in self._remote.leases or await self._remote.is_behind(uri):
                     await self._remote.hold(uri)
-                    await self.push(uri)
-                    await self._remote.release(uri)
+                    if await self._push_or_wait(uri):
+                        await self._remote.release(uri)
 
-    async def push(self, uri: SessionUri) -> Pushed | None:
-        """Send the newest version of a session that is held; None: the remote has it, or there is none. Raises as
-        `Remote.push`."""
-        begun, newest = time.monotonic(), self._store.find_session(uri)
-        if newest is None or (head := self._remote.head_of(uri)) is None or head.newest == newest.bundle_id:
+    def _lacks(self, uri: SessionUri) -> bool:
+        """Whether the remote lacks the newest version of a session that is held."""
+        newest, head = self._store.find_session(uri), self._remote.head_of(uri)
+        return newest is not None and head is not None and head.newest != newest.bundle_id
+
+    async def push(self, uri: SessionUri, *, within_budget: bool = False) -> Pushed | None:
+        """Send the newest version of a session that is held; None: the remote has it, or there is none. within_budget,
+        and what it raises: as of `Remote.push`."""
+        begun = time.monotonic()
+        if not self._lacks(uri) or (pushed := await self._remote.push(uri, within_budget=within_budget)) is None:
             return None
-        pushed = await self._remote.push(uri)
         self._bus.publish(
             VersionPushed(
                 uri,

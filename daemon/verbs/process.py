@@ -56,6 +56,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
         disk=None if room is None else _disk_of(parts.store.disk, room, parts.upkeep.measuring.coins()),
         unreadable=tuple(unreadable[:MAX_PROBLEMS_TOLD]),
         http=parts.http,
+        remote=None if parts.upkeep.uploading is None else parts.upkeep.uploading.use_today(),
     )
 
 

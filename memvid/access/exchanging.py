@@ -108,10 +108,12 @@ class Exchanging(Sessions):
             InvalidRemote, RemoteUnfit, RemoteRefused
             RemoteKeyWrong: it is sealed otherwise. CorruptObject: what tells that is damaged.
         """
+        from ..remote.counting import CountedObjects
         from ..remote.opening import open_objects
         from ..remote.sessions import RemoteSessions
 
-        return RemoteSessions.open(self._core, open_objects(url, self._core.folder.path), key)
+        core = self._core
+        return RemoteSessions.open(core, CountedObjects(open_objects(url, core.folder.path), core.used_days), key)
 
     def adopt_incoming(self, bundle_id: str, *, as_uri: SessionUri | None = None) -> Receipt:
         """Import the file with this id in STORE/incoming, and remove it from there; for a client of a daemon.

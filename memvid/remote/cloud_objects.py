@@ -156,7 +156,7 @@ class CloudObjects:
         parts_of(key)
         failed: list[BaseException] = []
         whole = _counted(parts, size_bytes, failed)
-        part_bytes = max(_PART_BYTES, -(-size_bytes // _MOST_PARTS))
+        part_bytes = _part_bytes(size_bytes)
         with self._asking("write", key, writing=True):
             try:
                 if size_bytes <= part_bytes:
@@ -214,6 +214,21 @@ class CloudObjects:
             key=key,
             limit=most_bytes,
         )
+
+
+def requests_to_put(size_bytes: int) -> int:
+    """How many requests an upload of so many bytes is: one for each part, and two around them; or one in all."""
+    part_bytes = _part_bytes(size_bytes)
+    return 1 if size_bytes <= part_bytes else 2 + -(-size_bytes // part_bytes)
+
+
+def requests_to_get(spans: Sequence[tuple[int, int]]) -> int:
+    """How many requests it is to read parts of an object, as of `get_ranges`."""
+    return sum(1 for _ in fetches(spans, _PIECE_BYTES))
+
+
+def _part_bytes(size_bytes: int) -> int:
+    return max(_PART_BYTES, -(-size_bytes // _MOST_PARTS))
 
 
 def _bounds(request_s: int) -> tuple[ClientConfig, RetryConfig]:

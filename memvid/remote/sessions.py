@@ -13,11 +13,12 @@ import contextlib
 import dataclasses
 import platform
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..answers import Finding, Standing
 from ..disk.clock import running_s
+from ..disk.daily_budget import Used
 from ..disk.paths import undoing
 from ..errors import (
     Diverged,
@@ -32,7 +33,7 @@ from ..errors import (
 from ..format.blocks import TOKEN_BYTES
 from ..format.journal import JournalRecord
 from ..format.manifest import Manifest, tail_in
-from ..format.records import Progress, Receipt
+from ..format.records import Receipt
 from ..limits import MAX_HEAD_VERSIONS, MAX_MACHINE_CHARS
 from ..recovery.replaying import replay_session
 from ..uri import SessionUri
@@ -105,6 +106,14 @@ class RemoteSessions:
                 opened.require_proven()
         return opened
 
+    def used_today(self) -> Used:
+        """What was used of the remote since midnight UTC. Asks nobody."""
+        return self._core.used_days.today()
+
+    def why_counted_anew(self) -> str | None:
+        """Why that begins with this process, a sentence; None if it does not."""
+        return self._core.used_days.why_anew
+
     def close(self) -> None:
         """Let go of connections. Nothing is asked any more."""
         self._objects.close()
@@ -141,8 +150,9 @@ class RemoteSessions:
         """Ask no more. Raises as `leases.ask`."""
         withdraw(self.heads, uri, self.me)
 
-    def push(self, lease: Lease, on_progress: Progress | None = None) -> Pushed:
-        """Make the newest version here that of the remote. It is one at once if it is there.
+    def push(self, lease: Lease, goes_on: Callable[[], bool] = lambda: True) -> Pushed | None:
+        """Make the newest version here that of the remote. It is one at once if it is there. goes_on, None: as of
+        `uploading.send`.
 
         Raises:
             SessionNotFound: there is no version here.
@@ -155,7 +165,9 @@ class RemoteSessions:
                 f"{lease.uri} has no version here yet; put it to sleep first.", session=str(lease.uri), suggestions=[]
             )
         with self._moving:
-            sent = send(self._core, self._versions, row.bundle_id, on_progress)
+            sent = send(self._core, self._versions, row.bundle_id, goes_on=goes_on)
+        if sent is None:
+            return None
         before = lease.head.tail  # first: turns that are sent from now on are others
         covered = before if self._behind.get(lease.uri, 0) < row.version else ()
 

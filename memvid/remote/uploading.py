@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +20,6 @@ from ..folder.marks import stripped_in
 from ..format.blocks import BlockEntry
 from ..format.frames import FrameReader
 from ..format.manifest import Manifest
-from ..format.records import Progress
 from ..limits import MAX_SENT_PACK_BYTES
 from ..writing.core import StoreCore
 from .pack_stream import PackStream
@@ -41,8 +40,11 @@ class Sent:
     blocks: int
 
 
-def send(core: StoreCore, remote: RemoteVersions, bundle_id: str, on_progress: Progress | None = None) -> Sent:
-    """Write what the remote lacks of a version. on_progress: told (raw bytes done, in all).
+def send(
+    core: StoreCore, remote: RemoteVersions, bundle_id: str, goes_on: Callable[[], bool] = lambda: True
+) -> Sent | None:
+    """Write what the remote lacks of a version. goes_on: asked before each pack; None: it said no. What has landed by
+    then is not sent again.
 
     Raises:
         Corruption: the version is missing, damaged, or not whole here, and not stripped.
@@ -58,16 +60,14 @@ def send(core: StoreCore, remote: RemoteVersions, bundle_id: str, on_progress: P
         manifest = reader.manifest
         places = _places_there(core, remote, manifest, bundle_id, is_stripped=is_stripped)
         lacking = [entry for entry in manifest.blocks if entry.id not in places]
-        total = sum(entry.raw_bytes for entry in lacking)
-        done = sent = 0
+        sent = 0
         for entries in _packs_of(lacking):
+            if not goes_on():
+                return None
             stream = PackStream(entries, source)
             landed, bytes_sent = remote.put_pack(stream)
             places |= landed
             sent += bytes_sent
-            done += sum(entry.raw_bytes for entry in entries)
-            if on_progress is not None:
-                on_progress(done, total)
         remote.put_version(manifest, places)
         return Sent(bundle_id, len(lacking), sent, len(manifest.blocks))
 

@@ -39,6 +39,7 @@ from ..folder.folder import StoreFolder, id_in, manifest_name, pack_name
 from ..folder.journal import Journal
 from ..folder.seen_heads import SeenHeads
 from ..folder.store_file import VERSIONS
+from ..folder.used_days import UsedDays
 from ..format.manifest import Manifest, read_manifest
 from ..index.index import Index, row_of
 from ..limits import MAX_VERSION
@@ -67,6 +68,7 @@ class StoreCore:
         self.journal = journal
         self.diary = Diary(folder)
         self.seen_heads = SeenHeads(folder)
+        self.used_days = UsedDays(folder)
         self.pins = Pins()
         self.files = FrameFiles(folder)
         self.needs = Needs(folder, self.read_manifest)

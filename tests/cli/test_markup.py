@@ -109,6 +109,7 @@ DAEMON: dict[str, Any] = {
     "uptime_s": 1.0,
     "disk": None,
     "http": None,
+    "remote": None,
     "sessions_awake": 0,
     "sessions_asleep": 0,
     "memory": MEMORY,

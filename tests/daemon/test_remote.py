@@ -191,7 +191,7 @@ async def test_a_machine_whose_lease_ran_out_tells_nothing(
         assert len(one.live("s").state.tokens) == 303
 
 
-async def _unreachable(*_: Any) -> None:
+async def _unreachable(*_: Any, **__: Any) -> None:
     await asyncio.sleep(0)
     raise RemoteUnreachable("No answer.")
 
@@ -486,9 +486,9 @@ async def test_a_turn_that_comes_while_a_version_is_sent_stays_in_the_remote(
         lease = remote.leases[S]
         push, change = remote.sessions.push, lease.change
 
-        def noted(of: Any) -> Any:
+        def noted(of: Any, goes_on: Any) -> Any:
             pushing.append(threading.current_thread().name)
-            return push(of)
+            return push(of, goes_on)
 
         def held(edit: Any) -> Any:
             if pushing == [threading.current_thread().name]:

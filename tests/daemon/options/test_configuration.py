@@ -71,6 +71,8 @@ def test_models_stand_in_the_order_of_the_file_and_folders_are_meant_from_it(fil
         ("recompute = 'off'", "recompute"),
         ("prefix_reuse = 'sometimes'", "prefix_reuse: it must be 'exact', 'longest' or 'off'"),
         ("quantise_after = 30", "quantise_after: this key is not known"),
+        ("remote_daily_budget = '20 GB a day'", "remote_daily_budget: '20 GB a day' is no part of a day's budget"),
+        ("remote_daily_budget = 5", "remote_daily_budget: it must be a text"),
         ("keep_last = 0", "keep_last: it must be a whole number from 1"),
         ("keep_days = 0", "keep_days: 0 would keep the newest version alone: --keep-last 1 does"),
         ("keep_days = 'long'", "keep_days: it must be a number of days"),
@@ -147,7 +149,7 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
         ),
         (
             "zzz = 1",
-            "models, no_inspector, on_model_change, prefix_reuse, remote, remote_key, remote_key_command",
+            "no_inspector, on_model_change, prefix_reuse, remote, remote_daily_budget, remote_key, remote_key_command",
         ),
         ("zzz = 1", "remote_key_command, remote_lease, remote_turns, scrub_rate"),
         ("zzz = 1", "scrub_rate, stop_within, store_budget, strip_named"),

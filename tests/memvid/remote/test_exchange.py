@@ -313,3 +313,19 @@ def test_places_of_few_versions_are_remembered(store: Store, monkeypatch: pytest
     for receipt in (*receipts, *reversed(receipts)):
         assert remote.places(receipt.bundle_id)
     assert [each.verb for each in asked.asked] == ["get"] * 4
+
+
+def test_an_upload_that_was_told_to_stop_goes_on_where_it_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of a day's budget: between two packs, and no byte is sent twice."""
+    bucket = MemoryObjects()
+    receipt = making.sleep(store, 1300)
+    monkeypatch.setattr(uploading, "MAX_SENT_PACK_BYTES", 1)
+    answers = iter([True, True, False])
+    remote = RemoteVersions(bucket)
+    assert send(store._core, remote, receipt.bundle_id, lambda: next(answers)) is None
+    landed = packs_in(bucket)
+    assert (len(landed), others_in(bucket)) == (2, set())
+    whole = send(store._core, RemoteVersions(bucket), receipt.bundle_id)
+    assert whole is not None
+    assert whole.bytes_sent == sum(entry.size_bytes for entry in bucket.entries("packs/") if entry.key not in landed)
+    assert others_in(bucket) == {manifest_key(receipt.bundle_id), places_key(receipt.bundle_id)}
