@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from ...daemon.api.waking import WakeResult
 from ...memvid.units import format_bytes, format_count, format_plural
+from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, progress_of
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, SocketOption, VersionArgument, option
+from ..reach.options import JsonOption, SocketOption, VersionArgument, option, require_sessions
 from ..reach.store_view import find_missing
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
@@ -31,6 +32,14 @@ AtOption = Annotated[
 StrictOption = Annotated[
     bool, option("--strict", "Also refuse a session that another device, BLAS or version of a library computed.")
 ]
+ForkOption = Annotated[
+    str | None,
+    option(
+        "--fork NAME",
+        "If another machine has it awake, or the remote does not answer, go on here with a fork of that name.",
+        callback=require_sessions,
+    ),
+]
 PlanOption = Annotated[
     bool,
     option("--plan", "Say what the wake would read and compute; do nothing."),
@@ -47,6 +56,7 @@ def wake(
     session: VersionArgument,
     at: AtOption = None,
     strict: StrictOption = False,
+    fork: ForkOption = None,
     plan: PlanOption = False,
     socket: SocketOption = None,
     as_json: JsonOption = False,
@@ -54,7 +64,8 @@ def wake(
     """Any command that needs a sleeping session wakes it by itself; this one does it ahead of time, and reports the
     cost. A refused wake says what differs, and changes nothing. If another device or other versions of the libraries
     computed the session, it comes back to the bit, but what follows may differ in its last bits. The wake says so, and
-    --strict refuses it. --plan says what the wake would read and compute, and does nothing.
+    --strict refuses it. Another machine of the same remote that has it awake is asked for it. --plan says what the
+    wake would read and compute, and does nothing.
 
     [bold]Examples[/]
 
@@ -63,9 +74,12 @@ def wake(
     [cyan]torpor wake notes@before-refactor[/]
     [cyan]torpor wake notes --at 1500[/]
     [cyan]torpor wake notes~2:1500[/]
+    [cyan]torpor wake notes --fork notes-here[/]
     [cyan]torpor wake notes --plan[/]
     """
     output = Output(as_json=as_json)
+    if plan and fork is not None:
+        raise InvalidUsage("A plan forks nothing: leave --fork or --plan out.", option="--fork")
     if plan:
         with connect(socket) as client:
             place = Path(client.status().store)
@@ -76,11 +90,17 @@ def wake(
         return
     with connect(socket) as client, progress_of(output, "wake") as on_event:
         place = Path(client.status().store)
-        result = client.wake(session, at_token=at, strict=strict, on_event=_telling(output, session, on_event))
+        telling = _telling(output, session, on_event)
+        result = client.wake(session, at_token=at, strict=strict, fork=fork, on_event=telling)
         result = replace(result, unreadable=(*result.unreadable, *find_missing(place, result.session)))
         ignore_interrupts()
     if not output.told("wake", result):
         output.line(_line(result))
+    if (origin := result.provenance.forked_from) and (why := result.remote_problem):
+        output.remark(
+            f"[yellow]a fork[/] of {plain(origin.session)} at version {origin.version}, with"
+            f" {format_plural(origin.tokens, 'token')}: {plain(why.message)}"
+        )
     remark_on_wake(output, result)
     remark_on_look(output, result.session, result.look)
 

@@ -80,6 +80,7 @@ class WakeResult(Result):
     unreadable: manifests that cannot be read. Nothing tells whose they are: one may be a newer version.
     came_from: the machine that had it until this wake; None if this one had it. waited_seconds: of `seconds`, until the
         remote gave it, with its newest version.
+    remote_problem: why it is a fork, as it was to be if the session cannot be had; None else.
     """
 
     session: str
@@ -99,6 +100,7 @@ class WakeResult(Result):
     recomputed_because: Because | None = None
     came_from: str | None = None
     waited_seconds: Seconds = 0.0
+    remote_problem: Finding | None = None
 
 
 class WakePlanResult(Result):
@@ -182,9 +184,12 @@ class WakeRequest(WakingRequest, Reporting):
     at_token: with only so many of its tokens; None: all. If its caches can be cut back, one token is computed for its
     logits; else all tokens behind the nearest record are.
     strict: also refuse it if another device, library or version computed it, as the last bits may then differ.
+    fork: where another machine has the session awake, or the remote does not answer, nobody is asked or waited for:
+        a fork of this name is made and woken, of the newest version that can be had here.
     """
 
     _: KW_ONLY
+    fork: SessionText | None = None
     on_event: Listener = None
 
 

@@ -143,7 +143,7 @@ class SessionParts:
     async def bring_if_missing(self, session: str, *, asking: OnEvent | None = None) -> Taken | None:
         """Let a session that only the remote has be one of this store. asking, what it gives and raises: as of
         `Residency.hold`; and InvalidUri."""
-        if self._store.remote is None or self._is_here(session):
+        if self._store.remote is None or self.is_here(session):
             return None
         uri = parse_reference(session_in(session))
         if await self._store.remote.head(uri) is None:
@@ -151,7 +151,8 @@ class SessionParts:
         async with self.residency.turn(uri):
             return await self.residency.hold(uri, asking=asking)
 
-    def _is_here(self, session: str) -> bool:
+    def is_here(self, session: str) -> bool:
+        """Whether this store has a session, or may have it: its name means several."""
         try:
             self.resolve(session_in(session))
         except SessionNotFound:

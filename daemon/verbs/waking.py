@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from ...errors import TorporError
 from ...memvid.answers import Finding
-from ...memvid.uri import SessionUri
+from ...memvid.errors import LeaseHeld, RemoteError, RemoteUnclear, RemoteUnreachable
+from ...memvid.uri import VERSION_MARK, SessionUri, names_version, session_in
 from ..api import waking as api
 from ..api.events import OnEvent
+from ..api.forking import ForkRequest
+from ..api.remote import PullRequest
 from ..disk.maintenance import MAX_PROBLEMS_TOLD
 from ..events.events import SleepCause
 from ..memory.line import Use
@@ -20,7 +24,8 @@ from ..residency.planning import require_as_ordered
 from ..tasks.cancellation import to_the_end
 from ..versions.orders import WakeOrder
 from .answering import answers
-from .remote import push_in_turn, require_remote
+from .forking import fork
+from .remote import pull, push_in_turn, require_remote
 
 
 @answers(api.SleepRequest)
@@ -45,21 +50,50 @@ async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
     NoSuchPosition: the version has fewer tokens.
     CanaryFailed: the state does not compute the same as when it slept.
     IdentityMismatch, OwnerMismatch, CorruptBlock, ...: refused; nothing live has changed.
+    LeaseHeld: another machine has it, and did not give it in time. SessionExists: one has the name of the fork.
     """
+    try:
+        return await _wake(parts, request, asking=request.emit if request.fork is None else None)
+    except (LeaseHeld, RemoteUnreachable, RemoteUnclear) as error:
+        if request.fork is None:
+            raise
+        return await _wake_fork(parts, request, request.fork, error)
+
+
+async def _wake(parts: Parts, request: api.WakeRequest, asking: OnEvent | None) -> api.WakeResult:
+    """asking: as of `Residency.hold`."""
     started = time.monotonic()
-    brought = await parts.sessions.bring_if_missing(request.session, asking=request.emit)
+    brought = await parts.sessions.bring_if_missing(request.session, asking=asking)
     uri, order = await _order_of(parts, request)
     async with parts.sessions.residency.turn(uri) as use:
-        taken = await parts.sessions.residency.hold(uri, asking=request.emit) or brought
+        taken = await parts.sessions.residency.hold(uri, asking=asking) or brought
         live = parts.sessions.awake.get(use.uri)
         if live is None:
-            woken = await _wake(parts, use, order, request.emit, started)
+            woken = await _bring_back(parts, use, order, request.emit, started)
         else:
             require_as_ordered(live, order, parts.store.standing.find_row(use.uri, order.version))
             unreadable = await parts.store.on_io(parts.store.disk.unreadable)
             newest, seconds = parts.store.disk.find_session(use.uri), time.monotonic() - started
             woken = listing.wake_result(live, newest, seconds=seconds, already_awake=True, unreadable=unreadable)
         return woken if taken is None else replace(woken, came_from=taken.came_from, waited_seconds=taken.seconds)
+
+
+async def _wake_fork(parts: Parts, request: api.WakeRequest, name: str, refused: RemoteError) -> api.WakeResult:
+    """Go on under another name. If only its wake fails, the fork is there."""
+    source, at = request.session, request.version
+    name_alone = session_in(source)
+    if isinstance(refused, LeaseHeld):
+        with suppress(TorporError):  # then it is the newest version that is here
+            pulled = await pull(parts, PullRequest(name_alone))
+            if pulled.bytes_written and not names_version(source):
+                at = at or pulled.version  # and not what is awake here, which may be older
+    if not parts.sessions.is_here(source):
+        raise refused
+    if at is not None:
+        source = f"{name_alone}{VERSION_MARK}{at}{source.removeprefix(name_alone)}"
+    await fork(parts, ForkRequest(source, name, at_token=request.at_token, on_event=request.on_event))
+    woken = await _wake(parts, api.WakeRequest(name, strict=request.strict, on_event=request.on_event), asking=None)
+    return replace(woken, remote_problem=Finding.of(require_remote(parts).url, refused))
 
 
 @answers(api.PlanWakeRequest, told=False)
@@ -88,7 +122,7 @@ async def _order_of(parts: Parts, request: api.WakingRequest) -> tuple[SessionUr
     return named.uri, WakeOrder(version, named.place(request.at_token), request.strict)
 
 
-async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started: float) -> api.WakeResult:
+async def _bring_back(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started: float) -> api.WakeResult:
     try:
         return await parts.sessions.residency.bring_back(use, order, emit, started)
     except asyncio.CancelledError:

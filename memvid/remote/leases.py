@@ -272,8 +272,8 @@ def _held(head: Head, me: Party, wait_s: float) -> LeaseHeld:
     party = head.awake_at or me
     return LeaseHeld(
         f"{head.uri} is awake on {party.machine}. `torpor wake {head.uri}` here asks that machine for it, and has it "
-        "once no request uses it there. `torpor fork` goes on here with its newest version, under another name. If "
-        "that machine has died, or cannot reach the remote, the session is free in "
+        "once no request uses it there. With `--fork NAME` it goes on here as a fork of its newest version. If that "
+        "machine has died, or cannot reach the remote, the session is free in "
         f"{math.ceil(wait_s)} seconds.",
         session=str(head.uri),
         machine=party.machine,

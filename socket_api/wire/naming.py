@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ...daemon.api.records import Request
 
-NAMING = frozenset({"session", "name", "other"})  # the fields of requests that name a session
+NAMING = frozenset({"session", "name", "other", "fork"})  # the fields of requests that name a session
 
 
 def within(namespace: str, request: type[Request], params: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request, with names completed by a namespace."""
     named = dict(params)
     for field in NAMING & named.keys():
-        named[field] = name_in(namespace, named[field])
+        named[field] = named[field] and name_in(namespace, named[field])
     if "sessions" in named:
         named["sessions"] = tuple(name_in(namespace, each) for each in named["sessions"])
     known = {each.name for each in fields(request)}

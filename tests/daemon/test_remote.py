@@ -131,6 +131,37 @@ async def test_who_asks_for_a_session_gets_it_once_nobody_uses_it(machine: OpenM
         assert (await two.wake("s")).came_from is None
 
 
+async def test_a_wake_that_may_fork_goes_on_with_what_can_be_had_and_asks_nobody(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another machine has the session, or nothing tells whether one has. What is free is woken itself."""
+    async with machine("one") as one, machine("two") as two:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        report = await two.service.wake("s", fork="not-needed")
+        assert (report.session, report.remote_problem) == (str(S), None)
+        await two.service.append("s", tokens=[1, 2, 3])
+        await two.service.push("s")
+        await two.service.append("s", tokens=[4])
+        report = await one.service.wake("s", fork="here")
+        assert (report.session, report.token_count) == ("torpor://default/here", 303)
+        assert report.remote_problem is not None
+        assert report.remote_problem.code == "lease_held"
+        assert report.provenance.forked_from is not None
+        assert report.provenance.forked_from.session == str(S)
+        head = await remote_of(two).head(S)
+        assert head is not None
+        assert (head.request, head.awake_at) == (None, remote_of(two).sessions.me)
+        with monkeypatch.context() as patch:
+            patch.setattr(Remote, "_run_at_once", _unreachable)
+            report = await one.service.wake("s@1", fork="offline", at_token=200)
+            assert report.token_count == 200
+            assert report.remote_problem is not None
+            assert report.remote_problem.code == "remote_unreachable"
+            with pytest.raises(RemoteUnreachable):
+                await one.service.wake("unknown", fork="another")
+
+
 async def test_who_asks_no_more_leaves_the_session_where_it_is(machine: OpenMachine) -> None:
     """The request is taken back: else the session would be put to sleep for nobody."""
     async with machine("one") as one, machine("two") as two:

@@ -11,8 +11,9 @@ from torpor.cli.commands import remote, sleep, wake
 from torpor.cli.view.output import Output
 from torpor.daemon.api.events import ProgressEvent
 from torpor.daemon.api.remote import PushResult, RemoteSession, RemoteSessionsResult
-from torpor.daemon.api.session import Provenance
+from torpor.daemon.api.session import Origin, Provenance
 from torpor.daemon.api.waking import SleepResult, WakeResult
+from torpor.memvid.answers import Finding
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,9 @@ def test_a_wake_says_whom_it_asks_and_how_long_that_took(
         on_event(ProgressEvent("wake", 1, 1))
         facts = {"token_count": 9, "tokens_prefilled": 0, "bytes_read": 4096, "already_awake": False}
         moved = {"seconds": 20.5, "came_from": "desk", "waited_seconds": 20.0}
-        return WakeResult("torpor://default/s", 2, "ab" * 32, **facts, **moved, provenance=Provenance())
+        origin, why = Origin("torpor://default/r", 1, "cd" * 32, 9), Finding("file:///r", "lease_held", "desk has it.")
+        forked = {"provenance": Provenance(origin), "remote_problem": why}
+        return WakeResult("torpor://default/s", 2, "ab" * 32, **facts, **moved, **forked)
 
     daemon = SimpleNamespace(wake=woken, status=lambda: SimpleNamespace(store="/no/store"))
     monkeypatch.setattr(wake, "connect", lambda _socket: nullcontext(daemon))
@@ -77,3 +80,4 @@ def test_a_wake_says_whom_it_asks_and_how_long_that_took(
     assert "awake at version 2, from desk in 20.0 s: 9 tokens" in shown.out
     assert "read in 500 ms" in shown.out
     assert shown.err.count("asking desk for s") == 1
+    assert "a fork of torpor://default/r at version 1, with 9 tokens: desk has it." in shown.err

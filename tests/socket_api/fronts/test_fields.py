@@ -75,7 +75,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "set": [{**OF, "labels": ["x"], **DRAWN}],
     "sleep": [OF, {**OF, "remote": True}],
     "save": [{**OF, "remote": True}],
-    "wake": [{**OF, "version": 3, "at_token": 7, "strict": True}],
+    "wake": [{**OF, "version": 3, "at_token": 7, "strict": True, "fork": "other"}],
     "plan_wake": [{**OF, "version": 3, "at_token": 7, "strict": True}],
     "fork": [{**OF, "name": "new", "at_token": 7, "labels": ["x"], "unnamed": True}],
     "fold": [
