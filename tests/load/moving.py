@@ -180,13 +180,11 @@ class Moving:
                     self.report.moves += bool(known) and known[-1].machine != at
                     known.append(told)
         except RemoteError as error:
-            with self._counting:
-                self.report.refused[error.code] = self.report.refused.get(error.code, 0) + 1
+            self._refuse(error.code)
             if error.code not in NO_ANSWER and not error.code.endswith("busy"):
                 self._wrong(f"{name} at machine {at}: {error.code}: {error}")
         except (TorporError, OSError):  # the machine was killed in the middle of it
-            with self._counting:
-                self.report.refused["no answer"] = self.report.refused.get("no answer", 0) + 1
+            self._refuse("no answer")
             if (broken := links.pop(at, None)) is not None:
                 broken.close()
 
@@ -215,6 +213,10 @@ class Moving:
                 self._forks[fork] = name, at
                 link.fork(name, fork)
                 link.delete(name)
+
+    def _refuse(self, why: str) -> None:
+        with self._counting:
+            self.report.refused[why] = self.report.refused.get(why, 0) + 1
 
     def _wrong(self, sentence: str) -> None:
         with self._counting:
@@ -261,13 +263,24 @@ class Moving:
             return tokens_of(client, name)
 
     def _compare(self, machine: Machine, name: str, turns: Sequence[int]) -> None:
-        """The state computes what one computes that read the same tokens in the same calls, there."""
+        """The state computes what one computes that read the same tokens in the same calls, there. Not compared: what
+        the machine could not answer for."""
+        control = f"control-{name}"
         with Client(machine.socket) as client:
-            control = f"control-{name}"
-            for turn in turns:
-                client.append(control, tokens=self.turns.tokens(turn), create=True)
-            ended = [client.generate(each, max_tokens=4, prove=True) for each in (name, control)]
-            client.delete(control)
+            try:
+                for turn in turns:
+                    client.append(control, tokens=self.turns.tokens(turn), create=True)
+                ended = []
+                for each in (name, control):
+                    wake_in_time(client, each, 60)  # its lease may have run out while others were compared
+                    ended.append(client.generate(each, max_tokens=4, prove=True))
+                    client.sleep(each)
+                client.delete(control)
+            except RemoteError as error:
+                self._refuse(error.code)
+                if error.code not in NO_ANSWER:
+                    self._wrong(f"{name} cannot be compared: {error.code}: {error}")
+                return
         if ended[0].tokens != ended[1].tokens or ended[0].final_logits_blake3 != ended[1].final_logits_blake3:
             self._wrong(f"{name} has other logits at its end than it has alone")
         self.report.compared += 1
