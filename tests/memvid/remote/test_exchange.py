@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import pytest
 from torpor.memvid import errors
 from torpor.memvid.remote import fetching, uploading, versions
 from torpor.memvid.remote.fetching import FetchedFrames, fetch
+from torpor.memvid.remote.objects import Objects
 from torpor.memvid.remote.places import Place, decode_places, encode_places, manifest_key, places_key
+from torpor.memvid.remote.sealed_objects import KEY_BYTES, SealedObjects
 from torpor.memvid.remote.uploading import Sent, send
 from torpor.memvid.remote.versions import RemoteVersions
 from torpor.memvid.store import Store
@@ -41,6 +43,14 @@ def sent(store: Store, objects: Any, bundle_id: str) -> Sent:
 def fetched(store: Store, objects: Any, bundle_id: str) -> None:
     remote = RemoteVersions(objects)
     fetch(store._core, remote, remote.require_manifest(bundle_id), bundle_id)
+
+
+def plain(objects: Objects) -> Objects:
+    return objects
+
+
+def sealed(objects: Objects) -> Objects:
+    return SealedObjects(objects, bytes(KEY_BYTES))
 
 
 def packs_in(bucket: MemoryObjects) -> set[str]:
@@ -170,12 +180,15 @@ def test_an_upload_that_was_cut_off_sends_no_pack_twice(store: Store, monkeypatc
 
 
 @pytest.mark.one_in(4)
-def test_no_fault_of_an_upload_leaves_anything_wrong(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("over", [plain, sealed])
+def test_no_fault_of_an_upload_leaves_anything_wrong(
+    store: Store, tmp_path: Path, over: Callable[[Objects], Objects]
+) -> None:
     """Each fault at each request, then the same again without: the version is there, and only what is right."""
     first, second = making.sleep_each(store, 700, 1300)
     whole = FaultyObjects(MemoryObjects())
     for receipt in (first, second):
-        sent(store, whole, receipt.bundle_id)
+        sent(store, over(whole), receipt.bundle_id)
     tried = 0
     for asked in whole.asked:
         for fault in faults_of(asked):
@@ -183,38 +196,41 @@ def test_no_fault_of_an_upload_leaves_anything_wrong(store: Store, tmp_path: Pat
             faulty = FaultyObjects(bucket, {asked.number: fault})
             try:
                 for receipt in (first, second):
-                    sent(store, faulty, receipt.bundle_id)
+                    sent(store, over(faulty), receipt.bundle_id)
             except (errors.StoreError, Killed):
                 for receipt in (first, second):
-                    sent(store, bucket, receipt.bundle_id)
+                    sent(store, over(bucket), receipt.bundle_id)
             with Store.open(tmp_path / f"{tried}", writable=True) as there:
                 for receipt in (first, second):
-                    fetched(there, bucket, receipt.bundle_id)
+                    fetched(there, over(bucket), receipt.bundle_id)
                 making.require_awake(there, 1300)
     assert tried > 60
 
 
-def test_no_fault_of_a_fetch_mounts_anything_wrong(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("over", [plain, pytest.param(sealed, marks=pytest.mark.one_in(1))])
+def test_no_fault_of_a_fetch_mounts_anything_wrong(
+    store: Store, tmp_path: Path, over: Callable[[Objects], Objects]
+) -> None:
     """Flipped, swapped, shortened and older bytes are refused; the store is as it was, and the next try has it."""
     bucket = MemoryObjects()
     receipts = [making.sleep(store, 700), making.sleep(store, 900, uri=FORK_URI, seed=3)]
     for receipt in receipts:
-        sent(store, bucket, receipt.bundle_id)
+        sent(store, over(bucket), receipt.bundle_id)
     with Store.open(tmp_path / "whole", writable=True) as there:
         whole = FaultyObjects(bucket)
-        fetched(there, whole, receipts[0].bundle_id)
+        fetched(there, over(whole), receipts[0].bundle_id)
     wrong = 0
     for asked in whole.asked:
         for fault in faults_of(asked):
             with Store.open(tmp_path / f"{asked.number}{fault}", writable=True) as there:
                 before = making.tree(there.path, "packs/*") | making.tree(there.path, "versions/*")
                 try:
-                    fetched(there, FaultyObjects(bucket, {asked.number: fault}), receipts[0].bundle_id)
+                    fetched(there, over(FaultyObjects(bucket, {asked.number: fault})), receipts[0].bundle_id)
                 except (errors.StoreError, Killed):
                     wrong += 1
                     assert making.tree(there.path, "packs/*") | making.tree(there.path, "versions/*") == before
                     assert there.find_session(URI) is None
-                    fetched(there, bucket, receipts[0].bundle_id)
+                    fetched(there, over(bucket), receipts[0].bundle_id)
                 making.require_awake(there, 700)
     assert wrong > 12
 

@@ -24,6 +24,7 @@ from torpor.memvid.remote.cloud_objects import CloudObjects
 from torpor.memvid.remote.folder_objects import FolderObjects
 from torpor.memvid.remote.heads import Heads, Party
 from torpor.memvid.remote.leases import LEASE_S, Lease, Watch, ask, take, withdraw
+from torpor.memvid.remote.sealed_objects import KEY_BYTES, SealedObjects
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.remote.faulty_objects import FaultyObjects, MemoryObjects
 from torpor.tests.memvid.remote.lease_world import Change, Code, World, changed_code, find
@@ -363,7 +364,7 @@ def test_a_release_ends_a_lease_whose_renewal_is_under_way(machine: Callable[...
     assert b.take().epoch == 2
 
 
-@pytest.mark.parametrize("kind", ["memory", "cloud", "folder"])
+@pytest.mark.parametrize("kind", ["memory", "cloud", "folder", pytest.param("sealed", marks=pytest.mark.one_in(1))])
 def test_many_at_once_take_it_one_after_the_other(kind: str, tmp_path: Path) -> None:
     """With object stores that are none of ours: each version that was told stays, and each epoch is had once."""
     store, shared = MemoryStore(), tmp_path / "shared"
@@ -372,6 +373,7 @@ def test_many_at_once_take_it_one_after_the_other(kind: str, tmp_path: Path) -> 
         "memory": MemoryObjects,
         "cloud": lambda: CloudObjects(lambda client, retries: store, "memory://"),
         "folder": lambda: FolderObjects(str(shared), shared.as_uri()),
+        "sealed": lambda: SealedObjects(MemoryObjects(), bytes(KEY_BYTES)),
     }[kind]()
     epochs, told, has = list[int](), list[str](), threading.Lock()
 
