@@ -4,6 +4,7 @@
   GETs of as many bytes of the same object, eight at once, which keep nothing. Round by round, the order turned round. A
   wake is the same, and then every block into memory, as a daemon reads it.
 - An upload of the whole version, and of a delta of 200 tokens behind it.
+- The upload and the fetch again, sealed.
 - Requests and bytes, counted on the wire, of each thing that a daemon does with a remote, and of a day of one coding
   agent: what they cost at the public list prices.
 
@@ -44,6 +45,7 @@ from torpor.memvid.remote.fetching import fetch
 from torpor.memvid.remote.leases import LEASE_S
 from torpor.memvid.remote.objects import Objects
 from torpor.memvid.remote.opening import open_objects
+from torpor.memvid.remote.sealed_objects import KEY_BYTES, SealedObjects
 from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.memvid.remote.uploading import send
 from torpor.memvid.remote.versions import RemoteVersions
@@ -154,15 +156,22 @@ class Line:
             whole, delta = sleeper.go_on(self._tokens), sleeper.go_on(STEP)
             for number in range(rounds + 1):
                 objects = self._opened(f"{self.mib}/{number}")
+                sealed = SealedObjects(self._opened(f"{self.mib}/{number}-sealed"), os.urandom(KEY_BYTES))
                 self._send(store, objects, "upload", whole)
-                steps = [partial(self._fetch, objects, whole), partial(self._plain, objects)]
+                self._send(store, sealed, "upload sealed", whole)
+                steps = [
+                    partial(self._fetch, objects, whole),
+                    partial(self._fetch, sealed, whole, " sealed"),
+                    partial(self._plain, objects),
+                ]
                 for step in steps if number % 2 else reversed(steps):
                     plain.settle()
                     step()
                 self._send(store, objects, "upload of a delta", delta)
-                for entry in list(objects.entries("packs/")):
-                    objects.remove(entry.key)
-                objects.close()
+                for each in (objects, sealed):
+                    for entry in list(each.entries("packs/")):
+                        each.remove(entry.key)
+                    each.close()
                 if not number:
                     self.seconds.clear()
 
@@ -176,7 +185,7 @@ class Line:
         self._note(name, started)
         self.sent_bytes[name] = sent.bytes_sent
 
-    def _fetch(self, objects: Objects, receipt: Receipt) -> None:
+    def _fetch(self, objects: Objects, receipt: Receipt, how: str = "") -> None:
         memory = fresh_memory(QWEN3_THIN, self._tokens)
         with (
             tempfile.TemporaryDirectory(prefix="there-", dir=self._folder) as name,
@@ -184,13 +193,13 @@ class Line:
         ):
             remote, started = RemoteVersions(objects), time.perf_counter()
             fetch(store._core, remote, remote.require_manifest(receipt.bundle_id), receipt.bundle_id)
-            self._note("fetch", started)
+            self._note(f"fetch{how}", started)
             with store.open_session(URI) as reader:
                 for entry in reader.entries[:-1]:
                     slots = range(2 * QWEN3_THIN.layers)
                     runs = [(slot, memory.runs(slot, entry.start, entry.token_count)) for slot in slots]
                     reader.read_slots_into(entry, runs)
-            self._note("wake", started)
+            self._note(f"wake{how}", started)
 
     def _plain(self, objects: Objects) -> None:
         get = self._getter(objects)
@@ -236,7 +245,11 @@ class Line:
             "speed_over_plain": {
                 name: {"of_medians": plain_s / of[name]["median"]}
                 | spread([p / o for o, p in zip(self.seconds[name], self.seconds["plain"], strict=True)])
-                for name in ("fetch", "wake")
+                for name in ("fetch", "wake", "fetch sealed", "wake sealed")
+            },
+            "sealed_over_not": {
+                name: spread([s / p for s, p in zip(self.seconds[f"{name} sealed"], self.seconds[name], strict=True)])
+                for name in ("upload", "fetch", "wake")
             },
         }
 
@@ -379,6 +392,9 @@ def report(lines: list[Line], counts: dict[str, dict[str, int]], turn_tokens: in
             print(f"  {name:18} {1e3 * seconds['median']:8.0f} ms {span}{sent}")
         for name, ratio in each["speed_over_plain"].items():
             print(f"  {name} over plain {ratio['of_medians']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})")
+        for name, ratio in each["sealed_over_not"].items():
+            took = f"{ratio['median']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
+            print(f"  {name} sealed took {took} of the time of {name}")
     print(f"{'':12}" + "".join(f"{name:>15}" for name in counts["turn"]))
     for what, counted in counts.items():
         print(f"{what:12}" + "".join(f"{value:15,}" for value in counted.values()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from torpor.memvid.errors import Corruption, CorruptObject, HeadReplayed
+from torpor.memvid.errors import CorruptObject, HeadReplayed
 from torpor.memvid.recovery.replaying import all_tokens
 from torpor.memvid.remote.heads import HEADS, key_of
 from torpor.memvid.remote.remote_file import REMOTE_FILE
@@ -99,7 +99,7 @@ def test_what_is_damaged_cut_or_swapped_is_refused_and_comes_nowhere(remote: Rem
     for number, changed in enumerate(needed):
         remote.set(changed)
         with Store.open(tmp_path / f"there-{number}", writable=True) as there:
-            with pytest.raises(Corruption):
+            with pytest.raises(CorruptObject):
                 pull(there, remote)
             is_of_turns = remote.older.union(remote.names("tails")).issuperset(changed)
             assert [row.version for row in there.index.versions(URI)] == ([2] if is_of_turns else [])
