@@ -121,6 +121,16 @@ MAX_MACHINE_CHARS: Final = 255
 MAX_SEEN_HEADS: Final = 16 * KIB
 """Heads of which a store remembers how new they were: 1.5 MiB at most."""
 
+REMOTE_GRACE_S: Final = 3600
+"""Seconds for which a pack of a remote stays, once it was said that it leaves, and its name is not used behind that. In
+a quarter of it an upload changes a head that relies on what it has seen there; the rest is for answers that come late
+and listings that are old. An upload may take longer: it looks again before it changes anything."""
+
+MAX_LEAVING: Final = 16 * KIB
+MAX_LEAVING_BYTES: Final = 2 * MIB
+"""Packs of a remote that leave at once, and the object that lists them: 90 bytes for each. Others leave once these have
+left."""
+
 # --- names
 
 MAX_NAME_CHARS: Final = 128

@@ -57,6 +57,7 @@ class CloudObjects:
 
     def __init__(self, open_store: Opener, url: str) -> None:
         self.url = url
+        self.keeps_old = False
         self._small = open_store(*_bounds(_SMALL_S))
         self._large = open_store(*_bounds(_LARGE_S))
         self._threads = ThreadPoolExecutor(_AHEAD, thread_name_prefix="torpor-remote")
@@ -193,6 +194,8 @@ class CloudObjects:
     def _tag(self, meta: Any, key: str) -> str:
         """What Google asks for is the version, and others ask for the tag of HTTP."""
         tag, version = meta["e_tag"] or "", meta["version"] or ""
+        # Google names a version in any case: whether a bucket keeps others it tells nobody who only reads objects.
+        self.keeps_old |= bool(version) and not self.url.startswith("gs:")
         if not tag and not version:
             raise RemoteUnfit(
                 f"{self.url} gives no tag (ETag) with an object, so a change cannot depend on what was read. Choose "

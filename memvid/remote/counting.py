@@ -32,6 +32,10 @@ class CountedObjects:
     def url(self) -> str:
         return self._objects.url
 
+    @property
+    def keeps_old(self) -> bool:
+        return self._objects.keeps_old
+
     def get(self, key: str, most_bytes: int) -> Object | None:
         return self._counted(Used(reads=1), lambda: self._objects.get(key, most_bytes))
 

@@ -97,6 +97,8 @@ class _Trying:
 class FolderObjects:
     """The objects in a folder. Raises RemoteUnreachable, RemoteRefused: it is not there, or cannot be written in."""
 
+    keeps_old = False
+
     def __init__(self, path: str, url: str) -> None:
         self.url = url
         with self._trying("open", ""):

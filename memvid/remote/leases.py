@@ -213,15 +213,15 @@ class Lease:
             self._landed(seen)
             return seen.head
 
-    def release(self, *, asleep: bool) -> None:
+    def release(self, *, asleep: bool, edit: Callable[[Head], Head] = lambda head: head) -> None:
         """Let others have the session. From the call on it is not ours, whatever comes of it; it may be repeated.
 
-        asleep: it sleeps in this store, and the head goes on to say so. Raises as `Heads.change`.
+        asleep: it sleeps in this store, and the head goes on to say so. edit: as of `change`. Raises as `Heads.change`.
         """
 
         def released(head: Head | None) -> Head:
             own, holder = self._own(head)
-            return dataclasses.replace(own, holder=dataclasses.replace(holder, asleep=True) if asleep else None)
+            return dataclasses.replace(edit(own), holder=dataclasses.replace(holder, asleep=True) if asleep else None)
 
         with self._changing:
             self._is_released, self._renewed_s = True, -math.inf

@@ -55,6 +55,11 @@ class Objects(Protocol):
     def url(self) -> str:
         """The place, for people: without credentials."""
 
+    @property
+    def keeps_old(self) -> bool:
+        """Whether the object store has said that it keeps what is removed or replaced, as versions. It says so with an
+        object that was read or written."""
+
     def get(self, key: str, most_bytes: int) -> Object | None:
         """A small object. Raises RemoteTooLarge, before more than `most_bytes` are taken in."""
 

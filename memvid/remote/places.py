@@ -23,11 +23,16 @@ from ..limits import MAX_BUNDLE_BYTES, MAX_PLACES_BYTES
 from .sealing import seal, unseal
 
 _DOMAIN: Final = "torpor.places/1"
+_MANIFEST_KEY: Final = re.compile(r"versions/([0-9a-f]{64})\.mvm", re.ASCII)
 _PACK_KEY: Final = re.compile(r"packs/[0-9a-f]{64}\.[0-9]{1,4}", re.ASCII)
 
 
 def pack_key(pack_id: bytes, number: int = 0) -> str:
     return f"packs/{pack_id.hex()}.{number}"
+
+
+def is_pack_key(key: str) -> bool:
+    return _PACK_KEY.fullmatch(key) is not None
 
 
 def manifest_key(bundle_id: str) -> str:
@@ -36,6 +41,12 @@ def manifest_key(bundle_id: str) -> str:
 
 def places_key(bundle_id: str) -> str:
     return f"places/{bundle_id}"
+
+
+def bundle_id_in(key: str) -> str | None:
+    """Of which version an object is the manifest; None: it is none."""
+    found = _MANIFEST_KEY.fullmatch(key)
+    return None if found is None else found[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ def decode_places(data: bytes, bundle_id: str, path: str) -> dict[bytes, Place]:
         if not isinstance(line, list) or len(line) != 2 or not isinstance(line[0], str):
             corrupt(path, "places", "a line of them is not valid")
         key, frames = line[0], decode_lines(line[1], "places", path)
-        if _PACK_KEY.fullmatch(key) is None:
+        if not is_pack_key(key):
             corrupt(path, "places", "a pack in them has another name than a pack")
         end = HEADER_BYTES
         for frame in frames:

@@ -16,7 +16,7 @@ from typing import Final
 from ..errors import RemoteError, RemoteUnclear, RemoteUnfit
 from .objects import Objects
 
-_FOLDER: Final = "probes"
+PROBES: Final = "probes"
 _AT_ONCE: Final = 4
 _MOST_BYTES: Final = 64
 
@@ -25,7 +25,7 @@ def probe(objects: Objects) -> None:
     """Raises RemoteUnfit; and as `Objects`, where nothing can be said of it now. Leaves nothing behind, unless it can
     no longer reach the object store."""
     name = os.urandom(16).hex()
-    keys = [f"{_FOLDER}/{name}-{each}" for each in ("there", "missing", "at-once")]
+    keys = [f"{PROBES}/{name}-{each}" for each in ("there", "missing", "at-once")]
     try:
         _Probe(objects, *keys).run()
     finally:

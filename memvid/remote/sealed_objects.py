@@ -65,6 +65,10 @@ class SealedObjects:
     def url(self) -> str:
         return self._objects.url
 
+    @property
+    def keeps_old(self) -> bool:
+        return self._objects.keeps_old
+
     def get(self, key: str, most_bytes: int) -> Object | None:
         try:
             found = self._objects.get(self.name_of(key), sealed_bytes(most_bytes))

@@ -13,21 +13,25 @@ import contextlib
 import dataclasses
 import platform
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from ..answers import Finding, Standing
+from ..answers import Finding, Standing, VersionInfo
 from ..disk.clock import running_s
 from ..disk.daily_budget import Used
 from ..disk.paths import undoing
 from ..errors import (
+    Corruption,
     Diverged,
     OwnerMismatch,
     RemoteError,
+    RemoteTooLarge,
     RemoteUnclear,
     RemoteUnreachable,
     SessionNotFound,
     StoreBusy,
+    StoreError,
     UnsupportedFormat,
 )
 from ..format.blocks import TOKEN_BYTES
@@ -39,11 +43,12 @@ from ..recovery.replaying import replay_session
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from .beyond import Beyond, tokens_of_version
+from .collecting import Collected, collect
 from .fetching import fetch
 from .heads import Head, Heads, Party, key_of
 from .leases import LEASE_S, Clock, Lease, Watch, ask, take, withdraw
 from .objects import Objects
-from .places import manifest_key
+from .places import bundle_id_in, manifest_key, places_key
 from .probe import probe
 from .remote_file import RemoteFile
 from .sealed_objects import SealedObjects
@@ -89,7 +94,7 @@ class RemoteSessions:
         self._objects = objects = sealed or objects
         self._is_proven = False
         self._clock = clock
-        self._versions = RemoteVersions(objects)
+        self._versions = RemoteVersions(objects, clock)
         self._moving = threading.Lock()
         self._watches: dict[SessionUri, Watch] = {}
         self._behind: dict[SessionUri, int] = {}  # the version that was the newest when the turns there were said
@@ -164,19 +169,32 @@ class RemoteSessions:
             raise SessionNotFound(
                 f"{lease.uri} has no version here yet; put it to sleep first.", session=str(lease.uri), suggestions=[]
             )
-        with self._moving:
-            sent = send(self._core, self._versions, row.bundle_id, goes_on=goes_on)
-        if sent is None:
-            return None
-        before = lease.head.tail  # first: turns that are sent from now on are others
-        covered = before if self._behind.get(lease.uri, 0) < row.version else ()
-
-        def pushed(head: Head) -> Head:
-            return _with_room(head).with_version(row.bundle_id, () if head.tail == covered else head.tail)
-
-        if not lease.change(pushed).tail:
-            self._remove(covered)
+        while True:
+            with self._moving:
+                sent = send(self._core, self._versions, row.bundle_id, goes_on=goes_on)
+            if sent is None:
+                return None
+            before = lease.head  # first: turns that are sent from now on are others
+            covered = before.tail if self._behind.get(lease.uri, 0) < row.version else ()
+            after = lease.change(partial(self._pushed, row, covered))
+            if not after.tail:
+                self._remove(covered)
+            with contextlib.suppress(StoreError):  # what stays is in nobody's way, and goes with a collection
+                self._remove_versions(after, [each for each in before.versions if each not in after.versions])
+            if self._versions.has_looked:
+                break  # else this machine was suspended before the head had landed: what it relies on may have gone
         return Pushed(row.version, sent)
+
+    def _pushed(self, row: VersionInfo, covered: tuple[str, ...], head: Head) -> Head:
+        """A head with one more version. covered: turns that are in it. Raises as `push`."""
+        self._versions.require_look()
+        if not self._core.index.knows(row.bundle_id):  # else what is being deleted would come back
+            raise SessionNotFound(
+                f"Version {row.version} of {head.uri} was deleted while it was sent.",
+                session=str(head.uri),
+                suggestions=[],
+            )
+        return _with_room(head).with_version(row.bundle_id, () if head.tail == covered else head.tail)
 
     def send_turns(self, lease: Lease, record: JournalRecord) -> bool:
         """Let turns behind a version survive this machine; False: the remote does not have that version yet.
@@ -212,18 +230,29 @@ class RemoteSessions:
                 if beyond is None or beyond.beside(self._core, self._tokens_with_turns(head)) != "ahead":
                     raise self._gone_on(head.uri)
 
-    def drop(self, lease: Lease) -> None:
-        """Let the remote have nothing of a session: no machine finds it any more. Raises LeaseLost, and as
-        `Heads.change`."""
-        before = lease.head.tail
-        lease.change(lambda head: dataclasses.replace(head, versions=(), tail=()))
+    def drop(self, lease: Lease) -> list[str]:
+        """Let the remote have nothing of a session: no machine finds it any more. The keys of what was removed, each of
+        which was seen to be gone. The head stays, empty: it has the name in its key, and without it other machines
+        would take the remote for one that was put back.
+
+        Raises:
+            LeaseLost, and as `Heads.change`: it has the session still.
+            As `RemoteVersions.remove`: no head names what is left, and a collection removes it.
+        """
+        before = lease.head
+        lease.change(_emptied)
         self._behind.pop(lease.uri, None)
-        self._remove(before)
-        lease.release(asleep=False)
+        keys = [key for each in before.versions for key in (places_key(each), manifest_key(each))]
+        try:
+            for key in [*before.tail, *keys]:
+                self._versions.remove(key)
+        finally:
+            lease.release(asleep=False, edit=_emptied)
+        return [*before.tail, *keys]
 
     def drop_version(self, lease: Lease, bundle_id: str) -> None:
         """Let the remote keep a version no more, nor turns behind it if it was the newest. Raises Diverged: another
-        machine has added these, and they are not here; LeaseLost, and as `Heads.change`."""
+        machine has added these, and they are not here; LeaseLost, and as `Heads.change`, `RemoteVersions.remove`."""
         if lease.head.newest == bundle_id:
             self._require_turns_here(lease.head)
 
@@ -231,7 +260,58 @@ class RemoteSessions:
             tail = () if head.newest == bundle_id else head.tail
             return dataclasses.replace(head.without_versions([bundle_id]), tail=tail)
 
-        lease.change(dropped)
+        before = lease.head
+        after = lease.change(dropped)
+        self._remove(key for key in before.tail if key not in after.tail)
+        self._remove_versions(after, [bundle_id])
+
+    def sweep(self, uri: SessionUri, keys: Iterable[str]) -> list[str]:
+        """Remove what a collection found of a session and its head does not name: uploads that were cut off, and what
+        could not be removed. The caller sees to it that nothing of this store uses the session meanwhile. Gives the
+        keys of what was removed; nothing is where another machine has the session. Raises as `take` and `drop`."""
+        head = self.heads.head(uri)
+        if head is not None and not (head.holder is None or (head.awake_at is None and head.holder.party == self.me)):
+            return []
+        lease = self.take(uri)
+        try:
+            named = {*lease.head.tail, *map(manifest_key, self._needed_of(lease.head))}
+            gone = [key for key in keys if key not in named]
+            for key in gone:
+                if (bundle_id := bundle_id_in(key)) is None:
+                    self._versions.remove(key)
+                else:
+                    self._versions.remove_version(bundle_id)
+        finally:
+            lease.release(asleep=head is not None and head.holder is not None)
+        return gone
+
+    def collect(
+        self, also: Collection[str] = (), *, dry_run: bool, should_stop: Callable[[], bool] = lambda: False
+    ) -> Collected:
+        """Free what no session needs: see `collecting.py`. also: packs that may leave however young they are. Raises as
+        `collecting.collect`."""
+        self.require_proven()
+        return collect(self.heads, self._objects, self._clock, also, dry_run=dry_run, should_stop=should_stop)
+
+    def packs_of(self, head: Head) -> set[str]:
+        """The packs that its versions need, as far as that can be told. Raises as `Objects`."""
+        packs, versions = set[str](), RemoteVersions(self._objects)
+        for bundle_id in head.versions:
+            with contextlib.suppress(Corruption, RemoteTooLarge):
+                packs |= {place.pack for place in (versions.places(bundle_id) or {}).values()}
+        return packs
+
+    def _needed_of(self, head: Head) -> set[str]:
+        """The versions that a head needs: those that it names, and that behind which its turns stand. Raises as
+        `tails.record_of`."""
+        bases = (record_of(self._objects, key, head.uri).base for key in head.tail)
+        return {*head.versions, *(base for base in bases if base is not None)}
+
+    def _remove_versions(self, head: Head, bundle_ids: Iterable[str]) -> None:
+        """Versions that a head names no more; one that its turns stand behind stays."""
+        if gone := [each for each in bundle_ids if each not in self._needed_of(head)]:
+            for bundle_id in gone:
+                self._versions.remove_version(bundle_id)
 
     def _remove(self, keys: Iterable[str]) -> None:
         """What no head names any more; what stays is in nobody's way."""
@@ -400,6 +480,10 @@ class RemoteSessions:
             f"another name (`torpor fork {uri} NAME`), remove it (`torpor rm {uri}`), and pull again.",
             session=str(uri),
         )
+
+
+def _emptied(head: Head) -> Head:
+    return dataclasses.replace(head, versions=(), tail=())
 
 
 def _with_room(head: Head) -> Head:

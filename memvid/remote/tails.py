@@ -14,7 +14,7 @@ from ..format.journal import JournalRecord
 from ..format.sealing import DIGEST_BYTES
 from ..limits import MAX_JOURNAL_RECORD_BYTES
 from ..uri import SessionUri
-from .heads import HEADS, key_of
+from .heads import HEADS, key_of, uri_in
 from .objects import Objects
 from .sealing import seal, unseal
 
@@ -35,6 +35,11 @@ def put_record(objects: Objects, record: JournalRecord, store: str) -> str:
         if found is None or found.data != data:
             raise
     return key
+
+
+def uri_of_tail(key: str) -> SessionUri | None:
+    """The session whose turns have this key; None: no turns have it."""
+    return uri_in(HEADS + key.removeprefix(TAILS).rpartition("/")[0])
 
 
 def is_of(key: str, store: str) -> bool:

@@ -4,7 +4,7 @@ Rules:
 - Every block is proven as it is read. A version that is not whole is not sent; of a stripped one that goes which is
   there.
 - What is there already is not sent: blocks that versions of the same kin have there, and packs of an upload that was
-  cut off.
+  cut off. But what lies in packs that leave is sent again, under other names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
-from ..errors import Corruption
+from ..errors import Corruption, RemoteTooLarge, RemoteUnclear
 from ..folder.marks import stripped_in
 from ..format.blocks import BlockEntry
 from ..format.frames import FrameReader
@@ -25,6 +25,9 @@ from ..writing.core import StoreCore
 from .pack_stream import PackStream
 from .places import Place
 from .versions import RemoteVersions
+
+_ROUNDS: Final = 4
+"""How often it is looked whether packs leave that were relied on, while an upload takes long."""
 
 _KIN: Final = 8
 """Versions that are asked for: their places are one request each."""
@@ -58,18 +61,28 @@ def send(
             return reader.holding(entry, checked=checked, stripped=is_stripped)
 
         manifest = reader.manifest
+        remote.look()
         places = _places_there(core, remote, manifest, bundle_id, is_stripped=is_stripped)
-        lacking = [entry for entry in manifest.blocks if entry.id not in places]
-        sent = 0
-        for entries in _packs_of(lacking):
-            if not goes_on():
-                return None
-            stream = PackStream(entries, source)
-            landed, bytes_sent = remote.put_pack(stream)
-            places |= landed
-            sent += bytes_sent
-        remote.put_version(manifest, places)
-        return Sent(bundle_id, len(lacking), sent, len(manifest.blocks))
+        blocks_sent = bytes_sent = 0
+        for _ in range(_ROUNDS):
+            lacking = [entry for entry in manifest.blocks if entry.id not in places]
+            for entries in _packs_of(lacking):
+                if not goes_on():
+                    return None
+                landed, size_bytes = remote.put_pack(PackStream(entries, source))
+                places |= landed
+                bytes_sent += size_bytes
+            blocks_sent += len(lacking)
+            if not remote.has_looked:
+                remote.look()
+            staying = {block_id: place for block_id, place in places.items() if remote.has_pack(place.pack)}
+            if len(staying) == len(places):
+                remote.put_version(manifest, places)
+                return Sent(bundle_id, blocks_sent, bytes_sent, len(manifest.blocks))
+            places = staying
+        raise RemoteUnclear(
+            f"Packs leave {remote.objects.url} as fast as they are sent. Try again later.", url=remote.objects.url
+        )
 
 
 def _packs_of(lacking: Sequence[BlockEntry]) -> Iterator[list[BlockEntry]]:
@@ -97,8 +110,8 @@ def _places_there(
         if wanted <= places.keys():
             break
         try:
-            theirs = remote.places(kin)
-        except Corruption:  # what they tell is sent again
+            theirs = remote.places_seen(kin)
+        except (Corruption, RemoteTooLarge):  # what they tell is sent again
             continue
         new = {each: place for each, place in (theirs or {}).items() if each in wanted and each not in places}
         places |= {

@@ -2,19 +2,26 @@
 
 Rules:
 - Every object here has a name that its content gives, so what lies under the name is right, or damaged, and may be
-  written again. Nothing is believed to have landed before it was read back.
-- Manifest last: where it is, its places are, and the packs that they name.
+  written again. Nothing is believed to have landed, or to be gone, before it was read back.
+- Where the places of a version are, its manifest is, which tells whose it is: it is written first, and removed last.
+- A pack that leaves (`leaving.py`) is as good as gone for who sends. What the look at these tells holds for `LOOK_S`: a
+  head that relies on it is changed within that time, or after another look.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import OrderedDict
+from collections.abc import Callable, Collection
 from typing import Final
 
-from ..errors import BundleMissing, CorruptBundle, Corruption, RemoteUnclear
+from ..disk.clock import running_s
+from ..errors import BundleMissing, CorruptBundle, Corruption, RemoteTooLarge, RemoteUnclear, RemoteUnreachable
 from ..format.manifest import Manifest, bundle_id_of, decode_manifest, encode_manifest_file, manifest_in_file
 from ..format.sealing import HEADER_BYTES
-from ..limits import MAX_MANIFEST_BYTES, MAX_PLACES_BYTES
+from ..limits import MAX_MANIFEST_BYTES, MAX_PLACES_BYTES, REMOTE_GRACE_S
+from .leaving import read_leaving
 from .objects import Objects
 from .pack_stream import PackStream
 from .places import Place, Places, decode_places, encode_places, manifest_key, pack_key, places_key
@@ -22,15 +29,20 @@ from .places import Place, Places, decode_places, encode_places, manifest_key, p
 _TRIES: Final = 3
 _REMEMBERED: Final = 16
 
+LOOK_S: Final = REMOTE_GRACE_S / 4
+
 
 class RemoteVersions:
-    """What a remote has of versions. Remembers the places of a few, and the packs that it has seen there. Use it from
-    one thread at a time."""
+    """What a remote has of versions. Remembers the places of a few, and for a time the packs that it has seen there.
+    Use it from one thread at a time. clock: seconds, on in a suspend: `disk.clock.running_s`."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, clock: Callable[[], float] = running_s) -> None:
         self.objects = objects
+        self._clock = clock
         self._places: OrderedDict[str, Places] = OrderedDict()
-        self._packs: set[str] = set()
+        self._packs: dict[str, float] = {}  # seen there, and when
+        self._leaving: Collection[str] = ()
+        self._looked_s = -math.inf
 
     def path_of(self, key: str) -> str:
         """The object, for messages."""
@@ -55,9 +67,6 @@ class RemoteVersions:
 
     def places(self, bundle_id: str) -> Places | None:
         """The places of a version's blocks; None if they are not there. Raises CorruptBundle, and as `Objects`."""
-        if bundle_id in self._places:
-            self._places.move_to_end(bundle_id)
-            return self._places[bundle_id]
         key = places_key(bundle_id)
         found = self.objects.get(key, MAX_PLACES_BYTES)
         return None if found is None else self._keep(bundle_id, decode_places(found.data, bundle_id, self.path_of(key)))
@@ -73,21 +82,54 @@ class RemoteVersions:
             raise CorruptBundle(f"{path} has no place for the block at token {lacking[0].start}.", path=path)
         return places
 
+    def places_seen(self, bundle_id: str) -> Places | None:
+        """As `places`, but they may be those of an earlier time: who uses them asks for the packs."""
+        if bundle_id in self._places:
+            self._places.move_to_end(bundle_id)
+            return self._places[bundle_id]
+        return self.places(bundle_id)
+
     # --- writing
 
+    def look(self) -> None:
+        """Look which packs leave. Raises as `read_leaving`."""
+        begun_s = self._clock()
+        self._leaving = read_leaving(self.objects).packs.keys()
+        self._looked_s = begun_s
+        self._packs = {key: seen_s for key, seen_s in self._packs.items() if begun_s - seen_s < REMOTE_GRACE_S}
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether what the last look told holds still."""
+        return self._clock() - self._looked_s < LOOK_S
+
+    def require_look(self) -> None:
+        """Before a head is changed, which relies on packs. Raises RemoteUnreachable: it has taken too long."""
+        if not self.has_looked:
+            raise RemoteUnreachable(
+                f"Since it was looked what {self.objects.url} has, too much time has passed: this machine was "
+                "suspended, or the remote is slow. Try again; what has landed is not sent twice.",
+                url=self.objects.url,
+            )
+
     def has_pack(self, key: str) -> bool:
-        """Whether a pack is there, of whatever length; asked for once. Raises as `Objects`."""
+        """Whether a pack is there to stay, of whatever length; asked for once in a while. Raises as `Objects`."""
+        if key in self._leaving:
+            return False
+        begun_s = self._clock()
         if key not in self._packs and self.objects.size(key) is not None:
-            self._packs.add(key)
+            self._packs[key] = begun_s
         return key in self._packs
 
     def put_pack(self, stream: PackStream) -> tuple[dict[bytes, Place], int]:
-        """Send a pack, unless it is there; the places of its blocks, and the bytes that were sent. Raises the errors of
-        the stream, RemoteUnclear, and as `Objects`."""
-        key, sent = pack_key(stream.pack_id), 0
+        """Send a pack, unless it is there to stay; the places of its blocks, and the bytes that were sent. Raises the
+        errors of the stream, RemoteUnclear, and as `Objects`."""
+        keys = (pack_key(stream.pack_id, number) for number in itertools.count())
+        key, sent = next(key for key in keys if key not in self._leaving), 0
+        begun_s = self._clock()
         if self.objects.size(key) != stream.size_bytes:
             sent = self._put(key, stream)
-        self._packs.add(key)
+        self._packs[key] = begun_s
         return {frame.id: Place(key, frame) for frame in stream.frames}, sent
 
     def _put(self, key: str, stream: PackStream) -> int:
@@ -103,26 +145,45 @@ class RemoteVersions:
         raise unclear or RemoteUnclear(f"{self.path_of(key)} does not read back as it was sent.", key=key)
 
     def put_version(self, manifest: Manifest, places: Places) -> str:
-        """Write the places and the manifest of a version whose packs are there, unless they are; its bundle id. Raises
+        """Write the manifest and the places of a version whose packs are there, unless they are; its bundle id. Raises
         RemoteUnclear, and as `Objects`."""
         encoded = manifest.encode()
         bundle_id = bundle_id_of(encoded)
         ours = {entry.id: places[entry.id] for entry in manifest.blocks}
+        self._write(manifest_key(bundle_id), encode_manifest_file(encoded))
         if not self._has_places(manifest, bundle_id, ours):
             self._write(places_key(bundle_id), encode_places(bundle_id, ours.values()))
             self._keep(bundle_id, ours)
-        self._write(manifest_key(bundle_id), encode_manifest_file(encoded))
         return bundle_id
 
     def _has_places(self, manifest: Manifest, bundle_id: str, ours: Places) -> bool:
         """Whether another upload has left places that do: it may have cut the packs otherwise."""
         try:
             places = self.places_for(manifest, bundle_id)
-        except Corruption:
+        except (Corruption, RemoteTooLarge):
             return False
         if any(places[each].frame.is_stripped and not place.frame.is_stripped for each, place in ours.items()):
             return False
         return all(map(self.has_pack, {place.pack for place in places.values()}))
+
+    def remove_version(self, bundle_id: str) -> None:
+        """Remove the places and the manifest of a version; from any thread. Nobody sends it meanwhile. Raises as
+        `remove`."""
+        self.remove(places_key(bundle_id))
+        self.remove(manifest_key(bundle_id))
+
+    def remove(self, key: str) -> None:
+        """Remove an object, and see that it is gone; from any thread. Raises RemoteUnclear, and as `Objects`."""
+        for _ in range(_TRIES):
+            try:
+                self.objects.remove(key)
+            except RemoteUnclear as error:
+                unclear: RemoteUnclear | None = error
+            else:
+                unclear = None
+            if self.objects.size(key) is None:
+                return
+        raise unclear or RemoteUnclear(f"{self.path_of(key)} is there still, though it was removed.", key=key)
 
     def _write(self, key: str, data: bytes) -> None:
         for _ in range(_TRIES):
@@ -140,7 +201,7 @@ class RemoteVersions:
     def _has(self, key: str, data: bytes) -> bool:
         try:
             found = self.objects.get(key, max(len(data), 1))
-        except Corruption:  # of a sealed remote
+        except (Corruption, RemoteTooLarge):  # of a sealed remote, or longer than what we write: another one
             return False
         return found is not None and found.data == data
 

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import re
 import threading
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -17,6 +18,11 @@ from xml.sax.saxutils import escape
 
 from torpor.tests.memvid.remote.faulty_objects import MemoryObjects
 from torpor.tests.memvid.remote.loopback import Loopback
+
+
+def _date(ns: int) -> str:
+    return datetime.fromtimestamp(ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
 
 _RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 
@@ -141,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, prefix: str) -> None:
         lines = [
             f"<Contents><Key>{escape(entry.key)}</Key>"
-            "<LastModified>2026-11-30T12:00:00.000Z</LastModified>"
+            f"<LastModified>{_date(entry.modified_ns)}</LastModified>"
             f'<ETag>"{entry.size_bytes}"</ETag><Size>{entry.size_bytes}</Size></Contents>'
             for entry in self.held.bucket.entries(prefix)
         ]

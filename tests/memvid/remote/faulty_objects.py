@@ -13,6 +13,7 @@ means something for it (`faults_of`).
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ _MEANS_SOMETHING: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+_NUMBERS: Final = itertools.count()
+
+
 class Killed(BaseException):
     """The process that asked is no more: nothing of it may run after this."""
 
@@ -74,14 +78,27 @@ def faults_of(asked: Asked) -> list[Fault]:
 
 
 class MemoryObjects:
-    """Objects in memory. `written` has each content that a key ever had, oldest first, None for a removal."""
+    """Objects in memory. `written` has each content that a key ever had, oldest first, None for a removal. now_ns: the
+    object store's clock."""
 
-    url = "memory://"
+    keeps_old = False
 
     def __init__(self) -> None:
+        self.url = "memory://"
+        self.now_ns = 0
         self.written: dict[str, list[bytes | None]] = {}
+        self._modified_ns: dict[str, int] = {}
         self.last_key = ""
         self._lock = threading.Lock()
+
+    def copy(self) -> MemoryObjects:
+        """Another one, with what this one has now, under another URL: no store has seen a head of it."""
+        other = MemoryObjects()
+        other.url = f"memory://{next(_NUMBERS)}"
+        other.now_ns = self.now_ns
+        other.written = {key: list(each) for key, each in self.written.items()}
+        other._modified_ns = dict(self._modified_ns)
+        return other
 
     def content(self, key: str) -> bytes | None:
         """What is there, beside every fault."""
@@ -138,13 +155,14 @@ class MemoryObjects:
     def entries(self, prefix: str) -> Iterator[Entry]:
         with self._lock:
             found = sorted(key for key in self.keys() if key.startswith(prefix))
-            return iter([Entry(key, len(self.content(key) or b""), 0) for key in found])
+            return iter([Entry(key, len(self.content(key) or b""), self._modified_ns[key]) for key in found])
 
     def close(self) -> None:
         pass
 
     def _write(self, key: str, data: bytes | None) -> str:
         self.written.setdefault(key, []).append(None if data is None else bytes(data))
+        self._modified_ns[key] = self.now_ns
         self.last_key = key
         return self._tag(key)
 
@@ -168,7 +186,13 @@ class FaultyObjects:
         self._lock = threading.Lock()
         self._killed = False
 
-    url = "memory://"
+    @property
+    def url(self) -> str:
+        return self.bucket.url
+
+    @property
+    def keeps_old(self) -> bool:
+        return self.bucket.keeps_old
 
     def get(self, key: str, most_bytes: int) -> Object | None:
         fault = self._ask("get", key)

@@ -327,7 +327,7 @@ def test_places_of_few_versions_are_remembered(store: Store, monkeypatch: pytest
     asked = FaultyObjects(bucket)
     remote = RemoteVersions(asked)
     for receipt in (*receipts, *reversed(receipts)):
-        assert remote.places(receipt.bundle_id)
+        assert remote.places_seen(receipt.bundle_id)
     assert [each.verb for each in asked.asked] == ["get"] * 4
 
 
