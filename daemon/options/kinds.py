@@ -60,7 +60,7 @@ class Flag(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Kind):
-    """A path, a name on the hub, or a command. Expands `~`, as a shell does not behind `=`."""
+    """A folder, or a name on the hub. Expands `~`, as a shell does not behind `=`."""
 
     metavar: str = "PATH"
 
@@ -87,12 +87,33 @@ class Url(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Kind):
-    """A path of this machine, for the command line only."""
+    """A path of this machine. In a file it begins at the root, or at a home folder."""
 
     metavar: str = "PATH"
 
+    @property
+    def in_file(self) -> str:
+        return 'a path: `"/FOLDER/FILE"` or `"~/FILE"`'
+
     def read(self, written: Any) -> Path:
-        return Path(written)
+        if isinstance(written, str) and written.startswith(("/", "~")):
+            return expanded(written)
+        raise ValueError("it must be a path that begins with / or ~")
+
+    def read_text(self, text: str) -> Path:
+        return Path(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine(Kind):
+    """A program and its arguments, in words as a shell takes them."""
+
+    metavar: str = "COMMAND"
+
+    def read(self, written: Any) -> str:
+        if isinstance(written, str) and written.strip():
+            return written
+        raise ValueError("it must be a command, as in 'pass show torpor-key'")
 
 
 @dataclass(frozen=True, kw_only=True)

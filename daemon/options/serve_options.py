@@ -18,7 +18,22 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 from ...memvid.disk.daily_budget import DailyBudget
 from ...memvid.limits import MAX_LEASE_S
 from ..api.limits import MAX_DAYS
-from .kinds import Choice, Daily, Days, Duration, Flag, Kind, LinePatterns, Names, Number, Place, Size, Source, Url
+from .kinds import (
+    Choice,
+    CommandLine,
+    Daily,
+    Days,
+    Duration,
+    Flag,
+    Kind,
+    LinePatterns,
+    Names,
+    Number,
+    Place,
+    Size,
+    Source,
+    Url,
+)
 
 LoadPolicy = Literal["first", "start", "use"]
 ChangePolicy = Literal["refuse", "reload"]
@@ -389,8 +404,8 @@ class ServeOptions:
         ),
     ] = 5.0
     remote_key: Annotated[
-        str | None,
-        Source(metavar="FILE"),
+        Path | None,
+        Place(metavar="FILE"),
         Option(
             "Seal the remote: encrypt all that goes there by the key in this file, 64 hex digits that you alone may "
             "read. Each machine needs the same, from the remote's first object on.",
@@ -399,7 +414,7 @@ class ServeOptions:
     ] = None
     remote_key_command: Annotated[
         str | None,
-        Source(metavar="COMMAND"),
+        CommandLine(),
         Option(
             "The same, by the key that this command writes: of a keychain, say. It is run at the start, without a "
             "shell.",

@@ -16,7 +16,6 @@ import time
 from functools import partial
 from typing import Final
 
-from ...places import expanded
 from ..disk.paths import closing_fd, undoing
 from ..errors import InvalidRemote
 
@@ -28,12 +27,12 @@ _MAX_BYTES: Final = 1024
 _HOW: Final = "openssl rand -hex 32"
 
 
-def remote_key(file: str | None, command: str | None) -> bytes | None:
+def remote_key(file: str | os.PathLike[str] | None, command: str | None) -> bytes | None:
     """The key that the options of a daemon name; None: the remote is plain. Raises InvalidRemote."""
     if file is not None and command is not None:
         raise _invalid("A file and a command are named for the remote's key. Name one (--remote-key).")
     if file is not None:
-        return key_in_file(str(expanded(file)))
+        return key_in_file(os.fspath(file))
     return None if command is None else key_of_command(command)
 
 

@@ -202,7 +202,7 @@ class _Cipher:
 
         self._aead = AESGCM(_derived(contents_key, salt, f"{_CONTENTS} {key}", KEY_BYTES))
 
-    def seal(self, number: int, data: bytes, *, is_last: bool) -> bytes:
+    def seal(self, number: int, data: bytearray, *, is_last: bool) -> bytes:
         return self._aead.encrypt(_nonce(number, is_last=is_last), data, None)
 
     def open(self, number: int, sealed: bytes, *, is_last: bool) -> bytes | None:
@@ -232,7 +232,7 @@ def _segments_of(first: int, size_bytes: int) -> range:
     return range(first // SEGMENT_BYTES, -(-(first + size_bytes) // SEGMENT_BYTES) if size_bytes else 0)
 
 
-def _segments(parts: Iterable[bytes], size_bytes: int) -> Iterator[bytes]:
+def _segments(parts: Iterable[bytes], size_bytes: int) -> Iterator[bytearray]:
     """Parts anew as segments, one at least. Raises ValueError: they are not so many bytes."""
     held, came = bytearray(), 0
     for part in parts:
@@ -241,12 +241,12 @@ def _segments(parts: Iterable[bytes], size_bytes: int) -> Iterator[bytes]:
             break
         held += part
         while len(held) >= SEGMENT_BYTES:
-            yield bytes(held[:SEGMENT_BYTES])
+            yield held[:SEGMENT_BYTES]
             del held[:SEGMENT_BYTES]
     if came != size_bytes:
         raise ValueError(f"{size_bytes} bytes were to come, and not {came}")
     if held or not size_bytes:
-        yield bytes(held)
+        yield held
 
 
 def _nonce(number: int, *, is_last: bool) -> bytes:

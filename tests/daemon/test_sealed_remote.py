@@ -40,7 +40,7 @@ async def test_a_session_moves_and_who_holds_the_remote_finds_nothing_of_it(
     """Not its name, its text or its tokens, the names of tools, models and machines, nor ids of versions. In a plain
     remote the same search finds each."""
     monkeypatch.setattr(platform, "node", lambda: "notebook-of-ana")
-    options = {"remote_turns": 0.0} | ({"remote_key": str(key)} if is_sealed else {})
+    options = {"remote_turns": 0.0} | ({"remote_key": key} if is_sealed else {})
     async with machine("one", **options) as one:
         await one.service.create(URI.name, system=TEXT, tools=TOOLS)
         await one.service.append(URI.name, text=TEXT)
@@ -73,7 +73,7 @@ async def test_a_daemon_does_not_start_on_a_remote_with_another_key(
     machine: OpenMachine, key: Path, tmp_path: Path
 ) -> None:
     """Nor on a sealed one without a key, nor with a key that others may read; and its store is free again."""
-    async with machine("one", remote_key=str(key)):
+    async with machine("one", remote_key=key):
         pass
     other = tmp_path / "other"
     other.touch(0o600)
@@ -81,10 +81,10 @@ async def test_a_daemon_does_not_start_on_a_remote_with_another_key(
     before = everything(tmp_path / "shared")
     for options, refusal in (
         ({}, RemoteKeyWrong),
-        ({"remote_key": str(other)}, RemoteKeyWrong),
+        ({"remote_key": other}, RemoteKeyWrong),
         ({"remote_key_command": f"cat {other}"}, RemoteKeyWrong),
-        ({"remote_key": str(key), "remote_key_command": "echo"}, InvalidRemote),
-        ({"remote_key": str(tmp_path)}, InvalidRemote),
+        ({"remote_key": key, "remote_key_command": "echo"}, InvalidRemote),
+        ({"remote_key": tmp_path}, InvalidRemote),
     ):
         with pytest.raises(refusal):
             async with machine("one", **options):
