@@ -129,6 +129,7 @@ def _lines_of(found: HistoryResult, *, bare: bool) -> Iterator[_Line]:
     awake = {each.bundle_id for each in found.in_memory if _is_as_stored(each)}
     in_memory = {each.bundle_id for each in found.in_memory if each.branch is None and each.back_at is None}
     damaged = {(each.session, each.version) for each in found.problems}
+    machines = dict(found.machines)  # told once of each session, at the newest of its versions
     for state in found.in_memory:
         if not _is_as_stored(state):
             yield _line_in_memory(state, bare=bare)
@@ -136,7 +137,8 @@ def _lines_of(found: HistoryResult, *, bare: bool) -> Iterator[_Line]:
         flags = {"awake": entry.bundle_id in awake, "pinned": entry.pinned, "stripped": entry.stripped}
         if entry.bundle_id in in_memory:  # nothing of it is to be computed
             entry = replace(entry, unread_tokens=0)
-        yield _line_of(entry, flags | {"damaged": (entry.session, entry.version) in damaged}, bare=bare)
+        flags |= {"damaged": (entry.session, entry.version) in damaged}
+        yield _line_of(entry, flags, machines.pop(entry.session, None), bare=bare)
 
 
 def _is_as_stored(state: InMemory) -> bool:
@@ -144,8 +146,10 @@ def _is_as_stored(state: InMemory) -> bool:
     return state.branch is None and not state.added_tokens and state.back_at is None and state.version is not None
 
 
-def _line_of(entry: HistoryEntry, flags: Mapping[str, bool], *, bare: bool) -> _Line:
+def _line_of(entry: HistoryEntry, flags: Mapping[str, bool], machine: str | None, *, bare: bool) -> _Line:
+    """machine: another one that has the session."""
     marks = [*entry.tags, *(name for name, holds in flags.items() if holds)]
+    marks += [f"at {machine}"] if machine else []
     marks += [f"{entry.lossy.bits} bits"] if entry.lossy else []
     name = f"{format_name(entry.session, bare=bare)}{VERSION_MARK}{entry.version}"
     color = "red" if flags["damaged"] else "green"

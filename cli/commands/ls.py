@@ -48,6 +48,7 @@ MARKS = {  # by field of a session: the mark behind its state, its style and its
     "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),
     "branches": ("^", "cyan", "a tree of branches stands on it, in memory: torpor log shows them"),
     "unnamed": ("?", "default", "nobody named it: a client began it over HTTP, under an id of its own or under none"),
+    "machine": ("@", "yellow", "at another machine, and perhaps older here: torpor ls --remote says at which"),
     "durability": ("-", "yellow", "made to be thrown away: a crash loses what it did since its last version"),
     "unreadable": (
         "!",

@@ -88,6 +88,8 @@ def _facts(detail: SessionDetail) -> PlainTable:
     kept = ", to be thrown away: a crash loses what it did since its last version" if info.durability else ""
     looked = f", a look at token {format_count(info.token_count)}" if info.look else ""
     facts.add_row("  state", plain(info.state) + changed + looked + kept)
+    if info.machine:
+        facts.add_row("  machine", f"{plain(info.machine)}, as far as is known here; what is here may be older")
     facts.add_row("  version", _version(detail))
     facts.add_row("  model", plain(info.model))
     facts.add_row("  tokens", format_count(info.token_count))

@@ -5,6 +5,7 @@ Imports no pydantic, as `session.py`.
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Literal
 
 from ...memvid.answers import Finding, ShownVersion
@@ -66,9 +67,11 @@ class InMemory(Result):
 
 class HistoryResult(Result):
     """The newest versions first, each behind all that came from it. left_out: how many more there are. in_memory: what
-    of these sessions is there; empty where files alone were read. problems: manifests that cannot be read."""
+    of these sessions is there; empty where files alone were read. problems: manifests that cannot be read. machines:
+    of these sessions to the machine that has them, as of `SessionInfo`."""
 
     entries: tuple[HistoryEntry, ...]
     left_out: Count = 0
     in_memory: tuple[InMemory, ...] = ()
     problems: tuple[Finding, ...] = ()
+    machines: dict[str, str] = field(default_factory=dict)

@@ -89,6 +89,8 @@ class SessionInfo(Result):
     durability: of `create`; None for one asleep, which is on the disk.
     unnamed: nobody chose its name: a client of HTTP began it under an id of its own, or under none.
     branches: of trees that were begun on it, in a listing of a daemon; 0 else.
+    machine: that has it, or had it last, by its name, if that is another one of the same remote, as far as this daemon
+        has heard. What is here may be older. None if it is at home here.
     """
 
     session: str
@@ -112,6 +114,7 @@ class SessionInfo(Result):
     unnamed: bool = False
     branches: Count = 0
     used_ns: int | None = None
+    machine: str | None = None
 
 
 class SessionDetail(Result):

@@ -119,6 +119,12 @@ class Remote:
         head = await self.head(uri)
         return await self.run(lambda: self.sessions.is_ahead(uri, head))
 
+    def machine_of(self, uri: SessionUri) -> str | None:
+        """The machine that has a session, or had it last, if that is another one, as the last look at its head told.
+        Asks nobody."""
+        holder = self.sessions.holders.get(uri)
+        return None if holder is None or holder == self.sessions.me else holder.machine
+
     def head_of(self, uri: SessionUri) -> Head | None:
         """The head of a session that is held, as it was last read; None: it is not held."""
         lease = self.leases.get(uri)

@@ -99,7 +99,7 @@ class SessionParts:
         self.exchanges = Exchanges(engine, residency, self.reuse, self.reasons, bus, store.journal)
         self.folds = Folds(disk, versions, residency, encoder, self.conversing, self.exchanges, self.forget_words, bus)
         self.forest, self.stepping = Forest(engine, models.memory, models.loading), Stepping(engine)
-        self.roll = Roll(disk, self.awake)
+        self.roll = Roll(disk, self.awake, store.remote)
         self.labels = Labels(residency, self._hits, self.roll, self.delete_session)
         self.writing_behind = WritingBehind(
             store.upkeep_loop, disk, engine, versions, store.room, awake, store.journal, door, bus

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ...memvid.answers import Finding, ShownVersion, VersionInfo
 from ...memvid.folder.versions import lineage_of
@@ -29,6 +31,9 @@ from ..sessions.sessions import Session
 from ..sessions.unprocessed_tail import unread_in
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 from ..views.stored import detail_of_stored, info_of_stored, written_bytes_of
+
+if TYPE_CHECKING:
+    from ..disk.remote import Remote
 
 # The end of a session to show: enough to recognize it.
 TAIL_TOKENS = 160
@@ -205,11 +210,12 @@ def _layers(reader: BundleReader) -> tuple[str, ...]:
 
 
 class Roll:
-    """Lists sessions. awake: those in memory."""
+    """Lists sessions. awake: those in memory. remote: who has the others."""
 
-    def __init__(self, store: Store, awake: Mapping[SessionUri, Session]) -> None:
+    def __init__(self, store: Store, awake: Mapping[SessionUri, Session], remote: Remote | None = None) -> None:
         self._store = store
         self._awake = awake
+        self._remote = remote
 
     def infos(self, namespace: str | None = None) -> Pieces[list[SessionInfo]]:
         """All sessions of a namespace, or all, in the order of their URIs."""
@@ -221,9 +227,9 @@ class Roll:
             for row, written_bytes in page:
                 live = self._awake.get(uri := row.uri)
                 if live is None:
-                    found.append(info_of_stored(row, written_bytes))
+                    found.append(self.placed(uri, info_of_stored(row, written_bytes)))
                 else:
-                    found.append(info_of_awake(live, row, written_bytes))
+                    found.append(self.placed(uri, info_of_awake(live, row, written_bytes)))
                 unlisted.pop(uri, None)
         found += (yield from self.of(unlisted)).values()
         return sorted(found, key=lambda info: (info.namespace, info.name))
@@ -244,8 +250,16 @@ class Roll:
         newest = versions[-1] if versions else None
         written_bytes = written_bytes_of(versions)
         if live is not None:
-            return info_of_awake(live, newest, written_bytes)
-        return None if newest is None else info_of_stored(newest, written_bytes)
+            return self.placed(uri, info_of_awake(live, newest, written_bytes))
+        return None if newest is None else self.placed(uri, info_of_stored(newest, written_bytes))
+
+    def placed(self, uri: SessionUri, info: SessionInfo) -> SessionInfo:
+        """With the machine that has it, if that is another one."""
+        return info if (machine := self.machine_of(uri)) is None else replace(info, machine=machine)
+
+    def machine_of(self, uri: SessionUri) -> str | None:
+        """As of `Remote.machine_of`; None without a remote."""
+        return None if self._remote is None else self._remote.machine_of(uri)
 
     def count_asleep(self) -> Pieces[int]:
         asleep = 0

@@ -43,7 +43,9 @@ async def history(parts: Parts, request: HistoryRequest) -> HistoryResult:
     only = {*(str(each.uri) for each in named), *(each.session for each in made.entries)} if named else None
     found = await in_pieces(_in_memory(parts, request.namespace, only))
     told = await parts.store.on_look(lambda: tuple(each.told(parts.store.disk) for each in found[:MAX_HISTORY]))
-    return replace(made, in_memory=told)
+    uris = map(SessionUri.parse, {each.session for each in made.entries})
+    machines = {str(uri): machine for uri in uris if (machine := parts.sessions.roll.machine_of(uri)) is not None}
+    return replace(made, in_memory=told, machines=machines)
 
 
 @dataclass(frozen=True, slots=True)

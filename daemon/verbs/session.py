@@ -71,8 +71,10 @@ async def show(parts: Parts, request: ShowRequest) -> SessionDetail:
         versions = await parts.store.on_io(lambda: parts.store.disk.versions_to_show(uri))
         live = parts.sessions.awake.get(uri)
         if live is not None:
-            return listing.detail_of_awake(live, rows, versions)
-        return await _detail(parts, parts.store.standing.require_row(uri), "asleep")
+            detail = listing.detail_of_awake(live, rows, versions)
+        else:
+            detail = await _detail(parts, parts.store.standing.require_row(uri), "asleep")
+        return replace(detail, info=parts.sessions.roll.placed(uri, detail.info))
 
 
 async def _detail(parts: Parts, row: VersionInfo, state: SessionState) -> SessionDetail:

@@ -200,11 +200,13 @@ _FIELDS: Final = {"uri", "epoch", "revision", "holder", "lease_s", "token", "ver
 
 
 class Heads:
-    """The heads of one remote, as one store sees them. Safe from several threads."""
+    """The heads of one remote, as one store sees them. Safe from several threads. holders: who had each session when
+    its head was last read; one that nobody had is left out."""
 
     def __init__(self, objects: Objects, seen: SeenHeads) -> None:
         self._objects = objects
         self._seen = seen
+        self.holders: dict[SessionUri, Party] = {}
 
     def read(self, uri: SessionUri, *, noting: bool = True) -> Seen | None:
         """The head of a session; None: there was never one. noting: remember how new it is.
@@ -230,7 +232,15 @@ class Heads:
         self._seen.require_new(self._objects.url, uri, head.revision, newest)
         if noting:
             self._seen.note(self._objects.url, uri, head.revision)
+            self.note_holder(head)
         return Seen(head, found.tag)
+
+    def note_holder(self, head: Head) -> None:
+        """Remember who has a session."""
+        if head.holder is None:
+            self.holders.pop(head.uri, None)
+        else:
+            self.holders[head.uri] = head.holder.party
 
     def head(self, uri: SessionUri, *, noting: bool = True) -> Head | None:
         """As `read`, without what a change needs."""
@@ -270,6 +280,7 @@ class Heads:
             if tag is not None:
                 self._seen.note(self._objects.url, uri, after.revision)
                 self._seen.save()
+                self.note_holder(after)
                 return Seen(after, tag)
         if unclear is not None:
             raise unclear

@@ -84,7 +84,8 @@ class Found:
 
 
 class RemoteSessions:
-    """The sessions of one remote. Safe from several threads; one version is sent or fetched at a time."""
+    """The sessions of one remote. Safe from several threads; one version is sent or fetched at a time. holders: as of
+    `Heads`; to look there asks nobody."""
 
     def __init__(self, core: StoreCore, objects: Objects, machine: str, clock: Clock, key: bytes | None = None) -> None:
         """machine: its name, for people. key: if the remote is to be sealed."""
@@ -100,6 +101,7 @@ class RemoteSessions:
         self._behind: dict[SessionUri, int] = {}  # the version that was the newest when the turns there were said
         self.url = objects.url
         self._heads = Heads(objects, core.seen_heads)
+        self.holders = self._heads.holders
         self.me = Party.of(core.folder, machine)
 
     @classmethod
@@ -227,7 +229,7 @@ class RemoteSessions:
         if self._has_turns_of_others(head):
             with self._moving:
                 beyond = Beyond.of(self._core, head)
-                if beyond is None or beyond.beside(self._core, self._tokens_with_turns(head)) != "ahead":
+                if beyond is None or beyond.beside(self._core, self._tokens_there(head)) != "ahead":
                     raise self._gone_on(head.uri)
 
     def drop(self, lease: Lease) -> list[str]:
@@ -348,12 +350,11 @@ class RemoteSessions:
         beyond = Beyond.of(self._core, head)
         if beyond is None:
             return False
-        if turns and self._has_turns_of_others(head):
-            there = self._tokens_with_turns(head)
-        elif head.newest is None or self._core.folder.has_manifest(head.newest):
-            return True
-        else:
-            there = self._tokens_of(head.uri, head.newest)
+        if not (turns and self._has_turns_of_others(head)):
+            if head.newest is None or self._core.folder.has_manifest(head.newest):
+                return True
+            head = dataclasses.replace(head, tail=())
+        there = self._tokens_there(head)
         if head.newest is not None:
             self._manifest_of(head.uri, head.newest)  # before anything goes
         if (place := beyond.beside(self._core, there)) == "ahead":
@@ -368,9 +369,12 @@ class RemoteSessions:
         """Turns that this store sent are in its journal, or were, before it went on: by a rewind, perhaps."""
         return bool(head.tail) and not is_of(head.tail[-1], self.me.store)
 
-    def _tokens_with_turns(self, head: Head) -> bytes:
-        """All tokens of a session behind whose newest version there are turns. Raises as `record_of` and
+    def _tokens_there(self, head: Head) -> bytes:
+        """All tokens of a session, with the turns of others behind its newest version. Raises as `record_of` and
         `_tokens_of`."""
+        if not self._has_turns_of_others(head):
+            assert head.newest is not None, "the remote has something of it"
+            return self._tokens_of(head.uri, head.newest)
         record = record_of(self._objects, head.tail[-1], head.uri)
         held = b"" if record.base is None else self._tokens_of(head.uri, record.base)[: TOKEN_BYTES * record.held]
         return held + tail_in(record.session)
@@ -437,8 +441,10 @@ class RemoteSessions:
                 problems.append(Finding.of(f"{self.url}/{key_of(uri)}", error))
                 continue
             if head is not None and (head.versions or head.tail or head.holder):
-                holder = head.holder
-                found.append(Found(head, self._here(head), holder is not None and holder.party == self.me))
+                holder, here = head.holder, self._here(head)
+                if here != "absent":
+                    self.heads.note_holder(head)
+                found.append(Found(head, here, holder is not None and holder.party == self.me))
         return found, problems
 
     def _here(self, head: Head) -> Standing:
@@ -449,7 +455,14 @@ class RemoteSessions:
             return "same"
         if newest.bundle_id in head.versions:
             return "behind"
-        return "ahead" if self.is_ahead(head.uri, head) else "diverged"
+        if self.is_ahead(head.uri, head) and not self._has_turns_of_others(head):
+            return "ahead"
+        # Names do not tell: by the tokens, as a wake does, unless they cannot be had.
+        if head.newest is not None or self._has_turns_of_others(head):
+            with contextlib.suppress(StoreError), self._moving:
+                if (beyond := Beyond.of(self._core, head)) is not None:
+                    return beyond.beside(self._core, self._tokens_there(head))
+        return "diverged"
 
     def is_known(self, uri: SessionUri) -> bool:
         """Whether the remote has had the session, as far as is remembered here. Asks nobody."""

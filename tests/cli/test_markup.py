@@ -58,6 +58,7 @@ INFO: dict[str, Any] = {
     "labels": ["label"],
     "lossy": {"bits": 8, "tokens": 3},
     "slept_ns": 1,
+    "machine": "desk",
     "sampling": {"temperature": 0.5},
     "look": {"version": 1, "token_count": 3, "newest_version": 2, "newest_tokens": 9},
 }

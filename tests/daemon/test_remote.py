@@ -94,6 +94,32 @@ async def test_who_makes_no_new_session_goes_on_with_that_of_the_remote(
         assert (await two.service.append("s", tokens=[5])).token_count == 301
 
 
+async def test_a_session_is_shown_at_the_machine_that_has_it(machine: OpenMachine) -> None:
+    """As far as is known here without a question: from the start on, and from each refusal; until it is back."""
+    async with machine("one") as one:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+    async with machine("two") as two:
+        await two.wake("s")
+        there = remote_of(two).sessions.me.machine
+        async with machine("one") as one:
+            await until(lambda: remote_of(one).machine_of(S) is not None)
+            (info,) = await one.service.list_sessions()
+            shown, logged = await one.service.show("s"), await one.service.history(["s"])
+            assert (info.machine, shown.info.machine, logged.machines) == (there, there, {str(S): there})
+            (info,) = await two.service.list_sessions()
+            assert info.machine is None
+            await two.sleep("s")
+            await freed(two)
+            await one.wake("s")
+            (info,) = await one.service.list_sessions()
+            assert info.machine is None
+            with pytest.raises(LeaseHeld):
+                await two.service.append("s", tokens=[1])
+            (info,) = await two.service.list_sessions()
+            assert info.machine == there
+
+
 async def test_a_daemon_takes_its_own_sessions_back(machine: OpenMachine, tmp_path: Path) -> None:
     """T1: it was killed: the next one of its store has them at once, and sends what was not sent."""
     async with machine("one", close=False) as one:

@@ -39,6 +39,7 @@ async def test_a_machine_that_died_takes_what_another_went_on_with(
             await freed(two)
         await dies(two)
     async with machine("one", **FAST) as one:
+        assert [each.here for each in (await one.service.remote()).sessions] == ["behind"]
         await one.wake("s")
         assert list(one.live("s").state.tokens) == [*BEGUN, *MORE, *YET_MORE]
         await one.service.append("s", tokens=LAST)

@@ -69,6 +69,7 @@ function marksOf({ info, usage }) {
   if (info.state === "awake" && info.version === null) marks.push(["no version", "warn", "It has never slept."]);
   if (usage?.versions && usage.versions === usage.stripped_versions) marks.push(["stripped", "warn", "The next use reads again what went."]);
   else if (info.unread_tokens) marks.push(["ledger", "warn", `The next use reads its last ${plural(info.unread_tokens, "token")}.`]);
+  if (info.machine) marks.push([`at ${plain(info.machine)}`, "warn", "It may be older here."]);
   if (info.lossy) marks.push([`≈ ${info.lossy.bits} bits`, "warn", `${plural(info.lossy.tokens, "token")} were kept in ${info.lossy.bits} bits.`]);
   if (info.look) marks.push([`look at @${info.look.version}`, "plain", "It was woken at an earlier place."]);
   if (info.durability === "none") marks.push(["not durable", "warn", "A crash loses it."]);

@@ -39,6 +39,7 @@ function About({ name, detail, models }) {
     ${({ info, versions, provenance, identity, backend, layers, damaged }) => html`<div class="sides"><${Facts} facts=${[
       ["context", `${plural(info.token_count, "token")}${mostOf(info) ? ` of ${count(mostOf(info))}, ${percent(info.token_count, mostOf(info))}` : ""}`],
       ["model", plain(info.model)],
+      ["machine", info.machine && plain(info.machine)],
       ["in memory", info.resident_bytes ? bytes(info.resident_bytes) : "nothing"],
       ["last version", versions.length ? html`@${versions.at(-1).version}, <${Time} ns=${info.slept_ns} />` : "none yet"],
       ["last used", info.used_ns && html`<${Time} ns=${info.used_ns} />`],
@@ -48,7 +49,7 @@ function About({ name, detail, models }) {
       ["history", !isFile && html`<a href=${hrefOf(name, "history")}>its versions and its kin</a>`],
     ]} />
     <div><p>${damaged ? html`A part of it is damaged or missing: <code>torpor verify ${typed(name)}</code> says what to do.` : exactness({ info, provenance })}</p>
-      <details><summary>Its model, and what computed it</summary>
+      <details><summary>Its model and backend</summary>
         <${Facts} facts=${[...Object.entries(identity), ...Object.entries(backend)].map(([part, value]) => [wordOf(part), html`<span class="mono" title=${plain(value)}>${plain(value).slice(0, 24)}</span>`])} />
       </details>
       <details><summary>Its layers</summary><p class="mono small">${layers.map(plain).join(", ") || "none"}</p></details></div></div>`}
@@ -63,7 +64,7 @@ function origin(provenance) {
 
 function exactness({ info, provenance }) {
   const told = [];
-  if (info.lossy) told.push(`The first ${plural(info.lossy.tokens, "token")} are kept in ${info.lossy.bits} bits: that is close to what was computed, and so is all that follows.`);
+  if (info.lossy) told.push(`The first ${plural(info.lossy.tokens, "token")} are kept in ${info.lossy.bits} bits: close to what was computed, and so is what follows.`);
   if (provenance.recomputed) {
     const part = provenance.recomputed;
     const same = part.same_logits ? "with the same result" : "with a result of other bits";

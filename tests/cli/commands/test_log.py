@@ -80,3 +80,9 @@ def test_a_version_that_went_back_says_to_where(token: int | None, says: str) ->
     entry = replace(ENTRY, way="went_back", parent_version=1, back_at=token, added_tokens=32, unread_tokens=0)
     (line,) = _lines_of(HistoryResult((entry,)), bare=True)
     assert line.parts[2] == says
+
+
+def test_a_session_of_another_machine_is_marked_at_its_newest_version_alone() -> None:
+    entries = (ENTRY, replace(ENTRY, version=1, bundle_id="ef" * 32))
+    marked = [line.parts[1] for line in _lines_of(HistoryResult(entries, machines={ENTRY.session: "desk"}), bare=True)]
+    assert marked == ["[bold]notes@2[/] [green](at desk)[/]", "[bold]notes@1[/]"]
