@@ -15,8 +15,9 @@ from torpor.memvid.remote.sealed_objects import KEY_BYTES, SEGMENT_BYTES, Sealed
 from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.remote.collecting_rig import GRACE_S, World, collect, drop, push
 from torpor.tests.memvid.remote.faulty_objects import MemoryObjects
-from torpor.tests.memvid.store_making import URI
+from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI
 
 KEY = bytes(range(KEY_BYTES))
 KINDS = ("heads", "packs", "places", "tails", "versions")
@@ -91,7 +92,11 @@ def test_what_is_damaged_cut_or_swapped_is_refused_and_comes_nowhere(remote: Rem
     for name, data in remote.contents.items():
         if name != REMOTE_FILE:
             middle = len(data) // 2
-            wrong += [{name: data[:middle]}, {name: b""}, {name: data[:middle] + b"\0" + data[middle + 1 :]}]
+            wrong += [
+                {name: data[:middle]},
+                {name: b""},
+                {name: data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]},
+            ]
     swapped = itertools.combinations((name for name in remote.contents if name != REMOTE_FILE), 2)
     wrong += [{one: remote.contents[other], other: remote.contents[one]} for one, other in swapped]
     needed = [changed for changed in wrong if not remote.older.issuperset(changed)]
@@ -144,3 +149,35 @@ def test_nothing_is_sent_twice_and_no_head_written_for_nothing(remote: Remote, t
         assert sessions.push(sessions.take(URI)).sent.bytes_sent == 0
     assert {entry.key for entry in remote.bucket.entries("packs/")} == packs
     assert [entry.key for entry in remote.sealed.entries(HEADS)] == [key_of(URI)]
+
+
+def test_what_no_session_needs_leaves_a_sealed_remote(tmp_path: Path) -> None:
+    """And what another session needs stays, as do objects that are nobody's."""
+    world = World(MemoryObjects())
+
+    def machine(store: Store) -> RemoteSessions:
+        return RemoteSessions.open(store._core, world.bucket, KEY)
+
+    with Store.open(tmp_path / "here", writable=True) as store:
+        first = making.sleep(store, 256)
+        push(machine(store), URI)
+        making.sleep(store, 300, uri=FORK_URI, before=first)
+        making.sleep(store, 5, uri=OTHER_URI, seed=1)
+        push(machine(store), FORK_URI)
+        push(machine(store), OTHER_URI)
+        strangers = {f"packs/{'0' * 64}.0", "packs/a", "versions/a", "places/a"}
+        for name in strangers:
+            world.bucket.set(name, b"not ours")
+        before = world.keys("packs", "versions", "places")
+        drop(machine(store), URI)
+        drop(machine(store), OTHER_URI)
+        for _ in range(4):
+            world.passes(GRACE_S + 1)
+            collect(RemoteSessions(store._core, world.bucket, "here", world.now, KEY))
+    kept = world.keys("packs", "versions", "places")
+    assert strangers < kept < before
+    assert sorted(name.partition("/")[0] for name in before - kept) == ["packs", *["places"] * 2, *["versions"] * 2]
+    with Store.open(tmp_path / "there", writable=True) as there:
+        sessions = machine(there)
+        sessions.pull(sessions.take(FORK_URI).head)
+        making.require_awake(there, 300, uri=FORK_URI)
