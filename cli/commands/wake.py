@@ -132,9 +132,10 @@ def _line(woken: WakeResult) -> str:
     again = woken.provenance.recomputed
     if again and not again.same_logits:
         canary = "not_run"  # a part has other bits, as the remark says: two lines must not contradict each other
+    fetched = f"{format_bytes(woken.bytes_fetched)} fetched, " if woken.bytes_fetched else ""
     came = f", from {plain(woken.came_from)} in {format_seconds(woken.waited_seconds)}" if woken.came_from else ""
     return (
         f"{plain(woken.session)}  awake at version {woken.version}{came}: {tokens},"
-        f" {format_count(woken.tokens_prefilled)} of them prefilled, {format_bytes(woken.bytes_read)} read"
+        f" {format_count(woken.tokens_prefilled)} of them prefilled, {fetched}{format_bytes(woken.bytes_read)} read"
         f" in {format_seconds(woken.seconds - woken.waited_seconds)}{_CANARY[canary]}"
     )

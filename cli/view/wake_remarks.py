@@ -107,7 +107,10 @@ def write_plan(output: Output, plan: WakePlanResult) -> None:
         output.line(f"{plain(plan.session)}  awake already, {tokens}: a wake does nothing")
         return
     output.line(f"{plain(plan.session)}  a plan to wake version {plan.version}, {tokens}; nothing was done")
-    output.line(f"  read    {format_bytes(plan.bytes_to_read)} of {format_plural(plan.blocks, 'block')}")
+    if plan.is_fetched:
+        output.line("  read    its keys and values, which the remote has: they come back from there first")
+    else:
+        output.line(f"  read    {format_bytes(plan.bytes_to_read)} of {format_plural(plan.blocks, 'block')}")
     output.line(f"  tokens  {format_count(plan.restored_tokens)} restored, {_computed(plan)}")
     output.line(f"  memory  {format_bytes(plan.memory_bytes)}{'' if plan.model_loaded else _TO_LOAD}")
     if plan.differs:
@@ -119,5 +122,5 @@ _TO_LOAD = ", beside the model, which is not loaded: it would be first"
 
 
 def _computed(plan: WakePlanResult) -> str:
-    why = ": no keys and values of it are stored" if not plan.blocks else ""
+    why = ": no keys and values of it are stored" if not plan.blocks and not plan.is_fetched else ""
     return f"{format_count(plan.computed_tokens)} computed{why}"

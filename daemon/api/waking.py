@@ -79,7 +79,7 @@ class WakeResult(Result):
     look: None unless it is awake at an earlier token or version than its last, with nothing read or written there.
     unreadable: manifests that cannot be read. Nothing tells whose they are: one may be a newer version.
     came_from: the machine that had it until this wake; None if this one had it. waited_seconds: of `seconds`, until the
-        remote gave it, with its newest version.
+        remote gave it, with its newest version. bytes_fetched: that came from the remote for it.
     remote_problem: why it is a fork, as it was to be if the session cannot be had; None else.
     """
 
@@ -100,6 +100,7 @@ class WakeResult(Result):
     recomputed_because: Because | None = None
     came_from: str | None = None
     waited_seconds: Seconds = 0.0
+    bytes_fetched: Count = 0
     remote_problem: Finding | None = None
 
 
@@ -107,7 +108,8 @@ class WakePlanResult(Result):
     """The plan of a wake; nothing was done.
 
     bytes_to_read, blocks, restored_tokens, computed_tokens: read from the disk, and left to the model. Without blocks
-        the version has its ledger alone, and all of it is computed.
+        the version has its ledger alone, and all of it is computed. is_fetched: it is stripped here, and the remote has
+        its keys and values: they come back first, and nothing is computed for want of them.
     memory_bytes: reserved by the wake. model_loaded: if not, it is loaded first.
     unreadable: as in `WakeResult`.
     """
@@ -124,6 +126,7 @@ class WakePlanResult(Result):
     restored_tokens: Count = 0
     computed_tokens: Count = 0
     memory_bytes: Count = 0
+    is_fetched: bool = False
     differs: tuple[PartDiffers, ...] = ()
     unreadable: tuple[Finding, ...] = ()
 

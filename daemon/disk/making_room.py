@@ -38,7 +38,8 @@ Result = TypeVar("Result")
 
 class Room:
     """Makes room in a store. awake: the sessions in memory, which are in use. requested: gives those that requests have
-    or wait for: one of them may be about to wake, and makes room in memory first."""
+    or wait for: one of them may be about to wake, and makes room in memory first. elsewhere: gives the bundle ids of
+    versions that the remote has, too."""
 
     def __init__(
         self,
@@ -48,8 +49,10 @@ class Room:
         requested: Callable[[], set[SessionUri]],
         bus: Bus,
         options: CurrentOptions,
+        elsewhere: Callable[[], set[str]],
     ) -> None:
         self._store = store
+        self._elsewhere = elsewhere
         self._thread = thread
         self._awake = awake
         self._requested = requested
@@ -64,7 +67,7 @@ class Room:
 
     def plan(self) -> MaintenanceReport:
         """What goes next, and why. For any thread."""
-        return self._store.plan_room(self._policy, self._in_use())
+        return self._store.plan_room(self._policy, self._in_use(), self._elsewhere())
 
     def may_strip(self, *, unnamed: bool) -> bool:
         """Whether the newest keys and values of a session may go. unnamed: whether nobody has named it."""
@@ -107,6 +110,7 @@ class Room:
             int(min(ENOUGH * whole, most - needed)),
             self._policy,
             self._in_use,
+            self._elsewhere,
             or_nothing=most - needed if needed else None,
         )
         is_left = True

@@ -18,10 +18,11 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from ...errors import TorporError
-from ...memvid.answers import Finding
+from ...memvid.answers import Finding, VersionInfo
 from ...memvid.errors import LeaseHeld, RemoteUnreachable
 from ...memvid.format.journal import JournalRecord
 from ...memvid.remote.heads import Head, key_of
@@ -34,6 +35,7 @@ from ..events.bus import Bus
 from ..events.events import VersionPulled
 from ..options.current import CurrentOptions
 from ..tasks.cancellation import in_any_case, to_the_end
+from .making_room import Room
 
 _LEAST_WAIT_S: Final = 30.0
 _MOST_WAIT_S: Final = 300.0
@@ -53,10 +55,12 @@ async def _nothing() -> tuple[Finding, ...]:
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A session that was not had and is now. has_gone_on: whether another machine has gone on with it since it was had
-    last. came_from: the machine that had it before; None: this one, or none. seconds: that it took."""
+    last. came_from: the machine that had it before; None: this one, or none. bytes_fetched: that were written for its
+    newest version. seconds: that it took."""
 
     has_gone_on: bool
     came_from: str | None
+    bytes_fetched: int
     seconds: float
 
 
@@ -65,8 +69,9 @@ class Remote:
     one that is lost stays until its session is used again, or leaves memory. on_version, on_lease, on_turn:
     are told of each new version here, of each session that was taken, and of each turn that is durable here."""
 
-    def __init__(self, sessions: RemoteSessions, lease_s: int, bus: Bus, options: CurrentOptions) -> None:
+    def __init__(self, sessions: RemoteSessions, lease_s: int, bus: Bus, options: CurrentOptions, room: Room) -> None:
         self.sessions = sessions
+        self._room = room
         self._bus = bus
         self._options = options
         self._lease_s = lease_s
@@ -89,15 +94,15 @@ class Remote:
     def is_used_up(self) -> bool:
         """Whether the budget of this day is: what nobody waits for is not done until the next one."""
         budget = self._options.now.remote_daily_budget
-        return budget is not None and budget.is_used_up(self.sessions.used_today())
+        return budget is not None and budget.is_used_up(self.sessions.used.today())
 
     def why_counted_anew(self) -> str | None:
         """Why less than all of this day may be held against its budget; None where it is not, or there is none."""
-        return None if self._options.now.remote_daily_budget is None else self.sessions.why_counted_anew()
+        return None if self._options.now.remote_daily_budget is None else self.sessions.used.why_anew
 
     def use_today(self, waiting: int) -> RemoteUse:
         """What was used of it. waiting: sessions that wait for the next day."""
-        used, budget = self.sessions.used_today(), self._options.now.remote_daily_budget
+        used, budget = self.sessions.used.today(), self._options.now.remote_daily_budget
         told = None if budget is None else budget.told()
         return RemoteUse(self.url, used.bytes_sent, used.requests, used.dollars, told, waiting)
 
@@ -172,20 +177,41 @@ class Remote:
             there, was_there = lease.head, before.head  # it is here already: by a pull, or a hold that was given up
             has_gone_on = (there.newest, there.tail) != (was_there.newest, was_there.tail)
         other = None if lease.before in (None, self.sessions.me) else lease.before
-        return Taken(has_gone_on, None if other is None else other.machine, time.monotonic() - begun)
+        return Taken(
+            has_gone_on,
+            None if other is None else other.machine,
+            0 if pulled is None else pulled.bytes_written,
+            time.monotonic() - begun,
+        )
 
     async def pull(self, head: Head, *, turns: bool = False) -> Pulled | None:
         """Let the newest version of a session of the remote be one of the store; None: it is already. turns, and what
         it raises: as of `RemoteSessions.pull`."""
         begun = time.monotonic()
         async with self._moving:
-            pulled = await self.run(lambda: self.sessions.pull(head, turns=turns))
+            pulled = await self._room.after(lambda: self.run(lambda: self.sessions.pull(head, turns=turns)))
         if pulled is not None:
-            seconds = time.monotonic() - begun
-            self._bus.publish(
-                VersionPulled(head.uri, version=pulled.version, bytes_written=pulled.bytes_written, seconds=seconds)
-            )
+            self._tell_pulled(head.uri, pulled.version, pulled.bytes_written, begun)
         return pulled
+
+    def has_version(self, row: VersionInfo) -> bool:
+        """Whether the remote has a version, as far as is known here. Asks nobody."""
+        return row.bundle_id in self.sessions.versions_seen.get(row.uri, ())
+
+    async def fetch_back(self, row: VersionInfo) -> int:
+        """Let a version of a session that is held have its keys and values again; the bytes that were written. Raises
+        as `RemoteSessions.fetch_back`."""
+        begun = time.monotonic()
+        async with self._moving:
+            fetch_back = partial(self.sessions.fetch_back, row.uri, row.bundle_id)
+            bytes_written = await self._room.after(lambda: self.run(fetch_back))
+        if bytes_written:
+            self._tell_pulled(row.uri, row.version, bytes_written, begun)
+        return bytes_written
+
+    def _tell_pulled(self, uri: SessionUri, version: int, bytes_written: int, begun: float) -> None:
+        seconds = time.monotonic() - begun
+        self._bus.publish(VersionPulled(uri, version=version, bytes_written=bytes_written, seconds=seconds))
 
     async def _take(self, uri: SessionUri) -> Lease:
         taking = asyncio.ensure_future(self.run(lambda: self.sessions.take(uri, self._lease_s)))

@@ -257,7 +257,8 @@ class VersionPulled(Event):
 
 class VersionsStripped(Event):
     """The store needed room (`serve --store-budget`), so versions of a session have their ledgers alone now: its next
-    use reads the tokens again. bytes_freed: of blocks that no version needs any more with it."""
+    use reads the tokens again, unless the remote has the rest. bytes_freed: of blocks that no version needs any more
+    with it."""
 
     versions: int
     bytes_freed: int

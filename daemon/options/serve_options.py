@@ -323,8 +323,9 @@ class ServeOptions:
     strip_named: Annotated[
         bool,
         Option(
-            "Where that is reached, keys and values go that were used longest ago: of sessions that nobody named, then "
-            "of earlier versions. With this, at last also of the newest versions of named sessions.",
+            "Where that is reached, keys and values go that were used longest ago: those that the remote has, then of "
+            "sessions that nobody named, then of earlier versions. With this, at last also of the newest versions of "
+            "named sessions.",
             "The store",
             changes="at once",
         ),

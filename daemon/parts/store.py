@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ...memvid.format.records import VerifyReport
@@ -58,18 +59,19 @@ class StoreParts:
         remote: RemoteSessions | None,
     ) -> None:
         self.disk = disk
-        self.remote: Remote | None = None
-        if remote is not None:
-            from ..disk.remote import Remote  # with what it needs: who has no remote does not wait for it
-
-            self.remote = Remote(remote, max(1, int(options.now.remote_lease)), bus, options)
         self.upkeep_loop = loop = Upkeep(UpkeepThread(door))
         self.to_heal: dict[SessionUri, VerifyReport] = {}
         self.scrub = None if scrub is None else Scrub(loop, disk, scrub, bus, self.to_heal)
         self.retaining = Retaining(loop, disk, bus, options)
         self.writing_diary = WritingDiary(loop, disk)
         self.repacking = Repacking(loop, disk, RepackPolicy())
-        self.room = Room(disk, loop.thread, awake, turns.in_use, bus, options)
+        elsewhere = set if remote is None else partial(_all_of, remote.versions_seen)
+        self.room = Room(disk, loop.thread, awake, turns.in_use, bus, options, elsewhere)
+        self.remote: Remote | None = None
+        if remote is not None:
+            from ..disk.remote import Remote  # with what it needs: who has no remote does not wait for it
+
+            self.remote = Remote(remote, max(1, int(options.now.remote_lease)), bus, options, self.room)
         self.making_room = MakingRoom(loop, self.room)
         self.versions = Versions(
             disk,
@@ -113,3 +115,7 @@ class StoreParts:
         if self.remote is not None:
             await self.remote.close()
         self.disk.close()
+
+
+def _all_of(versions: Mapping[SessionUri, Sequence[str]]) -> set[str]:
+    return {each for of_one in list(versions.values()) for each in of_one}  # others note more meanwhile

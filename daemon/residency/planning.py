@@ -63,7 +63,12 @@ class Planning:
         with reader:
             unread = unread_in(reader.manifest.session, uri) if order.at_token is None else None
             count, is_loaded = len(unread.tokens) if unread else 0, place.model is not None
-            return self._told(reader, prospect, model, count, is_loaded=is_loaded)
+            told = self._told(reader, prospect, model, count, is_loaded=is_loaded)
+        if not self._residency.is_fetched_back(row):
+            return told
+        if order.at_token is None:
+            told = replace(told, restored_tokens=told.token_count - count, computed_tokens=count)
+        return replace(told, is_fetched=True)
 
     def _told(
         self, reader: BundleReader, prospect: Prospect | None, model: LoadedModel, unread: int, *, is_loaded: bool

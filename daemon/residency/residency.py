@@ -6,6 +6,7 @@ wait. All memory is reserved before use (`memory.py`).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -41,6 +42,8 @@ from .standing import Standing
 
 if TYPE_CHECKING:
     from ..disk.remote import Remote, Taken
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
@@ -218,10 +221,29 @@ class Residency:
         if await self.write_ledger(use, order.version, order.at_token, emit):
             order = replace(order, version=None)
         row = self.standing.row_of(use.uri, order.version)
+        fetched = await self.fetch_back(row)
         async with self.room_to_wake(use, row, order.at_token) as model:
             woken = await self._bring_back(use, order, model, emit, started)
         self.memory.settle(use)
-        return woken
+        use.woken = replace(woken, bytes_fetched=fetched)
+        return use.woken
+
+    def is_fetched_back(self, row: VersionInfo) -> bool:
+        """Whether a version is stripped here, and the remote has its keys and values, as far as is known. Raises
+        CorruptMarks, MarksLost."""
+        is_there = self._remote is not None and self._remote.has_version(row)
+        return is_there and row.bundle_id in self._store.marks(row.uri).stripped
+
+    async def fetch_back(self, row: VersionInfo) -> int:
+        """Before such a version is read: its keys and values come back; the bytes that came. Where they cannot, the
+        model computes them."""
+        try:
+            if self._remote is None or not self.is_fetched_back(row):
+                return 0
+            return await self._remote.fetch_back(row)
+        except StoreError as error:
+            _LOG.warning("%s is computed, and not fetched: %s: %s", row.uri, error.code, error.message)
+            return 0
 
     async def write_ledger(self, use: Use, version: int | None, at_token: int | None, emit: OnEvent) -> bool:
         """If a token is asked for that stands in a ledger alone, compute the ledger and sleep again, so that the new
@@ -270,6 +292,7 @@ class Residency:
         await self.hold(use.uri)
         await self.journal.replay(use.uri)
         order, row = WakeOrder(cause="warm"), self.standing.require_row(use.uri)
+        await self.fetch_back(row)
         place = self.models.place(row.model)
         if place.model is None:
             return "model_not_loaded"

@@ -31,6 +31,7 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
     async with parts.sessions.residency.turn_with_name(source, wanted) as use:
         named = await parts.sessions.named_by_number(request.session, look=True)
         order = await to_the_end(_order_of_fork(parts, use, named, request))
+        await parts.sessions.residency.fetch_back(order.row)
         is_whole = await parts.store.on_io(lambda: parts.store.forking.is_whole(order))
         if order.at_token not in (None, order.row.block_tokens) or not is_whole:
             async with parts.sessions.residency.room_to_wake(use, order.row, order.at_token) as model:

@@ -75,7 +75,10 @@ async def _wake(parts: Parts, request: api.WakeRequest, asking: OnEvent | None) 
             unreadable = await parts.store.on_io(parts.store.disk.unreadable)
             newest, seconds = parts.store.disk.find_session(use.uri), time.monotonic() - started
             woken = listing.wake_result(live, newest, seconds=seconds, already_awake=True, unreadable=unreadable)
-        return woken if taken is None else replace(woken, came_from=taken.came_from, waited_seconds=taken.seconds)
+        if taken is None:
+            return woken
+        fetched = woken.bytes_fetched + taken.bytes_fetched
+        return replace(woken, came_from=taken.came_from, waited_seconds=taken.seconds, bytes_fetched=fetched)
 
 
 async def _wake_fork(parts: Parts, request: api.WakeRequest, name: str, refused: RemoteError) -> api.WakeResult:

@@ -230,10 +230,16 @@ class Upkeep(Sessions):
             rows = [self.require_session(uri, None)]
         return stripping.strip(self._core, rows, dry_run=dry_run)
 
-    def plan_room(self, policy: RoomPolicy | None = None, busy: Collection[SessionUri] = ()) -> MaintenanceReport:
+    def plan_room(
+        self,
+        policy: RoomPolicy | None = None,
+        busy: Collection[SessionUri] = (),
+        elsewhere: Collection[str] = (),
+    ) -> MaintenanceReport:
         """What goes next where the store has too little room, in order, and why: first the sessions that are deleted
         unasked, then all strips that there can be, and as `keep` those that there can be an hour behind the last use.
-        busy: the sessions in use. Works in a store opened for reading.
+        busy: the sessions in use. elsewhere: the versions that the remote has, too, by their bundle ids. Works in a
+        store opened for reading.
 
         Raises:
             CorruptMarks, MarksLost, StoreIoError
@@ -241,21 +247,22 @@ class Upkeep(Sessions):
         from ..maintenance import stripping
         from ..maintenance.strip_plan import RoomPolicy
 
-        return stripping.plan_room(self._core, policy or RoomPolicy(), busy)
+        return stripping.plan_room(self._core, policy or RoomPolicy(), busy, elsewhere)
 
     def make_room(
         self,
         most_bytes: int,
         policy: RoomPolicy,
         busy: Callable[[], Collection[SessionUri]],
+        elsewhere: Callable[[], Collection[str]] = tuple,
         *,
         or_nothing: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> MaintenanceReport:
         """Let go what nothing needs, and strip what `plan_room` has first, until the store holds no more than so many
-        bytes, or nothing more may go. busy: tells the sessions in use; asked on this thread. or_nothing: where it could
-        not come down to so many, nothing is stripped in vain. should_stop: is called between steps; each leaves a sound
-        store.
+        bytes, or nothing more may go. busy, elsewhere: tell what they are for `plan_room`; asked on this thread.
+        or_nothing: where it could not come down to so many, nothing is stripped in vain. should_stop: is called between
+        steps; each leaves a sound store.
 
         Raises:
             CorruptMarks, MarksLost, LimitExceeded, NoSpace
@@ -263,7 +270,7 @@ class Upkeep(Sessions):
         """
         from ..maintenance import stripping
 
-        return stripping.make_room(self._core, most_bytes, policy, busy, or_nothing, should_stop)
+        return stripping.make_room(self._core, most_bytes, policy, busy, elsewhere, or_nothing, should_stop)
 
     def unused(
         self, policy: RoomPolicy, busy: Collection[SessionUri], uri: SessionUri | None = None

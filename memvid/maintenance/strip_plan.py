@@ -4,10 +4,11 @@ Purpose: keys and values are a cache, the ledger is the memory. So a store stays
 keys and values that were used longest ago.
 
 Rules:
-- First go the sessions that nobody named, each with all its versions; then earlier versions of named ones; then, where
-  the policy says so, their newest versions. Among each of these the least recently used goes first.
-- A version stays if it has a tag or a pin, if its session is in use, if turns stand behind it, or if it was used in the
-  last hour.
+- First go versions that the remote has, whoever named them: a wake fetches them back. Then the sessions that nobody
+  named, each with all its versions; then earlier versions of named ones; then, where the policy says so, their newest
+  versions. Among each of these the least recently used goes first.
+- A version stays if it has a tag or a pin, if its session is in use, or if turns stand behind it; and if it was used in
+  the last hour, unless the remote has it.
 - What frees nothing is not stripped. Versions that have all their blocks in common with others go with the last of
   these.
 - A use is a new version, a wake or an import. A date that cannot be believed counts as now: a clock that is wrong, or
@@ -51,13 +52,15 @@ class RoomPolicy:
 @dataclass(frozen=True, slots=True)
 class Stock:
     """What a store has. rows: all versions, by session, oldest first. busy: the sessions in use. bases: the versions
-    behind which turns stand. days: those on which the store was written, counted from 1970."""
+    behind which turns stand. days: those on which the store was written, counted from 1970. elsewhere: the versions
+    that the remote has, too."""
 
     rows: Sequence[VersionInfo]
     marks: Marks
     busy: Collection[SessionUri] = ()
     bases: Collection[str] = ()
     days: Collection[int] = ()
+    elsewhere: Collection[str] = ()
 
     def keeps(self, row: VersionInfo) -> bool:
         """Whether a version stays as it is, whatever its dates."""
@@ -152,20 +155,24 @@ def _candidates(stock: Stock, policy: RoomPolicy, now_ns: int, even_recent: bool
 
     def add(group: int, rows: Sequence[VersionInfo], used_by: Sequence[VersionInfo], reason: str) -> None:
         used_ns = stock.used_ns(used_by, now_ns)
-        if rows and (even_recent or now_ns - used_ns >= RECENT_NS):
+        if rows and (even_recent or group == 0 or now_ns - used_ns >= RECENT_NS):
             why = f"{reason}, last used {_age(now_ns - used_ns)} ago"
             steps.append((group, used_ns, Planned(rows[0].uri, tuple(rows), why)))
 
     for rows in stock.sessions().values():
         free = [row for row in rows if not stock.keeps(row)]
+        for row in free:
+            if row.bundle_id in stock.elsewhere:
+                add(0, [row], [row], "the remote has it")
+        free = [row for row in free if row.bundle_id not in stock.elsewhere]
         if rows[-1].unnamed:
-            add(0, free, rows, "nobody named the session")
+            add(1, free, rows, "nobody named the session")
             continue
         for row in free:
             if row is not rows[-1]:
-                add(1, [row], [row], "an earlier version")
+                add(2, [row], [row], "an earlier version")
             elif policy.strip_named:
-                add(2, [row], rows, "the newest version, which the settings let go")
+                add(3, [row], rows, "the newest version, which the settings let go")
     steps.sort(key=lambda each: (each[0], each[1], each[2].uri, each[2].rows[0].version))
     return iter(step for _, _, step in steps)
 

@@ -83,11 +83,13 @@ def _what_stays(core: StoreCore, row: VersionInfo, needed: Needed) -> str:
     return f"Its tokens and text stay, and keys and values of {format_plural(len(shared), 'block')} that others need."
 
 
-def plan_room(core: StoreCore, policy: RoomPolicy, busy: Collection[SessionUri]) -> MaintenanceReport:
+def plan_room(
+    core: StoreCore, policy: RoomPolicy, busy: Collection[SessionUri], elsewhere: Collection[str]
+) -> MaintenanceReport:
     """See `Store.plan_room`."""
     core.require_open()
     run = MaintenanceRun(core, "strip", dry_run=True)
-    stock, now = _stock(core, busy), now_ns()
+    stock, now = replace(_stock(core, busy), elsewhere=elsewhere), now_ns()
     for step in plan_deletes(stock, policy, now):
         size_bytes = sum(row.bundle_bytes for row in step.rows)
         run.freed("remove", step.rows[-1], size_bytes, step.reason)
@@ -119,6 +121,7 @@ def make_room(
     most_bytes: int,
     policy: RoomPolicy,
     busy: Callable[[], Collection[SessionUri]],
+    elsewhere: Callable[[], Collection[str]],
     or_nothing: int | None,
     should_stop: Callable[[], bool],
 ) -> MaintenanceReport:
@@ -127,7 +130,8 @@ def make_room(
     run, held_bytes = MaintenanceRun(core, "strip", dry_run=False), core.folder.held_bytes
     goes_on = held_bytes() <= most_bytes or repack_packs(run, None, _UNNEEDED, should_stop=should_stop)
     while goes_on and (before := held_bytes()) > most_bytes:
-        steps = _first(core, before - most_bytes, policy, busy())
+        stock = replace(_stock(core, busy()), elsewhere=elsewhere())
+        steps = _first(core, stock, before - most_bytes, policy)
         if or_nothing is not None and before - sum(step.bytes_freed for step in steps) > or_nothing:
             break
         parts = (steps[at : at + _AT_ONCE] for at in range(0, len(steps), _AT_ONCE))
@@ -139,10 +143,10 @@ def make_room(
     return run.report()
 
 
-def _first(core: StoreCore, too_much: int, policy: RoomPolicy, busy: Collection[SessionUri]) -> list[Planned]:
+def _first(core: StoreCore, stock: Stock, too_much: int, policy: RoomPolicy) -> list[Planned]:
     """The first steps of the plan, as many as free so many bytes."""
     steps = list[Planned]()
-    for step in _strips(core, _stock(core, busy), policy, now_ns()):
+    for step in _strips(core, stock, policy, now_ns()):
         steps.append(step)
         too_much -= step.bytes_freed
         if too_much <= 0:

@@ -200,13 +200,15 @@ _FIELDS: Final = {"uri", "epoch", "revision", "holder", "lease_s", "token", "ver
 
 
 class Heads:
-    """The heads of one remote, as one store sees them. Safe from several threads. holders: who had each session when
-    its head was last read; one that nobody had is left out."""
+    """The heads of one remote, as one store sees them. Safe from several threads. holders, versions: who had each
+    session, and which versions the remote had of it, when its head was last read; without those that nobody had, and
+    that it had none of."""
 
     def __init__(self, objects: Objects, seen: SeenHeads) -> None:
         self._objects = objects
         self._seen = seen
         self.holders: dict[SessionUri, Party] = {}
+        self.versions: dict[SessionUri, tuple[str, ...]] = {}
 
     def read(self, uri: SessionUri, *, noting: bool = True) -> Seen | None:
         """The head of a session; None: there was never one. noting: remember how new it is.
@@ -233,6 +235,7 @@ class Heads:
         if noting:
             self._seen.note(self._objects.url, uri, head.revision)
             self.note_holder(head)
+            self._note_versions(head)
         return Seen(head, found.tag)
 
     def note_holder(self, head: Head) -> None:
@@ -241,6 +244,12 @@ class Heads:
             self.holders.pop(head.uri, None)
         else:
             self.holders[head.uri] = head.holder.party
+
+    def _note_versions(self, head: Head) -> None:
+        if head.versions:
+            self.versions[head.uri] = head.versions
+        else:
+            self.versions.pop(head.uri, None)
 
     def head(self, uri: SessionUri, *, noting: bool = True) -> Head | None:
         """As `read`, without what a change needs."""
@@ -281,6 +290,7 @@ class Heads:
                 self._seen.note(self._objects.url, uri, after.revision)
                 self._seen.save()
                 self.note_holder(after)
+                self._note_versions(after)
                 return Seen(after, tag)
         if unclear is not None:
             raise unclear

@@ -19,7 +19,6 @@ from functools import partial
 
 from ..answers import Finding, Standing, VersionInfo
 from ..disk.clock import running_s
-from ..disk.daily_budget import Used
 from ..disk.paths import undoing
 from ..errors import (
     Corruption,
@@ -34,6 +33,7 @@ from ..errors import (
     StoreError,
     UnsupportedFormat,
 )
+from ..folder.marks import stripped_in
 from ..format.blocks import TOKEN_BYTES
 from ..format.journal import JournalRecord
 from ..format.manifest import Manifest, tail_in
@@ -84,8 +84,8 @@ class Found:
 
 
 class RemoteSessions:
-    """The sessions of one remote. Safe from several threads; one version is sent or fetched at a time. holders: as of
-    `Heads`; to look there asks nobody."""
+    """The sessions of one remote. Safe from several threads; one version is sent or fetched at a time. used: what each
+    day has used of it. holders, versions_seen: as of `Heads`. To look there asks nobody."""
 
     def __init__(self, core: StoreCore, objects: Objects, machine: str, clock: Clock, key: bytes | None = None) -> None:
         """machine: its name, for people. key: if the remote is to be sealed."""
@@ -102,6 +102,8 @@ class RemoteSessions:
         self.url = objects.url
         self._heads = Heads(objects, core.seen_heads)
         self.holders = self._heads.holders
+        self.versions_seen = self._heads.versions
+        self.used = core.used_days
         self.me = Party.of(core.folder, machine)
 
     @classmethod
@@ -112,14 +114,6 @@ class RemoteSessions:
             with contextlib.suppress(RemoteUnreachable, RemoteUnclear):
                 opened.require_proven()
         return opened
-
-    def used_today(self) -> Used:
-        """What was used of the remote since midnight UTC. Asks nobody."""
-        return self._core.used_days.today()
-
-    def why_counted_anew(self) -> str | None:
-        """Why that begins with this process, a sentence; None if it does not."""
-        return self._core.used_days.why_anew
 
     def close(self) -> None:
         """Let go of connections. Nothing is asked any more."""
@@ -324,7 +318,8 @@ class RemoteSessions:
     def pull(self, head: Head, *, turns: bool = True) -> Pulled | None:
         """Let what the remote has of a session be in the store: its newest version, with all its blocks, and the turns
         behind it as one more version. None: it is already, or the remote has nothing. turns: only who holds the session
-        may make that version: its holder makes another one of them.
+        may make that version: its holder makes another one of them. One that is stripped here stays so for him, until
+        it is to be read (`fetch_back`).
 
         What is here and not there stays if it goes on from what is there. If it is a beginning of that, token for
         token, it goes.
@@ -336,13 +331,23 @@ class RemoteSessions:
         with self._moving:
             self._core.read_again()
             has_gone_on = self._has_gone_on(head, turns=turns)
-            receipt = None if head.newest is None else self._pull_newest(head, head.newest, has_gone_on=has_gone_on)
+            receipt = None
+            if head.newest is not None and not (turns and head.newest in (stripped_in(self._core.folder) or ())):
+                receipt = self._pull_newest(head, head.newest, has_gone_on=has_gone_on)
             replayed = turns and not has_gone_on and self._pull_turns(head)
         if receipt is None and not replayed:
             return None
         row = self._core.index.find(head.uri)
         assert row is not None
         return Pulled(row.version, 0 if receipt is None else receipt.bytes_written)
+
+    def fetch_back(self, uri: SessionUri, bundle_id: str) -> int:
+        """Let a version here have its keys and values again; the bytes that were written. Raises as `fetching.fetch`,
+        OwnerMismatch, and as `RemoteVersions.require_manifest`."""
+        with self._moving:
+            self._core.read_again()
+            receipt = fetch(self._core, self._versions, self._manifest_of(uri, bundle_id), bundle_id)
+        return 0 if receipt is None else receipt.bytes_written
 
     def _has_gone_on(self, head: Head, *, turns: bool) -> bool:
         """Whether the session has gone on here from what the remote has. What is here and is a beginning of that has

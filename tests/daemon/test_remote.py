@@ -26,6 +26,7 @@ from torpor.memvid.errors import (
     RemoteUnreachable,
     SessionNotFound,
 )
+from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.memvid.remote.tails import put_record
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.machines import OpenMachine, S, dies, freed, remote_of
@@ -777,3 +778,21 @@ async def test_a_second_receipt_says_that_the_remote_has_it(
         head = await remote_of(one).head(S)
         assert head is not None
         assert (head.newest, head.awake_at) == (slept.bundle_id, None)
+
+
+async def test_a_daemon_begins_while_the_remote_does_not_answer(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new session goes there once it does."""
+
+    def away(_: RemoteSessions) -> None:
+        raise RemoteUnreachable("No answer.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteSessions, "require_proven", away)
+        begun = machine("one")
+        one = await begun.__aenter__()
+        await one.read("s", tokens_of(1, 40))
+    await one.sleep("s")
+    await freed(one)
+    await begun.__aexit__(None, None, None)

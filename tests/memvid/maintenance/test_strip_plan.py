@@ -180,3 +180,30 @@ def test_a_session_that_nobody_named_is_deleted_once_the_store_was_in_use_long_e
     told = [step.uri.name for step in plan_deletes(stock, RoomPolicy(), NOW)]
     assert told == (["cache", "chat"] if goes else [each for each in told if each == "chat"])
     assert list(plan_deletes(stock, RoomPolicy(delete_after_days=None), NOW)) == []
+
+
+def test_what_the_remote_has_goes_first_and_freely() -> None:
+    """Also of named sessions, and within the hour; but not what has a mark, is in use, or has turns behind it."""
+    recent = row("recent", 0.1, unnamed=False)
+    rows, there = (*THREE, recent), {bundle("notes", 3), bundle("recent"), bundle("cache", 2)}
+    told = names(strips(stock_of(*rows, elsewhere=there)))
+    assert told[:3] == ["notes3", "cache2", "recent1"], "the least recently used first"
+    assert told[3:] == [each for each in names(strips(stock_of(*rows))) if each not in told[:3]]
+    assert "recent1" not in names(strips(stock_of(*rows))), "else it stays for an hour"
+    for kept in (
+        {"busy": {recent.uri}},
+        {"bases": {recent.bundle_id}},
+        {"marks": Marks(STORE).tag(recent.uri, recent.bundle_id, "a")},
+    ):
+        assert "recent1" not in names(strips(stock_of(*rows, elsewhere=there, **kept)))
+    step = next(
+        plan_strips(
+            stock_of(recent, elsewhere=there),
+            RoomPolicy(),
+            NOW,
+            blocks_of=lambda each: [each.encode()],
+            held=(),
+            bytes_of=lambda _: SIZE,
+        )
+    )
+    assert step.reason == "the remote has it, last used 6 minutes ago"

@@ -391,3 +391,18 @@ def test_what_was_read_counts_as_seen_and_what_only_renews_is_not_written_down(
     bucket.set(key_of(URI), old)
     with pytest.raises(HeadReplayed):
         heads.read(URI)
+
+
+def test_the_versions_that_heads_have_are_known_without_asking(heads: Heads, objects: FaultyObjects) -> None:
+    """Those that this store wrote, and those that it read; a listing, of all sessions, is not remembered."""
+    assert heads.versions == {}
+    heads.change(URI, with_id(ID))
+    heads.change(URI, with_id(OTHER_ID))
+    assert heads.versions == {URI: (ID, OTHER_ID)}
+    again = Heads(objects, heads._seen)
+    again.read(URI, noting=False)
+    assert again.versions == {}
+    again.read(URI)
+    assert again.versions == {URI: (ID, OTHER_ID)}
+    heads.change(URI, lambda head: dataclasses.replace(head, versions=()))
+    assert heads.versions == {}
