@@ -101,6 +101,11 @@ class SessionJob(Job[SessionUri | None]):
         self._noted[uri] = None
         self.look_again()
 
+    def note_at_once(self, uri: SessionUri) -> None:
+        """As `note`, also if it failed and was put off: somebody waits for it."""
+        self._upkeep.put_off_no_more(self, uri)
+        self.note(uri)
+
     def due(self) -> Iterable[tuple[SessionUri | None, float]]:
         return ((uri, NOW) for uri in self._noted)
 
@@ -181,6 +186,10 @@ class Upkeep:
         for each in self._runs if job is None else (job,):
             if self._runs[each].task is None:  # else behind its piece
                 self._plan(each)
+
+    def put_off_no_more(self, job: Job[Item], item: Item) -> None:
+        """An item is due again, whatever came of it so far. What puts off all items of the job does so still."""
+        self._runs[job].failures.pop(item, None)
 
     def states(self) -> tuple[JobState, ...]:
         """What each job does now."""

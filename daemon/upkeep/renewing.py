@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import ClassVar
 
-from ...memvid.errors import RemoteRefused, RemoteUnclear, RemoteUnreachable
+from ...memvid.errors import LeaseLost, RemoteRefused, RemoteUnclear, RemoteUnreachable
 from ...memvid.uri import SessionUri
 from ..disk.remote import Remote
 from .loop import Job, Upkeep
@@ -30,7 +30,10 @@ class Renewing(Job[SessionUri]):
         return [(uri, now + lease.due_s) for uri, lease in self._remote.renewable().items()]
 
     async def piece(self, uri: SessionUri) -> None:
-        # What fails is due again soon, and not only once the lease has run out.
-        with suppress(RemoteUnreachable, RemoteUnclear, RemoteRefused):
-            if await self._remote.renew(uri) or not self._uploading.is_in_use(uri):
+        # What fails is due again soon, and not only once the lease has run out. A lost lease is due no more, and the
+        # next one of its session is a new one: it is not put off for what became of this.
+        with suppress(RemoteUnreachable, RemoteUnclear, RemoteRefused, LeaseLost):
+            if await self._remote.renew(uri):
+                self._uploading.note_at_once(uri)
+            elif not self._uploading.is_in_use(uri):
                 self._uploading.note(uri)

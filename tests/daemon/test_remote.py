@@ -621,10 +621,11 @@ async def test_a_head_that_changes_while_it_is_read_is_no_replayed_one(
         assert (await head).head.newest is not None
 
 
-async def test_a_renewal_that_was_refused_is_tried_again_too(
-    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [RemoteRefused("Not now."), LeaseLost("It is another machine's.")], ids=str)
+async def test_a_renewal_that_was_refused_puts_off_no_other(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """An object store refuses for a moment while credentials are made anew."""
+    """An object store refuses for a moment while credentials are made anew; a session that was lost is taken again."""
     async with machine("one", remote_lease=1.0) as one:
         await one.read("s", tokens_of(1, 300))
         lease, tries = remote_of(one).leases[S], list[int]()
@@ -633,12 +634,33 @@ async def test_a_renewal_that_was_refused_is_tried_again_too(
         def refused_at_first() -> None:
             tries.append(1)
             if len(tries) == 1:
-                raise RemoteRefused("Not now.")
+                raise error
             renew()
 
         monkeypatch.setattr("torpor.daemon.upkeep.loop.AGAIN_S", 3600.0)
         monkeypatch.setattr(lease, "renew", refused_at_first)
         await until(lambda: len(tries) > 1)
+
+
+async def test_who_asks_for_a_session_does_not_wait_for_what_failed_before(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload that failed is put off, and longer each time; a hand-over is not."""
+    monkeypatch.setattr("torpor.daemon.upkeep.loop.AGAIN_S", 3600.0)
+    async with machine("one", remote_lease=1.0) as one, machine("two", remote_lease=1.0) as two:
+        await one.read("s", tokens_of(1, 300))
+        tries = list[int]()
+
+        async def fails(*_: Any, **__: Any) -> None:
+            await asyncio.sleep(0)
+            tries.append(1)
+            raise RemoteUnreachable("No answer.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(remote_of(one), "push", fails)
+            await one.service.save("s")
+            await until(lambda: bool(tries))
+        assert (await asyncio.wait_for(two.wake("s"), 60)).token_count == 300
 
 
 async def test_turns_stand_behind_no_version_of_another_session(machine: OpenMachine) -> None:
