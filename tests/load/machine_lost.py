@@ -36,8 +36,8 @@ class Plan:
     remote_turns: str
     sessions: int = 12
     clients: int = 4
-    seconds: float = 30.0
-    sleep_share: float = 0.1
+    seconds: float = 40.0
+    sleep_share: float = 0.02
     lease_s: int = 2
     seed: int = 1
 

@@ -33,6 +33,7 @@ from torpor.tests.load.history import NO_ANSWER, Told, Turns, tokens_of, wake_in
 from torpor.tests.load.machines import Machine
 from torpor.tests.memvid.remote.bucket_server import BucketServer
 
+DEADLINE_S = 120.0
 CUTS = ("cut_before", "silent")
 """What meets each request of a machine that is cut off: no connection, or no answer."""
 
@@ -231,6 +232,8 @@ class Moving:
                 continue
             name = f"s{session}"
             ledgers = [self._ledger(at, name) for at in range(self.plan.machines)]
+            if not all(ledgers):
+                continue  # it was said why
             if any(ledger != ledgers[0] for ledger in ledgers):
                 self._wrong(f"{name} has {[len(ledger) for ledger in ledgers]} tokens at the machines")
             forks = [self._ledger(at, fork, is_fork=True) for fork, (of, at) in [*self._forks.items()] if of == name]
@@ -250,12 +253,12 @@ class Moving:
         with Client(self.machines[at].socket) as client:
             try:
                 try:
-                    wake_in_time(client, name, 60)
+                    wake_in_time(client, name, DEADLINE_S)
                 except RemoteError as error:
                     if error.code != "diverged" or self.plan.remote_turns == "0":
                         raise
                     self._part(client, name, at)
-                    wake_in_time(client, name, 60)
+                    wake_in_time(client, name, DEADLINE_S)
             except RemoteError as error:
                 if not (is_fork and error.code == "session_not_found"):
                     self._wrong(f"{name} does not wake at the end: {error.code}: {error}")
@@ -272,7 +275,7 @@ class Moving:
                     client.append(control, tokens=self.turns.tokens(turn), create=True)
                 ended = []
                 for each in (name, control):
-                    wake_in_time(client, each, 60)  # its lease may have run out while others were compared
+                    wake_in_time(client, each, DEADLINE_S)  # its lease may have run out while others were compared
                     ended.append(client.generate(each, max_tokens=4, prove=True))
                     client.sleep(each)
                 client.delete(control)

@@ -22,6 +22,7 @@ from torpor.tests.shares import share
 
 TURNS = Turns()
 LEASE_S = 1
+TRIES = 3
 DEADLINE_S = 60.0
 LEAST = 15
 """A machine has more requests than that in a hand-over and the one back."""
@@ -101,10 +102,16 @@ class HandOver:
         self._turn(at)
 
     def _is_refused(self, at: int) -> None:
-        """The other machine has it."""
-        with pytest.raises(RemoteError) as refused:
-            self._turn(at)
-        assert refused.value.code == "lease_held", refused.value
+        """The other machine has it, unless that was so slow that its lease ran out: it takes it back then."""
+        for _ in range(TRIES):
+            try:
+                self._turn(at)
+            except RemoteError as error:
+                if error.code != "lease_held":
+                    raise
+                return
+            self._goes_on(1 - at)
+        raise AssertionError(f"machine {at} takes a session that the other one has")
 
 
 @pytest.fixture
@@ -137,8 +144,8 @@ def test_a_session_goes_on_whoever_is_killed_at_whichever_request_of_a_hand_over
 ) -> None:
     number = 0
     while hand_over.kill_at(number, victim, fault):
+        print(number, hand_over.met[-1], flush=True)
         number += 1
-    print(f"{number} kills: {sorted(set(hand_over.met))}")
     assert number > LEAST
 
 
