@@ -365,6 +365,8 @@ class RemoteSessions:
         if (place := beyond.beside(self._core, there)) == "ahead":
             return True
         if place == "diverged":
+            if Beyond.of(self._core, head) != beyond:  # a version was written or removed meanwhile: look again
+                return self._has_gone_on(head, turns=turns)
             raise self._diverged(head.uri)
         self._require_idle(head.uri)
         beyond.let_go(self._core)

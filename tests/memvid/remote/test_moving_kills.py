@@ -13,10 +13,13 @@ from typing import Final, Literal
 
 import pytest
 from torpor.memvid import errors
+from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.recovery.replaying import all_tokens
+from torpor.memvid.remote import beyond
 from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.memvid.store import Store
+from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.remote.faulty_objects import FaultyObjects, Killed, MemoryObjects
 from torpor.tests.memvid.store_making import URI
@@ -148,3 +151,30 @@ def test_no_removal_takes_along_what_another_machine_told_before_it_died(tmp_pat
     assert holder.takes() == making.token_ids(0, 309)
     holder.remote.require_droppable(URI)
     holder.remote.drop_version(holder.remote.take(URI, LEASE_S), newest)
+
+
+def test_what_is_written_while_both_are_compared_is_no_other_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turns here become a version, and the one that they stood behind is gone, before they are read."""
+    time_s, bucket = [0.0], MemoryObjects()
+    holder, asker = (Machine(tmp_path / name, bucket, lambda: time_s[0]) for name in ("holder", "asker"))
+    making.sleep(holder.store, 300)
+    holder.hands_over()
+    holder.turn(3)
+    with contextlib.suppress(errors.LeaseHeld):
+        asker.takes()
+    time_s[0] += 2 * LEASE_S
+    assert asker.takes() == making.token_ids(0, 303)
+    asker.turn(9)
+    asker.hands_over()
+    read = list[object]()
+
+    def gone(core: StoreCore, record: JournalRecord) -> bytes:
+        read.append(record)
+        holder.store.replay_turns(URI)
+        raise errors.BundleMissing("It is gone.", path="")
+
+    monkeypatch.setattr(beyond, "ledger_of", gone)
+    assert holder.takes() == making.token_ids(0, 309)
+    assert len(read) == 1
