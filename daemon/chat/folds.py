@@ -279,6 +279,7 @@ class Folds:
 
     async def _begin(self, use: Use, full: _Source, fold: Fold, emit: OnEvent) -> tuple[Receipt, int]:
         """Make the new session, awake and durable. Gives its receipt, and how many tokens came from other sessions."""
+        await self._residency.hold(use.uri)
         self._residency.standing.require_new(use.uri)
         async with self._residency.models.using(full.model, use) as model:
             state = await self._versions.waking.begin(model, initial_key)

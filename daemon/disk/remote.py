@@ -35,12 +35,23 @@ from ..events.bus import Bus
 from ..events.events import VersionPulled
 from ..options.current import CurrentOptions
 from ..tasks.cancellation import in_any_case, to_the_end
+from ..tasks.door import Door
 from .making_room import Room
 
 _LEAST_WAIT_S: Final = 30.0
 _MOST_WAIT_S: Final = 300.0
 """For a session that was asked for: its holder answers at his next renewal, puts it to sleep, and sends it. If he has
 died, it is free once his lease is over."""
+
+_ASKED_AT_ONCE: Final = 4
+
+RENEWED_AT_ONCE: Final = 8
+"""Where an answer takes a second, 160 leases of a minute are renewed in time, and four hundred before they run out."""
+
+_SLOW_S: Final = 2.0
+_SILENT_S: Final = 30.0
+"""Behind a request that failed after so long, what can go on without the remote does not ask it again for that time: a
+session that began without it and a removal would each wait as long."""
 
 _LOOK_S: Final = 0.5
 """Between two looks at a head whose holder was asked for the session."""
@@ -69,15 +80,19 @@ class Remote:
     one that is lost stays until its session is used again, or leaves memory. on_version, on_lease, on_turn:
     are told of each new version here, of each session that was taken, and of each turn that is durable here."""
 
-    def __init__(self, sessions: RemoteSessions, lease_s: int, bus: Bus, options: CurrentOptions, room: Room) -> None:
+    def __init__(
+        self, sessions: RemoteSessions, lease_s: int, bus: Bus, options: CurrentOptions, room: Room, door: Door
+    ) -> None:
         self.sessions = sessions
         self._room = room
+        self._door = door
+        self._silent: tuple[float, RemoteUnreachable] | None = None  # until when, and its last fault
         self._bus = bus
         self._options = options
         self._lease_s = lease_s
-        # Six, of which all but renewals have four: an answer may be long in coming, and a lease does not wait for it.
-        self._pool = ThreadPoolExecutor(6, thread_name_prefix="torpor-remote")
-        self._others = asyncio.Semaphore(4)
+        # An answer may be long in coming, and a lease does not wait for it.
+        self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE + RENEWED_AT_ONCE, thread_name_prefix="torpor-remote")
+        self._others = asyncio.Semaphore(_ASKED_AT_ONCE)
         self._moving = asyncio.Lock()
         self._alone: set[SessionUri] = set()  # began here while the remote did not answer, and were not taken since
         self.leases: dict[SessionUri, Lease] = {}
@@ -112,7 +127,21 @@ class Remote:
             return await self._run_at_once(work)
 
     async def _run_at_once(self, work: Callable[[], Result]) -> Result:
-        return await to_the_end(asyncio.get_running_loop().run_in_executor(self._pool, work))
+        begun = time.monotonic()
+        try:
+            result = await to_the_end(asyncio.get_running_loop().run_in_executor(self._pool, work))
+        except RemoteUnreachable as error:
+            if time.monotonic() - begun > _SLOW_S:
+                self._silent = time.monotonic() + _SILENT_S, error
+            raise
+        self._silent = None
+        return result
+
+    def _require_answering(self) -> None:
+        """Raises RemoteUnreachable: it was silent a moment ago, and is not asked again for what can go on without
+        it."""
+        if self._silent is not None and time.monotonic() < self._silent[0]:
+            raise self._silent[1]
 
     async def head(self, uri: SessionUri) -> Head | None:
         """What the remote says of a session. Raises as `Heads.read`."""
@@ -153,10 +182,13 @@ class Remote:
         if self.has(uri):
             return None
         begun = time.monotonic()
+        goes_without = is_new or uri in self._alone
         try:
+            if goes_without:
+                self._require_answering()
             lease = await (self._take(uri) if asking is None else self._take_asking(uri, asking))
         except RemoteUnreachable:
-            if not is_new and uri not in self._alone:
+            if not goes_without:
                 raise
             self._alone.add(uri)
             return None
@@ -274,10 +306,17 @@ class Remote:
 
     async def push(self, uri: SessionUri, *, within_budget: bool = False) -> Pushed | None:
         """Send the newest version of a session that is held. within_budget: as long as that is not used up; None: it
-        is, and the rest is not sent. Raises as `RemoteSessions.push`."""
+        is, and the rest is not sent. Raises as `RemoteSessions.push`. StopDeadline: the daemon stops, and its time is
+        over."""
         lease = self.leases[uri]
+
+        def goes_on() -> bool:
+            if (stop := self._door.stopping) is not None:
+                stop.require_time()
+            return not (within_budget and self.is_used_up)
+
         async with self._moving:
-            return await self.run(lambda: self.sessions.push(lease, lambda: not (within_budget and self.is_used_up)))
+            return await self.run(lambda: self.sessions.push(lease, goes_on))
 
     async def release(self, uri: SessionUri) -> None:
         """Let others have a session that sleeps. Raises as `Lease.release`; it is not ours any more then, either."""
@@ -290,6 +329,7 @@ class Remote:
         if not self.sessions.is_known(uri):
             return _nothing
         try:
+            self._require_answering()
             await self.run(lambda: self.sessions.require_droppable(uri))
         except TorporError as error:
             kept = self._kept(uri, error)

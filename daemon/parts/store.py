@@ -71,7 +71,7 @@ class StoreParts:
         if remote is not None:
             from ..disk.remote import Remote  # with what it needs: who has no remote does not wait for it
 
-            self.remote = Remote(remote, max(1, int(options.now.remote_lease)), bus, options, self.room)
+            self.remote = Remote(remote, max(1, int(options.now.remote_lease)), bus, options, self.room, door)
         self.making_room = MakingRoom(loop, self.room)
         self.versions = Versions(
             disk,

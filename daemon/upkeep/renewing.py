@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -9,13 +10,13 @@ from typing import ClassVar
 
 from ...memvid.errors import LeaseLost, RemoteRefused, RemoteUnclear, RemoteUnreachable
 from ...memvid.uri import SessionUri
-from ..disk.remote import Remote
+from ..disk.remote import RENEWED_AT_ONCE, Remote
 from .loop import Job, Upkeep
 from .uploading import Uploading
 
 
 class Renewing(Job[SessionUri]):
-    """Renews one lease after the other. Who asks for the session gets it once nobody here uses it."""
+    """Renews those leases together that are due. Who asks for the session gets it once nobody here uses it."""
 
     name: ClassVar = "lease"
 
@@ -30,6 +31,12 @@ class Renewing(Job[SessionUri]):
         return [(uri, now + lease.due_s) for uri, lease in self._remote.renewable().items()]
 
     async def piece(self, uri: SessionUri) -> None:
+        due = [each for each, lease in self._remote.renewable().items() if each != uri and lease.due_s <= 0]
+        one, *_ = await asyncio.gather(*map(self._renew, [uri, *due[: RENEWED_AT_ONCE - 1]]), return_exceptions=True)
+        if one is not None:  # of the others a fault is told when its turn comes
+            raise one
+
+    async def _renew(self, uri: SessionUri) -> None:
         # What fails is due again soon, and not only once the lease has run out. A lost lease is due no more, and the
         # next one of its session is a new one: it is not put off for what became of this.
         with suppress(RemoteUnreachable, RemoteUnclear, RemoteRefused, LeaseLost):

@@ -334,6 +334,7 @@ async def keep(parts: Parts, request: api.KeepRequest) -> SessionInfo:
         _require_read([kept])
         parts.store.standing.require_new(uri)
         async with parts.sessions.residency.turn(uri) as use:
+            await parts.sessions.residency.hold(uri)
             async with _room_beside(parts, use, kept.live.resident_bytes):
                 parts.store.standing.require_new(uri)
                 try:
@@ -414,6 +415,7 @@ async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> Se
         for named in uris:
             parts.store.standing.require_new(named)
             await turns.enter_async_context(parts.sessions.residency.turn(named))
+            await parts.sessions.residency.hold(named)
             parts.store.standing.require_new(named)
         try:
             kept_below = []

@@ -99,7 +99,7 @@ async def mark(parts: Parts, request: api.MarkRequest) -> MarkedVersion:
 async def import_bundle(parts: Parts, request: api.ImportRequest) -> SleepResult:
     """Raises:
     SessionExists: a session of that name is awake.
-    NameTaken: the store has other versions of a session of that name.
+    NameTaken: the store has other versions of a session of that name. LeaseHeld: another machine has one awake.
     Corruption, and the store's other refusals; the store is then as it was.
     """
     started = time.monotonic()
@@ -114,6 +114,7 @@ async def import_bundle(parts: Parts, request: api.ImportRequest) -> SleepResult
                 "version of its own that is missing.",
                 session=str(owner),
             )
+        await parts.sessions.residency.hold(owner)
         adopting = partial(parts.store.disk.adopt_incoming, handed, as_uri=wanted)
         receipt = await to_the_end(parts.store.room.after(lambda: parts.upkeep.run(adopting)))
         await parts.sessions.learn_words(owner)

@@ -16,7 +16,9 @@ from torpor.daemon.api.events import ProgressEvent, WorkEvent
 from torpor.daemon.disk.remote import Remote
 from torpor.daemon.errors import SessionExists
 from torpor.daemon.events.events import SleepBegan
+from torpor.daemon.tasks.door import Phase
 from torpor.memvid.errors import (
+    CorruptHead,
     Diverged,
     LeaseHeld,
     LeaseLost,
@@ -93,6 +95,102 @@ async def test_who_makes_no_new_session_goes_on_with_that_of_the_remote(
             with pytest.raises(SessionNotFound):
                 await two.service.append("s", tokens=[5])
         assert (await two.service.append("s", tokens=[5])).token_count == 301
+
+
+async def test_no_new_session_has_a_name_that_another_machine_has(machine: OpenMachine) -> None:
+    """Whatever makes it: each would be there twice."""
+    async with machine("one") as one, machine("two") as two:
+        await one.read("s", tokens_of(1, 30))
+        await two.asleep("other", tokens_of(2, 300))
+        root = (await two.service.tree("other")).branch
+        for asked in (
+            two.service.keep(root, "s"),
+            two.service.keep(root, "s", subtree=True),
+            two.service.fold("other", name="s", summary="So far."),
+            two.service.fork("other", name="s"),
+            two.service.import_bundle(bundle_id="ab" * 32, session="s"),
+        ):
+            with pytest.raises(LeaseHeld):
+                await asked
+        assert (await two.service.keep(root, "kept")).state == "awake"
+        assert remote_of(two).has(SessionUri("default", "kept"))
+
+
+async def test_many_leases_are_renewed_together(machine: OpenMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an answer takes long, one after the other would not come round in time; a fault of one is no other's."""
+    async with machine("one", remote_lease=60.0) as one:
+        for number in range(5):
+            await one.read(f"s{number}", [1, 2, 3])
+        all_at_it, at_it, renewed = threading.Event(), set[str](), set[str]()
+        for uri, lease in remote_of(one).leases.items():
+
+            def renew(uri: SessionUri = uri) -> None:
+                if uri.name == "s0":
+                    raise CorruptHead("It is damaged.", path="", reason="")
+                at_it.add(uri.name)
+                if len(at_it) == 4:
+                    all_at_it.set()
+                if all_at_it.wait(30):
+                    renewed.add(uri.name)
+
+            monkeypatch.setattr(lease, "renew", renew)
+            monkeypatch.setattr(lease, "_renewed_s", lease._renewed_s - 30)
+            monkeypatch.setattr(lease, "_tried_s", lease._renewed_s - 30)
+        one.service._parts.upkeep.renewing.look_again()
+        await until(lambda: renewed == {"s1", "s2", "s3", "s4"})
+
+
+async def test_what_goes_on_without_the_remote_waits_for_a_silent_one_once(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new session, and a removal; what needs an answer asks, and then it is silent no more."""
+    async with machine("one") as one:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        monkeypatch.setattr("torpor.daemon.disk.remote._SLOW_S", 0.0)
+        asked = list[SessionUri]()
+
+        def silent(uri: SessionUri, *_: Any) -> Any:
+            asked.append(uri)
+            raise RemoteUnreachable("No answer.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(remote_of(one).sessions._objects, "get", lambda *_: _raise(RemoteUnreachable("No answer.")))
+            patch.setattr(remote_of(one).sessions, "take", silent)
+            patch.setattr(remote_of(one).sessions, "require_droppable", silent)
+            await one.read("new", [1, 2, 3])
+            await one.read("newer", [1, 2, 3])
+            (problem,) = (await one.service.delete("s")).problems
+            assert problem.code == "remote_unreachable"
+            assert asked == [SessionUri("default", "new")]
+        await remote_of(one).head(S)
+        await one.read("newest", [1, 2, 3])
+        assert remote_of(one).has(SessionUri("default", "newest"))
+
+
+async def test_a_stop_whose_time_is_over_leaves_an_upload(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At the next block: the daemon leaves within its time, and the next one sends the rest."""
+    async with machine("one") as one:
+        await one.read("s", tokens_of(1, 600))
+        remote, sending, goes_on = remote_of(one), threading.Event(), threading.Event()
+        put_pack = remote.sessions._versions.put_pack
+
+        def slow(stream: Any) -> Any:
+            sending.set()
+            assert goes_on.wait(60)
+            return put_pack(stream)
+
+        monkeypatch.setattr(remote.sessions._versions, "put_pack", slow)
+        await one.sleep("s")
+        await until(sending.is_set)
+        one.service._parts.door.begin_to_stop(Phase.STOPPING, 0.0)
+        goes_on.set()
+        await one.service.close()
+    assert not list((tmp_path / "shared").glob("versions/*.mvm"))
+    async with machine("one") as one:
+        await freed(one)
 
 
 async def test_a_session_is_shown_at_the_machine_that_has_it(machine: OpenMachine) -> None:
