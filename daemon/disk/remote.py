@@ -27,7 +27,8 @@ from ...memvid.errors import LeaseHeld, RemoteUnreachable
 from ...memvid.format.journal import JournalRecord
 from ...memvid.remote.heads import Head, key_of
 from ...memvid.remote.leases import Lease
-from ...memvid.remote.sessions import Pulled, Pushed, RemoteSessions
+from ...memvid.remote.pulling import Pulled
+from ...memvid.remote.sessions import Pushed, RemoteSessions
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent, ProgressEvent, ignore
 from ..api.process import RemoteUse

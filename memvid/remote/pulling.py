@@ -1,0 +1,176 @@
+"""What of a session comes here from a remote: versions, and the turns behind the newest one.
+
+Rules:
+- A version comes here only if it follows what is here, by its name or by its tokens. Where both have gone on by
+  themselves, both stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import Diverged, OwnerMismatch, StoreBusy
+from ..folder.marks import stripped_in
+from ..format.blocks import TOKEN_BYTES
+from ..format.manifest import Manifest, tail_in
+from ..format.records import Receipt
+from ..recovery.replaying import replay_session
+from ..uri import SessionUri
+from ..writing.core import StoreCore
+from .beyond import Beyond, tokens_of_version
+from .fetching import fetch
+from .heads import Head, Party
+from .places import manifest_key
+from .tails import is_of, record_of
+from .versions import RemoteVersions
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came of a session: the newest version now, and the bytes that were written."""
+
+    version: int
+    bytes_written: int
+
+
+class Pulling:
+    """Takes what comes, one session after the other: for one thread at a time."""
+
+    def __init__(self, core: StoreCore, versions: RemoteVersions, me: Party) -> None:
+        self._core = core
+        self._versions = versions
+        self._me = me
+        self._url = versions.objects.url
+
+    def pull(self, head: Head, *, turns: bool = True) -> Pulled | None:
+        """Let what the remote has of a session be in the store: its newest version, with all its blocks, and the turns
+        behind it as one more version. None: it is already, or the remote has nothing. turns: only who holds the session
+        may make that version: its holder makes another one of them. One that is stripped here stays so for him, until
+        it is to be read (`fetch_back`).
+
+        What is here and not there stays if it goes on from what is there. If it is a beginning of that, token for
+        token, it goes.
+
+        Raises:
+            Diverged: the session has gone on here by itself.
+            As `fetching.fetch`, and `write_bundle`.
+        """
+        self._core.read_again()
+        has_gone_on = self._has_gone_on(head, turns=turns)
+        receipt = None
+        if head.newest is not None and not (turns and head.newest in (stripped_in(self._core.folder) or ())):
+            receipt = self._pull_newest(head, head.newest, has_gone_on=has_gone_on)
+        replayed = turns and not has_gone_on and self._pull_turns(head)
+        if receipt is None and not replayed:
+            return None
+        row = self._core.index.find(head.uri)
+        assert row is not None
+        return Pulled(row.version, 0 if receipt is None else receipt.bytes_written)
+
+    def fetch_back(self, uri: SessionUri, bundle_id: str) -> int:
+        """Let a version here have its keys and values again; the bytes that were written. Raises as `fetching.fetch`,
+        OwnerMismatch, and as `RemoteVersions.require_manifest`."""
+        self._core.read_again()
+        receipt = fetch(self._core, self._versions, self._manifest_of(uri, bundle_id), bundle_id)
+        return 0 if receipt is None else receipt.bytes_written
+
+    def _has_gone_on(self, head: Head, *, turns: bool) -> bool:
+        """Whether the session has gone on here from what the remote has. What is here and is a beginning of that has
+        gone after this. Raises Diverged; StoreBusy: a version is being written here."""
+        beyond = Beyond.of(self._core, head)
+        if beyond is None:
+            return False
+        if not (turns and self.has_turns_of_others(head)):
+            if head.newest is None or self._core.folder.has_manifest(head.newest):
+                return True
+            head = dataclasses.replace(head, tail=())
+        there = self._tokens_there(head)
+        if head.newest is not None:
+            self._manifest_of(head.uri, head.newest)  # before anything goes
+        if (place := beyond.beside(self._core, there)) == "ahead":
+            return True
+        if place == "diverged":
+            if Beyond.of(self._core, head) != beyond:  # a version was written or removed meanwhile: look again
+                return self._has_gone_on(head, turns=turns)
+            raise self._diverged(head.uri)
+        self._require_idle(head.uri)
+        beyond.let_go(self._core)
+        return False
+
+    def beside(self, head: Head) -> Literal["ahead", "behind", "diverged"] | None:
+        """What is here of a session and not named there, beside what the remote has, by their tokens; as of
+        `Beyond.beside`, and None: there is nothing. The remote has a version, or turns of others. Raises as
+        `_tokens_of`, and `tails.record_of`."""
+        beyond = Beyond.of(self._core, head)
+        return None if beyond is None else beyond.beside(self._core, self._tokens_there(head))
+
+    def has_turns_of_others(self, head: Head) -> bool:
+        """Turns that this store sent are in its journal, or were, before it went on: by a rewind, perhaps."""
+        return bool(head.tail) and not is_of(head.tail[-1], self._me.store)
+
+    def _tokens_there(self, head: Head) -> bytes:
+        """All tokens of a session, with the turns of others behind its newest version. Raises as `record_of` and
+        `_tokens_of`."""
+        if not self.has_turns_of_others(head):
+            assert head.newest is not None, "the remote has something of it"
+            return self._tokens_of(head.uri, head.newest)
+        record = record_of(self._versions.objects, head.tail[-1], head.uri)
+        held = b"" if record.base is None else self._tokens_of(head.uri, record.base)[: TOKEN_BYTES * record.held]
+        return held + tail_in(record.session)
+
+    def _tokens_of(self, uri: SessionUri, bundle_id: str) -> bytes:
+        """Raises as `_manifest_of`, and `tokens_of_version`."""
+        manifest = self._manifest_of(uri, bundle_id)
+        return tokens_of_version(self._core, self._versions, manifest, bundle_id)
+
+    def _pull_newest(self, head: Head, newest: str, *, has_gone_on: bool) -> Receipt | None:
+        is_here = self._core.folder.has_manifest(newest)
+        if has_gone_on and not is_here:
+            return None
+        manifest = self._manifest_of(head.uri, newest)
+        if is_here:
+            return fetch(self._core, self._versions, manifest, newest)
+        self._require_idle(head.uri)
+        with self._core.importing, self._core.next_version(head.uri, least=manifest.version) as version:
+            if version != manifest.version:
+                raise self._diverged(head.uri)
+            return fetch(self._core, self._versions, manifest, newest)
+
+    def _manifest_of(self, uri: SessionUri, bundle_id: str) -> Manifest:
+        """Of a version that the head or the turns of a session name: anybody may have written these. Raises
+        OwnerMismatch: it is another session's; and as `RemoteVersions.require_manifest`."""
+        manifest = self._versions.require_manifest(bundle_id)
+        if manifest.uri != uri:
+            raise OwnerMismatch(
+                f"What {self._url} has of {uri} names a version of {manifest.uri}. Nothing was taken over.",
+                path=self._versions.path_of(manifest_key(bundle_id)),
+            )
+        return manifest
+
+    def _pull_turns(self, head: Head) -> bool:
+        """Make a version of the turns behind the newest one."""
+        if not head.tail:
+            return False
+        record = record_of(self._versions.objects, head.tail[-1], head.uri)
+        if record.base is not None:
+            base = self._manifest_of(head.uri, record.base)
+            if not self._core.folder.has_manifest(record.base):
+                fetch(self._core, self._versions, base, record.base)
+        with self._core.poisoning():
+            with self._core.journaling():
+                self._core.journal.append([record])
+            return replay_session(self._core, head.uri)
+
+    def _require_idle(self, uri: SessionUri) -> None:
+        """Raises StoreBusy: a version is being written here."""
+        if self._core.being_written(uri):
+            raise StoreBusy(f"{uri} is being put to sleep here. Try again.", session=str(uri))
+
+    def _diverged(self, uri: SessionUri) -> Diverged:
+        return Diverged(
+            f"{uri} has gone on here, and otherwise in {self._url}. Both stay as they are. Keep what is here under "
+            f"another name (`torpor fork {uri} NAME`), remove it (`torpor rm {uri}`), and pull again.",
+            session=str(uri),
+        )
