@@ -85,6 +85,7 @@ class Remote:
         self, sessions: RemoteSessions, lease_s: int, bus: Bus, options: CurrentOptions, room: Room, door: Door
     ) -> None:
         self.sessions = sessions
+        sessions.before_block = self._require_time
         self._room = room
         self._door = door
         self._silent: tuple[float, RemoteUnreachable] | None = None  # until when, and its last fault
@@ -137,6 +138,11 @@ class Remote:
             raise
         self._silent = None
         return result
+
+    def _require_time(self) -> None:
+        """Raises StopDeadline: the daemon stops, and its time is over. On any thread."""
+        if (stop := self._door.stopping) is not None:
+            stop.require_time()
 
     def _require_answering(self) -> None:
         """Raises RemoteUnreachable: it was silent a moment ago, and is not asked again for what can go on without
@@ -310,14 +316,8 @@ class Remote:
         is, and the rest is not sent. Raises as `RemoteSessions.push`. StopDeadline: the daemon stops, and its time is
         over."""
         lease = self.leases[uri]
-
-        def goes_on() -> bool:
-            if (stop := self._door.stopping) is not None:
-                stop.require_time()
-            return not (within_budget and self.is_used_up)
-
         async with self._moving:
-            return await self.run(lambda: self.sessions.push(lease, goes_on))
+            return await self.run(lambda: self.sessions.push(lease, lambda: not (within_budget and self.is_used_up)))
 
     async def release(self, uri: SessionUri) -> None:
         """Let others have a session that sleeps. Raises as `Lease.release`; it is not ours any more then, either."""

@@ -12,16 +12,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import ClassVar, Final
 
 from ...errors import TorporError
+from ...memvid.errors import RemoteUnreachable
 from ...memvid.remote.sessions import Pushed
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.events import ignore
 from ..api.process import RemoteUse
 from ..disk.remote import Remote
+from ..errors import StopDeadline
 from ..events.bus import Bus
 from ..events.events import VersionPushed
 from ..residency.residency import Residency
@@ -130,7 +131,7 @@ class Uploading(SessionJob):
         """At a stop, behind the last sleeps: send what the remote lacks, and let others have the sessions, as far as
         there is time, and the day's budget goes. The next daemon sends the rest."""
         for uri in dict.fromkeys([*self._remote.leases, *self._noted]):
-            with suppress(TorporError):
+            try:
                 order.require_time()
                 if self._remote.is_used_up and self._can_wait(uri):
                     continue
@@ -138,6 +139,10 @@ class Uploading(SessionJob):
                     await self._remote.hold(uri)
                     if await self._push_or_wait(uri):
                         await self._remote.release(uri)
+            except (RemoteUnreachable, StopDeadline):
+                return  # as with the others
+            except TorporError:
+                continue
 
     def _lacks(self, uri: SessionUri) -> bool:
         """Whether the remote lacks the newest version of a session that is held."""

@@ -38,7 +38,8 @@ def fetch(core: StoreCore, remote: RemoteVersions, manifest: Manifest, bundle_id
     Raises:
         BundleMissing, Corruption, LimitExceeded: the remote does not have it whole.
         RemoteUnreachable, RemoteRefused
-        NoSpace, BudgetExceeded, StoreIoError, ReadBackFailed: the store is as it was before.
+        NoSpace, BudgetExceeded, StoreIoError, ReadBackFailed, and what `before_block` of the remote raises: the store
+            is as it was before.
     """
     places = remote.places_for(manifest, bundle_id)
     whole = {block_id for block_id, place in places.items() if not place.frame.is_stripped}
@@ -97,6 +98,7 @@ class FetchedFrames(FrameReader):
     def holding(self, entry: BlockEntry, checked: bool) -> Iterator[FrameReader]:
         """This, to copy a block from. checked: its header has been compared with the manifest; its bytes are compared
         when the copy is read back."""
+        self._remote.before_block()
         if checked:
             header, _ = self.read_head(entry.id)
             require_promised(header, entry, self._parents.get(entry.id), self._manifest.identity.digest, self.path)

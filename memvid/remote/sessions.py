@@ -67,7 +67,8 @@ class Found:
 
 class RemoteSessions:
     """The sessions of one remote. Safe from several threads; one version is sent or fetched at a time. used: what each
-    day has used of it. holders, versions_seen: as of `Heads`. To look there asks nobody."""
+    day has used of it. holders, versions_seen: as of `Heads`. To look there asks nobody. before_block: as of
+    `RemoteVersions`; it may be set."""
 
     def __init__(self, core: StoreCore, objects: Objects, machine: str, clock: Clock, key: bytes | None = None) -> None:
         """machine: its name, for people. key: if the remote is to be sealed."""
@@ -77,7 +78,8 @@ class RemoteSessions:
         self._objects = objects = sealed or objects
         self._is_proven = False
         self._clock = clock
-        self._versions = RemoteVersions(objects, clock)
+        self.before_block: Callable[[], None] = lambda: None
+        self._versions = RemoteVersions(objects, clock, lambda: self.before_block())
         self._moving = threading.Lock()
         self._watches: dict[SessionUri, Watch] = {}
         self._behind: dict[SessionUri, int] = {}  # the version that was the newest when the turns there were said

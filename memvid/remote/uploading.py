@@ -46,19 +46,20 @@ class Sent:
 def send(
     core: StoreCore, remote: RemoteVersions, bundle_id: str, goes_on: Callable[[], bool] = lambda: True
 ) -> Sent | None:
-    """Write what the remote lacks of a version. goes_on: asked before each pack; None: it said no. It is called before
-    each block, too: what it raises ends this there. What has landed by then is not sent again.
+    """Write what the remote lacks of a version. goes_on: asked before each pack; None: it said no. What has landed by
+    then is not sent again.
 
     Raises:
         Corruption: the version is missing, damaged, or not whole here, and not stripped.
         StoreBusy: it was packed anew meanwhile.
         RemoteUnreachable, RemoteRefused, RemoteUnclear: try again; what has landed is not sent twice.
+        What `before_block` of the versions raises.
     """
     is_stripped = bundle_id in (stripped_in(core.folder) or ())
     with core.open_reader(bundle_id) as reader:
 
         def source(entry: BlockEntry, checked: bool) -> AbstractContextManager[FrameReader]:
-            goes_on()
+            remote.before_block()
             return reader.holding(entry, checked=checked, stripped=is_stripped)
 
         manifest = reader.manifest

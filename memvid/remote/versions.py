@@ -34,10 +34,17 @@ LOOK_S: Final = REMOTE_GRACE_S / 4
 
 class RemoteVersions:
     """What a remote has of versions. Remembers the places of a few, and for a time the packs that it has seen there.
-    Use it from one thread at a time. clock: seconds, on in a suspend: `disk.clock.running_s`."""
+    Use it from one thread at a time. clock: seconds, on in a suspend: `disk.clock.running_s`. before_block: called
+    before each block that is sent or fetched; what it raises ends that there."""
 
-    def __init__(self, objects: Objects, clock: Callable[[], float] = running_s) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        clock: Callable[[], float] = running_s,
+        before_block: Callable[[], None] = lambda: None,
+    ) -> None:
         self.objects = objects
+        self.before_block = before_block
         self._clock = clock
         self._places: OrderedDict[str, Places] = OrderedDict()
         self._packs: dict[str, float] = {}  # seen there, and when

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torpor.daemon.api.events import ProgressEvent, WorkEvent
 from torpor.daemon.disk.remote import Remote
-from torpor.daemon.errors import SessionExists
+from torpor.daemon.errors import SessionExists, StopDeadline
 from torpor.daemon.events.events import SleepBegan
 from torpor.daemon.tasks.door import Phase
 from torpor.memvid.errors import (
@@ -191,6 +191,50 @@ async def test_a_stop_whose_time_is_over_leaves_an_upload(
     assert not list((tmp_path / "shared").glob("versions/*.mvm"))
     async with machine("one") as one:
         await freed(one)
+
+
+async def test_a_stop_whose_time_is_over_leaves_a_version_that_comes(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with machine("one") as one, machine("two") as two:
+        await one.asleep("s", tokens_of(1, 600))
+        await freed(one)
+        objects, coming, goes_on = remote_of(two).sessions._versions.objects, threading.Event(), threading.Event()
+        get_ranges = objects.get_ranges
+
+        def slow(*asked: Any) -> Any:
+            coming.set()
+            assert goes_on.wait(60)
+            return get_ranges(*asked)
+
+        monkeypatch.setattr(objects, "get_ranges", slow)
+        waking = asyncio.create_task(two.wake("s"))
+        await until(coming.is_set)
+        two.service._parts.door.begin_to_stop(Phase.STOPPING, 0.0)
+        goes_on.set()
+        with pytest.raises(StopDeadline):
+            await waking
+        await two.service.close()
+        assert (await one.wake("s")).token_count == 600
+
+
+async def test_a_stop_asks_a_remote_that_does_not_answer_once(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not for each session: an answer may take ten seconds not to come."""
+    async with machine("one") as one:
+        for number in range(3):
+            await one.read(f"s{number}", [1, 2, 3])
+        asked = list[object]()
+
+        def silent(*_: Any) -> Any:
+            asked.append(_)
+            raise RemoteUnreachable("No answer.")
+
+        await one.service._parts.upkeep.loop.close()
+        monkeypatch.setattr(remote_of(one).sessions, "push", silent)
+        await one.service.close()
+        assert len(asked) == 1
 
 
 async def test_a_session_is_shown_at_the_machine_that_has_it(machine: OpenMachine) -> None:
