@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from torpor.cli.commands.show import render_detail
 from torpor.cli.commands.verify import SESSIONS_SHOWN
-from torpor.cli.serve.doctor import _describe_config, _describe_disk, _describe_queue
+from torpor.cli.serve.doctor import _describe_config, _describe_disk, _describe_queue, _describe_remote
 from torpor.cli.view.formatting import format_time
 from torpor.daemon.api.session import Look, SessionDetail
 from torpor.errors import TorporError
@@ -256,6 +256,15 @@ def test_doctor_tells_budgets_of_the_store_that_it_counts_alone() -> None:
     told = "; the store may hold 20.0 GiB, its manifests and packs hold 3.00 GiB"
     assert _describe_disk(daemon, {"path": "/a/b/../store"}) == told
     assert _describe_disk(daemon, {"path": "/b"}) == "; it serves another store, /a/store"
+
+
+def test_doctor_tells_what_the_day_has_used_of_the_remote_and_what_waits() -> None:
+    remote = {"url": "s3://b/p", "bytes_sent": 3 << 20, "requests": 1200, "dollars": 0.0123, "daily_budget": None}
+    told = "; remote s3://b/p: 3.00 MiB, 1,200 requests, about $0.01 today"
+    assert _describe_remote({**remote, "waiting": 0}) == told
+    bounded = {**remote, "daily_budget": "1.00 GiB, $2.00", "waiting": 2}
+    assert _describe_remote(bounded) == f"{told} of 1.00 GiB, $2.00; 2 sessions to be sent tomorrow"
+    assert _describe_remote(None) == ""
 
 
 def test_doctor_names_what_waits_in_words_for_one_and_for_several() -> None:
