@@ -34,7 +34,8 @@ class Action(Result):
     """One step of an operation on the store: done, or with `dry_run` what would be done.
 
     kind: `remove`, `rewrite`, `recompress`, `move`, `copy`, `unmark`, `strip`, `index`, `import`, `export`, `quantize`,
-        `heal`, or `keep`: nothing is done, and why. path: the file that it changes; empty where there is none.
+        `heal`, `leave` (of a remote: it is removed by a later operation), or `keep`: nothing is done, and why. path:
+        the file that it changes; empty where there is none.
     session, version: its owner, if it has one. size_bytes: what the step frees, or writes if it only writes.
     """
 

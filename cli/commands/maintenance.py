@@ -7,7 +7,10 @@ from typing import Annotated
 
 from ...daemon.api.limits import MAX_DAYS
 from ...daemon.api.store import MaintainRequest
+from ...daemon.api.verbs import VERBS
+from ...memvid.answers import MaintenanceReport
 from ..errors import InvalidUsage
+from ..reach.daemon_link import connect
 from ..reach.options import (
     DryRunOption,
     JsonOption,
@@ -19,11 +22,14 @@ from ..reach.options import (
 )
 from ..view.output import Output, plain
 from .maintenance_report import write_report
-from .upkeep import carry_out
+from .upkeep import PATIENCE_S, carry_out
 
 ColdAfterOption = Annotated[
     float | None, option("--cold-after-days D", "Pack what is older than D days tighter.", min=0)
 ]
+
+
+RemoteOption = Annotated[bool, option("--remote", "Free the daemon's remote, and not the store.")]
 
 
 def _require_days(days: float | None) -> float | None:
@@ -56,6 +62,7 @@ FromOption = Annotated[
 def repack(
     session: OnlySessionArgument = None,
     cold_after_days: ColdAfterOption = None,
+    remote: RemoteOption = False,
     dry_run: DryRunOption = False,
     socket: SocketOption = None,
     store: WrittenStoreOption = None,
@@ -65,12 +72,26 @@ def repack(
     anew that are mostly unneeded or too many for one session, and removes what unfinished work has left. Every byte
     that is copied is checked before the old pack goes. A daemon serves and sleeps meanwhile. No version changes.
 
+    --remote frees the daemon's remote instead. What no session needs there leaves at first, and is removed by the next
+    time, an hour later at least. The daemon does both by itself.
+
     [bold]Examples[/]
 
     [cyan]torpor repack --dry-run[/]
+    [cyan]torpor repack --remote[/]
     [cyan]torpor repack notes --cold-after-days 30[/]
     """
     output = Output(as_json=as_json)
+    if remote:
+        if session is not None or cold_after_days is not None or store is not None:
+            raise InvalidUsage(
+                "--remote frees the whole remote of the daemon; leave the others out.", option="--remote"
+            )
+        with output.progress("repack"), connect(socket, timeout_s=PATIENCE_S) as client:
+            freed: MaintenanceReport = client.ask(
+                VERBS["maintain"], MaintainRequest("repack", remote=True, dry_run=dry_run)
+            )
+        return write_report(output, "repack", freed)
     order = MaintainRequest("repack", session=session, dry_run=dry_run, cold_after_days=cold_after_days)
     report = carry_out(output, order, socket, store)
     return write_report(output, "repack", report, nothing="no pack was touched" if report.problems else "nothing to do")

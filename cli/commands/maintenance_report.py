@@ -38,6 +38,7 @@ _DONE = {
     "copy": "copied",
     "move": "moved",
     "heal": "healed",
+    "leave": "leaving",
     KEEP: "kept",
 }
 

@@ -85,7 +85,7 @@ Bits = Literal[8, 4]
 # The options of an operation beside `dry_run`; all are optional but those that `MaintainRequest` requires.
 OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "repack": frozenset({"session", "cold_after_days"}),
+        "repack": frozenset({"session", "cold_after_days", "remote"}),
         "repair": frozenset(),
         "prune": frozenset({"session", "keep_last", "keep_days"}),
         "strip": frozenset({"session"}),
@@ -102,6 +102,7 @@ class MaintainRequest(Request):
 
     session: with strip also one version of it (`NAME@3`). A strip without one has to be a plan (`dry_run`): of what
         goes next by itself where the store needs room, and why.
+    remote: free the daemon's remote of what no session needs, and not the store. It takes nothing else but `dry_run`.
 
     It reports no progress and may take long; `dry_run` returns the plan and changes nothing. Operations run one after
     the other; sessions are served meanwhile.
@@ -115,14 +116,17 @@ class MaintainRequest(Request):
     keep_days: DaysKept | None = None
     cold_after_days: Days | None = None
     bits: Bits | None = None
+    remote: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operation", present(self.operation))
 
     def require(self) -> None:
-        given = {name for name in _ALL_OPTIONS if getattr(self, name) is not None}
+        given = {name for name in _ALL_OPTIONS if getattr(self, name) is not (False if name == "remote" else None)}
         if strange := sorted(given - OPERATION_OPTIONS[self.operation]):
             raise ValueError(f"{self.operation} takes no {' and no '.join(strange)}")
+        if self.remote and given != {"remote"}:
+            raise ValueError(f"a remote is freed whole: leave {' and '.join(sorted(given - {'remote'}))} out")
         is_plan = self.operation == "strip" and self.dry_run
         if self.operation in ("forget", "strip") and self.session is None and not is_plan:
             raise ValueError(f"{self.operation} needs the session to {self.operation}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from ...errors import TorporError
 from ...memvid.answers import Finding, VersionInfo
 from ...memvid.errors import LeaseHeld, RemoteUnreachable
 from ...memvid.format.journal import JournalRecord
+from ...memvid.remote.collecting import Collected
 from ...memvid.remote.heads import Head, key_of
 from ...memvid.remote.leases import Lease
 from ...memvid.remote.pulling import Pulled
@@ -60,10 +61,6 @@ _LOOK_S: Final = 0.5
 Result = TypeVar("Result")
 
 
-async def _nothing() -> tuple[Finding, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A session that was not had and is now. has_gone_on: whether another machine has gone on with it since it was had
@@ -76,10 +73,22 @@ class Taken:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What became of a session in the remote. keys: of what was removed. packs: those that its versions needed.
+    is_there: whether it has a head there. problems: why the remote has something of it still."""
+
+    keys: Sequence[str] = ()
+    packs: Collection[str] = ()
+    is_there: bool = False
+    problems: tuple[Finding, ...] = ()
+
+
 class Remote:
     """The remote of one daemon. The event loop's. sessions: asked by `run` alone. leases: of the sessions that it has;
-    one that is lost stays until its session is used again, or leaves memory. on_version, on_lease, on_turn:
-    are told of each new version here, of each session that was taken, and of each turn that is durable here."""
+    one that is lost stays until its session is used again, or leaves memory. on_version, on_lease, on_turn,
+    on_drop: are told of each new version here, of each session that was taken, of each turn that is durable here, and
+    that something was removed there."""
 
     def __init__(
         self, sessions: RemoteSessions, lease_s: int, bus: Bus, options: CurrentOptions, room: Room, door: Door
@@ -102,6 +111,7 @@ class Remote:
         self.on_version: Callable[[SessionUri], None] = ignore
         self.on_lease: Callable[[SessionUri], None] = ignore
         self.on_turn: Callable[[JournalRecord], None] = ignore
+        self.on_drop: Callable[[], None] = lambda: None
 
     @property
     def url(self) -> str:
@@ -324,35 +334,32 @@ class Remote:
         if (lease := self.leases.pop(uri, None)) is not None:
             await self._let_go(lease)
 
-    async def prepare_drop(self, uri: SessionUri) -> Callable[[], Awaitable[tuple[Finding, ...]]]:
-        """Before a session is deleted: what is to be called behind that, so that the remote has nothing of it either.
-        That gives why it still has."""
-        if not self.sessions.is_known(uri):
-            return _nothing
+    async def drop(self, uri: SessionUri, *, forgetting: bool = False) -> Dropped:
+        """Before a session is deleted here, whose turn the caller has: let the remote have nothing of it. If the delete
+        is cut off behind that, the session is here still, and nowhere else. forgetting: ask the remote also where it is
+        not remembered that it has had the session, and tell which packs were the session's."""
+        if not (forgetting or self.sessions.is_known(uri)):
+            return Dropped()
+        packs, is_there = set[str](), False
         try:
             self._require_answering()
+            if forgetting:
+                head = await self.head(uri)
+                if head is None:
+                    return Dropped()
+                is_there, packs = True, await self.run(lambda: self.sessions.packs_of(head))
             await self.run(lambda: self.sessions.require_droppable(uri))
+            lease = self.leases.pop(uri) if self.has(uri) else await self._take(uri)
+            keys = await self.run(lambda: self.sessions.drop(lease))
         except TorporError as error:
-            kept = self._kept(uri, error)
-
-            async def tell() -> tuple[Finding, ...]:
-                self.leases.pop(uri, None)
-                return kept
-
-            return tell
-
-        async def drop() -> tuple[Finding, ...]:
-            try:
-                lease = self.leases.pop(uri) if self.has(uri) else await self._take(uri)
-                await self.run(lambda: self.sessions.drop(lease))
-            except TorporError as error:
-                return self._kept(uri, error)
-            return ()
-
-        return drop
+            return Dropped((), packs, is_there, self._kept(uri, error))
+        finally:
+            self.leases.pop(uri, None)
+        self.on_drop()
+        return Dropped(keys, packs, is_there)
 
     async def drop_version(self, uri: SessionUri, bundle_id: str) -> tuple[Finding, ...]:
-        """Behind a delete of a version: the remote keeps it no more. Gives why it still does."""
+        """Before a version is deleted: the remote keeps it no more. Gives why it still does."""
         if not self.sessions.is_known(uri):
             return ()
         try:
@@ -363,7 +370,16 @@ class Remote:
                 await self._let_go(lease)
         except TorporError as error:
             return self._kept(uri, error)
+        self.on_drop()
         return ()
+
+    async def collect(self, also: Collection[str], should_stop: Callable[[], bool], *, dry_run: bool) -> Collected:
+        """As `RemoteSessions.collect`."""
+        return await self.run(lambda: self.sessions.collect(also, dry_run=dry_run, should_stop=should_stop))
+
+    async def sweep(self, uri: SessionUri, keys: Sequence[str]) -> list[str]:
+        """As `RemoteSessions.sweep`. The caller has the session's turn, and it is not held."""
+        return await self.run(lambda: self.sessions.sweep(uri, keys))
 
     def _kept(self, uri: SessionUri, error: TorporError) -> tuple[Finding, ...]:
         return (Finding(f"{self.url}/{key_of(uri)}", error.code, f"The remote still has {uri}. {error.message}"),)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...memvid.access.sessions import Named
-from ...memvid.answers import DeleteReport, Finding, VersionInfo
+from ...memvid.answers import DeleteReport, VersionInfo
 from ...memvid.errors import RemoteUnreachable, SessionNotFound
 from ...memvid.format.manifest import require_session_map
 from ...memvid.uri import SessionUri, names_version, parse_reference, session_in
@@ -146,7 +146,8 @@ class SessionParts:
         if self._store.remote is None or self.is_here(session):
             return None
         uri = parse_reference(session_in(session))
-        if await self._store.remote.head(uri) is None:
+        head = await self._store.remote.head(uri)
+        if head is None or (head.is_empty and head.awake_at is None):
             return None
         async with self.residency.turn(uri):
             return await self.residency.hold(uri, asking=asking)
@@ -279,24 +280,19 @@ class SessionParts:
 
     async def delete_session(self, uri: SessionUri, *, everywhere: bool = True) -> DeleteReport:
         """Remove a session; the caller holds its turn. everywhere: also from the remote. Raises SessionNotFound."""
-        drop = await self.prepare_drop(uri) if everywhere else None
         disk, report = self._store.disk, DeleteReport(str(uri), 0, 0)
+        if not disk.can_be_deleted(uri) and uri not in self.awake:
+            self._store.standing.require_row(uri)  # raises
         await self.writing_behind.let_go(uri)
         self.tell_no_more(uri)
+        remote = self._store.remote if everywhere else None
+        kept = () if remote is None else (await remote.drop(uri)).problems
         if disk.can_be_deleted(uri):
             report = await self._store.on_writer(lambda: disk.delete_session(uri))
-        elif uri not in self.awake:
-            self._store.standing.require_row(uri)  # raises
         # Only now: a session that cannot be removed from the disk must not be lost from memory.
         self.forget(uri)
         self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
-        if drop is not None:
-            report = replace(report, problems=(*report.problems, *await drop()))
-        return with_bounded_problems(report)
-
-    async def prepare_drop(self, uri: SessionUri) -> Callable[[], Awaitable[tuple[Finding, ...]]] | None:
-        """As `Remote.prepare_drop`; None without a remote."""
-        return None if self._store.remote is None else await self._store.remote.prepare_drop(uri)
+        return with_bounded_problems(replace(report, problems=(*report.problems, *kept)))
 
     async def delete_version(self, uri: SessionUri, bundle_id: str) -> DeleteReport:
         """Delete one version from the disk. Raises SessionNotFound. SessionAwake: the session is awake at it."""
@@ -308,14 +304,13 @@ class SessionParts:
                 session=str(uri),
             )
         await self.writing_behind.let_go(uri)
+        remote = self._store.remote
+        kept = () if remote is None else await remote.drop_version(uri, bundle_id)
         report = await self._store.on_writer(lambda: self._store.disk.delete_version(uri, bundle_id))
         if live is None and not self._store.disk.can_be_deleted(uri):
             self.forget(uri)  # it was the last one
-        if self._store.remote is not None:
-            kept = await self._store.remote.drop_version(uri, bundle_id)
-            report = replace(report, problems=(*report.problems, *kept))
         self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
-        return with_bounded_problems(report)
+        return with_bounded_problems(replace(report, problems=(*report.problems, *kept)))
 
     def forget(self, uri: SessionUri) -> None:
         """Free the memory of a session that is not on the disk any more, and forget its words."""

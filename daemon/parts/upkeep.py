@@ -27,6 +27,7 @@ from .sessions import SessionParts
 from .store import StoreParts
 
 if TYPE_CHECKING:
+    from ..upkeep.collecting import Collecting
     from ..upkeep.uploading import Uploading
 
 Result = TypeVar("Result")
@@ -59,13 +60,16 @@ class UpkeepParts:
         self.measuring = Measuring(loop, disk)
         self.suspending = Suspending(models.idle_sleeps)
         self.uploading: Uploading | None = None
+        self.collecting: Collecting | None = None
         if (remote := store.remote) is not None:
+            from ..upkeep.collecting import Collecting
             from ..upkeep.renewing import Renewing
             from ..upkeep.sending_turns import SendingTurns
             from ..upkeep.uploading import Uploading
 
             self.uploading = Uploading(loop, disk, remote, sessions.residency, bus)
             self.renewing = Renewing(loop, remote, self.uploading)
+            self.collecting = Collecting(loop, remote, sessions.residency, door)
             self.sending_turns = SendingTurns(loop, remote, options)
 
     def start(self) -> None:

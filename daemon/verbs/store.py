@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ...memvid.answers import Action, DeleteReport, MaintenanceReport, MarkedVersion, UsageReport
 from ...memvid.errors import InvalidPolicy, SessionNotFound
@@ -24,6 +25,10 @@ from ..parts.parts import Parts
 from ..tasks.cancellation import to_the_end
 from ..versions.quantising import report_of
 from .answering import answers
+from .remote import require_remote
+
+if TYPE_CHECKING:
+    from ..disk.remote import Dropped
 
 
 @answers(api.MaintainRequest)
@@ -31,6 +36,7 @@ async def maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceRep
     """Raises:
     SessionNotFound, InvalidPolicy, CorruptMarks, and the store's other refusals.
     SessionAwake: the session is to be quantized or stripped, and is awake.
+    NoRemote, RemoteError: the remote is to be freed.
     """
     parts.door.require_open()
     return bounded(await _maintain(parts, request))
@@ -43,8 +49,12 @@ async def _maintain(parts: Parts, request: api.MaintainRequest) -> MaintenanceRe
         return await _quantize(parts, request.session, request.bits, dry_run=request.dry_run)
     if request.operation == "forget" and request.session is not None:
         uri = parse_reference(request.session)  # one that is gone may have left bytes to erase
-        async with parts.sessions.residency.turn(uri):
-            return await to_the_end(_forget(parts, uri, dry_run=request.dry_run))
+        return await to_the_end(_forget_everywhere(parts, uri, dry_run=request.dry_run))
+    if request.operation == "repack" and request.remote:
+        require_remote(parts)
+        assert parts.upkeep.collecting is not None
+        report, _ = await to_the_end(parts.upkeep.collecting.collect(dry_run=request.dry_run))
+        return report
     if request.operation == "strip" and request.session is None:
         return await parts.upkeep.run(parts.store.room.plan)
     if request.operation == "strip" and request.session is not None:
@@ -165,28 +175,41 @@ async def clear(parts: Parts, request: api.ClearRequest) -> api.ClearResult:
     return await parts.sessions.labels.clear(request.label, request.namespace, dry_run=request.dry_run)
 
 
-async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> MaintenanceReport:
+async def _forget_everywhere(parts: Parts, uri: SessionUri, *, dry_run: bool) -> MaintenanceReport:
+    """The remote comes first: what is cut off then is here still, and can be forgotten again. Its packs come last."""
+    collecting = parts.upkeep.collecting
+    async with parts.sessions.residency.turn(uri):
+        report, dropped = await _forget(parts, uri, dry_run=dry_run)
+    if collecting is None or dropped is None:
+        return report
+    report = await collecting.forgotten(uri, report, dropped)
+    said = await parts.upkeep.run(partial(parts.store.disk.forget_what_was_said, uri))  # the remote was asked since
+    return replace(report, problems=tuple(dict.fromkeys([*report.problems, *said.problems])))
+
+
+async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> tuple[MaintenanceReport, Dropped | None]:
+    """The report of the store, and what became of the session in the remote."""
+    remote, dropped = parts.store.remote, None
     if not dry_run:
         await parts.sessions.writing_behind.let_go(uri)
         await parts.sessions.writing_behind.settled()
         parts.sessions.tell_no_more(uri)
-    drop = None if dry_run else await parts.sessions.prepare_drop(uri)
+        dropped = None if remote is None else await remote.drop(uri, forgetting=True)
     try:
         report = await parts.upkeep.carry_out(Order("forget", uri, dry_run))
     except SessionNotFound:
-        if uri not in parts.sessions.awake:
+        if uri not in parts.sessions.awake and not (dropped and (dropped.is_there or dropped.problems)):
             raise
-        report = MaintenanceReport("forget", dry_run)  # the session has never slept
+        report = MaintenanceReport("forget", dry_run)  # the session has never slept, or is in the remote alone
     live = parts.sessions.awake.get(uri)
     if not dry_run:
         parts.sessions.forget(uri)  # only now, as in `delete_session`
-        kept = () if drop is None else await drop()
         said = await parts.upkeep.run(partial(parts.store.disk.forget_what_was_said, uri))
-        report = replace(report, problems=tuple(dict.fromkeys([*report.problems, *said.problems, *kept])))
-    if live is None:
-        return report
-    reason = f"the awake session, {format_plural(len(live.state.tokens), 'token')}, leaves memory"
-    return replace(report, actions=(Action("remove", "", str(uri), None, 0, reason), *report.actions))
+        report = replace(report, problems=tuple(dict.fromkeys([*report.problems, *said.problems])))
+    if live is not None:
+        reason = f"the awake session, {format_plural(len(live.state.tokens), 'token')}, leaves memory"
+        report = replace(report, actions=(Action("remove", "", str(uri), None, 0, reason), *report.actions))
+    return report, dropped
 
 
 async def _repair(parts: Parts, *, dry_run: bool) -> MaintenanceReport:

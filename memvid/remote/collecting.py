@@ -314,12 +314,14 @@ class _Collection:
         for key, size_bytes in going.items():
             if self._clock() - begun_s >= LOOK_S or self._should_stop():
                 return  # the next one does the rest
-            try:
-                self._versions.remove(key)
+            try:  # once: what is there again behind a removal may be somebody's who sent it since
+                self._objects.remove(key)
+                is_gone = self._objects.size(key) is None
             except RemoteError as error:
                 self._tell(self._path(key), error)
                 return
-            self._removed(key, size_bytes)
+            if is_gone:
+                self._removed(key, size_bytes)
 
     def _removed(self, key: str, size_bytes: int) -> None:
         self._freed += size_bytes

@@ -110,6 +110,11 @@ class Head:
         return self.versions[-1] if self.versions else None
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the remote has nothing of the session: it is new, or was removed."""
+        return not self.versions and not self.tail
+
+    @property
     def awake_at(self) -> Party | None:
         """Who has the session awake, if his lease counts still; None if anybody may take it."""
         return None if self.holder is None or self.holder.asleep else self.holder.party

@@ -105,6 +105,11 @@ class RemoteSessions:
         self._objects.close()
 
     @property
+    def keeps_old(self) -> bool:
+        """As `Objects.keeps_old`."""
+        return self._objects.keeps_old
+
+    @property
     def heads(self) -> Heads:
         """The heads of the sessions. Raises as `require_proven`."""
         self.require_proven()
@@ -322,7 +327,7 @@ class RemoteSessions:
             except (RemoteError, UnsupportedFormat) as error:
                 problems.append(Finding.of(f"{self.url}/{key_of(uri)}", error))
                 continue
-            if head is not None and (head.versions or head.tail or head.holder):
+            if head is not None and (head.holder or not head.is_empty):
                 holder, here = head.holder, self._here(head)
                 if here != "absent":
                     self.heads.note_holder(head)

@@ -101,6 +101,19 @@ def test_a_version_that_is_dropped_alone_leaves_the_others_whole(world: World, s
     world.require_nothing_else()
 
 
+def test_packs_of_an_upload_under_way_do_not_leave(world: World, store: Store, other: Store) -> None:
+    """Else it would send all of them again. An hour later, they are what an upload left that was cut off."""
+    killed = world.machine(store)
+    lease = killed.take(FORK_URI)
+    killed._objects.plan = lambda asked: "killed_before" if asked.verb == "create" else None  # type: ignore[attr-defined]
+    with pytest.raises(Killed):
+        killed.push(lease)
+    collected = collect(world.machine(other))
+    assert [each.kind for each in collected.report.actions] == ["keep"]
+    world.passes(HOUR_AND_MORE)
+    assert len(collect(world.machine(other)).leaving) == 1
+
+
 # --- an upload and a collection, side by side
 
 
@@ -197,6 +210,39 @@ def test_no_head_lands_by_a_look_of_hours_ago(world: World, store: Store, other:
     with contextlib.suppress(Killed, RemoteUnreachable):
         remote.push(lease)
     world.require_whole()
+
+
+def test_a_collection_that_was_suspended_removes_nothing_that_was_sent_since(
+    world: World, store: Store, other: Store
+) -> None:
+    """Others have removed the packs meanwhile, and one is there again, under the same name."""
+    collections = [0]
+
+    def within(asked: Asked) -> None:
+        if removals and asked.verb == "size" and collections[0] < 3:
+            while collections[0] < 3:
+                collections[0] += 1
+                collect(world.machine(other))
+                world.passes(HOUR_AND_MORE)
+            push(world.machine(store), URI)
+        if asked.verb == "remove" and asked.key.startswith("packs/"):
+            removals.append(asked.key)
+
+    removals: list[str] = []
+    drop(world.machine(store), URI)
+    collect_all(world, store)
+    world.remembered = {}
+    push(world.machine(store), URI)
+    push(world.machine(store), FORK_URI)
+    for uri in (URI, FORK_URI):
+        drop(world.machine(store), uri)
+    world.passes(HOUR_AND_MORE)
+    assert len(collect(world.machine(store)).leaving) == 2
+    world.passes(HOUR_AND_MORE)
+    collect(world.machine(store, within=within))
+    assert len(removals) == 1
+    world.require_whole()
+    assert all(key.endswith(".0") for key in world.keys("packs")), "else this would prove nothing"
 
 
 @pytest.mark.one_in(1)
@@ -381,10 +427,17 @@ def test_the_version_behind_which_turns_stand_is_needed_though_no_head_names_it(
     record = making.turn(store, 5)
     assert remote.send_turns(lease, record)
     assert record.base is not None
-    lease.change(lambda head: head.without_versions([record.base or ""]))
+    lease.change(lambda head: head.with_version("0" * 64, head.tail))  # a later one, which does not have the turns
+    remote.drop_version(lease, record.base)
+    lease.change(lambda head: head.without_versions(["0" * 64]))
     lease.release(asleep=True)
     (head,) = world.heads()
     assert (len(head.versions), len(head.tail)) == (1, 1)
+    places = world.bucket.content(places_key(record.base))
+    assert places is not None
+    world.bucket.set(places_key(record.base), places[:-1])
+    assert collect(world.machine(store)).report.problems
+    world.bucket.set(places_key(record.base), places)
     collect_all(world, store)
     world.require_whole()
     assert world.bucket.content(manifest_key(record.base)) is not None
@@ -411,6 +464,19 @@ def test_a_list_that_is_damaged_is_made_anew_and_nothing_is_sent_before(world: W
     assert read_leaving(world.bucket).packs.keys() == set(leaving)
     world.bucket.set(LEAVING_KEY, encode_leaving({}))
     assert read_leaving(world.bucket).packs == {}
+
+
+def test_what_a_head_names_by_now_is_not_swept(world: World, store: Store, other: Store) -> None:
+    """An upload that was cut off as a collection looked, and came to its end behind that."""
+    killed = world.machine(store)
+    lease = killed.take(FORK_URI)
+    killed._objects.plan = lambda asked: "killed_before" if asked.verb == "replace" else None  # type: ignore[attr-defined]
+    with pytest.raises(Killed):
+        killed.push(lease)
+    keys = world.machine(store).collect(dry_run=False).orphans[FORK_URI]
+    push(world.machine(store), FORK_URI)
+    assert world.machine(store).sweep(FORK_URI, keys) == []
+    world.require_whole()
 
 
 def test_what_a_head_does_not_name_goes_only_where_nobody_has_the_session(

@@ -1,0 +1,163 @@
+"""What is removed and forgotten leaves the remote, too: at once what a session has alone, and its packs later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torpor.daemon.disk.remote import Remote
+from torpor.daemon.errors import NoRemote
+from torpor.memvid.answers import MaintenanceReport
+from torpor.memvid.errors import RemoteUnreachable, SessionNotFound, StoreIoError
+from torpor.memvid.remote import collecting
+from torpor.memvid.remote.folder_objects import FolderObjects
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
+from torpor.tests.daemon.machines import OpenMachine, S, dies, freed, remote_of
+from torpor.tests.daemon.session_rig import Rigged, tokens_of, until
+
+NOTEBOOK = SessionUri("default", "notebook")
+
+
+@pytest.fixture
+def hours_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fixture: what waits an hour need not wait."""
+    monkeypatch.setattr(collecting, "_GRACE_NS", 0)
+
+
+def there(tmp_path: Path, *folders: str) -> list[str]:
+    """The objects of the remote."""
+    return sorted(
+        str(path.relative_to(tmp_path / "shared"))
+        for each in folders
+        for path in (tmp_path / "shared" / each).rglob("*")
+        if path.is_file()
+    )
+
+
+def told_of_remote(rig: Rigged, report: MaintenanceReport) -> set[tuple[str, str]]:
+    """What was done with what is in which folder of it."""
+    url = remote_of(rig).url
+    return {
+        (each.kind, each.path[len(url) + 1 :].split("/")[0]) for each in report.actions if each.path.startswith(url)
+    }
+
+
+async def repacked(rig: Rigged) -> list[tuple[str, str | None]]:
+    report = await rig.service.maintain("repack", remote=True)
+    assert not report.problems
+    return [(each.kind, each.session) for each in report.actions]
+
+
+@pytest.mark.usefixtures("hours_pass")
+async def test_a_forget_reaches_the_remote_and_says_what_is_left(machine: OpenMachine, tmp_path: Path) -> None:
+    """Manifests, places and turns go at once, packs once a collection may remove them; a fork stays whole."""
+    async with machine("one") as one, machine("two") as two:
+        await one.asleep("notebook", tokens_of(1, 600))
+        await freed(one, NOTEBOOK)
+        await one.service.fork("notebook", "kept")
+        await one.wake("kept")
+        await one.write("kept", 4)
+        await one.sleep("kept")
+        await freed(one, SessionUri("default", "kept"))
+        report = await one.service.maintain("forget", session="notebook")
+        assert not report.problems
+        head = await remote_of(one).head(SessionUri("default", "kept"))
+        assert head is not None
+        assert len(there(tmp_path, "versions", "places")) == 2 * len(head.versions)
+        told = told_of_remote(one, report)
+        assert ("keep", "heads") in told
+        assert {("remove", "versions"), ("remove", "places")} <= told
+        assert not one.service._parts.store.disk._core.seen_heads.knows(NOTEBOOK)
+        packs = there(tmp_path, "packs")
+        assert await repacked(one) == [("remove", None)] * (len(packs) - len(there(tmp_path, "packs")))
+        assert (await two.wake("kept")).tokens_prefilled == 0
+        again = await one.service.maintain("forget", session="notebook")
+        assert told_of_remote(one, again) == {("keep", "heads")}
+        with pytest.raises(SessionNotFound):
+            await one.service.maintain("forget", session="never")
+        with pytest.raises(SessionNotFound):
+            await two.wake("notebook")
+
+
+async def test_a_delete_that_is_cut_off_leaves_the_session_here_and_nowhere_else(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It does not come back from the remote, and the daemon that comes back does not send it again."""
+
+    def cut(store: Store, uri: Any) -> Any:
+        raise StoreIoError("The disk is gone.")
+
+    async with machine("one", close=False) as one:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "delete_session", cut)
+            with pytest.raises(StoreIoError):
+                await one.service.delete("s")
+        assert not there(tmp_path, "versions", "places", "tails")
+        await dies(one)
+    async with machine("one") as one, machine("two") as two:
+        await until(lambda: one.service._parts.upkeep.uploading._has_begun)  # type: ignore[union-attr]
+        assert not there(tmp_path, "versions")
+        with pytest.raises(SessionNotFound):
+            await two.wake("s")
+        report = await one.service.delete("s")
+        assert (report.versions_deleted, report.problems) == (1, ())
+
+
+@pytest.mark.usefixtures("hours_pass")
+async def test_what_no_head_names_is_removed_unless_its_session_is_in_use(
+    machine: OpenMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a kill between the drop and the removals leaves it."""
+    async with machine("one") as one:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        with monkeypatch.context() as patch:
+            patch.setattr(FolderObjects, "remove", _away)
+            report = await one.service.delete("s")
+        assert [each.code for each in report.problems] == ["remote_unreachable"]
+        assert len(there(tmp_path, "versions", "places")) == 2
+        await one.read("s", tokens_of(2, 300))
+        assert await repacked(one) == [("leave", None)]
+        assert len(there(tmp_path, "versions", "places")) == 2
+        await one.sleep("s")
+        await freed(one)
+        assert ("remove", str(S)) in await repacked(one)
+        assert len(there(tmp_path, "versions", "places")) == 2
+        assert (await one.wake("s")).token_count == 300
+
+
+async def test_a_collection_comes_by_itself_behind_a_delete(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a minute has passed, and an hour later; else once a day. The budget of the day holds it back."""
+    async with machine("one") as one:
+        job = one.service._parts.upkeep.collecting
+        assert job is not None
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        ((_, later),) = job.due()
+        await one.service.delete("s")
+        ((_, soon),) = job.due()
+        assert later - soon > 3000
+        await job.piece(None)
+        ((_, behind),) = job.due()
+        assert behind - soon > 3000
+        with monkeypatch.context() as patch:
+            patch.setattr(Remote, "is_used_up", True)
+            job._next = 0
+            ((_, put_off),) = job.due()
+            assert put_off > 0
+
+
+async def test_who_has_no_remote_is_told(machine: OpenMachine) -> None:
+    async with machine("one", remote=None) as one:
+        with pytest.raises(NoRemote):
+            await one.service.maintain("repack", remote=True)
+
+
+def _away(objects: FolderObjects, key: str) -> None:
+    raise RemoteUnreachable("No answer.")
