@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from torpor.memvid.errors import LeaseHeld, RemoteUnreachable, StoreError
@@ -243,6 +244,40 @@ def test_a_collection_that_was_suspended_removes_nothing_that_was_sent_since(
     assert len(removals) == 1
     world.require_whole()
     assert all(key.endswith(".0") for key in world.keys("packs")), "else this would prove nothing"
+
+
+def test_of_two_collections_at_once_one_ends_and_tells_nothing(world: World, store: Store, other: Store) -> None:
+    drop(world.machine(store), URI)
+
+    def within(asked: Asked) -> None:
+        if asked.verb in ("create", "replace") and asked.key == LEAVING_KEY:
+            assert collect(world.machine(other)).leaving
+
+    with pytest.raises(RemoteUnreachable, match="Another machine frees"):
+        collect(world.machine(store, within=within))
+
+
+def test_a_pack_leaves_from_when_it_was_listed_and_not_from_when_the_collection_began(
+    world: World, store: Store, other: Store
+) -> None:
+    """One that takes long lists what an upload has looked at by then, which then changes its head."""
+    uploader = world.machine(store)
+    lease = uploader.take(FORK_URI)
+    packs = world.keys("packs")
+    drop(world.machine(store), URI)
+
+    def within(asked: Asked) -> None:
+        if asked.verb == "get" and asked.key == "heads/default/agent":
+            world.passes(GRACE_S - 600)
+            uploader._versions.look()
+            assert all(map(uploader._versions.has_pack, packs))
+
+    assert collect(world.machine(other, within=within)).leaving
+    world.passes(660)
+    assert not [each for each in collect(world.machine(other)).report.actions if each.kind == "remove"]
+    with mock.patch.object(uploader._versions, "look"):
+        uploader.push(lease)
+    world.require_whole()
 
 
 @pytest.mark.one_in(1)

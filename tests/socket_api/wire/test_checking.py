@@ -103,6 +103,8 @@ DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"x": inner}, range(33)
         ("maintain", {"operation": "repair", "keep_last": 1}, "repair takes no keep_last"),
         ("maintain", {"operation": "repair", "session": "s"}, "repair takes no session"),
         ("maintain", {"operation": "repack", "keep_days": 1.0}, "repack takes no keep_days"),
+        ("maintain", {"operation": "repack", "remote": True, "session": "s"}, "leave session out"),
+        ("maintain", {"operation": "prune", "remote": True, "keep_last": 1}, "prune takes no remote"),
         ("maintain", {"operation": "strip"}, "strip needs the session"),
         ("maintain", {"operation": "strip", "session": "s", "keep_days": 1.0}, "strip takes no keep_days"),
         ("maintain", {"operation": "prune", "keep_last": 1, "cold_after_days": 1.0}, "prune takes no cold_after_days"),
