@@ -251,6 +251,7 @@ def test_of_two_collections_at_once_one_ends_and_tells_nothing(world: World, sto
 
     def within(asked: Asked) -> None:
         if asked.verb in ("create", "replace") and asked.key == LEAVING_KEY:
+            world.passes(1)
             assert collect(world.machine(other)).leaving
 
     with pytest.raises(RemoteUnreachable, match="Another machine frees"):
