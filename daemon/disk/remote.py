@@ -321,13 +321,15 @@ class Remote:
         lease = self.leases.get(record.uri)
         return lease is not None and await self.run(lambda: self.sessions.send_turns(lease, record))
 
-    async def push(self, uri: SessionUri, *, within_budget: bool = False) -> Pushed | None:
+    async def push(self, uri: SessionUri, *, within_budget: bool = False, again: bool = False) -> Pushed | None:
         """Send the newest version of a session that is held. within_budget: as long as that is not used up; None: it
-        is, and the rest is not sent. Raises as `RemoteSessions.push`. StopDeadline: the daemon stops, and its time is
-        over."""
+        is, and the rest is not sent. again, and what it raises: as of `RemoteSessions.push`. StopDeadline: the daemon
+        stops, and its time is over."""
         lease = self.leases[uri]
         async with self._moving:
-            return await self.run(lambda: self.sessions.push(lease, lambda: not (within_budget and self.is_used_up)))
+            return await self.run(
+                lambda: self.sessions.push(lease, lambda: not (within_budget and self.is_used_up), again=again)
+            )
 
     async def release(self, uri: SessionUri) -> None:
         """Let others have a session that sleeps. Raises as `Lease.release`; it is not ours any more then, either."""

@@ -149,11 +149,14 @@ class Uploading(SessionJob):
         newest, head = self._store.find_session(uri), self._remote.head_of(uri)
         return newest is not None and head is not None and head.newest != newest.bundle_id
 
-    async def push(self, uri: SessionUri, *, within_budget: bool = False) -> Pushed | None:
+    async def push(self, uri: SessionUri, *, within_budget: bool = False, again: bool = False) -> Pushed | None:
         """Send the newest version of a session that is held; None: the remote has it, or there is none. within_budget,
-        and what it raises: as of `Remote.push`."""
+        again, and what it raises: as of `Remote.push`."""
         begun = time.monotonic()
-        if not self._lacks(uri) or (pushed := await self._remote.push(uri, within_budget=within_budget)) is None:
+        if not (again or self._lacks(uri)):
+            return None
+        pushed = await self._remote.push(uri, within_budget=within_budget, again=again)
+        if pushed is None:
             return None
         self._bus.publish(
             VersionPushed(

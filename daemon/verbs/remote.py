@@ -88,7 +88,7 @@ async def push_in_turn(parts: Parts, uri: SessionUri) -> api.PushResult:
     await parts.sessions.residency.hold(uri)
     if (live := parts.sessions.awake.get(uri)) is not None:
         await to_the_end(parts.store.putting_away.keep_changed(live, ignore, "save"))
-    pushed = await uploading.push(uri)
+    pushed = await uploading.push(uri, again=True)
     row = parts.store.standing.require_row(uri)
     if live is None:
         await asked.release(uri)

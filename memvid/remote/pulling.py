@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import Diverged, OwnerMismatch, StoreBusy
+from ..errors import Diverged, OwnerMismatch, StoreBusy, StoreError
 from ..folder.marks import stripped_in
 from ..format.blocks import TOKEN_BYTES
 from ..format.manifest import Manifest, tail_in
@@ -127,7 +127,7 @@ class Pulling:
 
     def _pull_newest(self, head: Head, newest: str, *, has_gone_on: bool) -> Receipt | None:
         is_here = self._core.folder.has_manifest(newest)
-        if has_gone_on and not is_here:
+        if (has_gone_on and not is_here) or (is_here and self._is_whole_here(head.uri, newest)):
             return None
         manifest = self._manifest_of(head.uri, newest)
         if is_here:
@@ -137,6 +137,17 @@ class Pulling:
             if version != manifest.version:
                 raise self._diverged(head.uri)
             return fetch(self._core, self._versions, manifest, newest)
+
+    def _is_whole_here(self, uri: SessionUri, bundle_id: str) -> bool:
+        """Whether a session has a version here with all its blocks. Then the remote is not asked for it: what is
+        missing or damaged there keeps nobody from what is here, nor from sending it again."""
+        if bundle_id in (stripped_in(self._core.folder) or ()):
+            return False
+        try:
+            manifest = self._core.read_manifest(bundle_id)
+        except StoreError:
+            return False
+        return manifest.uri == uri and not self._core.missing_of({entry.id for entry in manifest.blocks})
 
     def _manifest_of(self, uri: SessionUri, bundle_id: str) -> Manifest:
         """Of a version that the head or the turns of a session name: anybody may have written these. Raises

@@ -141,9 +141,9 @@ class RemoteSessions:
         """Ask no more. Raises as `leases.ask`."""
         withdraw(self.heads, uri, self.me)
 
-    def push(self, lease: Lease, goes_on: Callable[[], bool] = lambda: True) -> Pushed | None:
+    def push(self, lease: Lease, goes_on: Callable[[], bool] = lambda: True, *, again: bool = False) -> Pushed | None:
         """Make the newest version here that of the remote. It is one at once if it is there. goes_on, None: as of
-        `uploading.send`.
+        `uploading.send`. again: nothing is believed to be there that was seen earlier: what is missing is sent again.
 
         Raises:
             SessionNotFound: there is no version here.
@@ -157,6 +157,8 @@ class RemoteSessions:
             )
         while True:
             with self._moving:
+                if again:
+                    self._versions.forget_seen()
                 sent = send(self._core, self._versions, row.bundle_id, goes_on=goes_on)
             if sent is None:
                 return None

@@ -98,6 +98,11 @@ class RemoteVersions:
 
     # --- writing
 
+    def forget_seen(self) -> None:
+        """Ask anew what is there."""
+        self._places.clear()
+        self._packs.clear()
+
     def look(self) -> None:
         """Look which packs leave. Raises as `read_leaving`."""
         begun_s = self._clock()

@@ -18,6 +18,7 @@ from torpor.daemon.errors import SessionExists, StopDeadline
 from torpor.daemon.events.events import SleepBegan
 from torpor.daemon.tasks.door import Phase
 from torpor.memvid.errors import (
+    BundleMissing,
     CorruptHead,
     Diverged,
     LeaseHeld,
@@ -227,7 +228,7 @@ async def test_a_stop_asks_a_remote_that_does_not_answer_once(
             await one.read(f"s{number}", [1, 2, 3])
         asked = list[object]()
 
-        def silent(*_: Any) -> Any:
+        def silent(*_: Any, **__: Any) -> Any:
             asked.append(_)
             raise RemoteUnreachable("No answer.")
 
@@ -686,9 +687,9 @@ async def test_a_turn_that_comes_while_a_version_is_sent_stays_in_the_remote(
         lease = remote.leases[S]
         push, change = remote.sessions.push, lease.change
 
-        def noted(of: Any, goes_on: Any) -> Any:
+        def noted(of: Any, goes_on: Any, **named: Any) -> Any:
             pushing.append(threading.current_thread().name)
-            return push(of, goes_on)
+            return push(of, goes_on, **named)
 
         def held(edit: Any) -> Any:
             if pushing == [threading.current_thread().name]:
@@ -960,3 +961,19 @@ async def test_a_daemon_begins_while_the_remote_does_not_answer(
     await one.sleep("s")
     await freed(one)
     await begun.__aexit__(None, None, None)
+
+
+async def test_a_push_sends_again_what_is_missing_or_damaged(machine: OpenMachine, tmp_path: Path) -> None:
+    """Of a version that the remote has, as far as is remembered here: that is what refusals advise."""
+    async with machine("one") as one, machine("two") as two:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        for what, damage in (("packs", None), ("versions", None), ("places", b"x")):
+            for path in (tmp_path / "shared" / what).iterdir():
+                path.unlink()
+                if damage is not None:
+                    path.write_bytes(damage)
+        with pytest.raises(BundleMissing):
+            await two.wake("s")
+        assert (await one.service.push("s")).blocks_sent > 0
+        assert (await two.wake("s")).token_count == 300
