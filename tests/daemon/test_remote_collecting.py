@@ -107,6 +107,20 @@ async def test_a_delete_that_is_cut_off_leaves_the_session_here_and_nowhere_else
         assert (report.versions_deleted, report.problems) == (1, ())
 
 
+async def test_a_forget_names_what_a_bucket_keeps(machine: OpenMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old versions, which nothing of ours reaches; and packs that stay for an hour, with how they go."""
+    monkeypatch.setattr(FolderObjects, "keeps_old", True)
+    async with machine("one") as one:
+        await one.asleep("notebook", tokens_of(1, 300))
+        await freed(one, NOTEBOOK)
+        report = await one.service.maintain("forget", session="notebook")
+        assert [each.code for each in report.problems] == ["not_forgotten"]
+        assert "lifecycle" in report.problems[0].message
+        (leaving,) = [each for each in report.actions if each.kind == "leave"]
+        assert "an hour from now" in leaving.reason
+        assert (leaving.session, leaving.size_bytes > 0) == (str(NOTEBOOK), True)
+
+
 @pytest.mark.usefixtures("hours_pass")
 async def test_what_no_head_names_is_removed_unless_its_session_is_in_use(
     machine: OpenMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

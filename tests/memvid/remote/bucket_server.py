@@ -28,9 +28,11 @@ _RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 class BucketServer(Loopback):
-    """Serves until it is closed. bucket: what it holds."""
+    """Serves until it is closed. bucket: what it holds. is_versioned: it names a version with each object, as a bucket
+    does that keeps old ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_versioned: bool = False) -> None:
+        self.is_versioned = is_versioned
         self.bucket = MemoryObjects()
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.lock = threading.Lock()
@@ -66,6 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
+        if self.held.is_versioned and "ETag" in headers:
+            self.send_header("x-amz-version-id", "3sL4kqtJlcpXroDTDmJ")
         if "Content_Length" not in headers:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
