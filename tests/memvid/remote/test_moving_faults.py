@@ -67,7 +67,8 @@ def hand_over(giver: RemoteSessions, taker: RemoteSessions, giving: Store) -> tu
     assert again_if_it_fails(lambda: giver.send_turns(given, record))
     giving.acknowledge([record])
     again_if_it_fails(lambda: taker.ask(URI))
-    again_if_it_fails(given.renew)
+    for _ in range(2):  # who is told wrongly that one has landed finds it out with the next
+        again_if_it_fails(given.renew)
     assert given.request == taker.me
     giving.replay_turns(URI)
     again_if_it_fails(lambda: giver.push(given))
@@ -170,7 +171,9 @@ def test_what_is_dropped_goes_and_the_rest_stays_whatever_fails_once(
                     require_signed_only(fault, name)
                     continue
                 collecting_rig.collect(beside)
-                collecting_rig.collect(beside)
+                if collecting_rig.collect(beside).report.problems:  # where a head is damaged, nothing goes
+                    require_signed_only(fault, name)
+                    continue
                 assert keys(direct) == {*kept, key_of(URI), LEAVING_KEY}
                 taker.pull(taker.take(OTHER).head)
                 making.require_awake(there, 300, uri=OTHER, seed=1)
