@@ -20,7 +20,7 @@ from torpor.tests.memvid.remote.bucket_server import BucketServer
 from torpor.tests.memvid.remote.collecting_rig import drop, push
 from torpor.tests.memvid.remote.fault_proxy import FAULTS, HANGING, Fault, FaultProxy
 from torpor.tests.memvid.remote.s3_servers import SERVERS, open_s3, s3_server
-from torpor.tests.memvid.remote.test_moving_faults import remote_of, require_signed_only
+from torpor.tests.memvid.remote.test_moving_faults import again_if_it_fails, remote_of, require_signed_only
 from torpor.tests.memvid.store_making import FORK_URI, URI
 
 PARTS: Final = 12
@@ -36,13 +36,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
 
 def free(store: Store, objects: Objects) -> None:
     """Remove a session, and collect until all has gone. What fails is tried again later."""
-    steps = [lambda: drop(remote_of(store, objects, "here"), URI)]
-    steps += [lambda: collect(store, objects)] * 3
-    for step in steps:
-        try:
-            step()
-        except errors.StoreError:
-            step()
+    again_if_it_fails(lambda: drop(remote_of(store, objects, "here"), URI))
+    for _ in range(3):
+        again_if_it_fails(lambda: collect(store, objects))
 
 
 def collect(store: Store, objects: Objects) -> None:
