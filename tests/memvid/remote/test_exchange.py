@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from torpor.memvid import errors
+from torpor.memvid.limits import MAX_PLACES_BYTES
 from torpor.memvid.remote import fetching, uploading, versions
 from torpor.memvid.remote.fetching import FetchedFrames, fetch
 from torpor.memvid.remote.objects import Objects
@@ -246,8 +247,10 @@ def test_bytes_that_are_wrong_in_the_remote_are_named_and_pushed_again(store: St
         bucket.set(key, data[:-1] + bytes([data[-1] ^ 1]))
         with pytest.raises(errors.Corruption, match=key):
             fetched(elsewhere, bucket, receipt.bundle_id)
-        sent(store, bucket, receipt.bundle_id)
-        assert bucket.content(key) == data
+        for wrong in (data[:-1] + bytes([data[-1] ^ 1]), data + bytes(1), bytes(MAX_PLACES_BYTES + 1)):
+            bucket.set(key, wrong)
+            sent(store, bucket, receipt.bundle_id)
+            assert bucket.content(key) == data
     (pack,) = packs_in(bucket)
     data = bucket.content(pack)
     assert data is not None
