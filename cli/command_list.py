@@ -38,6 +38,8 @@ COMMANDS = (
             "See it happen: a session sleeps, its process is killed, and it goes on in another, bit for bit."),
     Command(_SYSTEM, "serve", "serve.serve.serve",
             "Serve sessions on a Unix socket until Ctrl-C, SIGTERM or [cyan]torpor stop[/]."),
+    Command(_SYSTEM, "serve-ray", "serve.serve_ray.serve_ray",
+            "Serve sessions over HTTP from several daemons as one, which Ray starts, ends and replaces."),
     Command(_SYSTEM, "ensure", "serve.ensure.ensure",
             "Start a daemon in the background if none answers, and return once it does; leave one that answers as it "
             "is."),

@@ -114,7 +114,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (NO_SPACE, ("budget_exceeded", "memory_budget_exceeded", "no_space")),
     (NO_STORE, ("no_store", "not_a_store")),
     (LOCKED, ("port_in_use", "socket_in_use", "store_locked")),
-    (UNREACHABLE, ("connection_lost", "daemon_not_started", "daemon_unreachable", "http_not_served")),
+    (UNREACHABLE, ("connection_lost", "daemon_not_started", "daemon_unreachable", "http_not_served", "replica_lost")),
     (NOT_INSTALLED, ("agent_missing",)),
     (INTERRUPTED, ("cancelled",)),
 )  # fmt: skip

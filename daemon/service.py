@@ -249,6 +249,10 @@ class Service(Verbs, Awaiting):
             return parse_reference(session_in(name)) if isinstance(name, str) else None
         return None
 
+    def is_awake(self, name: str) -> bool:
+        """Whether a session is in memory."""
+        return self.about(name) in self._parts.sessions.awake
+
     def subscribe(
         self, *, names: Sequence[str] | None = None, session: str | None = None, namespace: str | None = None
     ) -> Subscription:

@@ -186,6 +186,10 @@ class HttpRefused(ApiError):
     """A request over HTTP that was refused before it reached the daemon; `status` is that of its answer."""
 
 
+class ReplicaLost(ApiError):
+    """A replica of a cluster ended before its answer did. The session goes on with its last answered turn."""
+
+
 class PortInUse(ApiError):
     """Another process listens on the port for HTTP."""
 
@@ -202,7 +206,7 @@ class DaemonUnreachable(ApiError):
 
 
 class DaemonNotStarted(ApiError):
-    """No daemon answers, and `torpor ensure` could not start one."""
+    """No daemon answers, and `torpor ensure` or `torpor serve-ray` could not start one."""
 
 
 class ConnectionLost(DaemonUnreachable):

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         set(),
         {
             *("msgpack", "pydantic", "pydantic_core", "platformdirs", "prometheus_client", "starlette", "uvicorn"),
-            *("httptools", "mcp", "mcp_types", "opentelemetry"),
+            *("httptools", "mcp", "mcp_types", "opentelemetry", "ray"),
         },
     ),
     "cli": ({"memvid", "socket_api"}, {"typer", "rich", "textual", "pydantic", "platformdirs"}),
@@ -65,7 +65,7 @@ HOLDS: dict[str, tuple[str, ...]] = {
         ),
         *("residency", "branches", "chat", "config", "upkeep", "parts", "verbs", "service", "available", "doctor"),
     ),
-    "socket_api": ("limits", "errors", "tokens", "wire", "client", "mcp", "server", "http", "main"),
+    "socket_api": ("limits", "errors", "tokens", "wire", "client", "mcp", "server", "http", "cluster", "main"),
     "cli": (
         *(
             "exit_codes",
@@ -89,7 +89,7 @@ HOLDS: dict[str, tuple[str, ...]] = {
     ),
 }
 # The server half may import the daemon; everything else of the folder is the wire half and must not.
-SERVER_HALF = {"server", "http", "main"}
+SERVER_HALF = {"server", "http", "cluster", "main"}
 # But for what a verb is asked and answers, also by the store: records and errors that know neither MLX nor the engine,
 # and are the same on both sides of the wire; and the options of a daemon, which commands take.
 ON_BOTH_SIDES = {
@@ -253,7 +253,7 @@ print(sorted({barred} & set(sys.modules)))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
     becoming = {path.name for path in (ROOT / "cli").rglob("*.py") if any(_of_server_half(path))}
-    assert becoming == {"serve.py"}
+    assert becoming == {"serve.py", "serve_ray.py"}
 
 
 def _of_server_half(path: Path) -> Iterator[str]:
@@ -271,12 +271,15 @@ def test_only_the_adapters_of_caches_name_the_cache_classes_of_mlx_lm() -> None:
             assert ours or "Cache" not in name, f"{path.relative_to(ROOT)}:{line}: {name}"
 
 
-@pytest.mark.parametrize("package", ["obstore", "cryptography"])
-def test_what_a_remote_needs_is_imported_within_functions_of_the_remote_alone(package: str) -> None:
-    """It is an extra, and takes time: who has no remote, or no sealed one, imports nothing of it."""
+@pytest.mark.parametrize(
+    ("package", "folder"),
+    [("obstore", "memvid/remote"), ("cryptography", "memvid/remote"), ("ray", "socket_api/cluster")],
+)
+def test_what_an_extra_brings_is_imported_within_functions_of_one_folder_alone(package: str, folder: str) -> None:
+    """It takes time: who has no remote, no sealed one, or no cluster, imports nothing of it."""
     for path in MODULES:
-        named = any(name.startswith(package) for name, ours, _ in imports_of(path) if not ours)
-        assert not named or path.parent == ROOT / "memvid" / "remote", path
+        named = any(name.split(".")[0] == package for name, ours, _ in imports_of(path) if not ours)
+        assert not named or path.parent == ROOT / folder, path
         at_once = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if named]
         assert not any(
             package in ast.unparse(each) for each in at_once if isinstance(each, (ast.Import, ast.ImportFrom))

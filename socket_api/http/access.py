@@ -89,11 +89,20 @@ class Caller:
 
 class Access:
     """Finds the caller of a request, or refuses it. tokens, port: of the loopback address, None without one. has_page:
-    whether the inspector is served there."""
+    whether the inspector is served there. passed_on: requests come through another server, which has the address; then
+    any `Host` will do, for a page that was led here by one has no token."""
 
-    def __init__(self, tokens: Tokens | None = None, port: int | None = None, *, has_page: bool = False) -> None:
+    def __init__(
+        self,
+        tokens: Tokens | None = None,
+        port: int | None = None,
+        *,
+        has_page: bool = False,
+        passed_on: bool = False,
+    ) -> None:
         self._tokens = tokens
         self._has_page = has_page
+        self._passed_on = passed_on
         self._hosts = {f"{host}:{port}" for host in _HOSTS} | ({*_HOSTS} if port == 80 else set())
 
     def require_no_page(self, headers: Mapping[str, str], *, on_unix: bool) -> None:
@@ -107,7 +116,7 @@ class Access:
                 " a program of your own ask it.",
                 status=403,
             )
-        if not on_unix and host not in self._hosts:
+        if not on_unix and not self._passed_on and host not in self._hosts:
             raise HttpRefused(
                 f"The Host of this request is not this machine. Use one of {', '.join(sorted(self._hosts))}.",
                 status=403,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from string import ascii_letters, digits
 from typing import Any, Final
@@ -84,7 +84,7 @@ def app_of(desk: Desk) -> ASGIApp:
         },
     )
     app.state.desk = desk
-    return Checked(app, desk, [each for each in dialects if isinstance(each, Posted)])
+    return Checked(app, desk)
 
 
 def _of_dialects() -> list[Route]:
@@ -94,18 +94,16 @@ def _of_dialects() -> list[Route]:
 class Checked:
     """Checks a request before any route sees it, finds the API that it speaks, counts its answer, and names it."""
 
-    def __init__(self, app: ASGIApp, desk: Desk, posted: Sequence[Posted]) -> None:
+    def __init__(self, app: ASGIApp, desk: Desk) -> None:
         self._app = app
         self._desk = desk
-        self._anthropics = tuple(each.path for each in posted if each.speaks == "anthropic")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         # Matched as it was sent, so that a name in a path may have an encoded slash.
         scope["path"] = scope["raw_path"].decode("ascii")
         request, name = Request(scope), errors.new_request_id()
-        is_anthropics = "anthropic-version" in request.headers or request.url.path.startswith(self._anthropics)
-        request.state.speaks = "anthropic" if is_anthropics else "openai"
+        request.state.speaks = spoken_by(request)
 
         async def tell(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -132,6 +130,18 @@ class Checked:
             request.state.caller = Caller(NOBODYS)
         else:
             request.state.caller = self._desk.access.caller_of(request.headers, on_unix=on_unix)
+
+
+def spoken_by(request: Request) -> errors.Dialect:
+    """The API that a client speaks, by its headers or by the path."""
+    is_anthropics = "anthropic-version" in request.headers or request.url.path.startswith(_anthropics())
+    return "anthropic" if is_anthropics else "openai"
+
+
+@cache
+def _anthropics() -> tuple[str, ...]:
+    """The paths at which Anthropic's API is spoken."""
+    return tuple(each.path for each in _of_dialects() if isinstance(each, Posted) and each.speaks == "anthropic")
 
 
 def _client_of(request: Request) -> str:

@@ -75,7 +75,10 @@ _STATUSES: Final[Mapping[int, tuple[str, ...]]] = MappingProxyType(
             "too_many_subscribers",
         ),
         501: ("extra_missing",),
-        503: ("cancelled", "service_closed", "shutting_down", "stop_deadline"),
+        503: (
+            *("cancelled", "lease_held", "lease_lost", "remote_unreachable", "replica_lost", "service_closed"),
+            *("shutting_down", "stop_deadline"),
+        ),
         507: ("budget_exceeded", "memory_budget_exceeded", "no_space"),
     }
 )

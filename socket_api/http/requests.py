@@ -95,6 +95,14 @@ class Bodies:
             yield (await self._filled(request, held, fill))[0]
 
     @contextlib.asynccontextmanager
+    async def whole(self, request: Request) -> AsyncIterator[bytes]:
+        """The bytes of the body as they came. Raises HttpRefused, ClientLeft."""
+        async with self._held() as held:
+            raw = await self._whole(request, held)
+            self._budget.complete(held)
+            yield raw
+
+    @contextlib.asynccontextmanager
     async def made(
         self, request: Request, make: Callable[[dict[str, Any]], T], fill: Fill | None = None
     ) -> AsyncIterator[T]:

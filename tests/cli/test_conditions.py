@@ -70,9 +70,9 @@ WHOLE: Final = {"cat agent --manifest", "completion bash", "service install --dr
 """What is to be copied, or read by a program: no terminal may break its lines."""
 
 AT_WORK: Final = {
-    *("demo", "serve", "ensure", "launch", "stop", "restart", "inspect", "mcp", "chat", "append", "generate", "set"),
-    *("fork", "diverge", "fold", "rm", "sleep", "save", "warm", "export", "export-kv", "backup", "import", "tag"),
-    *("untag", "pin", "unpin", "push", "pull"),
+    *("demo", "serve", "serve-ray", "ensure", "launch", "stop", "restart", "inspect", "mcp", "chat", "append"),
+    *("generate", "set", "fork", "diverge", "fold", "rm", "sleep", "save", "warm", "export", "export-kv", "backup"),
+    *("import", "tag", "untag", "pin", "unpin", "push", "pull"),
 }
 """The commands that do not look."""
 
