@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,6 +61,10 @@ _LOOK_S: Final = 0.5
 Result = TypeVar("Result")
 
 
+async def _learn_nothing(uri: SessionUri) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A session that was not had and is now. has_gone_on: whether another machine has gone on with it since it was had
@@ -88,7 +92,7 @@ class Remote:
     """The remote of one daemon. The event loop's. sessions: asked by `run` alone. leases: of the sessions that it has;
     one that is lost stays until its session is used again, or leaves memory. on_version, on_lease, on_turn,
     on_drop: are told of each new version here, of each session that was taken, of each turn that is durable here, and
-    that something was removed there."""
+    that something was removed there; on_pulled of each session that came here, before it is used."""
 
     def __init__(
         self, sessions: RemoteSessions, lease_s: int, bus: Bus, options: CurrentOptions, room: Room, door: Door
@@ -112,6 +116,7 @@ class Remote:
         self.on_lease: Callable[[SessionUri], None] = ignore
         self.on_turn: Callable[[JournalRecord], None] = ignore
         self.on_drop: Callable[[], None] = lambda: None
+        self.on_pulled: Callable[[SessionUri], Awaitable[None]] = _learn_nothing
 
     @property
     def url(self) -> str:
@@ -241,6 +246,7 @@ class Remote:
             pulled = await self._room.after(lambda: self.run(lambda: self.sessions.pull(head, turns=turns)))
         if pulled is not None:
             self._tell_pulled(head.uri, pulled.version, pulled.bytes_written, begun)
+            await self.on_pulled(head.uri)
         return pulled
 
     def has_version(self, row: VersionInfo) -> bool:

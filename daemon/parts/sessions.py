@@ -92,6 +92,8 @@ class SessionParts:
         self.planning = Planning(versions, residency, shelf)
         self.reuse = PrefixReuse(disk, engine, versions, bus, self._hits, options.now.prefix_reuse)
         self.heads = Heads(disk, threads)
+        if store.remote is not None:
+            store.remote.on_pulled = self.heads.learn
         self.reasons = Reasons(encoder, self.reuse, self.awake.get)
         self._diary = RequestDiary(disk.diary, self.reasons, bus, store.writing_diary.note)
         self.recalling = Recalling(disk, threads, encoder, residency, store.journal)

@@ -571,6 +571,20 @@ async def test_a_session_that_never_slept_survives_too(machine: OpenMachine) -> 
         assert (await two.wake("s")).token_count == 303
 
 
+@pytest.mark.one_in(1)
+async def test_a_dialogue_goes_on_in_the_session_that_came_from_another_machine(machine: OpenMachine) -> None:
+    """Found by what was said, which only the other machine has heard."""
+    said = [{"role": "user", "content": "hello"}]
+    async with machine("one") as one:
+        first = await one.service.converse("s", said, max_tokens=4)
+    said += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "and?"}]
+    async with machine("two") as two:
+        await two.wake("s")
+        then = await two.service.converse("s", said, max_tokens=4)
+    assert then.session == first.session
+    assert then.prefilled_tokens == then.token_count - len(then.tokens) - first.token_count
+
+
 async def test_what_is_removed_does_not_come_back(machine: OpenMachine) -> None:
     """Not from the remote, nor by a machine that slept over it; and a new session of the name is another one."""
     async with machine("one") as one, machine("two") as two:
