@@ -17,6 +17,9 @@ FIRST_TOKEN, DIGITS = 300, 2000
 NO_ANSWER: Final = ("lease_held", "lease_lost", "remote_unreachable", "remote_unclear", "head_replayed")
 """Refusals: the turn was not told. It may be there all the same, once."""
 
+MADE_AT_BOTH: Final = "session_exists"
+"""The refusal of one of two machines that make a session of one name at the same moment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
