@@ -34,6 +34,7 @@ BENCHMARKS = (
     "compression.py",
     "lossy.py",
     "scale.py",
+    "simulate.py",
     "soak.py",
 )
 
