@@ -329,10 +329,12 @@ class Remote:
 
     async def push(self, uri: SessionUri, *, within_budget: bool = False, again: bool = False) -> Pushed | None:
         """Send the newest version of a session that is held. within_budget: as long as that is not used up; None: it
-        is, and the rest is not sent. again, and what it raises: as of `RemoteSessions.push`. StopDeadline: the daemon
-        stops, and its time is over."""
+        is, and the rest is not sent; or another request has sent it meanwhile, and let the session go. again, and what
+        it raises: as of `RemoteSessions.push`. StopDeadline: the daemon stops, and its time is over."""
         lease = self.leases[uri]
         async with self._moving:
+            if self.leases.get(uri) is not lease:
+                return None
             return await self.run(
                 lambda: self.sessions.push(lease, lambda: not (within_budget and self.is_used_up), again=again)
             )

@@ -109,7 +109,8 @@ def event_map(event: WorkEvent) -> dict[str, Any]:
     if isinstance(event, SessionEvent):
         told = {"kind": "session", "session": event.session}
         return told | ({"recomputed_tokens": event.recomputed_tokens} if event.recomputed_tokens else {})
-    return {"kind": "progress", "stage": event.stage, "done": event.done, "total": event.total}
+    told = {"kind": "progress", "stage": event.stage, "done": event.done, "total": event.total}
+    return told if event.machine is None else told | {"machine": event.machine}
 
 
 def notice_map(notice: Notice) -> dict[str, Any]:

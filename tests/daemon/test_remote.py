@@ -991,3 +991,15 @@ async def test_a_push_sends_again_what_is_missing_or_damaged(machine: OpenMachin
             await two.wake("s")
         assert (await one.service.push("s")).blocks_sent > 0
         assert (await two.wake("s")).token_count == 300
+
+
+async def test_who_waits_to_send_what_another_request_has_sent_loses_nothing(machine: OpenMachine) -> None:
+    """A sleep that waits for the remote has let the session go by then: that is no lost lease."""
+    async with machine("one") as one:
+        await one.read("s", tokens_of(1, 300))
+        remote = remote_of(one)
+        async with remote._moving:
+            waiting = asyncio.create_task(remote.push(S))
+            await asyncio.sleep(0)
+            await remote.release(S)
+        assert await waiting is None

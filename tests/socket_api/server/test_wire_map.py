@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import Field, asdict, fields
 from typing import Any
 
 import pytest
@@ -97,23 +97,30 @@ def test_what_is_too_large_or_cannot_be_expressed_is_refused_in_pieces_too() -> 
         counted(encode_in_pieces({"result": {"items": [2**64] * 5_000}}, max_frame_bytes=2**20))
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        ProgressEvent("prefill", 3, 7),
-        TokenEvent(5, "Hi"),
-        TokenEvent(None, "", "call", ToolCall("look", {"path": "."}, "c1")),
-        TokenEvent(
-            5,
-            "Hi",
-            "reasoning",
-            None,
-            TokenLogprobs(5, "\N{REPLACEMENT CHARACTER}", -0.5, b"\xf0", (Likelihood(6, "Ho", -1.5),)),
-        ),
-        SessionEvent("torpor://default/a"),
-        SessionEvent("torpor://default/a", 389),
-    ],
-    ids=["progress", "token", "call", "logprobs", "session", "recomputed"],
-)
+LOGPROBS = TokenLogprobs(5, "\N{REPLACEMENT CHARACTER}", -0.5, b"\xf0", (Likelihood(6, "Ho", -1.5),))
+EVENTS = {
+    "progress": ProgressEvent("prefill", 3, 7),
+    "handover": ProgressEvent("handover", 3, 7, "north"),
+    "token": TokenEvent(5, "Hi"),
+    "call": TokenEvent(None, "", "call", ToolCall("look", {"path": "."}, "c1")),
+    "logprobs": TokenEvent(5, "Hi", "reasoning", None, LOGPROBS),
+    "branch": TokenEvent(5, "Hi", branch=3),
+    "session": SessionEvent("torpor://default/a"),
+    "recomputed": SessionEvent("torpor://default/a", 389),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
 def test_a_client_reads_of_an_event_all_that_the_daemon_told(event: WorkEvent) -> None:
     assert TypeAdapter[Event](Event).validate_python(event_map(event)) == event
+
+
+@pytest.mark.parametrize("kind", [ProgressEvent, TokenEvent, SessionEvent])
+def test_each_field_of_an_event_is_among_what_is_read(kind: type[WorkEvent]) -> None:
+    told = {field.name for field in fields(kind) for event in EVENTS.values() if differs(event, kind, field)}
+    assert told | {"kind"} == {field.name for field in fields(kind)}
+
+
+def differs(event: WorkEvent, kind: type[WorkEvent], field: Field[Any]) -> bool:
+    """Whether an event says something in a field that it would not say by itself."""
+    return isinstance(event, kind) and getattr(event, field.name) != field.default
