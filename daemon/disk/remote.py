@@ -209,9 +209,13 @@ class Remote:
             if goes_without:
                 self._require_answering()
             lease = await (self._take(uri) if asking is None else self._take_asking(uri, asking))
-        except RemoteUnreachable:
+        except RemoteUnreachable as error:
             if not goes_without:
-                raise
+                raise RemoteUnreachable(
+                    f"{error.message} Another machine may have {uri} by now, so it is not used here meanwhile. `torpor "
+                    f"wake {uri} --fork NAME` goes on here under another name.",
+                    **error.details,
+                ) from error
             self._alone.add(uri)
             return None
         self._alone.discard(uri)
@@ -330,8 +334,15 @@ class Remote:
     async def push(self, uri: SessionUri, *, within_budget: bool = False, again: bool = False) -> Pushed | None:
         """Send the newest version of a session that is held. within_budget: as long as that is not used up; None: it
         is, and the rest is not sent; or another request has sent it meanwhile, and let the session go. again, and what
-        it raises: as of `RemoteSessions.push`. StopDeadline: the daemon stops, and its time is over."""
-        lease = self.leases[uri]
+        it raises: as of `RemoteSessions.push`. StopDeadline: the daemon stops, and its time is over.
+        RemoteUnreachable: the session has begun here without an answer of the remote, and there is none still."""
+        lease = self.leases.get(uri)
+        if lease is None:
+            raise RemoteUnreachable(
+                f"{uri} has begun here while {self.url} did not answer, and is not there. Nothing is lost here, and it "
+                "is sent once there is an answer; try again later.",
+                url=self.url,
+            )
         async with self._moving:
             if self.leases.get(uri) is not lease:
                 return None

@@ -526,9 +526,12 @@ async def test_a_session_begins_without_an_answer_and_goes_there_later(
         with monkeypatch.context() as patch:
             patch.setattr(Remote, "_run_at_once", _unreachable)
             await one.read("new", tokens_of(2, 300))
-            with pytest.raises(RemoteUnreachable):
+            with pytest.raises(RemoteUnreachable, match=r"may have \S+/s by now.* --fork NAME` goes on here"):
                 await one.wake("s")
-        await one.sleep("new")
+            with pytest.raises(RemoteUnreachable, match="new has begun here while"):
+                await one.service.push("new")
+            receipt = await one.service.sleep("new", remote=True)
+            assert (receipt.remote, receipt.remote_problem.code) == (None, "remote_unreachable")
     async with machine("two") as two:
         assert (await two.wake("new")).token_count == 300
 
