@@ -49,6 +49,9 @@ def recall(socket: Path) -> dict[str, Any]:
 
 
 def _written(value: Any) -> Any:
+    """What JSON has no word for is written as on a command line."""
     if isinstance(value, Mapping):
         return {name: _written(each) for name, each in value.items()}
-    return str(value.absolute()) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value.absolute())
+    return value if isinstance(value, (str, int, float, list, tuple, type(None))) else str(value)

@@ -276,10 +276,7 @@ class Daily(Kind):
         raise ValueError("it must be a text, as in 20GB, 10000 requests, $2")
 
     def told(self, value: Any) -> str:
-        return str(value.told())
-
-    def argument(self, value: Any) -> str:
-        return str(value.told(exactly=True))
+        return DailyBudget.parse(str(value)).told()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,6 +80,10 @@ class DailyBudget:
             found[name] = most
         return cls(**found)  # type: ignore[arg-type]
 
+    def __str__(self) -> str:
+        """With each byte, as `parse` reads it."""
+        return self.told(exactly=True)
+
     def told(self, *, exactly: bool = False) -> str:
         """As `parse` reads it. exactly: with each byte."""
         parts = []
