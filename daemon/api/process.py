@@ -127,7 +127,8 @@ class DiskInfo(Result):
 class RemoteUse(Result):
     """What was used of the remote at `url` since midnight UTC: bytes that were sent, and requests. dollars: what list
     prices of S3 Standard say of these, with a month of storage for the bytes. daily_budget: None: no bound. waiting:
-    sessions of which nothing is sent before the next day."""
+    sessions of which nothing is sent before the next day. problem: why the last request there failed; None: it did
+    not."""
 
     url: str
     bytes_sent: Count
@@ -135,6 +136,7 @@ class RemoteUse(Result):
     dollars: float
     daily_budget: str | None = None
     waiting: Count = 0
+    problem: Finding | None = None
 
 
 class HttpInfo(Result):

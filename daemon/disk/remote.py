@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.answers import Finding, VersionInfo
-from ...memvid.errors import LeaseHeld, RemoteUnreachable
+from ...memvid.errors import LeaseHeld, RemoteError, RemoteRefused, RemoteUnclear, RemoteUnreachable
 from ...memvid.format.journal import JournalRecord
 from ...memvid.remote.collecting import Collected
 from ...memvid.remote.heads import Head, key_of
@@ -102,6 +102,7 @@ class Remote:
         self._room = room
         self._door = door
         self._silent: tuple[float, RemoteUnreachable] | None = None  # until when, and its last fault
+        self._fault: RemoteError | None = None  # of the last request, if that failed
         self._bus = bus
         self._options = options
         self._lease_s = lease_s
@@ -136,7 +137,8 @@ class Remote:
         """What was used of it. waiting: sessions that wait for the next day."""
         used, budget = self.sessions.used.today(), self._options.now.remote_daily_budget
         told = None if budget is None else budget.told()
-        return RemoteUse(self.url, used.bytes_sent, used.requests, used.dollars, told, waiting)
+        problem = None if self._fault is None else Finding.of(self.url, self._fault)
+        return RemoteUse(self.url, used.bytes_sent, used.requests, used.dollars, told, waiting, problem)
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Ask the remote, to the end."""
@@ -147,11 +149,12 @@ class Remote:
         begun = time.monotonic()
         try:
             result = await to_the_end(asyncio.get_running_loop().run_in_executor(self._pool, work))
-        except RemoteUnreachable as error:
-            if time.monotonic() - begun > _SLOW_S:
+        except (RemoteUnreachable, RemoteUnclear, RemoteRefused) as error:
+            self._fault = error
+            if isinstance(error, RemoteUnreachable) and time.monotonic() - begun > _SLOW_S:
                 self._silent = time.monotonic() + _SILENT_S, error
             raise
-        self._silent = None
+        self._silent = self._fault = None
         return result
 
     def _require_time(self) -> None:

@@ -1006,3 +1006,20 @@ async def test_who_waits_to_send_what_another_request_has_sent_loses_nothing(mac
             await asyncio.sleep(0)
             await remote.release(S)
         assert await waiting is None
+
+
+async def test_the_status_tells_that_the_remote_does_not_answer_until_it_does(machine: OpenMachine) -> None:
+    def silent() -> None:
+        raise RemoteUnreachable("It does not answer.", url="file:///there")
+
+    async with machine("one") as one:
+        with pytest.raises(RemoteUnreachable):
+            await remote_of(one).run(silent)
+        told = (await one.service.status()).remote
+        assert told is not None
+        assert told.problem is not None
+        assert (told.problem.code, told.problem.message) == ("remote_unreachable", "It does not answer.")
+        await remote_of(one).head(S)
+        told = (await one.service.status()).remote
+        assert told is not None
+        assert told.problem is None
