@@ -90,9 +90,10 @@ class Dropped:
 
 class Remote:
     """The remote of one daemon. The event loop's. sessions: asked by `run` alone. leases: of the sessions that it has;
-    one that is lost stays until its session is used again, or leaves memory. on_version, on_lease, on_turn,
-    on_drop: are told of each new version here, of each session that was taken, of each turn that is durable here, and
-    that something was removed there; on_pulled of each session that came here, before it is used."""
+    one that is lost stays until its session is used again, or leaves memory. on_version, on_lease, on_turn, on_gone,
+    on_drop: are told of each new version here, of each session that was taken, of each turn that is durable here, of
+    each session that is here no more, and that something was removed there; on_pulled of each session that came here,
+    before it is used."""
 
     def __init__(
         self, sessions: RemoteSessions, lease_s: int, bus: Bus, options: CurrentOptions, room: Room, door: Door
@@ -116,6 +117,7 @@ class Remote:
         self.on_version: Callable[[SessionUri], None] = ignore
         self.on_lease: Callable[[SessionUri], None] = ignore
         self.on_turn: Callable[[JournalRecord], None] = ignore
+        self.on_gone: Callable[[SessionUri], None] = ignore
         self.on_drop: Callable[[], None] = lambda: None
         self.on_pulled: Callable[[SessionUri], Awaitable[None]] = _learn_nothing
 
@@ -221,6 +223,9 @@ class Remote:
                 ) from error
             self._alone.add(uri)
             return None
+        except LeaseHeld:
+            self._alone.discard(uri)  # from this answer on it is the other one's, however silent the remote is later
+            raise
         self._alone.discard(uri)
         self._coming[uri], before = lease, self.leases.get(uri)
         self.on_lease(uri)
@@ -360,42 +365,62 @@ class Remote:
 
     async def drop(self, uri: SessionUri, *, forgetting: bool = False) -> Dropped:
         """Before a session is deleted here, whose turn the caller has: let the remote have nothing of it. If the delete
-        is cut off behind that, the session is here still, and nowhere else. forgetting: ask the remote also where it is
-        not remembered that it has had the session, and tell which packs were the session's."""
-        if not (forgetting or self.sessions.is_known(uri)):
-            return Dropped()
+        is cut off behind that, the session is here still, and nowhere else. forgetting: tell which packs were the
+        session's, and what cannot be asked also where it is not remembered that the remote has had the session."""
         packs, is_there = set[str](), False
         try:
             self._require_answering()
+            head = await self.head(uri)
+            if head is None:
+                return Dropped()
+            is_there = True
             if forgetting:
-                head = await self.head(uri)
-                if head is None:
-                    return Dropped()
-                is_there, packs = True, await self.run(lambda: self.sessions.packs_of(head))
-            await self.run(lambda: self.sessions.require_droppable(uri))
-            lease = self.leases.pop(uri) if self.has(uri) else await self._take(uri)
+                packs = await self.run(lambda: self.sessions.packs_of(head))
+            await self.run(lambda: self.sessions.require_droppable(head))
+            lease = self.leases.pop(uri) if self.has(uri) else await self._take_to_drop(uri)
             keys = await self.run(lambda: self.sessions.drop(lease))
         except TorporError as error:
+            if not (is_there or forgetting or self.sessions.is_known(uri)):
+                return Dropped()
             return Dropped((), packs, is_there, self._kept(uri, error))
         finally:
             self.leases.pop(uri, None)
         self.on_drop()
         return Dropped(keys, packs, is_there)
 
+    async def _take_to_drop(self, uri: SessionUri) -> Lease:
+        """As `_take`. Raises as `RemoteSessions.require_droppable`: another machine has gone on with it until then."""
+        lease = await self._take(uri)
+        try:
+            await self.run(lambda: self.sessions.require_droppable(lease.head))
+        except BaseException:
+            await self._let_go(lease)
+            raise
+        return lease
+
     async def drop_version(self, uri: SessionUri, bundle_id: str) -> tuple[Finding, ...]:
         """Before a version is deleted: the remote keeps it no more. Gives why it still does."""
-        if not self.sessions.is_known(uri):
-            return ()
+        head = None
         try:
+            head = await self.head(uri)
+            if head is None or bundle_id not in head.versions:
+                return ()
             is_held = self.has(uri)
             lease = self.leases[uri] if is_held else await self._take(uri)
-            await self.run(lambda: self.sessions.drop_version(lease, bundle_id))
-            if not is_held:
-                await self._let_go(lease)
+            try:
+                await self.run(lambda: self.sessions.drop_version(lease, bundle_id))
+            finally:
+                if not is_held:
+                    await self._let_go(lease)
         except TorporError as error:
-            return self._kept(uri, error)
+            return self._kept(uri, error) if head is not None or self.sessions.is_known(uri) else ()
         self.on_drop()
         return ()
+
+    def forget(self, uri: SessionUri) -> None:
+        """A session is here no more: what is remembered of it is no other one's of its name."""
+        self._alone.discard(uri)
+        self.on_gone(uri)
 
     async def collect(self, also: Collection[str], should_stop: Callable[[], bool], *, dry_run: bool) -> Collected:
         """As `RemoteSessions.collect`."""

@@ -317,6 +317,8 @@ class SessionParts:
     def forget(self, uri: SessionUri) -> None:
         """Free the memory of a session that is not on the disk any more, and forget its words."""
         self.awake.drop(uri)
+        if self._store.remote is not None:
+            self._store.remote.forget(uri)
         self.forget_words(uri)
 
     async def learn_words(self, uri: SessionUri) -> None:

@@ -27,6 +27,7 @@ class SendingTurns(Job[SessionUri]):
         self._noted: dict[SessionUri, tuple[JournalRecord, float]] = {}
         super().__init__(upkeep)
         remote.on_turn = self._note
+        remote.on_gone = self._let_go
 
     def _note(self, record: JournalRecord) -> None:
         after_s = self._options.now.remote_turns
@@ -38,9 +39,17 @@ class SendingTurns(Job[SessionUri]):
     def due(self) -> Iterable[tuple[SessionUri, float]]:
         return [(uri, due) for uri, (_, due) in self._noted.items()]
 
+    def _let_go(self, uri: SessionUri) -> None:
+        """Of a session that was removed: a new one of its name has other turns."""
+        self._noted.pop(uri, None)
+
     async def piece(self, uri: SessionUri) -> None:
+        if uri not in self._noted:
+            return
         record, _ = self._noted[uri]
         is_there = uri not in self._remote.leases or await self._remote.send_turns(record)
+        if uri not in self._noted:
+            return
         newest, _ = self._noted[uri]
         if is_there and newest is record:
             del self._noted[uri]

@@ -145,9 +145,10 @@ class Uploading(SessionJob):
                 continue
 
     def _lacks(self, uri: SessionUri) -> bool:
-        """Whether the remote lacks the newest version of a session that is held."""
+        """Whether the remote lacks the newest version of a session that is held. It has perhaps a later one, which was
+        removed here and could not be removed there."""
         newest, head = self._store.find_session(uri), self._remote.head_of(uri)
-        return newest is not None and head is not None and head.newest != newest.bundle_id
+        return newest is not None and head is not None and newest.bundle_id not in head.versions
 
     async def push(self, uri: SessionUri, *, within_budget: bool = False, again: bool = False) -> Pushed | None:
         """Send the newest version of a session that is held; None: the remote has it, or there is none. within_budget,

@@ -199,14 +199,11 @@ class RemoteSessions:
         self._remove(before)
         return True
 
-    def require_droppable(self, uri: SessionUri) -> None:
+    def require_droppable(self, head: Head) -> None:
         """Refuse to drop what this store does not have. Raises Diverged: another machine has gone on with it; and as
-        `Heads.read`."""
-        head = self.heads.head(uri)
-        if head is None:
-            return
+        `Pulling.beside`."""
         if head.newest is not None and not self._core.folder.has_manifest(head.newest):
-            raise self._gone_on(uri)
+            raise self._gone_on(head.uri)
         self._require_turns_here(head)
 
     def _require_turns_here(self, head: Head) -> None:

@@ -17,6 +17,7 @@ from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.format.manifest import UNREAD
 from torpor.memvid.recovery.replaying import all_tokens
 from torpor.memvid.remote import beyond
+from torpor.memvid.remote.heads import Head
 from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.memvid.store import Store
 from torpor.memvid.writing.core import StoreCore
@@ -55,6 +56,12 @@ class Machine:
             alone = dataclasses.replace(record, base=None, held=0, identity=making.IDENTITY, session=session)
             assert self.remote.send_turns(lease, alone)
         self.store.acknowledge([record])
+
+    def head(self) -> Head:
+        """What the remote says of the session."""
+        head = self.remote.heads.head(URI)
+        assert head is not None
+        return head
 
     def hands_over(self) -> None:
         """It has the session: it sleeps, is sent, and is free."""
@@ -141,7 +148,7 @@ def test_no_removal_takes_along_what_another_machine_told_before_it_died(tmp_pat
     asker.turn(9)
     newest = holder.store.require_session(URI).bundle_id
     with pytest.raises(errors.Diverged):
-        holder.remote.require_droppable(URI)
+        holder.remote.require_droppable(holder.head())
     with contextlib.suppress(errors.LeaseHeld):
         holder.remote.take(URI, LEASE_S)
     time_s[0] += 2 * LEASE_S
@@ -149,7 +156,7 @@ def test_no_removal_takes_along_what_another_machine_told_before_it_died(tmp_pat
     with pytest.raises(errors.Diverged):
         holder.remote.drop_version(lease, newest)
     assert holder.takes() == making.token_ids(0, 309)
-    holder.remote.require_droppable(URI)
+    holder.remote.require_droppable(holder.head())
     holder.remote.drop_version(holder.remote.take(URI, LEASE_S), newest)
 
 
