@@ -40,13 +40,13 @@ from ..errors import (
 )
 from ..limits import MAX_LEAVING, REMOTE_GRACE_S
 from ..uri import SessionUri
-from .heads import Head, Heads
+from .heads import TAILS, Head, Heads
 from .leases import Clock
 from .leaving import LEAVING_KEY, Leaving, encode_leaving, read_leaving
 from .objects import Entry, Objects
 from .places import bundle_id_in, is_pack_key, manifest_key
 from .probe import PROBES
-from .tails import TAILS, record_of, uri_of_tail
+from .tails import record_of, uri_of_tail
 from .versions import LOOK_S, RemoteVersions
 
 _GRACE_NS: Final = REMOTE_GRACE_S * 10**9

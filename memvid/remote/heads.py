@@ -50,6 +50,7 @@ from .objects import Objects, is_key
 from .sealing import seal, unseal
 
 HEADS: Final = "heads/"
+TAILS: Final = "tails/"
 TOKEN_BYTES: Final = 16
 _ID_BYTES: Final = 32
 _TRIES: Final = 8
@@ -169,14 +170,14 @@ class Head:
         UnsupportedFormat: a later version."""
         try:
             fields = _fields(data, place)
-            request = fields["request"]
+            request, uri = fields["request"], SessionUri.parse(fields["uri"])
             return cls(
-                SessionUri.parse(fields["uri"]),
+                uri,
                 _whole(fields["epoch"], MAX_VERSION),
                 _whole(fields["lease_s"], MAX_LEASE_S),
                 _holder(fields["holder"]),
                 _versions(fields["versions"]),
-                _tail(fields["tail"]),
+                _tail(fields["tail"], uri),
                 None if request is None else _party(request),
                 _whole(fields["revision"], MAX_VERSION),
                 _random(fields["token"]),
@@ -329,6 +330,11 @@ def key_of(uri: SessionUri) -> str:
     return f"{HEADS}{_in_small_letters(uri.namespace)}/{_in_small_letters(uri.name)}"
 
 
+def tails_of(uri: SessionUri) -> str:
+    """What the keys of all turns of a session begin with, without the slash behind it."""
+    return TAILS + key_of(uri).removeprefix(HEADS)
+
+
 def uri_in(key: str) -> SessionUri | None:
     """The session whose head has this key; None: no head has it."""
     try:
@@ -419,10 +425,12 @@ def _versions(value: Any) -> tuple[str, ...]:
     return ids
 
 
-def _tail(value: Any) -> tuple[str, ...]:
+def _tail(value: Any, uri: SessionUri) -> tuple[str, ...]:
     if type(value) is not list or len(value) > MAX_TAIL_SEGMENTS:
         raise ValueError(f"its tail is not a list of {MAX_TAIL_SEGMENTS} keys at most")
     for key in value:
         if not isinstance(key, str) or len(key) > MAX_TAIL_KEY_CHARS or not is_key(key):
             raise ValueError("its tail has what is no key")
+        if key.rpartition("/")[0] != tails_of(uri):  # its holder removes what it names
+            raise ValueError("its tail has what are no turns of the session")
     return tuple(value)

@@ -14,11 +14,10 @@ from ..format.journal import JournalRecord
 from ..format.sealing import DIGEST_BYTES
 from ..limits import MAX_JOURNAL_RECORD_BYTES
 from ..uri import SessionUri
-from .heads import HEADS, key_of, uri_in
+from .heads import HEADS, TAILS, tails_of, uri_in
 from .objects import Objects
 from .sealing import seal, unseal
 
-TAILS: Final = "tails/"
 _NAME_BYTES: Final = 8
 _MOST_BYTES: Final = DIGEST_BYTES + MAX_JOURNAL_RECORD_BYTES
 
@@ -27,7 +26,7 @@ def put_record(objects: Objects, record: JournalRecord, store: str) -> str:
     """Write a record of a store, by the uuid of its party, under a key of its own; the key. Raises InvalidDraft,
     LimitExceeded, and as `Objects`."""
     data = seal(record.encode())
-    key = f"{TAILS}{key_of(record.uri).removeprefix(HEADS)}/{store}.{os.urandom(_NAME_BYTES).hex()}"
+    key = f"{tails_of(record.uri)}/{store}.{os.urandom(_NAME_BYTES).hex()}"
     try:
         objects.create(key, data)
     except RemoteUnclear:

@@ -36,7 +36,7 @@ from torpor.memvid.limits import (
     MAX_TAIL_SEGMENTS,
     MAX_VERSION,
 )
-from torpor.memvid.remote.heads import Head, Heads, Holder, Party, key_of, uri_in
+from torpor.memvid.remote.heads import Head, Heads, Holder, Party, key_of, tails_of, uri_in
 from torpor.memvid.remote.objects import MAX_PART_CHARS, is_key
 from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid.remote.faulty_objects import FaultyObjects, MemoryObjects
@@ -47,13 +47,15 @@ PARTY = Party("00000000-0000-4000-8000-000000000001", "a machine of Ana's")
 ID = "ab" * 32
 OTHER_ID = "cd" * 32
 SMALL = Head(URI, 1, 60, revision=1, token=b"t" * 16)
+FULL_URI = SessionUri("n" * MAX_NAME_CHARS, "N" * MAX_NAME_CHARS)
+TURNS = f"{tails_of(URI)}/1"
 FULL = Head(
-    SessionUri("n" * MAX_NAME_CHARS, "N" * MAX_NAME_CHARS),
+    FULL_URI,
     MAX_VERSION,
     MAX_LEASE_S,
     Holder(Party(PARTY.store, "ä" * MAX_MACHINE_CHARS), b"p" * 16, asleep=True),
     tuple(f"{number:064x}" for number in range(MAX_HEAD_VERSIONS)),
-    tuple(f"tails/{'n' * 190}/{number:0{MAX_TAIL_KEY_CHARS - 197}}" for number in range(MAX_TAIL_SEGMENTS)),
+    tuple(f"{tails_of(FULL_URI)}/{number:0>100}" for number in range(MAX_TAIL_SEGMENTS)),
     Party(PARTY.store, "ä" * MAX_MACHINE_CHARS),
     MAX_VERSION,
     b"t" * 16,
@@ -126,11 +128,13 @@ def sealed(*document: Any) -> bytes:
         *(("request", [PARTY.store, name]) for name in ("", "a\nb", "\x1b[2J", "a" * (MAX_MACHINE_CHARS + 1), 5, None)),
         ("request", ["{00000000-0000-4000-8000-000000000001}", "a"]),
         *(("versions", value) for value in (b"a" * 33, b"a" * 64, MANY, "", [], None)),
-        *(("tail", value) for value in ("a", None, [5], ["tails/A"], ["../a"], [""], ["a"] * (MAX_TAIL_SEGMENTS + 1))),
-        ("tail", ["a" * (MAX_TAIL_KEY_CHARS + 1)]),
+        *(("tail", value) for value in ("a", None, [5], [f"{TURNS}A"], ["../a"], [""], [TURNS] * 257)),
+        ("tail", [TURNS.ljust(MAX_TAIL_KEY_CHARS + 1, "1")]),
+        *(("tail", [key]) for key in ("heads/work/notes", "tails/work/other/1", f"{TURNS}/1", "packs/1", "tails/work")),
     ],
 )  # fmt: skip
 def test_a_field_that_no_writer_writes_is_refused(field: str, value: Any) -> None:
+    """Turns of another session among them: a holder removes what its head names once a version has it."""
     assert Head.decode(sealed("torpor.head/1", fields_of(SMALL)), "it") == SMALL
     with pytest.raises(CorruptHead):
         Head.decode(sealed("torpor.head/1", {**fields_of(SMALL), field: value}), "it")
@@ -197,8 +201,8 @@ def test_what_no_reader_reads_is_not_written(wrong: dict[str, Any]) -> None:
 
 
 def test_versions_come_last_and_once_and_not_beyond_the_limit() -> None:
-    head = SMALL.with_version(ID).with_version(OTHER_ID, tail=["tails/1"])
-    assert (head.versions, head.newest, head.tail) == ((ID, OTHER_ID), OTHER_ID, ("tails/1",))
+    head = SMALL.with_version(ID).with_version(OTHER_ID, tail=[TURNS])
+    assert (head.versions, head.newest, head.tail) == ((ID, OTHER_ID), OTHER_ID, (TURNS,))
     assert head.with_version(ID).versions == (ID, OTHER_ID)
     assert head.without_versions({ID, "ef" * 32}).versions == (OTHER_ID,)
     assert FULL.with_version(FULL.versions[5]).versions == FULL.versions
@@ -268,7 +272,7 @@ def test_a_revision_grows_with_what_a_replay_would_take_back(heads: Heads) -> No
         with_id(ID),
         lambda head: dataclasses.replace(head, request=PARTY),
         lambda head: dataclasses.replace(head, epoch=2),
-        lambda head: dataclasses.replace(head, tail=("tails/1",)),
+        lambda head: dataclasses.replace(head, tail=(TURNS,)),
         lambda head: head.without_versions([ID]),
     )
     assert [heads.change(URI, change).head.revision for change in changes] == [1, 1, 2, 3, 4]
