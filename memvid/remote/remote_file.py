@@ -9,11 +9,12 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from ..disk.sealed_json import UNDECODED, SealedFormat, reason_of
 from ..errors import CorruptObject, RemoteKeyWrong, RemoteUnclear, StoreError, UnsupportedFormat
-from .heads import HEADS
+from .heads import HEADS, uri_in
 from .objects import Objects
 from .sealed_objects import SealedObjects
 
@@ -41,8 +42,10 @@ class RemoteFile:
         found = self._objects.get(REMOTE_FILE, _MAX_BYTES)
         if found is None:
             # A remote of before, or one that lost the file. Heads are the first that a session has there.
-            if self._sealed and any(self._sealed.key_of(each.key) is None for each in self._objects.entries(HEADS)):
-                raise self._wrong("has sessions that were not sealed by this key")
+            meaning: Callable[[str], object] = uri_in if self._sealed is None else self._sealed.key_of
+            if any(meaning(each.key) is None for each in self._objects.entries(HEADS)):
+                how = "sealed, and no key is given" if self._sealed is None else "not sealed by this key"
+                raise self._wrong(f"has sessions that were {how}")
             return False
         key_check = self._key_check_in(found.data)
         if key_check == self._key_check:
