@@ -2,7 +2,8 @@
 
 Owns a compare-and-swap, which no file system has: who changes an object on a condition holds a lock (`flock`) on one
 file of the folder, looks at what is there, and gives the new content its name. An object's tag is the digest of its
-content; so two writes of one content look alike, and what is changed by condition holds a token that is new each time.
+content, and its length; so two writes of one content look alike, and what is changed by condition holds a token that is
+new each time.
 
 Rules:
 - A content is written and flushed under a name of its own in `.unfinished`, and named then. So no object is ever half
@@ -55,6 +56,8 @@ _LOCK_S: Final = 20.0
 _LOOKS_S: Final = (0.001, 0.05)
 """Between two tries to get a lock: at first, and at most."""
 _ATTEMPTS: Final = 16
+_BETWEEN: Final = "."
+"""Of the two halves of a tag."""
 
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
 _NO_FLUSH: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY})
@@ -160,8 +163,7 @@ class FolderObjects:
 
     def replace(self, key: str, data: bytes, tag: str) -> str | None:
         with self._written(key, [data], len(data)) as new, self._locked(key):
-            there = self._tag_of(key)
-            if there != tag:
+            if not self._has_tag(key, tag):
                 return None
             self._rename(new, key)
             return _tag(data)
@@ -235,15 +237,12 @@ class FolderObjects:
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             yield fd
 
-    def _tag_of(self, key: str) -> str | None:
+    def _has_tag(self, key: str, tag: str) -> bool:
+        """Nothing of another length is read: others may have put anything there, and all wait for the lock."""
         with self._trying("read", key), self._opened(key) as fd:
-            if fd is None:
-                return None
-            digest, at = blake3(), 0
-            while chunk := os.pread(fd, _READ_BYTES, at):
-                digest.update(chunk)
-                at += len(chunk)
-            return digest.hexdigest()
+            if fd is None or tag.partition(_BETWEEN)[2] != str(size_bytes := os.fstat(fd).st_size):
+                return False
+            return _tag(_read_at(fd, 0, size_bytes)) == tag
 
     @contextlib.contextmanager
     def _written(self, key: str, parts: Iterable[bytes], size_bytes: int) -> Iterator[str]:
@@ -324,7 +323,7 @@ class FolderObjects:
 
 
 def _tag(data: bytes) -> str:
-    return blake3(data).hexdigest()
+    return f"{blake3(data).hexdigest()}{_BETWEEN}{len(data)}"
 
 
 def _open_folder(parent: int, name: str) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.memvid.errors import RemoteError, RemoteRefused, RemoteUnclear, RemoteUnreachable
+from torpor.memvid.errors import RemoteError, RemoteRefused, RemoteTooLarge, RemoteUnclear, RemoteUnreachable
 from torpor.memvid.remote.folder_objects import FolderObjects
 
 KEY = "heads/default/x"
@@ -219,6 +219,16 @@ def test_a_lock_that_is_not_let_go_is_waited_for_so_long(
         objects.create(KEY, b"1")
     assert objects.create(KEY, b"1") is not None
     other.close()
+
+
+def test_what_is_there_in_place_of_an_object_is_not_read_through(objects: FolderObjects, tmp_path: Path) -> None:
+    """All wait for the lock meanwhile. Somebody put a file of a terabyte there, of which the disk has nothing."""
+    tag = objects.create("heads/default/large", b"before")
+    assert tag is not None
+    os.truncate(tmp_path / "heads" / "default" / "large", 1 << 40)
+    assert objects.replace("heads/default/large", b"after", tag) is None
+    with pytest.raises(RemoteTooLarge):
+        objects.get("heads/default/large", 100)
 
 
 def test_a_lock_whose_file_was_replaced_is_taken_anew(objects: FolderObjects, tmp_path: Path) -> None:
