@@ -21,6 +21,7 @@ from ..disk.paths import undoing
 from ..errors import (
     Corruption,
     Diverged,
+    LeaseLost,
     RemoteError,
     RemoteTooLarge,
     RemoteUnclear,
@@ -159,12 +160,18 @@ class RemoteSessions:
             with self._moving:
                 if again:
                     self._versions.forget_seen()
-                sent = send(self._core, self._versions, row.bundle_id, goes_on=goes_on)
+                sent = send(self._core, self._versions, row.bundle_id, goes_on=lambda: not lease.is_lost and goes_on())
             if sent is None:
+                if lease.is_lost:
+                    lease.renew()  # raises
                 return None
             before = lease.head  # first: turns that are sent from now on are others
             covered = before.tail if self._behind.get(lease.uri, 0) < row.version else ()
-            after = lease.change(partial(self._pushed, row, covered))
+            try:
+                after = lease.change(partial(self._pushed, row, covered))
+            except (LeaseLost, SessionNotFound):
+                self._take_back(row)
+                raise
             if not after.tail:
                 self._remove(covered)
             with contextlib.suppress(StoreError):  # what stays is in nobody's way, and goes with a collection
@@ -184,6 +191,14 @@ class RemoteSessions:
             )
         return _with_room(head).with_version(row.bundle_id, () if head.tail == covered else head.tail)
 
+    def _take_back(self, row: VersionInfo) -> None:
+        """Remove a version that was sent while its session was removed; what stays goes with a collection."""
+        with contextlib.suppress(StoreError):
+            head = self.heads.head(row.uri)
+            is_gone = head is None or head.is_empty or not self._core.index.knows(row.bundle_id)
+            if is_gone and (head is None or row.bundle_id not in self._needed_of(head)):
+                self._versions.remove_version(row.bundle_id)
+
     def send_turns(self, lease: Lease, record: JournalRecord) -> bool:
         """Let turns behind a version survive this machine; False: the remote does not have that version yet.
 
@@ -195,7 +210,14 @@ class RemoteSessions:
             return False
         key, before = put_record(self._objects, record, self.me.store), lease.head.tail
         self._behind[lease.uri] = 0 if record.newest is None else record.newest[0]  # before a push can find them
-        lease.change(lambda head: dataclasses.replace(head, tail=(key,)))
+        try:
+            lease.change(lambda head: dataclasses.replace(head, tail=(key,)))
+        except LeaseLost:
+            with contextlib.suppress(RemoteError):
+                head = self.heads.head(lease.uri)  # it may have landed before another machine took the session
+                if head is None or key not in head.tail:
+                    self._remove([key])
+            raise
         self._remove(before)
         return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,3 +137,46 @@ async def test_a_removal_that_the_remote_refuses_keeps_the_session_from_nobody(
         monkeypatch.setattr(RemoteSessions, "drop_version", refused)
         assert (await one.service.delete("s@1")).problems
         assert (await two.service.remote()).sessions[0].place == "asleep"
+
+
+@pytest.mark.parametrize("what", ["packs", "tails"])
+async def test_what_was_on_its_way_to_the_remote_while_its_session_was_removed_does_not_stay_there(
+    what: str, machine: OpenMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version, with its text, and turns. No head names them, and a collection comes hours later."""
+    async with machine("one", remote_turns=0.01) as one:
+        sessions = remote_of(one).sessions
+        coming, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+        def slow(ask: Any) -> Any:
+            def asked(key: str, *rest: Any) -> Any:
+                if key.startswith(what):
+                    coming.set()
+                    assert goes_on.wait(30)
+                return ask(key, *rest)
+
+            return asked
+
+        def noted(ask: Any) -> Any:
+            def asked(*given: Any, **options: Any) -> Any:
+                try:
+                    return ask(*given, **options)
+                finally:
+                    ended.set()
+
+            return asked
+
+        verb, sends = ("put", "push") if what == "packs" else ("create", "send_turns")
+        await one.read("s", tokens_of(1, 30))
+        monkeypatch.setattr(sessions._objects, verb, slow(getattr(sessions._objects, verb)))
+        monkeypatch.setattr(RemoteSessions, sends, noted(getattr(RemoteSessions, sends)))
+        if what == "packs":
+            await one.service.save("s")
+        else:
+            await one.service.append("s", tokens=[1, 2, 3])
+        await until(coming.is_set)
+        await one.service.delete("s")
+        goes_on.set()
+        await until(ended.is_set)
+        shared = tmp_path / "shared"
+        assert not [path for each in ("versions", "places", "tails") for path in (shared / each).rglob("*.*")]
