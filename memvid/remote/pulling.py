@@ -7,6 +7,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import Literal
@@ -161,7 +162,8 @@ class Pulling:
         return manifest
 
     def _pull_turns(self, head: Head) -> bool:
-        """Make a version of the turns behind the newest one."""
+        """Make a version of the turns behind the newest one. Nothing of it is in the journal. Raises InvalidDraft: no
+        version can have such turns."""
         if not head.tail:
             return False
         record = record_of(self._versions.objects, head.tail[-1], head.uri)
@@ -172,7 +174,12 @@ class Pulling:
         with self._core.poisoning():
             with self._core.journaling():
                 self._core.journal.append([record])
-            return replay_session(self._core, head.uri)
+            try:
+                return replay_session(self._core, head.uri)
+            except StoreError:  # the remote has it still; here it would keep the session from use for good
+                with contextlib.suppress(StoreError), self._core.journaling():
+                    self._core.journal.drop(head.uri)
+                raise
 
     def _require_idle(self, uri: SessionUri) -> None:
         """Raises StoreBusy: a version is being written here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +11,13 @@ from torpor.memvid import errors
 from torpor.memvid.format.records import Receipt
 from torpor.memvid.remote.beyond import Beyond
 from torpor.memvid.remote.sessions import RemoteSessions
+from torpor.memvid.remote.tails import put_record
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.remote.faulty_objects import MemoryObjects
 from torpor.tests.memvid.store_making import FORK_URI, URI
+
+ANOTHER = "00000000-0000-5000-8000-000000000000"
 
 
 class Machine:
@@ -155,3 +159,19 @@ def test_turns_of_others_take_the_place_of_those_that_they_begin_with(
     one.pull()
     assert not one.store.has_turns(URI)
     assert one.store.require_session(URI).token_count == 309
+
+
+def test_turns_that_no_version_can_have_are_not_kept_here(one: Machine, bucket: MemoryObjects, tmp_path: Path) -> None:
+    """Once the remote has others the session goes on: a journal that kept them would refuse it for good."""
+    sound = making.turn(one.store, 9)
+    keys = [put_record(bucket, each, ANOTHER) for each in (dataclasses.replace(sound, held=9000), sound)]
+    two = Machine(tmp_path / "two", bucket)
+    with two.store:
+        one.remote.heads.change(URI, lambda head: dataclasses.replace(head, tail=(keys[0],)))
+        for _ in range(2):
+            with pytest.raises(errors.InvalidDraft):
+                two.pull()
+        assert not two.store.has_turns(URI)
+        one.remote.heads.change(URI, lambda head: dataclasses.replace(head, tail=(keys[1],)))
+        two.pull()
+        assert two.store.require_session(URI).version == 2
