@@ -28,7 +28,7 @@ def use_of_remote(remote: Mapping[str, Any]) -> str:
     used += f"${remote['dollars']:.2f} today"
     budget = remote["daily_budget"]
     waiting = f"; {format_plural(remote['waiting'], 'session')} to be sent tomorrow" if remote["waiting"] else ""
-    failed = f"; its last request failed: {remote['problem']['message']}" if remote["problem"] else ""
+    failed = f"; its last request failed: {remote['problem']}" if remote["problem"] else ""
     return f"{remote['url']}: {used}{f' of {budget}' if budget else ''}{waiting}{failed}"
 
 

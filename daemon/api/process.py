@@ -136,7 +136,7 @@ class RemoteUse(Result):
     dollars: float
     daily_budget: str | None = None
     waiting: Count = 0
-    problem: Finding | None = None
+    problem: str | None = None
 
 
 class HttpInfo(Result):

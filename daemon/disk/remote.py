@@ -15,15 +15,14 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from ...errors import TorporError
 from ...memvid.answers import Finding, VersionInfo
-from ...memvid.errors import LeaseHeld, RemoteError, RemoteRefused, RemoteUnclear, RemoteUnreachable
+from ...memvid.errors import LeaseHeld, RemoteUnreachable
 from ...memvid.format.journal import JournalRecord
 from ...memvid.remote.collecting import Collected
 from ...memvid.remote.heads import Head, key_of
@@ -32,33 +31,22 @@ from ...memvid.remote.pulling import Pulled
 from ...memvid.remote.sessions import Pushed, RemoteSessions
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent, ProgressEvent, ignore
-from ..api.process import RemoteUse
 from ..events.bus import Bus
 from ..events.events import VersionPulled
 from ..options.current import CurrentOptions
 from ..tasks.cancellation import in_any_case, to_the_end
 from ..tasks.door import Door
 from .making_room import Room
+from .remote_budget import RemoteBudget
+from .remote_threads import RemoteThreads, Result
 
 _LEAST_WAIT_S: Final = 30.0
 _MOST_WAIT_S: Final = 300.0
 """For a session that was asked for: its holder answers at his next renewal, puts it to sleep, and sends it. If he has
 died, it is free once his lease is over."""
 
-_ASKED_AT_ONCE: Final = 4
-
-RENEWED_AT_ONCE: Final = 8
-"""Where an answer takes a second, 160 leases of a minute are renewed in time, and four hundred before they run out."""
-
-_SLOW_S: Final = 2.0
-_SILENT_S: Final = 30.0
-"""Behind a request that failed after so long, what can go on without the remote does not ask it again for that time: a
-session that began without it and a removal would each wait as long."""
-
 _LOOK_S: Final = 0.5
 """Between two looks at a head whose holder was asked for the session."""
-
-Result = TypeVar("Result")
 
 
 async def _learn_nothing(uri: SessionUri) -> None:
@@ -102,14 +90,10 @@ class Remote:
         sessions.before_block = self._require_time
         self._room = room
         self._door = door
-        self._silent: tuple[float, RemoteUnreachable] | None = None  # until when, and its last fault
-        self._fault: RemoteError | None = None  # of the last request, if that failed
         self._bus = bus
-        self._options = options
+        self.budget = RemoteBudget(sessions.used, options)
         self._lease_s = lease_s
-        # An answer may be long in coming, and a lease does not wait for it.
-        self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE + RENEWED_AT_ONCE, thread_name_prefix="torpor-remote")
-        self._others = asyncio.Semaphore(_ASKED_AT_ONCE)
+        self._threads = RemoteThreads()
         self._moving = asyncio.Lock()
         self._alone: set[SessionUri] = set()  # began here while the remote did not answer, and were not taken since
         self.leases: dict[SessionUri, Lease] = {}
@@ -126,49 +110,18 @@ class Remote:
         return self.sessions.url
 
     @property
-    def is_used_up(self) -> bool:
-        """Whether the budget of this day is: what nobody waits for is not done until the next one."""
-        budget = self._options.now.remote_daily_budget
-        return budget is not None and budget.is_used_up(self.sessions.used.today())
-
-    def why_counted_anew(self) -> str | None:
-        """Why less than all of this day may be held against its budget; None where it is not, or there is none."""
-        return None if self._options.now.remote_daily_budget is None else self.sessions.used.why_anew
-
-    def use_today(self, waiting: int) -> RemoteUse:
-        """What was used of it. waiting: sessions that wait for the next day."""
-        used, budget = self.sessions.used.today(), self._options.now.remote_daily_budget
-        told = None if budget is None else budget.told()
-        problem = None if self._fault is None else Finding.of(self.url, self._fault)
-        return RemoteUse(self.url, used.bytes_sent, used.requests, used.dollars, told, waiting, problem)
+    def fault(self) -> TorporError | None:
+        """Of the last request, if that failed; None: it was answered."""
+        return self._threads.fault
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Ask the remote, to the end."""
-        async with self._others:
-            return await self._run_at_once(work)
-
-    async def _run_at_once(self, work: Callable[[], Result]) -> Result:
-        begun = time.monotonic()
-        try:
-            result = await to_the_end(asyncio.get_running_loop().run_in_executor(self._pool, work))
-        except (RemoteUnreachable, RemoteUnclear, RemoteRefused) as error:
-            self._fault = error
-            if isinstance(error, RemoteUnreachable) and time.monotonic() - begun > _SLOW_S:
-                self._silent = time.monotonic() + _SILENT_S, error
-            raise
-        self._silent = self._fault = None
-        return result
+        return await self._threads.run(work)
 
     def _require_time(self) -> None:
         """Raises StopDeadline: the daemon stops, and its time is over. On any thread."""
         if (stop := self._door.stopping) is not None:
             stop.require_time()
-
-    def _require_answering(self) -> None:
-        """Raises RemoteUnreachable: it was silent a moment ago, and is not asked again for what can go on without
-        it."""
-        if self._silent is not None and time.monotonic() < self._silent[0]:
-            raise self._silent[1]
 
     async def head(self, uri: SessionUri) -> Head | None:
         """What the remote says of a session. Raises as `Heads.read`."""
@@ -212,7 +165,7 @@ class Remote:
         goes_without = is_new or uri in self._alone
         try:
             if goes_without:
-                self._require_answering()
+                self._threads.require_answering()
             lease = await (self._take(uri) if asking is None else self._take_asking(uri, asking))
         except RemoteUnreachable as error:
             if not goes_without:
@@ -330,7 +283,7 @@ class Remote:
         lease = self.renewable().get(uri)
         if lease is None:
             return False
-        await self._run_at_once(lease.renew)
+        await self._threads.run_at_once(lease.renew)
         return lease.request is not None
 
     async def send_turns(self, record: JournalRecord) -> bool:
@@ -355,7 +308,7 @@ class Remote:
             if self.leases.get(uri) is not lease:
                 return None
             return await self.run(
-                lambda: self.sessions.push(lease, lambda: not (within_budget and self.is_used_up), again=again)
+                lambda: self.sessions.push(lease, lambda: not (within_budget and self.budget.is_used_up), again=again)
             )
 
     async def release(self, uri: SessionUri) -> None:
@@ -369,7 +322,7 @@ class Remote:
         session's, and what cannot be asked also where it is not remembered that the remote has had the session."""
         packs, is_there = set[str](), False
         try:
-            self._require_answering()
+            self._threads.require_answering()
             head = await self.head(uri)
             if head is None:
                 return Dropped()
@@ -435,5 +388,5 @@ class Remote:
 
     async def close(self) -> None:
         """Wait for what is under way. Leases stay as they are: this store takes its own back."""
-        await asyncio.to_thread(self._pool.shutdown)
+        await self._threads.close()
         await asyncio.to_thread(self.sessions.close)

@@ -55,7 +55,7 @@ class Collecting(Job[None]):
         self.look_again()
 
     def due(self) -> Iterable[tuple[None, float]]:
-        return [(None, time.monotonic() + _LOOK_S if self._remote.is_used_up else self._next)]
+        return [(None, time.monotonic() + _LOOK_S if self._remote.budget.is_used_up else self._next)]
 
     async def piece(self, item: None) -> None:
         report, _ = await self.collect()

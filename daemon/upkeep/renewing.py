@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from ...memvid.errors import LeaseLost, RemoteRefused, RemoteUnclear, RemoteUnreachable
 from ...memvid.uri import SessionUri
-from ..disk.remote import RENEWED_AT_ONCE, Remote
+from ..disk.remote import Remote
+from ..disk.remote_threads import RENEWED_AT_ONCE
 from .loop import Job, Upkeep
 from .uploading import Uploading
 

@@ -55,7 +55,7 @@ class Uploading(SessionJob):
     def due(self) -> Iterable[tuple[SessionUri | None, float]]:
         if not self._has_begun:
             return [(None, NOW)]
-        if not self._remote.is_used_up:
+        if not self._remote.budget.is_used_up:
             return super().due()
         # Asked again now and then: who sets the clock, or suspends the machine, moves the next day.
         later = time.monotonic() + min(_LOOK_S, _DAY_S - time.time() % _DAY_S)
@@ -64,14 +64,15 @@ class Uploading(SessionJob):
     def note(self, uri: SessionUri) -> None:
         super().note(uri)
         today = time.time() // _DAY_S
-        if self._told_on != today and self._remote.is_used_up and self._can_wait(uri):
+        if self._told_on != today and self._remote.budget.is_used_up and self._can_wait(uri):
             self._told_on = today
             _LOG.warning("the remote's budget of this day is used up: versions wait for the next day (UTC)")
 
     def use_today(self) -> RemoteUse:
         """What was used of the remote, and what waits."""
-        waiting = sum(map(self._can_wait, self._noted)) if self._remote.is_used_up else 0
-        return self._remote.use_today(waiting)
+        waiting = sum(map(self._can_wait, self._noted)) if self._remote.budget.is_used_up else 0
+        fault = self._remote.fault
+        return self._remote.budget.use_today(self._remote.url, waiting, None if fault is None else fault.message)
 
     def _can_wait(self, uri: SessionUri) -> bool:
         """Whether nobody waits for what is to be done for a session, and bytes may be to be sent for it."""
@@ -81,7 +82,7 @@ class Uploading(SessionJob):
     async def piece(self, uri: SessionUri | None) -> float | None:
         if uri is not None:
             return await super().piece(uri)
-        if (why := self._remote.why_counted_anew()) is not None:
+        if (why := self._remote.budget.why_anew) is not None:
             _LOG.warning("%s", why)
         for uris in self._store.index.iter_uris(NAMES_AT_ONCE):
             self._noted.update(dict.fromkeys(uris))
@@ -133,7 +134,7 @@ class Uploading(SessionJob):
         for uri in dict.fromkeys([*self._remote.leases, *self._noted]):
             try:
                 order.require_time()
-                if self._remote.is_used_up and self._can_wait(uri):
+                if self._remote.budget.is_used_up and self._can_wait(uri):
                     continue
                 if uri in self._remote.leases or await self._remote.is_behind(uri):
                     await self._remote.hold(uri)

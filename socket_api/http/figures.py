@@ -56,5 +56,9 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         "disk_coins_rest_bytes": "Bytes of the store that no session needs, and of its other files.",
         "disk_coins_counted_ns": "When the coins of the store were counted, in nanoseconds of Unix time.",
         "disk_held_bytes": "Bytes of manifests and packs, which the budget of the store bounds.",
+        "remote_bytes_sent": "Bytes that were sent to the remote since midnight UTC.",
+        "remote_requests": "Requests to the remote since midnight UTC.",
+        "remote_dollars": "What list prices say of what was used of the remote since midnight UTC.",
+        "remote_waiting": "Sessions of which nothing is sent to the remote before the next day.",
     }
 )

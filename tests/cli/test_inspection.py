@@ -265,7 +265,7 @@ def test_doctor_tells_what_the_day_has_used_of_the_remote_and_what_waits() -> No
     assert _describe_remote({**remote, "waiting": 0}) == told
     bounded = {**remote, "daily_budget": "1.00 GiB, $2.00", "waiting": 2}
     assert _describe_remote(bounded) == f"{told} of 1.00 GiB, $2.00; 2 sessions to be sent tomorrow"
-    failed = {**remote, "waiting": 0, "problem": {"path": "p", "code": "remote_unreachable", "message": "Look there."}}
+    failed = {**remote, "waiting": 0, "problem": "Look there."}
     assert _describe_remote(failed) == f"{told}; its last request failed: Look there."
     assert _describe_remote(None) == ""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.disk.remote import Remote
+from torpor.daemon.disk.remote_budget import RemoteBudget
 from torpor.daemon.errors import NoRemote
 from torpor.memvid.answers import MaintenanceReport
 from torpor.memvid.errors import RemoteUnreachable, SessionNotFound, StoreIoError
@@ -161,7 +161,7 @@ async def test_a_collection_comes_by_itself_behind_a_delete(
         ((_, behind),) = job.due()
         assert behind - soon > 3000
         with monkeypatch.context() as patch:
-            patch.setattr(Remote, "is_used_up", True)
+            patch.setattr(RemoteBudget, "is_used_up", True)
             job._next = 0
             ((_, put_off),) = job.due()
             assert put_off > 0

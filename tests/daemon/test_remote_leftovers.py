@@ -31,13 +31,13 @@ async def test_who_was_told_that_another_machine_has_a_session_goes_on_with_it_w
     """It began here while the remote was silent, and there: from the answer on this machine waits for the other."""
     async with machine("one") as one, machine("two") as two:
         with monkeypatch.context() as patch:
-            patch.setattr(remote_of(one), "_run_at_once", _unreachable)
+            patch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
             await one.read("s", [1, 2, 3])
             await one.service.append("s", tokens=[4])
         await two.read("s", [7, 8, 9])
         with pytest.raises(LeaseHeld):
             await one.service.append("s", tokens=[5])
-        monkeypatch.setattr(remote_of(one), "_run_at_once", _unreachable)
+        monkeypatch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
         with pytest.raises(RemoteUnreachable):
             await one.service.append("s", tokens=[5])
 
@@ -48,13 +48,13 @@ async def test_a_session_that_came_from_another_machine_is_not_the_one_that_bega
     """That one was removed: only while nobody else can have a session is it used without an answer."""
     async with machine("one") as one, machine("two") as two:
         with monkeypatch.context() as patch:
-            patch.setattr(remote_of(one), "_run_at_once", _unreachable)
+            patch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
             await one.read("s", [1, 2, 3])
             await one.service.delete("s")
         await two.read("s", [7, 8, 9])
         await two.service.save("s", remote=True)
         await one.service.pull("s")
-        monkeypatch.setattr(remote_of(one), "_run_at_once", _unreachable)
+        monkeypatch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
         with pytest.raises(RemoteUnreachable):
             await one.service.append("s", tokens=[5])
 

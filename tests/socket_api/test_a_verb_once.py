@@ -133,7 +133,7 @@ def put_field(package: Path) -> None:
     put(package / "daemon" / "verbs" / "waking.py", READ, behind=handler)
     command = package / "cli" / "commands" / "wake.py"
     put(command, OPTION, before="    socket: SocketOption = None,")
-    put(command, "remark=remark, ", before="on_event=on_event")
+    put(command, "remark=remark, ", before="on_event=telling")
 
 
 def test_what_a_verb_and_a_field_cost_has_its_place_in_the_code(tmp_path: Path) -> None:

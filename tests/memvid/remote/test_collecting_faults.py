@@ -19,8 +19,8 @@ from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.remote.bucket_server import BucketServer
 from torpor.tests.memvid.remote.collecting_rig import drop, push
 from torpor.tests.memvid.remote.fault_proxy import FAULTS, HANGING, Fault, FaultProxy
+from torpor.tests.memvid.remote.hand_over_rig import again_if_it_fails, remote_of, require_signed_only
 from torpor.tests.memvid.remote.s3_servers import SERVERS, open_s3, s3_server
-from torpor.tests.memvid.remote.test_moving_faults import again_if_it_fails, remote_of, require_signed_only
 from torpor.tests.memvid.store_making import FORK_URI, URI
 
 PARTS: Final = 12

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
 
 import pytest
 from torpor.memvid import errors
@@ -21,11 +20,9 @@ from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.remote.fault_proxy import FAULTS, HANGING, Fault, FaultProxy
+from torpor.tests.memvid.remote.hand_over_rig import again_if_it_fails, remote_of, require_signed_only
 from torpor.tests.memvid.remote.s3_servers import SERVERS, open_s3, s3_server
 from torpor.tests.memvid.store_making import URI
-
-TRIES: Final = 4
-Answer = TypeVar("Answer")
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -33,22 +30,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
     """Its name and its port."""
     with s3_server(request.param) as port:
         yield request.param, port
-
-
-def again_if_it_fails(step: Callable[[], Answer]) -> Answer:
-    """The answer of a step that is tried again after a refusal, as the daemon and people do."""
-    for _ in range(TRIES - 1):
-        try:
-            return step()
-        except errors.StoreError:
-            pass
-    return step()
-
-
-def remote_of(store: Store, objects: Objects, machine: str) -> RemoteSessions:
-    remote = RemoteSessions(store._core, objects, machine, lambda: 0.0)
-    remote._is_proven = True  # the probe has tests of its own, and more requests than all else
-    return remote
 
 
 def hand_over(giver: RemoteSessions, taker: RemoteSessions, giving: Store) -> tuple[Lease, Lease]:
@@ -79,13 +60,6 @@ def open_both(
     for port in ports:
         objects = open_s3(patched, port, prefix, seconds=seconds)
         yield objects if key is None else SealedObjects(objects, key)
-
-
-def require_signed_only(fault: Fault, server: str) -> None:
-    """These two take a body that is not the one that was signed. What was damaged so says it of itself: no more can be
-    done once who wrote it has given the session away."""
-    assert fault == "flipped_request"
-    assert server in ("moto", "ministack")
 
 
 @pytest.mark.one_in(4)

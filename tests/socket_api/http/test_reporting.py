@@ -35,7 +35,10 @@ def test_it_is_told_how_far_it_is_and_then_the_answer(asleep: HttpThread) -> Non
     told = asleep.ask("GET", PATH, accept=STREAM)
     assert told.headers["content-type"].startswith(STREAM)
     assert events_of(told)[-1] == {"result": whole.json}
-    assert events_of(told)[:-1] in ([], [{"stage": "analyze", "done": 1, "total": 1, "kind": "progress"}])
+    assert events_of(told)[:-1] in (
+        [],
+        [{"stage": "analyze", "done": 1, "total": 1, "machine": None, "kind": "progress"}],
+    )
 
 
 def test_a_refusal_before_the_first_word_has_its_status(asleep: HttpThread) -> None:
@@ -60,6 +63,7 @@ def test_progress_comes_while_the_work_goes_on_and_a_failure_is_the_last_event(a
         "stage": "analyze",
         "done": 1,
         "total": 2,
+        "machine": None,
         "kind": "progress",
     }
     asleep.do(service.release)

@@ -107,7 +107,7 @@ def test_the_description_has_every_route_with_the_fields_of_its_verb(server: Htt
         assert each.method.lower() in document["paths"][each.path]
     wake = document["paths"]["/v1/sessions/{session}/wake"]["post"]
     taken = wake["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    assert taken.keys() == {"version", "at_token", "strict"}
+    assert taken.keys() == {"version", "at_token", "strict", "fork"}
     assert {each.verb.name for each in ROUTES} <= VERBS.keys()
     chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert chat["required"] == ["messages"]
