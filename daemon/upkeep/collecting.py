@@ -81,7 +81,7 @@ class Collecting(Job[None]):
         """The report of a forget, with what became of the session in the remote. Its packs leave now. Nobody has
         its turn."""
         path = f"{self._remote.url}/{key_of(uri)}"
-        actions = [self._removed(uri, key, "It is of the session.") for key in dropped.keys]
+        actions = [self._removed(uri, key, "It is of the session, in the remote.") for key in dropped.keys]
         problems = list(dropped.problems)
         if dropped.is_there:
             try:
