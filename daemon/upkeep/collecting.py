@@ -18,6 +18,7 @@ from ...memvid.limits import REMOTE_GRACE_S
 from ...memvid.maintenance.forgetting import NOT_FORGOTTEN
 from ...memvid.remote.collecting import Collected
 from ...memvid.remote.heads import key_of
+from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ..disk.remote import Dropped, Remote
 from ..residency.residency import Residency
@@ -94,7 +95,7 @@ class Collecting(Job[None]):
                 actions += [replace(each, session=str(uri)) for each in mine]
                 problems += collected.problems
                 if others := packs - {each.path for each in mine}:
-                    reason = f"{len(others)} packs stay: other sessions need them, or they leave already."
+                    reason = f"{format_plural(len(others), 'pack')}: needed by other sessions, or leaving already."
                     actions.append(Action("keep", f"{self._remote.url}/packs", str(uri), None, 0, reason))
             reason = (
                 "The head of the session stays, without any version. Its key has the name; without it other machines "
