@@ -148,6 +148,9 @@ class Service(Verbs, Awaiting):
         room = room_at(disk.path)
         if room is not None and room.is_short(self._parts.options.keep_free):
             found.append(short_sentence(disk.path, room))
+        remote = self._parts.store.remote
+        if remote is not None and remote.fault is not None:
+            found.append(f"{remote.fault.message} What the remote has is not used here before it answers.")
         found += [
             f"{each} has other bytes than when it was last read, but the same size and times. Its present bytes now "
             "identify the model; sessions that slept before are refused unless the file is put back."

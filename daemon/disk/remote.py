@@ -93,7 +93,7 @@ class Remote:
         self._bus = bus
         self.budget = RemoteBudget(sessions.used, options)
         self._lease_s = lease_s
-        self._threads = RemoteThreads()
+        self._threads = RemoteThreads(sessions.silence)
         self._moving = asyncio.Lock()
         self._alone: set[SessionUri] = set()  # began here while the remote did not answer, and were not taken since
         self.leases: dict[SessionUri, Lease] = {}

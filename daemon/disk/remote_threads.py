@@ -27,12 +27,12 @@ Result = TypeVar("Result")
 class RemoteThreads:
     """Asks a remote. The event loop's. fault: of the last request, if that failed; None: it was answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, fault: RemoteError | None) -> None:
         # An answer may be long in coming, and a lease does not wait for it.
         self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE + RENEWED_AT_ONCE, thread_name_prefix="torpor-remote")
         self._others = asyncio.Semaphore(_ASKED_AT_ONCE)
         self._silent: tuple[float, RemoteUnreachable] | None = None  # until when, and its last fault
-        self.fault: RemoteError | None = None
+        self.fault = fault
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Ask the remote, to the end."""

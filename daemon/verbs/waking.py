@@ -169,5 +169,5 @@ async def _keep_in_turn(
 
 
 def _why_not_there(url: str, uri: SessionUri, error: TorporError) -> Finding:
-    message = f"{uri} is durable here, and not in the remote. {error.message} `torpor push {uri}` tries it again."
+    message = f"{uri} is durable here; in the remote it may not be. {error.message} `torpor push {uri}` tries it again."
     return Finding(url, error.code, message)

@@ -78,6 +78,7 @@ class RemoteSessions:
         self._core = core
         self._objects = objects = sealed or objects
         self._is_proven = False
+        self.silence: RemoteError | None = None  # why it could not be tried when it was opened
         self._clock = clock
         self.before_block: Callable[[], None] = lambda: None
         self._versions = RemoteVersions(objects, clock, lambda: self.before_block())
@@ -97,8 +98,10 @@ class RemoteSessions:
         """As this machine, and tried. The objects are closed if it fails. Raises as `Store.open_remote`."""
         with undoing(objects.close):
             opened = cls(core, objects, platform.node()[:MAX_MACHINE_CHARS] or "unnamed", running_s, key)
-            with contextlib.suppress(RemoteUnreachable, RemoteUnclear):
+            try:
                 opened.require_proven()
+            except (RemoteUnreachable, RemoteUnclear) as error:
+                opened.silence = error
         return opened
 
     def close(self) -> None:

@@ -975,6 +975,7 @@ async def test_a_daemon_begins_while_the_remote_does_not_answer(
         patch.setattr(RemoteSessions, "require_proven", away)
         begun = machine("one")
         one = await begun.__aenter__()
+        assert one.service.warnings == ("No answer. What the remote has is not used here before it answers.",)
         await one.read("s", tokens_of(1, 40))
     await one.sleep("s")
     await freed(one)
