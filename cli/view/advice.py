@@ -19,7 +19,7 @@ from ..exit_codes import INTEGRITY, exit_status_of
 
 ON_FILES = frozenset(
     {
-        *("serve", "ensure", "launch", "service", "doctor"),
+        *("serve", "serve-ray", "ensure", "launch", "service", "doctor"),
         *("ls", "log", "show", "why", "blocks", "who", "diff", "cat", "verify", "du", "backup", "import"),
         *("rm", "forget", "tag", "untag", "pin", "unpin", "prune", "repack", "strip", "repair"),
     }

@@ -17,7 +17,7 @@ from torpor.tests.shares import share
 KINDS = [pytest.param(family, flags, id=f"{family.name}-{flags}") for family, flags in kinds()]
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize(("family", "flags"), KINDS)
 def test_company_changes_no_answer(family: Family, flags: Any) -> None:
     first = share() % 1_000_000
