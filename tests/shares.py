@@ -34,8 +34,8 @@ def share() -> int:
 
 
 def leave_to_other_commits(items: Iterable[pytest.Item]) -> None:
-    """Mark as heavy what other commits do: of a test marked `one_in(N)` all cases but every 3N-th where its name bears
-    an id of an invariant or of a threat, and all but every 12N-th where it bears none.
+    """Mark as heavy what other commits do: of a test marked `one_in(N)` all cases but every 6N-th where its name bears
+    an id of an invariant or of a threat, and all but every 24N-th where it bears none.
 
     They are counted in an order by chance: in their own, a parameter of two values would have the same one in all of a
     commit's cases. Where a commit begins to count differs from test to test, so that none does all first cases.
@@ -47,7 +47,7 @@ def leave_to_other_commits(items: Iterable[pytest.Item]) -> None:
             cases[item.nodeid.partition("[")[0]].append((item, marker.args[0]))
     for test, its in cases.items():
         begins_at = share() + crc32(test.encode())
-        times = 3 if _BEARS_AN_ID.search(test) else 12
+        times = 6 if _BEARS_AN_ID.search(test) else 24
         for number, (item, one_in) in enumerate(sorted(its, key=lambda one: crc32(one[0].nodeid.encode())), begins_at):
             if number % (times * one_in):
                 item.add_marker(pytest.mark.heavy)

@@ -37,9 +37,9 @@ def done_at(share: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_each_case_is_done_at_one_of_as_many_commits_and_without_an_id_a_quarter_as_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = [done_at(share, monkeypatch) for share in range(40, 112)]
+    done = [done_at(share, monkeypatch) for share in range(40, 184)]
     counts = Counter(name for names in done for name in names)
-    assert counts.pop("test.py::test_another") == 72
+    assert counts.pop("test.py::test_another") == 144
     assert counts.pop("test.py::test_one_qc1_is") == 12
     assert counts.pop("test.py::test_plain") == 3
     assert set(counts.values()) == {8}
