@@ -434,21 +434,6 @@ def refusing(error: Exception | type[BaseException]) -> Callable[..., NoReturn]:
     return refuse
 
 
-def least_peak(work: Callable[[], object]) -> int:
-    """By how many bytes Python's own memory grows at the most, in that of three tries in which that is least: other
-    threads of the process may take some meanwhile."""
-
-    def peak() -> int:
-        tracemalloc.start()
-        try:
-            work()
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
-    return min(peak() for _ in range(3))
-
-
 @contextlib.contextmanager
 def taking_at_most(size_bytes: int) -> Iterator[None]:
     """Python's own memory never grows by more than this meanwhile."""

@@ -68,7 +68,8 @@ class Browser:
 
     def _read(self) -> None:
         rest = b""
-        while piece := os.read(self._from, 1 << 20):
+        # Small, for each read takes memory of this size at once, and other tests of the process measure memory.
+        while piece := os.read(self._from, 1 << 14):
             *messages, rest = (rest + piece).split(b"\0")
             with self._told:
                 for message in map(json.loads, messages):
