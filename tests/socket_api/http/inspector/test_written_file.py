@@ -49,8 +49,8 @@ def opened(browser: Browser, file: Path, **how: object) -> Tab:
 def see(tab: Tab, where: str) -> None:
     """Go to a view; what a narrow window leaves out is not waited for."""
     tab.get(f"location.hash = {json.dumps(where)}")
-    tab.until(f"document.body.innerText.includes({json.dumps(VIEWS[where])})")
-    assert not tab.get("document.querySelector('[aria-busy=true]')"), where
+    shown = f"document.body.innerText.includes({json.dumps(VIEWS[where])})"
+    tab.until(f"{shown} && !document.querySelector('[aria-busy=true]')")
     assert tab.get("document.documentElement.scrollWidth <= window.innerWidth"), where
 
 
@@ -69,6 +69,7 @@ def test_each_view_is_there_without_a_daemon_and_without_acts(browser: Browser, 
     for where in VIEWS:
         see(tab, where)
     see(tab, session("chat"))
+    tab.until("document.querySelector('[role=radiogroup]')")  # the ribbon comes behind what is waited for
     for absent in ("Acts", "Live", "Sign out", "Fork from here", "Compute them"):
         assert absent not in tab.text()
     assert ("Show text" in tab.text()) == (name == TOLD)
