@@ -312,14 +312,14 @@ class Heads:
 
 
 def _as_written(before: Head | None, after: Head) -> Head:
-    """With a token of its own, and the revision that it has then."""
+    """With a token of its own, and the revision that it has then. Only a forged head has the largest one: it stays."""
     kept = before is not None and (after.epoch, after.versions, after.tail) == (
         before.epoch,
         before.versions,
         before.tail,
     )
     revision = (0 if before is None else before.revision) + (not kept)
-    return dataclasses.replace(after, revision=revision, token=os.urandom(TOKEN_BYTES))
+    return dataclasses.replace(after, revision=min(revision, MAX_VERSION), token=os.urandom(TOKEN_BYTES))
 
 
 # --- keys

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..errors import LeaseHeld, LeaseLost, SessionNotFound
+from ..limits import MAX_VERSION
 from ..uri import SessionUri
 from .heads import TOKEN_BYTES, Head, Heads, Holder, Party, Seen
 
@@ -90,7 +91,8 @@ def take(heads: Heads, uri: SessionUri, watch: Watch, *, lease_s: int = LEASE_S)
         holder = Holder(watch.me, _new_pulse(pulses, watch.clock))
         if head is None:
             return Head(uri, 1, lease_s, holder)
-        return dataclasses.replace(head, epoch=head.epoch + 1, lease_s=lease_s, holder=holder, request=None)
+        epoch = min(head.epoch + 1, MAX_VERSION)  # a forged one has it: pulses tell leases apart still
+        return dataclasses.replace(head, epoch=epoch, lease_s=lease_s, holder=holder, request=None)
 
     seen = heads.change(uri, taken)
     return Lease(heads, seen, watch.me, watch.clock, pulses, next(iter(before), None))

@@ -31,6 +31,7 @@ from ..errors import (
     UnsupportedFormat,
 )
 from ..format.journal import JournalRecord
+from ..format.manifest import Manifest
 from ..limits import MAX_HEAD_VERSIONS, MAX_MACHINE_CHARS
 from ..uri import SessionUri
 from ..writing.core import StoreCore
@@ -200,7 +201,7 @@ class RemoteSessions:
             head = self.heads.head(row.uri)
             is_gone = head is None or head.is_empty or not self._core.index.knows(row.bundle_id)
             if is_gone and (head is None or row.bundle_id not in self._needed_of(head)):
-                self._versions.remove_version(row.bundle_id)
+                self._remove_version(row.uri, row.bundle_id)
 
     def send_turns(self, lease: Lease, record: JournalRecord) -> bool:
         """Let turns behind a version survive this machine; False: the remote does not have that version yet.
@@ -246,22 +247,25 @@ class RemoteSessions:
 
         Raises:
             LeaseLost, and as `Heads.change`: it has the session still.
-            As `RemoteVersions.remove`: no head names what is left, and a collection removes it.
+            As `_remove_version`: no head names what is left, and a collection removes it.
         """
         before = lease.head
         lease.change(_emptied)
         self._behind.pop(lease.uri, None)
-        keys = [key for each in before.versions for key in (places_key(each), manifest_key(each))]
+        keys = list[str]()
         try:
-            for key in [*before.tail, *keys]:
+            for key in before.tail:
                 self._versions.remove(key)
+                keys.append(key)
+            for bundle_id in before.versions:
+                keys += self._remove_version(lease.uri, bundle_id)
         finally:
             lease.release(asleep=False, edit=_emptied)
-        return [*before.tail, *keys]
+        return keys
 
     def drop_version(self, lease: Lease, bundle_id: str) -> None:
         """Let the remote keep a version no more, nor turns behind it if it was the newest. Raises Diverged: another
-        machine has added these, and they are not here; LeaseLost, and as `Heads.change`, `RemoteVersions.remove`."""
+        machine has added these, and they are not here; LeaseLost, and as `Heads.change`, `_remove_version`."""
         if lease.head.newest == bundle_id:
             self._require_turns_here(lease.head)
 
@@ -284,12 +288,15 @@ class RemoteSessions:
         lease = self.take(uri)
         try:
             named = {*lease.head.tail, *map(manifest_key, self._needed_of(lease.head))}
-            gone = [key for key in keys if key not in named]
-            for key in gone:
+            gone = list[str]()
+            for key in keys:
+                if key in named:
+                    continue
                 if (bundle_id := bundle_id_in(key)) is None:
                     self._versions.remove(key)
-                else:
-                    self._versions.remove_version(bundle_id)
+                elif not self._remove_version(uri, bundle_id):
+                    continue
+                gone.append(key)
         finally:
             lease.release(asleep=head is not None and head.holder is not None)
         return gone
@@ -320,7 +327,20 @@ class RemoteSessions:
         """Versions that a head names no more; one that its turns stand behind stays."""
         if gone := [each for each in bundle_ids if each not in self._needed_of(head)]:
             for bundle_id in gone:
-                self._versions.remove_version(bundle_id)
+                self._remove_version(head.uri, bundle_id)
+
+    def _remove_version(self, uri: SessionUri, bundle_id: str) -> list[str]:
+        """Remove a version of a session; the keys of what is gone. Of a version of another session nothing goes: who
+        can write to a plain remote can name it in any head. Its manifest tells, here or there, as its digest is its
+        name. Raises as `RemoteVersions.manifest`: nothing tells whose it is, and it stays; and as `remove_version`."""
+        try:
+            manifest: Manifest | None = self._core.read_manifest(bundle_id)
+        except StoreError:
+            manifest = self._versions.manifest(bundle_id)
+        if manifest is not None and manifest.uri != uri:
+            return []
+        self._versions.remove_version(bundle_id)
+        return [places_key(bundle_id), manifest_key(bundle_id)]
 
     def _remove(self, keys: Iterable[str]) -> None:
         """What no head names any more; what stays is in nobody's way."""

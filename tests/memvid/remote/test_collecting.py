@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from torpor.memvid.errors import LeaseHeld, RemoteUnreachable, StoreError
+from torpor.memvid.errors import Corruption, LeaseHeld, RemoteUnreachable, StoreError
+from torpor.memvid.remote import sessions
 from torpor.memvid.remote.leaving import LEAVING_KEY, encode_leaving, read_leaving
 from torpor.memvid.remote.places import manifest_key, places_key
 from torpor.memvid.remote.uploading import send
 from torpor.memvid.remote.versions import LOOK_S, RemoteVersions
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.remote.collecting_rig import GRACE_S, World, collect, collect_all, drop, push
 from torpor.tests.memvid.remote.faulty_objects import Asked, Fault, Killed, MemoryObjects, faults_of
 from torpor.tests.memvid.store_making import FORK_URI, URI
 
+THIRD_URI = SessionUri("default", "third")
+OF_A_VERSION = (manifest_key, places_key)
 HOUR_AND_MORE = GRACE_S + 60
 
 
@@ -415,6 +420,45 @@ def test_a_drop_that_is_cut_off_leaves_what_a_collection_finds(world: World, sto
 
 
 # --- what may be told wrongly
+
+
+@pytest.mark.parametrize("way", ["drop", "push", "damaged"])
+def test_a_forged_head_removes_no_version_of_another_session(
+    way: str, world: World, store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a plain remote anybody may write one. Whose a version is, its manifest says: the one here, or the one there.
+    Where neither does, it stays."""
+    push(world.machine(store), FORK_URI)
+    theirs = {each.uri: each for each in world.heads()}[URI].versions
+    mine = making.sleep(other, 300, uri=THIRD_URI)
+    lease = world.machine(other).take(THIRD_URI)
+    lease.release(asleep=True, edit=lambda head: dataclasses.replace(head, versions=theirs))
+    if way == "damaged":
+        key = manifest_key(theirs[0])
+        content = world.bucket.content(key)
+        assert content is not None
+        world.bucket.put(key, [content[:-1] + bytes([content[-1] ^ 1])], len(content))
+    before = world.keys("versions", "places", "tails")
+    if way == "push":
+        monkeypatch.setattr(sessions, "MAX_HEAD_VERSIONS", len(theirs))
+        push(world.machine(other), THIRD_URI)
+        named = {each.uri: each for each in world.heads()}[THIRD_URI].versions
+        assert named == (*theirs[1:], mine.bundle_id)
+        assert world.keys("versions", "places", "tails") == before | {f(mine.bundle_id) for f in OF_A_VERSION}
+    else:
+        with contextlib.suppress(Corruption) if way == "damaged" else contextlib.nullcontext():
+            drop(world.machine(other), THIRD_URI)
+        assert world.keys("versions", "places", "tails") == before
+    if way != "damaged":
+        world.require_whole()
+
+
+def test_a_damaged_manifest_of_a_version_that_is_here_goes_with_its_session(world: World, store: Store) -> None:
+    for head in world.heads():
+        for key in map(manifest_key, head.versions):
+            world.bucket.put(key, [b"other"], 5)
+    drop(world.machine(store), URI)
+    assert not world.keys("versions", "places", "tails")
 
 
 def test_a_head_that_no_listing_has_is_found_by_its_manifests(world: World, store: Store, other: Store) -> None:
