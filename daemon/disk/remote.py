@@ -139,6 +139,10 @@ class Remote:
         holder = self.sessions.holders.get(uri)
         return None if holder is None or holder == self.sessions.me else holder.machine
 
+    def _is_there(self, uri: SessionUri) -> bool:
+        """Whether another machine had a session, or could have it, as the last look at its head told. Asks nobody."""
+        return self.machine_of(uri) is not None or uri in self.sessions.versions_seen
+
     def head_of(self, uri: SessionUri) -> Head | None:
         """The head of a session that is held, as it was last read; None: it is not held."""
         lease = self.leases.get(uri)
@@ -150,9 +154,9 @@ class Remote:
 
     async def hold(self, uri: SessionUri, *, asking: OnEvent | None = None, is_new: bool = False) -> Taken | None:
         """Have a session, with the newest version of it here; None: it is had already, or begins without the remote.
-        The caller has its turn. is_new: nothing of it is here, so it may begin without an answer of the remote, and go
-        on in this process until there is one. asking: who has it awake is asked for it, and waited for; is told of the
-        wait.
+        The caller has its turn. is_new: nothing of it is here, so it may begin without an answer of the remote, unless
+        it was seen there, and go on in this process until there is one. asking: who has it awake is asked for it, and
+        waited for; is told of the wait.
 
         Raises:
             LeaseHeld: another machine has it. Diverged: it has gone on here, and otherwise there.
@@ -162,7 +166,7 @@ class Remote:
         if self.has(uri):
             return None
         begun = time.monotonic()
-        goes_without = is_new or uri in self._alone
+        goes_without = (is_new and not self._is_there(uri)) or uri in self._alone
         try:
             if goes_without:
                 self._threads.require_answering()

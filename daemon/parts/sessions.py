@@ -224,10 +224,8 @@ class SessionParts:
             await self.acknowledge(uri, durable=durable, unnamed=unnamed)
 
     async def begin(self, use: Use, uri: SessionUri, wanted: CreateRequest) -> Session:
-        """Make a new session; the caller holds its turn."""
+        """Make a new session; the caller holds its turn, and has seen that there is none."""
         model, settings = self._models.place_for(wanted.model).name, wanted.sampling or Sampling()
-        await self.residency.hold(uri)
-        self._store.standing.require_new(uri)
         async with self._models.loading.using(model, use) as chosen:
             settings.require_known(chosen.layout.vocabulary)
             state = await self._store.waking.begin(chosen, initial_key)

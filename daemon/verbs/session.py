@@ -22,7 +22,10 @@ async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
     """Raises InvalidUri, SessionExists, UnknownModel, InvalidSampling; InvalidDraft, LimitExceeded for a session that
     could never sleep; the errors of the model's load."""
     uri = parse_reference(request.session)
+    parts.models.place_for(request.model)  # before the remote has a head of it
     async with parts.sessions.residency.turn(uri) as use:
+        await parts.sessions.residency.hold(uri)
+        parts.store.standing.require_new(uri)
         return listing.info_of_awake(await parts.sessions.begin(use, uri, request))
 
 

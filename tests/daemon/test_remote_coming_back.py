@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.disk.remote import Remote
-from torpor.memvid.errors import LimitExceeded, RemoteUnreachable
+from torpor.memvid.errors import LeaseLost, LimitExceeded, RemoteUnreachable
 from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.tests.daemon.machines import OpenMachine, S, dies, freed, remote_of
 from torpor.tests.daemon.session_rig import tokens_of, until
@@ -138,3 +138,34 @@ async def test_a_turn_that_is_too_long_for_a_record_is_sent_as_a_version(
 
 def _too_long(*_: Any) -> bool:
     raise LimitExceeded("It is too long.", limit=0)
+
+
+@pytest.mark.parametrize("case", ["lease-ran-out", "no-answer-at-first"])
+async def test_who_makes_a_session_if_there_is_none_is_not_refused_for_one_that_comes_meanwhile(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Whether there is one is asked once. Nothing is told for certain then, and who asks again goes on with it."""
+    async with machine("one", **FAST) as one, machine("two", **FAST) as two:
+        remote = remote_of(one)
+        hold, run_at_once = remote.hold, remote._threads.run_at_once
+
+        async def first_hold(*asked: Any, **options: Any) -> Any:
+            monkeypatch.setattr(remote, "hold", hold)
+            if case == "no-answer-at-first":
+                monkeypatch.setattr(remote._threads, "run_at_once", first_request)
+            taken = await hold(*asked, **options)
+            if case == "lease-ran-out":
+                remote.leases[S].release(asleep=False)
+            await two.asleep("s", BEGUN)
+            await freed(two)
+            return taken
+
+        async def first_request(*_: Any) -> Any:
+            monkeypatch.setattr(remote._threads, "run_at_once", run_at_once)
+            raise RemoteUnreachable("No answer.")
+
+        monkeypatch.setattr(remote, "hold", first_hold)
+        with pytest.raises(LeaseLost if case == "lease-ran-out" else RemoteUnreachable):
+            await one.service.append("s", tokens=MORE, create=True)
+        await one.service.append("s", tokens=LAST, create=True)
+        assert list(one.live("s").state.tokens) == [*BEGUN, *LAST]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,31 @@ async def test_who_was_told_that_another_machine_has_a_session_goes_on_with_it_w
         monkeypatch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
         with pytest.raises(RemoteUnreachable):
             await one.service.append("s", tokens=[5])
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+async def test_no_session_begins_without_an_answer_under_a_name_that_was_seen_at_another_machine(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch, *, asleep: bool
+) -> None:
+    """Both would tell turns of it. Once it was seen to be removed there, one may begin."""
+    async with machine("one") as one, machine("two") as two:
+        await two.read("s", [7, 8, 9])
+        ask = partial(one.service.append, "s", tokens=[5], create=True)
+        if asleep:
+            await two.sleep("s")
+            await freed(two)
+            await remote_of(one).head(S)
+        else:
+            with pytest.raises(LeaseHeld):
+                await ask()
+        with monkeypatch.context() as patch:
+            patch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
+            with pytest.raises(RemoteUnreachable):
+                await ask()
+        await two.service.delete("s")
+        await remote_of(one).head(S)
+        monkeypatch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
+        assert (await ask()).token_count == 1
 
 
 async def test_a_session_that_came_from_another_machine_is_not_the_one_that_began_here_alone(

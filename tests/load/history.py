@@ -17,9 +17,6 @@ FIRST_TOKEN, DIGITS = 300, 2000
 NO_ANSWER: Final = ("lease_held", "lease_lost", "remote_unreachable", "remote_unclear", "head_replayed")
 """Refusals: the turn was not told. It may be there all the same, once."""
 
-CAME_MEANWHILE: Final = "session_exists"
-"""A refusal of who is to make a session if there is none: it came from the remote meanwhile."""
-
 
 @dataclass(frozen=True, slots=True)
 class Told:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from torpor.errors import TorporError
 from torpor.socket_api import Client, RemoteError
-from torpor.tests.load.history import CAME_MEANWHILE, NO_ANSWER, Told, Turns, tokens_of, wake_in_time
+from torpor.tests.load.history import NO_ANSWER, Told, Turns, tokens_of, wake_in_time
 from torpor.tests.load.machines import Machine
 from torpor.tests.memvid.remote.bucket_server import BucketServer
 
@@ -182,7 +182,7 @@ class Moving:
                     known.append(told)
         except RemoteError as error:
             self._refuse(error.code)
-            if error.code not in (*NO_ANSWER, CAME_MEANWHILE) and not error.code.endswith("busy"):
+            if error.code not in NO_ANSWER and not error.code.endswith("busy"):
                 self._wrong(f"{name} at machine {at}: {error.code}: {error}")
         except (TorporError, OSError):  # the machine was killed in the middle of it
             self._refuse("no answer")
