@@ -139,10 +139,6 @@ class Remote:
         holder = self.sessions.holders.get(uri)
         return None if holder is None or holder == self.sessions.me else holder.machine
 
-    def _is_there(self, uri: SessionUri) -> bool:
-        """Whether another machine had a session, or could have it, as the last look at its head told. Asks nobody."""
-        return self.machine_of(uri) is not None or uri in self.sessions.versions_seen
-
     def head_of(self, uri: SessionUri) -> Head | None:
         """The head of a session that is held, as it was last read; None: it is not held."""
         lease = self.leases.get(uri)
@@ -166,7 +162,8 @@ class Remote:
         if self.has(uri):
             return None
         begun = time.monotonic()
-        goes_without = (is_new and not self._is_there(uri)) or uri in self._alone
+        was_there = self.machine_of(uri) is not None or uri in self.sessions.versions_seen
+        goes_without = (is_new and not was_there) or uri in self._alone
         try:
             if goes_without:
                 self._threads.require_answering()
@@ -197,8 +194,8 @@ class Remote:
         self.on_lease(uri)
         has_gone_on = pulled is not None
         if not has_gone_on and before is not None and lease.epoch != before.epoch + 1:
-            there, was_there = lease.head, before.head  # it is here already: by a pull, or a hold that was given up
-            has_gone_on = (there.newest, there.tail) != (was_there.newest, was_there.tail)
+            after, then = lease.head, before.head  # it is here already: by a pull, or a hold that was given up
+            has_gone_on = (after.newest, after.tail) != (then.newest, then.tail)
         other = None if lease.before in (None, self.sessions.me) else lease.before
         return Taken(
             has_gone_on,
