@@ -164,7 +164,13 @@ class RemoteSessions:
             with self._moving:
                 if again:
                     self._versions.forget_seen()
-                sent = send(self._core, self._versions, row.bundle_id, goes_on=lambda: not lease.is_lost and goes_on())
+                sent = send(
+                    self._core,
+                    self._versions,
+                    row.bundle_id,
+                    goes_on=lambda: not lease.is_lost and goes_on(),
+                    before=lease.head.newest,
+                )
             if sent is None:
                 if lease.is_lost:
                     lease.renew()  # raises

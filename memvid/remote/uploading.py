@@ -44,10 +44,15 @@ class Sent:
 
 
 def send(
-    core: StoreCore, remote: RemoteVersions, bundle_id: str, goes_on: Callable[[], bool] = lambda: True
+    core: StoreCore,
+    remote: RemoteVersions,
+    bundle_id: str,
+    goes_on: Callable[[], bool] = lambda: True,
+    *,
+    before: str | None = None,
 ) -> Sent | None:
     """Write what the remote lacks of a version. goes_on: asked before each pack; None: it said no. What has landed by
-    then is not sent again.
+    then is not sent again. before: the version that the remote has of the session. The store may have let it go.
 
     Raises:
         Corruption: the version is missing, damaged, or not whole here, and not stripped.
@@ -64,7 +69,7 @@ def send(
 
         manifest = reader.manifest
         remote.look()
-        places = _places_there(core, remote, manifest, bundle_id, is_stripped=is_stripped)
+        places = _places_there(remote, manifest, _kin_of(core, manifest, bundle_id, before), is_stripped=is_stripped)
         blocks_sent = bytes_sent = 0
         for _ in range(_ROUNDS):
             lacking = [entry for entry in manifest.blocks if entry.id not in places]
@@ -102,17 +107,17 @@ def _packs_of(lacking: Sequence[BlockEntry]) -> Iterator[list[BlockEntry]]:
 
 
 def _places_there(
-    core: StoreCore, remote: RemoteVersions, manifest: Manifest, bundle_id: str, *, is_stripped: bool
+    remote: RemoteVersions, manifest: Manifest, kin: Sequence[str], *, is_stripped: bool
 ) -> dict[bytes, Place]:
-    """The places of blocks that the remote has, by what it has of this version and of its kin. is_stripped: headers
-    alone will do."""
+    """The places of blocks that the remote has, by what it has of their version's kin. is_stripped: headers alone will
+    do."""
     places: dict[bytes, Place] = {}
     wanted = {entry.id for entry in manifest.blocks}
-    for kin in (bundle_id, *_kin_of(core, manifest, bundle_id)):
+    for each_id in kin:
         if wanted <= places.keys():
             break
         try:
-            theirs = remote.places_seen(kin)
+            theirs = remote.places_seen(each_id)
         except (Corruption, RemoteTooLarge):  # what they tell is sent again
             continue
         new = {each: place for each, place in (theirs or {}).items() if each in wanted and each not in places}
@@ -124,15 +129,17 @@ def _places_there(
     return places
 
 
-def _kin_of(core: StoreCore, manifest: Manifest, bundle_id: str) -> list[str]:
-    """Versions of the store with the same beginning, those first that share most: the version before is among them."""
+def _kin_of(core: StoreCore, manifest: Manifest, bundle_id: str, before: str | None) -> list[str]:
+    """Versions that may have blocks of a version in the remote, those first that share most: itself, the one before it
+    there, and those of the store with the same beginning."""
     ours = [entry.id for entry in manifest.blocks]
+    kin = [bundle_id] if before is None else [bundle_id, before]
     if not ours:
-        return []
+        return kin
     shared: list[tuple[int, str]] = []
-    for other in core.index.bundle_ids() - {bundle_id}:
+    for other in core.index.bundle_ids() - set(kin):
         theirs = core.needs.of(other)
         if theirs[:1] == tuple(ours[:1]):
             alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
             shared.append((-sum(1 for _ in alike), other))
-    return [other for _, other in sorted(shared)[:_KIN]]
+    return kin + [other for _, other in sorted(shared)[:_KIN]]

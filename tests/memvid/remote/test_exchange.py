@@ -20,6 +20,7 @@ from torpor.memvid.remote.versions import RemoteVersions
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.remote.faulty_objects import FaultyObjects, Killed, MemoryObjects, faults_of
+from torpor.tests.memvid.remote.hand_over_rig import remote_of
 from torpor.tests.memvid.store_making import FORK_URI, URI
 
 
@@ -90,6 +91,17 @@ def test_only_what_is_lacking_is_sent_and_fetched(store: Store, elsewhere: Store
     got = sum(each.size_bytes for each in asked.asked if each.verb == "get_ranges")
     assert got < 2 * 256 * 64 + 4096, "the last span and the record alone"
     making.require_awake(elsewhere, 1100, uri=FORK_URI)
+
+
+def test_what_the_remote_has_is_not_sent_again_once_the_store_has_let_its_version_go(store: Store) -> None:
+    """As after each write behind, whose version goes once a sleep covers it."""
+    remote = remote_of(store, MemoryObjects(), "one")
+    first = making.sleep(store, 1024)
+    lease = remote.take(URI)
+    remote.push(lease)
+    second = making.sleep(store, 1280, before=first)
+    store.delete_version(URI, first.version)
+    assert remote.push(lease).sent.blocks_sent == 2, f"of {len(second.entries)}"
 
 
 def test_a_pack_is_sent_and_fetched_in_parts(store: Store, elsewhere: Store, monkeypatch: pytest.MonkeyPatch) -> None:
