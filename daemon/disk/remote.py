@@ -79,9 +79,9 @@ class Dropped:
 class Remote:
     """The remote of one daemon. The event loop's. sessions: asked by `run` alone. leases: of the sessions that it has;
     one that is lost stays until its session is used again, or leaves memory. on_version, on_lease, on_turn, on_gone,
-    on_drop: are told of each new version here, of each session that was taken, of each turn that is durable here, of
-    each session that is here no more, and that something was removed there; on_pulled of each session that came here,
-    before it is used."""
+    on_drop, on_return: are told of each new version here, of each session that was taken, of each turn that is durable
+    here, of each session that is here no more, that something was removed there, and of an outage that is over;
+    on_pulled of each session that came here, before it is used."""
 
     def __init__(
         self, sessions: RemoteSessions, lease_s: int, bus: Bus, options: CurrentOptions, room: Room, door: Door
@@ -93,7 +93,7 @@ class Remote:
         self._bus = bus
         self.budget = RemoteBudget(sessions.used, options)
         self._lease_s = lease_s
-        self._threads = RemoteThreads(sessions.silence)
+        self._threads = RemoteThreads(sessions.silence, lambda: self.on_return())
         self._moving = asyncio.Lock()
         self._alone: set[SessionUri] = set()  # began here while the remote did not answer, and were not taken since
         self.leases: dict[SessionUri, Lease] = {}
@@ -103,6 +103,7 @@ class Remote:
         self.on_turn: Callable[[JournalRecord], None] = ignore
         self.on_gone: Callable[[SessionUri], None] = ignore
         self.on_drop: Callable[[], None] = lambda: None
+        self.on_return: Callable[[], None] = lambda: None
         self.on_pulled: Callable[[SessionUri], Awaitable[None]] = _learn_nothing
 
     @property

@@ -21,18 +21,25 @@ _SILENT_S: Final = 30.0
 """Behind a request that failed after so long, what can go on without the remote does not ask it again for that time: a
 session that began without it and a removal would each wait as long."""
 
+_OUTAGE_S: Final = 60.0
+"""What failed while no request was answered for so long is tried again with the next answer. Behind less, one request
+failed beside others that were answered: what it was for waits for its turn."""
+
 Result = TypeVar("Result")
 
 
 class RemoteThreads:
-    """Asks a remote. The event loop's. fault: of the last request, if that failed; None: it was answered."""
+    """Asks a remote. The event loop's. fault: of the last request, if that failed; None: it was answered. on_return: is
+    told of the first answer behind an outage."""
 
-    def __init__(self, fault: RemoteError | None) -> None:
+    def __init__(self, fault: RemoteError | None, on_return: Callable[[], None]) -> None:
         # An answer may be long in coming, and a lease does not wait for it.
         self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE + RENEWED_AT_ONCE, thread_name_prefix="torpor-remote")
         self._others = asyncio.Semaphore(_ASKED_AT_ONCE)
         self._silent: tuple[float, RemoteUnreachable] | None = None  # until when, and its last fault
         self.fault = fault
+        self._failed_s = None if fault is None else time.monotonic()  # since when no request was answered
+        self._on_return = on_return
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Ask the remote, to the end."""
@@ -46,10 +53,14 @@ class RemoteThreads:
             result = await to_the_end(asyncio.get_running_loop().run_in_executor(self._pool, work))
         except (RemoteUnreachable, RemoteUnclear, RemoteRefused) as error:
             self.fault = error
+            self._failed_s = self._failed_s or begun
             if isinstance(error, RemoteUnreachable) and time.monotonic() - begun > _SLOW_S:
                 self._silent = time.monotonic() + _SILENT_S, error
             raise
-        self._silent = self.fault = None
+        was_away = self._failed_s is not None and time.monotonic() - self._failed_s >= _OUTAGE_S
+        self._silent = self.fault = self._failed_s = None
+        if was_away:
+            self._on_return()
         return result
 
     def require_answering(self) -> None:

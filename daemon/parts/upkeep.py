@@ -71,6 +71,12 @@ class UpkeepParts:
             self.renewing = Renewing(loop, remote, self.uploading)
             self.collecting = Collecting(loop, remote, sessions.residency, door)
             self.sending_turns = SendingTurns(loop, remote, options)
+            remote.on_return = self._try_remote_again
+
+    def _try_remote_again(self) -> None:
+        for job in (self.uploading, self.sending_turns):
+            if job is not None:
+                job.try_again()
 
     def start(self) -> None:
         """Begin with the jobs, and follow the system."""

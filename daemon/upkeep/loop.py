@@ -84,6 +84,12 @@ class Job(ABC, Generic[Item]):
         """Ask when the next piece is due: something has changed."""
         self._upkeep.look_again(self)
 
+    def try_again(self) -> None:
+        """Do what was put off: what it failed for is over."""
+        for item, _ in self.due():
+            self._upkeep.put_off_no_more(self, item)
+        self.look_again()
+
 
 class SessionJob(Job[SessionUri | None]):
     """Looks at one session after the other, as they are noted."""

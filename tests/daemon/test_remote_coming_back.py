@@ -6,12 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torpor.daemon.disk import remote_threads
 from torpor.daemon.disk.remote import Remote
 from torpor.memvid.errors import LeaseLost, LimitExceeded, RemoteUnreachable
+from torpor.memvid.remote.folder_objects import FolderObjects
 from torpor.memvid.remote.sessions import RemoteSessions
+from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.machines import OpenMachine, S, dies, freed, remote_of
 from torpor.tests.daemon.session_rig import tokens_of, until
 
+OTHER = SessionUri("default", "other")
 FAST = {"remote_lease": 1.0, "remote_turns": 0.0}
 BEGUN, MORE, YET_MORE, LAST = tokens_of(1, 300), tokens_of(2, 30), tokens_of(3, 15), tokens_of(4, 10)
 
@@ -169,3 +173,38 @@ async def test_who_makes_a_session_if_there_is_none_is_not_refused_for_one_that_
             await one.service.append("s", tokens=MORE, create=True)
         await one.service.append("s", tokens=LAST, create=True)
         assert list(one.live("s").state.tokens) == [*BEGUN, *LAST]
+
+
+@pytest.mark.parametrize("outage_s", [0.0, 3600.0], ids=["outage", "one-request"])
+async def test_what_was_put_off_in_an_outage_goes_to_the_remote_with_its_next_answer(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch, outage_s: float
+) -> None:
+    """Versions and turns. Where others were answered meanwhile it waits: else a slow line would be full of retries."""
+    monkeypatch.setattr("torpor.daemon.upkeep.loop.AGAIN_S", 3600.0)
+    monkeypatch.setattr("torpor.daemon.upkeep.loop._MOST_AGAIN_S", 3600.0)
+    monkeypatch.setattr(remote_threads, "_OUTAGE_S", outage_s)
+    async with machine("one", remote_turns=0.01) as one:
+        remote, loop = remote_of(one), one.service._parts.upkeep.loop
+
+        def failures(of: str) -> int:
+            return next(each.failures for each in loop.states() if each.name == of)
+
+        await one.read("s", BEGUN)
+        await one.read("other", BEGUN)
+        with monkeypatch.context() as patch:
+            for method in ("get", "size", "create", "replace", "put"):
+                patch.setattr(FolderObjects, method, _away)
+            await one.sleep("s")
+            await one.service.append("other", tokens=MORE)
+            await until(lambda: failures("remote") == failures("remote turns") == 1)
+        before = remote.leases[OTHER].head.tail
+        await remote.head(SessionUri("default", "any"))
+        if outage_s:
+            assert failures("remote") == failures("remote turns") == 1
+            return
+        await freed(one)
+        await until(lambda: remote.leases[OTHER].head.tail != before)
+
+
+def _away(*_: Any) -> Any:
+    raise RemoteUnreachable("No answer.")
