@@ -42,7 +42,7 @@ MARKS = {  # by field of a session: the mark behind its state, its style and its
     "stripped": (
         "~",
         "yellow",
-        "stripped: the next use reads again what nothing else has kept of it",
+        "stripped: the next use fetches what a remote has of it, and reads again what nothing else has kept",
     ),
     "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
     "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),

@@ -58,7 +58,7 @@ def list_remote(namespace: str | None, socket: Path | None, output: Output) -> N
         result = client.remote(namespace=namespace)
     if output.told("ls", result):
         return
-    output.remark(f"[dim]the sessions of[/] {plain(result.url)}")
+    output.remark(f"[dim]the sessions of[/] {plain(result.url)}{', [dim]sealed[/]' if result.sealed else ''}")
     for problem in result.problems:
         output.remark(render_problem(problem))
     if not result.sessions:

@@ -102,7 +102,9 @@ def _facts(detail: SessionDetail) -> PlainTable:
         facts.add_row("  written", format_bytes(info.written_bytes))
     shown = next((version for version in detail.versions if version.bundle_id == info.bundle_id), None)
     if info.state != "awake" and shown is not None and shown.stripped:
-        facts.add_row("  stripped", "the next use reads again what nothing else has kept of it")
+        facts.add_row(
+            "  stripped", "the next use fetches what a remote has of it, and reads again what nothing else has kept"
+        )
     if info.lossy:
         tokens = format_plural(info.lossy.tokens, "token")
         facts.add_row("  lossy", f"keys and values of the first {tokens} in {info.lossy.bits} bits")

@@ -29,7 +29,8 @@ def use_of_remote(remote: Mapping[str, Any]) -> str:
     budget = remote["daily_budget"]
     waiting = f"; {format_plural(remote['waiting'], 'session')} to be sent tomorrow" if remote["waiting"] else ""
     failed = f"; its last request failed: {remote['problem']}" if remote["problem"] else ""
-    return f"{remote['url']}: {used}{f' of {budget}' if budget else ''}{waiting}{failed}"
+    sealed = ", sealed" if remote["sealed"] else ""
+    return f"{remote['url']}{sealed}: {used}{f' of {budget}' if budget else ''}{waiting}{failed}"
 
 
 def remark_on_room(output: Output, path: str | os.PathLike[str]) -> None:

@@ -128,7 +128,7 @@ class RemoteUse(Result):
     """What was used of the remote at `url` since midnight UTC: bytes that were sent, and requests. dollars: what list
     prices of S3 Standard say of these, with a month of storage for the bytes. daily_budget: None: no bound. waiting:
     sessions of which nothing is sent before the next day. problem: why the last request there failed; None: it did
-    not."""
+    not. sealed: whether what is there is encrypted, by a key of the daemon."""
 
     url: str
     bytes_sent: Count
@@ -137,6 +137,7 @@ class RemoteUse(Result):
     daily_budget: str | None = None
     waiting: Count = 0
     problem: str | None = None
+    sealed: bool = False
 
 
 class HttpInfo(Result):

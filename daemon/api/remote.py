@@ -29,11 +29,13 @@ class RemoteSession(Result):
 
 
 class RemoteSessionsResult(Result):
-    """The sessions of the remote at `url`, by name. problems: heads that cannot be read."""
+    """The sessions of the remote at `url`, by name. problems: heads that cannot be read. sealed: whether what is there
+    is encrypted, by a key of the daemon."""
 
     url: str
     sessions: tuple[RemoteSession, ...]
     problems: tuple[Finding, ...] = ()
+    sealed: bool = False
 
 
 class PushResult(Result):

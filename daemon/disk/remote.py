@@ -67,8 +67,8 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What became of a session in the remote. keys: of what was removed. packs: those that its versions needed.
-    is_there: whether it has a head there. problems: why the remote has something of it still."""
+    """What became of a session in the remote, or would. keys: of what was removed. packs: those that its versions
+    needed. is_there: whether it has a head there. problems: why the remote has something of it still."""
 
     keys: Sequence[str] = ()
     packs: Collection[str] = ()
@@ -221,8 +221,8 @@ class Remote:
         return row.bundle_id in self.sessions.versions_seen.get(row.uri, ())
 
     async def fetch_back(self, row: VersionInfo) -> int:
-        """Let a version of a session that is held have its keys and values again; the bytes that were written. Raises
-        as `RemoteSessions.fetch_back`."""
+        """Let a version that is here have its keys and values again, whoever has its session; the bytes that were
+        written, 0: it has them. Raises as `RemoteSessions.fetch_back`, and as `Room.after`."""
         begun = time.monotonic()
         async with self._moving:
             fetch_back = partial(self.sessions.fetch_back, row.uri, row.bundle_id)

@@ -25,8 +25,9 @@ class RemoteBudget:
         """Why less than all of this day may be held against it; None where it is not, or there is none."""
         return None if self._options.now.remote_daily_budget is None else self._used.why_anew
 
-    def use_today(self, url: str, waiting: int, problem: str | None) -> RemoteUse:
-        """What was used of the remote. waiting: sessions that wait for the next day. problem: as in `RemoteUse`."""
+    def use_today(self, url: str, waiting: int, problem: str | None, *, sealed: bool) -> RemoteUse:
+        """What was used of the remote. waiting: sessions that wait for the next day. problem, sealed: as in
+        `RemoteUse`."""
         used, budget = self._used.today(), self._options.now.remote_daily_budget
         told = None if budget is None else budget.told()
-        return RemoteUse(url, used.bytes_sent, used.requests, used.dollars, told, waiting, problem)
+        return RemoteUse(url, used.bytes_sent, used.requests, used.dollars, told, waiting, problem, sealed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -124,16 +124,29 @@ class SessionParts:
     def resolve(self, name: str) -> SessionUri:
         """The session that a client names. Raises SessionNotFound, AmbiguousName."""
         self._door.require_open()
-        return self._store.disk.resolve(name, also=self.awake)
+        with self._telling_of_the_remote():
+            return self._store.disk.resolve(name, also=self.awake)
 
     async def named(self, session: str, *, look: bool = False) -> Named:
         """What a client names: a session, a version of it, or a place within. look, and what it raises: as
         `Sessions.named`."""
         self._door.require_open()
-        if not names_version(session):  # nothing is awaited: requests for a session take their turns as they come
-            return self._store.disk.named(session, self.awake)
-        awake = frozenset(self.awake)
-        return await self._store.on_io(lambda: self._store.disk.named(session, awake, look=look))
+        with self._telling_of_the_remote():
+            if not names_version(session):  # nothing is awaited: requests for a session take their turns as they come
+                return self._store.disk.named(session, self.awake)
+            awake = frozenset(self.awake)
+            return await self._store.on_io(lambda: self._store.disk.named(session, awake, look=look))
+
+    @contextlib.contextmanager
+    def _telling_of_the_remote(self) -> Iterator[None]:
+        """A name that is not here may be one of the remote, spelled otherwise."""
+        try:
+            yield
+        except SessionNotFound as error:
+            if self._store.remote is None or "version" in error.details:
+                raise
+            there = "What the remote has, `torpor ls --remote` lists."
+            raise SessionNotFound(f"{error.message} {there}", **error.details) from error
 
     async def named_by_number(self, session: str, *, look: bool = False) -> Named:
         """As `named`, for what goes on by the version's number. Raises AmbiguousVersion: that means another version."""

@@ -78,13 +78,31 @@ class Collecting(Job[None]):
                     report = await self._swept(report, uri, keys)
             return report, collected
 
+    async def foresee(self, uri: SessionUri) -> Dropped:
+        """What a `Remote.drop` that forgets would do, as far as can be told. Nothing is changed."""
+        remote, packs = self._remote, set[str]()
+        try:
+            head = await remote.head(uri)
+            if head is None:
+                return Dropped()
+            packs = await remote.run(lambda: remote.sessions.packs_of(head))
+            await remote.run(lambda: remote.sessions.require_droppable(head))
+        except TorporError as error:
+            return Dropped((), packs, problems=(Finding.of(f"{remote.url}/{key_of(uri)}", error),))
+        return Dropped(remote.sessions.keys_of(head), packs, is_there=True)
+
     async def forgotten(self, uri: SessionUri, report: MaintenanceReport, dropped: Dropped) -> MaintenanceReport:
-        """The report of a forget, with what became of the session in the remote. Its packs leave now. Nobody has
-        its turn."""
+        """The report of a forget or of its plan, with what became of the session in the remote, or would. Its packs
+        leave now. Nobody has its turn."""
         path = f"{self._remote.url}/{key_of(uri)}"
         actions = [self._removed(uri, key, "It is of the session, in the remote.") for key in dropped.keys]
         problems = list(dropped.problems)
-        if dropped.is_there:
+        if report.dry_run:
+            reason = "A version of the session needs it. It leaves if no other session does."
+            actions += [
+                Action("leave", f"{self._remote.url}/{key}", str(uri), None, 0, reason) for key in sorted(dropped.packs)
+            ]
+        elif dropped.is_there:
             try:
                 collected, _ = await self.collect(dropped.packs)
             except TorporError as error:
@@ -97,6 +115,7 @@ class Collecting(Job[None]):
                 if others := packs - {each.path for each in mine}:
                     reason = f"{format_plural(len(others), 'pack')}: needed by other sessions, or leaving already."
                     actions.append(Action("keep", f"{self._remote.url}/packs", str(uri), None, 0, reason))
+        if dropped.is_there:
             reason = (
                 "The head of the session stays, without any version. Its key has the name; without it other machines "
                 "would take the remote for one that was put back."

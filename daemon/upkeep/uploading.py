@@ -72,7 +72,8 @@ class Uploading(SessionJob):
         """What was used of the remote, and what waits."""
         waiting = sum(map(self._can_wait, self._noted)) if self._remote.budget.is_used_up else 0
         fault = self._remote.fault
-        return self._remote.budget.use_today(self._remote.url, waiting, None if fault is None else fault.message)
+        problem, sealed = None if fault is None else fault.message, self._remote.sessions.is_sealed
+        return self._remote.budget.use_today(self._remote.url, waiting, problem, sealed=sealed)
 
     def _can_wait(self, uri: SessionUri) -> bool:
         """Whether nobody waits for what is to be done for a session, and bytes may be to be sent for it."""

@@ -25,7 +25,8 @@ async def remote(parts: Parts, request: api.RemoteRequest) -> api.RemoteSessions
     """Raises NoRemote, and RemoteError."""
     asked = require_remote(parts)
     found, problems = await asked.run(lambda: asked.sessions.listed(request.namespace))
-    return api.RemoteSessionsResult(asked.url, tuple(map(_told, found)), tuple(problems[:MAX_PROBLEMS_TOLD]))
+    told, problems = tuple(map(_told, found)), problems[:MAX_PROBLEMS_TOLD]
+    return api.RemoteSessionsResult(asked.url, told, tuple(problems), asked.sessions.is_sealed)
 
 
 @answers(api.PushRequest)

@@ -183,6 +183,8 @@ async def _forget_everywhere(parts: Parts, uri: SessionUri, *, dry_run: bool) ->
     if collecting is None or dropped is None:
         return report
     report = await collecting.forgotten(uri, report, dropped)
+    if dry_run:
+        return report
     said = await parts.upkeep.run(partial(parts.store.disk.forget_what_was_said, uri))  # the remote was asked since
     return replace(report, problems=tuple(dict.fromkeys([*report.problems, *said.problems])))
 
@@ -194,7 +196,8 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> tuple[Main
         await parts.sessions.writing_behind.let_go(uri)
         await parts.sessions.writing_behind.settled()
         parts.sessions.tell_no_more(uri)
-        dropped = None if remote is None else await remote.drop(uri, forgetting=True)
+    if remote is not None and parts.upkeep.collecting is not None:
+        dropped = await (parts.upkeep.collecting.foresee(uri) if dry_run else remote.drop(uri, forgetting=True))
     try:
         report = await parts.upkeep.carry_out(Order("forget", uri, dry_run))
     except SessionNotFound:

@@ -217,7 +217,7 @@ class Heads:
         self.versions: dict[SessionUri, tuple[str, ...]] = {}
 
     def read(self, uri: SessionUri, *, noting: bool = True) -> Seen | None:
-        """The head of a session; None: there was never one. noting: remember how new it is.
+        """The head of a session; None: there was never one. noting: remember how new it is, and what it says.
 
         Raises:
             CorruptHead; HeadReplayed: an older one than before; UnsupportedFormat; RemoteError.
@@ -240,18 +240,15 @@ class Heads:
         self._seen.require_new(self._objects.url, uri, head.revision, newest)
         if noting:
             self._seen.note(self._objects.url, uri, head.revision)
-            self.note_holder(head)
-            self._note_versions(head)
+            self.note(head)
         return Seen(head, found.tag)
 
-    def note_holder(self, head: Head) -> None:
-        """Remember who has a session."""
+    def note(self, head: Head) -> None:
+        """Remember who has a session, and which versions the remote has of it."""
         if head.holder is None:
             self.holders.pop(head.uri, None)
         else:
             self.holders[head.uri] = head.holder.party
-
-    def _note_versions(self, head: Head) -> None:
         if head.versions:
             self.versions[head.uri] = head.versions
         else:
@@ -295,8 +292,7 @@ class Heads:
             if tag is not None:
                 self._seen.note(self._objects.url, uri, after.revision)
                 self._seen.save()
-                self.note_holder(after)
-                self._note_versions(after)
+                self.note(after)
                 return Seen(after, tag)
         if unclear is not None:
             raise unclear

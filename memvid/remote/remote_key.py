@@ -25,6 +25,10 @@ COMMAND_S: Final = 60.0
 _DIGITS: Final = re.compile(rb"[0-9a-fA-F]{64}\s*", re.ASCII)
 _MAX_BYTES: Final = 1024
 _HOW: Final = "openssl rand -hex 32"
+_NO_OTHER: Final = (
+    "If the remote is sealed already, no other key than that of before opens it: put that one back, from another "
+    "machine of the remote or a backup."
+)
 
 
 def remote_key(file: str | os.PathLike[str] | None, command: str | None) -> bytes | None:
@@ -43,11 +47,10 @@ def key_in_file(path: str) -> bytes:
             status = os.fstat(fd)
             text = os.read(fd, _MAX_BYTES) if stat.S_ISREG(status.st_mode) else b""
     except OSError as error:
-        raise _invalid(
-            f"The file of the remote's key {path} cannot be read: {error.strerror}. This makes one: (umask 077; "
-            f"{_HOW} > {shlex.quote(path)})",
-            path,
-        ) from error
+        how = "See that you may read it."
+        if isinstance(error, FileNotFoundError):
+            how = f"{_NO_OTHER} For a new remote, this makes one: (umask 077; {_HOW} > {shlex.quote(path)})"
+        raise _invalid(f"The file of the remote's key {path} cannot be read: {error.strerror}. {how}", path) from error
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or mode & 0o077:
         raise _invalid(
@@ -107,7 +110,11 @@ def _output_of(process: subprocess.Popen[bytes], until: float) -> bytes | None:
 
 def _key_of(text: bytes, what: str, path: str | None = None) -> bytes:
     if not _DIGITS.fullmatch(text):
-        raise _invalid(f"{what} is no key: it has to be 64 hex digits, and nothing else. This makes one: {_HOW}", path)
+        raise _invalid(
+            f"{what} is no key: it has to be 64 hex digits, and nothing else. {_NO_OTHER} For a new remote, this makes "
+            f"one: {_HOW}",
+            path,
+        )
     return bytes.fromhex(text.decode("ascii"))
 
 

@@ -87,6 +87,7 @@ class RemoteSessions:
         self._watches: dict[SessionUri, Watch] = {}
         self._behind: dict[SessionUri, int] = {}  # the version that was the newest when the turns there were said
         self.url = objects.url
+        self.is_sealed = sealed is not None
         self._heads = Heads(objects, core.seen_heads)
         self.holders = self._heads.holders
         self.versions_seen = self._heads.versions
@@ -315,6 +316,10 @@ class RemoteSessions:
         self.require_proven()
         return collect(self.heads, self._objects, self._clock, also, dry_run=dry_run, should_stop=should_stop)
 
+    def keys_of(self, head: Head) -> list[str]:
+        """The objects that are the session's alone, by its head: its turns, and of each version what a drop removes."""
+        return [*head.tail, *(f(each) for each in head.versions for f in (places_key, manifest_key))]
+
     def packs_of(self, head: Head) -> set[str]:
         """The packs that its versions need, as far as that can be told. Raises as `Objects`."""
         packs, versions = set[str](), RemoteVersions(self._objects)
@@ -377,10 +382,12 @@ class RemoteSessions:
             except (RemoteError, UnsupportedFormat) as error:
                 problems.append(Finding.of(f"{self.url}/{key_of(uri)}", error))
                 continue
-            if head is not None and (head.holder or not head.is_empty):
+            if head is None:
+                continue
+            if self._core.index.find(uri) is not None:  # also of one that another machine has removed there
+                self.heads.note(head)
+            if head.holder or not head.is_empty:
                 holder, here = head.holder, self._here(head)
-                if here != "absent":
-                    self.heads.note_holder(head)
                 found.append(Found(head, here, holder is not None and holder.party == self.me))
         return found, problems
 

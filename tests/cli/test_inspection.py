@@ -260,13 +260,14 @@ def test_doctor_tells_budgets_of_the_store_that_it_counts_alone() -> None:
 
 def test_doctor_tells_what_the_day_has_used_of_the_remote_and_what_waits() -> None:
     remote = {"url": "s3://b/p", "bytes_sent": 3 << 20, "requests": 1200, "dollars": 0.0123, "daily_budget": None}
-    remote |= {"problem": None}
+    remote |= {"problem": None, "sealed": False}
     told = "; remote s3://b/p: 3.00 MiB, 1,200 requests, about $0.01 today"
     assert _describe_remote({**remote, "waiting": 0}) == told
     bounded = {**remote, "daily_budget": "1.00 GiB, $2.00", "waiting": 2}
     assert _describe_remote(bounded) == f"{told} of 1.00 GiB, $2.00; 2 sessions to be sent tomorrow"
     failed = {**remote, "waiting": 0, "problem": "Look there."}
     assert _describe_remote(failed) == f"{told}; its last request failed: Look there."
+    assert _describe_remote({**remote, "waiting": 0, "sealed": True}).startswith("; remote s3://b/p, sealed: 3.00 MiB")
     assert _describe_remote(None) == ""
 
 

@@ -265,6 +265,33 @@ async def test_a_session_is_shown_at_the_machine_that_has_it(machine: OpenMachin
             assert info.machine == there
 
 
+async def test_what_another_machine_has_removed_is_at_none_once_the_remote_was_listed(machine: OpenMachine) -> None:
+    """And nothing here counts on its versions there."""
+    async with machine("one") as one, machine("two") as two:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        await two.wake("s")
+        assert [each.machine for each in (await one.service.remote()).sessions] == [remote_of(two).sessions.me.machine]
+        assert remote_of(one).machine_of(S) is not None
+        await two.service.delete("s")
+        assert not (await one.service.remote()).sessions
+        (info,) = await one.service.list_sessions()
+        assert info.machine is None
+        assert S not in remote_of(one).sessions.versions_seen
+
+
+async def test_who_names_what_is_not_here_is_told_where_the_remote_is_listed(machine: OpenMachine) -> None:
+    """It may be spelled otherwise there. Of a session that is here, a version that it lacks is no such case."""
+    async with machine("one") as one:
+        await one.asleep("s", tokens_of(1, 300))
+        for asked in (one.wake("t"), one.service.append("t", tokens=[1]), one.service.show("t")):
+            with pytest.raises(SessionNotFound, match="`torpor ls --remote`"):
+                await asked
+        with pytest.raises(SessionNotFound) as refused:
+            await one.wake("s@7")
+        assert "--remote" not in refused.value.message
+
+
 async def test_a_daemon_takes_its_own_sessions_back(machine: OpenMachine, tmp_path: Path) -> None:
     """T1: it was killed: the next one of its store has them at once, and sends what was not sent."""
     async with machine("one", close=False) as one:

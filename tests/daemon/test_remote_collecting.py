@@ -121,6 +121,28 @@ async def test_a_forget_names_what_a_bucket_keeps(machine: OpenMachine, monkeypa
         assert (leaving.session, leaving.size_bytes > 0) == (str(NOTEBOOK), True)
 
 
+async def test_the_plan_of_a_forget_tells_what_the_remote_has_and_changes_nothing(
+    machine: OpenMachine, tmp_path: Path
+) -> None:
+    """Also of a session that is in the remote alone. What is done is what was told."""
+    async with machine("one") as one, machine("two") as two:
+        await one.asleep("notebook", tokens_of(1, 300))
+        await freed(one, NOTEBOOK)
+        before = there(tmp_path, "heads", "versions", "places", "packs", "tails", "leaving")
+        plan = await one.service.maintain("forget", session="notebook", dry_run=True)
+        told = {("remove", "places"), ("remove", "versions"), ("leave", "packs"), ("keep", "heads")}
+        assert told_of_remote(one, plan) == told
+        foreign = await two.service.maintain("forget", session="notebook", dry_run=True)
+        assert [each.code for each in foreign.problems] == ["diverged"], "it is to be woken there before it goes"
+        assert told_of_remote(two, foreign) == {("leave", "packs")}
+        assert there(tmp_path, "heads", "versions", "places", "packs", "tails", "leaving") == before
+        done = await one.service.maintain("forget", session="notebook")
+        assert told_of_remote(one, done) == told
+        url = remote_of(one).url
+        paths = [{each.path for each in report.actions if each.path.startswith(url)} for report in (plan, done)]
+        assert paths[0] == paths[1]
+
+
 @pytest.mark.usefixtures("hours_pass")
 async def test_what_no_head_names_is_removed_unless_its_session_is_in_use(
     machine: OpenMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

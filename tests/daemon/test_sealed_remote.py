@@ -66,7 +66,10 @@ async def test_a_session_moves_and_who_holds_the_remote_finds_nothing_of_it(
     async with machine("two", **options) as two:
         await two.wake(URI.name)
         assert await two.fingerprint(URI.name) == state
-        assert [each.session for each in (await two.service.remote()).sessions] == [str(URI)]
+        listed, use = await two.service.remote(), (await two.service.status()).remote
+        assert [each.session for each in listed.sessions] == [str(URI)]
+        assert use is not None
+        assert (listed.sealed, use.sealed) == (is_sealed, is_sealed)
 
 
 async def test_a_daemon_does_not_start_on_a_remote_with_another_key(

@@ -47,6 +47,16 @@ def test_each_word_that_is_not_plain_is_explained(
     assert explained == ([word] if word else [])
 
 
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_listing_says_whether_the_remote_is_sealed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, sealed: bool
+) -> None:
+    told = RemoteSessionsResult("file:///r", (), sealed=sealed)
+    monkeypatch.setattr(remote, "connect", lambda _socket: nullcontext(SimpleNamespace(remote=lambda **_: told)))
+    remote.list_remote(None, None, Output(as_json=False))
+    assert capsys.readouterr().err.splitlines()[0] == f"the sessions of file:///r{', sealed' if sealed else ''}"
+
+
 def test_a_second_receipt_has_its_own_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     there = PushResult("torpor://default/s", 2, "ab" * 32, "file:///r", 3, 1, 4096, 0.5)
     here = SleepResult("torpor://default/s", 2, "ab" * 32, None, 9, 8192, 8192, 1, 2, 0.25, remote=there)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import stat
@@ -60,12 +61,25 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_refused_with_what_makes_one(tmp_path: Path) -> None:
     path = tmp_path / "none"
-    with pytest.raises(InvalidRemote, match="This makes one: ") as refused:
+    with pytest.raises(InvalidRemote, match="this makes one: ") as refused:
         key_in_file(str(path))
-    command = refused.value.message.partition("This makes one: ")[2].replace("openssl rand -hex 32", f"echo {DIGITS}")
+    assert "put that one back" in refused.value.message, "to another key, a sealed remote is lost"
+    command = refused.value.message.partition("this makes one: ")[2].replace("openssl rand -hex 32", f"echo {DIGITS}")
     os.system(command)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert key_in_file(str(path)) == KEY
+
+
+def test_no_advice_writes_over_a_key_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = key_file(tmp_path)
+
+    def refused(*_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(InvalidRemote, match="cannot be read: Permission denied") as told:
+        key_in_file(str(path))
+    assert "openssl" not in told.value.message
 
 
 NO_KEYS = ("", "\n", DIGITS[1:], DIGITS + "0", " " + DIGITS, DIGITS[:-1] + "g", DIGITS + "\n" + DIGITS, DIGITS * 10_000)
@@ -74,7 +88,7 @@ NO_KEYS = ("", "\n", DIGITS[1:], DIGITS + "0", " " + DIGITS, DIGITS[:-1] + "g", 
 @pytest.mark.parametrize("text", NO_KEYS)
 def test_what_is_no_key_is_refused_and_not_told(tmp_path: Path, text: str) -> None:
     path = key_file(tmp_path, text)
-    with pytest.raises(InvalidRemote, match=r"64 hex digits.*openssl rand -hex 32") as refused:
+    with pytest.raises(InvalidRemote, match=r"64 hex digits.*that one back.*openssl rand -hex 32") as refused:
         key_in_file(str(path))
     assert DIGITS[1:20] not in "".join(traceback.format_exception(refused.value))
 
