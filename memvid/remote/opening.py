@@ -3,6 +3,8 @@
 Credentials and endpoints come from the environment, as the clouds' own tools find them: AWS_ACCESS_KEY_ID,
 AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and their kin. A URL that has some in it is
 refused, and what it has is not repeated.
+
+A remote has one URL, however it is spelled: what a store remembers of one is remembered by it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -42,7 +45,8 @@ _VARIABLES: Final = {  # the kinds of object store, and what the environment say
 
 def open_objects(url: str, store_path: str | None = None) -> Objects:
     """The objects at a URL. Of an object store nothing is asked yet. store_path: of the store that has it as its
-    remote; a folder of a store is none, as neither would find its own files whole.
+    remote; a folder of a store is none, as neither would find its own files whole. The `url` of the objects is in the
+    one form that all spellings of a place have: without what is doubled, and a folder by its path without links.
 
     Raises:
         InvalidRemote: the URL means nothing here, or the environment and what is installed are not enough to open it.
@@ -51,7 +55,8 @@ def open_objects(url: str, store_path: str | None = None) -> Objects:
     place = _Place(url)
     split = place.split
     if split.scheme == "file":
-        return FolderObjects(_folder(place, store_path), place.shown)
+        folder = _folder(place, store_path)
+        return FolderObjects(folder, Path(folder).as_uri())
     if split.scheme not in _VARIABLES:
         raise place.invalid(f"there is no remote of that kind: {_FORMS}.")
     if not _BUCKET.fullmatch(split.netloc):
@@ -62,7 +67,8 @@ def open_objects(url: str, store_path: str | None = None) -> Objects:
             f"a prefix has up to {_MAX_PARTS} parts of letters, digits and '. _ = -' with a slash between, and none "
             "begins with a dot."
         )
-    return CloudObjects(lambda client, retries: _store(place, "/".join(parts), client, retries), place.shown)
+    one_form = "/".join([f"{split.scheme}://{split.netloc}", *parts])
+    return CloudObjects(lambda client, retries: _store(place, "/".join(parts), client, retries), one_form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ class _Place:
 
 
 def _folder(place: _Place, store_path: str | None) -> str:
-    """The path that a file URL names. It is apart from every store."""
+    """The path that a file URL names, in the one form that all its spellings have. It is apart from every store."""
     if place.split.netloc not in ("", "localhost"):
         raise place.invalid("another machine's folder has to be mounted here: write file:///FOLDER.")
     path = unquote(place.split.path)
@@ -106,8 +112,9 @@ def _folder(place: _Place, store_path: str | None) -> str:
         raise place.invalid("a folder is named from the root on: write file:///FOLDER.")
     if os.path.lexists(os.path.join(path, STORE_FILE)):
         raise place.invalid("a store is there. Choose an empty folder outside of every store.")
+    path = os.path.realpath(path)
     if store_path is not None:
-        both = [os.path.realpath(path), os.path.realpath(store_path)]
+        both = [path, os.path.realpath(store_path)]
         if os.path.commonpath(both) in both:
             raise place.invalid(
                 f"it and the store at {store_path} lie one in the other. Choose a folder apart from it."

@@ -41,6 +41,26 @@ def test_an_object_store_is_opened_without_asking_it(url: str) -> None:
     with_client.close()
 
 
+def test_all_spellings_of_a_place_are_one_remote(tmp_path: Path) -> None:
+    """So a head that was seen by one of them is not replayed by another."""
+    folder = tmp_path / ("a share, ü%" + "long" * 50)
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    one = folder.as_uri()
+    spelled = [
+        *(one, f"{one}/", f"{one}//", f"{one}/.", f"{one}/../{one.rpartition('/')[2]}", (tmp_path / "link").as_uri()),
+        *(one.replace("file://", form) for form in ("file:///", "FILE://", "file://localhost")),
+        f"file://{folder}".replace("%", "%25"),
+    ]
+    for url in spelled:
+        objects = open_objects(url)
+        assert objects.url == one
+        objects.close()
+    for url in ("s3://bucket/some/Prefix", "s3://bucket//some/Prefix//", "S3://bucket/some//Prefix"):
+        assert open_objects(url).url == "s3://bucket/some/Prefix"
+    assert open_objects("s3://bucket/").url == "s3://bucket"
+
+
 def test_a_shared_folder_is_opened(tmp_path: Path) -> None:
     folder = tmp_path / "a share, ü%"
     folder.mkdir()
