@@ -82,7 +82,8 @@ class MaintenanceReport(Result):
 
 class DeleteReport(Result):
     """The result of a delete. bytes_freed: manifests and packs that went; packs that are being read go when they are
-    closed. problems: why needs are unknown, so that no pack was removed, and which marks found no room to go;
+    closed. remote_objects: how many of the session the remote was seen to have no more. problems: why needs are
+    unknown, so that no pack was removed, which marks found no room to go, and what the remote has still;
     problems_left_out counts those cut off."""
 
     session: str
@@ -90,6 +91,7 @@ class DeleteReport(Result):
     bytes_freed: Count
     problems: tuple[Finding, ...] = ()
     problems_left_out: Count = 0
+    remote_objects: Count = 0
 
 
 class Lossy(Result):

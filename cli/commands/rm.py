@@ -46,7 +46,8 @@ def rm(
     daemon = find_daemon(socket, store)
     with contextlib.nullcontext() if daemon is None else daemon:
         path = store or default_store_path() if daemon is None else Path(daemon.status().store)
-        marks = _marks_of(path, sessions, _names(daemon, path), to_the_end=yes)
+        may_be_there = daemon is not None and daemon.status().remote is not None
+        marks = _marks_of(path, sessions, _names(daemon, path), to_the_end=yes or may_be_there)
         named = ", ".join(f"{each} (with {marks[each]})" if marks.get(each) else each for each in sessions)
         sizes = "" if yes or as_json else sizes_of(path, sessions)
         if not (yes or has_consent(f"Delete {named} for good?{sizes}", "delete", as_json=as_json)):
@@ -82,12 +83,17 @@ def _delete(
         return report
 
     def line(report: DeleteReport) -> str:
+        with_it = f"; with it went {plain(gone)}" if gone else ""
         return (
             f"{plain(report.session)}  deleted: {format_plural(report.versions_deleted, 'version')},"
-            f" {format_bytes(report.bytes_freed)} freed{f'; with it went {plain(gone)}' if gone else ''}"
+            f" {format_bytes(report.bytes_freed)} freed{_there(report)}{with_it}"
         )
 
     return run_batch(output, "rm", sessions, delete, line)
+
+
+def _there(report: DeleteReport) -> str:
+    return f"; {format_plural(report.remote_objects, 'object')} of the remote gone" if report.remote_objects else ""
 
 
 def _marks_of(

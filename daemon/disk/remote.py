@@ -187,7 +187,7 @@ class Remote:
         try:
             pulled = await self.pull(lease.head, turns=True)
         except BaseException:
-            await self._let_go(lease)
+            await self._give_back(lease)
             raise
         finally:
             del self._coming[uri]
@@ -241,12 +241,13 @@ class Remote:
             return await to_the_end(taking)
         except asyncio.CancelledError:
             if taking.exception() is None:  # nobody would renew it
-                await self._let_go(taking.result())
+                await self._give_back(taking.result())
             raise
 
-    async def _let_go(self, lease: Lease) -> None:
-        """Raises as `Lease.release`."""
-        await self.run(lambda: lease.release(asleep=lease.head.newest is not None))
+    async def _give_back(self, lease: Lease) -> None:
+        """Of a session that has not come here: it sleeps here only if it did before. Raises as `Lease.release`."""
+        is_ours = lease.before == self.sessions.me and lease.head.newest is not None
+        await self.run(lambda: lease.release(asleep=is_ours))
 
     async def _take_asking(self, uri: SessionUri, emit: OnEvent) -> Lease:
         """As `_take`, once who has the session has given it back. Raises LeaseHeld: he has not, in that time."""
@@ -316,7 +317,7 @@ class Remote:
     async def release(self, uri: SessionUri) -> None:
         """Let others have a session that sleeps. Raises as `Lease.release`; it is not ours any more then, either."""
         if (lease := self.leases.pop(uri, None)) is not None:
-            await self._let_go(lease)
+            await self.run(lambda: lease.release(asleep=lease.head.newest is not None))
 
     async def drop(self, uri: SessionUri, *, forgetting: bool = False) -> Dropped:
         """Before a session is deleted here, whose turn the caller has: let the remote have nothing of it. If the delete
@@ -331,7 +332,8 @@ class Remote:
             is_there = True
             if forgetting:
                 packs = await self.run(lambda: self.sessions.packs_of(head))
-            await self.run(lambda: self.sessions.require_droppable(head))
+            holder = None if head.holder is None else head.holder.party
+            await self.run(lambda: self.sessions.require_droppable(head, holder))
             lease = self.leases.pop(uri) if self.has(uri) else await self._take_to_drop(uri)
             keys = await self.run(lambda: self.sessions.drop(lease))
         except TorporError as error:
@@ -347,9 +349,9 @@ class Remote:
         """As `_take`. Raises as `RemoteSessions.require_droppable`: another machine has gone on with it until then."""
         lease = await self._take(uri)
         try:
-            await self.run(lambda: self.sessions.require_droppable(lease.head))
+            await self.run(lambda: self.sessions.require_droppable(lease.head, lease.before))
         except BaseException:
-            await self._let_go(lease)
+            await self._give_back(lease)
             raise
         return lease
 
@@ -366,7 +368,7 @@ class Remote:
                 await self.run(lambda: self.sessions.drop_version(lease, bundle_id))
             finally:
                 if not is_held:
-                    await self._let_go(lease)
+                    await self._give_back(lease)
         except TorporError as error:
             return self._kept(uri, error) if head is not None or self.sessions.is_known(uri) else ()
         self.on_drop()

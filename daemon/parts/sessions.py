@@ -292,20 +292,26 @@ class SessionParts:
     # --- ends
 
     async def delete_session(self, uri: SessionUri, *, everywhere: bool = True) -> DeleteReport:
-        """Remove a session; the caller holds its turn. everywhere: also from the remote. Raises SessionNotFound."""
+        """Remove a session; the caller holds its turn. everywhere: also from the remote, which has it alone, perhaps.
+        Raises SessionNotFound."""
         disk, report = self._store.disk, DeleteReport(str(uri), 0, 0)
-        if not disk.can_be_deleted(uri) and uri not in self.awake:
+        remote = self._store.remote if everywhere else None
+        is_here = disk.can_be_deleted(uri) or uri in self.awake
+        if not is_here and remote is None:
             self._store.standing.require_row(uri)  # raises
         await self.writing_behind.let_go(uri)
         self.tell_no_more(uri)
-        remote = self._store.remote if everywhere else None
-        kept = () if remote is None else (await remote.drop(uri)).problems
+        there = None if remote is None else await remote.drop(uri)
+        keys, kept = ((), ()) if there is None else (there.keys, there.problems)
+        if not (is_here or keys or kept):
+            self._store.standing.require_row(uri)  # raises
         if disk.can_be_deleted(uri):
             report = await self._store.on_writer(lambda: disk.delete_session(uri))
         # Only now: a session that cannot be removed from the disk must not be lost from memory.
         self.forget(uri)
         self._bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
-        return with_bounded_problems(replace(report, problems=(*report.problems, *kept)))
+        problems = (*report.problems, *kept)
+        return with_bounded_problems(replace(report, problems=problems, remote_objects=len(keys)))
 
     async def delete_version(self, uri: SessionUri, bundle_id: str) -> DeleteReport:
         """Delete one version from the disk. Raises SessionNotFound. SessionAwake: the session is awake at it."""

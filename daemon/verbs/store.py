@@ -13,7 +13,7 @@ from ...memvid.exchange.incoming import owner_of
 from ...memvid.folder.marks import require_id
 from ...memvid.operations import Order, set_mark
 from ...memvid.units import format_plural
-from ...memvid.uri import SessionUri, parse_reference
+from ...memvid.uri import SessionUri, names_version, parse_reference
 from ...snapshot.lossy_kinds import BITS
 from ..api import store as api
 from ..api.waking import SleepResult
@@ -162,11 +162,17 @@ async def stats(parts: Parts, request: api.StatsRequest) -> api.StatsResult:
 async def delete(parts: Parts, request: api.DeleteRequest) -> DeleteReport:
     """Raises SessionNotFound, AmbiguousVersion. SessionAwake: a session is awake at the version that is to go."""
     parts.door.require_open()
-    named = (await parts.sessions.named(request.session)).require_whole()
-    async with parts.sessions.residency.turn(named.uri):
-        if named.row is not None:
-            return await to_the_end(parts.sessions.delete_version(named.uri, named.row.bundle_id))
-        return await to_the_end(parts.sessions.delete_session(named.uri))
+    try:
+        named = (await parts.sessions.named(request.session)).require_whole()
+        uri, row = named.uri, named.row
+    except SessionNotFound:
+        if names_version(request.session):
+            raise
+        uri, row = parse_reference(request.session), None  # the remote has it, perhaps
+    async with parts.sessions.residency.turn(uri):
+        if row is not None:
+            return await to_the_end(parts.sessions.delete_version(uri, row.bundle_id))
+        return await to_the_end(parts.sessions.delete_session(uri))
 
 
 @answers(api.ClearRequest)

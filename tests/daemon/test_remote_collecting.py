@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torpor.daemon.disk.remote_budget import RemoteBudget
 from torpor.daemon.errors import NoRemote
-from torpor.memvid.answers import MaintenanceReport
+from torpor.memvid.answers import DeleteReport, MaintenanceReport
 from torpor.memvid.errors import RemoteUnreachable, SessionNotFound, StoreIoError
 from torpor.memvid.remote import collecting
 from torpor.memvid.remote.folder_objects import FolderObjects
+from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.machines import OpenMachine, S, dies, freed, remote_of
@@ -195,5 +197,69 @@ async def test_who_has_no_remote_is_told(machine: OpenMachine) -> None:
             await one.service.maintain("repack", remote=True)
 
 
-def _away(objects: FolderObjects, key: str) -> None:
+def _away(*_: Any, **__: Any) -> Any:
     raise RemoteUnreachable("No answer.")
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("starts_anew", [False, True])
+@pytest.mark.parametrize("how", ["delete", "forget"])
+async def test_a_removal_that_the_remote_was_silent_to_goes_on_when_it_is_asked_for_again(
+    machine: OpenMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, *, starts_anew: bool
+) -> None:
+    """The session is not here any more, and the remote is seen to have nothing of it."""
+
+    async def remove(rig: Rigged) -> Any:
+        if how == "forget":
+            return await rig.service.maintain("forget", session="notebook")
+        return await rig.service.delete("notebook")
+
+    async with machine("one") as one:
+        await one.asleep("notebook", tokens_of(1, 300))
+        await freed(one, NOTEBOOK)
+        with monkeypatch.context() as patch:
+            patch.setattr(FolderObjects, "replace", _away)
+            for _ in range(2):
+                assert "remote_unreachable" in {each.code for each in (await remove(one)).problems}
+        assert len(there(tmp_path, "versions", "places")) == 2
+        if not starts_anew:
+            await _removed_now(one, remove, tmp_path)
+    if starts_anew:
+        async with machine("one") as one:
+            await _removed_now(one, remove, tmp_path)
+
+
+async def _removed_now(rig: Rigged, remove: Callable[[Rigged], Awaitable[Any]], tmp_path: Path) -> None:
+    report = await remove(rig)
+    assert not report.problems
+    assert not there(tmp_path, "versions", "places", "tails")
+    if isinstance(report, DeleteReport):
+        assert (report.versions_deleted, report.remote_objects) == (0, 2)
+        with pytest.raises(SessionNotFound):
+            await rig.service.delete("notebook")
+
+
+async def test_what_another_machine_has_gone_on_with_meanwhile_is_not_removed(
+    machine: OpenMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is asked for: nothing of it was ever seen here."""
+    async with machine("one") as one, machine("two") as two:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        with monkeypatch.context() as patch:
+            patch.setattr(FolderObjects, "replace", _away)
+            await one.service.delete("s")
+        await two.wake("s")
+        for _ in range(2):
+            assert [each.code for each in (await one.service.delete("s")).problems] == ["diverged"]
+        await two.service.append("s", tokens=[1, 2, 3])
+        await two.sleep("s")
+        await freed(two)
+        for _ in range(2):
+            assert [each.code for each in (await one.service.delete("s")).problems] == ["diverged"]
+        with monkeypatch.context() as patch:
+            patch.setattr(RemoteSessions, "pull", _away)
+            with pytest.raises(RemoteUnreachable):
+                await one.wake("s")
+        assert [each.code for each in (await one.service.delete("s")).problems] == ["diverged"]
+        assert (await two.wake("s")).token_count == 303

@@ -147,8 +147,9 @@ def test_no_removal_takes_along_what_another_machine_told_before_it_died(tmp_pat
     asker.takes()
     asker.turn(9)
     newest = holder.store.require_session(URI).bundle_id
+    head = holder.head()
     with pytest.raises(errors.Diverged):
-        holder.remote.require_droppable(holder.head())
+        holder.remote.require_droppable(head, head.holder and head.holder.party)
     with contextlib.suppress(errors.LeaseHeld):
         holder.remote.take(URI, LEASE_S)
     time_s[0] += 2 * LEASE_S
@@ -156,7 +157,8 @@ def test_no_removal_takes_along_what_another_machine_told_before_it_died(tmp_pat
     with pytest.raises(errors.Diverged):
         holder.remote.drop_version(lease, newest)
     assert holder.takes() == making.token_ids(0, 309)
-    holder.remote.require_droppable(holder.head())
+    head = holder.head()
+    holder.remote.require_droppable(head, head.holder and head.holder.party)
     holder.remote.drop_version(holder.remote.take(URI, LEASE_S), newest)
 
 
