@@ -81,7 +81,8 @@ class Remote:
     one that is lost stays until its session is used again, or leaves memory. on_version, on_lease, on_turn, on_gone,
     on_drop, on_return: are told of each new version here, of each session that was taken, of each turn that is durable
     here, of each session that is here no more, that something was removed there, and of an outage that is over;
-    on_pulled of each session that came here, before it is used."""
+    on_request of each for which another machine was seen to ask as turns were sent; on_pulled of each session that came
+    here, before it is used."""
 
     def __init__(
         self, sessions: RemoteSessions, lease_s: int, bus: Bus, options: CurrentOptions, room: Room, door: Door
@@ -103,6 +104,7 @@ class Remote:
         self.on_turn: Callable[[JournalRecord], None] = ignore
         self.on_gone: Callable[[SessionUri], None] = ignore
         self.on_drop: Callable[[], None] = lambda: None
+        self.on_request: Callable[[SessionUri], None] = ignore
         self.on_return: Callable[[], None] = lambda: None
         self.on_pulled: Callable[[SessionUri], Awaitable[None]] = _learn_nothing
 
@@ -293,7 +295,13 @@ class Remote:
         """Let turns of a session that is held survive this machine; False: the remote does not have the version yet
         behind which they stand, or the session is not held. Raises as `RemoteSessions.send_turns`."""
         lease = self.leases.get(record.uri)
-        return lease is not None and await self.run(lambda: self.sessions.send_turns(lease, record))
+        if lease is None:
+            return False
+        try:
+            return await self.run(lambda: self.sessions.send_turns(lease, record))
+        finally:
+            if lease.request is not None:  # seen by this, which puts off the next renewal
+                self.on_request(record.uri)
 
     async def push(self, uri: SessionUri, *, within_budget: bool = False, again: bool = False) -> Pushed | None:
         """Send the newest version of a session that is held. within_budget: as long as that is not used up; None: it

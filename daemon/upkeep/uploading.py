@@ -50,6 +50,7 @@ class Uploading(SessionJob):
         self._told_on = -1.0
         super().__init__(upkeep)
         remote.on_version = self.note
+        remote.on_request = self.note_at_once
         residency.awake.on_drop = self.note
 
     def due(self) -> Iterable[tuple[SessionUri | None, float]]:
@@ -158,7 +159,11 @@ class Uploading(SessionJob):
         begun = time.monotonic()
         if not (again or self._lacks(uri)):
             return None
+        lease = self._remote.leases.get(uri)
+        asked = None if lease is None else lease.request
         pushed = await self._remote.push(uri, within_budget=within_budget, again=again)
+        if asked is None and lease is not None and lease.request is not None:
+            self.note_at_once(uri)  # seen by this, which puts off the next renewal
         if pushed is None:
             return None
         self._bus.publish(

@@ -329,6 +329,18 @@ async def test_who_asks_for_a_session_gets_it_once_nobody_uses_it(machine: OpenM
         assert (await two.wake("s")).came_from is None
 
 
+@pytest.mark.parametrize("sent", ["version", "turn"])
+async def test_who_asks_is_seen_by_whatever_is_sent_and_waits_for_no_renewal(machine: OpenMachine, sent: str) -> None:
+    """That renews the lease, too: while turns were sent, a request waited for the first renewal behind them."""
+    async with machine("one", remote_lease=3600.0, remote_turns=0.0) as one, machine("two") as two:
+        await one.read("s", tokens_of(1, 300))
+        told = list[WorkEvent]()
+        waking = asyncio.create_task(two.service.wake("s", on_event=told.append))
+        await until(lambda: bool(told))
+        await (one.service.save("s") if sent == "version" else one.service.append("s", tokens=[1, 2]))
+        assert (await asyncio.wait_for(waking, 25)).token_count == (300 if sent == "version" else 302)
+
+
 async def test_a_wake_that_may_fork_goes_on_with_what_can_be_had_and_asks_nobody(
     machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
