@@ -87,6 +87,7 @@ def run(
         on_ready()
         sentence = f"torpor serves {store or 'the default store'} on {socket} (pid {os.getpid()}); stop it with Ctrl-C"
         facts = {"event": "ready", "socket": socket, "pid": os.getpid(), "warnings": len(warnings)}
+        facts["budget"] = budget
         told = [] if http is None else http.addresses()
         _print("\n".join([sentence, *told, budget]), facts | ({"http": told} if told else {}), as_json=as_json)
 

@@ -29,14 +29,15 @@ _MAX_SPOKEN_BYTES = 1 << 20  # of a starting daemon's output; a damaged store ma
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A daemon that answers: its socket, its process, its log, how many warnings of its start the log has, and where it
-    serves HTTP, a sentence each."""
+    """A daemon that answers: its socket, its process, its log, how many warnings of its start the log has, where it
+    serves HTTP, a sentence each, and what its store may hold, another one."""
 
     socket: str
     process: subprocess.Popen[bytes]
     log: Path
     warnings: int = 0
     http: tuple[str, ...] = ()
+    budget: str = ""
 
 
 OnDownload = Callable[[str, int, int], None]
@@ -149,7 +150,8 @@ def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path, on_downl
             facts = _object_in(each)
             if facts.get("event") == "ready":
                 http = tuple(map(str, facts.get("http", ())))
-                return Started(str(facts["socket"]), process, log, int(facts["warnings"]), http)
+                warnings, budget = int(facts["warnings"]), str(facts["budget"])
+                return Started(str(facts["socket"]), process, log, warnings, http, budget)
             if facts.get("event") == "download":
                 on_download(str(facts["model"]), int(facts["done_bytes"]), int(facts["total_bytes"]))
                 deadline = time.monotonic() + START_TIMEOUT_S

@@ -21,11 +21,10 @@ from ..exit_codes import OK
 from ..reach import background
 from ..reach.daemon_link import connect, find_ended_daemon, nobody_is_there
 from ..reach.options import JsonOption, takes
-from ..view.disk import budgets_in
 from ..view.downloads import downloads_on
 from ..view.output import Output, plain
 from . import last_options
-from .serve import LogOption, remark_on_warnings
+from .serve import LogOption, remark_on_start
 from .serve_parameters import arguments_of, given_of, options_of
 
 
@@ -80,7 +79,7 @@ def find_or_start(
             try:
                 with downloads_on(output) as on_download:
                     begun = background.start(arguments_of(options), log, on_download)
-                remark_on_warnings(output, begun)
+                remark_on_start(output, begun)
                 return connect(socket, store=store), True
             except DaemonStartFailed:
                 daemon = _find(socket, store)  # another start was first
@@ -166,6 +165,4 @@ def _tell(output: Output, daemon: Client, *, started: bool) -> int:
     else:
         serves = f"torpor serves {plain(status.store)} on {plain(str(daemon.socket_path))} (pid {status.pid})"
         output.line(f"{serves}, {'started now' if started else 'as it did before'}")
-        if started and status.disk is not None:
-            output.remark(f"[dim]{', '.join(budgets_in(vars(status.disk))) or 'no budget for the store'}[/]")
     return OK.number

@@ -115,11 +115,12 @@ def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_jso
         for address in begun.http:
             output.line(plain(address))
         output.line(f"it writes to {plain(begun.log)}")
-    remark_on_warnings(output, begun)
+    remark_on_start(output, begun)
 
 
-def remark_on_warnings(output: Output, begun: background.Started) -> None:
-    """Say where the warnings of a start stand, if there are any."""
+def remark_on_start(output: Output, begun: background.Started) -> None:
+    """Say what the store may hold, and where the warnings of a start stand, if there are any."""
+    output.remark(f"[dim]{plain(begun.budget)}[/]")
     if begun.warnings:
         output.remark(
             f"[yellow]{format_plural(begun.warnings, 'warning')}[/] about the store or the models, in"

@@ -244,7 +244,7 @@ def test_each_line_of_the_log_has_its_time_once_and_the_starter_reads_them_witho
 
 
 @pytest.mark.one_in(4)
-def test_a_start_in_the_background_tells_how_many_warnings_its_store_gave_cause_to(
+def test_a_start_in_the_background_tells_what_its_store_may_hold_and_how_many_warnings_it_gave_cause_to(
     made_store: MadeStore, short_path: Path, tiny_model: Path
 ) -> None:
     made_store.manifests[2].unlink()
@@ -259,6 +259,7 @@ def test_a_start_in_the_background_tells_how_many_warnings_its_store_gave_cause_
             else:
                 told = " ".join(done.stderr.decode().split())
                 assert f"1 warning about the store or the models, in {log}; torpor verify" in told
+                assert re.match(r"the store may hold \d.*B \(--store-budget\) 1 warning", told)
             assert f"({made_store.manifests[2]}) is missing" in log.read_text()
         finally:
             stopped = run("stop", "--json", capture_output=True)

@@ -27,6 +27,7 @@ def test_conversations_go_on_in_a_store_that_holds_a_third_of_them_whenever_the_
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(3600)
 def test_five_hundred_conversations_go_on_in_the_room_of_forty_whenever_the_daemon_dies() -> None:
     plan = Plan()
     assert_within(plan, run(plan))

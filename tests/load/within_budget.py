@@ -25,7 +25,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -165,13 +165,14 @@ class Load:
         self.daemon.start()
         self._up.set()
         with ThreadPoolExecutor(self.plan.clients + 3) as pool:
-            watching = [pool.submit(each) for each in (self._watch, self._kill_at_times, self._listen)]
+            watching = [pool.submit(each) for each in (self._kill_at_times, self._watch, self._listen)]
             try:
                 for each in [pool.submit(self._client, number) for number in range(self.plan.clients)]:
                     each.result()
                 self._compare_with_plan()
             finally:
                 self._done.set()
+                wait(watching[:1])  # what it has killed it starts again
                 self.daemon.stop()
             for each in watching:
                 each.result()
@@ -219,7 +220,7 @@ class Load:
 
     def _client(self, number: int) -> None:
         chosen = random.Random(f"{self.plan.seed}/client/{number}")
-        while (turn := next(self._numbers)) < self.plan.turns and not self.report.wrong:
+        while (turn := next(self._numbers)) < self.plan.turns and not (self.report.wrong or self._done.is_set()):
             # Each conversation begins in its turn, then any goes on; the later ones more often.
             first = turn < self.plan.conversations
             at = turn if first else self.plan.conversations - 1 - int(chosen.expovariate(4 / self.plan.conversations))
@@ -243,7 +244,7 @@ class Load:
                 self.report.tokens_read_again += details["recomputed_tokens"]
 
     def _ask(self, namespace: str, messages: Sequence[dict[str, str]]) -> dict[str, Any] | None:
-        while True:
+        while not self._done.is_set():
             self._up.wait()
             try:
                 return self.daemon.ask(namespace, messages, self.plan.written)
@@ -253,6 +254,7 @@ class Load:
             except AssertionError as error:
                 self.report.wrong.append(str(error))
                 return None
+        return None
 
     def _compare_with_plan(self) -> None:
         """Now that it is quiet: what goes next is what the plan says. What was in memory at the plan, and leaves it

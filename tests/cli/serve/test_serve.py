@@ -187,12 +187,13 @@ def test_a_socket_in_use_is_told_before_any_process_is_started(
 
 
 @pytest.mark.parametrize("is_default", [True, False])
-def test_who_starts_a_daemon_in_the_background_is_told_how_to_end_that_one(
+def test_who_starts_a_daemon_in_the_background_is_told_what_its_store_may_hold_and_how_to_end_it(
     torpor: Torpor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_default: bool
 ) -> None:
     place = str(default_socket_path()) if is_default else "/an other/socket"
-    begun = background.Started(place, SimpleNamespace(pid=1), tmp_path / "log")
+    begun = background.Started(place, SimpleNamespace(pid=1), tmp_path / "log", budget="the store may hold much")
     monkeypatch.setattr(background, "start", lambda *_: begun)
-    told = torpor("serve", "--store", tmp_path, "--detach", "--log", tmp_path / "log").out
-    assert ("torpor stop --socket '/an other/socket'" in told) is not is_default
-    assert "end it with torpor stop" in told
+    told = torpor("serve", "--store", tmp_path, "--detach", "--log", tmp_path / "log")
+    assert ("torpor stop --socket '/an other/socket'" in told.out) is not is_default
+    assert "end it with torpor stop" in told.out
+    assert told.err == "the store may hold much\n"
