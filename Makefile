@@ -18,7 +18,7 @@ endif
 # A program that starts compiles what it imports only once: where this is set, hundreds of them did so anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-quick test-all clients remote check bench cache-kinds reference install blas clean help
+.PHONY: demo test test-quick test-all clients remote cluster check bench cache-kinds reference install blas clean help
 
 help: ## say what the targets are
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -52,7 +52,7 @@ NOT_QUICK := faults fuzz test_exhaustive_damage.py test_state_machine.py test_co
 test-quick: install ## the tests of the store, the wire and the commands that take little, for every edit
 	@$(PYTEST) $(addprefix --ignore=tests/memvid/,$(NOT_QUICK)) $(QUICK)
 
-test-all: install check clients remote ## the tests with every heavy sweep in full
+test-all: install check clients remote cluster ## the tests with every heavy sweep in full
 	@$(BIN)/python -m pytest -q
 
 # Agent frameworks and coding agents as people install them, in folders of their own, and without a network but loopback.
@@ -89,6 +89,18 @@ $(SERVERS)/.installed: Makefile
 	done
 	@touch $@
 
+# Ray is large, and the tests of everything else run without it: it has an environment of its own.
+CLUSTER := .venv-cluster
+
+cluster: install $(CLUSTER)/.installed ## several daemons under Ray Serve, with kills, an upgrade and clients. Minutes
+	@$(CLUSTER)/bin/python -m pytest -q tests/socket_api/cluster
+
+$(CLUSTER)/.installed: pyproject.toml
+	@echo "installing Ray into $(CLUSTER) ..."
+	@test -x $(CLUSTER)/bin/python || $(PYTHON) -m venv $(CLUSTER)
+	@$(CLUSTER)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,ray]'
+	@touch $@
+
 check: install ## style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -120,4 +132,4 @@ blas: ## a fast BLAS for MLX on Linux, from the system's package manager
 	@sh scripts/install-blas
 
 clean: ## remove what make has built
-	rm -rf $(VENV) $(CLIENTS) $(SERVERS) build dist *.egg-info
+	rm -rf $(VENV) $(CLIENTS) $(SERVERS) $(CLUSTER) build dist *.egg-info

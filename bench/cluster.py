@@ -14,21 +14,23 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx2
+from cluster_turns import faults_in, history, shapes
+from torpor.socket_api.cluster.deployment import DEFAULTS, application
+from torpor.socket_api.cluster.own_cluster import own_cluster
 from torpor.socket_api.cluster.passing import REPLICA_HEADER
 
-LEASE_S = 10.0
-PORT = 8124
 _STORIES = ("harbor", "orchard", "mill", "quarry")
 
 
@@ -73,7 +75,7 @@ async def turn(client: httpx2.AsyncClient, session: Session, words: str) -> tupl
 
 async def overhead(client: httpx2.AsyncClient, count: int) -> dict[str, float]:
     """The median seconds of a request for one token in a session that is awake, and of a token of a stream."""
-    session = Session("overhead")
+    session = Session(f"overhead-{time.monotonic_ns()}")
     await turn(client, session, "Say something.")
     requests, tokens = [], []
     for number in range(count):
@@ -93,6 +95,22 @@ async def overhead(client: httpx2.AsyncClient, count: int) -> dict[str, float]:
     return {"request_ms": 1000 * statistics.median(requests), "token_ms": 1000 * statistics.median(tokens)}
 
 
+async def paired(one: httpx2.AsyncClient, cluster: httpx2.AsyncClient, count: int) -> dict[str, Any]:
+    """The overhead of both, turn about: what else the machine does then weighs on both."""
+    rounds = 5
+    told = [(await overhead(one, count // rounds), await overhead(cluster, count // rounds)) for _ in range(rounds)]
+
+    def median(values: Iterable[float]) -> float:
+        return round(statistics.median(values), 2)
+
+    kinds = told[0][0]
+    return {
+        "alone": {kind: median(alone[kind] for alone, _ in told) for kind in kinds},
+        "ray": {kind: median(ray[kind] for _, ray in told) for kind in kinds},
+        "ray_adds": {kind: median(ray[kind] - alone[kind] for alone, ray in told) for kind in kinds},
+    }
+
+
 @contextlib.asynccontextmanager
 async def client_of(url: str, config: Path) -> AsyncIterator[httpx2.AsyncClient]:
     lines = (config / "torpor" / "http-tokens").read_text().splitlines()
@@ -107,7 +125,14 @@ async def client_of(url: str, config: Path) -> AsyncIterator[httpx2.AsyncClient]
 def alone(folder: Path) -> Iterator[str]:
     """One daemon without Ray; its URL."""
     command = [sys.executable, "-m", "torpor.cli.main", "serve", "--json", "--http", "0"]
-    remote = ["--remote", f"file://{folder}/remote", "--remote-turns", "0", "--remote-lease", str(LEASE_S)]
+    remote = [
+        "--remote",
+        f"file://{folder}/remote",
+        "--remote-turns",
+        "0",
+        "--remote-lease",
+        str(DEFAULTS["remote_lease"]),
+    ]
     places = ["--store", str(folder / "store"), "--socket", str(folder / "s")]
     with subprocess.Popen([*command, *remote, *places], stdout=subprocess.PIPE, text=True) as daemon:
         assert daemon.stdout is not None
@@ -198,57 +223,64 @@ async def replaced(client: httpx2.AsyncClient, sessions: list[Session], scale: A
 
 async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100, help="requests for the overhead")
+    parser.add_argument("--count", type=int, default=100, help="requests for the overhead, of each kind")
+    parser.add_argument("--turns", type=int, default=1000, help="turns while replicas are killed")
+    parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as path:
-        report = await measured(Path(path), options.count)
+        report = await measured(Path(path), options)
     print(json.dumps(report, indent=1))
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=1))
     return 1 if any("fault" in part for part in report.values() if isinstance(part, dict)) else 0
 
 
-async def measured(folder: Path, count: int) -> dict[str, Any]:
+async def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     config = folder / "config"
     os.environ |= {"XDG_CONFIG_HOME": str(config), "RAY_USAGE_STATS_ENABLED": "0", "TORPOR_BENCH": str(os.getpid())}
     for name in ("one", "many"):
         (folder / name / "remote").mkdir(parents=True)
     report: dict[str, Any] = {}
-    with alone(folder / "one") as url:
-        async with client_of(url, config) as client:
-            report["alone"] = await overhead(client, count)
-    import ray
-    from ray import serve
-    from torpor.socket_api.cluster.deployment import application
-
     given = {"remote": f"file://{folder}/many/remote", "store": folder / "many" / "stores", "stop_within": 30.0}
-    given |= {"remote_lease": LEASE_S, "remote_turns": 0.0}
 
-    def run(replicas: int) -> None:
-        serve.run(application({**given, "replicas": replicas}), name="torpor")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    cluster, begun = f"http://127.0.0.1:{port}", time.monotonic()
+    with own_cluster(2) as address:
+        import ray
+        from ray import serve
 
-    def pid_of(replica: str) -> int:
-        actor = ray.get_actor(f"SERVE_REPLICA::torpor#replica#{replica}", namespace="serve")
-        return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
+        def run(replicas: int) -> None:
+            serve.run(application({**given, "replicas": replicas}), name="torpor")
 
-    begun = time.monotonic()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-    try:
-        report["ray_s"] = round(time.monotonic() - begun, 1)
-        await asyncio.to_thread(serve.start, http_options={"port": PORT})
-        await asyncio.to_thread(run, 2)
-        report["ready_s"] = round(time.monotonic() - begun, 1)
-        async with client_of(f"http://127.0.0.1:{PORT}", config) as client:
-            report["ray"] = await overhead(client, count)
-            report["resident_mb"] = {name: round(mb) for name, mb in resident_mb().items()}
-            report["killed"] = await deaths(client, pid_of)
-            sessions = report["killed"].pop("all")
-            report["replaced"] = await replaced(client, sessions, lambda: run(1))
-    finally:
-        with contextlib.suppress(Exception):
-            serve.delete("torpor")
-        ray.shutdown()
+        def pid_of(replica: str) -> int:
+            actor = ray.get_actor(f"SERVE_REPLICA::torpor#replica#{replica}", namespace="serve")
+            return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
+
+        ray.init(address, log_to_driver=False, logging_level="error")
+        try:
+            report["ray_s"] = round(time.monotonic() - begun, 1)
+            await asyncio.to_thread(serve.start, http_options={"port": port})
+            await asyncio.to_thread(run, 2)
+            report["ready_s"] = round(time.monotonic() - begun, 1)
+            with alone(folder / "one") as url:
+                async with client_of(cluster, config) as client, client_of(url, config) as one:
+                    report |= await paired(one, client, options.count)
+                    report["resident_mb"] = {name: round(mb) for name, mb in resident_mb().items()}
+                    report["killed"] = await deaths(client, pid_of)
+                    sessions = report["killed"].pop("all")
+                    report["history"], talks = await history(
+                        client, options.turns, options.kills, lambda replica: os.kill(pid_of(replica), signal.SIGKILL)
+                    )
+                    report["clients"] = await asyncio.to_thread(shapes, client.headers["authorization"], cluster)
+                    report["replaced"] = await replaced(client, sessions, lambda: run(1))
+                    if found := await faults_in(one, talks):
+                        report["history"]["fault"] = found[:5]
+        finally:
+            with contextlib.suppress(Exception):
+                serve.delete("torpor")
+            ray.shutdown()
     return report
 
 

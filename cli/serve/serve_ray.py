@@ -36,7 +36,7 @@ def serve_ray(
     """Each of them has the models, and a store of its own below --store. All have one --remote: a session that one has
     goes on in another, also after a crash, with its last answered turn. A request goes where its session is awake, else
     where it would be ready soonest. It needs an extra: pip install 'torpor\\[ray]'. It runs on the cluster that
-    RAY_ADDRESS names, or on one that it begins on this machine. --remote-lease is 10 seconds here, --remote-turns 0,
+    RAY_ADDRESS names, or on one that it begins on this machine. --remote-lease is 5 seconds here, --remote-turns 0,
     and --store a folder for all stores.
 
     [bold]Examples[/]

@@ -25,7 +25,7 @@ _IN_WORK: Final = 4096
 
 DEFAULTS: Final[Mapping[str, Any]] = {
     "replicas": 2,
-    "remote_lease": 10.0,
+    "remote_lease": 5.0,
     "remote_turns": 0.0,
     "stop_within": SERVE_OPTIONS["stop_within"].default,
 }

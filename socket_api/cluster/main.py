@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from ...errors import TorporError
 from ..errors import DaemonNotStarted, ExtraMissing
 from ..tokens import Tokens, default_tokens_path
 from .deployment import application
+from .own_cluster import own_cluster
 
 _NAME = "torpor"
 
@@ -27,28 +32,32 @@ def run(args: Mapping[str, Any], *, host: str, port: int, as_json: bool = False)
         UnsafeTokenFile.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to Ray's makers unasked
-    try:
-        import ray
-        from ray import serve
-    except ImportError as error:
-        raise ExtraMissing(
-            f"torpor serve-ray needs the package {error.name}, which is not installed: pip install 'torpor[ray]'.",
-            extra="ray",
-        ) from error
+    if find_spec("ray") is None:
+        raise _missing("ray")
     tokens = default_tokens_path()
     Tokens(tokens).make()
     stop = threading.Event()
-    try:
+    with ExitStack() as ours:
         try:
-            ray.init(log_to_driver=False, logging_level="warning")
+            address = os.environ.get("RAY_ADDRESS") or ours.enter_context(own_cluster(args["replicas"]))
+            import ray
+            from ray import serve
+
+            ray.init(address, log_to_driver=False, logging_level="warning")
+            ours.callback(ray.shutdown)
             for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # Ray has set its own
                 signal.signal(each, lambda *_: stop.set())
             serve.start(http_options={"host": host, "port": port})
+            ours.callback(_end_replicas)
             serve.run(application(args), name=_NAME)
+        except TorporError:
+            raise
+        except ImportError as error:
+            raise _missing(error.name) from error
         except Exception as error:
             raise DaemonNotStarted(
                 f"Ray has not started the cluster: {error} The logs of its last session have more: they are in"
-                " session_latest/logs of its folder, by default /tmp/ray."
+                f" {Path(tempfile.gettempdir()) / 'ray'}/session_latest/logs, unless Ray was told otherwise."
             ) from error
         url = f"http://{host}:{port}"
         _print(
@@ -57,14 +66,23 @@ def run(args: Mapping[str, Any], *, host: str, port: int, as_json: bool = False)
             as_json=as_json,
         )
         stop.wait()
-    finally:
-        if ray.is_initialized():
-            while True:  # until the replicas have put their sessions to sleep; Ray ends those that take too long
-                with suppress(TimeoutError):
-                    serve.delete(_NAME)
-                    break
-        ray.shutdown()
     _print("torpor stopped", {"event": "stopped"}, as_json=as_json)
+
+
+def _missing(package: str | None) -> ExtraMissing:
+    return ExtraMissing(
+        f"torpor serve-ray needs the package {package}, which is not installed: pip install 'torpor[ray]'.", extra="ray"
+    )
+
+
+def _end_replicas() -> None:
+    """Wait until they have put their sessions to sleep; Ray ends those that take too long."""
+    from ray import serve
+
+    while True:
+        with suppress(TimeoutError):
+            serve.delete(_NAME)
+            return
 
 
 def _print(sentence: str, document: Mapping[str, object], *, as_json: bool) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from torpor.socket_api.cluster.keys import Key, key_of
 from torpor.socket_api.cluster.passing import Answered
-from torpor.tests.socket_api.http.replay import Shape, shapes_in
+from torpor.tests.socket_api.cluster.routing import PAGE, file_of, places_of, rows
+from torpor.tests.socket_api.http.replay import shapes_in
 
-OURS = Path(__file__).parents[1] / "http" / "shapes"
-RECORDED = Path(__file__).resolve().parents[4] / "shared" / "shapes"
 CHAT = "/v1/chat/completions"
 ANSWER = "0" * 31 + "7"
 
@@ -49,22 +47,17 @@ def said(*texts: str, system: str = "") -> dict[str, Any]:
     return {"model": "m", "messages": [*told, *turns[1:]]}
 
 
-def places_of(shapes: list[Shape]) -> str:
-    answered, letters = Answered(), ""
-    for shape in shapes:
-        asked = key_of("default", shape.path.partition("?")[0], shape.headers, shape.body)
-        place = answered.wanted(asked).was_at or "ABCDEFG"[len(set(letters))]
-        answered.learn(asked, session=asked.session or f"torpor://default/{place}", replica=place, answer=None)
-        letters += place
-    return letters
-
-
 @pytest.mark.parametrize("name", PLACES)
 def test_a_client_goes_on_where_its_conversation_is(name: str) -> None:
-    file = next((each for each in (OURS / f"{name}.json", RECORDED / f"{name}.json") if each.is_file()), None)
+    file = file_of(name)
     if file is None:
         pytest.skip("no recorded shapes lie beside the repository")
     assert places_of(shapes_in(file, scale=0.02)) == PLACES[name]
+
+
+def test_the_page_tells_of_each_client_where_its_requests_go_and_by_what() -> None:
+    page = PAGE.read_text()
+    assert [row for row in rows() if row not in page] == []
 
 
 @pytest.mark.parametrize(
