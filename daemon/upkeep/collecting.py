@@ -6,6 +6,7 @@ What a collection finds that is a session's and that its head does not name is r
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -18,6 +19,7 @@ from ...memvid.limits import REMOTE_GRACE_S
 from ...memvid.maintenance.forgetting import NOT_FORGOTTEN
 from ...memvid.remote.collecting import Collected
 from ...memvid.remote.heads import key_of
+from ...memvid.remote.places import own_keys
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ..disk.remote import Dropped, Remote
@@ -89,7 +91,8 @@ class Collecting(Job[None]):
             await remote.run(lambda: remote.sessions.require_droppable(head))
         except TorporError as error:
             return Dropped((), packs, problems=(Finding.of(f"{remote.url}/{key_of(uri)}", error),))
-        return Dropped(remote.sessions.keys_of(head), packs, is_there=True)
+        versions = itertools.chain.from_iterable(map(own_keys, head.versions))
+        return Dropped([*head.tail, *versions], packs, is_there=True)
 
     async def forgotten(self, uri: SessionUri, report: MaintenanceReport, dropped: Dropped) -> MaintenanceReport:
         """The report of a forget or of its plan, with what became of the session in the remote, or would. Its packs

@@ -1,17 +1,16 @@
 """Versions go into the remote behind sleeps and writes behind, and sessions that sleep become free for others.
 
-A session is looked at behind each of its new versions, and all of them at the start: what an earlier run did not send
-is sent then. One for which another machine asks is put to sleep first, once no request has it.
+A session is looked at behind each of its new versions, and all of them at the start, many heads at a time: what an
+earlier run did not send is sent then. One for which another machine asks is put to sleep first, once no request has it.
 
 Once the day's budget of the remote is used up, they wait for the next day: all but those that another machine asks for.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, Final
 
 from ...errors import TorporError
@@ -46,7 +45,8 @@ class Uploading(SessionJob):
         self._remote = remote
         self._residency = residency
         self._bus = bus
-        self._has_begun = False
+        self._pages: Iterator[list[SessionUri]] | None = self._all_pages()
+        self._page: list[SessionUri] | None = None  # whose heads are to be read next; None: of another one
         self._told_on = -1.0
         super().__init__(upkeep)
         remote.on_version = self.note
@@ -54,10 +54,13 @@ class Uploading(SessionJob):
         residency.awake.on_drop = self.note
 
     def due(self) -> Iterable[tuple[SessionUri | None, float]]:
-        if not self._has_begun:
-            return [(None, NOW)]
+        yield from self._due()
+        if self._pages is not None:
+            yield None, NOW
+
+    def _due(self) -> Iterable[tuple[SessionUri, float]]:
         if not self._remote.budget.is_used_up:
-            return super().due()
+            return ((uri, NOW) for uri in self._noted)
         # Asked again now and then: who sets the clock, or suspends the machine, moves the next day.
         later = time.monotonic() + min(_LOOK_S, _DAY_S - time.time() % _DAY_S)
         return ((uri, later if self._can_wait(uri) else NOW) for uri in self._noted)
@@ -81,15 +84,22 @@ class Uploading(SessionJob):
         lease = self._remote.leases.get(uri)
         return lease is None or (lease.request is None and not lease.is_lost and self._lacks(uri))
 
+    def _all_pages(self) -> Iterator[list[SessionUri]]:
+        """The sessions that there are at the start."""
+        if (why := self._remote.budget.why_anew) is not None:
+            _LOG.warning("%s", why)
+        yield from self._store.index.iter_uris(NAMES_AT_ONCE)
+
     async def piece(self, uri: SessionUri | None) -> float | None:
         if uri is not None:
             return await super().piece(uri)
-        if (why := self._remote.budget.why_anew) is not None:
-            _LOG.warning("%s", why)
-        for uris in self._store.index.iter_uris(NAMES_AT_ONCE):
-            self._noted.update(dict.fromkeys(uris))
-            await asyncio.sleep(0)
-        self._has_begun = True
+        if self._pages is not None and (page := self._page or next(self._pages, None)) is not None:
+            self._page = page
+            behind = await self._remote.run(lambda: self._remote.sessions.behind_of(page))
+            self._noted.update(dict.fromkeys(behind))
+            self._page = None
+        else:
+            self._pages = None
         return None
 
     def is_in_use(self, uri: SessionUri) -> bool:

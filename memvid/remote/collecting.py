@@ -40,7 +40,7 @@ from ..errors import (
 )
 from ..limits import MAX_LEAVING, REMOTE_GRACE_S
 from ..uri import SessionUri
-from .heads import TAILS, Head, Heads
+from .heads import TAILS, Head, Heads, Tried
 from .leases import Clock
 from .leaving import LEAVING_KEY, Leaving, encode_leaving, read_leaving
 from .objects import Entry, Objects
@@ -125,8 +125,9 @@ class _Collection:
         start_ns = self._now_ns()
         before = self._read_leaving()
         listed = self._list()
-        for uri in sorted(self._heads.uris()):
-            self._look_at(uri)
+        for uri, head in self._heads.each(sorted(self._heads.uris()), noting=False):
+            self._go_on()
+            self._look_at(uri, head)
         self._find_sessions_by(listed)
         leaving, packs = list[str](), dict[str, int]()
         needed = {key for of in self._of_versions.values() for key in of}
@@ -205,11 +206,13 @@ class _Collection:
         self._go_on()
         return list(self._objects.entries(prefix))
 
-    def _look_at(self, uri: SessionUri) -> None:
-        """Read the head of a session, and which packs it needs; again where it changes meanwhile."""
+    def _look_at(self, uri: SessionUri, head: Tried) -> None:
+        """Read which packs a session needs, by its head that was read; again where it changes meanwhile."""
         path = f"{self._objects.url}: {uri}"
         try:
-            head = self._head(uri)
+            if isinstance(head, StoreError):
+                raise head
+            self._read[uri] = head
             for attempt in range(_TRIES):
                 try:
                     self._read_packs_of(head)
@@ -269,7 +272,7 @@ class _Collection:
 
     def _note_unless_named(self, uri: SessionUri, key: str) -> None:
         if uri not in self._read and uri not in self._unread:
-            self._look_at(uri)
+            self._look_at(uri, self._heads.tried(uri, noting=False))
         if uri in self._unread:
             return
         head = self._read[uri]

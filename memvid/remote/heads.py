@@ -17,7 +17,9 @@ import dataclasses
 import os
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +29,7 @@ from ..errors import (
     InvalidDraft,
     InvalidUri,
     LimitExceeded,
+    RemoteError,
     RemoteUnclear,
     RemoteUnreachable,
     StoreError,
@@ -52,6 +55,8 @@ from .sealing import seal, unseal
 HEADS: Final = "heads/"
 TAILS: Final = "tails/"
 TOKEN_BYTES: Final = 16
+READ_AT_ONCE: Final = 8
+"""Heads that are read side by side, where many are."""
 _ID_BYTES: Final = 32
 _TRIES: Final = 8
 """How often a change is tried while others change the head, or answers are lost."""
@@ -202,6 +207,8 @@ class Seen:
     tag: str
 
 
+Tried = Head | RemoteError | UnsupportedFormat | None
+_Coming = tuple[SessionUri, "Future[Tried]"]
 _FIELDS: Final = {"uri", "epoch", "revision", "holder", "lease_s", "token", "versions", "tail", "request"}
 
 
@@ -258,6 +265,27 @@ class Heads:
         """As `read`, without what a change needs."""
         seen = self.read(uri, noting=noting)
         return None if seen is None else seen.head
+
+    def tried(self, uri: SessionUri, *, noting: bool = True) -> Tried:
+        """As `head`, and where it cannot be read, why."""
+        try:
+            return self.head(uri, noting=noting)
+        except (RemoteError, UnsupportedFormat) as error:
+            return error
+
+    def each(self, uris: Iterable[SessionUri], *, noting: bool = True) -> Iterator[tuple[SessionUri, Tried]]:
+        """As `tried`, of many sessions in their order, READ_AT_ONCE side by side, for a request takes long."""
+        pool, coming = ThreadPoolExecutor(READ_AT_ONCE, thread_name_prefix="torpor-heads"), deque[_Coming]()
+        try:
+            for uri in uris:
+                coming.append((uri, pool.submit(self.tried, uri, noting=noting)))
+                if len(coming) == READ_AT_ONCE:
+                    first, head = coming.popleft()
+                    yield first, head.result()
+            for uri, head in coming:
+                yield uri, head.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def change(self, uri: SessionUri, change: Callable[[Head | None], Head], known: Seen | None = None) -> Seen:
         """Change a head, or make the first; the head that landed. An unchanged one is not written.

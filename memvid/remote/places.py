@@ -43,6 +43,11 @@ def places_key(bundle_id: str) -> str:
     return f"places/{bundle_id}"
 
 
+def own_keys(bundle_id: str) -> list[str]:
+    """The objects that a version has alone, in the order in which they are removed."""
+    return [places_key(bundle_id), manifest_key(bundle_id)]
+
+
 def bundle_id_in(key: str) -> str | None:
     """Of which version an object is the manifest; None: it is none."""
     found = _MANIFEST_KEY.fullmatch(key)

@@ -28,7 +28,6 @@ from ..errors import (
     RemoteUnreachable,
     SessionNotFound,
     StoreError,
-    UnsupportedFormat,
 )
 from ..format.journal import JournalRecord
 from ..format.manifest import Manifest
@@ -39,7 +38,7 @@ from .collecting import Collected, collect
 from .heads import Head, Heads, Party, key_of
 from .leases import LEASE_S, Clock, Lease, Watch, ask, take, withdraw
 from .objects import Objects
-from .places import bundle_id_in, manifest_key, places_key
+from .places import bundle_id_in, manifest_key, own_keys
 from .probe import probe
 from .pulling import Pulled, Pulling
 from .remote_file import RemoteFile
@@ -319,10 +318,6 @@ class RemoteSessions:
         self.require_proven()
         return collect(self.heads, self._objects, self._clock, also, dry_run=dry_run, should_stop=should_stop)
 
-    def keys_of(self, head: Head) -> list[str]:
-        """The objects that are the session's alone, by its head: its turns, and of each version what a drop removes."""
-        return [*head.tail, *(f(each) for each in head.versions for f in (places_key, manifest_key))]
-
     def packs_of(self, head: Head) -> set[str]:
         """The packs that its versions need, as far as that can be told. Raises as `Objects`."""
         packs, versions = set[str](), RemoteVersions(self._objects)
@@ -354,7 +349,7 @@ class RemoteSessions:
         if manifest is not None and manifest.uri != uri:
             return []
         self._versions.remove_version(bundle_id)
-        return [places_key(bundle_id), manifest_key(bundle_id)]
+        return own_keys(bundle_id)
 
     def _remove(self, keys: Iterable[str]) -> None:
         """What no head names any more; what stays is in nobody's way."""
@@ -377,13 +372,10 @@ class RemoteSessions:
         which the remote has nothing are left out: a listing may be stale, and a session may have been removed. Raises
         as `Objects.entries`."""
         found, problems = [], []
-        for uri in sorted(self.heads.uris()):
-            if namespace not in (None, uri.namespace):
-                continue
-            try:
-                head = self.heads.head(uri, noting=False)
-            except (RemoteError, UnsupportedFormat) as error:
-                problems.append(Finding.of(f"{self.url}/{key_of(uri)}", error))
+        uris = sorted(uri for uri in self.heads.uris() if namespace in (None, uri.namespace))
+        for uri, head in self.heads.each(uris, noting=False):
+            if isinstance(head, StoreError):
+                problems.append(Finding.of(f"{self.url}/{key_of(uri)}", head))
                 continue
             if head is None:
                 continue
@@ -410,6 +402,17 @@ class RemoteSessions:
             with contextlib.suppress(StoreError), self._moving:
                 return self._pulling.beside(head) or "diverged"
         return "diverged"
+
+    def behind_of(self, uris: Iterable[SessionUri]) -> list[SessionUri]:
+        """The sessions of these that the remote lacks something of, as of `is_ahead`; or may, as their heads cannot be
+        read. Raises RemoteUnreachable: of all that are left."""
+        behind = []
+        for uri, head in self.heads.each(uris):
+            if isinstance(head, RemoteUnreachable):
+                raise head
+            if isinstance(head, StoreError) or self.is_ahead(uri, head):
+                behind.append(uri)
+        return behind
 
     def is_known(self, uri: SessionUri) -> bool:
         """Whether the remote has had the session, as far as is remembered here. Asks nobody."""

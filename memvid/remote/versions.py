@@ -24,7 +24,7 @@ from ..limits import MAX_MANIFEST_BYTES, MAX_PLACES_BYTES, REMOTE_GRACE_S
 from .leaving import read_leaving
 from .objects import Objects
 from .pack_stream import PackStream
-from .places import Place, Places, decode_places, encode_places, manifest_key, pack_key, places_key
+from .places import Place, Places, decode_places, encode_places, manifest_key, own_keys, pack_key, places_key
 
 _TRIES: Final = 3
 _REMEMBERED: Final = 16
@@ -181,8 +181,8 @@ class RemoteVersions:
     def remove_version(self, bundle_id: str) -> None:
         """Remove the places and the manifest of a version; from any thread. Nobody sends it meanwhile. Raises as
         `remove`."""
-        self.remove(places_key(bundle_id))
-        self.remove(manifest_key(bundle_id))
+        for key in own_keys(bundle_id):
+            self.remove(key)
 
     def remove(self, key: str) -> None:
         """Remove an object, and see that it is gone; from any thread. Raises RemoteUnclear, and as `Objects`."""

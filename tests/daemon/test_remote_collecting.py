@@ -101,7 +101,7 @@ async def test_a_delete_that_is_cut_off_leaves_the_session_here_and_nowhere_else
         assert not there(tmp_path, "versions", "places", "tails")
         await dies(one)
     async with machine("one") as one, machine("two") as two:
-        await until(lambda: one.service._parts.upkeep.uploading._has_begun)  # type: ignore[union-attr]
+        await until(lambda: one.service._parts.upkeep.uploading._pages is None)  # type: ignore[union-attr]
         assert not there(tmp_path, "versions")
         with pytest.raises(SessionNotFound):
             await two.wake("s")
