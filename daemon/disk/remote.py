@@ -340,8 +340,7 @@ class Remote:
             is_there = True
             if forgetting:
                 packs = await self.run(lambda: self.sessions.packs_of(head))
-            holder = None if head.holder is None else head.holder.party
-            await self.run(lambda: self.sessions.require_droppable(head, holder))
+            await self.run(lambda: self.sessions.require_droppable(head))
             lease = self.leases.pop(uri) if self.has(uri) else await self._take_to_drop(uri)
             keys = await self.run(lambda: self.sessions.drop(lease))
         except TorporError as error:
@@ -357,7 +356,7 @@ class Remote:
         """As `_take`. Raises as `RemoteSessions.require_droppable`: another machine has gone on with it until then."""
         lease = await self._take(uri)
         try:
-            await self.run(lambda: self.sessions.require_droppable(lease.head, lease.before))
+            await self.run(lambda: self.sessions.require_droppable(lease.head, lease))
         except BaseException:
             await self._give_back(lease)
             raise

@@ -231,13 +231,14 @@ class RemoteSessions:
         self._remove(before)
         return True
 
-    def require_droppable(self, head: Head, holder: Party | None) -> None:
+    def require_droppable(self, head: Head, lease: Lease | None = None) -> None:
         """Refuse to drop what this store does not have, unless it had the session last, and has nothing of it any more:
-        a removal that the remote was silent to goes on then. holder: who has it, or had it last. Raises Diverged:
-        another machine has gone on with it; and as `Pulling.beside`."""
+        a removal that the remote was silent to goes on then. lease: if it was taken just now. Raises Diverged: another
+        machine has gone on with it; and as `Pulling.beside`."""
         if head.newest is not None and not self._core.folder.has_manifest(head.newest):
             is_here = self._core.index.find(head.uri) is not None or self._core.journal.find(head.uri) is not None
-            if is_here or holder != self.me:
+            last = lease.before if lease is not None else head.holder and head.holder.party
+            if is_here or last != self.me:
                 raise self._gone_on(head.uri)
         self._require_turns_here(head)
 

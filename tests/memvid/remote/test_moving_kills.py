@@ -149,7 +149,7 @@ def test_no_removal_takes_along_what_another_machine_told_before_it_died(tmp_pat
     newest = holder.store.require_session(URI).bundle_id
     head = holder.head()
     with pytest.raises(errors.Diverged):
-        holder.remote.require_droppable(head, head.holder and head.holder.party)
+        holder.remote.require_droppable(head)
     with contextlib.suppress(errors.LeaseHeld):
         holder.remote.take(URI, LEASE_S)
     time_s[0] += 2 * LEASE_S
@@ -158,7 +158,7 @@ def test_no_removal_takes_along_what_another_machine_told_before_it_died(tmp_pat
         holder.remote.drop_version(lease, newest)
     assert holder.takes() == making.token_ids(0, 309)
     head = holder.head()
-    holder.remote.require_droppable(head, head.holder and head.holder.party)
+    holder.remote.require_droppable(head)
     holder.remote.drop_version(holder.remote.take(URI, LEASE_S), newest)
 
 
