@@ -94,20 +94,17 @@ def _here(each: RemoteSession) -> str:
 
 
 def _push_line(pushed: PushResult) -> str:
-    what = f"version {pushed.version}, bundle {plain(format_id(pushed.bundle_id))}"
-    if not pushed.bytes_sent:
-        return f"{plain(pushed.session)}  is in {plain(pushed.url)} already: {what}"
-    return (
-        f"{plain(pushed.session)}  durable in {plain(pushed.url)}: {what}, {format_bytes(pushed.bytes_sent)} sent"
-        f" ({format_plural(pushed.blocks_sent, 'block')} of {pushed.blocks}) in {format_seconds(pushed.seconds)}"
-    )
+    place, blocks = plain(pushed.url), f"{format_plural(pushed.blocks_sent, 'block')} of {pushed.blocks}"
+    return _line(pushed, pushed.bytes_sent, f"is in {place} already", f"durable in {place}", f"sent ({blocks})")
 
 
 def _pull_line(pulled: PullResult) -> str:
-    what = f"version {pulled.version}, bundle {plain(format_id(pulled.bundle_id))}"
-    if not pulled.bytes_written:
-        return f"{plain(pulled.session)}  is here already: {what}"
-    return (
-        f"{plain(pulled.session)}  came from {plain(pulled.url)}: {what}, {format_bytes(pulled.bytes_written)} written"
-        f" in {format_seconds(pulled.seconds)}"
-    )
+    return _line(pulled, pulled.bytes_written, "is here already", f"came from {plain(pulled.url)}", "written")
+
+
+def _line(moved: PushResult | PullResult, size_bytes: int, was_there: str, came: str, how: str) -> str:
+    what = f"version {moved.version}, bundle {plain(format_id(moved.bundle_id))}"
+    if not size_bytes:
+        return f"{plain(moved.session)}  {was_there}: {what}"
+    seconds = format_seconds(moved.seconds)
+    return f"{plain(moved.session)}  {came}: {what}, {format_bytes(size_bytes)} {how} in {seconds}"

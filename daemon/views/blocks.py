@@ -55,12 +55,8 @@ def blocks_of(
             blocks = [_exact_from(block, lossy.tokens) for block in blocks]
     shared_bytes = places.beside_shared_bytes + sum(one.stored_bytes for one in blocks if one.sessions_needing > 1)
     stored_bytes = places.beside_bytes + sum(one.stored_bytes for one in blocks)
-    return BlocksResult(
-        session=row.session,
-        version=row.version,
-        bundle_id=row.bundle_id,
-        token_count=row.token_count,
-        unread_tokens=row.unread_tokens,
+    return replace(
+        _none_of(row),
         common_tokens=present.common,
         rest=tuple(present.stretches()),
         logical_bytes=sum(one.logical_bytes for one in blocks),
@@ -77,7 +73,11 @@ def blocks_of(
 
 def blocks_unread(row: VersionInfo, error: Corruption) -> BlocksResult:
     """Of a version whose manifest is missing or damaged: none, and why."""
-    problem = Finding.of(str(error.details.get("path", "")), error)
+    return replace(_none_of(row), problems=(Finding.of(str(error.details.get("path", "")), error),))
+
+
+def _none_of(row: VersionInfo) -> BlocksResult:
+    """What the index has of a version, without its blocks."""
     return BlocksResult(
         session=row.session,
         version=row.version,
@@ -93,7 +93,6 @@ def blocks_unread(row: VersionInfo, error: Corruption) -> BlocksResult:
         beside_bytes=0,
         deep=False,
         blocks=(),
-        problems=(problem,),
     )
 
 

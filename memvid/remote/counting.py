@@ -13,7 +13,7 @@ from ..disk.daily_budget import Used
 from ..errors import RemoteUnreachable
 from ..folder.used_days import UsedDays
 from .cloud_objects import requests_to_get, requests_to_put
-from .objects import Entry, Object, Objects
+from .objects import Entry, Object, Objects, OverObjects
 
 _LISTED: Final = 1000
 """Objects that one request lists at most."""
@@ -21,20 +21,12 @@ _LISTED: Final = 1000
 Result = TypeVar("Result")
 
 
-class CountedObjects:
+class CountedObjects(OverObjects):
     """Objects, whose uses are counted. A shared folder is counted as if it were an object store."""
 
     def __init__(self, objects: Objects, used: UsedDays) -> None:
-        self._objects = objects
+        super().__init__(objects)
         self._used = used
-
-    @property
-    def url(self) -> str:
-        return self._objects.url
-
-    @property
-    def keeps_old(self) -> bool:
-        return self._objects.keeps_old
 
     def get(self, key: str, most_bytes: int) -> Object | None:
         return self._counted(Used(reads=1), lambda: self._objects.get(key, most_bytes))
@@ -82,7 +74,7 @@ class CountedObjects:
 
     def close(self) -> None:
         self._used.save()
-        self._objects.close()
+        super().close()
 
     def _counted(self, used: Used, ask: Callable[[], Result]) -> Result:
         is_answered = True

@@ -91,6 +91,24 @@ class Objects(Protocol):
         """Let go of connections. Idempotent."""
 
 
+class OverObjects:
+    """What lies over other objects, and has their place and their end."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    @property
+    def url(self) -> str:
+        return self._objects.url
+
+    @property
+    def keeps_old(self) -> bool:
+        return self._objects.keeps_old
+
+    def close(self) -> None:
+        self._objects.close()
+
+
 def is_key(text: str) -> bool:
     return all(map(_PART.fullmatch, text.split("/")))
 

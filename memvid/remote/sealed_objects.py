@@ -24,7 +24,7 @@ from typing import Final
 
 from ..errors import CorruptObject, InvalidRemote, RemoteTooLarge
 from ..limits import KIB
-from .objects import Entry, Object, Objects, parts_of
+from .objects import Entry, Object, Objects, OverObjects, parts_of
 
 KEY_BYTES: Final = 32
 SALT_BYTES: Final = 32
@@ -39,7 +39,7 @@ _NONCE_BYTES: Final = 12
 _NAMES, _CONTENTS, _CHECK = "names", "contents", "check"
 
 
-class SealedObjects:
+class SealedObjects(OverObjects):
     """The sealed ones among other objects. Sizes are those of the contents, without what sealing adds.
 
     objects: where they lie. key: KEY_BYTES of them, of this remote alone. Raises InvalidRemote: a package is missing.
@@ -55,19 +55,11 @@ class SealedObjects:
                 f"To seal {objects.url} a package is needed that is not installed: pip install 'torpor[remote]'.",
                 url=objects.url,
             ) from None
-        self._objects = objects
+        super().__init__(objects)
         self._names = AESSIV(_derived(key, b"", _NAMES, 2 * KEY_BYTES))
         self._contents = _derived(key, b"", _CONTENTS, KEY_BYTES)
         self.key_check: str = _derived(key, b"", _CHECK, KEY_BYTES).hex()
         """Tells this key from others, and nothing of it."""
-
-    @property
-    def url(self) -> str:
-        return self._objects.url
-
-    @property
-    def keeps_old(self) -> bool:
-        return self._objects.keeps_old
 
     def get(self, key: str, most_bytes: int) -> Object | None:
         try:
@@ -104,9 +96,6 @@ class SealedObjects:
             key = self.key_of(entry.key)
             if key is not None and key.startswith(prefix):
                 yield Entry(key, content_bytes(entry.size_bytes), entry.modified_ns)
-
-    def close(self) -> None:
-        self._objects.close()
 
     # --- names
 
