@@ -88,8 +88,7 @@ class Collecting(Job[None]):
             if head is None:
                 return Dropped()
             packs = await remote.run(lambda: remote.sessions.packs_of(head))
-            holder = None if head.holder is None else head.holder.party
-            await remote.run(lambda: remote.sessions.require_droppable(head, holder))
+            await remote.run(lambda: remote.sessions.require_droppable(head))
         except TorporError as error:
             return Dropped((), packs, problems=(Finding.of(f"{remote.url}/{key_of(uri)}", error),))
         versions = itertools.chain.from_iterable(map(own_keys, head.versions))
