@@ -9,17 +9,12 @@ and the look ends: its next use finds the newest version.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...memvid.uri import SessionUri
-from ..api.events import ignore
 from ..sessions.sessions import Session
 
 
 class AwakeSessions(dict[SessionUri, Session]):
-    """The sessions that are awake. on_drop: is told of each that leaves memory."""
-
-    on_drop: Callable[[SessionUri], None] = staticmethod(ignore)
+    """The sessions that are awake."""
 
     def admit(self, session: Session) -> None:
         self[session.uri] = session
@@ -29,7 +24,6 @@ class AwakeSessions(dict[SessionUri, Session]):
         session = self.pop(uri, None)
         if session is not None:
             session.let_go()
-            self.on_drop(uri)
 
     def drop_if_lost(self, uri: SessionUri) -> bool:
         """Drop a session that lost its state for lack of memory, or whose last turn was refused: what is durable of it

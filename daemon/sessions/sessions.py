@@ -22,6 +22,7 @@ from ...snapshot.errors import MalformedSnapshot
 from ...snapshot.identity import circumstances_in, compare, decide_bits
 from ...snapshot.lossy import lossy_in
 from ...snapshot.state import LiveState
+from ..api.events import ignore
 from ..api.sampling import Sampling
 from ..api.session import OwnDurability, Provenance
 from ..engine.admission import Request, current
@@ -305,9 +306,10 @@ def _time_ns(entries: Mapping[str, Any], name: str) -> int:
 
 class Turns:
     """Lets requests for one session take turns, in order of arrival. A normal request lifts background ones before
-    it."""
+    it. on_free: is told of each session that no request has any more."""
 
     def __init__(self) -> None:
+        self.on_free: Callable[[SessionUri], None] = ignore
         self._lines: dict[SessionUri, tuple[asyncio.Lock, list[tuple[Request, bool]]]] = {}
         self._released = asyncio.Event()
 
@@ -358,4 +360,5 @@ class Turns:
             line.remove(user)
             if not line:
                 del self._lines[uri]
+                self.on_free(uri)
             self._released.set()

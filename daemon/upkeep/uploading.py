@@ -51,7 +51,11 @@ class Uploading(SessionJob):
         super().__init__(upkeep)
         remote.on_version = self.note
         remote.on_request = self.note_at_once
-        residency.awake.on_drop = self.note
+        residency.turns.on_free = self._note_asleep
+
+    def _note_asleep(self, uri: SessionUri) -> None:
+        if uri in self._remote.leases and uri not in self._residency.awake:
+            self.note(uri)
 
     def due(self) -> Iterable[tuple[SessionUri | None, float]]:
         yield from self._due()

@@ -329,6 +329,16 @@ async def test_who_asks_for_a_session_gets_it_once_nobody_uses_it(machine: OpenM
         assert (await two.wake("s")).came_from is None
 
 
+async def test_what_sleeps_for_its_disuse_is_free_for_others_at_once(machine: OpenMachine) -> None:
+    """And not at its next renewal: it is sent while its sleep still has its turn."""
+    async with machine("one", remote_lease=3600.0, idle_sleep=0.1) as one, machine("two") as two:
+        for number in range(4):
+            await one.read(f"s{number}", tokens_of(number, 300))
+        for number in range(4):
+            await asyncio.wait_for(freed(one, SessionUri("default", f"s{number}")), 25)
+            assert (await two.wake(f"s{number}")).token_count == 300
+
+
 @pytest.mark.parametrize("sent", ["version", "turn"])
 async def test_who_asks_is_seen_by_whatever_is_sent_and_waits_for_no_renewal(machine: OpenMachine, sent: str) -> None:
     """That renews the lease, too: while turns were sent, a request waited for the first renewal behind them."""
