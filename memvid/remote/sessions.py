@@ -218,7 +218,7 @@ class RemoteSessions:
         """
         if record.base is not None and record.base not in lease.head.versions:
             return False
-        key, before = put_record(self._objects, record, self.me.store), lease.head.tail
+        key, before = put_record(self._versions, record, self.me.store), lease.head.tail
         self._behind[lease.uri] = 0 if record.newest is None else record.newest[0]  # before a push can find them
         try:
             lease.change(lambda head: dataclasses.replace(head, tail=(key,)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from ..errors import CorruptBundle, CorruptJournal, RemoteUnclear
+from ..errors import CorruptBundle, CorruptJournal
 from ..format.journal import JournalRecord
 from ..format.sealing import DIGEST_BYTES
 from ..limits import MAX_JOURNAL_RECORD_BYTES
@@ -17,22 +17,17 @@ from ..uri import SessionUri
 from .heads import HEADS, TAILS, tails_of, uri_in
 from .objects import Objects
 from .sealing import seal, unseal
+from .versions import RemoteVersions
 
 _NAME_BYTES: Final = 8
 _MOST_BYTES: Final = DIGEST_BYTES + MAX_JOURNAL_RECORD_BYTES
 
 
-def put_record(objects: Objects, record: JournalRecord, store: str) -> str:
+def put_record(versions: RemoteVersions, record: JournalRecord, store: str) -> str:
     """Write a record of a store, by the uuid of its party, under a key of its own; the key. Raises InvalidDraft,
-    LimitExceeded, and as `Objects`."""
-    data = seal(record.encode())
+    LimitExceeded, and as `RemoteVersions.write`."""
     key = f"{tails_of(record.uri)}/{store}.{os.urandom(_NAME_BYTES).hex()}"
-    try:
-        objects.create(key, data)
-    except RemoteUnclear:
-        found = objects.get(key, _MOST_BYTES)
-        if found is None or found.data != data:
-            raise
+    versions.write(key, seal(record.encode()))
     return key
 
 

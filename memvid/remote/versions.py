@@ -162,9 +162,9 @@ class RemoteVersions:
         encoded = manifest.encode()
         bundle_id = bundle_id_of(encoded)
         ours = {entry.id: places[entry.id] for entry in manifest.blocks}
-        self._write(manifest_key(bundle_id), encode_manifest_file(encoded))
+        self.write(manifest_key(bundle_id), encode_manifest_file(encoded))
         if not self._has_places(manifest, bundle_id, ours):
-            self._write(places_key(bundle_id), encode_places(bundle_id, ours.values()))
+            self.write(places_key(bundle_id), encode_places(bundle_id, ours.values()))
             self._keep(bundle_id, ours)
         return bundle_id
 
@@ -197,13 +197,15 @@ class RemoteVersions:
                 return
         raise unclear or RemoteUnclear(f"{self.path_of(key)} is there still, though it was removed.", key=key)
 
-    def _write(self, key: str, data: bytes) -> None:
+    def write(self, key: str, data: bytes) -> None:
+        """Write a small object whose name nothing else has, unless it is there; from any thread. Raises RemoteUnclear,
+        and as `Objects`."""
         for _ in range(_TRIES):
             unclear: RemoteUnclear | None = None
             try:
                 if self.objects.create(key, data) is not None or self._has(key, data):
                     return
-                self.objects.put(key, [data], len(data))  # what is there is damaged: the name says what it must be
+                self.objects.put(key, [data], len(data))  # nothing is there (409), or it is damaged
             except RemoteUnclear as error:
                 unclear = error
             if self._has(key, data):

@@ -884,7 +884,7 @@ async def test_turns_stand_behind_no_version_of_another_session(machine: OpenMac
         turns, other = disk.acknowledged_turns(S), disk.require_session(SessionUri("default", "other"))
         assert turns is not None
         key = put_record(
-            remote.sessions._objects, dataclasses.replace(turns, base=other.bundle_id), remote.sessions.me.store
+            remote.sessions._versions, dataclasses.replace(turns, base=other.bundle_id), remote.sessions.me.store
         )
         remote.leases[S].change(lambda head: dataclasses.replace(head, tail=(key,)))
         remote.leases[S].release(asleep=True)

@@ -12,6 +12,7 @@ from torpor.memvid.format.records import Receipt
 from torpor.memvid.remote.beyond import Beyond
 from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.memvid.remote.tails import put_record
+from torpor.memvid.remote.versions import RemoteVersions
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.remote.faulty_objects import MemoryObjects
@@ -164,7 +165,8 @@ def test_turns_of_others_take_the_place_of_those_that_they_begin_with(
 def test_turns_that_no_version_can_have_are_not_kept_here(one: Machine, bucket: MemoryObjects, tmp_path: Path) -> None:
     """Once the remote has others the session goes on: a journal that kept them would refuse it for good."""
     sound = making.turn(one.store, 9)
-    keys = [put_record(bucket, each, ANOTHER) for each in (dataclasses.replace(sound, held=9000), sound)]
+    versions = RemoteVersions(bucket)
+    keys = [put_record(versions, each, ANOTHER) for each in (dataclasses.replace(sound, held=9000), sound)]
     two = Machine(tmp_path / "two", bucket)
     with two.store:
         one.remote.heads.change(URI, lambda head: dataclasses.replace(head, tail=(keys[0],)))
