@@ -143,6 +143,19 @@ def alone(folder: Path) -> Iterator[str]:
             daemon.send_signal(signal.SIGTERM)
 
 
+async def told_of(client: httpx2.AsyncClient, replicas: int) -> dict[str, Any]:
+    """What the cluster tells of all its replicas."""
+    begun = time.monotonic()
+    answer = await client.get("/v1/cluster")
+    answer.raise_for_status()
+    names = sorted(each["replica"] for each in answer.json()["replicas"])
+    report: dict[str, Any] = {"replicas": len(names), "seconds": round(time.monotonic() - begun, 3)}
+    text = (await client.get("/metrics")).text
+    if len(names) != replicas or any(f'replica="{name}"' not in text for name in names):
+        report["fault"] = {"names": names, "metrics": text[:300]}
+    return report
+
+
 def resident_mb() -> dict[str, float]:
     """The private memory of the processes that Ray has, by what they are, in MB."""
     found: dict[str, float] = {}
@@ -268,6 +281,7 @@ async def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 async with client_of(cluster, config) as client, client_of(url, config) as one:
                     report |= await paired(one, client, options.count)
                     report["resident_mb"] = {name: round(mb) for name, mb in resident_mb().items()}
+                    report["told"] = await told_of(client, 2)
                     report["killed"] = await deaths(client, pid_of)
                     sessions = report["killed"].pop("all")
                     report["history"], talks = await history(

@@ -31,7 +31,7 @@ from torpor.cli.launch.filling import EXAMPLE, exports_of, filled, text_of
 from torpor.cli.reach.options import NAMESPACE_PARAMETER, takes_namespace
 from torpor.daemon.api.verb import Verb
 from torpor.daemon.events import events
-from torpor.daemon.options.serve_options import MODEL_OPTIONS, SERVE_OPTIONS, Declared
+from torpor.daemon.options.serve_options import CLUSTER_OPTIONS, MODEL_OPTIONS, SERVE_OPTIONS, Declared
 from torpor.errors import TorporError
 from torpor.socket_api import Client
 from verb_reference import reference
@@ -186,6 +186,10 @@ def _model_table() -> list[str]:
     return _keys(MODEL_OPTIONS.values())
 
 
+def _cluster_table() -> list[str]:
+    return _keys(CLUSTER_OPTIONS.values())
+
+
 def _keys(options: Iterable[Declared]) -> list[str]:
     head = ("key", "value", "option", "left out", "a changed file holds", "meaning")
     return _table(
@@ -299,6 +303,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "command": _command,
     "configuration": _configuration,
     "model-table": _model_table,
+    "cluster-table": _cluster_table,
     "statuses": _statuses,
     "errors": _errors,
     "events": _events,

@@ -36,6 +36,9 @@ NamespaceArgument = Annotated[
     str | None, argument("NAMESPACE", "Only the sessions of this namespace.", callback=enter_namespace)
 ]
 RemoteOption = Annotated[bool, option("--remote", "The sessions of the daemon's remote, and at which machine each is.")]
+ClusterOption = Annotated[
+    str | None, option("--cluster URL", "The replicas of the cluster that serves at this address, and their sessions.")
+]
 MARKS = {  # by field of a session: the mark behind its state, its style and its meaning
     "dirty": ("*", "default", "changed since its last version"),
     "unread_tokens": ("+", "default", "the next use reads its last tokens again: torpor show says how many"),
@@ -62,6 +65,7 @@ STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
 def ls(
     namespace: NamespaceArgument = None,
     remote: RemoteOption = False,
+    cluster: ClusterOption = None,
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -76,16 +80,11 @@ def ls(
     [cyan]torpor ls --json | jq -r '.sessions[].session'[/]
     [cyan]torpor ls --store /backup/store[/]
     [cyan]torpor ls --remote[/]
+    [cyan]torpor ls --cluster http://127.0.0.1:8000[/]
     """
     output = Output(as_json=as_json)
-    if remote:
-        if store is not None:
-            raise InvalidUsage(
-                "The daemon knows the remote: --remote and --store do not go together.", option="--remote"
-            )
-        from .remote import list_remote  # a listing of the store does not wait for its records
-
-        list_remote(namespace, socket, output)
+    if remote or cluster is not None:
+        _list_elsewhere(remote, cluster, namespace, socket, store, output)
         return
     source, place, sessions, journalled, unknown = _load_sessions(namespace, socket, store)
     unserved = source == "store" and store is None
@@ -121,6 +120,28 @@ def ls(
         )
     else:
         output.remark("No sessions yet. Begin one: " + typed('torpor chat NAME "Hello"'))
+
+
+def _list_elsewhere(
+    remote: bool,
+    cluster: str | None,
+    namespace: str | None,
+    socket: Path | None,
+    store: Path | None,
+    output: Output,
+) -> None:
+    if remote and store is not None:
+        raise InvalidUsage("The daemon knows the remote: --remote and --store do not go together.", option="--remote")
+    if cluster is None:
+        from .remote import list_remote  # a listing of the store does not wait for its records
+
+        list_remote(namespace, socket, output)
+        return
+    if remote or store is not None or socket is not None:
+        raise InvalidUsage("--cluster asks the cluster alone: give no other place with it.", option="--cluster")
+    from .cluster import list_cluster
+
+    list_cluster(cluster, namespace, output)
 
 
 def _load_sessions(

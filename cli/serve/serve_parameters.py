@@ -17,7 +17,7 @@ from ..reach.options import option
 
 def options_of(*names: str) -> dict[str, Any]:
     """Options of a daemon, for a command that takes them."""
-    return {name: _annotation(GIVEN_OPTIONS[name]) for name in names}
+    return {name: annotation_of(GIVEN_OPTIONS[name]) for name in names}
 
 
 def given_of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +61,8 @@ def _by_model(option: Declared, values: list[tuple[str, Any]]) -> dict[str, Any]
     return found
 
 
-def _annotation(of: Declared) -> Any:
+def annotation_of(of: Declared) -> Any:
+    """An option as a parameter of a command; None where it is not given."""
     kind: Any = str | None
     metavar, more = of.kind.metavar, dict[str, Any]()
     if of.is_named:

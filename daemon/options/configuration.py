@@ -7,6 +7,9 @@ on_model_change = "reload"
 [models.qwen]
 path = "~/models/Qwen3-0.6B"
 pin = true
+
+[cluster]
+replicas = 4
 """
 
 from __future__ import annotations
@@ -21,21 +24,23 @@ from typing import Any, Final
 from ...places import expanded
 from ..api.limits import MAX_MODEL_CHARS
 from ..errors import InvalidConfiguration
-from .serve_options import MODEL_OPTIONS, SERVE_OPTIONS, Declared, ModelOptions
+from .serve_options import CLUSTER_OPTIONS, MODEL_OPTIONS, SERVE_OPTIONS, Declared, ModelOptions
 
 MAX_CONFIG_BYTES: Final = 256 * 1024
 """Room for a thousand models. A longer file is refused before it is read."""
 
 _MODELS: Final = "models"
+_CLUSTER: Final = "cluster"
 _OF_FILE: Final = {key: each for key, each in SERVE_OPTIONS.items() if each.option.changes is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The content of a file: the options in it by their keys, and models by their names."""
+    """The content of a file: the options in it by their keys, models by their names, and what it says of a cluster."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
+    cluster: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Wrong(ValueError):
@@ -64,7 +69,8 @@ def read_configuration(path: Path) -> Configuration:
     try:
         tables, beside = _table(_MODELS, content.pop(_MODELS, {})), _beside(path.absolute().parent)
         models = {name: _model(f"{_MODELS}.{name}", name, table, beside) for name, table in tables.items()}
-        return Configuration(_values("", content, _OF_FILE, tables=(_MODELS,)), models)
+        cluster = _values(f"{_CLUSTER}.", _table(_CLUSTER, content.pop(_CLUSTER, {})), CLUSTER_OPTIONS)
+        return Configuration(_values("", content, _OF_FILE, tables=(_MODELS, _CLUSTER)), models, cluster)
     except _Wrong as wrong:
         raise _invalid(path, f"is wrong at {wrong.key}: {wrong}", field=wrong.key) from None
 
@@ -122,6 +128,8 @@ def _unknown(key: str, keys: list[str]) -> str:
         return "it is for the whole daemon: it belongs at the top of the file, above the first table"
     if key in MODEL_OPTIONS and key not in keys:
         return "it is of a model: it belongs in that one's table, [models.NAME]"
+    if key in CLUSTER_OPTIONS and key not in keys:
+        return "it is of a cluster: it belongs in the table [cluster]"
     if key == "deterministic":  # of `torpor serve` alone, where it stands for another option
         return "it can be said on the command line alone; here write batch = 1"
     if key in SERVE_OPTIONS:

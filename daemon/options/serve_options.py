@@ -40,12 +40,17 @@ ChangePolicy = Literal["refuse", "reload"]
 Durability = Literal["turn", "sleep"]
 ReusePolicy = Literal["exact", "longest", "off"]
 Change = Literal["at once", "at the next start", "at the next load of the model"]
-Group = Literal["Models", "Memory and turns", "Sleep and wake", "The store", "The remote", "HTTP", "Options"]
+Group = Literal[
+    "Models", "Memory and turns", "Sleep and wake", "The store", "The remote", "HTTP", "The cluster", "Options"
+]
 
 MAX_WAITING_EVER: Final = 65_536
 """The greatest limit of waiting requests: each holds its client's bytes."""
 
 MAX_PORT: Final = 65_535
+
+MAX_REPLICAS_EVER: Final = 1024
+"""The greatest number of daemons of a cluster."""
 
 MAX_BATCH_EVER: Final = 256
 """The greatest limit of sessions in one model call."""
@@ -453,6 +458,27 @@ class ServeOptions:
     ] = False
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """How `torpor serve-ray` serves: the table `[cluster]` of a file, which one daemon leaves alone."""
+
+    replicas: Annotated[
+        int,
+        Number(metavar="N", least=1, most=MAX_REPLICAS_EVER),
+        Option("How many daemons there are; with --most-replicas the fewest.", "The cluster"),
+    ] = 2
+    most_replicas: Annotated[
+        int | None,
+        Number(metavar="N", least=1, most=MAX_REPLICAS_EVER),
+        Option(
+            "Have Ray start more daemons, up to so many, while requests wait or awake sessions fill the memory.",
+            "The cluster",
+        ),
+    ] = None
+    host: Annotated[str, Source(metavar="ADDRESS"), Option("Where requests are taken.", "The cluster")] = "127.0.0.1"
+    port: Annotated[int, Number(metavar="PORT", least=1, most=MAX_PORT), Option("On which port.", "The cluster")] = 8000
+
+
 def _declared(record: type[Any], *, of_model: bool) -> dict[str, Declared]:
     hints = get_type_hints(record, include_extras=True)
     found = {}
@@ -474,6 +500,7 @@ def _kind_of(declared: Any) -> Kind:
 
 SERVE_OPTIONS: Final[Mapping[str, Declared]] = MappingProxyType(_declared(ServeOptions, of_model=False))
 MODEL_OPTIONS: Final[Mapping[str, Declared]] = MappingProxyType(_declared(ModelOptions, of_model=True))
+CLUSTER_OPTIONS: Final[Mapping[str, Declared]] = MappingProxyType(_declared(ClusterOptions, of_model=False))
 GIVEN_OPTIONS: Final[Mapping[str, Declared]] = MappingProxyType(
     {each.name: each for each in (*MODEL_OPTIONS.values(), *SERVE_OPTIONS.values()) if each.flag is not None}
 )

@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ...daemon.options.serve_options import SERVE_OPTIONS
+from ...daemon.options.configuration import Configuration, read_configuration
+from ...daemon.options.serve_options import CLUSTER_OPTIONS, SERVE_OPTIONS
 from ..errors import ReplicaLost
 from ..tokens import default_tokens_path
-from . import router
+from . import router, scaling
 from .passing import Order
 
 STANDING_PERIOD_S: Final = 1.0
@@ -24,7 +25,6 @@ _IN_WORK: Final = 4096
 
 
 DEFAULTS: Final[Mapping[str, Any]] = {
-    "replicas": 2,
     "remote_lease": 5.0,
     "remote_turns": 0.0,
     "stop_within": SERVE_OPTIONS["stop_within"].default,
@@ -34,18 +34,22 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 
 def application(args: Mapping[str, Any]) -> Any:
     """Ray Serve's application. args: the options of `torpor serve` by their names, of which `remote` and `store`, the
-    folder for all stores of a machine, are needed; and `replicas`, how many there are; `tokens`, the file of tokens,
-    by default the user's. Ray waits for a replica that is to go twice as long as `stop_within`.
+    folder for all stores of a machine, are needed; `replicas` and `most_replicas`; `tokens`, the file of tokens, by
+    default the user's. What they leave out, a file of `config` says. Ray waits for a replica that is to go twice as
+    long as `stop_within`.
 
     Raises ImportError: Ray is not installed."""
     from ray import serve
 
-    given = {**DEFAULTS, **args}
-    replicas, stop_within = given.pop("replicas"), given["stop_within"]
+    file = Configuration() if args.get("config") is None else read_configuration(Path(args["config"]))
+    said = {name: file.options[name] for name in DEFAULTS if name in file.options}
+    given = {**DEFAULTS, **said, **args}
+    stop_within = given["stop_within"]
+    fewest, most = (given.pop(name, None) or file.cluster.get(name) for name in ("replicas", "most_replicas"))
     tokens = given.pop("tokens", None) or default_tokens_path()
     replica = serve.deployment(
         name="replica",
-        num_replicas=replicas,
+        **_size(fewest or CLUSTER_OPTIONS["replicas"].default, most),
         max_ongoing_requests=_IN_WORK,
         graceful_shutdown_timeout_s=2 * stop_within,
         max_constructor_retry_count=3,
@@ -58,6 +62,14 @@ def application(args: Mapping[str, Any]) -> Any:
         serve.ingress()(ServedDoor)
     )
     return door.bind(replica.bind(given, tokens), tokens)
+
+
+def _size(fewest: int, most: int | None) -> dict[str, Any]:
+    """How many replicas Ray keeps."""
+    if most is None:
+        return {"num_replicas": fewest}
+    policy = {"policy_function": f"{scaling.__name__}:{scaling.wanted_by_ray.__name__}"}
+    return {"autoscaling_config": {"min_replicas": fewest, "max_replicas": most, "policy": policy}}
 
 
 class ServedReplica:
@@ -82,6 +94,10 @@ class ServedReplica:
     async def record_routing_stats(self) -> dict[str, Any]:
         """What Ray gives to routers."""
         return await self._replica.standing()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Ray gives to `scaling`."""
+        return {scaling.MEMORY: (await self._replica.standing())["used_share"]}
 
     async def __del__(self) -> None:
         """Ray awaits it before it ends the process, once no request is under way."""

@@ -8,6 +8,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -26,6 +27,7 @@ from ..http.requests import Bodies, ClientLeft
 from ..http.sessions import PATH as SESSIONS_PATH
 from ..http.turns import SESSION_HEADER, answer_in
 from ..tokens import Tokens
+from . import everywhere
 from .keys import Key, key_of, uri_in
 from .passing import REPLICA_HEADER, Answered, Order
 
@@ -33,6 +35,13 @@ _NAMED: Final = re.compile(rb'"id":\s*"([a-z]{2,4}_[0-9a-f]{32})"')
 """The id of an answer, in the first bytes of it."""
 
 _PASSED: Final = ("http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
+
+
+_OF_ALL: Final = {
+    ("GET", everywhere.PATH): everywhere.cluster,
+    ("GET", everywhere.METRICS_PATH): everywhere.metrics,
+}
+"""What every replica is asked for, and answered as one."""
 
 
 class Replicas(Protocol):
@@ -70,6 +79,10 @@ class Door:
                 brings = not request.url.path.startswith(SESSIONS_PATH)  # these verbs say themselves whether they wake
                 scope = {name: request.scope[name] for name in _PASSED}
                 order = Order(scope, body, self._answered.wanted(key), brings)
+                if of_all := _OF_ALL.get((request.method, request.url.path)):
+                    answer = await of_all(self._replicas.answer, replace(order, brings=False))
+                    await answer(request.scope, _receive_nothing, send)
+                    return
                 async with aclosing(self._replicas.answer(order)) as messages:
                     head: Headers | None = None
                     async for message in messages:

@@ -39,7 +39,9 @@ def run(args: Mapping[str, Any], *, host: str, port: int, as_json: bool = False)
     stop = threading.Event()
     with ExitStack() as ours:
         try:
-            address = os.environ.get("RAY_ADDRESS") or ours.enter_context(own_cluster(args["replicas"]))
+            address = os.environ.get("RAY_ADDRESS") or ours.enter_context(
+                own_cluster(args["most_replicas"] or args["replicas"])
+            )
             import ray
             from ray import serve
 

@@ -24,13 +24,14 @@ V = TypeVar("V")
 class Order:
     """A request on its way. scope: of ASGI, as plain values. body: whole. wanted: by which it is placed. brings:
     whether its session is woken before it is carried out, wherever that is. why: the wait that was foreseen at each
-    replica, as text."""
+    replica, as text. at: the replica that is to answer, if it is still there; None: the best one."""
 
     scope: Mapping[str, Any]
     body: bytes
     wanted: Wanted
     brings: bool
     why: dict[str, str] = field(default_factory=dict)
+    at: str | None = None
 
 
 class _Newest(Generic[K, V]):

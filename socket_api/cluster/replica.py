@@ -126,13 +126,14 @@ class Replica:
             await waking
 
     async def standing(self) -> dict[str, Any]:
-        """What routers are told, as the fields of `Standing`."""
+        """What routers are told, as the fields of `Standing`; and how much of the memory for sessions is in use."""
         sessions = await self._service.ask(VERBS["list"], ListRequest())
         memory = (await self._service.ask(VERBS["status"], StatusRequest())).memory
         newest = sorted(sessions, key=lambda each: each.used_ns or each.slept_ns or 0, reverse=True)[:MOST_TOLD]
         return {
             "awake": {each.session: each.resident_bytes for each in newest if each.state == "awake"},
             "asleep": {each.session: each.written_bytes for each in newest if each.state != "awake"},
+            "used_share": memory.sessions_bytes / max(1, memory.budget_bytes - memory.weights_bytes),
             "free_bytes": memory.budget_bytes - memory.weights_bytes - memory.sessions_bytes - memory.reserved_bytes,
         }
 

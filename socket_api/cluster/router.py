@@ -38,6 +38,8 @@ def _router_class() -> type[Any]:
             places = ranked(standings, queued, order.wanted)
             order.why.clear()
             order.why.update({each.replica: str(each) for each in places})
+            if order.at in by_name:
+                return [[by_name[order.at]]]
             return [[by_name[each.replica]] for each in places]
 
     return SessionRouter

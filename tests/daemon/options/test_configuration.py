@@ -46,12 +46,21 @@ def test_models_stand_in_the_order_of_the_file_and_folders_are_meant_from_it(fil
     )
 
 
+def test_a_cluster_has_a_table_of_its_own(file: Path) -> None:
+    file.write_text('batch = 2\n[cluster]\nreplicas = 3\nmost_replicas = 9\nhost = "0.0.0.0"\nport = 80\n')
+    found = read_configuration(file)
+    assert found.options == {"batch": 2}
+    assert found.cluster == {"replicas": 3, "most_replicas": 9, "host": "0.0.0.0", "port": 80}
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
         ("memory = 1", "memory"),
         ("[models.a]\npath = 'x'\npinned = true", "models.a.pinned"),
         ("[models.a]\npin = true", "models.a.path"),
+        ("[cluster]\nreplicas = 0", "cluster.replicas"),
+        ("[cluster]\nbatch = 2", "cluster.batch"),
         ("memory_budget = 0", "memory_budget"),
         ("memory_budget = -1", "memory_budget"),
         ("memory_budget = true", "memory_budget"),
@@ -142,7 +151,11 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
     [
         ("memory_budgets = 1", "wrong at memory_budgets: this key is not known; memory_budget is, if that was meant"),
         ("[models.a]\npath = 'x'\nkvbits = 8", "models.a.kvbits: this key is not known; kv_bits is, if that was meant"),
-        ("zzz = 1", "zzz: this key is not known. The keys here are aliases, batch, daily_write_budget, durability"),
+        (
+            "zzz = 1",
+            "zzz: this key is not known. The keys here are aliases, batch, cluster, daily_write_budget, durability",
+        ),
+        ("replicas = 2", "replicas: it is of a cluster: it belongs in the table [cluster]"),
         (
             "zzz = 1",
             "http, idle_sleep, keep_days, keep_free, keep_last, keep_unnamed, load, max_waiting, memory_budget",

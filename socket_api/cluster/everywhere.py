@@ -1,0 +1,119 @@
+"""What all replicas tell, as one answer: their figures and sessions, and their metrics with each one's name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Message
+
+from ..http.sessions import PATH as SESSIONS_PATH
+from .passing import REPLICA_HEADER, Order
+
+PATH: Final = "/v1/cluster"
+_STATUS_PATH: Final = "/v1/status"
+METRICS_PATH: Final = "/metrics"
+
+_FAMILY: Final = re.compile(r"# HELP (\S+) ")
+_SAMPLE: Final = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? (.*)")
+
+Ask = Callable[[Order], AsyncGenerator[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one replica answered."""
+
+    replica: str
+    status: int
+    body: bytes
+
+
+class _Refused(Exception):
+    """An answer that is no answer of all, for it is a refusal."""
+
+    def __init__(self, told: Told) -> None:
+        super().__init__(told.status)
+        self.told = told
+
+
+async def cluster(ask: Ask, order: Order) -> Response:
+    """The status and the sessions of each replica, by their names. order: a request for it, as it came."""
+    try:
+        told = await _of_each(ask, _to(order, _STATUS_PATH))
+        listed = {each.replica: each for each in await _of_each(ask, _to(order, SESSIONS_PATH))}
+    except _Refused as refused:
+        return Response(refused.told.body, refused.told.status, media_type="application/json")
+    replicas = [
+        {
+            "replica": each.replica,
+            "status": json.loads(each.body),
+            "sessions": json.loads(listed[each.replica].body)["sessions"] if each.replica in listed else [],
+        }
+        for each in told
+    ]
+    return Response(json.dumps({"replicas": replicas}), media_type="application/json")
+
+
+async def metrics(ask: Ask, order: Order) -> Response:
+    """The metrics of all, each figure with the label `replica`: a sum over it is that of the cluster."""
+    try:
+        told = await _of_each(ask, order)
+    except _Refused as refused:
+        return Response(refused.told.body, refused.told.status, media_type="application/json")
+    text = labelled({each.replica: each.body.decode() for each in told})
+    return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def labelled(texts: Mapping[str, str]) -> str:
+    """The texts of several replicas as one: every family once, with the samples of all."""
+    families: dict[str, tuple[list[str], list[str]]] = {}
+    for replica, text in texts.items():
+        family: tuple[list[str], list[str]] = ([], [])
+        for line in text.splitlines():
+            if begins := _FAMILY.match(line):
+                family = families.setdefault(begins[1], ([], []))
+            if line.startswith("#"):
+                if line not in family[0]:
+                    family[0].append(line)
+            elif sample := _SAMPLE.fullmatch(line):
+                labels = ",".join(each for each in (sample[2], f'replica="{replica}"') if each)
+                family[1].append(f"{sample[1]}{{{labels}}} {sample[3]}")
+    return "".join(f"{line}\n" for head, samples in families.values() for line in (*head, *samples))
+
+
+async def _of_each(ask: Ask, order: Order) -> list[Told]:
+    """The answers of all replicas. Raises _Refused: the first one refuses, as then all would."""
+    first = await _answer(ask, order)
+    if first.status != 200:
+        raise _Refused(first)
+    others = [replace(order, at=name, why={}) for name in order.why if name != first.replica]
+    told = await asyncio.gather(*(_answer(ask, each) for each in others), return_exceptions=True)
+    # One that is gone meanwhile tells nothing; another may have answered for it.
+    found = {each.replica: each for each in (first, *told) if isinstance(each, Told) and each.status == 200}
+    return [found[name] for name in sorted(found)]
+
+
+async def _answer(ask: Ask, order: Order) -> Told:
+    status, replica, body = 0, "", bytearray()
+    async with aclosing(ask(order)) as messages:
+        async for message in messages:
+            if message["type"] == "http.response.start":
+                status, headers = message["status"], Headers(raw=message["headers"])
+                replica = headers[REPLICA_HEADER].partition(";")[0]
+            else:
+                body += message.get("body", b"")
+    return Told(replica, status, bytes(body))
+
+
+def _to(order: Order, path: str) -> Order:
+    """The same request of another path."""
+    scope: dict[str, Any] = {**order.scope, "path": path, "raw_path": path.encode()}
+    return replace(order, scope=scope, why={})
