@@ -133,6 +133,12 @@ def test_a_group_of_bits_is_refused_without_bits(file: Path) -> None:
         read_configuration(file)
 
 
+def test_a_key_of_a_cluster_at_the_top_is_told_where_it_belongs(file: Path) -> None:
+    file.write_text("replicas = 2")
+    with pytest.raises(InvalidConfiguration, match=r"replicas: it is of a cluster: .* \[cluster\]"):
+        read_configuration(file)
+
+
 def test_a_key_of_a_model_at_the_top_is_told_where_it_belongs(file: Path) -> None:
     file.write_text("kv_bits = 8")
     with pytest.raises(InvalidConfiguration, match=r"kv_bits: it is of a model: .* \[models.NAME\]"):
@@ -155,7 +161,6 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
             "zzz = 1",
             "zzz: this key is not known. The keys here are aliases, batch, cluster, daily_write_budget, durability",
         ),
-        ("replicas = 2", "replicas: it is of a cluster: it belongs in the table [cluster]"),
         (
             "zzz = 1",
             "http, idle_sleep, keep_days, keep_free, keep_last, keep_unnamed, load, max_waiting, memory_budget",
