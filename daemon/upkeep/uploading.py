@@ -92,7 +92,7 @@ class Uploading(SessionJob):
         """The sessions that there are at the start."""
         if (why := self._remote.budget.why_anew) is not None:
             _LOG.warning("%s", why)
-        yield from self._store.index.iter_uris(NAMES_AT_ONCE)
+        yield from filter(None, self._store.index.iter_uris(NAMES_AT_ONCE))
 
     async def piece(self, uri: SessionUri | None) -> float | None:
         if uri is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from torpor.daemon.disk.remote import Remote
+from torpor.memvid.errors import RemoteUnreachable
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.session_rig import Rigged
 
@@ -31,3 +33,14 @@ async def dies(rig: Rigged) -> None:
     parts = rig.service._parts
     await parts.upkeep.loop.close()
     parts.store.disk.close()
+
+
+async def unreachable(*_: Any, **__: Any) -> Any:
+    """In the place of what asks a remote that does not answer, on the event loop."""
+    await asyncio.sleep(0)
+    silent()
+
+
+def silent(*_: Any, **__: Any) -> Any:
+    """As `unreachable`, on any thread."""
+    raise RemoteUnreachable("No answer.")

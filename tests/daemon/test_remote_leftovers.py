@@ -12,17 +12,13 @@ from torpor.daemon.disk.remote import Remote
 from torpor.memvid.errors import Diverged, LeaseHeld, RemoteUnreachable
 from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.memvid.uri import SessionUri
-from torpor.tests.daemon.machines import OpenMachine, S, freed, remote_of
+from torpor.tests.daemon.machines import OpenMachine, S, freed, remote_of, unreachable
 from torpor.tests.daemon.session_rig import tokens_of, until
 
 OTHER = SessionUri("default", "other")
 
 
-async def _unreachable(*_: Any) -> Any:
-    raise RemoteUnreachable("No answer.")
-
-
-def _raise(*_: Any, **__: Any) -> Any:
+def _is_sent(*_: Any, **__: Any) -> Any:
     raise AssertionError("It is sent.")
 
 
@@ -32,13 +28,13 @@ async def test_who_was_told_that_another_machine_has_a_session_goes_on_with_it_w
     """It began here while the remote was silent, and there: from the answer on this machine waits for the other."""
     async with machine("one") as one, machine("two") as two:
         with monkeypatch.context() as patch:
-            patch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
+            patch.setattr(remote_of(one)._threads, "run_at_once", unreachable)
             await one.read("s", [1, 2, 3])
             await one.service.append("s", tokens=[4])
         await two.read("s", [7, 8, 9])
         with pytest.raises(LeaseHeld):
             await one.service.append("s", tokens=[5])
-        monkeypatch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
+        monkeypatch.setattr(remote_of(one)._threads, "run_at_once", unreachable)
         with pytest.raises(RemoteUnreachable):
             await one.service.append("s", tokens=[5])
 
@@ -59,12 +55,12 @@ async def test_no_session_begins_without_an_answer_under_a_name_that_was_seen_at
             with pytest.raises(LeaseHeld):
                 await ask()
         with monkeypatch.context() as patch:
-            patch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
+            patch.setattr(remote_of(one)._threads, "run_at_once", unreachable)
             with pytest.raises(RemoteUnreachable):
                 await ask()
         await two.service.delete("s")
         await remote_of(one).head(S)
-        monkeypatch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
+        monkeypatch.setattr(remote_of(one)._threads, "run_at_once", unreachable)
         assert (await ask()).token_count == 1
 
 
@@ -74,13 +70,13 @@ async def test_a_session_that_came_from_another_machine_is_not_the_one_that_bega
     """That one was removed: only while nobody else can have a session is it used without an answer."""
     async with machine("one") as one, machine("two") as two:
         with monkeypatch.context() as patch:
-            patch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
+            patch.setattr(remote_of(one)._threads, "run_at_once", unreachable)
             await one.read("s", [1, 2, 3])
             await one.service.delete("s")
         await two.read("s", [7, 8, 9])
         await two.service.save("s", remote=True)
         await one.service.pull("s")
-        monkeypatch.setattr(remote_of(one)._threads, "run_at_once", _unreachable)
+        monkeypatch.setattr(remote_of(one)._threads, "run_at_once", unreachable)
         with pytest.raises(RemoteUnreachable):
             await one.service.append("s", tokens=[5])
 
@@ -119,7 +115,7 @@ async def test_a_version_that_the_remote_has_is_not_sent_again_and_again(
         assert uploading is not None
         disk.delete_version(S, disk.require_session(S).bundle_id)
         with monkeypatch.context() as patch:
-            patch.setattr(RemoteSessions, "push", _raise)
+            patch.setattr(RemoteSessions, "push", _is_sent)
             await uploading.look_at(S)
         assert S not in uploading._noted
 

@@ -279,7 +279,7 @@ def test_versions_are_imported_and_a_store_is_repaired(front: Front, asleep: str
 
 @contract("push", "pull", "remote")
 def test_a_daemon_without_a_remote_says_how_to_get_one(front: Front, asleep: str) -> None:
-    """With one: tests/daemon/test_remote.py."""
+    """With one: tests/daemon/test_remote.py, and those beside it."""
     assert front.refusal("push", asleep) == front.refusal("pull", asleep) == front.refusal("remote") == "no_remote"
     assert front.refusal("sleep", asleep, remote=True) == front.refusal("save", asleep, remote=True) == "no_remote"
 

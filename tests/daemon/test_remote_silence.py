@@ -1,0 +1,133 @@
+"""A remote that does not answer: what goes on without it, what waits for it, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torpor.daemon.disk.remote_threads import RemoteThreads
+from torpor.memvid.errors import RemoteUnreachable
+from torpor.memvid.remote.sessions import RemoteSessions
+from torpor.memvid.uri import SessionUri
+from torpor.tests.daemon.machines import OpenMachine, S, freed, remote_of, silent, unreachable
+from torpor.tests.daemon.session_rig import tokens_of, until
+
+
+async def test_what_goes_on_without_the_remote_waits_for_a_silent_one_once(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new session, and a removal; what needs an answer asks, and then it is silent no more."""
+    async with machine("one") as one:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        loop = one.service._parts.upkeep.loop  # which has the answer a moment later than others see what it asked for
+        await until(lambda: not any(each.running for each in loop.states()))
+        monkeypatch.setattr("torpor.daemon.disk.remote_threads._SLOW_S", 0.0)
+        asked = list[SessionUri]()
+
+        def asked_in_vain(uri: SessionUri, *_: Any) -> Any:
+            asked.append(uri)
+            raise RemoteUnreachable("No answer.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(remote_of(one).sessions._objects, "get", silent)
+            patch.setattr(remote_of(one).sessions, "take", asked_in_vain)
+            patch.setattr(remote_of(one).sessions, "require_droppable", asked_in_vain)
+            await one.read("new", [1, 2, 3])
+            await one.read("newer", [1, 2, 3])
+            (problem,) = (await one.service.delete("s")).problems
+            assert problem.code == "remote_unreachable"
+            assert asked == [SessionUri("default", "new")]
+        await remote_of(one).head(S)
+        await one.read("newest", [1, 2, 3])
+        assert remote_of(one).has(SessionUri("default", "newest"))
+
+
+async def test_a_stop_asks_a_remote_that_does_not_answer_once(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not for each session: an answer may take ten seconds not to come."""
+    async with machine("one") as one:
+        for number in range(3):
+            await one.read(f"s{number}", [1, 2, 3])
+        asked = list[object]()
+
+        def silent(*_: Any, **__: Any) -> Any:
+            asked.append(_)
+            raise RemoteUnreachable("No answer.")
+
+        await one.service._parts.upkeep.loop.close()
+        monkeypatch.setattr(remote_of(one).sessions, "push", silent)
+        await one.service.close()
+        assert len(asked) == 1
+
+
+async def test_a_session_begins_without_an_answer_and_goes_there_later(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local work goes on; what another machine may have does not."""
+    async with machine("one") as one:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        with monkeypatch.context() as patch:
+            patch.setattr(RemoteThreads, "run_at_once", unreachable)
+            await one.read("new", tokens_of(2, 300))
+            with pytest.raises(RemoteUnreachable, match=r"may have \S+/s by now.* --fork NAME` goes on here"):
+                await one.wake("s")
+            with pytest.raises(RemoteUnreachable, match="new has begun here while"):
+                await one.service.push("new")
+            receipt = await one.service.sleep("new", remote=True)
+            assert (receipt.remote, receipt.remote_problem.code) == (None, "remote_unreachable")
+    async with machine("two") as two:
+        assert (await two.wake("new")).token_count == 300
+
+
+async def test_a_session_of_the_remote_is_never_used_without_its_answer_whatever_is_remembered(
+    machine: OpenMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a store remembers of heads may go: then nothing tells whether another machine has the session."""
+    async with machine("one") as one:
+        await one.asleep("s", tokens_of(1, 300))
+    (tmp_path / "one" / "heads.json").unlink()
+    async with machine("one") as one:
+        monkeypatch.setattr(RemoteThreads, "run_at_once", unreachable)
+        with pytest.raises(RemoteUnreachable):
+            await one.wake("s")
+        await one.read("new", [1, 2, 3])
+        await one.service.append("new", tokens=[4])
+
+
+async def test_a_daemon_begins_while_the_remote_does_not_answer(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new session goes there once it does."""
+
+    def away(_: RemoteSessions) -> None:
+        raise RemoteUnreachable("No answer.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteSessions, "require_proven", away)
+        begun = machine("one")
+        one = await begun.__aenter__()
+        assert one.service.warnings == ("No answer. What the remote has is not used here before it answers.",)
+        await one.read("s", tokens_of(1, 40))
+    await one.sleep("s")
+    await freed(one)
+    await begun.__aexit__(None, None, None)
+
+
+async def test_the_status_tells_that_the_remote_does_not_answer_until_it_does(machine: OpenMachine) -> None:
+    def silent() -> None:
+        raise RemoteUnreachable("It does not answer.", url="file:///there")
+
+    async with machine("one") as one:
+        with pytest.raises(RemoteUnreachable):
+            await remote_of(one).run(silent)
+        told = (await one.service.status()).remote
+        assert told is not None
+        assert told.problem == "It does not answer."
+        await remote_of(one).head(S)
+        told = (await one.service.status()).remote
+        assert told is not None
+        assert told.problem is None
