@@ -43,8 +43,16 @@ class Intake:
     core: StoreCore
     sound: set[bytes] = field(default_factory=set)
 
-    def take(self, blocks: Sequence[BlockEntry], manifest_for: Callable[[int], Manifest], source: Source) -> Receipt:
+    def take(
+        self,
+        blocks: Sequence[BlockEntry],
+        manifest_for: Callable[[int], Manifest],
+        source: Source,
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> Receipt:
         """Write what the store lacks of a version. manifest_for: its manifest, if its new pack has so many bytes.
+        before_commit: called, perhaps twice, once all that was lacking has come and was read back; what it raises is
+        raised, and no version came.
 
         Raises:
             NoSpace, BudgetExceeded, StoreIoError, ReadBackFailed: the store is as it was before.
@@ -64,6 +72,7 @@ class Intake:
                     draft.manifest_bytes = len(draft.data)
                 room.require(pack_bytes + draft.manifest_bytes)
                 packs = stack.enter_context(self._packed(lacking, source, room))
+                before_commit()
                 if self._commit(draft, packs, {entry.id for entry in lacking}, room):
                     self.sound.update(entry.id for entry in lacking)
                     return Receipt.of(draft.manifest, draft.bundle_id, pack_bytes + draft.manifest_bytes, len(lacking))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections.abc import Callable
 
 from ..answers import ExportReport
 from ..disk.clock import now_ns
@@ -140,13 +141,16 @@ def _import(core: StoreCore, file: ExportedFile, as_uri: SessionUri | None, on_p
             return _import_as_next(core, file, uri, version)
 
 
-def take(core: StoreCore, manifest: Manifest, source: Source) -> Receipt:
+def take(
+    core: StoreCore, manifest: Manifest, source: Source, before_commit: Callable[[], None] = lambda: None
+) -> Receipt:
     """Let a version be one of the store, under its own name and number, or get what it lacks; it is stripped no more.
-    Raises as `Intake.take`. CorruptMarks, MarksLost: it is there, and may be stripped by marks that cannot be read."""
+    before_commit: as of `Intake.take`. Raises as that. CorruptMarks, MarksLost: it is there, and may be stripped by
+    marks that cannot be read."""
     with core.pinning() as pin:
         core.pins.extend(pin, (entry.id for entry in manifest.blocks))
         stripped = _stripped(core, manifest)  # before the commit: nothing fails behind it
-        receipt = Intake(core).take(manifest.blocks, lambda _: manifest, source)
+        receipt = Intake(core).take(manifest.blocks, lambda _: manifest, source, before_commit)
         if receipt.bundle_id in stripped:
             _end_strip(core, receipt)
     return receipt

@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 from ..errors import LimitExceeded, Truncated
@@ -31,9 +31,15 @@ from .places import Places, manifest_key
 from .versions import RemoteVersions
 
 
-def fetch(core: StoreCore, remote: RemoteVersions, manifest: Manifest, bundle_id: str) -> Receipt | None:
+def fetch(
+    core: StoreCore,
+    remote: RemoteVersions,
+    manifest: Manifest,
+    bundle_id: str,
+    before_commit: Callable[[], None] = lambda: None,
+) -> Receipt | None:
     """Let a version of a remote be one of the store, under its own name and number; the caller says that it may. None:
-    it is already, with all that the remote has of it.
+    it is already, with all that the remote has of it. before_commit: as of `Intake.take`.
 
     Raises:
         BundleMissing, Corruption, LimitExceeded: the remote does not have it whole.
@@ -50,7 +56,7 @@ def fetch(core: StoreCore, remote: RemoteVersions, manifest: Manifest, bundle_id
         return None
     with FetchedFrames(remote, manifest, places, bundle_id, lacking) as frames:
         require_in_proportion(manifest, frames.file_bytes, frames.path)
-        receipt = take(core, manifest, frames.holding)
+        receipt = take(core, manifest, frames.holding, before_commit)
     if ids - whole and core.missing_of(ids):
         with core.committing():
             Marks.load(core.folder).strip({manifest.uri: [bundle_id]}).save(core.folder)

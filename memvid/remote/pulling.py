@@ -3,6 +3,7 @@
 Rules:
 - A version comes here only if it follows what is here, by its name or by its tokens. Where both have gone on by
   themselves, both stay as they are.
+- What is here makes way only once what takes its place has come, and was proven: the remote may not have it whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Literal
 from ..errors import Diverged, OwnerMismatch, StoreBusy, StoreError
 from ..folder.marks import stripped_in
 from ..format.blocks import TOKEN_BYTES
+from ..format.journal import JournalRecord
 from ..format.manifest import Manifest, tail_in
 from ..format.records import Receipt
 from ..recovery.replaying import replay_session
@@ -59,11 +61,14 @@ class Pulling:
             As `fetching.fetch`, and `write_bundle`.
         """
         self._core.read_again()
-        has_gone_on = self._has_gone_on(head, turns=turns)
+        old = self._old(head, turns=turns)
+        record = None
+        if turns and old != "ahead" and head.tail:
+            record = record_of(self._versions.objects, head.tail[-1], head.uri)  # before anything goes
         receipt = None
         if head.newest is not None and not (turns and head.newest in (stripped_in(self._core.folder) or ())):
-            receipt = self._pull_newest(head, head.newest, has_gone_on=has_gone_on)
-        replayed = turns and not has_gone_on and self._pull_turns(head)
+            receipt = self._pull_newest(head, head.newest, old)
+        replayed = record is not None and old != "ahead" and self._pull_turns(head, record, old)
         if receipt is None and not replayed:
             return None
         row = self._core.index.find(head.uri)
@@ -77,28 +82,36 @@ class Pulling:
         receipt = fetch(self._core, self._versions, self._manifest_of(uri, bundle_id), bundle_id)
         return 0 if receipt is None else receipt.bytes_written
 
-    def _has_gone_on(self, head: Head, *, turns: bool) -> bool:
-        """Whether the session has gone on here from what the remote has. What is here and is a beginning of that has
-        gone after this. Raises Diverged; StoreBusy: a version is being written here."""
+    def _old(self, head: Head, *, turns: bool) -> Beyond | Literal["ahead"] | None:
+        """What is here and a beginning of what the remote has, which makes way for that; None: nothing is. ahead: the
+        session has gone on here from what the remote has. Raises Diverged; StoreBusy: a version is being written
+        here."""
         beyond = Beyond.of(self._core, head)
         if beyond is None:
-            return False
+            return None
         if not (turns and self.has_turns_of_others(head)):
             if head.newest is None or self._core.folder.has_manifest(head.newest):
-                return True
+                return "ahead"
             head = dataclasses.replace(head, tail=())
-        there = self._tokens_there(head)
-        if head.newest is not None:
-            self._manifest_of(head.uri, head.newest)  # before anything goes
-        if (place := beyond.beside(self._core, there)) == "ahead":
-            return True
+        place = beyond.beside(self._core, self._tokens_there(head))
+        if place == "ahead":
+            return "ahead"
         if place == "diverged":
             if Beyond.of(self._core, head) != beyond:  # a version was written or removed meanwhile: look again
-                return self._has_gone_on(head, turns=turns)
+                return self._old(head, turns=turns)
             raise self._diverged(head.uri)
         self._require_idle(head.uri)
-        beyond.let_go(self._core)
-        return False
+        return beyond
+
+    def _make_way(self, head: Head, old: Beyond | None) -> None:
+        """Let go of what is a beginning of what has come; nothing happens if it has gone. Raises StoreBusy: it has
+        grown meanwhile."""
+        there = Beyond.of(self._core, head)
+        if old is None or there is None:
+            return
+        if there != old:
+            raise StoreBusy(f"{head.uri} has gone on here while it was fetched. Try again.", session=str(head.uri))
+        old.let_go(self._core)
 
     def beside(self, head: Head) -> Literal["ahead", "behind", "diverged"] | None:
         """What is here of a session and not named there, beside what the remote has, by their tokens; as of
@@ -126,18 +139,22 @@ class Pulling:
         manifest = self._manifest_of(uri, bundle_id)
         return tokens_of_version(self._core, self._versions, manifest, bundle_id)
 
-    def _pull_newest(self, head: Head, newest: str, *, has_gone_on: bool) -> Receipt | None:
+    def _pull_newest(self, head: Head, newest: str, old: Beyond | Literal["ahead"] | None) -> Receipt | None:
         is_here = self._core.folder.has_manifest(newest)
-        if (has_gone_on and not is_here) or (is_here and self._is_whole_here(head.uri, newest)):
+        if is_here and self._is_whole_here(head.uri, newest):
+            return None
+        if is_here:
+            return fetch(self._core, self._versions, self._manifest_of(head.uri, newest), newest)
+        if old == "ahead":
             return None
         manifest = self._manifest_of(head.uri, newest)
-        if is_here:
-            return fetch(self._core, self._versions, manifest, newest)
         self._require_idle(head.uri)
         with self._core.importing, self._core.next_version(head.uri, least=manifest.version) as version:
-            if version != manifest.version:
+            gone = () if old is None else old.rows
+            stays = [row for row in self._core.index.versions(head.uri) if row not in gone]
+            if (version if old is None else max((row.version for row in stays), default=0) + 1) > manifest.version:
                 raise self._diverged(head.uri)
-            return fetch(self._core, self._versions, manifest, newest)
+            return fetch(self._core, self._versions, manifest, newest, lambda: self._make_way(head, old))
 
     def _is_whole_here(self, uri: SessionUri, bundle_id: str) -> bool:
         """Whether a session has a version here with all its blocks. Then the remote is not asked for it: what is
@@ -161,16 +178,13 @@ class Pulling:
             )
         return manifest
 
-    def _pull_turns(self, head: Head) -> bool:
-        """Make a version of the turns behind the newest one. Nothing of it is in the journal. Raises InvalidDraft: no
-        version can have such turns."""
-        if not head.tail:
-            return False
-        record = record_of(self._versions.objects, head.tail[-1], head.uri)
+    def _pull_turns(self, head: Head, record: JournalRecord, old: Beyond | None) -> bool:
+        """Make a version of the turns behind the newest one. Raises InvalidDraft: no version can have such turns."""
         if record.base is not None:
             base = self._manifest_of(head.uri, record.base)
             if not self._core.folder.has_manifest(record.base):
-                fetch(self._core, self._versions, base, record.base)
+                fetch(self._core, self._versions, base, record.base, lambda: self._make_way(head, old))
+        self._make_way(head, old)
         with self._core.poisoning():
             with self._core.journaling():
                 self._core.journal.append([record])

@@ -80,6 +80,35 @@ def test_what_the_remote_begins_with_makes_way(one: Machine, gone_on: Receipt) -
     assert one.store.verify(deep=True).ok
 
 
+@pytest.mark.parametrize("more", [0, 9], ids=["version", "turns"])
+def test_what_makes_way_stays_until_what_takes_its_place_has_come(
+    more: int, one: Machine, bucket: MemoryObjects, tmp_path: Path
+) -> None:
+    """It was told here. Where the remote has other bytes than it took, or none, nothing else may have it."""
+    one.store.acknowledge([making.turn(one.store, 3)])
+    before = set(bucket.keys())
+    two = Machine(tmp_path / "two", bucket)
+    with two.store:
+        two.pull()
+        making.sleep(two.store, 700)
+        two.give()
+        if more:
+            assert two.remote.send_turns(two.remote.take(URI), making.turn(two.store, more))
+    (pack,) = (key for key in bucket.keys() - before if key.startswith("packs/"))
+    sound = bucket.content(pack) or b""
+    at = 2 * len(sound) // 3
+    for wrong in (sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :], None):
+        bucket.set(pack, wrong)
+        with pytest.raises(errors.Corruption):
+            one.pull()
+        one.store.replay_turns(URI)
+        assert one.store.require_session(URI).token_count == 303
+    bucket.set(pack, sound)
+    one.pull()
+    assert one.store.require_session(URI).token_count == 700 + more
+    assert [row.version for row in one.store.index.versions(URI)] == ([1, 2, 3] if more else [1, 2])
+
+
 def test_other_tokens_stay(one: Machine, gone_on: Receipt) -> None:
     mine = making.sleep(one.store, 500, seed=1)
     with pytest.raises(errors.Diverged):
