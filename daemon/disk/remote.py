@@ -96,6 +96,7 @@ class Remote:
         self._lease_s = lease_s
         self._threads = RemoteThreads(sessions.silence, lambda: self.on_return())
         self._moving = asyncio.Lock()
+        self._sending: SessionUri | None = None  # of which a version is sent
         self._alone: set[SessionUri] = set()  # began here while the remote did not answer, and were not taken since
         self.leases: dict[SessionUri, Lease] = {}
         self._coming: dict[SessionUri, Lease] = {}  # of sessions whose newest version is on its way here
@@ -318,9 +319,15 @@ class Remote:
         async with self._moving:
             if self.leases.get(uri) is not lease:
                 return None
-            return await self.run(
-                lambda: self.sessions.push(lease, lambda: not (within_budget and self.budget.is_used_up), again=again)
-            )
+            self._sending = uri
+            try:
+                return await self.run(
+                    lambda: self.sessions.push(
+                        lease, lambda: not (within_budget and self.budget.is_used_up), again=again
+                    )
+                )
+            finally:
+                self._sending = None
 
     async def release(self, uri: SessionUri) -> None:
         """Let others have a session that sleeps. Raises as `Lease.release`; it is not ours any more then, either."""
@@ -350,6 +357,11 @@ class Remote:
         finally:
             self.leases.pop(uri, None)
         self.on_drop()
+        if forgetting:
+            if self._sending == uri:  # behind the drop it ends with the pack that it is at
+                async with self._moving:
+                    pass
+            packs |= self.sessions.sent_packs.pop(uri, set())
         return Dropped(keys, packs, is_there)
 
     async def _take_to_drop(self, uri: SessionUri) -> Lease:

@@ -68,8 +68,9 @@ class Found:
 
 class RemoteSessions:
     """The sessions of one remote. Safe from several threads; one version is sent or fetched at a time. used: what each
-    day has used of it. holders, versions_seen: as of `Heads`. To look there asks nobody. before_block: as of
-    `RemoteVersions`; it may be set."""
+    day has used of it. holders, versions_seen: as of `Heads`. To look there asks nobody. sent_packs: of
+    each session those that were sent, and of which no head has told. before_block: as of `RemoteVersions`; it may be
+    set."""
 
     def __init__(self, core: StoreCore, objects: Objects, machine: str, clock: Clock, key: bytes | None = None) -> None:
         """machine: its name, for people. key: if the remote is to be sealed."""
@@ -84,6 +85,7 @@ class RemoteSessions:
         self._versions = RemoteVersions(objects, clock, lambda: self.before_block())
         self._moving = threading.Lock()
         self._watches: dict[SessionUri, Watch] = {}
+        self.sent_packs: dict[SessionUri, set[str]] = {}
         self._behind: dict[SessionUri, int] = {}  # the version that was the newest when the turns there were said
         self.url = objects.url
         self.is_sealed = sealed is not None
@@ -164,6 +166,7 @@ class RemoteSessions:
             with self._moving:
                 if again:
                     self._versions.forget_seen()
+                self._versions.on_pack = self.sent_packs.setdefault(lease.uri, set()).add
                 sent = send(
                     self._core,
                     self._versions,
@@ -188,6 +191,7 @@ class RemoteSessions:
                 self._remove_versions(after, [each for each in before.versions if each not in after.versions])
             if self._versions.has_looked:
                 break  # else this machine was suspended before the head had landed: what it relies on may have gone
+        self.sent_packs.pop(lease.uri, None)
         return Pushed(row.version, sent)
 
     def _pushed(self, row: VersionInfo, covered: tuple[str, ...], head: Head) -> Head:

@@ -35,7 +35,8 @@ LOOK_S: Final = REMOTE_GRACE_S / 4
 class RemoteVersions:
     """What a remote has of versions. Remembers the places of a few, and for a time the packs that it has seen there.
     Use it from one thread at a time. clock: seconds, on in a suspend: `disk.clock.running_s`. before_block: called
-    before each block that is sent or fetched; what it raises ends that there."""
+    before each block that is sent or fetched; what it raises ends that there. on_pack: is told of each pack before it
+    is sent; it may be set."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class RemoteVersions:
     ) -> None:
         self.objects = objects
         self.before_block = before_block
+        self.on_pack: Callable[[str], None] = lambda key: None
         self._clock = clock
         self._places: OrderedDict[str, Places] = OrderedDict()
         self._packs: dict[str, float] = {}  # seen there, and when
@@ -140,6 +142,7 @@ class RemoteVersions:
         key, sent = next(key for key in keys if key not in self._leaving), 0
         begun_s = self._clock()
         if self.objects.size(key) != stream.size_bytes:
+            self.on_pack(key)
             sent = self._put(key, stream)
         self._packs[key] = begun_s
         return {frame.id: Place(key, frame) for frame in stream.frames}, sent

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -263,3 +265,42 @@ async def test_what_another_machine_has_gone_on_with_meanwhile_is_not_removed(
                 await one.wake("s")
         assert [each.code for each in (await one.service.delete("s")).problems] == ["diverged"]
         assert (await two.wake("s")).token_count == 303
+
+
+@pytest.mark.one_in(1)
+async def test_a_forget_reaches_what_is_on_its_way_there(
+    machine: OpenMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pack that no head tells of, and that is young: it leaves with the session."""
+    async with machine("one") as one:
+        remote, coming, goes_on = remote_of(one), threading.Event(), threading.Event()
+        objects, collect, under_way = remote.sessions._objects, remote.collect, list[SessionUri | None]()
+        put = objects.put
+
+        async def collected(*asked: Any, **options: Any) -> Any:
+            under_way.append(remote._sending)
+            goes_on.set()
+            return await collect(*asked, **options)
+
+        def slow(*asked: Any) -> None:
+            coming.set()
+            assert goes_on.wait(30)
+            put(*asked)
+
+        await one.read("notebook", tokens_of(1, 300))
+        with monkeypatch.context() as patch:
+            patch.setattr(objects, "put", slow)
+            await one.service.save("notebook")
+            await until(coming.is_set)
+            patch.setattr(objects, "put", put)
+            patch.setattr(remote, "collect", collected)
+            forgetting = asyncio.create_task(one.service.maintain("forget", session="notebook"))
+            await until(lambda: bool(under_way or remote._moving._waiters))
+            goes_on.set()
+            report = await forgetting
+        assert under_way == [None]
+        assert not report.problems
+        assert ("leave", "packs") in told_of_remote(one, report)
+        monkeypatch.setattr(collecting, "_GRACE_NS", 0)
+        assert await repacked(one) == [("remove", None)]
+        assert not there(tmp_path, "packs", "versions", "places", "tails")
