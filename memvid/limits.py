@@ -99,9 +99,6 @@ pack."""
 MAX_FETCHED_FRAME_BYTES: Final = 1 * GIB
 """One frame from a remote, which is in memory whole for a moment."""
 
-FETCHED_SPAN_BYTES: Final = 8 * MIB
-"""Of a frame, in one piece. A longer frame comes in several."""
-
 MAX_HEAD_BYTES: Final = 256 * KIB
 """The head of a session: MAX_HEAD_VERSIONS take half of it, MAX_TAIL_SEGMENTS less than the other half."""
 

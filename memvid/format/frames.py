@@ -189,7 +189,8 @@ class FrameReader(Closing):
         return header, head
 
     def frame_chunks(self, block_id: bytes) -> Iterator[memoryview]:
-        """A frame's head and payloads as they lie in the file, for a copy; each chunk is valid until the next.
+        """A frame's head and payloads as they lie in the file, for a copy; each chunk is valid until the next, and
+        may be one that nobody may write in.
 
         The head is checked before the first chunk. The payloads are not: the copier reads its copy back. Padding comes
         out as zeros: it means nothing, and a copy must not keep damage in it.
@@ -200,10 +201,15 @@ class FrameReader(Closing):
         paddings = deque((end, aligned(end)) for end in ends)
         done = 0
         for chunk in self._chunks(frame.offset, frame.frame_bytes):
-            while paddings and paddings[0][0] < done + len(chunk):  # a chunk ends where padding may end
-                start, end = paddings.popleft()
-                chunk[start - done : end - done] = bytes(end - start)
-            done += len(chunk)
+            first, done = done, done + len(chunk)
+            while paddings and paddings[0][0] < done:
+                start, end = (min(max(at, first), done) - first for at in paddings[0])
+                if any(chunk[start:end]):
+                    chunk = memoryview(bytearray(chunk))
+                    chunk[start:end] = bytes(end - start)
+                if paddings[0][1] > done:
+                    break
+                paddings.popleft()
             yield chunk
 
     def _raw_chunks(self, header: BlockHeader, spec: SlotSpec, stored: StoredSlot, start: int) -> Iterator[memoryview]:

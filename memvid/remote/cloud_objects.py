@@ -4,7 +4,7 @@ Owns times, retries and the size of requests. What an error means stands in `clo
 
 How it works:
 - A small object has seconds, for a lease waits for it. Parts of large ones have minutes, for a line may be slow.
-- Parts of an object are asked for in pieces, some at once, each by a thread, while the caller looks at what is there.
+- Parts of objects are asked for in pieces, some at once, each by a thread, while the caller looks at what is there.
   obstore's own `get_ranges` makes one request of neighbors, and panics where a part begins behind the end of the
   object, as in a pack that was cut; its coroutines take a tenth of a second to hand over a megabyte.
 - An upload of several parts is given up at the object store when one fails. Where the process ends meanwhile, what it
@@ -18,14 +18,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ..disk.paths import undoing
 from ..errors import RemoteError, RemoteTooLarge, RemoteUnclear, RemoteUnfit
 from ..limits import MIB
 from .cloud_errors import Asking, asked_behind_the_end
-from .objects import Entry, Object, is_key, parts_of
+from .objects import Entry, Object, Part, Span, is_key, parts_of
 from .ranges import Fetch, fetches
 
 if TYPE_CHECKING:
@@ -82,45 +80,38 @@ class CloudObjects:
             return obstore.head(self._small, key)["size"]
         return None
 
-    def get_ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[bytes] | None:
-        parts_of(key)
-        wanted, coming = fetches(spans, _PIECE_BYTES), deque[_Coming]()
-        self._ask(key, wanted, coming)
-        if not coming:
-            return None if self.size(key) is None else iter([b""] * len(spans))
-        with undoing(partial(_give_up, coming)):
-            if coming[0][1].result() is not None:
-                return _parts(self._fetched(key, wanted, coming), len(spans))
-        _give_up(coming)
-        return None
+    def get_ranges(self, spans: Sequence[Span]) -> Iterator[Part | None]:
+        for key in {key for key, _, _ in spans}:
+            parts_of(key)
+        return _parts(self._fetched(fetches(spans, _PIECE_BYTES)), spans)
 
-    def _ask(self, key: str, wanted: Iterator[Fetch], coming: deque[_Coming]) -> None:
+    def _ask(self, wanted: Iterator[Fetch], coming: deque[_Coming]) -> None:
         """Ask for as much as may be under way at once."""
         while len(coming) < _AHEAD and (fetch := next(wanted, None)) is not None:
-            coming.append((fetch, self._threads.submit(self._piece, key, fetch)))
+            coming.append((fetch, self._threads.submit(self._piece, fetch)))
 
-    def _piece(self, key: str, fetch: Fetch) -> memoryview | None:
+    def _piece(self, fetch: Fetch) -> memoryview | None:
         """What one request brings. None: there is no such object."""
         import obstore
 
-        with self._asking("read", key):
+        with self._asking("read", fetch.key):
             try:
-                return memoryview(obstore.get_range(self._large, key, start=fetch.first, end=fetch.end))
+                return memoryview(obstore.get_range(self._large, fetch.key, start=fetch.first, end=fetch.end))
             except Exception as error:
                 if not asked_behind_the_end(error):
                     raise
                 return memoryview(b"")
         return None
 
-    def _fetched(self, key: str, wanted: Iterator[Fetch], coming: deque[_Coming]) -> Iterator[tuple[Fetch, memoryview]]:
-        """What requests bring, in their order. coming: those that are under way."""
+    def _fetched(self, wanted: Iterator[Fetch]) -> Iterator[tuple[Fetch, memoryview | None]]:
+        """What requests bring, in their order."""
+        coming = deque[_Coming]()
         try:
+            self._ask(wanted, coming)
             while coming:
                 fetch, asked = coming.popleft()
                 data = asked.result()
-                if data is None:
-                    raise self._asking("find", key).refused(404, None)
-                self._ask(key, wanted, coming)
+                self._ask(wanted, coming)
                 yield fetch, data
         finally:
             _give_up(coming)
@@ -225,8 +216,8 @@ def requests_to_put(size_bytes: int) -> int:
     return 1 if size_bytes <= part_bytes else 2 + -(-size_bytes // part_bytes)
 
 
-def requests_to_get(spans: Sequence[tuple[int, int]]) -> int:
-    """How many requests it is to read parts of an object, as of `get_ranges`."""
+def requests_to_get(spans: Sequence[Span]) -> int:
+    """How many requests it is to read parts of objects, as of `get_ranges`."""
     return sum(1 for _ in fetches(spans, _PIECE_BYTES))
 
 
@@ -251,18 +242,23 @@ def _give_up(coming: Iterable[_Coming]) -> None:
         asked.cancel()
 
 
-def _parts(fetched: Iterator[tuple[Fetch, memoryview]], count: int) -> Iterator[bytes]:
-    """The parts that were asked for, of what requests bring."""
-    given, have = 0, list[memoryview]()
+def _parts(fetched: Iterator[tuple[Fetch, memoryview | None]], spans: Sequence[Span]) -> Iterator[Part | None]:
+    """The parts that were asked for, of what requests bring: each as soon as its last byte is there."""
+    number = 0
+    pieces: Part | None = ()
     for fetch, data in fetched:
         for part, first, end in fetch.shares:
-            while given < part:
-                yield b"".join(have)
-                given, have = given + 1, []
-            have.append(data[first - fetch.first : end - fetch.first])
-    while given < count:
-        yield b"".join(have)
-        given, have = given + 1, []
+            while number < part:
+                yield ()
+                number += 1
+            share = None if data is None else data[first - fetch.first : end - fetch.first]
+            pieces = None if share is None or pieces is None else [*pieces, share]
+            if end == sum(spans[part][1:]):
+                yield pieces
+                number, pieces = part + 1, ()
+    while number < len(spans):
+        yield ()
+        number += 1
 
 
 def _counted(parts: Iterable[bytes], size_bytes: int, failed: list[BaseException]) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ billed, but for the bytes of an upload that was cut off. What the client sends a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
@@ -13,7 +14,7 @@ from ..disk.daily_budget import Used
 from ..errors import RemoteUnreachable
 from ..folder.used_days import UsedDays
 from .cloud_objects import requests_to_get, requests_to_put
-from .objects import Entry, Object, Objects, OverObjects
+from .objects import Entry, Object, Objects, OverObjects, Part, Span
 
 _LISTED: Final = 1000
 """Objects that one request lists at most."""
@@ -34,10 +35,11 @@ class CountedObjects(OverObjects):
     def size(self, key: str) -> int | None:
         return self._counted(Used(reads=1), lambda: self._objects.size(key))
 
-    def get_ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[bytes] | None:
-        """All of its requests count, also of who reads no further."""
-        reads = max(1, requests_to_get(spans))
-        return self._counted(Used(reads=reads), lambda: self._objects.get_ranges(key, spans))
+    def get_ranges(self, spans: Sequence[Span]) -> Iterator[Part | None]:
+        """All of its requests count once the first part is there, also of who reads no further."""
+        parts = self._objects.get_ranges(spans)
+        yield from self._counted(Used(reads=requests_to_get(spans)), lambda: list(itertools.islice(parts, 1)))
+        yield from parts
 
     def create(self, key: str, data: bytes) -> str | None:
         return self._counted(Used(len(data), writes=1), lambda: self._objects.create(key, data))

@@ -5,14 +5,14 @@ Rules:
   back, as for any import. What the places say is believed by nothing: a wrong place gives other bytes, and these are
   refused.
 - Of a version that was sent stripped, its headers come; it is stripped here.
-- The next frames come while one is written. Memory: one frame, and what `Objects.get_ranges` has under way.
+- The next frames come while one is written, of whatever packs they are. Memory: one frame, and what
+  `Objects.get_ranges` has under way.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-import itertools
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,12 +22,12 @@ from ..exchange.transfer import take
 from ..folder.marks import Marks, stripped_in
 from ..format.blocks import BlockEntry, span_parents
 from ..format.frames import FrameReader, require_promised
-from ..format.layout import Frame
 from ..format.manifest import Manifest
 from ..format.records import Receipt
-from ..limits import FETCHED_SPAN_BYTES, MAX_FETCHED_FRAME_BYTES
+from ..limits import MAX_FETCHED_FRAME_BYTES
 from ..writing.core import StoreCore
-from .places import Places, manifest_key
+from .objects import Part
+from .places import Place, Places, manifest_key
 from .versions import RemoteVersions
 
 
@@ -79,7 +79,7 @@ class FetchedFrames(FrameReader):
         self._wanted = wanted
         self._parents = span_parents(manifest.blocks)
         self._order = list(manifest.blocks)
-        self._number, self._held = -1, list[bytes]()
+        self._number, self._held = -1, list[memoryview]()
         self._coming = self._frames_of(())
         self._starts: list[int] = []
         self._fd = -1
@@ -115,18 +115,27 @@ class FetchedFrames(FrameReader):
         self._held = []
 
     def _read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """As of a file; a read is always within one frame."""
-        number = bisect.bisect_right(self._starts, offset) - 1
-        if number != self._number:
-            self._hold(number)
-        at = offset - self._starts[number]
+        pieces = self._chunks(offset, sum(buffer.nbytes for buffer in buffers))
+        piece = memoryview(b"")
         for buffer in buffers:
             target = buffer.cast("B")
             while target:
-                part, first = divmod(at, FETCHED_SPAN_BYTES)
-                data = memoryview(self._held[part])[first : first + target.nbytes]
-                target[: data.nbytes] = data
-                target, at = target[data.nbytes :], at + data.nbytes
+                piece = piece or next(pieces)
+                count = min(target.nbytes, piece.nbytes)
+                target[:count] = piece[:count]
+                target, piece = target[count:], piece[count:]
+
+    def _chunks(self, start: int, size_bytes: int) -> Iterator[memoryview]:
+        """What is held itself, and no copy. A read is always within one frame."""
+        number = bisect.bisect_right(self._starts, start) - 1
+        if number != self._number:
+            self._hold(number)
+        at = self._starts[number]
+        for piece in self._held:
+            first, end = max(start - at, 0), min(start + size_bytes - at, piece.nbytes)
+            if first < end:
+                yield piece[first:end]
+            at += piece.nbytes
 
     def _hold(self, number: int) -> None:
         """Hold one frame, and no other. Unless it is the one that comes next, it and those wanted behind it are asked
@@ -140,30 +149,21 @@ class FetchedFrames(FrameReader):
             came = next(self._coming)
         self._number, self._held = came
 
-    def _frames_of(self, numbers: Sequence[int]) -> Generator[tuple[int, list[bytes]]]:
-        """Frames by their numbers: the number of each, and its bytes in parts of FETCHED_SPAN_BYTES."""
-        for key, run in itertools.groupby(numbers, key=lambda each: self._places[self._order[each].id].pack):
-            yield from self._frames_in(key, list(run))
+    def _frames_of(self, numbers: Sequence[int]) -> Generator[tuple[int, list[memoryview]]]:
+        """Frames by their numbers: the number of each, and its bytes, piece by piece."""
+        places = [self._places[self._order[each].id] for each in numbers]
+        parts = self._remote.objects.get_ranges(
+            [(place.pack, place.frame.offset, place.frame.frame_bytes) for place in places]
+        )
+        for number, place in zip(numbers, places, strict=True):
+            yield number, self._pieces(next(parts), place)  # and kept by who asked alone
 
-    def _frames_in(self, key: str, numbers: Sequence[int]) -> Iterator[tuple[int, list[bytes]]]:
-        spans = [_spans_of(self._places[self._order[each].id].frame) for each in numbers]
-        parts = self._remote.objects.get_ranges(key, list(itertools.chain(*spans)))
-        if parts is None:
-            raise self._remote.missing(key)
-        path = self._remote.path_of(key)
-        for number, wanted in zip(numbers, spans, strict=True):
-            yield number, _taken(parts, wanted, path)  # and kept by who asked alone
-
-
-def _taken(parts: Iterator[bytes], spans: Sequence[tuple[int, int]], path: str) -> list[bytes]:
-    """The next parts, one of each span. Raises Truncated."""
-    taken = list(itertools.islice(parts, len(spans)))
-    if [len(part) for part in taken] != [size for _, size in spans]:
-        raise Truncated(f"{path} ends earlier than its places say.", path=path)
-    return taken
-
-
-def _spans_of(frame: Frame) -> list[tuple[int, int]]:
-    """The parts of a frame that are asked for: (first byte, how many bytes) each."""
-    end = frame.offset + frame.frame_bytes
-    return [(at, min(FETCHED_SPAN_BYTES, end - at)) for at in range(frame.offset, end, FETCHED_SPAN_BYTES)]
+    def _pieces(self, part: Part | None, place: Place) -> list[memoryview]:
+        """Raises BundleMissing, Truncated."""
+        if part is None:
+            raise self._remote.missing(place.pack)
+        pieces = [memoryview(piece) for piece in part]
+        if sum(piece.nbytes for piece in pieces) != place.frame.frame_bytes:
+            path = self._remote.path_of(place.pack)
+            raise Truncated(f"{path} ends earlier than its places say.", path=path)
+        return pieces

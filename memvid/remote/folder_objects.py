@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import stat
 import sys
@@ -40,7 +41,7 @@ from ...places import NO_LINKS_ERRNOS
 from ..disk.durable import NO_SPACE_ERRNOS
 from ..disk.paths import closing_fd, undoing
 from ..errors import RemoteError, RemoteRefused, RemoteTooLarge, RemoteUnclear, RemoteUnreachable
-from .objects import Entry, Object, is_key, parts_of
+from .objects import Entry, Object, Part, Span, is_key, parts_of
 
 _UNFINISHED: Final = ".unfinished"
 _LOCK: Final = ".lock"
@@ -129,15 +130,11 @@ class FolderObjects:
         with self._trying("look at", key), self._opened(key) as fd:
             return None if fd is None else os.fstat(fd).st_size
 
-    def get_ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[bytes] | None:
-        return None if self.size(key) is None else self._ranges(key, spans)
-
-    def _ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        with self._trying("read", key), self._opened(key) as fd:
-            if fd is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            for first, size in spans:
-                yield _read_at(fd, first, size)
+    def get_ranges(self, spans: Sequence[Span]) -> Iterator[Part | None]:
+        for key, of_key in itertools.groupby(spans, key=lambda span: span[0]):
+            with self._trying("read", key), self._opened(key) as fd:
+                for _, first, size in of_key:
+                    yield None if fd is None else _pieces_at(fd, first, size)
 
     def create(self, key: str, data: bytes) -> str | None:
         with self._written(key, [data], len(data)) as new, self._locked(key):
@@ -351,11 +348,16 @@ def _status(folder: int, name: str) -> os.stat_result | None:
 
 def _read_at(fd: int, first: int, size_bytes: int) -> bytes:
     """So many bytes from a place on, or up to the end."""
-    chunks = []
-    while size_bytes > 0 and (chunk := os.pread(fd, min(size_bytes, _READ_BYTES), first)):
-        chunks.append(chunk)
-        first, size_bytes = first + len(chunk), size_bytes - len(chunk)
-    return b"".join(chunks)
+    return b"".join(_pieces_at(fd, first, size_bytes))
+
+
+def _pieces_at(fd: int, first: int, size_bytes: int) -> list[bytes]:
+    """The same, piece by piece."""
+    pieces = []
+    while size_bytes > 0 and (piece := os.pread(fd, min(size_bytes, _READ_BYTES), first)):
+        pieces.append(piece)
+        first, size_bytes = first + len(piece), size_bytes - len(piece)
+    return pieces
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -21,6 +21,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+Span = tuple[str, int, int]
+"""A part of an object: its key, the first byte, and how many bytes."""
+Part = Sequence[bytes | memoryview]
+"""What came of it: pieces, one behind the other. They are not put together, for that would copy them."""
+
 MAX_PART_CHARS: Final = 240
 """Of a part of a key: file systems take names of 255 bytes."""
 
@@ -66,9 +71,10 @@ class Objects(Protocol):
     def size(self, key: str) -> int | None:
         """How many bytes an object has."""
 
-    def get_ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[bytes] | None:
-        """Parts of an object in the order asked for: (first byte, how many bytes) each. One that ends early gives what
-        there is of it."""
+    def get_ranges(self, spans: Sequence[Span]) -> Iterator[Part | None]:
+        """Parts of objects in the order asked for, whatever objects they are of: some are on their way while the caller
+        looks at one. None: there is no such object. One that ends early gives what there is of it. Nothing is asked
+        for before the first part is."""
 
     def create(self, key: str, data: bytes) -> str | None:
         """Make a small object, and give its tag; None: there is one under the key, which is as it was."""

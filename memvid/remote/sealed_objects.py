@@ -24,7 +24,7 @@ from typing import Final
 
 from ..errors import CorruptObject, InvalidRemote, RemoteTooLarge
 from ..limits import KIB
-from .objects import Entry, Object, Objects, OverObjects, parts_of
+from .objects import Entry, Object, Objects, OverObjects, Part, Span, parts_of
 
 KEY_BYTES: Final = 32
 SALT_BYTES: Final = 32
@@ -72,11 +72,20 @@ class SealedObjects(OverObjects):
         size = self._objects.size(self.name_of(key))
         return None if size is None else content_bytes(size)
 
-    def get_ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[bytes] | None:
-        numbers = itertools.groupby(itertools.chain.from_iterable(itertools.starmap(_segments_of, spans)))
-        wanted = [(SALT_BYTES + each * _SEALED_SEGMENT, _SEALED_SEGMENT) for each, _ in numbers]
-        parts = self._objects.get_ranges(self.name_of(key), [(0, SALT_BYTES), *wanted] if wanted else [])
-        return None if parts is None else self._ranges(key, spans, parts)
+    def get_ranges(self, spans: Sequence[Span]) -> Iterator[Part | None]:
+        runs = [(key, list(of_key)) for key, of_key in itertools.groupby(spans, key=lambda span: span[0])]
+        wanted = [self._wanted(key, of_key) for key, of_key in runs]
+        parts = self._objects.get_ranges(list(itertools.chain.from_iterable(wanted)))
+        for (key, of_key), its in zip(runs, wanted, strict=True):
+            yield from self._ranges(key, of_key, itertools.islice(parts, len(its)))
+
+    def _wanted(self, key: str, spans: Sequence[Span]) -> list[Span]:
+        """What is asked for of one object: its salt, then the segments that the spans lie in, one that two neighbors
+        share once."""
+        name = self.name_of(key)
+        numbers = itertools.groupby(number for _, first, size in spans for number in _segments_of(first, size))
+        wanted = [(name, SALT_BYTES + each * _SEALED_SEGMENT, _SEALED_SEGMENT) for each, _ in numbers]
+        return [(name, 0, SALT_BYTES), *wanted] if wanted else []
 
     def create(self, key: str, data: bytes) -> str | None:
         return self._objects.create(self.name_of(key), b"".join(self._sealed(key, [data], len(data))))
@@ -145,31 +154,35 @@ class SealedObjects(OverObjects):
             parts.append(part)
         return b"".join(parts)
 
-    def _ranges(self, key: str, spans: Sequence[tuple[int, int]], parts: Iterator[bytes]) -> Iterator[bytes]:
-        """parts: the salt, then the segments that the spans lie in, one that two neighbors share once."""
-        cipher: _Cipher | None = None
-        held, data, is_last = -1, b"", False
-        for first, size in spans:
-            pieces: list[bytes] = []
+    def _ranges(self, key: str, spans: Sequence[Span], parts: Iterator[Part | None]) -> Iterator[Part | None]:
+        """The spans of one object. parts: as `_wanted`."""
+        salt = next(parts, ())
+        cipher = None if salt is None else _Cipher(self._contents, key, b"".join(salt))
+        held, data, is_last = -1, memoryview(b""), False
+        for _, first, size in spans:
+            pieces: list[memoryview] = []
             for number in _segments_of(first, size):
                 if number != held:
-                    cipher = cipher or _Cipher(self._contents, key, next(parts, b""))
-                    sealed = next(parts, b"")
-                    if not sealed and (not number or (pieces and not is_last)):
+                    sealed = next(parts, ())
+                    if cipher is None or sealed is None:
+                        cipher = None  # it is not there, or went meanwhile
+                        continue
+                    if not any(sealed) and (not number or (pieces and not is_last)):
                         raise self._corrupt(key)  # cut off behind a segment that is not the last
                     held, (data, is_last) = number, self._segment(cipher, key, number, sealed)
                 start = number * SEGMENT_BYTES
                 pieces.append(data[max(first - start, 0) : first + size - start])
-            yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            yield None if cipher is None else pieces
 
-    def _segment(self, cipher: _Cipher, key: str, number: int, sealed: bytes) -> tuple[bytes, bool]:
+    def _segment(self, cipher: _Cipher, key: str, number: int, part: Part) -> tuple[memoryview, bool]:
         """A segment, and whether it is the last. One that is not there lies behind the end, as far as is known."""
+        sealed = part[0] if len(part) == 1 else b"".join(part)
         if not sealed:
-            return b"", True
+            return memoryview(b""), True
         # A full one may be the last all the same.
         for is_last in (False, True) if len(sealed) == _SEALED_SEGMENT else (True,):
             if (data := cipher.open(number, sealed, is_last=is_last)) is not None:
-                return data, is_last
+                return memoryview(data), is_last
         raise self._corrupt(key)
 
     def _corrupt(self, key: str) -> CorruptObject:
@@ -194,7 +207,7 @@ class _Cipher:
     def seal(self, number: int, data: bytearray, *, is_last: bool) -> bytes:
         return self._aead.encrypt(_nonce(number, is_last=is_last), data, None)
 
-    def open(self, number: int, sealed: bytes, *, is_last: bool) -> bytes | None:
+    def open(self, number: int, sealed: bytes | memoryview, *, is_last: bool) -> bytes | None:
         """None: it is no such segment of this content."""
         from cryptography.exceptions import InvalidTag
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from torpor.memvid.errors import RemoteRefused, RemoteTooLarge, RemoteUnclear, RemoteUnreachable
-from torpor.memvid.remote.objects import Entry, Object, parts_of
+from torpor.memvid.remote.objects import Entry, Object, Part, Span, parts_of
 
 Fault = Literal[
     "unreachable",  # no answer; a write has not landed
@@ -55,6 +55,7 @@ _MEANS_SOMETHING: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+_PIECE_BYTES: Final = 777
 _NUMBERS: Final = itertools.count()
 
 
@@ -126,9 +127,10 @@ class MemoryObjects:
         data = self.content(key)
         return None if data is None else len(data)
 
-    def get_ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[bytes] | None:
-        data = self.content(key)
-        return None if data is None else (data[first : first + size] for first, size in spans)
+    def get_ranges(self, spans: Sequence[Span]) -> Iterator[Part | None]:
+        for key, first, size in spans:
+            data = self.content(key)
+            yield None if data is None else _pieces(data[first : first + size])
 
     def create(self, key: str, data: bytes) -> str | None:
         with self._lock:
@@ -170,6 +172,11 @@ class MemoryObjects:
         return f'"{len(self.written[key])}"'
 
 
+def _pieces(part: bytes) -> Part:
+    """A part as the end of one request and the beginning of others, wherever these are cut."""
+    return [part[at : at + _PIECE_BYTES] for at in range(0, len(part), _PIECE_BYTES)]
+
+
 Plan = Mapping[int, Fault] | Callable[[Asked], Fault | None]
 
 
@@ -208,15 +215,21 @@ class FaultyObjects:
         self._answer(fault)
         return size
 
-    def get_ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[bytes] | None:
+    def get_ranges(self, spans: Sequence[Span]) -> Iterator[Part | None]:
+        """A request for each object."""
+        for key, of_key in itertools.groupby(spans, key=lambda span: span[0]):
+            yield from self._ranges(key, [(first, size) for _, first, size in of_key])
+
+    def _ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[Part | None]:
         fault = self._ask("get_ranges", key, sum(size for _, size in spans))
         data = self.bucket.content(key)
         self._answer(fault)
         if data is None:
-            return None
+            yield from [None] * len(spans)
+            return
         spoiled = self._spoiled(fault, key, data, spans)
-        whole = (spoiled[first : first + size] for first, size in spans)
-        return self._cut(whole, len(spans)) if fault == "cut" else whole
+        whole = (_pieces(spoiled[first : first + size]) for first, size in spans)
+        yield from self._cut(whole, len(spans)) if fault == "cut" else whole
 
     def create(self, key: str, data: bytes) -> str | None:
         fault = self._ask("create", key, len(data))
@@ -308,7 +321,7 @@ class FaultyObjects:
             return earlier[-1] if earlier else data
         return data
 
-    def _cut(self, whole: Iterator[bytes], count: int) -> Iterator[bytes]:
+    def _cut(self, whole: Iterator[Part], count: int) -> Iterator[Part]:
         for number, part in enumerate(whole):
             if 2 * number >= count - 1:
                 raise RemoteUnreachable("The connection was cut.")

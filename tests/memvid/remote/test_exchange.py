@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torpor.memvid import errors
 from torpor.memvid.limits import MAX_PLACES_BYTES
-from torpor.memvid.remote import fetching, uploading, versions
+from torpor.memvid.remote import uploading, versions
 from torpor.memvid.remote.fetching import FetchedFrames, fetch
-from torpor.memvid.remote.objects import Objects
+from torpor.memvid.remote.objects import Objects, Part, Span
 from torpor.memvid.remote.places import Place, decode_places, encode_places, manifest_key, places_key
 from torpor.memvid.remote.sealed_objects import KEY_BYTES, SealedObjects
 from torpor.memvid.remote.uploading import Sent, send
@@ -106,9 +106,8 @@ def test_what_the_remote_has_is_not_sent_again_once_the_store_has_let_its_versio
 
 def test_a_pack_is_sent_and_fetched_in_parts(store: Store, elsewhere: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the memory that is stated, however long the session is: a frame is written before the next is taken in.
-    One request asks for all of a pack, so that it is on its way meanwhile."""
+    All is asked for at once, so that it is on its way meanwhile."""
     monkeypatch.setattr(uploading, "MAX_SENT_PACK_BYTES", 40_000)
-    monkeypatch.setattr(fetching, "FETCHED_SPAN_BYTES", 5_000)
     bucket, taken = MemoryObjects(), list[int]()
     receipt = making.sleep(store, 2600)
     sent(store, bucket, receipt.bundle_id)
@@ -116,9 +115,9 @@ def test_a_pack_is_sent_and_fetched_in_parts(store: Store, elsewhere: Store, mon
     asked = FaultyObjects(bucket)
     get_ranges = asked.get_ranges
 
-    def noted(key: str, spans: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        assert all(size <= 5_000 for _, size in spans)
-        for part in get_ranges(key, spans) or ():
+    def noted(spans: Sequence[Span]) -> Iterator[Part | None]:
+        assert {key for key, _, _ in spans} == packs_in(bucket), "no pack is asked for behind the other"
+        for part in get_ranges(spans):
             taken.append(sum(file.stat().st_size for file in Path(elsewhere.path).rglob("*.tmp")))
             yield part
 

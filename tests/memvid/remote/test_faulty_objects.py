@@ -9,7 +9,9 @@ from torpor.tests.memvid.remote.faulty_objects import Asked, FaultyObjects, Kill
 VERBS = {
     "get": lambda objects: objects.get("packs/1", 100),
     "size": lambda objects: objects.size("packs/1"),
-    "get_ranges": lambda objects: list(objects.get_ranges("packs/1", [(0, 4), (4, 4)]) or ()),
+    "get_ranges": lambda objects: [
+        b"".join(each) for each in objects.get_ranges([("packs/1", 0, 4), ("packs/1", 4, 4)])
+    ],
     "create": lambda objects: objects.create("packs/3", b"new"),
     "replace": lambda objects: objects.replace("packs/1", b"new", '"2"'),
     "put": lambda objects: objects.put("packs/1", [b"ne", b"w"], 3),

@@ -55,15 +55,19 @@ def read(objects: Objects, key: str) -> bytes | None:
 
 
 def ranges(objects: Objects, key: str, *spans: tuple[int, int]) -> list[bytes]:
-    found = objects.get_ranges(key, spans)
-    assert found is not None
-    return [bytes(part) for part in found]
+    parts = list(objects.get_ranges([(key, *span) for span in spans]))
+    assert None not in parts
+    return [b"".join(part) for part in parts if part is not None]
 
 
 def test_what_is_not_there_is_a_value(objects: Objects) -> None:
     assert objects.get("heads/none", 10) is None
     assert objects.size("heads/none") is None
-    assert objects.get_ranges("heads/none", [(0, 1)]) is None
+    assert list(objects.get_ranges([("heads/none", 0, 1)])) == [None]
+    objects.put("packs/1", [b"0123"], 4)
+    spans = [("packs/1", 1, 2), ("packs/2", 0, 9), ("packs/2", 2, 1), ("packs/1", 0, 1)]
+    assert [part and b"".join(part) for part in objects.get_ranges(spans)] == [b"12", None, None, b"0"]
+    objects.remove("packs/1")
     assert list(objects.entries("heads/")) == []
     objects.remove("heads/none")
 
@@ -190,7 +194,7 @@ def test_a_text_that_is_no_key_reaches_no_object_store(objects: Objects, key: st
     for call in (
         lambda: objects.get(key, 1),
         lambda: objects.size(key),
-        lambda: objects.get_ranges(key, [(0, 1)]),
+        lambda: list(objects.get_ranges([(key, 0, 1)])),
         lambda: objects.create(key, b""),
         lambda: objects.replace(key, b"", "tag"),
         lambda: objects.put(key, [], 0),

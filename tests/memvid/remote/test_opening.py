@@ -196,7 +196,7 @@ def test_no_secret_is_in_a_message_or_a_log(
         lambda: objects.put("torpor.json", [b"1" * (6 << 20)], 6 << 20),
         lambda: objects.remove("torpor.json"),
         lambda: list(objects.entries("heads/")),
-        lambda: objects.get_ranges("packs/1", [(0, 10)]),
+        lambda: list(objects.get_ranges([("packs/1", 0, 10)])),
     ):
         with pytest.raises(RemoteError) as refused:
             ask()
