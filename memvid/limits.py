@@ -215,6 +215,9 @@ MAX_LABEL_CHARS: Final = 256
 MAX_IOVECS: Final = 512
 """Buffers in one readv or writev. POSIX systems take 1024; half leaves room and costs nothing."""
 
+PROVEN_BEHIND_BYTES: Final = 16 * MIB
+"""Of a pack: so much of it is flushed and read back while the rest is written, one time after the other."""
+
 CHUNK_BYTES: Final = 1 * MIB
 """Step of streamed hashing and decompression: larger gains nothing, smaller costs calls."""
 

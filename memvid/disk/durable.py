@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -160,6 +161,8 @@ class TempFile(Closing):
                 raise write_error(error, "create", self.path) from error
             stack.pop_all()
         self._published = False
+        self._behind: threading.Thread | None = None
+        self._failed: list[BaseException] = []
 
     def append(self, buffers: Sequence[memoryview | bytes]) -> None:
         """Write all buffers at the end, with short writes continued. Raises NoSpace, StoreIoError."""
@@ -200,8 +203,38 @@ class TempFile(Closing):
             return write_error(error, "write", self.path)
         return write_error(error, "write", self.path, fd=self.fd, needed_bytes=needed)
 
+    def sync_behind(self, then: Callable[[], None]) -> bool:
+        """Flush what is written so far, and then do `then`, on a thread, while more is appended; what goes wrong is
+        raised by `sync`. False: an earlier one is under way, or has failed, and nothing was begun."""
+        if self._behind is not None and (self._behind.is_alive() or self._failed):
+            return False
+
+        def work() -> None:
+            try:
+                sync_file(self.fd, self.path)
+                then()
+            except BaseException as error:  # noqa: BLE001 - it belongs to who writes
+                self._failed.append(error)
+
+        thread = threading.Thread(target=work, name="torpor-sync")
+        try:
+            thread.start()
+        except RuntimeError:  # the system has none left, or the process ends: `sync` does it
+            return False
+        self._behind = thread
+        return True
+
     def sync(self) -> None:
+        """Flush all that is written, once nothing is under way behind it. Raises DurabilityLost, and what `then` has
+        raised: after a failed flush there is no other."""
+        self._wait_behind()
+        if self._failed:
+            raise self._failed[0]
         sync_file(self.fd, self.path)
+
+    def _wait_behind(self) -> None:
+        if self._behind is not None:
+            self._behind.join()
 
     def duplicate(self) -> int:
         """Another descriptor of the file, to read it back. Raises StoreIoError."""
@@ -283,6 +316,7 @@ class TempFile(Closing):
 
     def close(self) -> None:
         """Close, and remove the file unless it was published. Never raises; leftovers are removed at the next open."""
+        self._wait_behind()
         with contextlib.suppress(OSError):
             os.close(self.fd)
         if not self._published:

@@ -3,6 +3,9 @@ and laid out as they will lie in a frame.
 
 Owns the order frames → manifest → directory → trailer → header → flush → read back. Does not publish, and knows no
 index or lock.
+
+Frames of a long pack are flushed and read back while the next ones are written, in this order, too. What was not, is at
+the end: `finish` relies on nothing that was not read back behind its own flush.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from blake3 import blake3
 
 from ..disk.durable import TempFile
 from ..errors import CorruptBundle, Corruption, InvalidDraft, LimitExceeded, ReadBackFailed, StoreError
-from ..limits import MAX_BLOCK_HEADER_BYTES, MAX_BUNDLE_BYTES, MAX_FRAMES, MAX_SLOTS
+from ..limits import MAX_BLOCK_HEADER_BYTES, MAX_BUNDLE_BYTES, MAX_FRAMES, MAX_SLOTS, PROVEN_BEHIND_BYTES
 from .blocks import BLOCK_KINDS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec
 from .blocks import block_id as block_id_of
 from .codecs import PLANES_CODE, RAW_CODE, encode_slot
@@ -91,6 +94,7 @@ class PackWriter:
         self._temp = temp
         self._room = room
         self.frames: dict[bytes, Frame] = {}
+        self._proven, self._proven_end = 0, HEADER_BYTES  # frames read back, or on the way to it; where they end
 
     @property
     def end(self) -> int:
@@ -169,11 +173,28 @@ class PackWriter:
 
     def _enter(self, block_id: bytes, frame_bytes: int, head_bytes: int, *, is_stripped: bool = False) -> None:
         offset = self.end
+        if offset - self._proven_end >= PROVEN_BEHIND_BYTES:
+            self._prove_behind(offset)
         if offset + frame_bytes > MAX_BUNDLE_BYTES:
             raise LimitExceeded(f"the pack would have more than {MAX_BUNDLE_BYTES} bytes.", limit=MAX_BUNDLE_BYTES)
         if len(self.frames) >= MAX_FRAMES:
             raise LimitExceeded(f"a pack holds at most {MAX_FRAMES} frames.", limit=MAX_FRAMES)
         self.frames[block_id] = Frame(block_id, offset, frame_bytes, head_bytes, is_stripped)
+
+    @property
+    def _unproven(self) -> list[Frame]:
+        return list(self.frames.values())[self._proven :]
+
+    def _prove_behind(self, end: int) -> None:
+        """Flush the frames up to `end` and read them back, unless those before them are under way still."""
+        frames = self._unproven
+
+        def check() -> None:
+            with self._reading_back(), _Written(self._temp.duplicate(), self._temp.path, frames) as file:
+                _check_all(file, frames)
+
+        if self._temp.sync_behind(check):
+            self._proven, self._proven_end = len(self.frames), end
 
     def _append(self, buffers: Sequence[memoryview | bytes]) -> None:
         if not self._temp.size_bytes:
@@ -203,20 +224,37 @@ class PackWriter:
 
     def _read_back(self, pack_id: bytes) -> None:
         """Decode what was encoded, with the same code as a wake, before anything relies on it."""
-        fd = self._temp.duplicate()
+        with self._reading_back(), PackFile(self._temp.duplicate(), self._temp.path, pack_id) as file:
+            file.encoded_manifest()
+            _check_all(file, self._unproven)
+
+    @contextlib.contextmanager
+    def _reading_back(self) -> Iterator[None]:
         try:
-            with PackFile(fd, self._temp.path, pack_id) as file:
-                file.encoded_manifest()
-                for block_id in file.frames:
-                    file.check_block(block_id)
-                for block_id in file.heads:
-                    file.read_head(block_id)
+            yield
         except Corruption as error:
             raise ReadBackFailed(
                 f"What was written did not read back: {error.message} The store is as it was. Check memory and disk.",
                 path=self._temp.path,
                 cause=error.code,
             ) from error
+
+
+class _Written(FrameReader):
+    """Frames of a pack that is still being written."""
+
+    def __init__(self, fd: int, path: str, frames: Iterable[Frame]) -> None:
+        self._written = frames
+        super().__init__(fd, path, None)
+
+    def _load(self, expected_id: bytes | None) -> None:
+        self.frames = {frame.id: frame for frame in self._written if not frame.is_stripped}
+        self.heads = {frame.id: frame for frame in self._written if frame.is_stripped}
+
+
+def _check_all(file: FrameReader, frames: Iterable[Frame]) -> None:
+    for frame in frames:
+        (file.read_head if frame.is_stripped else file.check_block)(frame.id)
 
 
 def _stored_slot(
