@@ -2,7 +2,7 @@
 
 - A fetch: a version of random bytes comes into a fresh store, proven, flushed and read back; beside it plain ranged
   GETs of as many bytes of the same object, eight at once, which keep nothing. Round by round, the order turned round. A
-  wake is the same, and then every block into memory, as a daemon reads it.
+  wake is the same, and then every block into memory, as a daemon reads it: on two threads, into fresh large pages.
 - An upload of the whole version, and of a delta of 200 tokens behind it.
 - The upload and the fetch again, sealed.
 - Requests and bytes, counted on the wire, of each thing that a daemon does with a remote, and of a day of one coding
@@ -30,6 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import numpy as np
 import plain
 from figures import OURS, PEER, parser_for, plotted, rounds_of, save
 from machine import spread
@@ -51,6 +52,8 @@ from torpor.memvid.remote.uploading import send
 from torpor.memvid.remote.versions import RemoteVersions
 from torpor.memvid.store import Store, VersionDraft
 from torpor.memvid.uri import SessionUri
+from torpor.memvid.writing.reader import BundleReader
+from torpor.snapshot.pages import LargePages
 from torpor.tests.memvid.remote.bucket_server import BucketServer
 from torpor.tests.memvid.remote.fault_proxy import FaultProxy
 from torpor.tests.memvid.remote.s3_servers import BUCKET, s3_server
@@ -61,6 +64,8 @@ STEP = 200
 ROUNDS = 5
 PIECE_BYTES, AT_ONCE = 8 * MIB, 8
 """Of the plain requests: as Torpor makes them, too."""
+FILL_THREADS = 2
+"""Of a wake: as many as a daemon has on two cores."""
 
 PRICES = {
     "S3 Standard": {**asdict(S3_STANDARD), "out": 0.09},
@@ -190,15 +195,13 @@ class Line:
         with (
             tempfile.TemporaryDirectory(prefix="there-", dir=self._folder) as name,
             Store.open(Path(name) / "store", writable=True) as store,
+            ThreadPoolExecutor(FILL_THREADS) as threads,
         ):
             remote, started = RemoteVersions(objects), time.perf_counter()
             fetch(store._core, remote, remote.require_manifest(receipt.bundle_id), receipt.bundle_id)
             self._note(f"fetch{how}", started)
             with store.open_session(URI) as reader:
-                for entry in reader.entries[:-1]:
-                    slots = range(2 * QWEN3_THIN.layers)
-                    runs = [(slot, memory.runs(slot, entry.start, entry.token_count)) for slot in slots]
-                    reader.read_slots_into(entry, runs)
+                list(threads.map(partial(_fill, reader, memory, LargePages()), range(QWEN3_THIN.layers)))
             self._note(f"wake{how}", started)
 
     def _plain(self, objects: Objects) -> None:
@@ -252,6 +255,15 @@ class Line:
                 for name in ("upload", "fetch", "wake")
             },
         }
+
+
+def _fill(reader: BundleReader, memory: CacheMemory, large: LargePages, layer: int) -> None:
+    """One layer of the memory, as a daemon fills it: keys and values, block after block."""
+    slots = (2 * layer, 2 * layer + 1)
+    for slot in slots:
+        large.back(np.frombuffer(memory.whole(slot), np.uint8))
+    for entry in reader.entries[:-1]:
+        reader.read_slots_into(entry, [(slot, memory.runs(slot, entry.start, entry.token_count)) for slot in slots])
 
 
 # --- requests, and what they cost

@@ -82,6 +82,10 @@ class CacheMemory:
         self.record = record
         self._arrays = arrays
 
+    def whole(self, slot: int) -> memoryview:
+        """The memory of a slot of all blocks."""
+        return self._arrays[slot]
+
     def runs(self, slot: int, start: int, count: int) -> list[memoryview]:
         """The memory of a block's slot: one run a head."""
         row_bytes, array = self.shape.row_bytes, self._arrays[slot]
