@@ -45,7 +45,7 @@ def number(text: str) -> int:
 
 NOT_OF_THE_FORMAT = {
     "KIB", "MIB", "GIB", "MAX_IOVECS", "MAX_OPEN_ANCESTORS", "MAX_UNSCANNED_BYTES", "MAX_CLAIMED_ELEMENTS",
-    "MAX_KEEP_DAYS", "FETCHED_SPAN_BYTES",
+    "MAX_KEEP_DAYS", "PROVEN_BEHIND_BYTES",
 }  # fmt: skip
 """How the program goes about its work; nothing that is stored depends on them."""
 
