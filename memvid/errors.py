@@ -232,7 +232,7 @@ class RemoteUnfit(RemoteError):
 
 
 class RemoteTooLarge(RemoteError):
-    """An object is larger than anything that Torpor writes under such a key; `limit`."""
+    """An object is larger than anything that Torpor writes under such a key, or a listing than any; `limit`."""
 
 
 class RemoteKeyWrong(RemoteError):

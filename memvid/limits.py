@@ -128,6 +128,9 @@ MAX_LEAVING_BYTES: Final = 2 * MIB
 """Packs of a remote that leave at once, and the object that lists them: 90 bytes for each. Others leave once these have
 left."""
 
+MAX_LISTED: Final = 4 * MIB
+"""Objects of one kind in a remote, as of a listing: one that has no end would take all memory."""
+
 # --- names
 
 MAX_NAME_CHARS: Final = 128

@@ -14,6 +14,7 @@ How it works:
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import RemoteError, RemoteTooLarge, RemoteUnclear, RemoteUnfit
-from ..limits import MIB
+from ..limits import MAX_LISTED, MIB
 from .cloud_errors import Asking, asked_behind_the_end
 from .objects import Entry, Object, Part, Span, is_key, parts_of
 from .ranges import Fetch, fetches
@@ -33,6 +34,8 @@ _CONNECT_S: Final = 5
 _SMALL_S: Final = 10
 _LARGE_S: Final = 120
 """Of one request. An upload has 20 MiB on their way at once: a line with 1.5 Mbit/s has time for them."""
+_LIST_S: Final = 600
+"""Of one listing, which is many requests."""
 _RETRIES: Final = 5
 _AT_ONCE: Final = 4
 """Parts of one upload that are on their way at once."""
@@ -96,7 +99,10 @@ class CloudObjects:
 
         with self._asking("read", fetch.key):
             try:
-                return memoryview(obstore.get_range(self._large, fetch.key, start=fetch.first, end=fetch.end))
+                # As a stream: `get_range` takes in whatever is sent, however little was asked for.
+                found = obstore.get(self._large, fetch.key, options={"range": (fetch.first, fetch.end)})
+                size = fetch.end - fetch.first
+                return memoryview(next(iter(found.stream(min_chunk_size=size)), b""))[:size]
             except Exception as error:
                 if not asked_behind_the_end(error):
                     raise
@@ -172,8 +178,12 @@ class CloudObjects:
     def entries(self, prefix: str) -> Iterator[Entry]:
         import obstore
 
+        listed, until = 0, time.monotonic() + _LIST_S
         with self._asking("list", prefix):
             for chunk in obstore.list(self._small, prefix=prefix or None):
+                listed += len(chunk)
+                if listed > MAX_LISTED or time.monotonic() > until:
+                    raise self._endless(prefix, listed)
                 for meta in chunk:
                     if is_key(meta["path"]):  # else somebody else's
                         yield Entry(meta["path"], meta["size"], _ns(meta["last_modified"]))
@@ -199,6 +209,16 @@ class CloudObjects:
 
     def _asking(self, action: str, key: str, *, writing: bool = False) -> Asking:
         return Asking(self.url, action, key, writing)
+
+    def _endless(self, prefix: str, listed: int) -> RemoteError:
+        return RemoteTooLarge(
+            f"{self.url} lists more under {prefix} than is taken in: {MAX_LISTED} objects, in {_LIST_S} s. See what "
+            "else writes there, or keep some of the sessions under another prefix.",
+            url=self.url,
+            key=prefix,
+            limit=MAX_LISTED,
+            listed=listed,
+        )
 
     def _too_large(self, key: str, most_bytes: int) -> RemoteError:
         return RemoteTooLarge(

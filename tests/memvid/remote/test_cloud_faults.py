@@ -5,17 +5,20 @@ What is told is true, nothing is half there, a write whose fate is not known say
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
 import pytest
-from torpor.memvid.errors import RemoteError, RemoteUnclear
+from torpor.memvid.errors import RemoteError, RemoteTooLarge, RemoteUnclear
 from torpor.memvid.remote import cloud_objects
 from torpor.memvid.remote.objects import Objects
 from torpor.tests.memvid.remote.fault_proxy import FAULTS, HANGING, Fault, FaultProxy, insisting
+from torpor.tests.memvid.remote.loopback import Loopback
 from torpor.tests.memvid.remote.s3_servers import SERVERS, open_s3, s3_server
 
 SPOIL: Final = ("flipped", "swapped", "replayed", "flipped_request")
@@ -162,3 +165,62 @@ def test_parts_that_fail_are_told_of_also_where_an_upload_cannot_be_given_up(
         with pytest.raises(FileNotFoundError, match="a pack is gone"):
             world.faulty.put("heads/x", parts(), 7 << 20)
         assert world.content() == b"before"
+
+
+class _Endless(BaseHTTPRequestHandler):
+    """A listing of it has no end, and a part of an object is a gigabyte, whatever is asked for."""
+
+    sent_bytes = 0
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.send_response(200 if "list-type" in self.path else 206)
+        if "list-type" in self.path:
+            text = (
+                b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>more</NextContinuationToken>"
+                b"<Contents><Key>p/heads/x</Key><LastModified>2026-12-01T12:00:00.000Z</LastModified>"
+                b'<ETag>"1"</ETag><Size>1</Size></Contents></ListBucketResult>'
+            )
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+            return
+        for name, value in {
+            "Content-Range": "bytes 0-99/1000",
+            "ETag": '"1"',
+            "Last-Modified": "Tue, 01 Dec 2026 12:00:00 GMT",
+            "Content-Length": str(1 << 30),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1 << 10):
+                self.wfile.write(bytes(1 << 20))
+                type(self).sent_bytes += 1 << 20
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Objects, type[_Endless]]]:
+    handler = type("Handler", (_Endless,), {})
+    with Loopback(handler) as server:
+        yield open_s3(monkeypatch, server.port, "p"), handler
+
+
+def test_no_more_of_an_object_is_taken_in_than_was_asked_for(endless: tuple[Objects, type[_Endless]]) -> None:
+    objects, server = endless
+    parts = list(objects.get_ranges([("packs/x", 0, 60), ("packs/x", 60, 40)]))
+    assert [part and len(b"".join(part)) for part in parts] == [60, 40]
+    assert server.sent_bytes < 100 << 20
+
+
+@pytest.mark.parametrize("bound", ["MAX_LISTED", "_LIST_S"])
+def test_a_listing_has_an_end(
+    bound: str, endless: tuple[Objects, type[_Endless]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, _ = endless
+    monkeypatch.setattr(cloud_objects, bound, {"MAX_LISTED": 20, "_LIST_S": 0.1}[bound])
+    with pytest.raises(RemoteTooLarge) as refused:
+        list(objects.entries("heads/"))
+    assert "heads/" in refused.value.message
