@@ -21,7 +21,6 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -42,7 +41,7 @@ from ..limits import MAX_LEAVING, REMOTE_GRACE_S
 from ..uri import SessionUri
 from .heads import TAILS, Head, Heads, Tried
 from .leases import Clock
-from .leaving import LEAVING_KEY, Leaving, encode_leaving, read_leaving
+from .leaving import LEAVING_KEY, Leaving, encode_leaving, now_ns, read_leaving
 from .objects import Entry, Objects
 from .places import bundle_id_in, is_pack_key, manifest_key
 from .probe import PROBES
@@ -122,7 +121,8 @@ class _Collection:
         self._freed = 0
 
     def run(self) -> Collected:
-        start_ns = self._now_ns()
+        self._go_on()
+        start_ns = now_ns(self._objects)
         before = self._read_leaving()
         listed = self._list()
         for uri, head in self._heads.each(sorted(self._heads.uris()), noting=False):
@@ -144,7 +144,8 @@ class _Collection:
         self, listed: _Listed, before: Leaving | None, needed: Collection[str], start_ns: int
     ) -> tuple[dict[str, int], list[str]]:
         """Change the list, and remove what is due. Gives the list, and what is new in it."""
-        end_ns = self._now_ns()
+        self._go_on()
+        end_ns = now_ns(self._objects)
         packs, going = dict[str, int](), dict[str, int]()
         for key, since_ns in (before or Leaving()).packs.items():
             packs[key] = since_ns
@@ -332,25 +333,6 @@ class _Collection:
         self._actions.append(Action("remove", self._path(key), None, None, size_bytes, reason))
 
     # --- the rest
-
-    def _now_ns(self) -> int:
-        """The time by the object store's clock: that of an object which was written just now. Raises RemoteUnclear: it
-        is not listed."""
-        key = f"{PROBES}/{os.urandom(16).hex()}-now"
-        try:
-            with contextlib.suppress(RemoteUnclear):
-                self._objects.put(key, [b"now"], 3)
-            for entry in self._entries(f"{PROBES}/"):
-                if entry.key == key:
-                    return entry.modified_ns
-        finally:
-            with contextlib.suppress(RemoteError):
-                self._objects.remove(key)
-        raise RemoteUnclear(
-            f"{self._objects.url} does not list what was written just now, so nothing tells how old a pack is. Try "
-            "again later.",
-            url=self._objects.url,
-        )
 
     def _remove_probes(self, listed: _Listed, start_ns: int) -> None:
         """Those that a process left which is no more."""

@@ -5,6 +5,7 @@ Rules:
   back, as for any import. What the places say is believed by nothing: a wrong place gives other bytes, and these are
   refused.
 - Of a version that was sent stripped, its headers come; it is stripped here.
+- A pack that was read and is not what was written leaves: whoever has its blocks sends them again, as another pack.
 - The next frames come while one is written, of whatever packs they are. Memory: one frame, and what
   `Objects.get_ranges` has under way.
 """
@@ -16,7 +17,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
-from ..errors import LimitExceeded, Truncated
+from ..errors import BundleMissing, Corruption, CorruptObject, LimitExceeded, StoreError, Truncated
 from ..exchange.import_checks import require_in_proportion
 from ..exchange.transfer import take
 from ..folder.marks import Marks, stripped_in
@@ -26,6 +27,7 @@ from ..format.manifest import Manifest
 from ..format.records import Receipt
 from ..limits import MAX_FETCHED_FRAME_BYTES
 from ..writing.core import StoreCore
+from .leaving import let_leave
 from .objects import Part
 from .places import Place, Places, manifest_key
 from .versions import RemoteVersions
@@ -56,7 +58,13 @@ def fetch(
         return None
     with FetchedFrames(remote, manifest, places, bundle_id, lacking) as frames:
         require_in_proportion(manifest, frames.file_bytes, frames.path)
-        receipt = take(core, manifest, frames.holding, before_commit)
+        try:
+            receipt = take(core, manifest, frames.holding, before_commit)
+        except (Corruption, CorruptObject) as error:
+            pack = frames.pack_of(error)
+            if pack is not None and not isinstance(error, BundleMissing):  # what is missing is seen by who sends
+                let_leave(remote.objects, pack)
+            raise
     if ids - whole and core.missing_of(ids):
         with core.committing():
             Marks.load(core.folder).strip({manifest.uri: [bundle_id]}).save(core.folder)
@@ -80,6 +88,7 @@ class FetchedFrames(FrameReader):
         self._parents = span_parents(manifest.blocks)
         self._order = list(manifest.blocks)
         self._number, self._held = -1, list[memoryview]()
+        self._pack: str | None = None  # that was read last
         self._coming = self._frames_of(())
         self._starts: list[int] = []
         self._fd = -1
@@ -109,6 +118,12 @@ class FetchedFrames(FrameReader):
             header, _ = self.read_head(entry.id)
             require_promised(header, entry, self._parents.get(entry.id), self._manifest.identity.digest, self.path)
         yield self
+
+    def pack_of(self, error: StoreError) -> str | None:
+        """The pack that is not what was written, by what was read of it: that of the block that is named, or that which
+        was read last; None: none was."""
+        place = self._places.get(bytes.fromhex(str(error.details.get("block_id", ""))))
+        return self._pack if place is None else place.pack
 
     def close(self) -> None:
         self._coming.close()
@@ -141,6 +156,7 @@ class FetchedFrames(FrameReader):
         """Hold one frame, and no other. Unless it is the one that comes next, it and those wanted behind it are asked
         for anew."""
         self._number, self._held = -1, []
+        self._pack = self._places[self._order[number].id].pack
         came = next(self._coming, None)
         if came is None or came[0] != number:
             self._coming.close()

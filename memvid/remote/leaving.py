@@ -1,4 +1,4 @@
-"""`leaving/packs`: the packs of a remote that leave, as nothing needed them, in one object.
+"""`leaving/packs`: the packs of a remote that leave, as nothing needed them or they were damaged, in one object.
 
 Who sends a version reads it, and relies on none of these: it sends such blocks again, under another name. So what is
 listed here is needed by nothing more later than it was, and may be removed once what was under way has landed. One
@@ -7,16 +7,28 @@ object tells all, so that a look takes one request, and a collection is one chan
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..errors import CorruptBundle, CorruptObject, RemoteTooLarge, StoreError, UnsupportedFormat
+from ..errors import (
+    CorruptBundle,
+    Corruption,
+    CorruptObject,
+    RemoteError,
+    RemoteTooLarge,
+    RemoteUnclear,
+    StoreError,
+    UnsupportedFormat,
+)
 from ..format.packing import pack, unpack
 from ..format.sealing import DIGEST_BYTES, corrupt
 from ..limits import MAX_LEAVING, MAX_LEAVING_BYTES
 from .objects import Objects
 from .places import is_pack_key
+from .probe import PROBES
 from .sealing import seal, unseal
 
 LEAVING_KEY: Final = "leaving/packs"
@@ -49,6 +61,39 @@ def read_leaving(objects: Objects) -> Leaving:
 
 def encode_leaving(packs: Mapping[str, int]) -> bytes:
     return seal(pack([_DOMAIN, [[key, packs[key]] for key in sorted(packs)]], "leaving"))
+
+
+def let_leave(objects: Objects, key: str) -> None:
+    """List a pack that was read and is not what was written: who has its blocks sends them again then. Nothing happens
+    where others change the list, or it cannot be reached: who reads the pack next lists it."""
+    with contextlib.suppress(Corruption, RemoteError):
+        before = read_leaving(objects)
+        if key in before.packs or len(before.packs) >= MAX_LEAVING:
+            return
+        data = encode_leaving({**before.packs, key: now_ns(objects)})
+        if before.tag is None:
+            objects.create(LEAVING_KEY, data)
+        else:
+            objects.replace(LEAVING_KEY, data, before.tag)
+
+
+def now_ns(objects: Objects) -> int:
+    """The time by the object store's clock: that of an object which was written just now. Raises RemoteUnclear: it is
+    not listed; and as `Objects`."""
+    key = f"{PROBES}/{os.urandom(16).hex()}-now"
+    try:
+        with contextlib.suppress(RemoteUnclear):
+            objects.put(key, [b"now"], 3)
+        for entry in objects.entries(f"{PROBES}/"):
+            if entry.key == key:
+                return entry.modified_ns
+    finally:
+        with contextlib.suppress(RemoteError):
+            objects.remove(key)
+    raise RemoteUnclear(
+        f"{objects.url} does not list what was written just now, so nothing tells how old a pack is. Try again later.",
+        url=objects.url,
+    )
 
 
 def _decode(data: bytes, path: str) -> dict[str, int]:

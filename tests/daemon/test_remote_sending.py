@@ -12,7 +12,7 @@ import pytest
 from torpor.daemon.disk.remote import Remote
 from torpor.daemon.errors import StopDeadline
 from torpor.daemon.tasks.door import Phase
-from torpor.memvid.errors import BundleMissing, NoSpace, OwnerMismatch
+from torpor.memvid.errors import BundleMissing, Corruption, NoSpace, OwnerMismatch
 from torpor.memvid.remote.tails import put_record
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.machines import OpenMachine, S, dies, freed, remote_of, unreachable
@@ -266,6 +266,22 @@ async def test_a_push_sends_again_what_is_missing_or_damaged(machine: OpenMachin
                 if damage is not None:
                     path.write_bytes(damage)
         with pytest.raises(BundleMissing):
+            await two.wake("s")
+        assert (await one.service.push("s")).blocks_sent > 0
+        assert (await two.wake("s")).token_count == 300
+
+
+async def test_a_push_sends_again_a_pack_that_a_wake_found_to_be_other_bytes(
+    machine: OpenMachine, tmp_path: Path
+) -> None:
+    """Its length is right, so who sends knows it by who reads alone."""
+    async with machine("one") as one, machine("two") as two:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        (pack,) = (tmp_path / "shared" / "packs").iterdir()
+        data = pack.read_bytes()
+        pack.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
+        with pytest.raises(Corruption):
             await two.wake("s")
         assert (await one.service.push("s")).blocks_sent > 0
         assert (await two.wake("s")).token_count == 300

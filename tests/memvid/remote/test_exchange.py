@@ -12,6 +12,7 @@ from torpor.memvid import errors
 from torpor.memvid.limits import MAX_PLACES_BYTES
 from torpor.memvid.remote import uploading, versions
 from torpor.memvid.remote.fetching import FetchedFrames, fetch
+from torpor.memvid.remote.leaving import read_leaving
 from torpor.memvid.remote.objects import Objects, Part, Span
 from torpor.memvid.remote.places import Place, decode_places, encode_places, manifest_key, places_key
 from torpor.memvid.remote.sealed_objects import KEY_BYTES, SealedObjects
@@ -248,7 +249,7 @@ def test_no_fault_of_a_fetch_mounts_anything_wrong(
 
 
 def test_bytes_that_are_wrong_in_the_remote_are_named_and_pushed_again(store: Store, elsewhere: Store) -> None:
-    """A damaged manifest or list of places is written again by the next push; a damaged pack is told by its key."""
+    """A damaged manifest or list of places is written again by the next push."""
     bucket = MemoryObjects()
     receipt = making.sleep(store, 700)
     sent(store, bucket, receipt.bundle_id)
@@ -262,22 +263,32 @@ def test_bytes_that_are_wrong_in_the_remote_are_named_and_pushed_again(store: St
             bucket.set(key, wrong)
             sent(store, bucket, receipt.bundle_id)
             assert bucket.content(key) == data
+
+
+@pytest.mark.parametrize("over", [plain, sealed])
+@pytest.mark.parametrize("damage", ["first frame", "payload", "last bytes", "end is missing"])
+def test_a_pack_that_was_read_and_is_wrong_is_sent_again_by_who_has_its_blocks(
+    over: Callable[[Objects], Objects], damage: str, store: Store, elsewhere: Store
+) -> None:
+    """Its length says nothing: who reads it lists it among those that leave, and it is sent under another name."""
+    bucket = MemoryObjects()
+    receipt = making.sleep(store, 700)
+    sent(store, over(bucket), receipt.bundle_id)
     (pack,) = packs_in(bucket)
     data = bucket.content(pack)
     assert data is not None
-    bucket.set(pack, data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
-    with pytest.raises(errors.Corruption):
-        fetched(elsewhere, bucket, receipt.bundle_id)
+    at = {"first frame": 100, "payload": 5000}.get(damage, len(data) - 3000)
+    bucket.set(pack, data[:at] + (b"" if damage == "end is missing" else bytes([data[at] ^ 1]) + data[at + 1 :]))
+    for _ in range(2):
+        with pytest.raises(errors.StoreError):
+            fetched(elsewhere, over(bucket), receipt.bundle_id)
     assert elsewhere.find_session(URI) is None
-    bucket.set(pack, None)
-    with pytest.raises(errors.BundleMissing, match="Push it again"):
-        fetched(elsewhere, bucket, receipt.bundle_id)
-    sent(store, bucket, receipt.bundle_id)
-    fetched(elsewhere, bucket, receipt.bundle_id)
+    assert len(read_leaving(over(bucket)).packs) == 1
+    assert sent(store, over(bucket), receipt.bundle_id).bytes_sent > 0
+    assert len(packs_in(bucket)) == 2
+    fetched(elsewhere, over(bucket), receipt.bundle_id)
     making.require_awake(elsewhere, 700)
-
-
-# --- places
+    assert sent(store, over(bucket), receipt.bundle_id).bytes_sent == 0
 
 
 def test_places_have_one_form_and_no_byte_of_them_may_change(store: Store) -> None:
