@@ -108,8 +108,7 @@ def test_what_is_damaged_cut_or_swapped_is_refused_and_comes_nowhere(remote: Rem
         with Store.open(tmp_path / f"there-{number}", writable=True) as there:
             with pytest.raises(CorruptObject):
                 pull(there, remote)
-            is_of_turns = remote.older.union(remote.names("tails")).issuperset(changed)
-            assert [row.version for row in there.index.versions(URI)] == ([2] if is_of_turns else [])
+            assert not there.index.versions(URI), "a version does not come without the turns behind it"
     remote.set(dict.fromkeys(remote.older, b"damaged"))
     with Store.open(tmp_path / "there", writable=True) as there:
         pull(there, remote)
