@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -68,10 +68,11 @@ class Taken:
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """What became of a session in the remote, or would. keys: of what was removed. packs: those that its versions
-    needed. is_there: whether it has a head there. problems: why the remote has something of it still."""
+    needed, and their blocks in each. is_there: whether it has a head there. problems: why the remote has something of
+    it still."""
 
     keys: Sequence[str] = ()
-    packs: Collection[str] = ()
+    packs: Mapping[str, Collection[bytes]] = field(default_factory=dict)
     is_there: bool = False
     problems: tuple[Finding, ...] = ()
 
@@ -338,7 +339,7 @@ class Remote:
         """Before a session is deleted here, whose turn the caller has: let the remote have nothing of it. If the delete
         is cut off behind that, the session is here still, and nowhere else. forgetting: tell which packs were the
         session's, and what cannot be asked also where it is not remembered that the remote has had the session."""
-        packs, is_there = set[str](), False
+        packs, is_there = dict[str, set[bytes]](), False
         try:
             self._threads.require_answering()
             head = await self.head(uri)
@@ -361,7 +362,7 @@ class Remote:
             if self._sending == uri:  # behind the drop it ends with the pack that it is at
                 async with self._moving:
                     pass
-            packs |= self.sessions.sent_packs.pop(uri, set())
+            packs = {key: set[bytes]() for key in self.sessions.sent_packs.pop(uri, ())} | packs
         return Dropped(keys, packs, is_there)
 
     async def _take_to_drop(self, uri: SessionUri) -> Lease:
@@ -398,7 +399,9 @@ class Remote:
         self._alone.discard(uri)
         self.on_gone(uri)
 
-    async def collect(self, also: Collection[str], should_stop: Callable[[], bool], *, dry_run: bool) -> Collected:
+    async def collect(
+        self, also: Mapping[str, Collection[bytes]], should_stop: Callable[[], bool], *, dry_run: bool
+    ) -> Collected:
         """As `RemoteSessions.collect`."""
         return await self.run(lambda: self.sessions.collect(also, dry_run=dry_run, should_stop=should_stop))
 

@@ -9,8 +9,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import ClassVar, Final
 
 from ...errors import TorporError
@@ -33,6 +34,8 @@ _DAY_S: Final = 24 * 3600.0
 _SOON_S: Final = 60.0
 _GRACE_S: Final = REMOTE_GRACE_S + _SOON_S
 """More than what is compared by the clock of the object store."""
+_MOST_NAMES: Final = 20
+"""Of sessions in a message."""
 _LOOK_S: Final = 600.0
 """So long it is put off while the day's budget of the remote is used up."""
 
@@ -66,7 +69,7 @@ class Collecting(Job[None]):
             _LOG.warning("what is not needed in the remote was not all freed: %s", problem.message)
 
     async def collect(
-        self, also: Collection[str] = (), *, dry_run: bool = False
+        self, also: Mapping[str, Collection[bytes]] = MappingProxyType({}), *, dry_run: bool = False
     ) -> tuple[MaintenanceReport, Collected]:
         """See `RemoteSessions.collect`, and raises as that. The report has all that was done."""
         async with self._alone:
@@ -82,7 +85,7 @@ class Collecting(Job[None]):
 
     async def foresee(self, uri: SessionUri) -> Dropped:
         """What a `Remote.drop` that forgets would do, as far as can be told. Nothing is changed."""
-        remote, packs = self._remote, set[str]()
+        remote, packs = self._remote, dict[str, set[bytes]]()
         try:
             head = await remote.head(uri)
             if head is None:
@@ -107,7 +110,7 @@ class Collecting(Job[None]):
             ]
         elif dropped.is_there:
             try:
-                collected, _ = await self.collect(dropped.packs)
+                collected, found = await self.collect(dropped.packs)
             except TorporError as error:
                 problems.append(Finding.of(self._remote.url, error))
             else:
@@ -115,6 +118,8 @@ class Collecting(Job[None]):
                 mine = [each for each in collected.actions if each.path in packs or each.session == str(uri)]
                 actions += [replace(each, session=str(uri)) for each in mine]
                 problems += collected.problems
+                if found.stuck:
+                    problems.append(self._stuck(uri, found))
                 if others := packs - {each.path for each in mine}:
                     reason = f"{format_plural(len(others), 'pack')}: needed by other sessions, or leaving already."
                     actions.append(Action("keep", f"{self._remote.url}/packs", str(uri), None, 0, reason))
@@ -135,6 +140,17 @@ class Collecting(Job[None]):
             report,
             actions=(*report.actions, *actions),
             problems=tuple(dict.fromkeys([*report.problems, *problems])),
+        )
+
+    def _stuck(self, uri: SessionUri, collected: Collected) -> Finding:
+        sharers, most = list(map(str, collected.sharers)), _MOST_NAMES
+        names = ", ".join(sharers[:most]) + (f" and {len(sharers) - most} more" if len(sharers) > most else "")
+        return Finding(
+            f"{self._remote.url}/packs",
+            NOT_FORGOTTEN,
+            f"{self._remote.url} has bytes still that {uri} alone had ({format_plural(collected.stuck, 'block')}): "
+            f"they lie in packs with others, which are needed by {names}. Once no session needs these packs, they go. "
+            "Forget those sessions, too, if the bytes must go now.",
         )
 
     async def _swept(self, report: MaintenanceReport, uri: SessionUri, keys: Sequence[str]) -> MaintenanceReport:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from ..answers import Action, Finding, MaintenanceReport
@@ -56,25 +57,29 @@ _UNDER_WAY: Final = "No session needs it. It stays for an hour, as an upload may
 @dataclass(frozen=True, slots=True)
 class Collected:
     """What a collection did. leaving: the packs that leave from now on. orphans: by session, what its head does not
-    name: keys of manifests and of turns. is_left: another one has something to do in `REMOTE_GRACE_S`."""
+    name: keys of manifests and of turns. is_left: another one has something to do in `REMOTE_GRACE_S`. stuck: how many
+    blocks of what is forgotten stay in packs of which sessions need others; sharers: those sessions."""
 
     report: MaintenanceReport
     leaving: Collection[str]
     orphans: Mapping[SessionUri, list[str]]
     is_left: bool
+    stuck: int = 0
+    sharers: Collection[SessionUri] = ()
 
 
 def collect(
     heads: Heads,
     objects: Objects,
     clock: Clock,
-    also: Collection[str] = (),
+    also: Mapping[str, Collection[bytes]] = MappingProxyType({}),
     *,
     dry_run: bool,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Collected:
-    """also: packs that may leave however young they are: those of a session that is forgotten. dry_run: tell what would
-    be done; for the time, a small object is written and removed. should_stop: is asked between two requests.
+    """also: the packs of a session that is forgotten, and its blocks in each: they may leave however young they are.
+    dry_run: tell what would be done; for the time, a small object is written and removed. should_stop: is asked between
+    two requests.
 
     Raises:
         StoreClosed: it was to stop. UnsupportedFormat: a later version collects there.
@@ -100,7 +105,7 @@ class _Collection:
         heads: Heads,
         objects: Objects,
         clock: Clock,
-        also: Collection[str],
+        also: Mapping[str, Collection[bytes]],
         should_stop: Callable[[], bool],
         *,
         dry_run: bool,
@@ -108,7 +113,9 @@ class _Collection:
         self._heads = heads
         self._objects = objects
         self._clock = clock
-        self._also = also
+        self._also = also.keys()
+        self._alone = {each: key for key, ids in also.items() for each in ids}  # without what others have, too
+        self._sharers: dict[str, set[SessionUri]] = {}  # who needs each of these packs
         self._should_stop = should_stop
         self._dry_run = dry_run
         self._versions = RemoteVersions(objects, clock)
@@ -138,7 +145,10 @@ class _Collection:
         report = MaintenanceReport(
             "repack", self._dry_run, tuple(self._actions), bytes_freed=self._freed, problems=tuple(self._problems)
         )
-        return Collected(report, leaving, self._orphans, any(key not in needed for key in packs))
+        stuck = [key for key in self._alone.values() if key in needed]
+        sharers = sorted({uri for key in stuck for uri in self._sharers[key]})
+        is_left = any(key not in needed for key in packs)
+        return Collected(report, leaving, self._orphans, is_left, len(stuck), sharers)
 
     def _carry_on(
         self, listed: _Listed, before: Leaving | None, needed: Collection[str], start_ns: int
@@ -237,13 +247,19 @@ class _Collection:
 
     def _read_packs_of(self, head: Head | None) -> None:
         """Raises as `_needed_by` and `RemoteVersions.places`, and BundleMissing."""
-        for bundle_id in () if head is None else self._needed_by(head):
+        if head is None:
+            return
+        for bundle_id in self._needed_by(head):
             if bundle_id not in self._of_versions:
                 self._go_on()
                 places = self._versions.places(bundle_id)
                 if places is None:
                     raise self._versions.missing(f"places/{bundle_id}")
-                self._of_versions[bundle_id] = frozenset(place.pack for place in places.values())
+                self._of_versions[bundle_id] = packs = frozenset(place.pack for place in places.values())
+                for block_id in places if self._alone else ():
+                    self._alone.pop(block_id, None)
+                for key in packs & self._also:
+                    self._sharers.setdefault(key, set()).add(head.uri)
 
     def _needed_by(self, head: Head) -> list[str]:
         """The versions. Raises as `tails.record_of`."""

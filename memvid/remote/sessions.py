@@ -11,9 +11,10 @@ import contextlib
 import dataclasses
 import platform
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from ..answers import Finding, Standing, VersionInfo
 from ..disk.clock import running_s
@@ -316,19 +317,24 @@ class RemoteSessions:
         return gone
 
     def collect(
-        self, also: Collection[str] = (), *, dry_run: bool, should_stop: Callable[[], bool] = lambda: False
+        self,
+        also: Mapping[str, Collection[bytes]] = MappingProxyType({}),
+        *,
+        dry_run: bool,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> Collected:
-        """Free what no session needs: see `collecting.py`. also: packs that may leave however young they are. Raises as
-        `collecting.collect`."""
+        """Free what no session needs: see `collecting.py`. also, and what it raises: as of `collecting.collect`."""
         self.require_proven()
         return collect(self.heads, self._objects, self._clock, also, dry_run=dry_run, should_stop=should_stop)
 
-    def packs_of(self, head: Head) -> set[str]:
-        """The packs that its versions need, as far as that can be told. Raises as `Objects`."""
-        packs, versions = set[str](), RemoteVersions(self._objects)
+    def packs_of(self, head: Head) -> dict[str, set[bytes]]:
+        """The packs that its versions need, and their blocks in each, as far as that can be told. Raises as
+        `Objects`."""
+        packs, versions = dict[str, set[bytes]](), RemoteVersions(self._objects)
         for bundle_id in head.versions:
             with contextlib.suppress(Corruption, RemoteTooLarge):
-                packs |= {place.pack for place in (versions.places(bundle_id) or {}).values()}
+                for block_id, place in (versions.places(bundle_id) or {}).items():
+                    packs.setdefault(place.pack, set()).add(block_id)
         return packs
 
     def _needed_of(self, head: Head) -> set[str]:

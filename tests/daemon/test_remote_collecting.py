@@ -13,6 +13,7 @@ from torpor.daemon.disk.remote_budget import RemoteBudget
 from torpor.daemon.errors import NoRemote
 from torpor.memvid.answers import DeleteReport, MaintenanceReport
 from torpor.memvid.errors import RemoteUnreachable, SessionNotFound, StoreIoError
+from torpor.memvid.maintenance.forgetting import NOT_FORGOTTEN
 from torpor.memvid.remote import collecting
 from torpor.memvid.remote.folder_objects import FolderObjects
 from torpor.memvid.remote.sessions import RemoteSessions
@@ -52,6 +53,24 @@ async def repacked(rig: Rigged) -> list[tuple[str, str | None]]:
     report = await rig.service.maintain("repack", remote=True)
     assert not report.problems
     return [(each.kind, each.session) for each in report.actions]
+
+
+async def test_a_forget_names_the_sessions_that_keep_its_blocks_in_the_remote(machine: OpenMachine) -> None:
+    """A fork of its beginning needs a pack that has the rest of it, too."""
+    async with machine("one") as one:
+        await one.asleep("notebook", tokens_of(1, 600))
+        await freed(one, NOTEBOOK)
+        await one.service.fork("notebook", "beginning", at_token=300)
+        await one.asleep("other", tokens_of(2, 300))
+        for name in ("beginning", "other"):
+            await one.service.push(name)
+        report = await one.service.maintain("forget", session="notebook")
+        (problem,) = report.problems
+        assert problem.code == NOT_FORGOTTEN
+        assert "torpor://default/beginning" in problem.message
+        assert "torpor://default/other" not in problem.message
+        report = await one.service.maintain("forget", session="beginning")
+        assert not report.problems
 
 
 @pytest.mark.usefixtures("hours_pass")
