@@ -174,6 +174,7 @@ class TurnJournal:
         took_s = self._end(session.uri)
         async with self.between_turns(session.uri):
             is_sent = await self._send(session)
+            told = None if is_sent else self._store.acknowledged_turns(session.uri)
             self._waiting.append(_Waiting(session, took_s, written))
             if self._flushing is None:
                 self._flushing = asyncio.ensure_future(self._flush())
@@ -184,9 +185,20 @@ class TurnJournal:
                 is_written = False
         if not is_written or not is_sent:
             # Not between turns: a write behind waits there, and the sleep may have to wait for that to make room.
-            await to_the_end(self._versions.sleep(session, ignore, cause="journal"))
+            receipt = await to_the_end(self._versions.sleep(session, ignore, cause="journal"))
         if not is_sent and self._remote is not None and self._remote.has(session.uri):
-            await self._remote.push(session.uri)
+            try:
+                await self._remote.push(session.uri)
+            except RemoteError:
+                take_back = partial(self._take_back, session.uri, receipt.version, told)
+                await to_the_end(self._versions.threads.on_writer(take_back))
+                raise
+
+    def _take_back(self, uri: SessionUri, version: int, told: JournalRecord | None) -> None:
+        """A version has a turn that is not told: it goes. told: the turns that it had from the journal."""
+        if told is not None:
+            self._store.acknowledge([told])
+        self._store.delete_version(uri, version)
 
     def _record_of(self, session: Session, *, relying: bool) -> JournalRecord:
         """relying: its tokens stand behind the blocks of the last version that it was woken from or put to sleep as."""

@@ -12,7 +12,7 @@ from torpor.memvid.errors import LeaseLost, LimitExceeded, RemoteUnreachable
 from torpor.memvid.remote.folder_objects import FolderObjects
 from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.memvid.uri import SessionUri
-from torpor.tests.daemon.machines import OpenMachine, S, dies, freed, remote_of
+from torpor.tests.daemon.machines import OpenMachine, S, dies, freed, remote_of, silent
 from torpor.tests.daemon.session_rig import tokens_of, until
 
 OTHER = SessionUri("default", "other")
@@ -138,6 +138,36 @@ async def test_a_turn_that_is_too_long_for_a_record_is_sent_as_a_version(
     async with machine("two", **FAST) as two:
         await two.wake("s")
         assert list(two.live("s").state.tokens) == [*BEGUN, *MORE]
+
+
+@pytest.mark.parametrize("told", ["nothing", "turns", "a version", "turns behind a version"])
+async def test_a_turn_that_is_too_long_to_be_sent_and_was_refused_is_not_kept_as_a_version(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    """It is made one before it can go there. All that was told is here still, and in a process that comes later."""
+    async with machine("one", close=False, **FAST) as one:
+        if told != "nothing":
+            await one.read("s", BEGUN)
+        if "version" in told:
+            await one.sleep("s")
+            await freed(one)
+        if told == "turns behind a version":
+            await one.service.append("s", tokens=MORE)
+        with monkeypatch.context() as patch:
+            patch.setattr(RemoteSessions, "send_turns", _too_long)
+            patch.setattr(RemoteSessions, "push", silent)
+            with pytest.raises(RemoteUnreachable):
+                await one.service.append("s", tokens=LAST, create=True)
+        before = {"nothing": [], "turns behind a version": [*BEGUN, *MORE]}.get(told, BEGUN)
+        if told == "nothing":
+            assert not await one.service.list_sessions()
+        else:
+            await one.wake("s")
+            assert list(one.live("s").state.tokens) == before
+        await dies(one)
+    async with machine("one", **FAST) as one:
+        await one.service.append("s", tokens=YET_MORE, create=True)
+        assert list(one.live("s").state.tokens) == [*before, *YET_MORE]
 
 
 def _too_long(*_: Any) -> bool:
