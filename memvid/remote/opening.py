@@ -94,7 +94,8 @@ class _Place:
     @property
     def shown(self) -> str:
         """For people: without what may be a secret."""
-        if "@" in self.url:
+        scheme, _, rest = self.url.partition(":")
+        if "@" in self.url or (scheme != "file" and re.search("[:;%]", rest)):  # no place has these
             return "The URL"
         place = re.split(r"[?#]", self.url)[0].rstrip("/")
         return place if place.isprintable() and len(place) <= _MAX_SHOWN_CHARS else ascii(place[:_MAX_SHOWN_CHARS])

@@ -104,6 +104,10 @@ def test_a_shared_folder_is_opened(tmp_path: Path) -> None:
         (f"az://container/prefix?sig={SECRET}", "belong in the environment"),
         (f"s3:/key:{SECRET}@bucket", "belong in the environment"),
         (f"key:{SECRET}@bucket", "is no remote"),
+        (f"s3://key:{SECRET}%40bucket/prefix", "is no remote"),
+        (f"s3://key:{SECRET}/bucket", "is no remote"),
+        (f"s3://bucket/prefix;key={SECRET}", "is no remote"),
+        (f"s3:key:{SECRET}:bucket", "is no remote"),
     ],
 )
 def test_a_wrong_url_is_refused_with_one_sentence(url: str, says: str) -> None:
