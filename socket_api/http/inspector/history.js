@@ -32,18 +32,18 @@ export function History({ name }) {
 const placeOf = (version, token) => (token === null ? "" : `: the first ${plural(token, "token")} of @${version}`);
 const branchId = (number) => `branch ${number}`;
 
-// What is in memory, and below it the versions; each with what it came from and its lanes. Nothing is compared with a
-// branch of a tree, nor with what cannot be read.
+// What is in memory, then the versions; each with what it came from and its lanes. No branch of a tree is compared, nor
+// what cannot be read.
 function pointsOf(found) {
   if (!found) return [];
   const memory = found.in_memory.map(({ session, bundle_id, version, token_count, added_tokens, back_at, look, branch, parent }) => ({
     id: branch === null ? `memory ${session}` : branchId(branch),
     follows: parent === null ? bundle_id : branchId(parent),
-    name: branch === null ? nameOf(session) : `${nameOf(session)}, ${branchId(branch)}`,
+    name: branch === null ? nameOf(session) : branchId(branch),
     reference: branch === null ? bare(session) : null,
     tokens: token_count,
     added: added_tokens,
-    way: branch === null ? (back_at === null ? "in memory" : `${look ? "looks" : "went"} back${placeOf(version, back_at)}`) : "a branch in memory",
+    way: branch === null ? (back_at === null ? "in memory" : `${look ? "looks" : "went"} back${placeOf(version, back_at)}`) : `a branch of ${nameOf(session)}`,
     isMemory: true,
   }));
   const versions = found.entries.map((entry) => ({

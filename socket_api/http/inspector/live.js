@@ -9,11 +9,11 @@ const KEPT = 300;
 const OFTEN_S = 3;
 const DRAW_MS = 250;
 const WAIT_MS = 2000;
-// Steps on the way, of which the end is told.
+// Steps, of which the end is told.
 const QUIET = /^subscribed$|began|progress|accepted|finished|verified|granted|planned|written|read$/;
 
 function useEvents() {
-  const [shown, setShown] = useState({ events: [], lost: false });
+  const [shown, setShown] = useState({ events: [] });
   const held = useRef({ events: [], after: "" });
   useEffect(() => {
     let leaving = null;
@@ -24,8 +24,9 @@ function useEvents() {
       runs = true;
       while (!ended && !document.hidden) {
         leaving = new AbortController();
+        let lost = "The connection is lost.";
         try {
-          setShown((before) => ({ ...before, lost: false }));
+          setShown((before) => ({ ...before, lost: "" }));
           await follow("/v1/events", { after: held.current.after, signal: leaving.signal }, (event, id) => {
             held.current.after = id ?? held.current.after;
             if (!event || QUIET.test(event.name)) return;
@@ -33,8 +34,9 @@ function useEvents() {
           });
         } catch (error) {
           if (error.name === "AbortError") continue;
+          if (error.status) lost = error.message;
         }
-        setShown((before) => ({ ...before, lost: true }));
+        setShown((before) => ({ ...before, lost }));
         await new Promise((resolve) => setTimeout(resolve, WAIT_MS));
       }
       runs = false;
@@ -79,7 +81,7 @@ export function Live() {
         ["failed", count(total.failed)],
       ]} />`}
     <//>
-    <${Panel} wide title="Events" asked=${{ path: "/v1/events", value: events }} command="torpor events" note=${lost ? "The connection is lost; trying again." : "following"} empty=${events.length === 0 && "Nothing has happened since you came here."}>
+    <${Panel} wide title="Events" asked=${{ path: "/v1/events", value: events }} command="torpor events" note=${lost ? `${lost} Trying again.` : "following"} empty=${events.length === 0 && "Nothing has happened since you came here."}>
       <${Table} label="Events" columns=${COLUMNS} rows=${events} keyOf=${(event) => event.number} onOpen=${({ session }) => session && (location.hash = hrefOf(session))} />
     <//>`;
 }

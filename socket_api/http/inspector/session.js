@@ -50,7 +50,7 @@ function About({ name, detail, models }) {
     ]} />
     <div><p>${damaged ? html`A part of it is damaged or missing: <code>torpor verify ${typed(name)}</code> says what to do.` : exactness({ info, provenance })}</p>
       <details><summary>Its model and backend</summary>
-        <${Facts} facts=${[...Object.entries(identity), ...Object.entries(backend)].map(([part, value]) => [wordOf(part), html`<span class="mono" title=${plain(value)}>${plain(value).slice(0, 24)}</span>`])} />
+        <${Facts} facts=${[...Object.entries(identity), ...Object.entries(backend)].map(([part, value]) => [wordOf(part), html`<span class="mono">${plain(value)}</span>`])} />
       </details>
       <details><summary>Its layers</summary><p class="mono small">${layers.map(plain).join(", ") || "none"}</p></details></div></div>`}
   <//>`;

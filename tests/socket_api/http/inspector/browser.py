@@ -64,6 +64,7 @@ class Browser:
         self._told = threading.Condition()
         self._answers: dict[int, dict[str, Any]] = {}
         self.events: list[dict[str, Any]] = []
+        self._contexts: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -96,6 +97,7 @@ class Browser:
     def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Tab:
         """A new tab."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
+        self._contexts.append(context)
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         tab = Tab(self, target, self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -104,6 +106,12 @@ class Browser:
         tab.scheme(dark)
         tab.go(url)
         return tab
+
+    def close_tabs(self) -> None:
+        """Close what was opened, and forget what it told."""
+        while self._contexts:
+            self.call("Target.disposeBrowserContext", browserContextId=self._contexts.pop())
+        self.events.clear()
 
     def end(self) -> None:
         """Close it."""
@@ -194,8 +202,9 @@ class Tab:
         return int(self.call("Runtime.getHeapUsage")["usedSize"])
 
     def shot(self, path: Path) -> None:
-        """A picture of the whole page."""
-        told = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        """A picture of the whole page, as tall as it is now: the browser itself takes the height of its last frame."""
+        size = self.get("({ x: 0, y: 0, scale: 1, width: innerWidth, height: document.documentElement.scrollHeight })")
+        told = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=size)
         path.write_bytes(base64.b64decode(told["data"]))
 
     @property

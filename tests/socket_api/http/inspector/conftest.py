@@ -22,7 +22,7 @@ def is_whole(config: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
+def program_of_all(request: pytest.FixtureRequest) -> Iterator[Browser]:
     if program() is None:
         (pytest.fail if is_whole(request.config) else pytest.skip)(
             "there is no Chromium on this machine: apt-get install chromium"
@@ -34,8 +34,15 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture
+def browser(program_of_all: Browser) -> Iterator[Browser]:
+    """Its tabs are of one test: each asks the daemon again and again, and a live view is one of few readers."""
+    yield program_of_all
+    program_of_all.close_tabs()
+
+
 @pytest.fixture(scope="session")
-def there(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def there(program_of_all: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A daemon with the scene. A tree ends with its connection, so that stays."""
     with serving(tmp_path_factory.mktemp("i"), "--keep-free", "0") as found, Client(found.daemon.socket) as client:
         scene.made(found, client)

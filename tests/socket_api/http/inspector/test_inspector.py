@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -225,6 +228,21 @@ def test_a_page_that_comes_back_into_sight_while_the_daemon_is_gone_follows_it_o
     page.until("document.body.innerText.includes('lost')")
     assert page.get("window.waits") == 1
     sound(page, there)
+
+
+def test_a_live_view_that_the_daemon_refuses_says_why_and_follows_once_it_may(page: Tab, there: Served) -> None:
+    asked = urllib.request.Request(f"{there.url}/v1/events", headers={"x-api-key": there.token})
+    with contextlib.ExitStack() as others:
+
+        def follow() -> None:
+            while True:
+                others.enter_context(urllib.request.urlopen(asked))
+
+        with pytest.raises(urllib.error.HTTPError, match="429"):
+            follow()
+        page.get("location.hash = '#/live'")
+        page.until("document.body.innerText.includes('subscribers are told of events already')")
+    page.until("document.body.innerText.includes('following')")
 
 
 def test_the_matrix_tells_whose_blocks_two_sessions_share(page: Tab, there: Served) -> None:
@@ -471,7 +489,9 @@ def test_the_branches_of_a_tree_hang_on_its_version_in_the_history(page: Tab, th
             "[...document.querySelectorAll('.height .row')].map(row => row.innerText.replaceAll('\\n', ' '))"
         )
         for branch in branches:
-            assert any(row.startswith(f"notes, branch {branch}") for row in rows)
+            assert any(row.startswith(f"branch {branch} a branch of notes ") for row in rows)
+        cells = "[...document.querySelectorAll('.height .row > div')].filter(each => /^branch/.test(each.innerText))"
+        assert page.get(f"{cells}.every(each => each.scrollWidth <= each.clientWidth)"), "their ends tell them apart"
         picks = page.get("[...document.querySelectorAll('.pick')].map(each => each.innerText)")
         assert not any("branch" in each for each in picks), "what has no reference is compared with nothing"
         assert {"notes@1", "notes@2"} <= set(picks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -74,12 +75,14 @@ def violations(tab: Tab) -> list[str]:
 
 @pytest.mark.heavy
 def test_a_thousand_sessions_are_shown_while_others_work(browser: Browser, there: Served) -> None:
-    with Client(there.daemon.socket) as client:
+    names = [f"many-{number}" for number in range(BUSY)]
+    with Client(there.daemon.socket) as client, contextlib.ExitStack() as gone:
         client.append("seed", text="some words", create=True)
         client.sleep("seed")
-        names = [f"many-{number}" for number in range(BUSY)]
+        gone.callback(client.delete, "seed")
         for name in names:
             client.fork("seed", name)
+            gone.callback(client.delete, name)
         tab = signed_in(browser, there)
         for number in range(ROUNDS):
             stream = client.stream_generate(names[number], max_tokens=40)
@@ -92,8 +95,6 @@ def test_a_thousand_sessions_are_shown_while_others_work(browser: Browser, there
         tab.get(f"location.hash = {json.dumps(session(names[-1]))}")
         tab.until("document.querySelector('.strip')")
         sound(tab, there)
-        for name in ("seed", *names):
-            client.delete(name)
 
 
 @pytest.mark.heavy
