@@ -314,7 +314,7 @@ def count(folder: Path, turn_tokens: int) -> dict[str, dict[str, int]]:
         opened = opener_at(wire.port)
         objects = opened("counted")
         sessions = RemoteSessions(store._core, objects, "one", running_s)
-        with wire.counted(counts, "start"):
+        with wire.counted(counts, "first start"):
             sessions.require_proven()
         with wire.counted(counts, "take"):
             lease = sessions.take(URI)
@@ -332,11 +332,13 @@ def count(folder: Path, turn_tokens: int) -> dict[str, dict[str, int]]:
         with wire.counted(counts, "release"):
             lease.release(asleep=True)
         there = RemoteSessions(other._core, opened("counted"), "other", running_s)
-        there.require_proven()
+        with wire.counted(counts, "start"):
+            there.require_proven()
         with wire.counted(counts, "wake"):
             there.pull(there.take(URI).head)
         for each in (sessions, there):
             each.close()
+    counts["sleep"] = {name: value + counts["release"][name] for name, value in counts["version"].items()}
     renewals = 3600 * 3 // LEASE_S
     counts["awake hour"] = {name: renewals * value for name, value in counts["renewal"].items()}
     return counts
@@ -364,10 +366,19 @@ def day_of(counts: dict[str, dict[str, int]], turn_tokens: int) -> dict[str, Any
     return {"counted_turn_tokens": turn_tokens, **day, "state_bytes": state, "dollars": _dollars(day, state)}
 
 
+def dollars_of_requests(counted: dict[str, int]) -> dict[str, float]:
+    """Of what was counted, in each cloud."""
+    return {
+        cloud: (counted["writes"] * price["write"] + counted["reads"] * price["read"]) / 1e6
+        for cloud, price in PRICES.items()
+    }
+
+
 def _dollars(day: dict[str, int], state_bytes: int) -> dict[str, dict[str, float]]:
+    requests = dollars_of_requests(day)
     return {
         cloud: {
-            "requests": (day["writes"] * price["write"] + day["reads"] * price["read"]) / 1e6,
+            "requests": requests[cloud],
             "a month of the state": state_bytes / 1e9 * price["stored"],
             "one wake outside the cloud": day["came_bytes"] / 1e9 * price["out"],
         }
@@ -380,7 +391,12 @@ def _dollars(day: dict[str, int], state_bytes: int) -> dict[str, dict[str, float
 
 def report(lines: list[Line], counts: dict[str, dict[str, int]], turn_tokens: int, out: Path) -> None:
     """The figures as JSON and as a plot, and tables for a person."""
-    figures = {"lines": [each.figures() for each in lines], "counts": counts, "day": day_of(counts, turn_tokens)}
+    figures = {
+        "lines": [each.figures() for each in lines],
+        "counts": counts,
+        "dollars_of_requests": {what: dollars_of_requests(counted) for what, counted in counts.items()},
+        "day": day_of(counts, turn_tokens),
+    }
     document = save("remote", figures, out)
     rows = [
         (f"{each['place']}, {each['state_bytes'] // MIB} MiB, {what}", each["speed_over_plain"][what])
@@ -409,7 +425,8 @@ def report(lines: list[Line], counts: dict[str, dict[str, int]], turn_tokens: in
             print(f"  {name} sealed took {took} of the time of {name}")
     print(f"{'':12}" + "".join(f"{name:>15}" for name in counts["turn"]))
     for what, counted in counts.items():
-        print(f"{what:12}" + "".join(f"{value:15,}" for value in counted.values()))
+        dollars = ", ".join(f"{cloud} ${value:.7f}" for cloud, value in dollars_of_requests(counted).items())
+        print(f"{what:12}" + "".join(f"{value:15,}" for value in counted.values()) + f"   {dollars}")
     day = document["day"]
     print(f"{'a day':12}" + "".join(f"{day[name]:15,}" for name in counts["turn"]))
     for cloud, dollars in day["dollars"].items():

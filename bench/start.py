@@ -4,12 +4,17 @@ The store holds one session of about 1,000 tokens of the demo model. Round by ro
 and ends, and a new daemon that is asked for one token as soon as it answers: it has loaded its model, opened its store,
 woken the session, verified it and run its canary. Then what the daemon had imported when it was ready, beyond what
 `import mlx_lm` imports itself: the modules that took longest, with their own time.
+
+With `--beside CLONE`, another clone of the repository with its own `.venv`: its daemon and this one start in turns on
+empty stores, and nothing else is measured. It tells the seconds until each is ready, and the processor's seconds until
+it has ended.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -103,6 +108,38 @@ def measure(rounds: int, parent: Path | None) -> Starts:
     return starts
 
 
+def measure_beside(rounds: int, other: Path, parent: Path | None) -> dict[str, dict[str, float | int]]:
+    """Starts of the daemon of another clone, and of this one, in turns; the first ones are not counted."""
+    took: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=parent) as folder:
+        commands = {"there": str(other / ".venv" / "bin" / "torpor"), "here": _TORPOR}
+        for number in range(rounds + 1):
+            for who in commands if number % 2 else reversed(commands):
+                ready, processor = start_and_end(commands[who], Path(folder) / who)
+                if number:
+                    took.setdefault(f"ready {who}", []).append(ready)
+                    took.setdefault(f"processor {who}", []).append(processor)
+    for what in ("ready", "processor"):
+        pairs = list(zip(took[f"{what} here"], took[f"{what} there"], strict=True))
+        took[f"{what} here beyond there"] = [here - there for here, there in pairs]
+    return {name: spread(seconds) for name, seconds in took.items()}
+
+
+def start_and_end(torpor: str, folder: Path) -> tuple[float, float]:
+    """A daemon: seconds until it is ready, and of the processor until it has ended."""
+    command = [torpor, "serve", "--store", f"{folder}.store", "--socket", f"{folder}.sock", "--json"]
+    started = time.perf_counter()
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # compiled once
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())
+        ready = time.perf_counter() - started
+        process.terminate()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return ready, used.ru_utime + used.ru_stime
+
+
 def imported_beyond() -> list[dict[str, Any]]:
     """What importing the daemon imports beyond `import mlx_lm`, by the time that each module took itself."""
     mine, bare = imports_of("import torpor.socket_api.main"), imports_of("import mlx_lm")
@@ -144,7 +181,16 @@ def report(starts: Starts, beyond: list[dict[str, Any]], out: Path) -> None:
 
 def main() -> None:
     """Measure and report."""
-    options = parser_for(__doc__, ROUNDS).parse_args()
+    parser = parser_for(__doc__, ROUNDS)
+    parser.add_argument("--beside", type=Path, metavar="CLONE", help="another clone, whose daemon starts in turns")
+    options = parser.parse_args()
+    if options.beside is not None:
+        figures = save("start-beside", measure_beside(rounds_of(options), options.beside, options.folder), options.out)
+        for name, seconds in figures.items():
+            if isinstance(seconds, dict) and "median" in seconds:
+                span = f"({seconds['lowest']:.3f} to {seconds['highest']:.3f})"
+                print(f"{name:>28} {seconds['median']:.3f} s {span}")
+        return
     report(measure(rounds_of(options), options.folder), imported_beyond(), options.out)
     print(f"figures and plot in {options.out}")
 
