@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import re
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,15 +29,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from figures import OURS, PEER, panels, parser_for, rounds_of, save
 from remote import PRICES
+from scale_page import FOUND, tables, with_page
 from simulated import Simulation, Told
-from stated import STATED, Rates, Settings, h100, mac_studio, value
+from stated import Rates, Settings, h100, mac_studio, value
+from torpor.memvid.remote.heads import READ_AT_ONCE
 from traffic import DAY_S, Agents
 
 SIZES: Final = (10**2, 10**4, 10**6, 10**8)
 SAMPLE, WHOLE = 4, 8
 ROUNDS: Final = 8
 """Of the real run."""
-FOUND: Final = ("awake", "disk", "remote", "read again", "new")
 DAYS_OF_MONTH: Final = 30
 
 
@@ -176,6 +176,8 @@ def simulated(rates: Rates, days: float, pool: Executor) -> dict[str, Any]:
     sizes = [at_size(each, sample, wholes[each].result() if each in wholes else None) for each in SIZES]
     runs = {"as it is": sample} | {name: run.result() for name, run in changed.items()}
     return {
+        "memory_bytes": rates.memory_bytes,
+        "tokens_bytes": value("context") * rates.token_bytes,
         "sample": figures_of(sample),
         "sizes": [row | {"bends": bends(row)} for row in sizes],
         "changes": {name: figures_of(run) for name, run in runs.items()},
@@ -188,12 +190,15 @@ def bends(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
     month = run["heads a machine and day"] * DAYS_OF_MONTH
     return {
         "dollars a month for what is kept": {"is": row["dollars a month"]["stored"], "most": 1_000.0},
-        "`ls --remote`, s": {"is": sessions * value("ask"), "most": 30.0},
-        "a start, s": {"is": month * value("ask"), "most": 300.0},
+        "`ls --remote`, s": {"is": sessions * value("ask") / READ_AT_ONCE, "most": 30.0},
+        "a start, s": {"is": month * value("ask") / READ_AT_ONCE, "most": 300.0},
         "heads that a store remembers, in a month": {"is": month, "most": 16_384.0},
         "versions in a store's index, in a month, two a session": {"is": month * 2, "most": 100_000.0},
         "writes of heads a second": {"is": row["head writes/s, peak"], "most": 3_500.0},
-        "a collection of the remote, once a day, s": {"is": 3 * sessions * value("ask"), "most": DAY_S},
+        "a collection of the remote, once a day, s": {
+            "is": sessions * value("ask") * (1 / READ_AT_ONCE + 2),  # the places of two versions, one after the other
+            "most": DAY_S,
+        },
         "dollars a month for collections, one a day of each daemon": {
             "is": 3 * sessions * machines * DAYS_OF_MONTH * PRICES["S3 Standard"]["read"] / 1e6,
             "most": 1_000.0,
@@ -203,128 +208,49 @@ def bends(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-# --- tables
-
-
-def _number(amount: float) -> str:
-    for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if amount >= size:
-            return f"{amount / size:.3g} {unit}"
-    return f"{amount:,.0f}" if amount >= 10 else f"{amount:.2g}"
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [" | ".join(row) for row in (head, ["---"] * len(list(head)), *rows)]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def _seconds(found: dict[str, float]) -> str:
-    return f"{found['p50']:.3g} / {found['p99']:.3g}"
-
-
-def tables(document: dict[str, Any]) -> dict[str, str]:
-    """The tables of docs/scale.md, by name."""
-    kinds = document["kinds"]
-    scales = []
-    for kind, found in kinds.items():
-        for row in found["sizes"]:
-            dollars = row["dollars a month"]
-            scales.append([
-                kind, _number(row["sessions"]), f"{row['machines']:,}" + (" (all)" if row["whole"] else ""),
-                _number(row["stored_bytes"]) + "B", _number(row["sent_bytes a day"]) + "B",
-                f"{_number(row['writes/s, peak'])} + {_number(row['reads/s, peak'])}",
-                *(_number(dollars[part]) for part in ("machines", "requests", "stored")),
-                _seconds(row["run"]["first_s"]["all"]),
-            ])  # fmt: skip
-    hits = [
-        [kind, name, f"{100 * sample['found'][name]:.1f} %", _seconds(sample["first_s"][name])]
-        for kind, found in kinds.items()
-        for sample in [found["sample"]]
-        for name in FOUND
-        if sample["found"][name]
-    ]
-    changed = [
-        [
-            kind, name, f"{100 * run['found']['awake']:.1f} %", _seconds(run["first_s"]["all"]), f"{run['busy']:.2f}",
-            f"{run['read again over read']:.2f}", _number(run["writes a session"]),
-            _number(run["sent_bytes a session"]) + "B",
-        ]
-        for kind, found in kinds.items()
-        for name, run in found["changes"].items()
-    ]  # fmt: skip
-    bent = [
-        [name, *(("**%s**" if each["is"] > each["most"] else "%s") % _number(each["is"]) for each in row),
-         _number(row[0]["most"])]
-        for found in list(kinds.values())[:1]
-        for name in found["sizes"][0]["bends"]
-        for row in [[size["bends"][name] for size in found["sizes"]]]
-    ]  # fmt: skip
-    result = {
-        "scales": _table(
-            ("machine", "sessions", "machines", "kept", "sent a day", "writes + reads a second, peak", "$ machines",
-             "$ requests", "$ kept", "first token, s, p50 / p99"), scales),
-        "found": _table(("machine", "the session is", "of turns", "first token, s, p50 / p99"), hits),
-        "changes": _table(
-            ("machine", "changed", "awake", "first token, s, p50 / p99", "busy", "read again over read",
-             "writes a session", "sent a session"), changed),
-        "bends": _table(("on H100s", *(_number(size) for size in SIZES), "bends at"), bent),
-        "inputs": _table(
-            ("what", "value", "of what", "kind", "source"),
-            ([name, f"{each.value:,.10g}", each.unit, each.kind, each.source] for name, each in STATED.items())),
-    }  # fmt: skip
-    if real := document.get("two replicas"):
-        result["agreement"] = _table(
-            ("", "real", "simulated", "difference"),
-            ([name, f"{each['was']:.4g}", f"{each['predicted']:.4g}",
-              f"{100 * (each['predicted'] / each['was'] - 1):+.0f} %"]
-             for name, each in real["figures"].items()))  # fmt: skip
-    return result
-
-
-def with_tables(page: str, made: dict[str, str]) -> str:
-    """A page with its tables made anew; those that were not made stay."""
-    region = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->", re.DOTALL)
-
-    def table(found: re.Match[str]) -> str:
-        name = found["name"]
-        if name not in made:
-            return found[0]
-        return f"<!-- generated: {name} -->\n{made[name]}\n<!-- end of {name} -->"
-
-    return region.sub(table, page)
-
-
 def report(document: dict[str, Any], out: Path) -> None:
     """JSON, plot, and the tables for a person."""
     document = save("simulate", document, out)
-    title = "Kept bytes and machines cost, requests do not; a session that is awake has its token soonest"
-    with panels(out / "simulate.png", document, title, (1, 2), (11.0, 4.2)) as (money, firsts):
-        for (kind, found), colour in zip(document["kinds"].items(), (OURS, PEER), strict=False):
-            for part, line in (("machines", "-"), ("stored", "--"), ("requests", ":")):
-                dollars = [row["dollars a month"][part] for row in found["sizes"]]
-                money.plot(
-                    [row["sessions"] for row in found["sizes"]], dollars, line, color=colour, label=f"{kind}: {part}"
-                )
-            names = [name for name in FOUND if found["sample"]["found"][name]]
-            for which, mark in (("p50", "o"), ("p99", "x")):
-                seconds = [found["sample"]["first_s"][name][which] for name in names]
-                firsts.plot(names, seconds, mark, color=colour, label=f"{kind}: {which}")
-        money.set(xlabel="sessions that are kept", ylabel="dollars a month", xscale="log", yscale="log")
-        firsts.set(ylabel="seconds to the first token", yscale="log")
-        money.legend(fontsize=6)
-        firsts.legend(fontsize=6)
+    if document["kinds"]:
+        title = "Kept bytes and machines cost, requests do not; a session that is awake has its token soonest"
+        with panels(out / "simulate.png", document, title, (1, 3), (14.0, 4.2)) as axes:
+            _draw(document, *axes)
     for name, table in tables(document).items():
         if name != "inputs":
             print(f"== {name}\n{table}")
 
 
+def _draw(document: dict[str, Any], money: Any, firsts: Any, real: Any) -> None:
+    for (kind, found), colour in zip(document["kinds"].items(), (OURS, PEER), strict=False):
+        for part, line in (("machines", "-"), ("stored", "--"), ("requests", ":")):
+            dollars = [row["dollars a month"][part] for row in found["sizes"]]
+            money.plot(SIZES, dollars, line, color=colour, label=f"{kind}: {part}")
+        names = [name for name in FOUND if found["sample"]["found"][name]]
+        for which, mark in (("p50", "o"), ("p99", "x")):
+            seconds = [found["sample"]["first_s"][name][which] for name in names]
+            firsts.plot(names, seconds, mark, color=colour, label=f"{kind}: {which}")
+    if told := document.get("two replicas"):
+        for name, colour, label in (("was", OURS, "two daemons"), ("predicted", PEER, "simulated")):
+            real.plot(told["hundredths"][name], range(100), color=colour, label=label)
+    money.set(xlabel="sessions that are kept", ylabel="dollars a month", xscale="log", yscale="log")
+    firsts.set(ylabel="seconds to the first token", yscale="log")
+    real.set(xlabel="seconds to the first token, two daemons", ylabel="% of the turns", xscale="log")
+    for axes in (money, firsts, real):
+        if axes.lines:
+            axes.legend(fontsize=6)
+
+
 def main() -> int:
-    """Simulate, run the replicas, write, and print."""
+    """Run the replicas, simulate, write, and print."""
     parser = parser_for(__doc__, ROUNDS)
     parser.add_argument("--days", type=float, help="that are counted, behind as many that are not (1 unless told)")
     parser.add_argument("--only", choices=["simulated", "real"], help="leave the other half out")
-    parser.add_argument("--document", type=Path, help="write the tables of this page anew")
+    parser.add_argument(
+        "--document", type=Path, help="write this page's tables and results anew, and its plot beside it"
+    )
     options = parser.parse_args()
+    if options.document and options.only:
+        parser.error("--document tells of both halves: leave --only out")
     days = options.days or (0.1 if options.quick else 1.0)
     found: dict[str, Any] = {"kinds": {}}
     if options.only != "simulated":
@@ -337,14 +263,11 @@ def main() -> int:
     with ProcessPoolExecutor(mp_context=spawn) as pool, ThreadPoolExecutor() as waiting:
         results = waiting.map(lambda rates: simulated(rates, days, pool), kinds)
         found["kinds"] = {rates.name: result for rates, result in zip(kinds, results, strict=True)}
-    if found["kinds"]:
-        report(found, options.out)
-    else:
-        save("simulate", found, options.out)
-        print(tables({**found, "kinds": {}})["agreement"])
+    report(found, options.out)
     if options.document:
         page = options.document.read_text(encoding="utf-8")
-        options.document.write_text(with_tables(page, tables(found)), encoding="utf-8")
+        options.document.write_text(with_page(page, tables(found)), encoding="utf-8")
+        shutil.copy(options.out / "simulate.png", options.document.with_name("simulate.png"))
     return 0
 
 

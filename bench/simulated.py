@@ -233,7 +233,8 @@ class Simulation:
         assert write > 0
         session.busy = True
         begun_s = self.clock.now_s
-        self._sleep_idle(machine)
+        for each in {machine, session.awake_at or machine}:
+            self._sleep_idle(each)
         has_left = session.awake_at is None and (session.slept_at is machine or session.free_s <= begun_s)
         if session.awake_at is not machine and not has_left and self.keeps:
             free_s = self._ask_for(session)
@@ -343,7 +344,10 @@ class Simulation:
 
     def _lacking(self, session: Session, machine: Machine) -> int:
         """Bytes of a session that a machine's store does not have."""
-        return (session.tokens - session.on_disk.get(machine.number, 0)) * self.rates.token_bytes
+        there = session.on_disk.get(machine.number, 0)
+        if there < session.tokens:  # what fills no block comes again
+            there -= there % BLOCK_TOKENS
+        return (session.tokens - there) * self.rates.token_bytes
 
     def _rest(self, session: Session, machine: Machine) -> None:
         session.used_s = self.clock.now_s
@@ -415,7 +419,7 @@ class Simulation:
 
     def _store(self, session: Session, machine: Machine) -> None:
         """All of a session is in a machine's store; what was used longest ago goes for it."""
-        machine.disk_bytes += self._lacking(session, machine)
+        machine.disk_bytes += (session.tokens - session.on_disk.get(machine.number, 0)) * self.rates.token_bytes
         session.on_disk[machine.number] = session.tokens
         machine.stored.pop(session, None)
         machine.stored[session] = None
@@ -432,13 +436,15 @@ class Simulation:
     # --- the remote
 
     def _ask_for(self, session: Session) -> float:
-        """Ask for a session that is awake elsewhere; when it is free. Its holder learns of it at his next renewal, and
-        whoever asks looks now and then."""
+        """Ask for a session that is awake elsewhere; when it is free. Its holder learns of it at his next renewal, or
+        as he sends turns, or puts it to sleep for itself; and whoever asks looks now and then."""
         now_s, free_s = self.clock.now_s, session.free_s
+        self._send_due(session, now_s)
         self._ask("ask", now_s)
         if session.awake_at is not None:
             every_s = self.settings.lease_s / 3
             told_s = session.renewed_s + every_s * (1 + math.floor((now_s - session.renewed_s) / every_s))
+            told_s = max(now_s, min(told_s, session.sent_due_s, session.used_s + self.settings.idle_s))
             free_s = self._sleep(session, session.awake_at, told_s)
         looks = math.ceil((free_s - now_s) / LOOK_S)
         self._ask("look", now_s, reads=looks)
@@ -453,7 +459,7 @@ class Simulation:
         session.written, session.sent = tokens, tokens
         there_s = machine.going.takes(now_s, self.rates.send_s + size / self.rates.send_bytes_s)
         self._renew(session, there_s)
-        self._ask("version", there_s, writes=-(-size // PART_BYTES) if size > PART_BYTES else 0)
+        self._ask("version", there_s, writes=1 - (-size // PART_BYTES) if size > PART_BYTES else 0)
         if now_s >= self.told.since_s:
             self.told.sent_bytes += size
         return there_s
@@ -472,7 +478,9 @@ class Simulation:
             session.renewed_s = now_s
 
     def settle(self, sessions: Iterable[Session]) -> None:
-        """Count what is due by now, at the end."""
+        """Do what is due by now, at the end."""
+        for machine in self.machines:
+            self._sleep_idle(machine)
         for session in sessions:
             if session.awake_at is not None:
                 self._send_due(session, self.clock.now_s)

@@ -34,11 +34,12 @@ REQUESTS: Final = {
     "version": (4, 5),
     "release": (1, 0),
     "wake": (1, 4),
-    "ask": (1, 1),
+    "ask": (2, 2),
     "look": (0, 0),
 }
 """Requests that write and that read, of each thing that a daemon does with the remote: `bench/remote.py` counts them on
-the wire. A large version and a wake have more, one for each part of it. Ask: the head is read, and written."""
+the wire. A large version and a wake have more, one for each part of it. Ask: the head is read and
+written, and so it is again by its holder, whose renewal finds it changed."""
 
 Kind = Literal["measured", "stated", "calculated", "assumed"]
 

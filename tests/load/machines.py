@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,9 +23,11 @@ REMOTE: Final = "s3://torpor-tests/load"
 
 class Machine(Killable):
     """A daemon with a store of its own. bucket_port: of the bucket, on loopback. turns: as --remote-turns. up: it is
-    not about to be killed. clock_is_off_s: by how much its date is off."""
+    not about to be killed. clock_is_off_s: by how much its date is off. more: options of `torpor serve`."""
 
-    def __init__(self, folder: Path, bucket_port: int, *, lease_s: int, turns: str = "0") -> None:
+    def __init__(
+        self, folder: Path, bucket_port: int, *, lease_s: int, turns: str = "0", more: Sequence[str] = ()
+    ) -> None:
         folder.mkdir()
         self.folder = folder
         self.proxy = FaultProxy(bucket_port)
@@ -33,7 +36,7 @@ class Machine(Killable):
         command = [sys.executable, "-m", "torpor.tests.load.set_clock", str(folder / "clock"), "serve"]
         command += ["--store", str(folder / "store"), "--socket", str(folder / "t.sock"), "--json", "--deterministic"]
         command += ["--model", f"demo={DEMO_MODEL_FOLDER}", "--remote", REMOTE]
-        command += ["--remote-lease", str(lease_s), "--remote-turns", turns]
+        command += ["--remote-lease", str(lease_s), "--remote-turns", turns, *more]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.proxy.port}",
             "AWS_ACCESS_KEY_ID": "AKIATORPORTESTS",
