@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from cluster_turns import faults_in, history, shapes
+from cluster_turns import faults_in, history, namespaces, shapes
 from torpor.socket_api.cluster.deployment import DEFAULTS, application
 from torpor.socket_api.cluster.own_cluster import own_cluster
 from torpor.socket_api.cluster.passing import REPLICA_HEADER
@@ -288,6 +288,7 @@ async def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                         client, options.turns, options.kills, lambda replica: os.kill(pid_of(replica), signal.SIGKILL)
                     )
                     report["clients"] = await asyncio.to_thread(shapes, client.headers["authorization"], cluster)
+                    report["namespaces"] = await namespaces(client, config / "torpor" / "http-tokens")
                     report["replaced"] = await replaced(client, sessions, lambda: run(1))
                     if found := await faults_in(one, talks):
                         report["history"]["fault"] = found[:5]

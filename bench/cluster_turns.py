@@ -7,16 +7,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import secrets
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx2
 from torpor.socket_api.cluster.passing import REPLICA_HEADER
-from torpor.tests.socket_api.http.replay import Replay, shapes_in
+from torpor.tests.socket_api.http.replay import Replay, Shape, shapes_in
 
 SHAPES = Path(__file__).parents[1] / "tests" / "socket_api" / "http" / "shapes"
 PATH = "/v1/chat/completions"
@@ -56,7 +58,10 @@ class Talk:
                 break
             except (httpx2.HTTPError, _NotAnswered) as error:
                 if time.monotonic() - begun > _MOST_WAITED_S:
-                    raise RuntimeError(f"{self.name} was not answered in {_MOST_WAITED_S} s: {error!r}") from error
+                    told = (await client.get("/v1/cluster")).text
+                    raise RuntimeError(
+                        f"{self.name} was not answered in {_MOST_WAITED_S} s: {error!r}; {told}"
+                    ) from error
                 await asyncio.sleep(0.2)
         told = Told(
             text,
@@ -198,11 +203,22 @@ def shapes(token: str, url: str) -> dict[str, Any]:
                 places.setdefault(session, set()).add(replica_of(answer))
 
         client.event_hooks = {"response": [seen]}
-        answers = list(Replay(client).ask(shapes_in(SHAPES / "claude_code.json", scale=0.05)))
-        report: dict[str, Any] = {"answers": len(answers), "sessions": len(places), "cut_off": _cut_off(client)}
-        if any(len(at) != 1 for at in places.values()) or not report["cut_off"]:
+        recording = SHAPES / "claude_code.json"
+        answers = list(Replay(client).ask(shapes_in(recording, scale=0.05)))
+        streamed = _is_whole(client, shapes_in(recording, scale=0.05)[0])
+        report: dict[str, Any] = {"answers": len(answers), "sessions": len(places)}
+        report |= {"streamed": streamed, "cut_off": _cut_off(client)}
+        if any(len(at) != 1 for at in places.values()) or not streamed or not report["cut_off"]:
             report["fault"] = {name: sorted(at) for name, at in places.items()}
         return report
+
+
+def _is_whole(client: httpx2.Client, shape: Shape) -> bool:
+    """Whether a request as it was recorded, streamed, is answered to the end of its message."""
+    asked = {**shape.body, "max_tokens": 60}
+    with client.stream("POST", shape.path, json=asked, headers=shape.headers) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    return shape.body["stream"] is True and lines[-2] == "event: message_stop"
 
 
 def _cut_off(client: httpx2.Client) -> bool:
@@ -214,3 +230,26 @@ def _cut_off(client: httpx2.Client) -> bool:
             if number == 6:
                 break
     return client.post(PATH, headers=headers, json={**asked, "max_tokens": 4}).status_code == 200
+
+
+async def namespaces(client: httpx2.AsyncClient, tokens: Path) -> dict[str, Any]:
+    """The same name in two namespaces: two sessions, of which each token sees its own."""
+    token = secrets.token_urlsafe(32)
+    with tokens.open("a") as file:
+        file.write(f"team {token}\n")
+    headers = {"authorization": f"Bearer {token}"}
+    async with httpx2.AsyncClient(base_url=client.base_url, headers=headers, timeout=300, trust_env=False) as other:
+        talks = [Talk("notes"), Talk("notes")]
+        for number in range(3):
+            await asyncio.gather(
+                talks[0].say(client, words_of("north", number), streamed=False),
+                talks[1].say(other, words_of("south", number), streamed=True),
+            )
+        listed = [(await each.get("/v1/sessions")).json()["sessions"] for each in (client, other)]
+        refused = (await other.get("/v1/cluster")).status_code
+    report: dict[str, Any] = {"turns": 6, "of_the_other": refused}
+    faults = [talk.turns for talk in talks if any(b.cached != a.total for a, b in pairwise(talk.turns))]
+    seen = [{each["namespace"] for each in sessions} for sessions in listed]
+    if faults or seen[1] != {"team"} or refused != 403:
+        report["fault"] = {"turns": faults, "seen": [sorted(each) for each in seen]}
+    return report
