@@ -116,7 +116,7 @@ async def client_of(url: str, config: Path) -> AsyncIterator[httpx2.AsyncClient]
     lines = (config / "torpor" / "http-tokens").read_text().splitlines()
     token = next(line.split()[1] for line in lines if line.startswith("default "))
     async with httpx2.AsyncClient(
-        base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=120, trust_env=False
+        base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=300, trust_env=False
     ) as client:
         yield client
 

@@ -22,7 +22,7 @@ from torpor.tests.socket_api.http.replay import Replay, Shape, shapes_in
 
 SHAPES = Path(__file__).parents[1] / "tests" / "socket_api" / "http" / "shapes"
 PATH = "/v1/chat/completions"
-_MOST_WAITED_S = 240.0
+_MOST_WAITED_S = 600.0
 _TOKENS = 12
 
 
