@@ -39,6 +39,7 @@ _PASSED: Final = ("http_version", "method", "scheme", "path", "raw_path", "query
 
 _OF_ALL: Final = {
     ("GET", everywhere.PATH): everywhere.cluster,
+    ("GET", SESSIONS_PATH): everywhere.sessions,
     ("GET", everywhere.METRICS_PATH): everywhere.metrics,
 }
 """What every replica is asked for, and answered as one."""

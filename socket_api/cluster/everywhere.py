@@ -1,4 +1,4 @@
-"""What all replicas tell, as one answer: their figures and sessions, and their metrics with each one's name."""
+"""What all replicas tell, as one answer: their figures, their sessions, and their metrics with each one's name."""
 
 from __future__ import annotations
 
@@ -60,6 +60,25 @@ async def cluster(ask: Ask, order: Order) -> Response:
         for each in told
     ]
     return Response(json.dumps({"replicas": replicas}), media_type="application/json")
+
+
+async def sessions(ask: Ask, order: Order) -> Response:
+    """The sessions of all replicas, each as it is where it is awake or else newest: others have older ones of it."""
+    try:
+        told = [json.loads(each.body) for each in await _of_each(ask, order)]
+    except _Refused as refused:
+        return Response(refused.told.body, refused.told.status, media_type="application/json")
+    found: dict[str, dict[str, Any]] = {}
+    for info in (info for each in told for info in each["sessions"]):
+        before = found.get(info["session"])
+        if before is None or _rank(info) > _rank(before):
+            found[info["session"]] = info
+    body = {**told[0], "sessions": [found[uri] for uri in sorted(found)]}
+    return Response(json.dumps(body), media_type="application/json")
+
+
+def _rank(info: Mapping[str, Any]) -> tuple[bool, int]:
+    return info["state"] == "awake", info["version"] or 0
 
 
 async def metrics(ask: Ask, order: Order) -> Response:

@@ -75,6 +75,21 @@ def test_the_cluster_is_told_by_its_replicas(tmp_path: Any) -> None:
     }
 
 
+def test_a_session_is_listed_once_where_it_is_awake_or_newest(tmp_path: Any) -> None:
+    def info(name: str, state: str, version: int | None) -> dict[str, Any]:
+        return {"session": name, "state": state, "version": version}
+
+    one = {"/v1/sessions": {"sessions": [info("a", "awake", None), info("b", "asleep", 1), info("d", "asleep", 1)]}}
+    two = {"/v1/sessions": {"sessions": [info("a", "asleep", 3), info("b", "asleep", 2), info("c", "asleep", 1)]}}
+    told = ask(Several(one=one, two=two), "/v1/sessions", tmp_path).json()["sessions"]
+    assert [tuple(each.values()) for each in told] == [
+        ("a", "awake", None),
+        ("b", "asleep", 2),
+        ("c", "asleep", 1),
+        ("d", "asleep", 1),
+    ]
+
+
 def test_one_that_dies_meanwhile_is_left_out(tmp_path: Any) -> None:
     told = ask(Several(a=having(), b={"/v1/status": ReplicaLost("gone")}), "/v1/cluster", tmp_path)
     assert [each["replica"] for each in told.json()["replicas"]] == ["a"]
