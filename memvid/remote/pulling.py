@@ -148,8 +148,8 @@ class Pulling:
         if old == "ahead":
             return None
         manifest = self._manifest_of(head.uri, newest)
-        self._require_idle(head.uri)
         with self._core.importing, self._core.next_version(head.uri, least=manifest.version) as version:
+            self._require_idle(head.uri, own=1)
             gone = () if old is None else old.rows
             stays = [row for row in self._core.index.versions(head.uri) if row not in gone]
             if (version if old is None else max((row.version for row in stays), default=0) + 1) > manifest.version:
@@ -195,9 +195,9 @@ class Pulling:
                     self._core.journal.drop(head.uri)
                 raise
 
-    def _require_idle(self, uri: SessionUri) -> None:
-        """Raises StoreBusy: a version is being written here."""
-        if self._core.being_written(uri):
+    def _require_idle(self, uri: SessionUri, *, own: int = 0) -> None:
+        """own: as many of the versions that are being written are of this pull. Raises StoreBusy: another one is."""
+        if len(self._core.being_written(uri)) > own:
             raise StoreBusy(f"{uri} is being put to sleep here. Try again.", session=str(uri))
 
     def _diverged(self, uri: SessionUri) -> Diverged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from torpor.memvid.remote.sessions import RemoteSessions
 from torpor.memvid.remote.tails import put_record
 from torpor.memvid.remote.versions import RemoteVersions
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
+from torpor.memvid.writing.core import StoreCore
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.remote.faulty_objects import MemoryObjects
 from torpor.tests.memvid.store_making import FORK_URI, URI
@@ -206,3 +209,22 @@ def test_turns_that_no_version_can_have_are_not_kept_here(one: Machine, bucket: 
         one.remote.heads.change(URI, lambda head: dataclasses.replace(head, tail=(keys[1],)))
         two.pull()
         assert two.store.require_session(URI).version == 2
+
+
+def test_a_version_that_begins_to_be_written_while_it_is_pulled_is_no_other_history(
+    one: Machine, gone_on: Receipt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pull is to be tried again: that number was taken for one that the session had gone on to here."""
+    reserve = StoreCore.next_version
+
+    @contextlib.contextmanager
+    def beside_another(core: StoreCore, uri: SessionUri, least: int = 1) -> Iterator[int]:
+        with reserve(core, uri), reserve(core, uri, least) as version:
+            yield version
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreCore, "next_version", beside_another)
+        with pytest.raises(errors.StoreBusy):
+            one.pull()
+    one.pull()
+    assert one.newest() == gone_on.bundle_id
