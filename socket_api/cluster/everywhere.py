@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any, Final
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message
 
+from ..errors import ReplicaLost
 from ..http.sessions import PATH as SESSIONS_PATH
 from .passing import REPLICA_HEADER, Order
 
@@ -111,12 +112,16 @@ def labelled(texts: Mapping[str, str]) -> str:
 async def _of_each(ask: Ask, order: Order) -> list[Told]:
     """The answers of all replicas. Raises _Refused: the first one refuses, as then all would."""
     first = await _answer(ask, order)
-    if first.status != 200:
+    if first.status != HTTPStatus.OK:
         raise _Refused(first)
-    others = [replace(order, at=name, why={}) for name in order.why if name != first.replica]
-    told = await asyncio.gather(*(_answer(ask, each) for each in others), return_exceptions=True)
-    # One that is gone meanwhile tells nothing; another may have answered for it.
-    found = {each.replica: each for each in (first, *told) if isinstance(each, Told) and each.status == 200}
+    found = {first.replica: first}
+    # One after the other: Ray takes calls beside each other of one request for the same call, and loses all but one.
+    for name in order.why:
+        if name not in found:
+            with suppress(ReplicaLost):  # one that is gone meanwhile tells nothing; another may have answered for it
+                told = await _answer(ask, replace(order, at=name, why={}))
+                if told.status == HTTPStatus.OK:
+                    found[told.replica] = told
     return [found[name] for name in sorted(found)]
 
 
