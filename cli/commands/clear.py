@@ -8,7 +8,7 @@ from typing import Annotated
 from ...daemon.api.store import ClearResult
 from ...memvid.units import format_bytes, format_plural
 from ..exit_codes import ERROR, OK, PARTIAL
-from ..reach.consent import YesOption, has_consent
+from ..reach.consent import YesOption, has_consent, what_goes_with_it
 from ..reach.daemon_link import connect
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import DryRunOption, JsonOption, NamespaceChoice, SocketOption, option
@@ -26,8 +26,8 @@ def clear(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Asks first on a terminal; in a script, --yes is required. Bytes that other sessions share stay. The status is 3
-    if some could not be deleted.
+    """Asks first on a terminal; in a script, --yes is required. Bytes that other sessions share stay. What the
+    daemon's remote has of them goes, too. The status is 3 if some could not be deleted.
 
     [bold]Examples[/]
 
@@ -36,7 +36,8 @@ def clear(
     """
     output = Output(as_json=as_json)
     with connect(socket) as client:
-        question = f"Delete every session with the label {label} for good?"
+        goes_too = "" if dry_run or yes or as_json else what_goes_with_it(client)
+        question = f"Delete every session with the label {label} for good?{goes_too}"
         if not (dry_run or yes or has_consent(question, "delete", as_json=as_json)):
             output.remark("nothing deleted")
             return ERROR.number

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 from ...daemon.api.store import MaintainRequest
 from ..exit_codes import ERROR
-from ..reach.consent import YesOption, has_consent
+from ..reach.consent import YesOption, has_consent, what_goes_with_it
+from ..reach.daemon_link import find_daemon
 from ..reach.options import DryRunOption, JsonOption, SessionArgument, SocketOption, WrittenStoreOption
 from ..view.output import Output, plain
 from .maintenance_report import write_report
@@ -30,7 +34,7 @@ def forget(
     [cyan]torpor forget notes --yes --json[/]
     """
     output = Output(as_json=as_json)
-    if not (dry_run or yes or has_consent(f"Forget {session} for good?", "forget", as_json=as_json)):
+    if not (dry_run or yes or has_consent(_question(session, socket, store), "forget", as_json=as_json)):
         output.remark("nothing forgotten")
         return ERROR.number
     report = carry_out(output, MaintainRequest("forget", session=session, dry_run=dry_run), socket, store)
@@ -41,3 +45,9 @@ def forget(
     if report.problems and not dry_run:
         output.remark(f"not proven: what the problems name may hold bytes of {session}; solve them and forget it again")
     return status
+
+
+def _question(session: str, socket: Path | None, store: Path | None) -> str:
+    daemon = find_daemon(socket, store)
+    with contextlib.nullcontext() if daemon is None else daemon:
+        return f"Forget {session} for good?{what_goes_with_it(daemon)}"

@@ -16,7 +16,7 @@ from ...memvid.uri import SessionUri, names_version, parse_reference
 from ...socket_api.client.client import Client
 from ..exit_codes import ERROR
 from ..reach.batches import run_batch
-from ..reach.consent import YesOption, has_consent
+from ..reach.consent import YesOption, has_consent, what_goes_with_it
 from ..reach.daemon_link import find_daemon
 from ..reach.options import JsonOption, SocketOption, VersionsArgument, WrittenStoreOption
 from ..reach.store_view import open_store, sizes_of
@@ -31,9 +31,9 @@ def rm(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Asks first on a terminal; in a script, --yes is required. Bytes that others share stay. A version whose manifest
-    is missing or damaged can be deleted, too. Tags and pins go with what they name: the question and the result tell
-    them.
+    """Asks first on a terminal; in a script, --yes is required. Bytes that others share stay. What the daemon's remote
+    has of it goes, too; [cyan]torpor strip[/] frees this disk alone. A version whose manifest is missing or damaged can
+    be deleted, too. Tags and pins go with what they name: the question and the result tell them.
 
     [bold]Examples[/]
 
@@ -49,7 +49,7 @@ def rm(
         may_be_there = daemon is not None and daemon.status().remote is not None
         marks = _marks_of(path, sessions, _names(daemon, path), to_the_end=yes or may_be_there)
         named = ", ".join(f"{each} (with {marks[each]})" if marks.get(each) else each for each in sessions)
-        sizes = "" if yes or as_json else sizes_of(path, sessions)
+        sizes = "" if yes or as_json else sizes_of(path, sessions) + what_goes_with_it(daemon)
         if not (yes or has_consent(f"Delete {named} for good?{sizes}", "delete", as_json=as_json)):
             output.remark("nothing deleted")
             return ERROR.number

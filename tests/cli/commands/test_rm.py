@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from torpor.daemon.api.process import RemoteUse
 from torpor.memvid.store import Store
 from torpor.memvid.units import format_bytes
 from torpor.memvid.uri import SessionUri
@@ -92,3 +93,26 @@ def test_rm_says_that_a_name_is_unknown_before_it_asks(
     if beside_a_daemon:
         assert delete("rm", "fresh").status == 2, "it is awake alone"
     assert versions(made_store) == [1, 2]
+
+
+@pytest.mark.parametrize("words", [("rm", "agent"), ("rm", "agent@1"), ("forget", "agent"), ("clear", "--label", "x")])
+@pytest.mark.parametrize("has_remote", [True, False])
+def test_the_question_says_that_the_remote_loses_it_too(
+    torpor: Torpor,
+    made_store: MadeStore,
+    daemon: ServerThread,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    *,
+    has_remote: bool,
+) -> None:
+    daemon.service.store = str(made_store.path)
+    daemon.service.also("status", remote=RemoteUse("file:///r", 0, 0, 0.0) if has_remote else None)
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda question, err: asked.append(question))
+    assert torpor(*words).status == 1
+    (question,) = asked
+    assert question.endswith(" Copies in file:///r go, too; `torpor strip` frees this disk alone.") is has_remote
+    if not has_remote:
+        assert "strip" not in question
