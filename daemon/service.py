@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -229,8 +230,8 @@ class Service(Verbs, Awaiting):
             await self._parts.config.close()
         # running work may have ended with a new session in memory
         await self._parts.sessions.last_sleeps.keep_all(order, keeping, give_up=True)
-        await self._parts.close(order)
-        return keeping.report()
+        unsent = await self._parts.close(order)
+        return replace(keeping.report(), unsent=tuple(map(str, unsent)))
 
     def follow(self, file: ConfigFile, settings: Settings) -> None:
         """Follow a configuration file: `reload_config` applies its changes. settings: its content at the start."""

@@ -122,6 +122,8 @@ def describe_stop(report: ShutdownResult) -> str:
         sentence += f"; {ledgers} kept only as ledgers, to be read again at the next use"
     if empty:
         sentence += f"; {empty} had read nothing and {'is' if empty == 1 else 'are'} gone"
+    if unsent := len(report.unsent):
+        sentence += f"; {unsent} of which the remote may lack the newest version"
     return "\n".join([sentence, *(f"  {session}: {reason}" for session, reason in report.ledgers.items())])
 
 

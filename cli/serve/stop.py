@@ -27,16 +27,19 @@ TimeoutOption = Annotated[
 
 ForceOption = Annotated[bool, option("--force", "Stop also where a session cannot be kept whole.")]
 
+_UNSENT = "not known to be in the remote; until a next start sends it, another machine may go on from an older version"
+
 
 def stop(
     force: ForceOption = False, timeout: TimeoutOption = 300.0, socket: SocketOption = None, as_json: JsonOption = False
 ) -> int:
     """Returns when its process is gone. Sessions wake by themselves when they are used after the next [cyan]torpor
-    serve[/]. Says which sessions had changed and were put to sleep, and which had read nothing and are gone. Where a
-    session cannot be put to sleep (on a full disk, for example), the daemon goes on with all of them and says why;
-    exit status 3. With [cyan]--force[/] it stops all the same. It keeps such a session's ledger, and the next use
-    computes the rest again. If not even the ledger can be written, the session is named, and the status is 3, too:
-    the next start brings back what was answered, or only the last sleep with [cyan]--durability sleep[/].
+    serve[/]. Says which sessions had changed and were put to sleep, which had read nothing and are gone, and of which
+    the daemon's remote may lack the newest version. Where a session cannot be put to sleep (on a full disk, for
+    example), the daemon goes on with all of them and says why; exit status 3. With [cyan]--force[/] it stops all the
+    same. It keeps such a session's ledger, and the next use computes the rest again. If not even the ledger can be
+    written, the session is named, and the status is 3, too: the next start brings back what was answered, or only the
+    last sleep with [cyan]--durability sleep[/].
 
     [bold]Examples[/]
 
@@ -52,7 +55,7 @@ def stop(
         listen_no_more()
     if as_json:
         body = {"pid": pid, "slept": report.slept, "failed": report.failed, "empty": report.empty}
-        body["ledgers"] = report.ledgers
+        body |= {"ledgers": report.ledgers, "unsent": report.unsent}
         output.document("stop", body)
     else:
         _tell(output, pid, report)
@@ -104,6 +107,8 @@ def _tell(output: Output, pid: int | None, report: ShutdownResult) -> None:
         output.line(
             f"  {plain(session)}  its ledger is kept; its tokens are read again when it is used ({plain(reason)})"
         )
+    for session in report.unsent:
+        output.line(f"  {plain(session)}  {_UNSENT}")
     for session in report.empty:
         output.line(f"  {plain(session)}  had read nothing and is gone")
     if report.failed:

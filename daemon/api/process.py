@@ -202,6 +202,8 @@ class ShutdownResult(Result):
     empty: sessions that had read nothing. They end with their daemon, by design: no computed state is lost.
     ledgers: sessions whose tokens are all kept, but not all keys and values, with why; the next request for one
         computes these again.
+    unsent: sessions whose newest version the remote is not known to have. Another machine may go on from an older one
+        until the next daemon of this store sends it.
     The process ends after this is sent.
     """
 
@@ -209,6 +211,7 @@ class ShutdownResult(Result):
     failed: dict[str, str]
     empty: tuple[str, ...] = ()
     ledgers: dict[str, str] = field(default_factory=dict)
+    unsent: tuple[str, ...] = ()
 
 
 class StatusRequest(Request):

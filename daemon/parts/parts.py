@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ...memvid.store import Store
+from ...memvid.uri import SessionUri
 from ..api.process import HttpInfo
 from ..config.configuring import ConfigFile, Configuring
 from ..config.settings import Settings
@@ -91,10 +92,12 @@ class Parts:
             await self.config.reload()
             self.upkeep.loop.look_again()
 
-    async def close(self, order: LastSleep) -> None:
-        """End all parts, the last made first. Sessions that are not durable are lost."""
-        await self.upkeep.close(order)
+    async def close(self, order: LastSleep) -> list[SessionUri]:
+        """End all parts, the last made first. Sessions that are not durable are lost. Gives those of which the remote
+        may lack the newest version."""
+        unsent = await self.upkeep.close(order)
         await self.sessions.close()
         await self.models.close()
         await self.store.close()
         self.bus.close()
+        return unsent

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ...memvid.answers import MaintenanceReport
 from ...memvid.operations import Order
+from ...memvid.uri import SessionUri
 from ..api.process import ScrubInfo
 from ..disk.maintenance import carry_out
 from ..events.bus import Bus
@@ -96,11 +97,10 @@ class UpkeepParts:
         """What the scrub has done so far; None where it is off."""
         return None if self._scrub is None else self._scrub.info(self.healing.healed, self.healing.failed)
 
-    async def close(self, order: LastSleep) -> None:
+    async def close(self, order: LastSleep) -> list[SessionUri]:
         """Begin nothing more, and wait for what runs, which must not meet a closed store. What sleeps goes to the
-        remote, as far as there is time."""
+        remote, as far as there is time; gives what did not."""
         self.analyst.close()
         await self.suspending.close()
         await self.loop.close()
-        if self.uploading is not None:
-            await self.uploading.finish(order)
+        return [] if self.uploading is None else await self.uploading.finish(order)

@@ -144,22 +144,31 @@ class Uploading(SessionJob):
         self.note(uri)
         return False
 
-    async def finish(self, order: LastSleep) -> None:
+    async def finish(self, order: LastSleep) -> list[SessionUri]:
         """At a stop, behind the last sleeps: send what the remote lacks, and let others have the sessions, as far as
-        there is time, and the day's budget goes. The next daemon sends the rest."""
-        for uri in dict.fromkeys([*self._remote.leases, *self._noted]):
+        there is time, and the day's budget goes. Gives the sessions whose newest version the remote is not known to
+        have: the next daemon sends it."""
+        left = dict.fromkeys([*self._remote.leases, *self._noted])
+        for uri in list(left):
             try:
                 order.require_time()
                 if self._remote.budget.is_used_up and self._can_wait(uri):
                     continue
                 if uri in self._remote.leases or await self._remote.is_behind(uri):
                     await self._remote.hold(uri)
-                    if await self._push_or_wait(uri):
-                        await self._remote.release(uri)
+                    if not await self._push_or_wait(uri):
+                        continue
+                    await self._remote.release(uri)
+                del left[uri]
             except (RemoteUnreachable, StopDeadline):
-                return  # as with the others
+                break  # as with the others
             except TorporError:
                 continue
+        return [uri for uri in left if self._lacks(uri) or self._is_unknown(uri)]
+
+    def _is_unknown(self, uri: SessionUri) -> bool:
+        """Whether a session with a version is not held, so that nothing tells what the remote has of it."""
+        return uri not in self._remote.leases and self._store.find_session(uri) is not None
 
     def _lacks(self, uri: SessionUri) -> bool:
         """Whether the remote lacks the newest version of a session that is held. It has perhaps a later one, which was

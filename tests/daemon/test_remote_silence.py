@@ -59,8 +59,17 @@ async def test_a_stop_asks_a_remote_that_does_not_answer_once(
 
         await one.service._parts.upkeep.loop.close()
         monkeypatch.setattr(remote_of(one).sessions, "push", silent)
-        await one.service.close()
+        report = await one.service.close()
         assert len(asked) == 1
+        assert sorted(report.unsent) == [f"torpor://default/s{number}" for number in range(3)]
+
+
+async def test_a_stop_tells_nothing_of_what_the_remote_has(machine: OpenMachine) -> None:
+    async with machine("one") as one:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+        await one.read("t", [1, 2, 3])
+        assert (await one.service.close()).unsent == ()
 
 
 async def test_a_session_begins_without_an_answer_and_goes_there_later(

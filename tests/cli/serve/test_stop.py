@@ -41,6 +41,15 @@ def answer(
     return client
 
 
+def test_a_stop_names_what_the_remote_may_lack(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no failure: it is durable here, and the next start sends it."""
+    answer(monkeypatch, ShutdownResult(("torpor://default/a",), {}, unsent=("torpor://default/a",)))
+    ran = torpor("stop")
+    assert ran.status == 0
+    assert "torpor://default/a  not known to be in the remote; until a next start sends it" in ran.out
+    assert torpor("stop", "--json").document["unsent"] == ["torpor://default/a"]
+
+
 def test_a_session_that_could_not_be_slept_is_told_and_status_3(
     torpor: Torpor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

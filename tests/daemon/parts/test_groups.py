@@ -52,9 +52,10 @@ async def test_a_group_closes_before_those_that_it_is_made_of(
     for name in GROUPS:
         group = getattr(service._parts, name)
 
-        async def close(*order: Any, name: str = name, close: Callable[..., Awaitable[None]] = group.close) -> None:
-            await close(*order)
+        async def close(*order: Any, name: str = name, close: Callable[..., Awaitable[Any]] = group.close) -> Any:
+            told = await close(*order)
             closed.append(name)
+            return told
 
         group.close = close
     await service.close()
