@@ -83,8 +83,8 @@ class MaintenanceReport(Result):
 class DeleteReport(Result):
     """The result of a delete. bytes_freed: manifests and packs that went; packs that are being read go when they are
     closed. remote_objects: how many of the session the remote was seen to have no more. problems: why needs are
-    unknown, so that no pack was removed, which marks found no room to go, and what the remote has still;
-    problems_left_out counts those cut off."""
+    unknown, so that no pack was removed, which marks found no room to go, what the remote has still, and that a remote
+    which was not asked may have it; problems_left_out counts those cut off."""
 
     session: str
     versions_deleted: Count

@@ -25,8 +25,9 @@ def forget(
 ) -> int:
     """[cyan]torpor rm[/] leaves a pack as it is as long as another session needs a part of it. This writes such a pack
     anew, without the text and state of the forgotten session. What another session has read too stays. What the
-    daemon's remote has of it goes, too; what other machines have fetched stays there. Asks first on a terminal; in a
-    script, --yes is required.
+    daemon's remote has of it goes, too; what other machines have fetched stays there. A remote that had it and is not
+    asked, as there is no daemon with it, is a problem that it tells. Asks first on a terminal; in a script, --yes is
+    required.
 
     [bold]Examples[/]
 

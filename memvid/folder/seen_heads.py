@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from blake3 import blake3
 
+from ..answers import Finding
 from ..disk import durable
 from ..disk.paths import read_small
 from ..disk.sealed_json import SealedFormat
@@ -29,6 +30,7 @@ from ..uri import SessionUri
 from .folder import StoreFolder
 
 HEADS_FILE: Final = "heads.json"
+CANNOT_BE_TOLD: Final = "cannot_be_told"
 _DIGEST_BYTES: Final = 16
 _LINE_BYTES: Final = 2 * 2 * _DIGEST_BYTES + 26
 """Two digests in hex, and the largest revision."""
@@ -48,6 +50,7 @@ class SeenHeads:
         self._folder = folder
         self._lock = threading.Lock()
         self._loaded: dict[_Key, int] | None = None
+        self._asked: set[str] = set()  # digests of the URLs of remotes that are asked
         self._is_saved = True
 
     @property
@@ -102,6 +105,22 @@ class SeenHeads:
         """Whether a head of the session was seen."""
         with self._lock:
             return any(of == _digest(str(uri)) for of, _ in self._revisions)
+
+    def ask(self, url: str) -> None:
+        """From now on who removes a session asks this remote first."""
+        self._asked.add(_digest(url))
+
+    def left_elsewhere(self, uri: SessionUri) -> tuple[Finding, ...]:
+        """What to tell of a session that goes here: that a remote which is not asked has had it."""
+        with self._lock:
+            if not any(of == _digest(str(uri)) and place not in self._asked for of, place in self._revisions):
+                return ()
+        path = self._folder.path_of(HEADS_FILE)
+        message = (
+            f"A remote had {uri} when this store asked it last. It is not asked now, and may have it still. A daemon "
+            f"with that remote removes it there, too: `torpor serve --remote URL`, then `torpor forget {uri}`."
+        )
+        return (Finding(path, CANNOT_BE_TOLD, message),)
 
     def forget(self, uri: SessionUri) -> None:
         """Leave nothing of a session. Raises NoSpace, StoreIoError: the file still has it; DurabilityLost."""

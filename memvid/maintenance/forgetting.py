@@ -27,7 +27,7 @@ from ..errors import BundleMissing, DurabilityLost, LockLost, MarksLost, Session
 from ..folder.diary import DIARY_FILE
 from ..folder.folder import manifest_name
 from ..folder.marks import MARKS_FILE, Marks
-from ..folder.seen_heads import HEADS_FILE
+from ..folder.seen_heads import CANNOT_BE_TOLD, HEADS_FILE
 from ..folder.store_file import PACKS, VERSIONS
 from ..format.frames import FrameReader
 from ..format.manifest import decode_manifest, map_tells_of
@@ -47,7 +47,6 @@ from .repack_plan import CLEARING
 
 STILL_OPEN: Final = "still_open"
 NOT_FORGOTTEN: Final = "not_forgotten"
-CANNOT_BE_TOLD: Final = "cannot_be_told"
 _AGAIN: Final = "forget the session again"
 
 
@@ -145,6 +144,7 @@ class _Forget:
         if _erase_diary(run, core, self._uri):
             path = core.folder.path_of(DIARY_FILE)
             run.actions.append(Action("remove", path, str(self._uri), None, 0, "What the diary tells of it goes."))
+        run.problems.extend(core.seen_heads.left_elsewhere(self._uri))
         if _forget_heads(run, core, self._uri):
             path = core.folder.path_of(HEADS_FILE)
             reason = "What is known of its head in a remote goes."

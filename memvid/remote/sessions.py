@@ -90,6 +90,7 @@ class RemoteSessions:
         self._behind: dict[SessionUri, int] = {}  # the version that was the newest when the turns there were said
         self.url = objects.url
         self.is_sealed = sealed is not None
+        core.seen_heads.ask(objects.url)
         self._heads = Heads(objects, core.seen_heads)
         self.holders = self._heads.holders
         self.versions_seen = self._heads.versions

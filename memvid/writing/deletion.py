@@ -52,7 +52,7 @@ def delete_versions(core: StoreCore, uri: SessionUri, rows: Sequence[VersionInfo
         str(uri),
         versions_deleted=len(rows),
         bytes_freed=bytes_freed + removed.size_bytes,
-        problems=(*removed.problems, *problems),
+        problems=(*removed.problems, *problems, *core.seen_heads.left_elsewhere(uri)),
     )
 
 

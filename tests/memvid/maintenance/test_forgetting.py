@@ -467,6 +467,7 @@ def test_a_version_that_comes_behind_the_look_goes_too_and_a_forks_turns_behind_
 
 def test_how_new_its_head_in_a_remote_was_is_forgotten_also_of_a_session_that_is_not_here(store: Store) -> None:
     core, url = store._core, "s3://bucket"
+    core.seen_heads.ask(url)
     digest = blake3(str(SECRET).encode()).hexdigest(16).encode()
     for uri in (SECRET, FORK_URI):
         core.seen_heads.note(url, uri, 7)
@@ -484,10 +485,32 @@ def test_how_new_its_head_in_a_remote_was_is_forgotten_also_of_a_session_that_is
         store.forget(SECRET)
 
 
+@pytest.mark.parametrize("asked", ["s3://other", None])
+def test_a_remote_that_is_not_asked_and_had_the_session_is_told(store: Store, asked: str | None) -> None:
+    """Of a store without a daemon, of a daemon without its remote, and of one with another remote."""
+    secret(store)
+    seen = store._core.seen_heads
+    seen.note("s3://bucket", SECRET, 7)
+    if asked is not None:
+        seen.ask(asked)
+    for dry_run in (True, False):
+        assert codes(store.forget(SECRET, dry_run=dry_run)) == {"heads.json": "cannot_be_told"}
+    secret(store)
+    assert store.delete_session(SECRET).problems == (), "what was known of the remote went with the forget"
+    secret(store)
+    seen.note("s3://bucket", SECRET, 7)
+    (problem,) = store.delete_session(SECRET).problems
+    assert (problem.code, f"had {SECRET} when" in problem.message) == ("cannot_be_told", True)
+    secret(store)
+    seen.ask("s3://bucket")
+    assert store.delete_session(SECRET).problems == ()
+
+
 def test_a_file_that_takes_no_change_is_told_and_the_next_forget_tries_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret(store)
+    store._core.seen_heads.ask("s3://bucket")
     store._core.seen_heads.note("s3://bucket", SECRET, 7)
     store._core.seen_heads.save()
     with monkeypatch.context() as broken:
