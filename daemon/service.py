@@ -150,6 +150,8 @@ class Service(Verbs, Awaiting):
         if room is not None and room.is_short(self._parts.options.keep_free):
             found.append(short_sentence(disk.path, room))
         remote = self._parts.store.remote
+        if remote is None and (why := disk.why_alone()) is not None:
+            found.append(why)
         if remote is not None and remote.fault is not None:
             found.append(f"{remote.fault.message} What the remote has is not used here before it answers.")
         found += [

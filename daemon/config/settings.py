@@ -35,6 +35,12 @@ def settings_of(command_line: Mapping[str, Any]) -> Settings:
     file = Configuration() if path is None else read_configuration(path)
     values = {**file.options, **{name: value for name, value in command_line.items() if name in SERVE_OPTIONS}}
     options = ServeOptions(**values)
+    if options.remote is None and (options.remote_key is not None or options.remote_key_command is not None):
+        raise InvalidConfiguration(
+            "There is a key of a remote, and no remote. Name it (`--remote URL`; `remote` in the file), or leave out "
+            "the key.",
+            option="--remote",
+        )
     choices = {}
     for at, (name, model) in enumerate(_models_of(command_line, file).items()):
         policy = options.load if model.load is None or "load" in command_line else model.load

@@ -115,6 +115,10 @@ class Exchanging(Sessions):
         core = self._core
         return RemoteSessions.open(core, CountedObjects(open_objects(url, core.folder.path), core.used_days), key)
 
+    def why_alone(self) -> str | None:
+        """What to tell where no remote is opened, and the store has had one; else None."""
+        return self._core.seen_heads.why_alone()
+
     def adopt_incoming(self, bundle_id: str, *, as_uri: SessionUri | None = None) -> Receipt:
         """Import the file with this id in STORE/incoming, and remove it from there; for a client of a daemon.
 

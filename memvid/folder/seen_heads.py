@@ -106,6 +106,17 @@ class SeenHeads:
         with self._lock:
             return any(of == _digest(str(uri)) for of, _ in self._revisions)
 
+    def why_alone(self) -> str | None:
+        """What to tell at the start of a daemon without a remote; None: the store has never had one."""
+        with self._lock:
+            if not self._revisions:
+                return None
+        return (
+            "This store has had a remote, and the daemon has none: its sessions go on here alone, and diverge from "
+            "what other machines do with them. Start it with `torpor serve --remote URL`. If that remote is given up, "
+            f"remove {self._folder.path_of(HEADS_FILE)} while no daemon runs."
+        )
+
     def ask(self, url: str) -> None:
         """From now on who removes a session asks this remote first."""
         self._asked.add(_digest(url))

@@ -126,6 +126,25 @@ async def test_a_daemon_begins_while_the_remote_does_not_answer(
     await begun.__aexit__(None, None, None)
 
 
+async def test_a_daemon_without_a_remote_warns_of_a_store_that_has_had_one(machine: OpenMachine) -> None:
+    async with machine("one", remote=None) as one:
+        await one.asleep("s", tokens_of(1, 40))
+        assert one.service.warnings == ()
+    async with machine("one") as one:
+        await one.wake("s")
+        await one.sleep("s")
+        await freed(one)
+        assert one.service.warnings == ()
+    async with machine("one", remote=None) as one:
+        (warning,) = one.service.warnings
+        assert "has had a remote, and the daemon has none" in warning
+        heads = Path(one.service._parts.store.disk.path) / "heads.json"
+        assert str(heads) in warning
+    heads.unlink()
+    async with machine("one", remote=None) as one:
+        assert one.service.warnings == ()
+
+
 async def test_the_status_tells_that_the_remote_does_not_answer_until_it_does(machine: OpenMachine) -> None:
     def silent() -> None:
         raise RemoteUnreachable("It does not answer.", url="file:///there")

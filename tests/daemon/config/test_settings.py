@@ -105,3 +105,12 @@ def test_what_is_declared_is_what_the_layer_below_can_do() -> None:
     assert MODEL_OPTIONS["kv_bits"].kind.values == KV_BITS  # type: ignore[attr-defined]
     assert MODEL_OPTIONS["kv_group"].kind.values == KV_GROUPS  # type: ignore[attr-defined]
     assert MODEL_OPTIONS["kv_group"].default == DEFAULT_KV_GROUP
+
+
+@pytest.mark.parametrize("key", ['remote_key = "/k"', 'remote_key_command = "echo"'])
+def test_a_key_of_a_remote_needs_the_remote(file: Path, key: str) -> None:
+    """Else a daemon whose file lost the line of its remote would begin without it, and say nothing."""
+    file.write_text(key)
+    with pytest.raises(InvalidConfiguration, match="There is a key of a remote, and no remote"):
+        settings_of({"config": file})
+    assert settings_of({"config": file, "remote": "file:///r"}).options.remote == "file:///r"
