@@ -8,7 +8,7 @@ from typing import Any
 from ...daemon.api.remote import PullResult, PushResult, RemoteSession, RemoteSessionsResult
 from ...memvid.units import format_bytes, format_plural
 from ..reach.batches import run_batch
-from ..reach.daemon_link import connect
+from ..reach.daemon_link import connect, waiting_for_remote
 from ..reach.options import JsonOption, SessionsArgument, SocketOption
 from ..view.formatting import format_id, format_seconds
 from ..view.output import Output, plain, render_problem, rows_table, typed
@@ -27,7 +27,7 @@ _LEGENDS = {
 def push(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonOption = False) -> int:
     """The daemon sends each version by itself, behind its sleep. This waits until the newest one is durable in the
     remote ([cyan]torpor serve --remote[/]), and writes the receipt. A session that is awake is saved first, and stays
-    awake. What the remote has already is not sent again.
+    awake. What the remote has already is not sent again. Ctrl-C ends the wait alone: the daemon sends it behind.
 
     [bold]Examples[/]
 
@@ -36,7 +36,12 @@ def push(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonO
     """
     output = Output(as_json=as_json)
     with connect(socket) as client:
-        return run_batch(output, "push", sessions, client.push, _push_line)
+
+        def act(session: str) -> PushResult:
+            with waiting_for_remote(client, session):
+                return client.push(session)
+
+        return run_batch(output, "push", sessions, act, _push_line)
 
 
 def pull(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonOption = False) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 from ...daemon.api.waking import SleepResult
 from ...memvid.units import format_bytes, format_count, format_plural
 from ..reach.batches import run_batch
-from ..reach.daemon_link import connect, progress_of
+from ..reach.daemon_link import connect, progress_of, waiting_for_remote
 from ..reach.options import JsonOption, SessionsArgument, SocketOption, option
 from ..view.formatting import format_id, format_seconds
 from ..view.output import Output, plain
@@ -25,6 +26,7 @@ def sleep(
     not used again, so a first sleep may be version 2.
 
     With [cyan]--remote[/] a second receipt follows. If the remote fails, the first one stands, and the status says so.
+    Ctrl-C ends the wait alone: the daemon sends the version behind.
 
     [bold]Examples[/]
 
@@ -54,7 +56,8 @@ def _keep(verb: str, sessions: list[str], socket: Path | None, *, remote: bool, 
         ask = {"sleep": client.sleep, "save": client.save}[verb]
 
         def act(session: str) -> SleepResult:
-            with progress_of(output, "sleep") as on_event:
+            waiting = waiting_for_remote(client, session) if remote else nullcontext()
+            with waiting, progress_of(output, "sleep") as on_event:
                 return ask(session, remote=remote, on_event=on_event)
 
         say = partial(_lines, saved=verb == "save")

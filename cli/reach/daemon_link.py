@@ -21,7 +21,7 @@ from ...places import default_log_path
 from ...records import Result
 from ...socket_api.errors import DaemonUnreachable
 from ...socket_api.wire.address import default_socket_path, require_path_fits
-from ..errors import InvalidUsage
+from ..errors import Interrupted, InvalidUsage
 from ..view.output import OnProgress, Output, plain
 
 if TYPE_CHECKING:
@@ -255,6 +255,31 @@ def tokens_after(socket: Path, session: str) -> int | None:
         if error.code != "session_not_found":
             raise
         return None
+
+
+@contextmanager
+def waiting_for_remote(client: Client, session: str) -> Iterator[None]:
+    """Let Ctrl-C say what a session has here, and that the daemon sends it without this wait."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"Interrupted. {_had_here(client.socket_path, session)}") from None
+
+
+def _had_here(socket: Path, session: str) -> str:
+    """Asks on a new connection, as `tokens_after`."""
+    try:
+        uri = str(parse_reference(session))
+        with _client(socket, CLEAN_UP_TIMEOUT_S) as client:
+            found = next((each for each in client.list_sessions() if each.session == uri), None)
+    except TorporError:
+        return f"`torpor show {session}` tells where the session stands."
+    if found is None or found.version is None:
+        return f"{session} has no version here, so nothing of it is sent."
+    return (
+        f"{uri} is {found.state}, and version {found.version} is durable here. The daemon sends it to the remote "
+        f"behind, if that lacks it; `torpor push {session}` waits for it."
+    )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torpor.memvid.errors import BundleMissing, Corruption, NoSpace, OwnerMismat
 from torpor.memvid.remote.tails import put_record
 from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.machines import OpenMachine, S, dies, freed, remote_of, unreachable
-from torpor.tests.daemon.session_rig import tokens_of, until
+from torpor.tests.daemon.session_rig import hold_calls, tokens_of, until
 
 
 async def test_a_stop_whose_time_is_over_leaves_an_upload(
@@ -41,6 +41,24 @@ async def test_a_stop_whose_time_is_over_leaves_an_upload(
         await one.service.close()
     assert not list((tmp_path / "shared").glob("versions/*.mvm"))
     async with machine("one") as one:
+        await freed(one)
+
+
+async def test_who_waits_for_the_remote_no_more_is_sent_behind(
+    machine: OpenMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C in a `sleep --remote` says."""
+    async with machine("one") as one:
+        await one.read("s", tokens_of(1, 300))
+        with monkeypatch.context() as patch:
+            gate = hold_calls(patch, remote_of(one).sessions._versions, "put_pack")
+            asked = asyncio.create_task(one.service.sleep("s", remote=True))
+            await gate.reached()
+            assert one.service._parts.store.disk.require_session(S).version == 1
+            asked.cancel()
+            gate.open()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
         await freed(one)
 
 

@@ -14,6 +14,9 @@ from torpor.daemon.api.remote import PushResult, RemoteSession, RemoteSessionsRe
 from torpor.daemon.api.session import Origin, Provenance
 from torpor.daemon.api.waking import SleepResult, WakeResult
 from torpor.memvid.answers import Finding
+from torpor.socket_api.client.client import Client
+from torpor.tests.cli.cli_rig import Torpor
+from torpor.tests.socket_api.server_rig import ServerThread
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,24 @@ def test_a_second_receipt_has_its_own_line(monkeypatch: pytest.MonkeyPatch, caps
     receipt, second = capsys.readouterr().out.splitlines()
     assert "asleep as version 2" in receipt
     assert second == "torpor://default/s  remote: durable in file:///r as version 2, 4.00 KiB sent in 500 ms"
+
+
+@pytest.mark.parametrize("words", [("sleep", "notes", "--remote"), ("save", "notes", "--remote"), ("push", "notes")])
+def test_ctrl_c_in_a_wait_for_the_remote_says_what_is_durable_here(
+    torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """The first receipt is not lost with the second."""
+    torpor("append", "notes", "one")
+    torpor("save", "notes")
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, words[0], interrupted)
+    ran, said = torpor(*words), "torpor://default/notes is awake, and version 1 is durable here. The daemon sends it"
+    assert (ran.status, said in " ".join(ran.err.split())) == (130, True)
+    ran, said = torpor(words[0], "other", *words[2:]), "other has no version here, so nothing of it is sent."
+    assert (ran.status, said in " ".join(ran.err.split())) == (130, True)
 
 
 def test_a_wake_says_whom_it_asks_and_how_long_that_took(
