@@ -3,8 +3,9 @@
 Rules:
 - Every block is proven as it is read. A version that is not whole is not sent; of a stripped one that goes which is
   there.
-- What is there already is not sent: blocks that versions of the same kin have there, and packs of an upload that was
-  cut off. But what lies in packs that leave is sent again, under other names.
+- What is there already is not sent: blocks that versions of the same kin have there, those in the packs that were sent
+  last (of a version, perhaps, that was deleted here meanwhile), and packs of an upload that was cut off. But what lies
+  in packs that leave is sent again, under other names.
 """
 
 from __future__ import annotations
@@ -109,15 +110,16 @@ def _packs_of(lacking: Sequence[BlockEntry]) -> Iterator[list[BlockEntry]]:
 def _places_there(
     remote: RemoteVersions, manifest: Manifest, kin: Sequence[str], *, is_stripped: bool
 ) -> dict[bytes, Place]:
-    """The places of blocks that the remote has, by what it has of their version's kin. is_stripped: headers alone will
+    """The places of blocks that the remote has, by what was sent last, and by what it has of their version's kin.
+    is_stripped: headers alone will
     do."""
     places: dict[bytes, Place] = {}
     wanted = {entry.id for entry in manifest.blocks}
-    for each_id in kin:
+    for each_id in (None, *kin):
         if wanted <= places.keys():
             break
         try:
-            theirs = remote.places_seen(each_id)
+            theirs = remote.places_sent() if each_id is None else remote.places_seen(each_id)
         except (Corruption, RemoteTooLarge):  # what they tell is sent again
             continue
         new = {each: place for each, place in (theirs or {}).items() if each in wanted and each not in places}

@@ -50,6 +50,7 @@ class RemoteVersions:
         self._clock = clock
         self._places: OrderedDict[str, Places] = OrderedDict()
         self._packs: dict[str, float] = {}  # seen there, and when
+        self._sent: OrderedDict[str, Places] = OrderedDict()  # what lies in the packs that were sent last
         self._leaving: Collection[str] = ()
         self._looked_s = -math.inf
 
@@ -78,7 +79,9 @@ class RemoteVersions:
         """The places of a version's blocks; None if they are not there. Raises CorruptBundle, and as `Objects`."""
         key = places_key(bundle_id)
         found = self.objects.get(key, MAX_PLACES_BYTES)
-        return None if found is None else self._keep(bundle_id, decode_places(found.data, bundle_id, self.path_of(key)))
+        if found is None:
+            return None
+        return _remember(self._places, bundle_id, decode_places(found.data, bundle_id, self.path_of(key)))
 
     def places_for(self, manifest: Manifest, bundle_id: str) -> Places:
         """The places of all blocks of a version. Raises BundleMissing, CorruptBundle: they are not there, or not of
@@ -126,6 +129,11 @@ class RemoteVersions:
                 url=self.objects.url,
             )
 
+    def places_sent(self) -> Places:
+        """Places in the packs that were sent last, also of versions that are there no more, or never were. Who uses
+        them asks for the packs."""
+        return {block_id: place for places in self._sent.values() for block_id, place in places.items()}
+
     def has_pack(self, key: str) -> bool:
         """Whether a pack is there to stay, of whatever length; asked for once in a while. Raises as `Objects`."""
         if key in self._leaving:
@@ -135,7 +143,7 @@ class RemoteVersions:
             self._packs[key] = begun_s
         return key in self._packs
 
-    def put_pack(self, stream: PackStream) -> tuple[dict[bytes, Place], int]:
+    def put_pack(self, stream: PackStream) -> tuple[Places, int]:
         """Send a pack, unless it is there to stay; the places of its blocks, and the bytes that were sent. Raises the
         errors of the stream, RemoteUnclear, and as `Objects`."""
         keys = (pack_key(stream.pack_id, number) for number in itertools.count())
@@ -145,7 +153,8 @@ class RemoteVersions:
             self.on_pack(key)
             sent = self._put(key, stream)
         self._packs[key] = begun_s
-        return {frame.id: Place(key, frame) for frame in stream.frames}, sent
+        places = {frame.id: Place(key, frame) for frame in stream.frames}
+        return _remember(self._sent, key, places), sent
 
     def _put(self, key: str, stream: PackStream) -> int:
         for _ in range(_TRIES):
@@ -168,7 +177,7 @@ class RemoteVersions:
         self.write(manifest_key(bundle_id), encode_manifest_file(encoded))
         if not self._has_places(manifest, bundle_id, ours):
             self.write(places_key(bundle_id), encode_places(bundle_id, ours.values()))
-            self._keep(bundle_id, ours)
+            _remember(self._places, bundle_id, ours)
         return bundle_id
 
     def _has_places(self, manifest: Manifest, bundle_id: str, ours: Places) -> bool:
@@ -222,13 +231,6 @@ class RemoteVersions:
             return False
         return found is not None and found.data == data
 
-    def _keep(self, bundle_id: str, places: Places) -> Places:
-        self._places[bundle_id] = places
-        self._places.move_to_end(bundle_id)
-        while len(self._places) > _REMEMBERED:
-            self._places.popitem(last=False)
-        return places
-
     def missing(self, key: str) -> BundleMissing:
         """The error for an object that a version needs."""
         path = self.path_of(key)
@@ -237,3 +239,11 @@ class RemoteVersions:
             "it.",
             path=path,
         )
+
+
+def _remember(among: OrderedDict[str, Places], key: str, places: Places) -> Places:
+    among[key] = places
+    among.move_to_end(key)
+    while len(among) > _REMEMBERED:
+        among.popitem(last=False)
+    return places

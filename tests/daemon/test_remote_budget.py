@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,36 @@ async def test_a_version_that_is_larger_than_the_budget_goes_there_in_some_days(
         assert await newest_in(one) == slept.bundle_id
         assert days > 2
         assert sent < 1.5 * slept.bytes_written
+
+
+@pytest.mark.one_in(1)
+async def test_what_was_sent_for_a_version_that_is_gone_is_not_sent_again(
+    machine: OpenMachine, day: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the budget of the day, and goes while it is on its way: as one of write behind does, once a sleep
+    covers it."""
+    is_sent, may_end, ends = threading.Event(), threading.Event(), sending.RemoteVersions.put_version
+
+    def put_version(*args: Any) -> str:
+        is_sent.set()
+        assert may_end.wait(20)
+        return ends(*args)
+
+    monkeypatch.setattr(sending.RemoteVersions, "put_version", put_version)
+    async with machine("one", remote_daily_budget=DailyBudget(bytes_sent=20_000)) as one:
+        await one.read("s", tokens_of(1, 512))
+        await one.service.save("s")
+        await until(is_sent.is_set)
+        await one.service.append("s", tokens=tokens_of(2, 20))
+        slept = await one.sleep("s")
+        await one.service.delete("s@1")
+        may_end.set()
+        told = await waiting(one)
+        assert await newest_in(one) is None
+        pushed = await one.service.push("s")
+        assert (pushed.blocks_sent, pushed.blocks) == (2, 4), "two whole ones are there"
+        assert pushed.bytes_sent < told.bytes_sent
+        assert await newest_in(one) == slept.bundle_id
 
 
 async def test_who_waits_for_the_remote_is_not_held_back(machine: OpenMachine, day: Callable[[int], None]) -> None:
