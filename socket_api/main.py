@@ -123,7 +123,7 @@ def describe_stop(report: ShutdownResult) -> str:
     if empty:
         sentence += f"; {empty} had read nothing and {'is' if empty == 1 else 'are'} gone"
     if unsent := len(report.unsent):
-        sentence += f"; {unsent} of which the remote may lack the newest version"
+        sentence += f"; the remote may lack the newest version of {unsent}"
     return "\n".join([sentence, *(f"  {session}: {reason}" for session, reason in report.ledgers.items())])
 
 

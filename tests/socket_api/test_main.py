@@ -28,7 +28,7 @@ def test_the_end_is_told_in_a_sentence_that_counts_right() -> None:
         "0 sessions were put to sleep; 2 had read nothing and are gone"
     )
     assert describe_stop(ShutdownResult(("a",), {}, unsent=("a", "b"))) == (
-        "torpor stopped; 1 session was put to sleep; 2 of which the remote may lack the newest version"
+        "torpor stopped; 1 session was put to sleep; the remote may lack the newest version of 2"
     )
 
 
