@@ -104,7 +104,8 @@ def _push_line(pushed: PushResult) -> str:
 
 
 def _pull_line(pulled: PullResult) -> str:
-    return _line(pulled, pulled.bytes_written, "is here already", f"came from {plain(pulled.url)}", "written")
+    was_there = "has gone on here, and is left as it is" if pulled.ahead else "is here already"
+    return _line(pulled, pulled.bytes_written, was_there, f"came from {plain(pulled.url)}", "written")
 
 
 def _line(moved: PushResult | PullResult, size_bytes: int, was_there: str, came: str, how: str) -> str:

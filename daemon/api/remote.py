@@ -53,7 +53,8 @@ class PushResult(Result):
 
 
 class PullResult(Result):
-    """The newest version that the remote has of a session is one of this store. bytes_written: 0 if it was already."""
+    """The newest version that the remote has of a session is one of this store. bytes_written: 0 if it was already.
+    ahead: the session has gone on here from what the remote has, and is left as it is; the version is that here."""
 
     session: str
     version: int
@@ -61,6 +62,7 @@ class PullResult(Result):
     url: str
     bytes_written: Count
     seconds: Seconds
+    ahead: bool = False
 
 
 class RemoteRequest(Request):

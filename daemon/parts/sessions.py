@@ -305,6 +305,8 @@ class SessionParts:
         keys, kept = ((), ()) if there is None else (there.keys, there.problems)
         if not (is_here or keys or kept):
             self._store.standing.require_row(uri)  # raises
+        if not is_here and kept and kept[0].code == SessionNotFound.code:
+            raise SessionNotFound(kept[0].message, session=str(uri), suggestions=[])
         if disk.can_be_deleted(uri):
             report = await self._store.on_writer(lambda: disk.delete_session(uri))
         # Only now: a session that cannot be removed from the disk must not be lost from memory.

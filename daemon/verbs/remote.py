@@ -56,7 +56,7 @@ async def pull(parts: Parts, request: api.PullRequest) -> api.PullResult:
                 suggestions=[],
             )
         pulled = await asked.pull(head)
-    row = parts.store.disk.require_session(uri, head.newest)
+    row = parts.store.standing.require_row(uri)
     return api.PullResult(
         session=str(uri),
         version=row.version,
@@ -64,6 +64,7 @@ async def pull(parts: Parts, request: api.PullRequest) -> api.PullResult:
         url=asked.url,
         bytes_written=0 if pulled is None else pulled.bytes_written,
         seconds=time.monotonic() - begun,
+        ahead=row.bundle_id != head.newest,
     )
 
 

@@ -203,6 +203,7 @@ class Pulling:
     def _diverged(self, uri: SessionUri) -> Diverged:
         return Diverged(
             f"{uri} has gone on here, and otherwise in {self._url}. Both stay as they are. Keep what is here under "
-            f"another name (`torpor fork {uri} NAME`), remove it (`torpor rm {uri}`), and pull again.",
+            f"another name (`torpor fork {uri} NAME`), remove it (`torpor rm {uri}`; the remote keeps its own), and "
+            "pull again.",
             session=str(uri),
         )

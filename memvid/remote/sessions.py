@@ -240,12 +240,21 @@ class RemoteSessions:
     def require_droppable(self, head: Head, lease: Lease | None = None) -> None:
         """Refuse to drop what this store does not have, unless it had the session last, and has nothing of it any more:
         a removal that the remote was silent to goes on then. lease: if it was taken just now. Raises Diverged: another
-        machine has gone on with it; and as `Pulling.beside`."""
+        machine has gone on with it; SessionNotFound: nothing of it is here; and as `Pulling.beside`."""
         if head.newest is not None and not self._core.folder.has_manifest(head.newest):
             is_here = self._core.index.find(head.uri) is not None or self._core.journal.find(head.uri) is not None
-            last = lease.before if lease is not None else head.holder and head.holder.party
-            if is_here or last != self.me:
+            holder = None if head.holder is None else head.holder.party
+            last = holder if lease is None else lease.before
+            if is_here:
                 raise self._gone_on(head.uri)
+            if last != self.me:
+                place = "has it" if last is None else f"has it, at {last.machine}"
+                raise SessionNotFound(
+                    f"It is not here; {self.url} {place}. Bring it here with `torpor pull {head.uri}`; then it can be "
+                    "removed from both.",
+                    session=str(head.uri),
+                    suggestions=[],
+                )
         self._require_turns_here(head)
 
     def _require_turns_here(self, head: Head) -> None:

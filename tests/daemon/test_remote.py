@@ -177,7 +177,7 @@ async def test_what_has_gone_on_at_two_places_stays_at_both(machine: OpenMachine
         await two.wake("s")
         await two.service.append("s", tokens=tokens_of(3, 20))
     async with machine("one") as one:
-        with pytest.raises(Diverged, match="torpor fork"):
+        with pytest.raises(Diverged, match=r"torpor fork.* the remote keeps its own"):
             await one.wake("s")
         await one.service.fork("s", "mine")
         assert (await one.wake("mine")).token_count == 350
@@ -233,6 +233,22 @@ async def test_a_request_that_was_given_up_leaves_no_older_state_in_memory(
             await asked
         await two.service.append("s", tokens=[7])
         assert list(two.live("s").state.tokens) == [*tokens_of(1, 300), *tokens_of(2, 50), 7]
+
+
+async def test_a_pull_of_a_session_that_has_gone_on_here_leaves_it_as_it_is(machine: OpenMachine) -> None:
+    """Also where what the remote has of it is no version here any more."""
+    async with machine("one") as one:
+        await one.asleep("s", tokens_of(1, 300))
+        await freed(one)
+    async with machine("one", remote=None) as one:
+        await one.service.append("s", tokens=tokens_of(2, 50))
+        slept = await one.sleep("s")
+        await one.service.delete("s@1")
+    async with machine("two") as two:
+        await two.wake("s")
+        async with machine("one") as one:
+            pulled = await one.service.pull("s")
+    assert (pulled.ahead, pulled.bundle_id, pulled.bytes_written) == (True, slept.bundle_id, 0)
 
 
 async def test_a_pull_of_a_session_that_is_awake_elsewhere_keeps_it_from_nothing(machine: OpenMachine) -> None:

@@ -156,7 +156,7 @@ async def test_the_plan_of_a_forget_tells_what_the_remote_has_and_changes_nothin
         told = {("remove", "places"), ("remove", "versions"), ("leave", "packs"), ("keep", "heads")}
         assert told_of_remote(one, plan) == told
         foreign = await two.service.maintain("forget", session="notebook", dry_run=True)
-        assert [each.code for each in foreign.problems] == ["diverged"], "it is to be woken there before it goes"
+        assert [each.code for each in foreign.problems] == ["session_not_found"], "it is to come here first"
         assert told_of_remote(two, foreign) == {("leave", "packs")}
         assert there(tmp_path, "heads", "versions", "places", "packs", "tails", "leaving") == before
         done = await one.service.maintain("forget", session="notebook")
@@ -272,17 +272,20 @@ async def test_what_another_machine_has_gone_on_with_meanwhile_is_not_removed(
             await one.service.delete("s")
         await two.wake("s")
         for _ in range(2):
-            assert [each.code for each in (await one.service.delete("s")).problems] == ["diverged"]
+            with pytest.raises(SessionNotFound, match="It is not here"):
+                await one.service.delete("s")
         await two.service.append("s", tokens=[1, 2, 3])
         await two.sleep("s")
         await freed(two)
         for _ in range(2):
-            assert [each.code for each in (await one.service.delete("s")).problems] == ["diverged"]
+            with pytest.raises(SessionNotFound, match="It is not here"):
+                await one.service.delete("s")
         with monkeypatch.context() as patch:
             patch.setattr(RemoteSessions, "pull", _away)
             with pytest.raises(RemoteUnreachable):
                 await one.wake("s")
-        assert [each.code for each in (await one.service.delete("s")).problems] == ["diverged"]
+        with pytest.raises(SessionNotFound, match="It is not here"):
+            await one.service.delete("s")
         assert (await two.wake("s")).token_count == 303
 
 

@@ -50,6 +50,17 @@ async def test_what_another_machine_has_gone_on_with_is_not_removed_with_a_copy(
         assert (await one.wake("s")).token_count == 303
 
 
+async def test_a_session_that_was_never_here_is_not_removed_and_that_is_an_error(machine: OpenMachine) -> None:
+    """It is told who has it; nothing has gone on anywhere."""
+    async with machine("one") as one, machine("two") as two:
+        await two.asleep("s", tokens_of(1, 30))
+        await freed(two)
+        with pytest.raises(SessionNotFound, match=r"It is not here; file:.* has it, at .*torpor pull"):
+            await one.service.delete("s")
+        await one.service.pull("s")
+        assert (await one.service.delete("s")).remote_objects == 2
+
+
 async def test_a_forget_leaves_no_mark_of_the_head_that_it_changed(machine: OpenMachine) -> None:
     """The drop from the remote writes the head once more."""
     async with machine("one") as one:

@@ -10,7 +10,7 @@ import pytest
 from torpor.cli.commands import remote, sleep, wake
 from torpor.cli.view.output import Output
 from torpor.daemon.api.events import ProgressEvent
-from torpor.daemon.api.remote import PushResult, RemoteSession, RemoteSessionsResult
+from torpor.daemon.api.remote import PullResult, PushResult, RemoteSession, RemoteSessionsResult
 from torpor.daemon.api.session import Origin, Provenance
 from torpor.daemon.api.waking import SleepResult, WakeResult
 from torpor.memvid.answers import Finding
@@ -87,6 +87,15 @@ def test_ctrl_c_in_a_wait_for_the_remote_says_what_is_durable_here(
     assert (ran.status, said in " ".join(ran.err.split())) == (130, True)
     ran, said = torpor(words[0], "other", *words[2:]), "other has no version here, so nothing of it is sent."
     assert (ran.status, said in " ".join(ran.err.split())) == (130, True)
+
+
+def test_a_pull_says_that_a_session_has_gone_on_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pulled = PullResult("torpor://default/s", 3, "ab" * 32, "file:///r", 0, 0.1, ahead=True)
+    monkeypatch.setattr(remote, "connect", lambda _socket: nullcontext(SimpleNamespace(pull=lambda _session: pulled)))
+    assert remote.pull(["s"]) == 0
+    assert "has gone on here, and is left as it is: version 3," in capsys.readouterr().out
 
 
 def test_a_wake_says_whom_it_asks_and_how_long_that_took(
