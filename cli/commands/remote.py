@@ -13,14 +13,15 @@ from ..reach.options import JsonOption, SessionsArgument, SocketOption
 from ..view.formatting import format_id, format_seconds
 from ..view.output import Output, plain, render_problem, rows_table, typed
 
-_COLUMNS = ("SESSION", "WHERE", "MACHINE", "VERSIONS", "HERE", "BUNDLE")
+_COLUMNS = ("SESSION", "WHERE", "MACHINE", "KEEPS", "HERE", "BUNDLE")
 _PLACE_STYLES = {"held": "green", "asleep": "blue", "free": "default"}
 _HERE_STYLES = {"ahead": "yellow", "diverged": "red"}
 _LEGENDS = {
     "held": "held: only that machine may use it, as it is awake there, or on its way to the remote",
     "ahead": "ahead: the remote lacks what this store has; torpor push NAME sends it now",
     "behind": "behind: this store lacks what the remote has; torpor wake NAME brings it",
-    "diverged": "diverged: it has gone on in both places; torpor fork NAME OTHER keeps what is here",
+    "diverged": "diverged: it has gone on in both places; torpor fork NAME OTHER keeps what is here, and the remote "
+    "keeps its own",
 }
 
 
@@ -76,13 +77,13 @@ def list_remote(namespace: str | None, socket: Path | None, output: Output) -> N
 
 
 def _table(result: RemoteSessionsResult) -> Any:
-    table = rows_table(*_COLUMNS, right=("VERSIONS",), whole=("SESSION", "WHERE"), first_to_go=("BUNDLE", "VERSIONS"))
+    table = rows_table(*_COLUMNS, right=("KEEPS",), whole=("SESSION", "WHERE"), first_to_go=("BUNDLE", "KEEPS"))
     for each in result.sessions:
         table.add_row(
             plain(each.session.removeprefix("torpor://")),
             f"[{_PLACE_STYLES[each.place]}]{each.place}[/]",
             _machine(each),
-            str(each.versions),
+            format_plural(each.versions, "version"),
             _here(each),
             plain(format_id(each.bundle_id)) if each.bundle_id else "–",
         )

@@ -36,7 +36,8 @@ ForkOption = Annotated[
     str | None,
     option(
         "--fork NAME",
-        "If another machine has it awake, or the remote does not answer, go on here with a fork of that name.",
+        "If another machine has it awake, or the remote does not answer, go on here with a fork of that name. "
+        "Refused if it is awake here.",
         callback=require_sessions,
     ),
 ]
@@ -118,7 +119,8 @@ def _telling(output: Output, session: str, on_event: OnEvent) -> OnEvent:
             asked.append(event.machine)
             output.remark(
                 f"[dim]asking[/] {plain(event.machine)} [dim]for[/] {plain(session)}[dim]: it comes once no request"
-                " uses it there, and that machine has sent it. Ctrl-C leaves it there.[/]"
+                f" uses it there, and that machine has sent it, in {format_seconds(event.total)} at most. Ctrl-C leaves"
+                " it there.[/]"
             )
 
     return told

@@ -16,6 +16,7 @@ from ..api.events import OnEvent
 from ..api.forking import ForkRequest
 from ..api.remote import PullRequest
 from ..disk.maintenance import MAX_PROBLEMS_TOLD
+from ..errors import SessionAwake
 from ..events.events import SleepCause
 from ..memory.line import Use
 from ..parts.parts import Parts
@@ -46,7 +47,7 @@ async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
     """Raises:
     SessionNotFound: there is no such session, or it has no such version.
     AmbiguousVersion: several versions fit the text behind the `@`.
-    SessionAwake: the session is awake with another version or position.
+    SessionAwake: the session is awake with another version or position, or here, and a fork is asked for.
     NoSuchPosition: the version has fewer tokens.
     CanaryFailed: the state does not compute the same as when it slept.
     IdentityMismatch, OwnerMismatch, CorruptBlock, ...: refused; nothing live has changed.
@@ -71,6 +72,7 @@ async def _wake(parts: Parts, request: api.WakeRequest, asking: OnEvent | None) 
         if live is None:
             woken = await _bring_back(parts, use, order, request.emit, started)
         else:
+            _require_no_fork(uri, request.fork)
             require_as_ordered(live, order, parts.store.standing.find_row(use.uri, order.version))
             unreadable = await parts.store.on_io(parts.store.disk.unreadable)
             newest, seconds = parts.store.disk.find_session(use.uri), time.monotonic() - started
@@ -96,7 +98,22 @@ async def _wake_fork(parts: Parts, request: api.WakeRequest, name: str, refused:
         source = f"{name_alone}{VERSION_MARK}{at}{source.removeprefix(name_alone)}"
     await fork(parts, ForkRequest(source, name, at_token=request.at_token, on_event=request.on_event))
     woken = await _wake(parts, api.WakeRequest(name, strict=request.strict, on_event=request.on_event), asking=None)
-    return replace(woken, remote_problem=Finding.of(require_remote(parts).url, refused))
+    return replace(woken, remote_problem=_why_forked(require_remote(parts).url, refused))
+
+
+def _require_no_fork(uri: SessionUri, name: str | None) -> None:
+    """Of a session that is awake here. Raises SessionAwake: a wake makes no fork of it, and one is asked for."""
+    if name is not None:
+        raise SessionAwake(
+            f"{uri} is awake here, so this wake makes no fork of it. `torpor fork {uri} {name}` does.", session=str(uri)
+        )
+
+
+def _why_forked(url: str, refused: RemoteError) -> Finding:
+    """Without what to do, which was done."""
+    if isinstance(refused, LeaseHeld):
+        return Finding(url, refused.code, f"{refused.details['session']} is awake on {refused.details['machine']}.")
+    return Finding.of(url, refused.__cause__ if isinstance(refused.__cause__, RemoteError) else refused)
 
 
 @answers(api.PlanWakeRequest, told=False)

@@ -11,6 +11,7 @@ import pytest
 from torpor.daemon.api.events import ProgressEvent, WorkEvent
 from torpor.daemon.disk.remote import Remote
 from torpor.daemon.disk.remote_threads import RemoteThreads
+from torpor.daemon.errors import SessionAwake
 from torpor.daemon.events.events import SleepBegan
 from torpor.memvid.errors import CorruptHead, LeaseLost, RemoteRefused, RemoteUnreachable
 from torpor.memvid.uri import SessionUri
@@ -108,6 +109,9 @@ async def test_a_wake_that_may_fork_goes_on_with_what_can_be_had_and_asks_nobody
         assert (report.session, report.token_count) == ("torpor://default/here", 303)
         assert report.remote_problem is not None
         assert report.remote_problem.code == "lease_held"
+        assert report.remote_problem.message == f"{S} is awake on {remote_of(two).sessions.me.machine}."
+        with pytest.raises(SessionAwake, match="torpor fork torpor://default/s no-wake"):
+            await two.service.wake("s", fork="no-wake")
         assert report.provenance.forked_from is not None
         assert report.provenance.forked_from.session == str(S)
         head = await remote_of(two).head(S)
@@ -119,6 +123,7 @@ async def test_a_wake_that_may_fork_goes_on_with_what_can_be_had_and_asks_nobody
             assert report.token_count == 200
             assert report.remote_problem is not None
             assert report.remote_problem.code == "remote_unreachable"
+            assert report.remote_problem.message == "No answer."
             with pytest.raises(RemoteUnreachable):
                 await one.service.wake("unknown", fork="another")
 

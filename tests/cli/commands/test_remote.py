@@ -46,6 +46,8 @@ def test_each_word_that_is_not_plain_is_explained(
     remote.list_remote(None, None, Output(as_json=False))
     shown = capsys.readouterr()
     assert word is None or word in shown.out
+    assert "KEEPS" in shown.out
+    assert "1 version" in shown.out
     explained = [line.split(":")[0] for line in shown.err.splitlines() if line.split(":")[0] in remote._LEGENDS]
     assert explained == ([word] if word else [])
 
@@ -120,4 +122,5 @@ def test_a_wake_says_whom_it_asks_and_how_long_that_took(
     assert "awake at version 2, from desk in 20.0 s: 9 tokens" in shown.out
     assert "read in 500 ms" in shown.out
     assert shown.err.count("asking desk for s") == 1
+    assert "in 90.0 s at most" in " ".join(shown.err.split())
     assert "a fork of torpor://default/r at version 1, with 9 tokens: desk has it." in shown.err
