@@ -21,6 +21,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -160,6 +161,11 @@ class _Collection:
         for key, since_ns in (before or Leaving()).packs.items():
             packs[key] = since_ns
             if start_ns - since_ns < _GRACE_NS:
+                if self._dry_run and key not in needed and key in listed.packs:
+                    due = time.strftime("%H:%M", time.gmtime((since_ns + _GRACE_NS) / 10**9))
+                    reason = f"It leaves already. A collection removes it from {due} UTC on, if no session needs it."
+                    entry = listed.packs[key]
+                    self._actions.append(Action("leave", self._path(key), None, None, entry.size_bytes, reason))
                 continue
             size_bytes = self._size(key)
             if size_bytes is None:

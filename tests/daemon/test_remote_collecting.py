@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -258,6 +259,18 @@ async def _removed_now(rig: Rigged, remove: Callable[[Rigged], Awaitable[Any]], 
         assert (report.versions_deleted, report.remote_objects) == (0, 2)
         with pytest.raises(SessionNotFound):
             await rig.service.delete("notebook")
+
+
+async def test_a_plan_tells_what_leaves_already_and_from_when_on_it_is_removed(machine: OpenMachine) -> None:
+    async with machine("one") as one:
+        await one.asleep("notebook", tokens_of(1, 300))
+        await freed(one, NOTEBOOK)
+        await one.service.maintain("forget", session="notebook")
+        plan = await one.service.maintain("repack", remote=True, dry_run=True)
+        (action,) = plan.actions
+        assert action.kind == "leave"
+        assert action.size_bytes > 1000
+        assert re.search(r"removes it from \d\d:\d\d UTC on", action.reason)
 
 
 async def test_what_another_machine_has_gone_on_with_meanwhile_is_not_removed(
