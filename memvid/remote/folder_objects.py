@@ -9,6 +9,8 @@ Rules:
 - A content is written and flushed under a name of its own in `.unfinished`, and named then. So no object is ever half
   there, whenever a process or a machine ends. A writer keeps a lock on what it writes, which ends with it: what nobody
   has locked is removed when the folder is opened.
+- The folder is opened by its path for each use, and nothing keeps it open between two: what is gone, unmounted or
+  another one by then is noticed, and what came back is used.
 - No link is followed below the folder, and nothing but a plain file is read: others may write there.
 - Who may read it follows from the umask and the mount, as with all that people share.
 
@@ -99,17 +101,101 @@ class _Trying:
 
 
 class FolderObjects:
-    """The objects in a folder. Raises RemoteUnreachable, RemoteRefused: it is not there, or cannot be written in."""
+    """The objects in a folder. Raises RemoteUnreachable: it is not there, or another one is; RemoteRefused: it cannot
+    be written in."""
 
     keeps_old = False
 
     def __init__(self, path: str, url: str) -> None:
         self.url = url
-        with self._trying("open", ""):
-            self._root = os.open(path, _FOLDER_FLAGS & ~os.O_NOFOLLOW)
-            with undoing(partial(os.close, self._root)):
-                self._unfinished = _made_folder(self._root, _UNFINISHED)
-        _remove_unlocked(self._unfinished)
+        self._path = path
+        self._was_open = self._is_closed = False
+
+    def place(self) -> object:
+        with self._open() as folder:
+            return folder.identity
+
+    def get(self, key: str, most_bytes: int) -> Object | None:
+        with self._open() as folder:
+            return folder.get(key, most_bytes)
+
+    def size(self, key: str) -> int | None:
+        with self._open() as folder:
+            return folder.size(key)
+
+    def get_ranges(self, spans: Sequence[Span]) -> Iterator[Part | None]:
+        with self._open() as folder:
+            yield from folder.get_ranges(spans)
+
+    def create(self, key: str, data: bytes) -> str | None:
+        with self._open() as folder:
+            return folder.create(key, data)
+
+    def replace(self, key: str, data: bytes, tag: str) -> str | None:
+        with self._open() as folder:
+            return folder.replace(key, data, tag)
+
+    def put(self, key: str, parts: Iterable[bytes], size_bytes: int) -> None:
+        with self._open() as folder:
+            folder.put(key, parts, size_bytes)
+
+    def remove(self, key: str) -> None:
+        with self._open() as folder:
+            folder.remove(key)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        with self._open() as folder:
+            yield from folder.entries(prefix)
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[_OpenFolder]:
+        """What is at the path now, for one use."""
+        with contextlib.ExitStack() as stack:
+            with _Trying(self.url, "open", ""):
+                if self._is_closed:
+                    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+                try:
+                    root = stack.enter_context(closing_fd(os.open(self._path, _FOLDER_FLAGS & ~os.O_NOFOLLOW)))
+                except NotADirectoryError as error:
+                    raise RemoteRefused(
+                        f"{self.url} is no folder. Name a folder that is there (--remote).", url=self.url
+                    ) from error
+                unfinished = stack.enter_context(closing_fd(self._unfinished_in(root)))
+            if not self._was_open:
+                _remove_unlocked(unfinished)
+                self._was_open = True
+            yield _OpenFolder(self.url, root, unfinished)
+
+    def _unfinished_in(self, root: int) -> int:
+        """It is made once. Without it, what is at the path is another folder: where nothing is mounted, say."""
+        if not self._was_open:
+            return _made_folder(root, _UNFINISHED)
+        try:
+            return _open_folder(root, _UNFINISHED)
+        except FileNotFoundError as error:
+            raise RemoteUnreachable(
+                f"{self.url} is another folder than before: {_UNFINISHED} is missing there. Mount the one of before, "
+                "or put it back whole. If this one is to be used as it is, restart the daemon.",
+                url=self.url,
+            ) from error
+
+
+class _OpenFolder:
+    """The folder while it is open: whatever is at its path meanwhile, one use is of one folder."""
+
+    def __init__(self, url: str, root: int, unfinished: int) -> None:
+        self.url = url
+        self._root = root
+        self._unfinished = unfinished
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        with self._trying("look at", _UNFINISHED):
+            status = os.fstat(self._unfinished)
+        return status.st_dev, status.st_ino
 
     def get(self, key: str, most_bytes: int) -> Object | None:
         with self._trying("read", key), self._opened(key) as fd:
@@ -195,12 +281,6 @@ class FolderObjects:
                     status = _status(folder, name)
                     if status is not None:
                         yield Entry(within + name, status.st_size, status.st_mtime_ns)
-
-    def close(self) -> None:
-        for fd in (self._root, self._unfinished):
-            if fd >= 0:
-                os.close(fd)
-        self._root = self._unfinished = -1
 
     def _trying(self, action: str, key: str, *, naming: bool = False) -> _Trying:
         return _Trying(self.url, action, key, naming)

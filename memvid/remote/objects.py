@@ -60,6 +60,10 @@ class Objects(Protocol):
     def url(self) -> str:
         """The place, for people: without credentials."""
 
+    def place(self) -> object:
+        """What is at the URL now: another value once that is another place, which has to be tried anew. An object store
+        has one, and is not asked."""
+
     @property
     def keeps_old(self) -> bool:
         """Whether the object store has said that it keeps what is removed or replaced, as versions. It says so with an
@@ -106,6 +110,9 @@ class OverObjects:
     @property
     def url(self) -> str:
         return self._objects.url
+
+    def place(self) -> object:
+        return self._objects.place()
 
     @property
     def keeps_old(self) -> bool:

@@ -79,7 +79,7 @@ class RemoteSessions:
         self._file = RemoteFile(objects, sealed)
         self._core = core
         self._objects = objects = sealed or objects
-        self._is_proven = False
+        self._proven: object = None  # the place that was tried
         self.silence: RemoteError | None = None  # why it could not be tried when it was opened
         self._clock = clock
         self.before_block: Callable[[], None] = lambda: None
@@ -125,14 +125,17 @@ class RemoteSessions:
         return self._heads
 
     def require_proven(self) -> None:
-        """See that the remote is sealed as is told, and try whether the object store holds to its conditions, once.
-        Raises RemoteKeyWrong, before anything is written; RemoteUnfit; and as `RemoteFile.is_there`."""
-        if not self._is_proven:
+        """See that the remote is sealed as is told, and try whether the object store holds to its conditions, once
+        for each place that its URL leads to. Raises RemoteKeyWrong, before anything is written; RemoteUnfit; and as
+        `RemoteFile.is_there`."""
+        place = self._objects.place()
+        if self._proven != place:
+            self._versions.forget_seen()
             is_told = self._file.is_there()
             probe(self._objects)
             if not is_told:
                 self._file.make()
-            self._is_proven = True
+            self._proven = place
 
     def take(self, uri: SessionUri, lease_s: int = LEASE_S) -> Lease:
         """Take a session. Raises as `leases.take`: LeaseHeld."""
@@ -157,8 +160,9 @@ class RemoteSessions:
         Raises:
             SessionNotFound: there is no version here.
             LeaseLost: another machine has the session; what was sent is of no use there.
-            As `uploading.send`, and `Heads.change`.
+            As `require_proven`, `uploading.send`, and `Heads.change`.
         """
+        self.require_proven()
         row = self._core.index.find(lease.uri)
         if row is None:
             raise SessionNotFound(

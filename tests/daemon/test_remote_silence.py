@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,47 @@ async def test_the_status_tells_that_the_remote_does_not_answer_until_it_does(ma
         told = (await one.service.status()).remote
         assert told is not None
         assert told.problem is None
+
+
+@pytest.mark.one_in(1)
+async def test_a_shared_folder_that_is_gone_does_not_answer_and_is_used_again_once_it_is_back(
+    machine: OpenMachine, tmp_path: Path
+) -> None:
+    """Moved away or removed, and an empty one in its place: it is no empty remote, and is not used through what was
+    open."""
+    shared, away = tmp_path / "shared", tmp_path / "away"
+    async with machine("one") as one:
+        await one.asleep("s", tokens_of(1, 40))
+        await freed(one)
+        await one.read("t", tokens_of(2, 40))
+        shared.rename(away)
+        for is_there in (False, True):
+            if is_there:
+                shared.mkdir()
+            for asks in (one.service.remote(), one.wake("s"), one.service.push("s")):
+                with pytest.raises(RemoteUnreachable, match="is another folder" if is_there else "open: No such file"):
+                    await asks
+        await one.sleep("t")
+        with pytest.raises(RemoteUnreachable):
+            await one.service.push("t")
+        assert not list(shared.iterdir())
+        shared.rmdir()
+        shutil.copytree(away, shared)
+        await one.service.push("t")
+        assert (await one.wake("s")).token_count == 40
+        assert {each.session for each in (await one.service.remote()).sessions} == {
+            "torpor://default/s",
+            "torpor://default/t",
+        }
+
+
+async def test_a_daemon_begins_while_its_shared_folder_is_not_there(machine: OpenMachine, tmp_path: Path) -> None:
+    """As with an object store that does not answer; the folder is used once it is there."""
+    shared = tmp_path / "shared"
+    shared.rmdir()
+    async with machine("one") as one:
+        (warning,) = one.service.warnings
+        assert "could not open: No such file" in warning
+        await one.asleep("s", tokens_of(1, 40))
+        shared.mkdir()
+        await freed(one)

@@ -46,7 +46,7 @@ class World:
         objects = FaultyObjects(self.bucket, **faults)
         remote = RemoteSessions(store._core, objects, Path(store.path).name, self.now)
         remote._versions._places.update(self.remembered)
-        remote._is_proven = True  # the probe has tests of its own, and more requests than all else
+        remote._proven = remote._objects.place()  # the probe has tests of its own, and more requests than all else
         return remote
 
     def heads(self) -> list[Head]:

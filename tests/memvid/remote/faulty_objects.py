@@ -84,6 +84,9 @@ class MemoryObjects:
 
     keeps_old = False
 
+    def place(self) -> object:
+        return self.url
+
     def __init__(self) -> None:
         self.url = "memory://"
         self.now_ns = 0
@@ -196,6 +199,9 @@ class FaultyObjects:
     @property
     def url(self) -> str:
         return self.bucket.url
+
+    def place(self) -> object:
+        return self.bucket.place()
 
     @property
     def keeps_old(self) -> bool:

@@ -27,7 +27,7 @@ def again_if_it_fails(step: Callable[[], Answer]) -> Answer:
 
 def remote_of(store: Store, objects: Objects, machine: str) -> RemoteSessions:
     remote = RemoteSessions(store._core, objects, machine, lambda: 0.0)
-    remote._is_proven = True  # the probe has tests of its own, and more requests than all else
+    remote._proven = remote._objects.place()  # the probe has tests of its own, and more requests than all else
     return remote
 
 

@@ -30,7 +30,7 @@ class Machine:
     def __init__(self, path: Path, bucket: MemoryObjects) -> None:
         self.store = Store.open(path, writable=True)
         self.remote = RemoteSessions(self.store._core, bucket, path.name, lambda: 0.0)
-        self.remote._is_proven = True
+        self.remote._proven = self.remote._objects.place()
 
     def give(self) -> None:
         lease = self.remote.take(URI)
@@ -162,7 +162,7 @@ def test_nothing_goes_for_a_version_of_another_session(
     with Store.open(tmp_path / "other", writable=True) as other:
         foreign = making.sleep(other, 900, uri=FORK_URI)
         remote = RemoteSessions(other._core, bucket, "other", lambda: 0.0)
-        remote._is_proven = True
+        remote._proven = remote._objects.place()
         remote.push(remote.take(FORK_URI))
         remote.take(URI).change(lambda head: head.with_version(foreign.bundle_id))
     with pytest.raises(errors.OwnerMismatch):

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -28,7 +29,9 @@ def objects(tmp_path: Path) -> Iterator[FolderObjects]:
 
 
 def opened_at(path: Path) -> FolderObjects:
-    return FolderObjects(str(path), path.as_uri())
+    objects = FolderObjects(str(path), path.as_uri())
+    objects.place()
+    return objects
 
 
 def unfinished(path: Path) -> list[str]:
@@ -215,7 +218,7 @@ def test_a_lock_that_is_not_let_go_is_waited_for_so_long(
 ) -> None:
     monkeypatch.setattr("torpor.memvid.remote.folder_objects._LOCK_S", 0.0)
     other = opened_at(tmp_path)
-    with other._locked(KEY), pytest.raises(RemoteUnreachable, match="lock"):
+    with other._open() as folder, folder._locked(KEY), pytest.raises(RemoteUnreachable, match="lock"):
         objects.create(KEY, b"1")
     assert objects.create(KEY, b"1") is not None
     other.close()
@@ -233,17 +236,16 @@ def test_what_is_there_in_place_of_an_object_is_not_read_through(objects: Folder
 
 def test_a_lock_whose_file_was_replaced_is_taken_anew(objects: FolderObjects, tmp_path: Path) -> None:
     """Who waits has opened the earlier file: it would hold a lock that nobody else looks at."""
-    other = opened_at(tmp_path)
-    taken = objects._take_lock()
-    (tmp_path / ".lock").unlink()
-    held = other._take_lock()
+    with objects._open() as folder:
+        taken = folder._take_lock()
+        (tmp_path / ".lock").unlink()
+        held = folder._take_lock()
     os.close(taken)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("torpor.memvid.remote.folder_objects._LOCK_S", 0.0)
         with pytest.raises(RemoteUnreachable):
             objects.create(KEY, b"1")
     os.close(held)
-    other.close()
 
 
 def test_a_full_disk_is_told(objects: FolderObjects, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,3 +263,54 @@ def test_it_closes_twice(tmp_path: Path) -> None:
     objects.close()
     with pytest.raises(RemoteError):
         objects.get(KEY, 10)
+
+
+def test_a_folder_that_is_gone_does_not_answer_and_one_that_came_back_does(tmp_path: Path) -> None:
+    """Nothing that is open keeps it: neither what was moved away is used, nor is what was removed an empty remote."""
+    share, away = tmp_path / "share", tmp_path / "away"
+    share.mkdir()
+    objects = opened_at(share)
+    assert objects.create(KEY, b"1") is not None
+    share.rename(away)
+    asked: list[Callable[[], object]] = [
+        objects.place,
+        lambda: objects.get(KEY, 10),
+        lambda: objects.size(KEY),
+        lambda: list(objects.get_ranges([(KEY, 0, 1)])),
+        lambda: list(objects.entries("")),
+        *(lambda verb=verb: _write(objects, verb) for verb in ("create", "replace", "put", "remove")),  # type: ignore[misc]
+    ]
+    for ask in asked:
+        with pytest.raises(RemoteUnreachable, match="could not open: No such file or directory"):
+            ask()
+    share.mkdir()  # where nothing is mounted, say
+    for ask in asked:
+        with pytest.raises(RemoteUnreachable, match="is another folder than before"):
+            ask()
+    assert os.listdir(share) == []
+    share.rmdir()
+    shutil.copytree(away, share)
+    found = objects.get(KEY, 10)
+    assert found is not None
+    assert objects.replace(KEY, b"2", found.tag) is not None
+    assert (away / KEY).read_bytes() == b"1"
+    assert (share / KEY).read_bytes() == b"2"
+
+
+def test_all_who_have_a_path_use_the_folder_that_is_there_now(tmp_path: Path) -> None:
+    share = tmp_path / "share"
+    share.mkdir()
+    before = opened_at(share)
+    place = before.place()
+    assert before.place() == place
+    share.rename(tmp_path / "away")
+    share.mkdir()
+    assert opened_at(share).create(KEY, b"theirs") is not None
+    assert before.create(KEY, b"mine") is None
+    assert before.place() != place, "it has to be tried anew"
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RemoteRefused, match=r"file is no folder\. Name a folder that is there"):
+        opened_at(tmp_path / "file")

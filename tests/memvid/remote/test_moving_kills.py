@@ -40,7 +40,7 @@ class Machine:
     def _open(self) -> None:
         self.store = Store.open(self._path, writable=True)
         self.remote = RemoteSessions(self.store._core, self.objects, self._path.name, self._now)
-        self.remote._is_proven = True
+        self.remote._proven = self.remote._objects.place()
 
     def comes_back(self) -> None:
         self.store.close()

@@ -71,8 +71,9 @@ def test_a_shared_folder_is_opened(tmp_path: Path) -> None:
         objects.remove("heads/x")
         objects.close()
     assert (folder / "heads").is_dir()
+    absent = open_objects((tmp_path / "none").as_uri())  # as an object store that does not answer yet
     with pytest.raises(RemoteUnreachable, match="mounted"):
-        open_objects((tmp_path / "none").as_uri())
+        absent.place()
     assert not (tmp_path / "none").exists()
 
 
@@ -137,7 +138,7 @@ def test_a_remote_is_opened_and_repaired_as_no_store(tmp_path: Path, told_by: st
     """Neither as it was opened first, nor as a copy of an object store, which has the objects alone."""
     remote = tmp_path / "remote"
     remote.mkdir()
-    FolderObjects(str(remote), remote.as_uri()).close()
+    FolderObjects(str(remote), remote.as_uri()).place()
     if told_by == "sessions":
         with Store.open(tmp_path / "store", writable=True) as store:
             sleep(store, 5)

@@ -64,7 +64,7 @@ def remote(tmp_path: Path) -> Remote:
 def pull(store: Store, remote: Remote) -> None:
     """As a wake does, with nothing remembered."""
     sessions = RemoteSessions(store._core, remote.bucket, "there", lambda: 0.0, KEY)
-    sessions._is_proven = True
+    sessions._proven = sessions._objects.place()
     assert [each.head.uri for each in sessions.listed()[0]] in ([], [URI])
     head = sessions.heads.head(URI, noting=False)
     assert head is not None
