@@ -34,6 +34,7 @@ _ENDPOINTS: Final = (
     *("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL"),
     *("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 )
+_OWN: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 _IN_PLACE_OF_A_PROFILE: Final = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 
 _VARIABLES: Final = {  # the kinds of object store, and what the environment says of each
@@ -138,8 +139,14 @@ def _store(place: _Place, prefix: str, client: ClientConfig, retries: RetryConfi
             'credentials into the environment: eval "$(aws configure export-credentials --format env)"',
             url=place.shown,
         )
-    if any(os.environ.get(each, "").startswith("http://") for each in _ENDPOINTS):
-        client["allow_http"] = True
+    for each in _ENDPOINTS:
+        endpoint = os.environ.get(each, "")
+        if endpoint and _OWN[scheme] in each and not endpoint.startswith(("http://", "https://")):
+            raise InvalidRemote(
+                f"{place.shown} cannot be opened: {each} must begin with http:// or https://.", url=place.shown
+            )
+        if endpoint.startswith("http://"):
+            client["allow_http"] = True
     options: dict[str, Any] = {"prefix": prefix or None, "client_options": client, "retry_config": retries}
     try:
         if scheme == "s3":

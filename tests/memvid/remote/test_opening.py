@@ -211,3 +211,15 @@ def test_no_secret_is_in_a_message_or_a_log(
     assert len(told) > 9
     assert SECRET not in "".join(told)
     assert "Debug source" not in "".join(told), "what obstore says is not repeated"
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [("AWS_ENDPOINT_URL", "s3"), ("AWS_ENDPOINT_URL_S3", "s3"), ("GOOGLE_BASE_URL", "gs"), ("AZURE_ENDPOINT", "az")],
+)
+def test_an_endpoint_says_how_it_is_spoken_to(name: str, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package for object stores panics at the first request else. What the variable has is not repeated."""
+    monkeypatch.setenv(name, "127.0.0.1:4577")
+    with pytest.raises(InvalidRemote, match=f"{name} must begin with http:// or https://") as refused:
+        open_objects(f"{scheme}://agents/torpor")
+    assert "4577" not in str(refused.value)
